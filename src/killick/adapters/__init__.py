@@ -1,1 +1,1 @@
-"""At home in the frameworks that people use: each is imported by its own name, and brings no other along."""
+"""Integrations with agent frameworks: each is imported by its own name, and imports no other."""

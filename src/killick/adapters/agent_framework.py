@@ -1,7 +1,8 @@
-"""Microsoft Agent Framework on Killick: its checkpoints, sessions and histories kept, its tools and models at the gate.
+"""Microsoft Agent Framework: its checkpoints, sessions and histories in a store, its tools and models as recorded
+steps.
 
-What the framework keeps goes to the store as the framework itself writes it down, read back by its own rules. What
-an agent does goes through a host: tools by the id of the model's call, models by what they are sent.
+State is stored in the framework's own serialization, and read back under its own rules. Calls go through an external
+session: tools by the id of the model's call, models by their request.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ from killick.llm.external import Host
 from killick.model.codec import digest
 
 Place: TypeAlias = Client | str | os.PathLike[str]
-"""A client that is open, or where a store is."""
+"""An open client, or a store's location."""
 
 SPACE: Final = "agent-framework"
-"""What the logs of this adapter are called by in a store, unless somebody says otherwise."""
+"""The default name prefix of this adapter's logs in a store."""
 
 
 class KillickCheckpointStorage:
-    """A `CheckpointStorage`: the checkpoints of workflows, each with what is new in it.
+    """A `CheckpointStorage` for workflow checkpoints. Each stores only what is new in it.
 
-    Values that are not JSON are written by the framework's own checkpoint encoding, which pickles them, and are read
-    under its own rules: its types, those registered with it, and `allowed_checkpoint_types` ("module:QualName").
+    Values that are not JSON use the framework's own checkpoint encoding, which pickles them. They are read under its
+    own rules: its types, those registered with it, and `allowed_checkpoint_types` ("module:QualName").
     """
 
     def __init__(self, store: Place, *, space: str = SPACE, allowed_checkpoint_types: Iterable[str] = ()) -> None:
@@ -59,8 +60,8 @@ class KillickCheckpointStorage:
         self._allowed = frozenset(allowed_checkpoint_types)
 
     async def save(self, checkpoint: WorkflowCheckpoint) -> str:
-        """Keep a checkpoint, whole or not at all."""
-        # Read once before it counts: what could not be restored is worth nothing when it is needed.
+        """Saves a checkpoint atomically."""
+        # Decoded once before it counts: a checkpoint that cannot be restored is worthless.
         written = encode_checkpoint_value(checkpoint.to_dict())
         self._read(written)
         labels = {"timestamp": checkpoint.timestamp}
@@ -69,22 +70,22 @@ class KillickCheckpointStorage:
         return checkpoint.checkpoint_id
 
     async def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
-        """The checkpoint of that id, of whichever workflow."""
+        """Loads a checkpoint by id, of any workflow."""
         _, kept = await asyncio.to_thread(self._find, checkpoint_id)
         if kept is None:
             raise WorkflowCheckpointException(f"{checkpoint_id}: no such checkpoint; list those of the workflow")
         return self._read(kept.value)
 
     async def list_checkpoints(self, *, workflow_name: str) -> list[WorkflowCheckpoint]:
-        """All checkpoints of a workflow, in the order in which they were saved."""
+        """Returns all checkpoints of a workflow, in save order."""
         return [self._read(kept.value) for kept in await self._entries(workflow_name)]
 
     async def list_checkpoint_ids(self, *, workflow_name: str) -> list[str]:
-        """Their ids alone, which reads no state."""
+        """Returns their ids alone, without reading state."""
         return [kept.name for kept in await self._entries(workflow_name)]
 
     async def get_latest(self, *, workflow_name: str) -> WorkflowCheckpoint | None:
-        """The newest by its own timestamp; of two at the same moment, the one saved last."""
+        """Returns the newest by its own timestamp; of two equal ones, the one saved last."""
         entries = await self._entries(workflow_name)
         if not entries:
             return None
@@ -92,21 +93,21 @@ class KillickCheckpointStorage:
         return self._read(newest.value)
 
     async def delete(self, checkpoint_id: str) -> bool:
-        """Leave a checkpoint out from now on; whether there was one."""
+        """Deletes a checkpoint; returns whether it existed."""
         workflow, kept = await asyncio.to_thread(self._find, checkpoint_id)
         if kept is not None:
             await asyncio.to_thread(self._shelf.drop, workflow, checkpoint_id)
         return kept is not None
 
     def close(self) -> None:
-        """Close the store, if this opened it."""
+        """Closes the store, if opened here."""
         self._shelf.close()
 
     async def _entries(self, workflow: str) -> Sequence[StateEntry]:
         return await asyncio.to_thread(self._shelf.entries, workflow)
 
     def _find(self, checkpoint_id: str) -> tuple[str, StateEntry | None]:
-        # The framework asks by the checkpoint's id alone, and there are few workflows: each is a name in its code.
+        # The framework asks by checkpoint id alone, and there are few workflows: each is a name in the code.
         for workflow in self._shelf.ids():
             if (kept := self._shelf.get(workflow, checkpoint_id)) is not None:
                 return workflow, kept
@@ -117,32 +118,32 @@ class KillickCheckpointStorage:
 
 
 class KillickSessions:
-    """A `SessionStore`: sessions of agents under ids that callers choose, as `AgentSession.to_dict` writes them."""
+    """A `SessionStore`: agent sessions under ids that callers choose, as `AgentSession.to_dict` writes them."""
 
     def __init__(self, store: Place, *, space: str = f"{SPACE}-sessions") -> None:
         self._shelf = FrameworkState(store, space)
 
     async def get(self, session_id: str) -> AgentSession | None:
-        """A copy of the session as it was last set."""
+        """Returns a copy of the stored session."""
         kept = await asyncio.to_thread(self._shelf.get, _session(session_id), "session")
         return AgentSession.from_dict(kept.value) if kept is not None else None
 
     async def set(self, session_id: str, session: AgentSession) -> None:
-        """Keep the session in the place of the one before."""
+        """Stores the session, replacing the previous one."""
         kept = StateEntry(name="session", value=session.to_dict())
         await asyncio.to_thread(self._shelf.put, _session(session_id), kept)
 
     async def delete(self, session_id: str) -> None:
-        """Forget the session, and all that it was before."""
+        """Removes the session with its history."""
         await asyncio.to_thread(self._shelf.forget, _session(session_id))
 
     def close(self) -> None:
-        """Close the store, if this opened it."""
+        """Closes the store, if opened here."""
         self._shelf.close()
 
 
 class KillickHistory(HistoryProvider):  # type: ignore[misc,unused-ignore]
-    """A `HistoryProvider`: the messages of each session, one entry each, in the order in which they came."""
+    """A `HistoryProvider`: the messages of each session, one entry each, in order."""
 
     DEFAULT_SOURCE_ID: ClassVar[str] = "killick"
 
@@ -156,7 +157,7 @@ class KillickHistory(HistoryProvider):  # type: ignore[misc,unused-ignore]
     async def get_messages(
         self, session_id: str | None, *, state: dict[str, Any] | None = None, **kwargs: Any
     ) -> list[Message]:
-        """What was said so far."""
+        """Returns the messages so far."""
         entries = await asyncio.to_thread(self._shelf.entries, _session(session_id))
         return [Message.from_dict(kept.value) for kept in entries]
 
@@ -168,11 +169,11 @@ class KillickHistory(HistoryProvider):  # type: ignore[misc,unused-ignore]
         state: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Add messages, all or none. One with an id that is there already, saying the same, is not added again."""
+        """Adds messages atomically. A message with a known id and equal content is not added again."""
         await asyncio.to_thread(self._save, _session(session_id), [message.to_dict() for message in messages])
 
     def close(self) -> None:
-        """Close the store, if this opened it."""
+        """Closes the store, if opened here."""
         self._shelf.close()
 
     def _save(self, session: str, messages: Sequence[dict[str, Any]]) -> None:
@@ -184,7 +185,7 @@ class KillickHistory(HistoryProvider):  # type: ignore[misc,unused-ignore]
 
     @staticmethod
     def _name(message: Mapping[str, Any]) -> str:
-        # Providers give one id to several messages of a reply, so that the id alone would lose some of them.
+        # Providers give one id to several messages of a reply, so the id alone is not unique.
         told = message.get("message_id")
         return f"{told}:{digest(message).hex()[:16]}" if told else RandomIds().new("message")
 
@@ -199,9 +200,8 @@ def _session(session_id: str | None) -> str:
 
 
 class Waiting(RunWaiting, MiddlewareFailure):  # type: ignore[misc,unused-ignore]
-    """Only a person can let a tool's call go on. As a `MiddlewareFailure` it ends the agent's run instead of being
-    told to the model; as a `killick.RunWaiting` it says what is waited for. Answered, the same run goes on from
-    there."""
+    """Only a person can let a tool call continue. As a `MiddlewareFailure` it ends the agent's run instead of reaching
+    the model; as a `killick.RunWaiting` it names the waits. Once answered, the same run continues from there."""
 
     def __init__(self, waiting: RunWaiting) -> None:
         MiddlewareFailure.__init__(self, str(waiting))
@@ -210,10 +210,10 @@ class Waiting(RunWaiting, MiddlewareFailure):  # type: ignore[misc,unused-ignore
 
 
 class KillickTools(FunctionMiddleware):  # type: ignore[misc,unused-ignore]
-    """Function middleware: every call of a tool is a step of the host's run, under the id of the model's call.
+    """Function middleware: every tool call is a step of the host's run, under the id of the model's call.
 
-    Give it last, so that what other middleware makes of the arguments is what is judged. `tools` says what is known of
-    tools by name, such as `{"look_up": {"effect": "reads"}}`; what is not named there is done at most once.
+    Install it last, so that the contract evaluates the arguments after other middleware. `tools` gives options by tool
+    name, such as `{"look_up": {"effect": "reads"}}`; other tools run at most once.
     """
 
     def __init__(self, host: Host | None = None, *, tools: ToolOptions | None = None) -> None:
@@ -221,19 +221,19 @@ class KillickTools(FunctionMiddleware):  # type: ignore[misc,unused-ignore]
         self._declared = Declared(tools)
 
     async def process(self, context: FunctionInvocationContext, call_next: Callable[[], Awaitable[None]]) -> None:
-        """Call the tool through the gate, or have what is on record of it."""
+        """Calls the tool through the gate, or returns its recorded result."""
         try:
             outcome = await self._outcome(context, call_next)
         except Rejected as rejected:
             context.result = str(rejected)
             return
         except StepFailed as failed:
-            # The same words now and whenever it comes from the record.
+            # The same text live and from the log.
             raise ToolException(str(failed.failure)) from failed
         except RunWaiting as waiting:
             raise Waiting(waiting) from waiting
         except KillickError as error:
-            # Any other exception of ours would be told to the model as if the tool had failed.
+            # The framework would report any other exception to the model as a tool failure.
             raise MiddlewareFailure(str(error)) from error
         if isinstance(outcome, Mapping) and _ENDED in outcome:
             context.result = _read(outcome[_RESULT])
@@ -250,7 +250,7 @@ class KillickTools(FunctionMiddleware):  # type: ignore[misc,unused-ignore]
             try:
                 await call_next()
             except MiddlewareTermination as ended:
-                # The tool did what it does, and ends the agent's loop by it.
+                # The tool ran, and ends the agent's loop.
                 return {_ENDED: str(ended), _RESULT: _written(ended.result or context.result)}
             return _written(context.result)
 
@@ -260,7 +260,7 @@ class KillickTools(FunctionMiddleware):  # type: ignore[misc,unused-ignore]
 
 _BEFORE_ANYTHING: tuple[type[BaseException], ...] = (
     UserInputRequiredException,
-    # Arguments that do not fit are the model's to mend; the framework's own error says that the body was not begun.
+    # Invalid arguments are the model's to correct; the framework's own error shows that the body did not start.
     *(kind for kind in [getattr(framework_tools, "_FunctionArgumentValidationError", None)] if kind is not None),
 )
 
@@ -277,8 +277,8 @@ _CONTENTS: Final = "agent-framework:contents"
 
 
 def _written(result: Any) -> Any:
-    """A tool's result as it goes on record: text as text, so that people can read it, and say it when they settle a
-    call that is in doubt; other contents of the framework in their own form."""
+    """Returns a tool's result for recording: text as text, so that people can read and supply it when they resolve an
+    unknown outcome; other contents in the framework's form."""
     if isinstance(result, Content):
         return {_CONTENT: result.to_dict()}
     if isinstance(result, list) and result and all(isinstance(part, Content) for part in result):
@@ -296,17 +296,17 @@ def _read(written: Any) -> Any:
 
 
 class KillickChat(ChatMiddleware):  # type: ignore[misc,unused-ignore]
-    """Chat middleware: every call of a model is a step of the host's run; a reply on record is not asked for again.
+    """Chat middleware: every model call is a step of the host's run; a recorded reply is not requested again.
 
-    Without it an agent that runs again asks the model again, which names its calls anew: then nothing can be known of
-    what was called before. Replies that are streamed come as they are said, and are on record once they are whole.
+    Without it, an agent that runs again calls the model again, which gives its tool calls new ids, so that earlier
+    calls cannot be matched. Streamed replies pass through, and are recorded once complete.
     """
 
     def __init__(self, host: Host | None = None) -> None:
         self._host = host
 
     async def process(self, context: ChatContext, call_next: Callable[[], Awaitable[None]]) -> None:
-        """Ask the model, or have what it said."""
+        """Calls the model, or returns its recorded reply."""
         host, request = hosted(self._host, "KillickChat"), _request(context)
         who = f"{type(context.client).__name__}.get_response"
         form = (context.options or {}).get("response_format")
@@ -339,7 +339,7 @@ def _updates_read(reply: Any) -> Iterator[ChatResponseUpdate]:
 
 
 def _request(context: ChatContext) -> dict[str, Any]:
-    """What a model is sent, as it is known again: ids that the framework draws anew each time are left out."""
+    """Returns a model request for matching, without ids that the framework generates each time."""
     options = dict(context.options or {})
     tools = [_tool(tool) for tool in options.pop("tools", None) or ()]
     told = {name: value for name, value in options.items() if isinstance(value, str | int | float | bool)}
@@ -347,7 +347,7 @@ def _request(context: ChatContext) -> dict[str, Any]:
 
 
 def _tool(tool: Any) -> Any:
-    """Tools of ours by name; those that a provider hosts as they are written for it."""
+    """Returns our tools by name; provider-hosted ones as written."""
     return tool if isinstance(tool, dict) else getattr(tool, "name", None) or type(tool).__name__
 
 

@@ -1,7 +1,7 @@
-"""AutoGen (agentchat 0.7) on Killick: the states of agents and teams kept, tools and models at the gate.
+"""AutoGen (agentchat 0.7): the states of agents and teams in a store, tools and models as recorded steps.
 
-Tools go through a workbench of ours, by the id of the model's call; models through a client of ours, by what they are
-sent. States are what AutoGen's own `save_state` says.
+Tools go through our workbench, by the id of the model's call; models through our client, by their request. States are
+those of AutoGen's own `save_state`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from killick.errors import KillickError, Rejected, StepFailed
 from killick.llm.external import Host, here
 
 Place: TypeAlias = Client | str | os.PathLike[str]
-"""A client that is open, or where a store is."""
+"""An open client, or a store's location."""
 
 SPACE: Final = "autogen"
-"""What the logs of this adapter are called by in a store, unless somebody says otherwise."""
+"""The default name prefix of this adapter's logs in a store."""
 
 _STATE: Final = "state"
 
 
 class Stateful(Protocol):
-    """What has a state: an agent, a team, a model context, a workbench."""
+    """An object with a state: an agent, a team, a model context, a workbench."""
 
     async def save_state(self) -> Mapping[str, Any]: ...
 
@@ -42,57 +42,57 @@ class Stateful(Protocol):
 
 
 class Runnable(Protocol):
-    """What runs a task: an agent or a team."""
+    """Runs a task: an agent or a team."""
 
     async def run(self, **given: Any) -> TaskResult: ...
 
 
 class KillickStates:
-    """The states of agents and teams, one log for each id: what it is now, and in the log all that it was."""
+    """The states of agents and teams, one log for each id, with its history."""
 
     def __init__(self, store: Place, *, space: str = SPACE) -> None:
         self._shelf = FrameworkState(store, space)
 
     async def save(self, id: str, of: Stateful) -> None:  # noqa: A002
-        """Keep the state of an agent or a team that is not running, whole or not at all. That of one whose tools wait
-        for a person is not kept: it goes on from the state before."""
+        """Saves the state of an idle agent or team atomically. While its tools wait for a person it is not saved: the
+        run continues from the previous state."""
         if (host := here()) is not None:
             _open(host, "KillickStates")
         kept = StateEntry(_STATE, dict(await of.save_state()))
         await asyncio.to_thread(self._shelf.put, id, kept)
 
     async def load(self, id: str, into: Stateful) -> bool:  # noqa: A002
-        """Give an agent or a team the state that was kept last; whether there was one."""
+        """Loads the last saved state into an agent or a team; returns whether there was one."""
         kept = await asyncio.to_thread(self._shelf.get, id, _STATE)
         if kept is not None:
             await into.load_state(kept.value)
         return kept is not None
 
     async def forget(self, id: str) -> None:  # noqa: A002
-        """Take what was kept under an id out of the store, and all that it was before."""
+        """Removes an id's states with their history."""
         await asyncio.to_thread(self._shelf.forget, id)
 
     def close(self) -> None:
-        """Close the store, if this opened it."""
+        """Closes the store, if opened here."""
         self._shelf.close()
 
 
 # At the gate ---------------------------------------------------------------------------------------
 
 _STOPPED: Final[WeakKeyDictionary[Host, KillickError]] = WeakKeyDictionary()
-"""Why the tools of a host came to nothing, where that is not for a model to hear."""
+"""Why a host's tools were stopped, if that is not for a model to read."""
 
 
 async def run(of: Runnable, *, host: Host | None = None, **given: Any) -> TaskResult:
-    """Run an agent or a team, and raise what its tools ended in: killick.RunWaiting where only a person can let a
-    call go on. Once they answered, run the same again, from the state before. `given` is what `run` of AutoGen takes.
-    """
+    """Runs an agent or a team, and raises its tools' errors: killick.RunWaiting if only a person can let a call
+    continue. After the answer, run the same again, from the previous state. `given` are the arguments of AutoGen's
+    `run`."""
     through = hosted(host, "run")
     _STOPPED.pop(through, None)
     try:
         result = await of.run(**given)
     except Exception as error:
-        # A team makes texts of its agents' errors.
+        # A team converts its agents' errors to texts.
         raise _STOPPED.pop(through, None) or error from None
     if (stopped := _STOPPED.pop(through, None)) is not None:
         raise stopped
@@ -100,7 +100,7 @@ async def run(of: Runnable, *, host: Host | None = None, **given: Any) -> TaskRe
 
 
 def _open(given: Host | None, who: str) -> Host:
-    """The host, unless a call through it was stopped: then nothing more is asked for, and nothing kept."""
+    """Returns the host, unless a call through it was stopped: then no further call is made or recorded."""
     host = hosted(given, who)
     if (stopped := _STOPPED.get(host)) is not None:
         raise stopped
@@ -111,12 +111,11 @@ AnyTool: TypeAlias = BaseTool[Any, Any] | Callable[..., Any]
 
 
 class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
-    """A workbench whose every call is a step of a host's run, under the id of the model's call.
+    """A workbench whose calls are steps of a host's run, under the id of the model's call.
 
     tools     functions and tools, or another workbench, such as one of an MCP server
-    host      the host to go through; by default the one in whose block the agent or team runs
-    options   what is known of tools by name, such as `{"look_up": {"effect": "reads"}}`; what is not named there is
-              done at most once
+    host      the host to use; default: the current one
+    options   options by tool name, such as `{"look_up": {"effect": "reads"}}`; other tools run at most once
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
         self._declared = Declared(options)
 
     async def list_tools(self) -> list[ToolSchema]:
-        """The tools as models are shown them."""
+        """Returns the tools as models see them."""
         if self._inner is not None:
             return await self._inner.list_tools()
         return [tool.schema for tool in self._tools.values()]
@@ -142,7 +141,7 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
         cancellation_token: CancellationToken | None = None,
         call_id: str | None = None,
     ) -> ToolResult:
-        """Call a tool through the gate, or have what is on record of it."""
+        """Calls a tool through the gate, or returns its recorded result."""
         given, token = dict(arguments or {}), cancellation_token or CancellationToken()
         schema = next((shown for shown in await self.list_tools() if shown["name"] == name), None)
         if schema is None:
@@ -156,7 +155,7 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
         except StepFailed as failed:
             return _answer(name, str(failed.failure), is_error=True)
         except KillickError as error:
-            # An agent whose workbench raises hangs for good: who runs it is told with the next chance there is.
+            # An agent whose workbench raises hangs forever: the caller of `run` gets the error instead.
             if (host := self._host or here()) is not None:
                 _STOPPED[host] = error
             return _answer(name, str(error), is_error=True)
@@ -182,7 +181,7 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
         return _answer(name, str(outcome))
 
     def _misfit(self, name: str, given: Mapping[str, Any]) -> str | None:
-        """What is wrong with arguments: it is the model's to mend, and not on record."""
+        """Returns what is wrong with arguments: the model corrects it, and it is not recorded."""
         try:
             if name in self._tools:
                 self._tools[name].args_type().model_validate(given)
@@ -191,28 +190,28 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
         return None
 
     async def start(self) -> None:
-        """Start what is behind it."""
+        """Starts the inner workbench."""
         if self._inner is not None:
             await self._inner.start()
 
     async def stop(self) -> None:
-        """Stop what is behind it."""
+        """Stops the inner workbench."""
         if self._inner is not None:
             await self._inner.stop()
 
     async def reset(self) -> None:
-        """Reset what is behind it."""
+        """Resets the inner workbench."""
         if self._inner is not None:
             await self._inner.reset()
 
     async def save_state(self) -> Mapping[str, Any]:
-        """The state of what is behind it."""
+        """Saves the inner workbench's state."""
         if self._inner is not None:
             return await self._inner.save_state()
         return {"tools": {name: await tool.save_state_json() for name, tool in self._tools.items()}}
 
     async def load_state(self, state: Mapping[str, Any]) -> None:
-        """Give what is behind it its state."""
+        """Loads the inner workbench's state."""
         if self._inner is not None:
             await self._inner.load_state(state)
             return
@@ -232,17 +231,17 @@ def _answer(name: str, text: str, *, is_error: bool = False) -> ToolResult:
 
 
 def _written(result: ToolResult) -> Any:
-    """A result as it goes on record: text as text, so that people can read it, and say it when they settle a call."""
+    """Returns a result for recording: text as text, so that people can read and supply it."""
     if not result.is_error and all(isinstance(part, TextResultContent) for part in result.result):
         return result.to_text()
     return {_RESULT: result.model_dump(mode="json")}
 
 
 class KillickModelClient(ChatCompletionClient):  # type: ignore[misc,unused-ignore]
-    """A model client whose every call is a step of a host's run: a reply on record is not asked for again.
+    """A model client whose calls are steps of a host's run: a recorded reply is not requested again.
 
-    Without it an agent that runs again asks its model again, which names its calls anew: then nothing can be known of
-    what was called before. Replies that are streamed come as they are said, and are on record once they are whole.
+    Without it, an agent that runs again calls its model again, which gives its tool calls new ids, so that earlier
+    calls cannot be matched. Streamed replies pass through, and are recorded once complete.
     """
 
     def __init__(self, inner: ChatCompletionClient, host: Host | None = None) -> None:
@@ -250,7 +249,7 @@ class KillickModelClient(ChatCompletionClient):  # type: ignore[misc,unused-igno
         self._host = host
 
     async def create(self, messages: Sequence[LLMMessage], **given: Any) -> CreateResult:
-        """Ask the model, or have what it said."""
+        """Calls the model, or returns its recorded reply."""
 
         async def ask(**_: Any) -> Any:
             return _result(await self._inner.create(messages, **given))
@@ -262,7 +261,7 @@ class KillickModelClient(ChatCompletionClient):  # type: ignore[misc,unused-igno
     async def create_stream(
         self, messages: Sequence[LLMMessage], **given: Any
     ) -> AsyncGenerator[str | CreateResult, None]:
-        """Ask the model, whose reply comes in parts and at the end whole; or have what it said."""
+        """Streams the model's reply in parts and finally whole; or returns the recorded one."""
 
         async def begin() -> AsyncIterable[str | CreateResult]:
             return self._inner.create_stream(messages, **given)
@@ -272,38 +271,38 @@ class KillickModelClient(ChatCompletionClient):  # type: ignore[misc,unused-igno
             yield part
 
     async def close(self) -> None:
-        """Close the client that is asked."""
+        """Closes the inner client."""
         await self._inner.close()
 
     def actual_usage(self) -> RequestUsage:
-        """What was used in this process."""
+        """The usage in this process."""
         return self._inner.actual_usage()
 
     def total_usage(self) -> RequestUsage:
-        """What was used in this process."""
+        """The usage in this process."""
         return self._inner.total_usage()
 
     def count_tokens(self, messages: Sequence[LLMMessage], **given: Any) -> int:
-        """As the client that is asked counts."""
+        """As the inner client counts."""
         return int(self._inner.count_tokens(messages, **given))
 
     def remaining_tokens(self, messages: Sequence[LLMMessage], **given: Any) -> int:
-        """As the client that is asked counts."""
+        """As the inner client counts."""
         return int(self._inner.remaining_tokens(messages, **given))
 
     @property
     def capabilities(self) -> Any:
-        """What the model can, as older agents ask for it."""
+        """The model's capabilities, for older agents."""
         return self._inner.capabilities
 
     @property
     def model_info(self) -> ModelInfo:
-        """What the model can."""
+        """The model's capabilities."""
         return self._inner.model_info
 
 
 def _request(messages: Sequence[LLMMessage], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model is sent, as it is known again."""
+    """Returns a model request for matching."""
     tools = [tool["name"] if isinstance(tool, dict) else tool.name for tool in given.get("tools") or ()]
     form = given.get("json_output")
     told = {"tools": tools, "json_output": form.__name__ if isinstance(form, type) else form}

@@ -1,6 +1,6 @@
-"""The Claude Agent SDK on Killick: its transcripts kept in any store, and tools of one's own at the gate.
+"""The Claude Agent SDK: its transcripts in any store, and user tools as recorded steps.
 
-Reads no meaning into an entry of a transcript, and leaves what Claude Code does by itself to Claude Code.
+Treats transcript entries as opaque, and leaves Claude Code's own tools to Claude Code.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from killick.llm.external import Host, attempt
 __all__ = ["KillickSessionStore", "attempt", "gated"]
 
 SPACE: Final = "claude-agent"
-"""How the names of this adapter's logs begin in a store."""
+"""The name prefix of this adapter's logs in a store."""
 
 _SUMMARY: Final = "summary"
 _ENTRY: Final = "entry:"
 
 
 class KillickSessionStore(SessionStore):
-    """A `SessionStore`: transcripts outlive the machine on which they were made, and can be resumed on another.
+    """A `SessionStore`: transcripts outlive their machine, and can be resumed on another.
 
-    Each transcript is a log of its own, and so is each subagent's. A batch is kept whole or not at all, with the
-    summary that it leads to; an entry whose uuid is there already is not kept again, whichever process sends it.
+    Each transcript, and each subagent's, has its own log. A batch is stored atomically with its summary. An entry with
+    a known uuid is not stored again, from any process.
     """
 
     def __init__(self, store: Client | str | os.PathLike[str], *, space: str = SPACE) -> None:
-        """On a client that is open, and stays so; or where the store is: then `close` closes it."""
+        """Takes an open client, which stays open, or a store's location, which `close` closes."""
         self._client = store if isinstance(store, Client) else open_client(os.fspath(store))
         self._is_owner = not isinstance(store, Client)
         self._space = space
@@ -59,39 +59,39 @@ class KillickSessionStore(SessionStore):
         self._mutex = threading.Lock()
 
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
-        """Keep a batch of a transcript."""
+        """Stores a batch of a transcript."""
         if entries:
             await asyncio.to_thread(self._append, key, entries)
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
-        """A whole transcript; None if nothing of it is kept."""
+        """Returns a whole transcript; None if there is none."""
         return await asyncio.to_thread(self._load, key)
 
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
-        """The sessions of a project, and when each was last added to."""
+        """Returns a project's sessions, with the time of their last addition."""
         return await asyncio.to_thread(self._sessions, project_key)
 
     async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
-        """The summaries of a project's sessions, as the SDK made them."""
+        """Returns the summaries of a project's sessions, as the SDK made them."""
         return await asyncio.to_thread(self._summaries, project_key)
 
     async def delete(self, key: SessionKey) -> None:
-        """Forget a session and its subagents, or one subagent's transcript, out of the store too."""
+        """Deletes a session and its subagents, or one subagent's transcript."""
         await asyncio.to_thread(self._delete, key)
 
     async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
-        """The subagents' transcripts of a session."""
+        """Returns the subagent transcripts of a session."""
         return await asyncio.to_thread(self._subkeys, key["project_key"], key["session_id"])
 
     def close(self) -> None:
-        """Let the store go, if it was opened here."""
+        """Closes the store, if opened here."""
         if self._is_owner:
             self._client.close()
 
     # the blocking side ------------------------------------------------------------------------
 
     def _shelf(self, project: str) -> FrameworkState:
-        """The transcripts of one project: so that it is listed without the others."""
+        """Returns the transcripts of one project, separately listed."""
         with self._mutex:
             if project not in self._shelves:
                 self._shelves[project] = FrameworkState(self._client, f"{self._space}.{quote(project, safe='')}")
@@ -134,7 +134,7 @@ class KillickSessionStore(SessionStore):
         ]
 
     def _mains(self, project: str) -> Iterator[tuple[str, StateEntry]]:
-        """The sessions of a project with their summaries, which are as new as what was last added."""
+        """Returns a project's sessions with their summaries, which are as new as the last addition."""
         shelf = self._shelf(project)
         for id in shelf.ids():  # noqa: A001
             summary = shelf.get(id, _SUMMARY) if "/" not in id else None
@@ -153,7 +153,7 @@ class KillickSessionStore(SessionStore):
 
 
 def _id(key: SessionKey) -> str:
-    """What a transcript is called on its project's shelf; a slash parts the session from what is below it."""
+    """Returns a transcript's id within its project; a slash separates the session from its subagents."""
     session = quote(key["session_id"], safe="")
     return f"{session}/{key['subpath']}" if key.get("subpath") else session
 
@@ -174,13 +174,13 @@ def gated(
     tools: Mapping[str, AnyTool | Mapping[str, Any] | str] | None = None,
     host: Host | None = None,
 ) -> list[SdkMcpTool[Any]]:
-    """Tools for `create_sdk_mcp_server` whose calls go through the gate of the host in whose block Claude is asked.
+    """Returns tools for `create_sdk_mcp_server` whose calls go through the current host's gate.
 
-    tools   what each does to the world, by name: {"look_up": "reads"}, or all options of `killick.tool`, or a
-            `killick.Tool`. What is not named is done as its hints say, and at most once without any
+        tools   each tool's effect, by name: {"look_up": "reads"}, or options of `killick.tool`, or a `killick.Tool`.
+                Others follow their hints, and without hints run at most once
 
-    A call is found again by its arguments, because Claude gives it another id when it is asked again: hold one host for
-    one message, so that the same call in the next one is another. Claude is told why a call came to nothing.
+    A call is matched by its arguments, because Claude gives it another id when asked again. Use one host for one
+    message, so that an equal call in the next message is another. Claude is informed why a call failed.
     """
     said = dict(tools or {})
     return [_gated(each, said.get(each.name), host) for each in offered]
@@ -229,7 +229,7 @@ def _hinted(offered: SdkMcpTool[Any]) -> dict[str, Any]:
 
 
 def _schema(given: Any) -> dict[str, Any]:
-    """What a tool's arguments are called, however its author said so."""
+    """Returns a tool's parameter names, in any declared form."""
     if is_typeddict(given):
         return {"type": "object", "properties": {name: {} for name in given.__annotations__}}
     if "properties" in given:

@@ -1,7 +1,7 @@
-"""CrewAI on Killick: the states of flows kept, tools and models at the gate.
+"""CrewAI: the states of flows in a store, tools and models as recorded steps.
 
-CrewAI calls tools and models from threads and loops of its own, and gives a tool no id of the call: so a call is known
-again by its name and arguments, and by the how-manieth of them it is.
+CrewAI calls tools and models from its own threads and loops, and gives a tool call no id. So a call is matched by its
+name, its arguments, and its ordinal among equal ones.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from killick.llm.external import Host
 __all__ = ["KillickFlowPersistence", "KillickTool", "ToolFailed", "Waiting", "gated", "recorded"]
 
 Place: TypeAlias = Client | str | os.PathLike[str]
-"""A client that is open, or where a store is."""
+"""An open client, or a store's location."""
 
 SPACE: Final = "crewai"
-"""What the logs of this adapter are called by in a store, unless somebody says otherwise."""
+"""The default name prefix of this adapter's logs in a store."""
 
 _STATE: Final = "state"
 _PENDING: Final = "pending"
@@ -42,15 +42,15 @@ L = TypeVar("L", bound=BaseLLM)
 
 
 class KillickFlowPersistence(FlowPersistence):  # type: ignore[misc,unused-ignore]
-    """The states of flows, one log for each flow's id: what it is now, and in the log all that it was.
+    """The states of flows, one log for each flow's id, with its history.
 
-    A flow that waits for a person's feedback is kept with what it asked. What cannot be stored is refused by its path,
-    and the flow with it, before anybody relies on it.
+    A flow that waits for feedback is stored with its question. A value that cannot be stored is refused with its path,
+    which fails the flow.
     """
 
     persistence_type: str = "KillickFlowPersistence"
     store: str = ""
-    """Where the store is, for a flow that is made anew from its definition."""
+    """The store's location, for a flow that is rebuilt from its definition."""
 
     _shelf: FrameworkState = PrivateAttr()
 
@@ -61,37 +61,37 @@ class KillickFlowPersistence(FlowPersistence):  # type: ignore[misc,unused-ignor
         self._shelf = shelf
 
     def init_db(self) -> None:
-        """Nothing is to be made: a log is made with the first state."""
+        """Does nothing: the first state creates the log."""
 
     def save_state(self, flow_uuid: str, method_name: str, state_data: dict[str, Any] | BaseModel) -> None:
-        """Keep the state after a method, whole or not at all."""
+        """Saves the state after a method atomically."""
         self._shelf.put(flow_uuid, _kept(method_name, state_data))
 
     def load_state(self, flow_uuid: str) -> dict[str, Any] | None:
-        """The state as it was kept last."""
+        """Returns the last saved state."""
         kept = self._shelf.get(flow_uuid, _STATE)
         return None if kept is None else cast("dict[str, Any]", kept.value)
 
     def save_pending_feedback(
         self, flow_uuid: str, context: PendingFeedbackContext, state_data: dict[str, Any] | BaseModel
     ) -> None:
-        """Keep the state together with what a person is asked."""
+        """Saves the state together with a question for a person."""
         asked_for = StateEntry(_PENDING, context.to_dict(), {"method": context.method_name})
         self._shelf.put(flow_uuid, _kept(context.method_name, state_data), asked_for)
 
     def load_pending_feedback(self, flow_uuid: str) -> tuple[dict[str, Any], PendingFeedbackContext] | None:
-        """The state and what a person is asked, where somebody is."""
+        """Returns the state and its question, if any."""
         pending, state = self._shelf.get(flow_uuid, _PENDING), self.load_state(flow_uuid)
         if pending is None or state is None:
             return None
         return state, PendingFeedbackContext.from_dict(pending.value)
 
     def clear_pending_feedback(self, flow_uuid: str) -> None:
-        """A person answered."""
+        """Removes an answered question."""
         self._shelf.drop(flow_uuid, _PENDING)
 
     def close(self) -> None:
-        """Close the store, if this opened it."""
+        """Closes the store, if opened here."""
         self._shelf.close()
 
 
@@ -104,9 +104,9 @@ def _kept(method: str, state: dict[str, Any] | BaseModel) -> StateEntry:
 
 
 class KillickTool(BaseTool):  # type: ignore[misc,unused-ignore]
-    """A tool of CrewAI whose every call is a step of a host's run; `gated` makes it of another.
+    """A CrewAI tool whose calls are steps of a host's run; `gated` makes it from another.
 
-    Arguments are checked before the gate, so that what does not fit is the model's to mend, and is not on record.
+    Arguments are validated before the gate: the model corrects invalid ones, and they are not recorded.
     """
 
     inner: BaseTool
@@ -130,13 +130,13 @@ class KillickTool(BaseTool):  # type: ignore[misc,unused-ignore]
             raise came_to_nothing(error) from error
 
     def _apply(self, **judged: Any) -> Any:
-        # In a thread of the host's, whoever asked: an async tool may have a loop there.
+        # In the host's thread for any caller: an async tool may have its loop there.
         result = self.inner._run(**self._validate_kwargs(judged))
         result = asyncio.run(result) if asyncio.iscoroutine(result) else result
         return {_FAILURE: result.model_dump(mode="json")} if isinstance(result, ToolFailure) else result
 
     def _read(self, written: Any) -> Any:
-        """A result as the agent is to see it: what the tool reports as its failure, or the form that it declares."""
+        """Returns a result as the agent sees it: the tool's reported failure, or its declared form."""
         if not isinstance(written, dict):
             return written
         if _FAILURE in written:
@@ -145,10 +145,10 @@ class KillickTool(BaseTool):  # type: ignore[misc,unused-ignore]
 
 
 def gated(tool: BaseTool, host: Host | None = None, **options: Any) -> KillickTool:
-    """A tool that goes through the gate: give this one to agents, or call `run` of it in a flow.
+    """Returns a tool that goes through the gate: give this one to agents, or call its `run` in a flow.
 
-    host      the host to go through; by default the one in whose block the crew or flow runs
-    options   what is known of the tool, as for `killick.tool`: effect, identity, approve, retry, …
+    host      the host to use; default: the current one
+    options   the options of `killick.tool`: effect, identity, approve, retry, …
     """
     shared = ("name", "description", "args_schema", "result_schema", "cache_function", "env_vars", "result_as_answer")
     limits = ("max_usage_count", "current_usage_count", "tool_failure_policy")
@@ -166,9 +166,9 @@ def _rejected(rejected: Rejected) -> ToolFailure:
 
 
 def recorded(llm: L, host: Host | None = None) -> L:
-    """The same model, whose every call is a step of a host's run: a reply on record is not asked for again.
+    """Returns the same model with its calls as steps of a host's run: a recorded reply is not requested again.
 
-    Without it a crew that runs again asks its models again, and what they want may differ from what was done.
+    Without it, a crew that runs again calls its models again, and their tool calls may differ from the recorded ones.
     """
     kind: Any = type(llm)
     called = f"{kind.__name__}.call"
@@ -199,18 +199,18 @@ def recorded(llm: L, host: Host | None = None) -> L:
 
 
 _GIVEN: Final = ("tools", "callbacks", "available_functions", "from_task", "from_agent", "response_model")
-"""What `BaseLLM.call` takes after the messages, by position."""
+"""The positional parameters of `BaseLLM.call` after the messages."""
 
 
 def _request(llm: BaseLLM, messages: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """What a model is sent, as it is known again."""
+    """Returns a model request for matching."""
     tools = [tool.get("function", tool).get("name") for tool in given.get("tools") or () if isinstance(tool, dict)]
     sent = messages if isinstance(messages, str) else [dict(message) for message in messages]
     return {"model": llm.model, "messages": sent, "tools": tools}
 
 
 def _reply(llm: BaseLLM, reply: Any, before: Any) -> dict[str, Any]:
-    """A reply as a value: text, a model's wishes to call tools in one form for all providers, or a declared form."""
+    """Returns a reply as a value: text, tool calls in one form for all providers, or a declared form."""
     after = llm.get_token_usage_summary()
     counts = {name: getattr(after, name) - getattr(before, name) for name in ("prompt_tokens", "completion_tokens")}
     written = {"model": llm.model, "usage": counts if any(counts.values()) else {}}

@@ -1,6 +1,6 @@
-"""A turn: one run, driven until it has ended, waits, or is asked to leave. What an engine calls, and all it is told.
+"""A turn: drives one run until it ends, waits, or must yield. Called by an external engine.
 
-Knows no engine. What it gives back is small and plain, however much the run has on record.
+Knows no engine. Its result is small and plain, for a log of any size.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from killick.model.codec import plain
 from killick.store.protocol import ENDED, RunRow
 
 SIT_SECONDS: Final = 0.5
-"""Waits that are shorter than this are sat out: an engine's timer would cost more than it saves."""
+"""Shorter waits are slept through: an engine's timer would cost more."""
 
 SLICE_SECONDS: Final = 600.0
-"""How long a run goes on before it is given back to the engine at its next step, which may put it elsewhere."""
+"""How long a run continues before it yields to the engine at its next step."""
 
 RESULT_BYTES_MAX: Final = 65_536
-"""Results that are larger than this stay in the store, and the engine is told only that there is one."""
+"""Larger results stay in the store, and the engine only learns that there is one."""
 
 
 @dataclass(frozen=True)
 class TurnOutcome:
-    """How a run stands after a turn, as plain data that every engine can keep."""
+    """A run's outcome after a turn, as plain data for any engine."""
 
     run: str
     status: str
     wait_seconds: float | None = None
-    """Until it is to go on by itself: 0 is at once, None is not before something comes for it."""
+    """Seconds until it continues by itself: 0 is at once, None waits for an outside event."""
     result: Any = None
     whole: bool = True
-    """Whether `result` is the result; one that is too large for an engine stays in the store."""
+    """Whether `result` is the result; a too large one stays in the store."""
     failure: str | None = None
 
     @property
@@ -50,7 +50,7 @@ class TurnOutcome:
 
 
 class Turn:
-    """One turn of a run, and of what it is renewed as."""
+    """One turn of a run, and of its continuations."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class Turn:
         self._leaving = asyncio.Event()
 
     def leave(self) -> None:
-        """Give the run back at its next step; what is under way is finished first."""
+        """Yields the run at its next step; the current step is finished first."""
         self._leaving.set()
         self._client.executor().leave(self._run)
 
     async def take(self) -> TurnOutcome:
-        """Drive the run. RunBusy while somebody else is at it, RunUnknown if there is none."""
+        """Drives the run. RunBusy if another worker holds it, RunUnknown if there is none."""
         sliced = asyncio.get_running_loop().call_later(self._slice_seconds, self.leave)
         try:
             standing = TurnOutcome(self._run, "running", 0.0)
@@ -89,7 +89,7 @@ class Turn:
             sliced.cancel()
 
     async def _advanced(self) -> RunOutcome:
-        """As the client's own `advance`, but children are runs for the engine, like all others."""
+        """As the client's `advance`, but children are separate runs for the engine."""
         client, run = self._client, self._run
         row = client.store.index(run)
         if row is not None and row.status in ENDED:
@@ -117,7 +117,7 @@ class Turn:
             return TurnOutcome(self._run, advanced.status, 0.0)
         if advanced.status == "paused":
             return TurnOutcome(self._run, advanced.status)
-        # What came in the last moment is in the index already, and not in what the run knew when it parked.
+        # A message of the last moment is already in the index, but not in the fold from when the run parked.
         row = self._client.store.index(self._run)
         wake_at_us = advanced.wake_at_us if row is None else row.wake_at_us
         seconds = None if wake_at_us is None else max((wake_at_us - self._client.clock.now_us()) / 1_000_000, 0.0)
@@ -133,6 +133,6 @@ def _ended(advanced: RunOutcome) -> TurnOutcome:
 
 
 def name_of(row: RunRow) -> str:
-    """What an engine knows a run by: one that was renewed keeps the name that it began with."""
+    """Returns the engine's name of a run: a renewed run keeps its first name."""
     root, number = renewals.root_of(row.run)
     return root if number > 1 and renewals.renewals(root) in row.tags else row.run

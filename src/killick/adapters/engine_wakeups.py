@@ -1,7 +1,7 @@
-"""Tells an engine which runs want it: those that were started, and those for which something came.
+"""Notifies an external engine of runs that need it: new ones, and those with a new message.
 
-Listens to the store's bell and looks by itself now and then, so that whoever starts a run, answers a person's question
-or sends a message, from any process and by any way, has to know nothing of engines. Timers are the engine's own.
+Watches the store and polls as a fallback. So a process that starts a run, answers a question or sends a message needs
+no knowledge of engines. Timers are the engine's own.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from killick.store.protocol import ENDED, FEED_RANG, READ_LIMIT, Head, RunRow, i
 logger: Final = get_logger("killick.adapters")
 
 POLL_SECONDS: Final = 2.0
-"""How often it looks by itself, for bells that were not heard."""
+"""The polling interval, for missed notifications."""
 
 GRACE_SECONDS: Final = 15.0
-"""How long a run is due before its engine is reminded: its timers, and its failover, are quicker than that."""
+"""How long a run may be due before its engine is reminded: its timers and failover are faster."""
 
 _AT_ONCE: Final = 32
 _HELD_SECONDS: Final = 0.02
 
 Stir = Callable[[RunRow, str], Awaitable[None]]
-"""Has an engine go on with a run. The text is the same for whoever says it for the same reason: it counts once."""
+"""Makes an engine continue a run. The text is equal for equal reasons, for deduplication."""
 
 
 class Waking:
-    """Stirs runs that want their engine, for as long as the `async with` block lasts. Any number may do so at once."""
+    """Wakes runs that need their engine, within an `async with` block. Several may run concurrently."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Waking:
         return AGENTS.names() if self._agents is None else self._agents
 
     def _wanted(self, rung: Collection[str]) -> tuple[list[tuple[RunRow, str]], list[str]]:
-        """Those that rang and are due, and that nobody is at; and those that somebody is at, who may take what came."""
+        """Returns notified runs that are due and free; and held ones, whose holder may take the message."""
         client, known = self._client, self._known()
         found, held = list[tuple[RunRow, str]](), list[str]()
         for run in rung:
@@ -122,7 +122,7 @@ class Waking:
         return found, held
 
     def _look_again(self, rung: Collection[str], held: Collection[str]) -> None:
-        """Look again, soon and then ever more seldom, at what is due and held: a command holds a run for a moment."""
+        """Checks due but held runs again with backoff: a command holds a run only briefly."""
         loop = asyncio.get_running_loop()
         self._held = {run: seconds for run, seconds in self._held.items() if run not in rung or run in held}
         for run in held:
@@ -130,7 +130,7 @@ class Waking:
             loop.call_later(self._held[run], self._hear, run)
 
     def _overdue(self, *, first: bool) -> list[tuple[RunRow, str]]:
-        """Those that nobody was heard to ring for: new ones, and ones that have been due for too long."""
+        """Returns runs without a notification: new ones, and overdue ones."""
         client = self._client
         now_us = client.clock.now_us()
         grace_us = round(self._grace_seconds * 1_000_000)
@@ -140,7 +140,7 @@ class Waking:
             if first or row.status == "queued" or now_us - since > grace_us:
                 head = client.store.head(row.run)
                 reason = reason_of(row, head)
-                # One that stays due although its engine was told is told of again, as something new, ever more seldom.
+                # A run that stays due after a wake-up is woken again, as a new reason, with backoff.
                 late = (max(now_us - since, 0) // grace_us).bit_length()
                 found.append((row, f"{reason}+{late}" if late else reason))
         return found
@@ -153,7 +153,7 @@ class Waking:
             outcomes = await asyncio.gather(*(self._stir(*each) for each in some), return_exceptions=True)
             for (row, reason), outcome in zip(some, outcomes, strict=True):
                 if isinstance(outcome, Exception):
-                    # Its engine is away: the next look finds the run again.
+                    # Its engine is unavailable: the next poll finds the run again.
                     logger.warning("not stirred run=%s error=%s", row.run, outcome)
                     self._rung.add(row.run)
                 else:
@@ -164,5 +164,5 @@ class Waking:
 
 
 def reason_of(row: RunRow, head: Head | None) -> str:
-    """Why a run is to go on: the same for everybody who sees it where it is, with what came for it so far."""
+    """Returns why a run should continue: equal for all observers of the same state."""
     return f"{row.run}@{0 if head is None else head.seq}.{row.delivered}"

@@ -1,9 +1,8 @@
-"""The shelf: what a framework keeps (checkpoints, sessions, states), on any store. Knows no framework.
+"""A key-value store for framework state (checkpoints, sessions) on any Killick store. Knows no framework.
 
-Each id of a space is a log of Killick's own, `killick:SPACE:ID`, in which an entry is kept or dropped by its name. A
-write
-is atomic and names the head that it follows, so that any number of processes may keep things under one id. Values share
-structure as all values do: one that grew costs what is new.
+Each id of a space is a system log, `killick:SPACE:ID`, in which entries are put or deleted by name. A write is atomic
+and names its expected head, so that processes may share an id. Values share structure: a grown value costs only its new
+part.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ from killick.model.chunks import Sharing
 from killick.store.protocol import OWN_AGENTS, OWN_RUNS, Head, Row, RunQuery
 
 OPEN_MAX: Final = 256
-"""Logs whose entries are remembered, of those that were used last."""
+"""The number of recently used logs whose entries are cached."""
 
 TRIES: Final = 200
-"""How often an append is tried that others were faster than."""
+"""How often an append is retried after a conflict."""
 
 _PAUSE_SECONDS: Final = 0.002
 _ROWS: Final = 500
 _GAP: Final = 16
-"""Events between two that are wanted, for which another read is not worth it."""
+"""The maximum gap between two wanted events that are read together."""
 _GENERATION: Final = re.compile(r"(?<!~)(?:~~)*~(\d+)\Z")
 
 
 class StateEntry:
-    """Something that is kept under a name. `seq` and `at_us` say where and when it was; its value is read when it is
-    looked at, each time anew, so that whoever gets it may change it."""
+    """A named entry. `seq` and `at_us` are its position and time; its value is read anew on each access, so that the
+    caller may mutate it."""
 
     __slots__ = ("_log", "_run", "_value", "at_us", "labels", "name", "seq")
 
@@ -59,14 +58,14 @@ class StateEntry:
 
     @classmethod
     def on_record(cls, log: Log, run: str, seq: int, event: e.EntryKept) -> StateEntry:
-        """An entry as it is in a log."""
+        """Returns an entry from a log's event."""
         kept = cls(event.name, None, event.labels, seq, event.at)
         kept._log, kept._run = log, run
         return kept
 
     @property
     def value(self) -> Any:
-        """What is kept. RunUnknown where its log was forgotten since."""
+        """The value. RunUnknown if its log was removed since."""
         return self._value if self._log is None else self._log.data(self._run, self.seq)["value"]
 
     def __repr__(self) -> str:
@@ -74,10 +73,10 @@ class StateEntry:
 
 
 class FrameworkState:
-    """The entries of one space in one store. Safe to share between threads, and with any number of processes."""
+    """The entries of one space in one store. Thread-safe, and shared by any number of processes."""
 
     def __init__(self, store: Client | str | os.PathLike[str], space: str) -> None:
-        """On a client that is open, and stays so; or where the store is: then it is opened here, and closed here."""
+        """Takes an open client, which stays open, or a store's location, which `close` closes."""
         self.client = store if isinstance(store, Client) else open_client(os.fspath(store))
         self.space = space
         self._is_owner = not isinstance(store, Client)
@@ -85,9 +84,9 @@ class FrameworkState:
         self._mutex = threading.Lock()
 
     def put(self, id: str, *kept: StateEntry, expect: int | None = None) -> int:  # noqa: A002
-        """Keep entries under an id, all of them or none, each instead of the one of its name; returns the head's seq.
+        """Puts entries under an id atomically, each replacing the one of its name; returns the head's seq.
 
-        With `expect`, only if the head is there (0: nothing is kept yet); HeadMoved says where it is.
+        With `expect`, only if the head is there (0: empty); else raises HeadMoved.
         """
         at = self.client.clock.now_us()
         entries = [Entry(e.EntryKept(at=at, name=one.name, labels=one.labels), {"value": one.value}) for one in kept]
@@ -96,28 +95,28 @@ class FrameworkState:
             return log.append(entries, expect)
 
     def entries(self, id: str) -> Sequence[StateEntry]:  # noqa: A002
-        """What is kept under an id now, in the order in which it was; whoever put it there."""
+        """Returns an id's current entries in order, by any writer."""
         log = self.log(id)
         with log.lock:
             log.refresh()
             return list(log.standing.values())
 
     def get(self, id: str, name: str) -> StateEntry | None:  # noqa: A002
-        """The entry of this name."""
+        """Returns the entry of this name."""
         log = self.log(id)
         with log.lock:
             log.refresh()
             return log.standing.get(name)
 
     def head(self, id: str) -> int:  # noqa: A002
-        """The seq to `expect`, for what is decided by the entries as they are now; 0 where nothing is kept."""
+        """Returns the seq to `expect` for a decision on the current entries; 0 if empty."""
         log = self.log(id)
         with log.lock:
             log.refresh()
             return log.seq
 
     def drop(self, id: str, *names: str) -> None:  # noqa: A002
-        """Keep nothing under these names any more. The log still knows what was there."""
+        """Deletes these names. The log keeps their history."""
         at, log = self.client.clock.now_us(), self.log(id)
         with log.lock:
             log.refresh()
@@ -126,7 +125,7 @@ class FrameworkState:
                 log.append(entries, None)
 
     def forget(self, id: str, *more: str) -> None:  # noqa: A002
-        """Take everything that was ever kept under some ids out of the store, values too, unless others share them."""
+        """Removes some ids from the store with all their values, unless shared."""
         for each in (id, *more):
             log = self.log(each)
             with log.lock:
@@ -135,7 +134,7 @@ class FrameworkState:
             pass
 
     def ids(self) -> Iterator[str]:
-        """Every id under which something was kept, the newest first."""
+        """Returns every id with entries, the newest first."""
         query, before = RunQuery(agent=_agent(self.space)), None
         while rows := self.client.store.runs(query, before=before, limit=_ROWS):
             for row in rows:
@@ -143,16 +142,16 @@ class FrameworkState:
             before = rows[-1].number
 
     def close(self) -> None:
-        """Let the store go, if it was opened here."""
+        """Closes the store, if opened here."""
         if self._is_owner:
             self.client.close()
 
     def opened(self, id: str) -> ShelfLog:  # noqa: A002
-        """A log of which nothing is known here yet. Whoever makes more of it than what stands gives another kind."""
+        """Returns an uncached log. A subclass returns its own kind of log."""
         return ShelfLog(self.client, self.space, id)
 
     def log(self, id: str) -> ShelfLog:  # noqa: A002
-        """What is known here of an id, for whoever holds its lock."""
+        """Returns the cached log of an id; the caller holds its lock."""
         with self._mutex:
             log = self._logs.get(id)
             if log is None:
@@ -164,10 +163,9 @@ class FrameworkState:
 
 
 class ShelfLog:
-    """The log of one id as far as it is known here. Whoever uses it holds its `lock`; `seq` is where it was read to.
+    """The log of one id as cached here. Its user holds its `lock`; `seq` is the last read event.
 
-    A log that was forgotten leaves its name behind for good, so that the next one of the same id has another: which
-    is there now is found by a tag.
+    A removed log's name stays reserved, so that its successor has another: a tag finds the current one.
     """
 
     def __init__(self, client: Client, space: str, id: str) -> None:  # noqa: A002
@@ -183,11 +181,11 @@ class ShelfLog:
     # what it adds up to -------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Nothing was taken in yet, or it is another log now."""
+        """Clears the cache: nothing was read yet, or the log was replaced."""
         self.standing = {}
 
     def take_in(self, seq: int, event: e.Event) -> None:
-        """Take in the next event."""
+        """Applies the next event."""
         match event:
             case e.EntryKept():
                 self.standing.pop(event.name, None)  # what is kept again comes last
@@ -200,7 +198,7 @@ class ShelfLog:
     # reading ----------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Take in what was added since, by anybody."""
+        """Reads new events of any writer."""
         store = self._client.store
         head = self._head()
         while head is not None and self.seq < head.seq:
@@ -211,7 +209,7 @@ class ShelfLog:
                 self._apply(row.seq, e.decode(row.body))
 
     def _head(self) -> Head | None:
-        """Where the log ends; None where there is none."""
+        """Returns the log's head, or None."""
         head = self._client.store.head(self._run) if self._run else None
         if head is None:
             found = self._found()
@@ -232,9 +230,9 @@ class ShelfLog:
         self.seq = seq
 
     def values(self, seqs: Collection[int]) -> dict[int, Any]:
-        """What was kept at some events, read at once. They share what is alike: whoever gets them only reads them.
+        """Returns the values at some events in one read. They share structure: the caller must not mutate them.
 
-        RunUnknown where the log was forgotten since.
+        RunUnknown if the log was removed since.
         """
         store, raws = self._client.store, dict[int, bytes]()
         for first, last in _stretches(seqs):
@@ -251,7 +249,7 @@ class ShelfLog:
     # writing ----------------------------------------------------------------------------------
 
     def append(self, entries: Sequence[Entry], expect: int | None) -> int:
-        """Add to the log, which is created where there is none; returns the seq of the last event."""
+        """Appends to the log, creating it if needed; returns the last event's seq."""
         for tried in range(1, TRIES + 1):
             try:
                 return self._appended(entries, expect)
@@ -310,13 +308,13 @@ class ShelfLog:
             return head.seq
 
     def _applied(self, before: int, entries: Sequence[Entry]) -> None:
-        """What was just written needs not be read, unless others wrote before it."""
+        """Applies own writes without reading, unless others wrote first."""
         if self.seq == before:
             for seq, entry in enumerate(entries, before + 1):
                 self._apply(seq, entry.event)
 
     def forget(self) -> None:
-        """Remove the log. The next seal is told, so that none misses it without a reason."""
+        """Removes the log. The next seal records it, so that no seal misses it without a reason."""
         store, log = self._client.store, self._client.log
         while (head := self._head()) is not None:
             named = sha256(f"{head.run}\0{head.hash.hex()}".encode()).hexdigest()
@@ -336,7 +334,7 @@ def _data(row: Row) -> bytes:
 
 
 def _stretches(seqs: Collection[int]) -> Iterator[tuple[int, int]]:
-    """What to read for some events: those that are close together, and what is between them, in one go."""
+    """Groups events that are close together into single reads."""
     first = last = 0
     for seq in sorted(seqs):
         if first and seq - last > _GAP:
@@ -356,7 +354,7 @@ def _tag(space: str, id: str) -> str:  # noqa: A002
 
 
 def _named(space: str, id: str, generation: int) -> str:  # noqa: A002
-    """How a log is called. A tilde of the id is written twice, so that one alone begins the generation."""
+    """Returns a log's name. A tilde in the id is doubled, so that a single one starts the generation."""
     again = f"~{generation}" if generation else ""
     return f"{OWN_RUNS}{space}:{id.replace('~', '~~')}{again}"
 

@@ -1,10 +1,10 @@
-"""Approvals in LangChain's two shapes, and back: what waits for people here is shown in inboxes made for LangChain, and
-what graphs ask there is asked here. Imports nothing of LangChain: the shapes are plain dicts.
+"""Converts approvals to and from LangChain's two formats: Killick's waits for LangChain inboxes, and graphs' questions
+for Killick. Imports nothing of LangChain: the formats are plain dicts.
 
     HITLRequest      {"action_requests": […], "review_configs": […]}, answered by {"decisions": […]}
     HumanInterrupt   [{"action_request": …, "config": …, "description": …}, …], answered by [{"type": …, "args": …}, …]
 
-The first is what `HumanInTheLoopMiddleware` asks, the second what agent inboxes were first made for.
+`HumanInTheLoopMiddleware` uses the first, older agent inboxes the second.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from killick.errors import AnswerRefused
 from killick.llm.external import Host
 
 Shape: TypeAlias = Mapping[str, Any] | Sequence[Any]
-"""A question or an answer in one of the two shapes."""
+"""A question or an answer in one of the two formats."""
 
 _SETTLES: Final[dict[str, Verb]] = {"approve": "not", "reject": "stop", "respond": "happened"}
-"""What a decision says of an effect that is in doubt: do it, leave it, it was done and this came of it."""
+"""What a decision means for an unknown outcome: retry, leave, or it happened with this result."""
 
 _SETTLING: Final = "approve: it did not happen, do it; reject: leave it; respond: it happened, and returned this"
 _OLDER: Final = {"approve": "accept", "reject": "ignore", "edit": "edit", "respond": "response"}
@@ -37,7 +37,7 @@ _NEWER: Final = {older: newer for newer, older in _OLDER.items()}
 
 
 def hitl_request(waits: Sequence[Wait]) -> dict[str, Any]:
-    """What waits for people, as one HITLRequest: an action for each."""
+    """Returns open waits as one HITLRequest, with an action for each."""
     asked = [(wait, *_asked(wait)) for wait in waits]
     return {
         "action_requests": [
@@ -50,7 +50,7 @@ def hitl_request(waits: Sequence[Wait]) -> dict[str, Any]:
 
 
 def human_interrupts(waits: Sequence[Wait]) -> list[dict[str, Any]]:
-    """What waits for people, each as a HumanInterrupt."""
+    """Returns open waits, each as a HumanInterrupt."""
     found: list[dict[str, Any]] = []
     for wait in waits:
         (name, arguments), allowed = _asked(wait), [_OLDER[each] for each in _decisions(wait)]
@@ -62,7 +62,7 @@ def human_interrupts(waits: Sequence[Wait]) -> list[dict[str, Any]]:
 
 
 def answer(client: Client, waits: Sequence[Wait], response: Shape, *, by: str | None = None) -> None:
-    """Give what somebody answered to a `hitl_request` or to `human_interrupts` to what waits, one after the other."""
+    """Passes the answers to a `hitl_request` or `human_interrupts` to the waits, in order."""
     decisions = _decided(response)
     if len(decisions) != len(waits):
         raise AnswerRefused(
@@ -77,7 +77,7 @@ def answer(client: Client, waits: Sequence[Wait], response: Shape, *, by: str | 
 
 
 def _asked(wait: Wait) -> tuple[str, dict[str, Any]]:
-    """The call that is to be agreed to; a question is a call of `ask`."""
+    """Returns the call to approve; a question is a call of `ask`."""
     intention = wait.intention
     if isinstance(intention, Mapping):
         return str(intention["tool"]), dict(msgspec.to_builtins(intention.get("arguments") or {}))
@@ -96,7 +96,7 @@ def _decisions(wait: Wait) -> list[str]:
 
 
 class _Decision(NamedTuple):
-    """What somebody decided: how, with what, and why."""
+    """A decision: its kind, its value and its reason."""
 
     kind: Verb
     value: Any = None
@@ -104,7 +104,7 @@ class _Decision(NamedTuple):
 
 
 def _decided(response: Shape) -> list[_Decision]:
-    """Decisions of either shape. One alone, of the older or the newer, needs no list around it."""
+    """Parses decisions of either format. A single one needs no list."""
     match response:
         case {"decisions": [*decisions]}:
             return [_decision(each) for each in decisions]
@@ -142,9 +142,9 @@ async def ask(
     timeout: float | str | None = None,
     key: str = "",
 ) -> Any:
-    """Ask people here what a graph asks in one of the two shapes; returns the response that the graph wants.
+    """Asks a graph's question, in either format, in Killick; returns the graph's response.
 
-    asker   the run, in an agent; or a host, where `key` says which interrupt it is: its id
+    asker   the run, in an agent; or a host, with `key`: the interrupt's id
     """
     actions = _actions(request)
     prompts = [_prompt(action) for action in actions]
@@ -156,7 +156,7 @@ async def ask(
 
 
 def response_of(request: Shape, answers: Sequence[Answer]) -> Any:
-    """What people answered here, in the shape of what the graph asked."""
+    """Returns Killick's answers in the format of the graph's question."""
     decided = [_shaped(action, answer) for action, answer in zip(_actions(request), answers, strict=True)]
     if not _is_older(request):
         return {"decisions": decided} if "action_requests" in request else decided[0]
@@ -165,7 +165,7 @@ def response_of(request: Shape, answers: Sequence[Answer]) -> Any:
 
 
 class _Action(NamedTuple):
-    """Something that a graph wants to do: what, with what, and how it is told."""
+    """A graph's intended action: name, arguments and description."""
 
     name: str
     arguments: dict[str, Any]
@@ -210,7 +210,7 @@ def _prompt(action: _Action) -> str:
 
 
 def _shaped(action: _Action, answer: Answer) -> dict[str, Any]:
-    """An answer as a decision of the newer shape. An edit is the arguments, all of them or those that change."""
+    """Returns an answer as a decision of the newer format. An edit contains all or only the changed arguments."""
     if action.allowed and answer.kind not in action.allowed:
         allowed = ", ".join(action.allowed)
         raise AnswerRefused(action.name, f"{answer.kind!r} is no decision that the graph takes; it takes {allowed}")

@@ -1,6 +1,6 @@
-"""The tools of an MCP server as Killick tools: judged, recorded, and settled when the server dies in the middle of one.
+"""The tools of an MCP server as Killick tools: evaluated, recorded, and reconciled if the server dies during a call.
 
-Says what becomes of a call, and nothing of what a tool does: that stays the server's.
+Decides the fate of a call; the tool's behaviour is the server's.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ T = TypeVar("T")
 
 Transport: TypeAlias = AbstractAsyncContextManager[Any]
 Where: TypeAlias = str | Sequence[str] | StdioServerParameters | MCPServer | Callable[[], Transport]
-"""A URL, a command, a command with its environment, a server of this process, or a function that gives a new transport
-whenever it is asked."""
+"""A URL, a command, a command with its environment, a server of this process, or a factory of transports."""
 
 Errors: TypeAlias = Literal["answer", "refused"]
 
@@ -49,32 +48,31 @@ CONNECT_SECONDS: Final = 30.0
 CLOSE_SECONDS: Final = 10.0
 PAGES_MAX: Final = 100
 KEY_META: Final = "killick/key"
-"""Under this name in `_meta` every call carries the key of its action, for servers that look."""
+"""The `_meta` name under which every call carries its idempotency key, for servers that read it."""
 _FORGOTTEN: Final = ("session not found", "session terminated")
-"""How servers in Python and TypeScript, and the client for those that say nothing, put that a session is gone."""
+"""How Python and TypeScript servers, and the client for silent ones, report a lost session."""
 _OUTSIDE: Final = re.compile(r"[^a-zA-Z0-9_-]")
-"""What a server may have in the name of a tool, and a model provider may not."""
+"""Characters that a server allows in a tool name, and a model provider does not."""
 
 
 class Server:
     """An MCP server and its tools.
 
-    files = Server(["npx", "-y", "@modelcontextprotocol/server-filesystem", "/srv"], prefix="files_")
-    bank = Server("https://bank.example/mcp", tools={"pay": {"identity": ["invoice"], "approve": "treasurer"}})
+        files = Server(["npx", "-y", "@modelcontextprotocol/server-filesystem", "/srv"], prefix="files_")
+        bank = Server("https://bank.example/mcp", tools={"pay": {"identity": ["invoice"], "approve": "treasurer"}})
 
-    where     a URL (streamable HTTP), a command (stdio), `StdioServerParameters`, a function that gives a transport, or
-              an `MCPServer` of this process, as in tests
-    prefix    before every name, so that the tools of two servers can be told apart
-    tools     what Killick should know of a tool, by the server's name for it: the options of `killick.tool`; and `key`,
-              the argument in which the server takes an idempotency key: it is filled in, and no model sees it
-    only      the names of those that are offered; all by default
-    hints     whether the server is believed what it says of its tools: what only reads, or is idempotent. Without
-              hints, as for all that they leave out, a tool is `at_most_once`
-    errors    what it means when a tool answers with an error. "answer": it is the tool's answer, recorded and told to
-              the model. "refused": nothing happened; the step fails, or is tried again
-    client    for `mcp.Client`: `read_timeout_seconds`, `elicitation_callback`, `mode` …
+        where     a URL (streamable HTTP), a command (stdio), `StdioServerParameters`, a factory of transports, or an
+                  `MCPServer` of this process, as in tests
+        prefix    before every name, to distinguish the tools of two servers
+        tools     options by the server's tool name, as for `killick.tool`; and `key`, the argument for the idempotency
+                  key: it is filled in, and no model sees it
+        only      the names of the offered tools; default: all
+        hints     whether to trust the server's hints: read-only, idempotent. Without hints, a tool is `at_most_once`
+        errors    the meaning of a tool's error. "answer": it is the tool's answer, recorded and sent to the model.
+                  "refused": nothing happened; the step fails, or is retried
+        client    for `mcp.Client`: `read_timeout_seconds`, `elicitation_callback`, `mode` …
 
-    It connects when it is first needed, in a thread of its own, and again after the connection is lost.
+    It connects on first use, in its own thread, and again after the connection is lost.
     """
 
     def __init__(
@@ -114,7 +112,7 @@ class Server:
         self.close()
 
     def close(self) -> None:
-        """End the connection; a server that was started ends with it."""
+        """Closes the connection; a started server ends with it."""
         with self._mutex:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is None or thread is None:
@@ -127,12 +125,12 @@ class Server:
     # the tools --------------------------------------------------------------------------------
 
     def tools(self) -> list[AnyTool]:
-        """The server's tools as they are now; waits for the server."""
+        """Returns the server's current tools; waits for the server."""
         return self._declared(self._submit(self._listing()).result())
 
     async def offered(self, run: AnyRun) -> list[AnyTool]:
-        """The server's tools as they were when the run first asked: what a model is offered is on record with the
-        run, and a replay needs no server. For a SyncRun there is `offered_sync`."""
+        """Returns the server's tools as of the run's first call: the offered tools are recorded with the run, and a
+        replay needs no server. For a SyncRun there is `offered_sync`."""
 
         async def list_tools() -> list[dict[str, Any]]:
             return await asyncio.wrap_future(self._submit(self._listing()))
@@ -211,13 +209,13 @@ class Server:
         return self._wrong(_text(result)) if result.is_error else _value(result)
 
     def _wrong(self, text: str) -> str:
-        """The server answered that it could not, or would not."""
+        """The server answered with an error."""
         if self._errors == "refused":
             raise NotDone(text)
         return f"error: {text}"
 
     async def _lost(self, link: _Link, name: str, error: MCPError) -> Exception:
-        """What is known of a call to which no answer came."""
+        """Returns the outcome of a call without an answer."""
         if error.message.casefold() in _FORGOTTEN:
             await self._drop(link)
             return NotDone(f"{self.name} has forgotten this session; the next call makes a new one")
@@ -231,7 +229,7 @@ class Server:
         return ConnectionError(f"{self.name} was lost while it was at {name}")
 
     async def _linked(self) -> _Link:
-        """The connection; a new one where there is none, or where it was lost meanwhile."""
+        """Returns the connection; a new one if there is none, or if it was lost."""
         async with self._connecting:
             if self._link is not None and self._link.is_up:
                 return self._link
@@ -245,7 +243,7 @@ class Server:
             return link
 
     async def _drop(self, link: _Link | None) -> BaseException | None:
-        """End a connection; returns what had ended it before, if anything had."""
+        """Closes a connection; returns the error that had ended it, if any."""
         if link is None:
             return None
         if self._link is link:
@@ -261,18 +259,18 @@ def _turn(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _Link:
-    """One connection. One task makes, keeps and ends it, because whoever enters a cancel scope has to leave it."""
+    """One connection. One task opens, keeps and closes it, because a cancel scope must be left where it was entered."""
 
     def __init__(self, where: Where, options: Mapping[str, Any]) -> None:
         self.is_up = False
         self.was_shared = False
-        """Whether another call was on its way beside the last one: then nobody knows whose request failed."""
+        """Whether another call ran concurrently with the last one: then it is unknown whose request failed."""
         self._calls = 0
         self._where = where
         self._options = options
         self._over = asyncio.Event()
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        # A context of its own: it outlives the step that happens to need it first.
+        # Its own context: it outlives the step that first needs it.
         self._task = asyncio.get_running_loop().create_task(self._kept(), context=Context())
 
     async def up(self, timeout: float) -> None:
@@ -280,7 +278,7 @@ class _Link:
             await asyncio.shield(self._ready)
 
     async def down(self) -> BaseException | None:
-        """End it; returns what had ended it before, if anything had."""
+        """Closes it; returns the error that had ended it, if any."""
         self.is_up = False
         self._over.set()
         if not self._ready.done():
@@ -304,7 +302,7 @@ class _Link:
             where = self._where
             there = where if isinstance(where, MCPServer) else _watched(_transport(where), self._ended)
             async with Client(there, **self._options) as client:
-                # The client holds results against what was listed. It would ask after a call; so it is asked now.
+                # The client validates results against the listing. It would list after a call; so list now.
                 await _listed(client)
                 self.is_up = True
                 self._ready.set_result(client)
@@ -322,7 +320,7 @@ class _Link:
 
 
 class _Watched:
-    """What a server sends, and whether it has stopped: one that died between two calls is not sent the next."""
+    """A server's output, and whether it stopped: a server that died between two calls gets no request."""
 
     def __init__(self, stream: Any, ended: Callable[[], None]) -> None:
         self._stream = stream
@@ -379,7 +377,7 @@ async def _watched(transport: Transport, ended: Callable[[], None]) -> AsyncIter
 
 
 async def _listed(client: Client, *, fresh: bool = False) -> list[Offered]:
-    """All pages of what the server offers."""
+    """Returns all pages of the server's tools."""
     found, cursor = list[Offered](), None
     for _ in range(PAGES_MAX):
         page = await client.list_tools(cursor=cursor, cache_mode="refresh" if fresh else "use")
@@ -394,10 +392,10 @@ async def _listed(client: Client, *, fresh: bool = False) -> list[Offered]:
 
 
 def _value(result: CallToolResult) -> Any:
-    """An answer as code and models see it: its data, else its text, else its blocks."""
+    """Returns an answer for code and models: its data, else its text, else its blocks."""
     data = result.structured_content
     if data is not None:
-        # Servers have to say an object, so those that have a value say it under this name.
+        # Servers must return an object, so those with a plain value wrap it under this name.
         return data["result"] if isinstance(data, dict) and data.keys() == {"result"} else data
     if all(isinstance(block, TextContent) for block in result.content):
         return _text(result)
@@ -409,7 +407,7 @@ def _text(result: CallToolResult) -> str:
 
 
 def _without(schema: Mapping[str, Any], name: str | None) -> dict[str, Any]:
-    """A schema without a parameter that no model is asked for."""
+    """Returns a schema without a parameter that is hidden from models."""
     if name is None:
         return dict(schema)
     properties: Mapping[str, Any] = schema.get("properties", {})
@@ -420,7 +418,7 @@ def _without(schema: Mapping[str, Any], name: str | None) -> dict[str, Any]:
 
 
 def _is_unreached(error: BaseException | None) -> bool:
-    """Whether a connection ended because none could be made: then nothing was sent."""
+    """Returns whether a connection could not be made: then nothing was sent."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(_is_unreached, error.exceptions))
     return isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)

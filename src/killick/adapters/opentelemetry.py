@@ -1,8 +1,7 @@
-"""OpenTelemetry: spans and metrics of what runs do here, by the conventions for generative AI (`gen_ai.*`).
+"""OpenTelemetry spans and metrics of runs, by the conventions for generative AI (`gen_ai.*`).
 
-A stretch of a run is `invoke_agent`, an attempt of a tool `execute_tool`, a call of a model `chat`; ours are
-`killick.*`.
-What comes from the record emits nothing. What was said, and by whom, is left out unless somebody asks for it.
+A continuous part of a run is `invoke_agent`, a tool attempt `execute_tool`, a model call `chat`; ours are `killick.*`.
+Replayed steps emit nothing. Message content and names are omitted unless enabled.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from killick.model import events as e
 from killick.model.failure import Failure
 
 CONTENT: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-"""The variable by which people let all their instrumentations show what was said."""
+"""The environment variable that enables message content in all instrumentations."""
 
 _SECONDS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _LONG_SECONDS: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102.4, 204.8, 409.6)
@@ -38,7 +37,7 @@ _FAILED: Final = frozenset({"failed", "interrupted", "diverged"})
 
 
 class _Spanned(NamedTuple):
-    """A stretch as it is traced."""
+    """A traced part of a run."""
 
     span: Span
     context: Context
@@ -55,7 +54,7 @@ class Telemetry(Observer):
         self._stop = observe(self)
 
     def stop(self) -> None:
-        """Be told nothing more. Spans that are open are never ended."""
+        """Stops observing. Open spans are never ended."""
         self._stop()
 
     def __enter__(self) -> Telemetry:
@@ -67,11 +66,11 @@ class Telemetry(Observer):
     # runs -------------------------------------------------------------------------------------
 
     def trace(self) -> str | None:
-        """The span that is current where a run is started, if there is one."""
+        """Returns the current trace context when a run is started, if any."""
         return _written(contexts.get_current())
 
     def began(self, stretch: RunSpan) -> str | None:
-        """A stretch is part of the trace of whoever started the run, in whichever process it is."""
+        """Starts a span in the trace of the run's starter, in any process."""
         here = contexts.get_current()
         now = trace.get_current_span(here).get_span_context()
         first = _PROPAGATOR.extract({"traceparent": stretch.trace}, context=here) if stretch.trace else here
@@ -102,7 +101,7 @@ class Telemetry(Observer):
         return _written(within)
 
     def ended(self, stretch: RunSpan) -> None:
-        """What the stretch came to: a run that waits is no error, one that failed is."""
+        """Ends the span: a waiting run is no error, a failed one is."""
         spanned: _Spanned | None = stretch.kept.pop(self, None)
         self._meters.stretch(stretch)
         if spanned is None:
@@ -117,7 +116,7 @@ class Telemetry(Observer):
     # attempts ---------------------------------------------------------------------------------
 
     def attempted(self, attempt: Attempt) -> None:
-        """A span for every attempt, so that what is tried again is seen to be."""
+        """Starts a span for every attempt, so that retries are visible."""
         of_model = attempt.sort == "model"
         verdict = attempt.verdict or e.Verdict()
         attributes = {
@@ -155,7 +154,7 @@ class Telemetry(Observer):
 
     @contextmanager
     def applying(self, attempt: Attempt) -> Generator[None]:
-        """What a tool does is inside of its span, also in a thread of its own."""
+        """A tool's own spans are inside its span, also in another thread."""
         span: Span | None = attempt.kept.get(self)
         if span is None:
             yield
@@ -166,7 +165,7 @@ class Telemetry(Observer):
             yield
 
     def came(self, attempt: Attempt) -> None:
-        """What came of an attempt. One that nobody heard the end of is an error of its own."""
+        """Ends an attempt's span. An unknown outcome is its own kind of error."""
         span: Span | None = attempt.kept.pop(self, None)
         self._meters.attempt(attempt)
         if span is None:
@@ -187,7 +186,7 @@ class Telemetry(Observer):
         span.end(end_time=attempt.ended_us * 1_000)
 
     def _fail(self, span: Span, failure: Failure | None, otherwise: str) -> None:
-        """An error's words may repeat what was said, so that they too are shown only where that is wanted."""
+        """An error's text may contain message content, so it is included only if enabled."""
         kind = _kind(failure, otherwise)
         span.set_attribute("error.type", kind)
         told = f"{kind}: {failure.message}" if self._content and failure is not None else kind
@@ -196,14 +195,14 @@ class Telemetry(Observer):
     # waits and rules --------------------------------------------------------------------------
 
     def waits(self, wait: Waited) -> None:
-        """When a wait opens the stretch says so; its span comes when it closes, maybe in another process."""
+        """Adds an event when a wait opens; its span is emitted on close, perhaps by another process."""
         spanned = None if wait.stretch is None else wait.stretch.kept.get(self)
         if spanned is not None:
             attributes = _given({"killick.step.id": wait.step, **_waited(wait)})
             spanned.span.add_event("killick.wait.opened", attributes, timestamp=wait.opened_us * 1_000)
 
     def waited(self, wait: Waited) -> None:
-        """A wait is a span from when it opened, be that days ago, to when it closed."""
+        """Emits a wait's span from its opening, even days ago, to its close."""
         self._meters.wait(wait)
         answer: Any = wait.answer if isinstance(wait.answer, dict) else {}
         asks = wait.waits_for in ("answer", "settlement")
@@ -226,7 +225,7 @@ class Telemetry(Observer):
         span.end(end_time=wait.closed_us * 1_000)
 
     def rejected(self, run: str, agent: str, name: str, verdict: e.Verdict, stretch: RunSpan | None) -> None:
-        """What a contract rejects is never attempted: the stretch says so."""
+        """Adds an event for a rejected call, which is never attempted."""
         told = _given({"gen_ai.tool.name": name, "killick.rule": verdict.rule, "killick.code": verdict.code})
         self._meters.rejections.add(1, told | {"gen_ai.agent.name": agent})
         spanned = None if stretch is None else stretch.kept.get(self)
@@ -234,8 +233,8 @@ class Telemetry(Observer):
             spanned.span.add_event("killick.rejected", told)
 
     def _within(self, stretch: RunSpan | None) -> Context:
-        """Under the span that is current, if it is of this stretch: code that waited may still be in an older one, and
-        code of a framework in none of ours, though in the same trace."""
+        """Returns the current span as the parent, if it is of this part of the run: resumed code may still be in an
+        older one, and framework code in none of ours, though in the same trace."""
         here = contexts.get_current()
         spanned: _Spanned | None = None if stretch is None else stretch.kept.get(self)
         if spanned is None:
@@ -269,7 +268,7 @@ def _trace_id(context: Context) -> int:
 
 
 def _written(context: Context) -> str | None:
-    """The span that is current in a context, in W3C's form."""
+    """Returns a context's current span in W3C form."""
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, context=context)
     return carrier.get("traceparent")
@@ -279,7 +278,7 @@ def _written(context: Context) -> str | None:
 
 
 class _Meters:
-    """What is counted. Names of runs are in none of it: there are too many."""
+    """The metrics. They contain no run names, to bound cardinality."""
 
     def __init__(self, provider: MeterProvider | None) -> None:
         meter = metrics.get_meter("killick", meter_provider=provider)
@@ -355,14 +354,13 @@ def instrument(
     meter_provider: MeterProvider | None = None,
     content: bool | None = None,
 ) -> Telemetry:
-    """Trace and measure every run that is advanced in this process, from now on.
+    """Traces and measures every run in this process, from now on.
 
-    tracer_provider  where spans go, and meter_provider where measurements go; unless given, what OpenTelemetry is set
-                     up with
-    content          also show what was said: arguments, results, messages, the words of errors, who approved. Unless
-                     given, as the variable OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT says; no, by default
+        tracer_provider  for spans, and meter_provider for metrics; default: OpenTelemetry's global ones
+        content          also include arguments, results, messages, error texts and approvers. Default: the variable
+                         OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT; else off
 
-    Called again, it takes the place of what was there before.
+    A second call replaces the first.
     """
     while _on:
         _on.pop().stop()

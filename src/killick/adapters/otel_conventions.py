@@ -1,6 +1,6 @@
-"""What an attempt is in the words of OpenTelemetry's conventions for generative AI. Pure; knows no SDK.
+"""Maps attempts to OpenTelemetry's conventions for generative AI. Pure; imports no SDK.
 
-The conventions are in development: the names here are those of the registry of 2026.
+The conventions are in development: these names are those of the registry of 2026.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SETTINGS: Final = {
     "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "seed": "seed",
     "frequency_penalty": "frequency_penalty", "presence_penalty": "presence_penalty", "stream": "stream",
 }  # fmt: skip
-"""The settings of a request, and what the conventions call them."""
+"""Request settings and their conventional names."""
 
 _STOPS: Final = ("stop", "stop_sequences")
 
@@ -30,7 +30,7 @@ _STOPS: Final = ("stop", "stop_sequences")
 
 
 def maker_of(fn: Callable[..., Any] | None) -> str | None:
-    """Whose client a method is of, where it is one of the official ones."""
+    """Returns the provider of an official client's method."""
     while isinstance(fn, partial):
         fn = fn.func
     if isinstance(told := getattr(fn, "maker", None), str):
@@ -41,7 +41,7 @@ def maker_of(fn: Callable[..., Any] | None) -> str | None:
 
 
 def asked_by(attempt: Attempt) -> dict[str, Any]:
-    """A model call before it is made: the operation, the model, and the settings."""
+    """Returns a model request's attributes: operation, model and settings."""
     arguments = attempt.arguments
     told: dict[str, Any] = {
         "gen_ai.operation.name": "embeddings" if "Embeddings." in attempt.name else "chat",
@@ -60,7 +60,7 @@ def asked_by(attempt: Attempt) -> dict[str, Any]:
 
 
 def replied(attempt: Attempt) -> dict[str, Any]:
-    """A model call after it was made: who answered, why it ended there, and what it used."""
+    """Returns a model reply's attributes: model, finish reason and usage."""
     told: dict[str, Any] = {}
     maker = (attempt.reply or "").partition(".")[0] or maker_of(attempt.fn)
     if maker:
@@ -83,7 +83,7 @@ def replied(attempt: Attempt) -> dict[str, Any]:
 
 
 def _last(output: Any) -> Mapping[str, Any]:
-    """A reply as it was sent; of a stream that was joined, the whole."""
+    """Returns a reply as sent; a joined stream as a whole."""
     if isinstance(output, Mapping):
         chunks: Any = output.get("chunks")
         if isinstance(chunks, list) and len(chunks) == 1:
@@ -105,12 +105,12 @@ def _reasons(reply: Mapping[str, Any]) -> Iterable[str]:
 
 
 def called_with(attempt: Attempt) -> dict[str, Any]:
-    """The arguments of a tool call."""
+    """Returns a tool call's arguments."""
     return {"gen_ai.tool.call.arguments": _text(attempt.arguments)}
 
 
 def asked_with(attempt: Attempt) -> dict[str, Any]:
-    """What a model was sent."""
+    """Returns a model's request."""
     arguments = attempt.arguments
     sent = arguments.get("messages", arguments.get("input"))
     if sent is None:
@@ -128,7 +128,7 @@ def asked_with(attempt: Attempt) -> dict[str, Any]:
 
 
 def said_by(attempt: Attempt) -> dict[str, Any]:
-    """What a tool returned, or a model said."""
+    """Returns a tool's result, or a model's reply."""
     if attempt.outcome != "returned":
         return {}
     if attempt.sort != "model":
@@ -183,5 +183,5 @@ def _part(part: Any) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """As JSON. A `killick.Secret` shows nothing of itself, here as anywhere."""
+    """Returns JSON. A `killick.Secret` stays hidden."""
     return msgspec.json.encode(value, enc_hook=repr).decode()

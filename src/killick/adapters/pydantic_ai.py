@@ -1,6 +1,6 @@
-"""Killick as a durability engine of Pydantic AI: its model requests and tool calls are steps of a run, each by its key.
+"""A durability engine for Pydantic AI: its model requests and tool calls are steps of a run, by key.
 
-The agent's loop stays Pydantic AI's: it runs again from the top, and what is on record is not done again.
+The agent's loop is Pydantic AI's: it is re-executed from its start, and recorded steps are not repeated.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ from killick.llm.external import Host, attempt, here
 Options: TypeAlias = Mapping[str, Any]
 """The options of `killick.tool`, for one tool."""
 ToolOptions: TypeAlias = Mapping[str, Options | Literal[False]]
-"""What is said of tools, by name; False leaves a tool to the agent's own code, which runs again after a crash."""
+"""Options by tool name; False leaves a tool unrecorded, so that it runs again after a crash."""
 
 ANYBODY: Final = Approval()
 METADATA: Final = "killick"
-"""Under this name in a tool's metadata the same may be said where the tool is declared."""
+"""The name for these options in a tool's metadata."""
 _WIRE: Final = "pydantic_ai"
-"""Where a tool gave no plain value, what it came to is on record under this name, in Pydantic AI's own form."""
+"""The name under which a non-plain tool result is recorded in Pydantic AI's own form."""
 _MOMENTARY: Final = frozenset({"timestamp", "run_id", "conversation_id"})
-"""What a message has that is new whenever the loop runs, and that no model sees."""
+"""Parts of a message that are new on each execution, and that no model sees."""
 _RETURNED: Final[TypeAdapter[ToolReturn[Any]]] = TypeAdapter(ToolReturn)
 
 _PARAMS: Final[ContextVar[Any]] = ContextVar("killick_pydantic_ai_params", default=None)
-"""What the operation that is carried out was given."""
+"""The arguments of the current operation."""
 
 
 class KillickDurability(BaseDurabilityCapability[AgentDepsT]):
-    """Makes an agent of Pydantic AI durable, wherever it runs in a host of Killick; elsewhere it changes nothing.
+    """Makes a Pydantic AI agent durable inside a Killick host; elsewhere it changes nothing.
 
     assistant = Agent("openai:gpt-5", name="assistant", capabilities=[KillickDurability()])
 
@@ -75,11 +75,11 @@ class KillickDurability(BaseDurabilityCapability[AgentDepsT]):
         async with run.hosting():
             return (await assistant.run(wish)).output
 
-    tools       what tools do to the world, by name: the options of `killick.tool`. What nobody named is at most once,
-                save what an MCP server says of its own. `False`: no step of its own, for a tool that only runs another
-                durable agent. Also as a tool's metadata: `@assistant.tool_plain(metadata={"killick": {…}})`
-    approvers   who is asked where Pydantic AI wants an approval (`requires_approval`, `ApprovalRequired`): a name,
-                names, or `killick.Approval(…)`; anybody by default. None: the agent ends with `DeferredToolRequests`
+    tools       options by tool name, as for `killick.tool`. Others run at most once, unless an MCP server's hints say
+                otherwise. `False`: no step, for a tool that only runs another durable agent. Also as a tool's
+                metadata: `@assistant.tool_plain(metadata={"killick": {…}})`
+    approvers   the approvers where Pydantic AI requires approval (`requires_approval`, `ApprovalRequired`): a name,
+                names, or `killick.Approval(…)`; default: anyone. None: the agent ends with `DeferredToolRequests`
     models, event_stream_handler, name    as with every durability engine of Pydantic AI
     """
 
@@ -89,7 +89,7 @@ class KillickDurability(BaseDurabilityCapability[AgentDepsT]):
         durable_container_noun="run",
         codec=JSON_CODEC,
         toolset_lifecycles={"function": "enter-always", "mcp": "enter-never", "dynamic": "enter-never"},
-        # What is added for one run is not wrapped: it would go past the gate.
+        # Toolsets added for one run are not wrapped: they would bypass the gate.
         unsupported_runtime_toolset_kinds=frozenset({"function", "mcp", "dynamic"}),
         tool_config_key=METADATA,
     )
@@ -116,7 +116,7 @@ class KillickDurability(BaseDurabilityCapability[AgentDepsT]):
         return Backend(self.name, self.default_model_id, self._tools)
 
     def get_default_run_id(self) -> str | None:
-        # Outside of an agent nobody counts: whoever asks again comes with the same messages, and is known by these.
+        # Outside an agent there is no counter: a repeated request has the same messages, which identify it.
         if not self.in_durable_context or not in_agent():
             return None
         host = hosted(None, self.name)
@@ -128,7 +128,7 @@ class KillickDurability(BaseDurabilityCapability[AgentDepsT]):
     async def handle_deferred_tool_calls(
         self, ctx: RunContext[AgentDepsT], *, requests: DeferredToolRequests
     ) -> DeferredToolResults | None:
-        """Let approvals be Killick's: the call goes to the gate, which asks people about this very call."""
+        """Routes approvals to Killick: the gate asks people about this call."""
         if not self.in_durable_context or self._approvers is None or not requests.approvals:
             return None
         course = _course(hosted(None, self.name))
@@ -143,7 +143,7 @@ class KillickDurability(BaseDurabilityCapability[AgentDepsT]):
 
 
 class Backend(JournalCallableOperationBackend[Options]):
-    """Carries out what Pydantic AI wants done durably as steps of the host in whose block it runs."""
+    """Runs Pydantic AI's durable operations as steps of the current host."""
 
     def __init__(self, agent: str, default_model_id: str | None, tools: ToolOptions) -> None:
         reads, again = {"effect": "reads"}, {"effect": "idempotent"}
@@ -154,7 +154,7 @@ class Backend(JournalCallableOperationBackend[Options]):
         self._tools = tools
 
     def bind(self, operation: DurableOperation[Any, Any, Any]) -> BoundDurableOperation[Any, Any, Any]:
-        """As the builder does it; what an operation is given can then be put on record with it."""
+        """As the builder does; then an operation's arguments can be recorded with it."""
         return _Given(super().bind(operation))
 
     async def execute(
@@ -203,16 +203,16 @@ class _Given(BoundDurableOperation[Any, Any, Any]):
 
 @dataclass
 class GatedToolset(WrapperToolset[AgentDepsT]):
-    """A toolset whose calls go through the gate, while models are asked as ever: `toolsets=[GatedToolset(mine)]`.
+    """A toolset whose calls go through the gate, while model calls do not: `toolsets=[GatedToolset(mine)]`.
 
-    `KillickDurability` wraps the toolsets of its agent by itself.
+    `KillickDurability` wraps its agent's toolsets itself.
     """
 
     _: KW_ONLY
     tools: ToolOptions = field(default_factory=dict[str, Options | Literal[False]])
-    """What tools do to the world, by name, as with `KillickDurability`."""
+    """Options by tool name, as with `KillickDurability`."""
     needs_host: bool = True
-    """Whether a call is refused where there is no host, or made as ever."""
+    """Whether a call without a host is refused, or made unrecorded."""
 
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[AgentDepsT], tool: ToolsetTool[AgentDepsT]
@@ -231,7 +231,7 @@ class GatedToolset(WrapperToolset[AgentDepsT]):
                 return {_WIRE: {"return": _RETURNED.dump_python(result, mode="json")}}
             return to_jsonable_python(result, serialize_unknown=True)
 
-        # By these a tool leaves before it did anything: it is called again, once somebody has agreed.
+        # A tool raises these before any effect: it is called again after the approval.
         leaves = (ApprovalRequired, CallDeferred)
         outcome: Any = await _tool_called(hosted(None, name), params, body, options, bubbles=leaves)
         match outcome:
@@ -251,7 +251,7 @@ class GatedToolset(WrapperToolset[AgentDepsT]):
 async def _requested(
     host: Host, model: str, params: ModelRequestParams, body: Callable[[], Awaitable[object]]
 ) -> object:
-    """A model's reply, recorded with what it was sent."""
+    """Returns a model's reply, recorded with its request."""
     told: dict[str, Any] = {
         "model": model,
         "messages": [_steady(each) for each in ModelMessagesTypeAdapter.dump_python(params.messages, mode="json")],
@@ -266,7 +266,7 @@ async def _requested(
     except Rejected:
         raise
     except StepFailed as failed:
-        # The same error live and from the record, and one for which Pydantic AI has its ways: another model, perhaps.
+        # The same error live and from the log, and one that Pydantic AI handles: with another model, perhaps.
         status = failed.failure.details.get("status") if failed.failure is not None else None
         if isinstance(status, int):
             raise ModelHTTPError(status, model, failed.failure.details.get("body")) from failed
@@ -305,7 +305,7 @@ async def _tool_called(
 
 
 def _plainly(body: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[object]]:
-    """A value that a tool returned is on record as it is, for people to read, and to give where it is in doubt."""
+    """Records a tool's plain value as it is, for people to read, and to supply for an unknown outcome."""
 
     async def run() -> object:
         match payload := await body():
@@ -326,7 +326,7 @@ def _is_formed(value: Any) -> bool:
 
 
 def _edit(params: ToolsetCallToolParams | DynamicToolsetCallToolParams, arguments: dict[str, Any]) -> None:
-    """What a person wrote in place of the model's arguments, as the tool takes it."""
+    """Returns a person's edit of the arguments, as the tool takes it."""
     tool = params.tool if isinstance(params, ToolsetCallToolParams) else None
     fitting = arguments if tool is None else tool.args_validator.validate_python(arguments)
     params.tool_args.clear()
@@ -340,7 +340,7 @@ def _definition(params: ToolsetCallToolParams | DynamicToolsetCallToolParams) ->
 
 
 def _options(tools: ToolOptions, name: str, tool: ToolsetTool[Any]) -> Options | Literal[False]:
-    """What is known of a tool: by the agent's capability, by its own metadata, by an MCP server's hints."""
+    """Returns a tool's options: from the agent's capability, its own metadata, or an MCP server's hints."""
     metadata = tool.tool_def.metadata or {}
     said: Options | Literal[False] = tools.get(name, metadata.get(METADATA, {}))
     hints = metadata.get("annotations") or {}
@@ -354,7 +354,7 @@ def _options(tools: ToolOptions, name: str, tool: ToolsetTool[Any]) -> Options |
 
 
 class _Course:
-    """What one block of a host has seen, since the loop in it began from the top."""
+    """The calls of one host block, since its loop started."""
 
     def __init__(self) -> None:
         self.approvers: dict[str, Approve] = {}
@@ -373,12 +373,12 @@ def _course(host: Host) -> _Course:
 
 
 def _call_key(ctx: RunContext[Any], call: str, *, approved: bool) -> str:
-    """A call by the id that the model gave it. The same call, once approved, is another step."""
+    """Returns a call's key: the model's call id. The same call, once approved, is another step."""
     return (f"{ctx.run_id}/" if in_agent() else "") + call + ("/approved" if approved else "")
 
 
 def _nth_key(host: Host, params: Any, what: str) -> str:
-    """The nth of its kind in a step of the agent's loop, which goes the same way again."""
+    """Returns the key of the nth operation of its kind in a step of the agent's deterministic loop."""
     ctx: RunContext[Any] | None = getattr(params, "run_context", None) or getattr(params, "ctx", None)
     where = what if ctx is None else f"{ctx.run_id}/{ctx.run_step}/{what}"
     return f"{where}#{_course(host).count(where)}"
@@ -393,13 +393,13 @@ def _named(body: Callable[[], Awaitable[object]], name: str) -> Callable[..., Aw
 
 
 def _steady(message: dict[str, Any]) -> dict[str, Any]:
-    """A message without what is new whenever it is made: what a model is sent is the same after a crash."""
+    """Returns a message without its momentary parts, so that a request is equal after a crash."""
     parts = [_lean(part, _MOMENTARY) for part in message["parts"]]
     return {**_lean(message, _MOMENTARY), "parts": parts}
 
 
 def _lean(fields: dict[str, Any], without: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Fields that say something; those of tools, in lists, too."""
+    """Returns the non-empty fields, also of tools in lists."""
     return {
         name: [_lean(each) if isinstance(each, dict) else each for each in value] if isinstance(value, list) else value
         for name, value in fields.items()

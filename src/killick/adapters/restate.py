@@ -1,8 +1,8 @@
-"""Restate owns when and where runs go on: scheduling, timers, messages, failover. Killick's log owns what is true.
+"""Runs on Restate: it owns scheduling, timers, messages and failover. Killick's log owns the state.
 
-Each run is a virtual object under the run's id, which Restate lets be at work once at a time. A turn of the run is one
-invocation of it, a wait is a delayed invocation, and whatever comes for the run is one more. So no journal holds more
-than a turn's outcome, however long the run lives and however much was said.
+Each run is a virtual object under its id, which Restate executes one invocation at a time. A turn of the run is one
+invocation, a wait is a delayed invocation, and each outside event is another. So a journal holds only a turn's outcome,
+for a run of any length.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from killick.store.protocol import RunRow
 STIR: Final = "stir"
 
 _STEP_LONGEST: Final = timedelta(days=1)
-"""How long a turn that should end may take for the step it is at, before Restate cuts it off."""
+"""How long a yielding turn may take for its current step before Restate aborts it."""
 
 _ONCE_FOR: Final = timedelta(hours=1)
-"""For how long the same reason counts once."""
+"""How long equal reasons are deduplicated."""
 
 _BUSY_SECONDS: Final = 0.5
 _LEAVE_SECONDS: Final = 0.2
@@ -52,15 +52,15 @@ _AGAIN: Final = restate.InvocationRetryPolicy(
 
 
 class Restate:
-    """Killick's runs on a Restate server: `app` is what Restate calls, and in an `async with` block it hears of runs.
+    """Killick's runs on a Restate server: Restate calls `app`, and an `async with` block watches for runs.
 
-    ingress         where Restate's own address for requests is
-    name            what the virtual object is called, under which runs are found there
-    agents          whose runs are Restate's, by name; all that are declared in this process, unless it says so
-    concurrency     how many runs this process has in hand at once
-    lease_seconds   how long a run stays with a process that froze before another may take it
-    slice_seconds   how long a run goes on before it is given back at its next step
-    duties          whether this process also attends to triggers and hooks, as a worker of Killick's own does
+    ingress         Restate's ingress address
+    name            the virtual object's name
+    agents          the agents whose runs are Restate's, by name; default: all declared in this process
+    concurrency     the maximum number of concurrent runs in this process
+    lease_seconds   how long a frozen process keeps a run before another may take it
+    slice_seconds   how long a run continues before it yields at its next step
+    duties          whether this process also runs triggers and hooks, as a Killick worker does
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class Restate:
 
     @property
     def objects(self) -> Sequence[restate.VirtualObject]:
-        """What an endpoint needs where people make their own: `restate.app([…, *engine.objects])`."""
+        """The services for a custom endpoint: `restate.app([…, *engine.objects])`."""
         return (self._object,)
 
     @property
     def app(self) -> Any:
-        """The endpoint, as an ASGI app for a server that speaks HTTP/2, on the loop of the `async with` block."""
+        """The endpoint, as an ASGI app for an HTTP/2 server, on the loop of the `async with` block."""
         endpoint: Any = restate.app(self.objects)
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -110,7 +110,8 @@ class Restate:
         return app
 
     async def _received(self, receive: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """What comes next of a request. When we are gone, as if Restate had hung up: it may never do so by itself."""
+        """Receives the next request event. After shutdown it acts as if Restate had disconnected, which Restate may
+        never do."""
         loop = asyncio.get_running_loop()
         coming, gone = loop.create_task(receive()), loop.create_task(self._gone.wait())
         try:
@@ -138,9 +139,9 @@ class Restate:
         await self._serving.aclose()
 
     async def drain(self) -> None:
-        """Take no more turns, and let every run that is at work here leave at its next step.
+        """Takes no more turns, and lets every active run yield at its next step.
 
-        Call it before the server that serves `app` is stopped, so that Restate hears what came of each turn.
+        Call it before the server of `app` stops, so that Restate receives each turn's outcome.
         """
         self._draining = True
         while self._turns:
@@ -158,9 +159,9 @@ class Restate:
     async def start(
         self, agent: AnyAgent, input: Any = None, *, id: str | None = None, **options: Any  # noqa: A002
     ) -> Handle[Any]:  # fmt: skip
-        """Create a run, as `kd.start` does, and have Restate go on with it.
+        """Creates a run, as `kd.start` does, and makes Restate continue it.
 
-        `kd.start` alone is enough, from anywhere: whoever serves hears of it.
+        `kd.start` alone suffices, from anywhere: a serving process notices it.
         """
         handle: Handle[Any] = await self._client.start.soon(agent, input, id=id, **options)
         row = self._client.store.index(handle.id)
@@ -169,7 +170,7 @@ class Restate:
         return handle
 
     async def stir(self, row: RunRow, reason: str) -> None:
-        """Have Restate take a turn of a run. The same reason again does nothing."""
+        """Makes Restate take a turn of a run. A repeated reason does nothing."""
         if self._requests is None:
             raise KillickError("this engine is not open; use it in an `async with` block")
         key, once = quote(name_of(row), safe=""), quote(reason, safe="@+:")
@@ -181,7 +182,7 @@ class Restate:
         made = restate.VirtualObject(
             name,
             description="Runs of Killick's, each under its id",
-            # No turn is asked to end before its slice is over, and none is cut off in a step.
+            # No turn must yield before its slice is over, and none is aborted in a step.
             inactivity_timeout=timedelta(seconds=self._slice_seconds + 60),
             abort_timeout=_STEP_LONGEST,
             idempotency_retention=_ONCE_FOR,
@@ -190,7 +191,7 @@ class Restate:
 
         @made.handler(STIR)
         async def stir(ctx: restate.ObjectContext) -> dict[str, Any]:
-            """Take a turn, and come back when its time has come."""
+            """Takes a turn, and schedules the next."""
             standing: dict[str, Any] = await ctx.run_typed("turn", self._turn, run=ctx.key())
             timer = await ctx.get("timer", type_hint=str)
             if timer is not None and timer != ctx.request().id:
@@ -205,18 +206,18 @@ class Restate:
 
         @made.handler("standing", kind="shared")
         async def standing(ctx: restate.ObjectSharedContext) -> dict[str, Any] | None:
-            """How the run stood after its last turn."""
+            """Returns the run's outcome after its last turn."""
             return await ctx.get("standing", type_hint=dict)
 
         @made.handler("cancel", kind="shared")
         async def cancel(ctx: restate.ObjectSharedContext) -> None:
-            """Cancel the run, which then ends in its own way."""
+            """Cancels the run, which then ends in its own way."""
             await ctx.run_typed("cancel", self._cancel, run=ctx.key())
 
         return made
 
     async def _turn(self, run: str) -> dict[str, Any]:
-        """One turn. When Restate gives it up, the step that the run is at is finished all the same, and no more."""
+        """One turn. If Restate aborts it, the current step is still finished, and no more."""
         async with self._room:
             if self._draining:
                 raise RetryableError("this endpoint stops", retry_after=timedelta(seconds=_BUSY_SECONDS))
@@ -230,7 +231,7 @@ class Restate:
                 turn.leave()
                 raise
             except RunBusy:
-                # Whoever has it finishes a step, or is dead and about to be noticed.
+                # Its holder finishes a step, or is dead and will be detected.
                 standing = TurnOutcome(run, "running", _BUSY_SECONDS)
             except RunUnknown as unknown:
                 raise TerminalError(str(unknown), status_code=404) from None

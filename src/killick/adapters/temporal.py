@@ -1,8 +1,8 @@
-"""Temporal owns when and where runs go on: scheduling, timers, signals, failover. Killick's log owns what is true.
+"""Runs on Temporal: it owns scheduling, timers, signals and failover. Killick's log owns the state.
 
-Each run has one workflow, which knows its id and how it stands, and nothing else: a turn of the run is an activity, a
-wait is a timer of Temporal's, and whatever comes for the run is a signal without content. So a workflow's history grows
-with the number of waits, and not with what was said.
+Each run has one workflow, which knows only its id and its outcome: a turn of the run is an activity, a wait is a
+Temporal timer, and an outside event is a signal without content. So a workflow's history grows with the number of
+waits, not with the data.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ CANCEL: Final = "killick.cancel"
 STIR: Final = "stir"
 
 _LONGEST: Final = timedelta(days=365)
-"""What a turn may take at the most. One that is lost is noticed by its missing heartbeat, long before."""
+"""The maximum length of a turn. A lost one is detected by its missing heartbeat, long before."""
 
 _AGAIN: Final = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=60))
 _LEAVE_SECONDS: Final = 0.5
 _BUSY_SECONDS: Final = (0.1, 2.0)
-"""How soon a turn that met somebody else at the run is tried again, at first and at the most."""
+"""The first and the maximum retry interval of a turn whose run is held."""
 
 _STICKY: Final = timedelta(seconds=1)
-"""How long a workflow waits for the worker that had it: its history is short, and read by another as soon."""
+"""The sticky timeout: a workflow's history is short, and another worker reads it quickly."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a workflow has to know about how its turns are taken."""
+    """A workflow's settings for its turns."""
 
     heartbeat_seconds: float
 
@@ -61,7 +61,7 @@ class Terms:
 # the workflow ---------------------------------------------------------------------------------------
 
 
-# Ours, and without anything to guard against: the sandbox would import all of Killick for each workflow.
+# Ours, and deterministic: the sandbox would import all of Killick for each workflow.
 @workflow.defn(name="killick.run", sandboxed=False)
 class RunWorkflow:
     """A run as Temporal sees it."""
@@ -72,7 +72,7 @@ class RunWorkflow:
 
     @workflow.run
     async def run(self, run: str, terms: Terms) -> TurnOutcome:
-        """Until the run has ended. A workflow that somebody cancels cancels its run, which then ends in its own way."""
+        """Runs until the run has ended. Cancelling the workflow cancels its run, which then ends in its own way."""
         cancelled = False
         work = asyncio.create_task(self._to_its_end(run, terms))
         while True:
@@ -94,12 +94,12 @@ class RunWorkflow:
 
     @workflow.signal(name=STIR)
     def stir(self) -> None:
-        """Something came for the run. What it is, the run finds in its inbox."""
+        """Signals an outside event. The run finds it in its inbox."""
         self._stirred += 1
 
     @workflow.query(name="standing")
     def standing(self) -> TurnOutcome | None:
-        """How the run stood after its last turn."""
+        """Returns the run's outcome after its last turn."""
         return self._standing
 
     def _is_stirred(self, seen: int) -> bool:
@@ -137,14 +137,14 @@ class RunWorkflow:
 class Temporal:
     """Killick's runs on a Temporal server. In an `async with` block it serves them; without one it only starts them.
 
-    task_queue          where turns are queued. Every worker of a queue is to know the same agents
-    agents              whose runs are Temporal's, by name; all that are declared in this process, unless it says so
-    concurrency         how many runs a worker has in hand at once
-    heartbeat_seconds   how long a worker may be silent before Temporal gives what it had to another
-    lease_seconds       how long a run stays with a worker that froze before another may take it
-    slice_seconds       how long a run goes on before it is given back to the queue at its next step
-    duties              whether this process also attends to triggers and hooks, as a worker of Killick's own does
-    options             what else Temporal's own `Worker` is to be given: `build_id`, `interceptors` …
+    task_queue          the queue of turns. Every worker of a queue must have the same agents
+    agents              the agents whose runs are Temporal's, by name; default: all declared in this process
+    concurrency         the maximum number of concurrent runs of a worker
+    heartbeat_seconds   how long a worker may be silent before Temporal reassigns its turns
+    lease_seconds       how long a frozen worker keeps a run before another may take it
+    slice_seconds       how long a run continues before it returns to the queue at its next step
+    duties              whether this process also runs triggers and hooks, as a Killick worker does
+    options             other options of Temporal's `Worker`: `build_id`, `interceptors` …
     """
 
     workflows: Sequence[type] = (RunWorkflow,)
@@ -177,11 +177,11 @@ class Temporal:
 
     @property
     def activities(self) -> Sequence[Callable[..., Any]]:
-        """What a worker of Temporal's needs beside `workflows`, where people make their own; then use `waking()`."""
+        """The activities of a custom worker, besides `workflows`; then use `waking()`."""
         return (self._advance, self._cancel)
 
     def waking(self) -> Waking:
-        """Has workflows hear of what comes for their runs, and starts those of new ones: an `async with` block."""
+        """Signals workflows about events for their runs, and starts those of new runs: an `async with` block."""
         return Waking(self._client, self.stir, agents=self._agents)
 
     async def __aenter__(self) -> Temporal:
@@ -211,22 +211,22 @@ class Temporal:
     # starting ---------------------------------------------------------------------------------
 
     async def start(self, agent: AnyAgent, input: Any = None, *, id: str | None = None, **options: Any) -> Any:  # noqa: A002
-        """Create a run, as `kd.start` does, and its workflow; returns the workflow's handle.
+        """Creates a run, as `kd.start` does, and its workflow; returns the workflow's handle.
 
-        `kd.start` alone is enough, from anywhere: whoever serves hears of it.
+        `kd.start` alone suffices, from anywhere: a serving process notices it.
         """
         handle = await self._client.start.soon(agent, input, id=id, **options)
         return await self.workflow_of(handle.id)
 
     async def workflow_of(self, run: str) -> WorkflowHandle[Any, TurnOutcome]:
-        """The workflow of a run, started where it is not there."""
+        """Returns a run's workflow, started if absent."""
         row = self._client.store.index(run)
         if row is None:
             raise RunUnknown(run)
         return await self._started(row)
 
     async def stir(self, row: RunRow, reason: str) -> None:
-        """Have the workflow of a run look at it. The same reason again does nothing."""
+        """Signals a run's workflow. A repeated reason does nothing."""
         if row.status == "queued":
             await self._started(row)
             return
@@ -260,12 +260,12 @@ class Temporal:
 
     @activity.defn(name=ADVANCE)
     async def _advance(self, run: str) -> TurnOutcome:
-        """One turn. A worker that stops, or that Temporal has given up, finishes the step it is at, and no more."""
+        """One turn. A worker that stops, or lost its heartbeat, finishes the current step, and no more."""
         try:
             turn = Turn(self._client, run, lease_seconds=self._lease_seconds, slice_seconds=self._slice_seconds)
             return await self._alive(turn)
         except RunBusy as busy:
-            # Whoever has it finishes a step, or is dead and about to be noticed.
+            # Its holder finishes a step, or is dead and will be detected.
             least, most = _BUSY_SECONDS
             seconds = min(least * 2 ** min(activity.info().attempt - 1, 10), most)
             again = timedelta(seconds=seconds)
@@ -298,11 +298,11 @@ class Temporal:
 
     @activity.defn(name=CANCEL)
     async def _cancel(self, run: str) -> None:
-        """Cancel a run, because somebody cancelled its workflow."""
+        """Cancels a run because its workflow was cancelled."""
         with contextlib.suppress(AnswerRefused):  # it is over
             await self._client.cancel.soon(run, because="its workflow was cancelled")
 
 
 def workflow_id(row: RunRow) -> str:
-    """What the workflow of a run is called. A run that was renewed keeps its workflow."""
+    """Returns a run's workflow id. A renewed run keeps its workflow."""
     return f"killick:{name_of(row)}"

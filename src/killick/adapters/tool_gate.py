@@ -1,5 +1,5 @@
-"""A framework's calls at Killick's gate: which host they go through, what people said of each tool, and how a model is
-asked until it has answered. Knows no framework."""
+"""Routes a framework's calls through Killick's gate: the host, the tools' options, and retried model calls. Knows no
+framework."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from killick.llm.external import Host, here
 T = TypeVar("T")
 
 ToolOptions: TypeAlias = Mapping[str, AnyTool | Mapping[str, Any]]
-"""What people say of tools, by name: a `killick.Tool`, or the options of `killick.tool`, such as `{"effect":
-"reads"}`."""
+"""Options by tool name: a `killick.Tool`, or the options of `killick.tool`, such as `{"effect": "reads"}`."""
 
 
 def hosted(given: Host | None, who: str) -> Host:
-    """The host that was given, or the one in whose code we are. Without one nothing runs: it would not be on record."""
+    """Returns the given host, or the current one. Refuses without one, because the call would not be recorded."""
     host = given or here()
     if host is None:
         raise DeclarationRefused(
@@ -32,15 +31,14 @@ def hosted(given: Host | None, who: str) -> Host:
 
 
 class Declared:
-    """The tools of a framework as Killick's, each declared when it is first called. What nobody named is at most
-    once."""
+    """A framework's tools as Killick's, each declared on its first call. Tools without options run at most once."""
 
     def __init__(self, options: ToolOptions | None = None) -> None:
         self._options = dict(options or {})
         self._tools: dict[str, AnyTool] = {}
 
     def of(self, name: str, *, schema: Mapping[str, Any] | None = None, doc: str = "") -> AnyTool:
-        """The tool of that name; the schema says what its parameters are called."""
+        """Returns the tool of that name; the schema names its parameters."""
         if name not in self._tools:
             said = self._options.get(name, {})
             self._tools[name] = said if isinstance(said, Tool) else open_tool(name, schema=schema, doc=doc, **said)
@@ -48,14 +46,14 @@ class Declared:
 
 
 class Stopped(BaseException):
-    """A call could not pass the gate, which is not for a model to hear.
+    """A call could not pass the gate, for a reason that is not for a model to read.
 
-    Frameworks tell their models of every `Exception` of a tool, and go on. This is none, so it comes out of them.
+    Frameworks report every `Exception` of a tool to their models, and continue. This is none, so it propagates.
     """
 
 
 class Waiting(Stopped):
-    """Only a person can let a call go on; `waits` says what for. Once they answered, run the same again."""
+    """Only a person can let a call continue; `waits` says what for. After the answer, run the same again."""
 
     def __init__(self, waiting: RunWaiting) -> None:
         super().__init__(str(waiting))
@@ -64,20 +62,20 @@ class Waiting(Stopped):
 
 
 class ToolFailed(Exception):
-    """A tool failed, which is on record. The text is fit to go to a model, the same now and from the record."""
+    """A recorded tool failure. Its text may go to a model, and is the same live and from the log."""
 
 
 def came_to_nothing(error: KillickError) -> BaseException:
-    """What to raise in a framework's tool for an error of the gate, other than a rejection."""
+    """Returns the exception to raise in a framework's tool for an error of the gate, other than a rejection."""
     if isinstance(error, StepFailed):
         return ToolFailed(str(error.failure))
     return Waiting(error) if isinstance(error, RunWaiting) else Stopped(str(error))
 
 
 async def asked(host: Host, who: str, fn: Callable[..., Awaitable[Any]], /, **request: Any) -> Any:
-    """Ask a model, or have what it said. A failure on record is not its last word: the nth asking is another step.
+    """Calls a model, or returns its recorded reply. A recorded failure is not final: the nth call is another step.
 
-    who   what the step is called, such as the client's own name for it
+    who   the step's name, such as the client's own
     """
     while True:
         was_asked = False
@@ -95,7 +93,7 @@ async def asked(host: Host, who: str, fn: Callable[..., Awaitable[Any]], /, **re
 
 
 def asked_sync(host: Host, who: str, fn: Callable[..., Any], /, **request: Any) -> Any:
-    """The same, for code that blocks."""
+    """The same, for blocking code."""
     while True:
         was_asked = False
 
@@ -112,7 +110,7 @@ def asked_sync(host: Host, who: str, fn: Callable[..., Any], /, **request: Any) 
 
 
 class _BrokeOff(Exception):
-    """A stream ended before its end. What was heard cannot be taken back, so it is not tried again behind it."""
+    """A stream broke off. Its parts were already passed on, so it is not retried."""
 
 
 async def streamed(
@@ -125,9 +123,9 @@ async def streamed(
     read: Callable[[Any], Iterable[T]],
     **request: Any,
 ) -> AsyncIterator[T]:
-    """Ask a model whose reply comes in parts: as they are said, and on record once it is whole; or from the record.
+    """Streams a model's reply in parts, and records it once complete; or returns the recorded one.
 
-    write   all parts as the value that goes on record; `read` makes parts of it
+    write   converts all parts to the recorded value; `read` converts back
     """
     coming: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
 
@@ -161,8 +159,8 @@ async def streamed(
 
 def _raise_if_new(failed: StepFailed, was_asked: bool) -> None:
     if in_agent() or type(failed) is not StepFailed:
-        # An agent's code runs again from the top, and has to see what it saw; a no of rules or people stays one.
+        # Re-executed agent code must see the same error; a rejection by rules or people stays one.
         raise failed
     if was_asked:
-        # Frameworks know the errors of their models' clients, and have their own ways with them.
+        # Frameworks handle the errors of their models' clients themselves.
         raise failed.__cause__ or failed

@@ -1,4 +1,4 @@
-"""LangGraph on Killick: `KillickSaver`, a checkpointer on any store, and `Gate`, by which tools are called once.
+"""LangGraph: `KillickSaver`, a checkpointer on any store, and `Gate`, which makes tool calls recorded steps.
 
 `KillickMiddleware`, the gate for `create_agent`, is in `killick.adapters.langgraph.middleware`: it needs LangChain.
 """

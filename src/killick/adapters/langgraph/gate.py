@@ -1,8 +1,8 @@
-"""The gate for LangGraph's tools: each call is a step on record, which happens once, however often a node runs again.
+"""The gate for LangGraph's tools: each call is a recorded step that happens once, across re-executions of its node.
 
-LangGraph runs a node again from its top after an interrupt, after an error, and after a crash for all that was not
-saved yet. A call of a tool is known by the message that asked for it and by its own id, both of which are in the
-graph's state; a call from a node's own code by its place in the graph: the step, the node, and what it is given.
+LangGraph re-executes a node from its start after an interrupt, after an error, and after a crash for unsaved work. A
+tool call is matched by its requesting message and its own id, both in the graph's state; a call from a node's code by
+its position: the step, the node, and its arguments.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Came: TypeAlias = ToolMessage | Command[Any]
-"""What comes of a tool call in LangGraph."""
+"""The result of a tool call in LangGraph."""
 
 TASKS_MAX: Final = 1_024
-"""Tasks of which it is remembered what they called, of those that called last."""
+"""The number of recent tasks whose calls are remembered."""
 
 _TASK: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _BUBBLES: Final = (GraphBubbleUp,)
@@ -57,18 +57,17 @@ _BY_NAME: Final = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 class Gate:
-    """Puts tools of LangGraph through Killick's gate: `ToolNode(tools, wrap_tool_call=gate.wrap_tool_call,
-    awrap_tool_call=gate.awrap_tool_call)`. For `create_agent` it is a middleware: `KillickMiddleware`.
+    """Routes LangGraph tools through Killick's gate: `ToolNode(tools, wrap_tool_call=gate.wrap_tool_call,
+    awrap_tool_call=gate.awrap_tool_call)`. For `create_agent` use the middleware `KillickMiddleware`.
 
-    client      where the calls of a thread are put on record, as the run `langgraph:THREAD`; not needed inside
-                `kd.host(…)` or `run.hosting()`, where they go on record there
-    tools       what each tool does, by its name: the options of `killick.tool`, such as `{"effect": "reads"}`, or a
-                `killick.Tool`. A tool that is not named is done at most once
-    contract    what calls are judged by, where the client is given
-    approvals   what becomes of a call that waits for a person. "interrupt" asks in the graph, in the shape of
-                LangChain's HumanInTheLoopMiddleware; who resumes the graph with decisions has answered, and so has
-                who answers here. "raise" raises `Waiting`
-    by          who answers by resuming a graph
+        client      records the calls of a thread, as the run `langgraph:THREAD`; not needed inside `kd.host(…)` or
+                    `run.hosting()`, which record them
+        tools       options by tool name, as for `killick.tool`, e.g. `{"effect": "reads"}`, or a `killick.Tool`. Other
+                    tools run at most once
+        contract    evaluates the calls, if a client is given
+        approvals   what happens to a call that waits for a person. "interrupt" asks in the graph, in the format of
+                    LangChain's HumanInTheLoopMiddleware; an answer there or in Killick counts. "raise" raises `Waiting`
+        by          the author of answers given by resuming a graph
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class Gate:
     # tools of a ToolNode ----------------------------------------------------------------------
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
-        """What a `ToolNode` calls around each of its tools."""
+        """Wraps each tool of a `ToolNode`."""
         if request.tool is None:
             return handler(request)  # it says to the model that there is no such tool
 
@@ -106,7 +105,7 @@ class Gate:
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
     ) -> Any:
-        """The same, where the graph is awaited."""
+        """The same for an async graph."""
         if request.tool is None:
             return await handler(request)
 
@@ -134,8 +133,8 @@ class Gate:
     # functions of nodes -----------------------------------------------------------------------
 
     def step(self, fn: Callable[P, R] | None = None, **options: Any) -> Any:
-        """A function for nodes to call: `@gate.step`, or `@gate.step(effect="idempotent", …)` with what `killick.tool`
-        takes. In a node that runs again it gives what it gave; a graph that goes on calls it anew."""
+        """A function for nodes to call: `@gate.step`, or `@gate.step(effect="idempotent", …)` with the options of
+        `killick.tool`. A re-executed node gets its recorded result; a graph that moves on calls it anew."""
         if fn is None:
             return functools.partial(self.step, **options)
         name = options.pop("name", None) or getattr(fn, "__name__", "step")
@@ -165,7 +164,7 @@ class Gate:
         return awaited if iscoroutinefunction(fn) else blocking
 
     def _nth(self, info: Any, name: str, arguments: Mapping[str, Any]) -> str:
-        """A call of a node's code: what is called and with what, and how often that was so in this task."""
+        """Returns the key of a call from a node's code: name, arguments, and ordinal in this task."""
         named = f"{name}{sorted(arguments.items())!r}"
         with self._mutex:
             _, counted = self._tasks.setdefault(id(info), (info, Counter()))
@@ -179,7 +178,7 @@ class Gate:
     # calling ----------------------------------------------------------------------------------
 
     def host_of(self, config: RunnableConfig) -> ExternalSession | nullcontext[Host]:
-        """Where calls go on record: the host in whose code we are, or the run of the thread."""
+        """Returns the recording host: the current one, or the thread's run."""
         if self._client is None or here() is not None:
             return nullcontext(hosted(None, "the gate for LangGraph's tools"))
         thread = (config.get("configurable") or {}).get("thread_id")
@@ -189,7 +188,7 @@ class Gate:
         return self._client.host(f"langgraph:{thread}", agent="langgraph", contract=self._contract)
 
     def call(self, call: Call, fn: Callable[..., Any]) -> Any:
-        """Make a call, or have what came of it: what the tool, or the model, gave back."""
+        """Makes a call, or returns its recorded result."""
         with ExitStack() as stack:
             with _or_stopped():
                 host = stack.enter_context(call.host)
@@ -225,7 +224,7 @@ class Gate:
         raise AssertionError
 
     def _answered(self, waiting: RunWaiting, call: Call) -> None:
-        """Ask in the graph what only a person can say; when this returns, they did, and the call goes on."""
+        """Asks in the graph for a person's answer; returns once it was given."""
         mine = [wait for wait in waiting.waits if _is_of(wait, call)]
         if not self._interrupts or not mine or self._client is None or not call.is_alone:
             raise Waiting(waiting) from waiting
@@ -236,7 +235,7 @@ class Gate:
 
 
 class Call:
-    """One call on its way: of which tool, or of a model, with what, by which key, at which host."""
+    """One call: its tool or model, its arguments, its key and its host."""
 
     def __init__(
         self,
@@ -251,14 +250,14 @@ class Call:
         self.arguments = arguments
         self.host = host
         self.again = False
-        """Whether it is the same try that goes on."""
+        """Whether the same attempt continues."""
         self.is_alone = True
-        """Whether no other call is made beside it in its task. LangGraph gives out answers in the order in which they
-        are asked for, so that of two at once one could get the other's."""
+        """Whether it is the only concurrent call of its task. LangGraph assigns answers in the order of the questions,
+        so two at once could be swapped."""
         self._key = key
 
     def tries(self) -> Iterator[str]:
-        """The key of each try: a failure on record is not the last word, for whoever runs the graph again means it."""
+        """Yields the key of each attempt: a recorded failure is not final, because re-running the graph is a retry."""
         for nth in count(1):
             self.again = True
             while self.again:
@@ -267,14 +266,14 @@ class Call:
 
 
 class _Ran:
-    """A function, and whether it was called: what comes from the record was not."""
+    """A function, and whether it was called: a recorded result comes without a call."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn
         self.was_called = False
 
     def blocking(self, name: str) -> Callable[..., Any]:
-        """It, for a host to call, under a name."""
+        """Returns it as a named function for a host."""
 
         def called(**arguments: Any) -> Any:
             self.was_called = True
@@ -296,7 +295,7 @@ class _Ran:
 
 @contextmanager
 def _or_stopped() -> Generator[None]:
-    """What goes wrong here is not for a model to hear."""
+    """Errors here are not for a model to read."""
     try:
         yield
     except KillickError as error:
@@ -304,7 +303,7 @@ def _or_stopped() -> Generator[None]:
 
 
 def _settled(error: KillickError, ran: _Ran) -> RunWaiting | None:
-    """What to do about an error of the gate: wait for a person, or None for another try; else it is raised."""
+    """Handles an error of the gate: waits for a person, or returns None for a retry; else raises it."""
     if isinstance(error, RunWaiting):
         return error
     if isinstance(error, Rejected):
@@ -319,7 +318,7 @@ def _settled(error: KillickError, ran: _Ran) -> RunWaiting | None:
 
 
 def _is_of(wait: Wait, call: Call) -> bool:
-    """Whether a wait is about this very call."""
+    """Returns whether a wait concerns this call."""
     intention = wait.intention
     if not isinstance(intention, Mapping) or intention.get("tool") != call.who:
         return False
@@ -330,7 +329,7 @@ def _is_of(wait: Wait, call: Call) -> bool:
 
 
 def _asked_by(request: ToolCallRequest) -> AIMessage | None:
-    """The message that asked for a call: some models number their calls anew in each."""
+    """Returns the message that requested a call: some models reuse call ids across messages."""
     state = request.state
     for message in reversed(state if isinstance(state, list) else _messages(state)):
         if isinstance(message, AIMessage) and any(each["id"] == request.tool_call["id"] for each in message.tool_calls):
@@ -339,7 +338,7 @@ def _asked_by(request: ToolCallRequest) -> AIMessage | None:
 
 
 def _is_sent(config: RunnableConfig) -> bool:
-    """Whether a call has a task of its own, as those of `create_agent` have."""
+    """Returns whether a call has its own task, as in `create_agent`."""
     path = (config.get("metadata") or {}).get("langgraph_path") or ("",)
     return str(path[0]) == "__pregel_push"
 
@@ -354,7 +353,7 @@ def _with(request: ToolCallRequest, arguments: Mapping[str, Any]) -> ToolCallReq
 
 
 def _recorded(came: Any) -> Any:
-    """What came of a call, as it is put on record: a message so that people can read it, anything else in bytes."""
+    """Returns a call's result for recording: a message as readable data, anything else as bytes."""
     if type(came) is ToolMessage and came.artifact is None:
         told = came.model_dump(mode="json", exclude={"tool_call_id", "artifact", "type"}, exclude_defaults=True)
         return {"content": came.content, **told}
@@ -367,12 +366,12 @@ def _restored(recorded: Any, request: ToolCallRequest) -> Any:
         return _SERDE.loads_typed((name, data))
     if isinstance(recorded, Mapping) and "content" in recorded:
         return ToolMessage(**{**recorded, "tool_call_id": request.tool_call["id"]})
-    # Somebody said what it returned.
+    # A person supplied the result.
     return _message(recorded if isinstance(recorded, str) else repr(recorded), request)
 
 
 def _refused(no: Rejected, request: ToolCallRequest) -> ToolMessage:
-    """A no, for the model; or what somebody answered in place of the tool."""
+    """Returns a rejection for the model; or a person's answer in place of the tool."""
     if no.response is not None:
         return _message(str(no.response), request)
     return _message(str(no), request, status="error")
@@ -384,9 +383,9 @@ def _message(content: str, request: ToolCallRequest, status: Literal["success", 
 
 
 def place_of(config: RunnableConfig) -> str:
-    """Where in its graph code is, the same when it runs again, also where nothing of it was saved.
+    """Returns the code's position in its graph, stable across re-executions, even if nothing was saved.
 
-    A task's id says more, but it hangs on the last checkpoint; only inside of other graphs there is nothing else.
+    A task's id is more specific, but depends on the last checkpoint; only inside nested graphs there is nothing else.
     """
     told = config.get("metadata") or {}
     outer, _, node = str(told.get("langgraph_checkpoint_ns", "")).rpartition("|")
@@ -395,5 +394,5 @@ def place_of(config: RunnableConfig) -> str:
 
 
 def short(text: str) -> str:
-    """A text as a few letters that it is known by."""
+    """Returns a short digest of a text."""
     return sha256(text.encode()).hexdigest()[:12]

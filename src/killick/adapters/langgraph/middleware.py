@@ -1,4 +1,4 @@
-"""The gate as a middleware of LangChain's `create_agent`: for its tools, and for its model where that is wanted."""
+"""The gate as a LangChain `create_agent` middleware: for its tools, and optionally its model."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ _SERDE: Final = JsonPlusSerializer()
 
 
 class KillickMiddleware(Gate, AgentMiddleware[Any, Any, Any]):
-    """Puts every tool of an agent through Killick's gate: `create_agent(model, tools,
+    """Routes every tool of an agent through Killick's gate: `create_agent(model, tools,
     middleware=[KillickMiddleware(kd)])`.
 
-    It takes what `Gate` takes. Give it last, so that what other middlewares do to a call is done before.
+    It takes the options of `Gate`. Install it last, so that other middleware runs before it.
 
-    models   whether replies of the model are put on record too, and not asked for again in a node that runs again:
-             also where the process died before LangGraph saved anything. A fork that asks the same in the same place
-             then has the same reply
+        models   whether model replies are recorded too, so that a re-executed node reuses them, even if the process
+                 died before LangGraph saved anything. A fork with an equal request at the same position gets that reply
     """
 
     def __init__(
@@ -47,17 +46,17 @@ class KillickMiddleware(Gate, AgentMiddleware[Any, Any, Any]):
         self._models = models
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
-        """What the agent calls around each of its tools."""
+        """Wraps each tool of the agent."""
         return Gate.wrap_tool_call(self, request, handler)
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
     ) -> Any:
-        """The same, where the agent is awaited."""
+        """The same for an async agent."""
         return await Gate.awrap_tool_call(self, request, handler)
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[..., ModelResponse[Any]]) -> Any:
-        """What the agent calls around its model."""
+        """Wraps the agent's model."""
         if not self._models:
             return handler(request)
         return _restored(self.call(self._asked(request), lambda **_: _recorded(handler(request))))
@@ -65,7 +64,7 @@ class KillickMiddleware(Gate, AgentMiddleware[Any, Any, Any]):
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[..., Awaitable[ModelResponse[Any]]]
     ) -> Any:
-        """The same, where the agent is awaited."""
+        """The same for an async agent."""
         if not self._models:
             return await handler(request)
 
@@ -75,7 +74,7 @@ class KillickMiddleware(Gate, AgentMiddleware[Any, Any, Any]):
         return _restored(await self.call_soon(self._asked(request), asked))
 
     def _asked(self, request: ModelRequest[Any]) -> Call:
-        """A question to a model: by what it says and where, for the ids of what people say are new each time."""
+        """Returns a model request's key: its content and position, because ids of human messages are new each time."""
         config, model = get_config(), request.model
         said = [*([request.system_message] if request.system_message is not None else []), *request.messages]
         named = getattr(model, "model_name", None) or getattr(model, "model", None)
@@ -89,7 +88,7 @@ class KillickMiddleware(Gate, AgentMiddleware[Any, Any, Any]):
 
 
 def _readable(message: BaseMessage) -> dict[str, Any]:
-    """A message as people read it on record; what only this process knows is left out."""
+    """Returns a message as readable data, without process-local parts."""
     told = message.model_dump(mode="json", exclude={"id", "response_metadata"}, exclude_defaults=True)
     return {"role": message.type, "content": message.content, **told}
 
@@ -99,7 +98,7 @@ def _name(tool: Any) -> str:
 
 
 def _recorded(reply: Any) -> dict[str, Any]:
-    """A reply as it is put on record, with its usage where Killick looks for it."""
+    """Returns a reply for recording, with its usage where Killick reads it."""
     if isinstance(reply, AIMessage):
         reply = ModelResponse(result=[reply])
     used = [message for message in reply.result if isinstance(message, AIMessage) and message.usage_metadata]

@@ -1,7 +1,7 @@
-"""The checkpointer: LangGraph's threads on any store of Killick's. Every method, blocking and awaited.
+"""The checkpointer: LangGraph's threads on any Killick store. Every method, sync and async.
 
-A checkpoint, or what a task wrote, is one atomic append, durable when it returns. Messages are kept once in a thread,
-however many checkpoints have them.
+A checkpoint, or a task's writes, is one atomic append, durable on return. A thread stores each message once, in any
+number of checkpoints.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Writes: TypeAlias = list[PendingWrite]  # in the class, `list` is a method
 _DELTAS: Final = "counters_since_delta_snapshot"
 _STRATEGIES: Final = ("keep_latest", "delete")
 _SHAPE: Final = ("v", "channel_versions", "versions_seen", "updated_channels")
-"""What of a checkpoint is much the same with each turn, once versions are told by how far they are behind the last."""
+"""The parts of a checkpoint that hardly change between turns, with versions relative to the last."""
 
 
 class KillickSaver(BaseCheckpointSaver[Any]):
-    """A checkpointer on a store of Killick's: `builder.compile(checkpointer=KillickSaver("killick.db"))`.
+    """A checkpointer on a Killick store: `builder.compile(checkpointer=KillickSaver("killick.db"))`.
 
-    store   a client that is open, or where the store is: then it is opened here, and `close` closes it
-    serde   LangGraph's serializer of what is not plain; one of your own, such as one that encrypts, sees everything
+    store   an open client, or a store's location, which `close` closes
+    serde   LangGraph's serializer for non-plain values; a custom one, such as an encrypting one, gets everything
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
         self._threads = Threads(store)
 
     def close(self) -> None:
-        """Let the store go, if it was opened here."""
+        """Closes the store, if opened here."""
         self._threads.close()
 
     def __enter__(self) -> KillickSaver:
@@ -77,7 +77,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
     # reading ----------------------------------------------------------------------------------
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """The checkpoint that a config names, or the last of its thread and namespace."""
+        """Returns the checkpoint that a config names, or the last of its thread and namespace."""
         thread, at = self._found(config)
         with thread.lock:
             if at is None:
@@ -93,7 +93,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Checkpoints of a thread, or of all, the newest first. Each is read when it is asked for."""
+        """Yields checkpoints of a thread, or of all, the newest first, each read on demand."""
         wanted = [] if config is None else [config["configurable"]["thread_id"]]
         ns = None if config is None else config["configurable"].get("checkpoint_ns")
         id_ = None if config is None else get_checkpoint_id(config)
@@ -119,7 +119,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
     def _tuple(
         self, thread: Thread, id: Any, at: At, filter: Mapping[str, Any] | None = None  # noqa: A002
     ) -> CheckpointTuple | None:  # fmt: skip
-        """A checkpoint with what is written to it; None where a filter rejects it, or it was forgotten since."""
+        """Returns a checkpoint with its writes; None if a filter rejects it, or it was removed since."""
         standing, written = thread.checkpoints.get(at), thread.written.get(at, {}).values()
         if standing is None:
             return None
@@ -148,7 +148,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
         return self._threads.log(str(id))
 
     def _found(self, config: RunnableConfig) -> tuple[Thread, At | None]:
-        """The thread of a config as it is now, and the checkpoint that is meant."""
+        """Returns the current thread of a config, and its checkpoint."""
         asked = config["configurable"]
         thread, ns = self._thread(asked["thread_id"]), asked.get("checkpoint_ns", "")
         with thread.lock:
@@ -165,7 +165,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Keep a checkpoint; the one that the config names is its parent."""
+        """Saves a checkpoint; its parent is the one that the config names."""
         asked = config["configurable"]
         at = At(checkpoint["id"], asked.get("checkpoint_ns", ""))
         told = get_checkpoint_metadata(config, metadata)
@@ -187,7 +187,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        """Keep what a task wrote after a checkpoint. What it wrote before stands, but for errors and interrupts."""
+        """Saves a task's writes after a checkpoint. Earlier writes stay, except errors and interrupts."""
         asked = config["configurable"]
         at = At(asked["checkpoint_id"], asked.get("checkpoint_ns", ""))
         placed = {WRITES_IDX_MAP.get(channel, place): (channel, value) for place, (channel, value) in enumerate(writes)}
@@ -206,11 +206,11 @@ class KillickSaver(BaseCheckpointSaver[Any]):
             thread.keep(self.serde, drafts)
 
     def delete_thread(self, thread_id: str) -> None:
-        """Take all of a thread out of the store, also what its messages were."""
+        """Removes a thread from the store with all its messages."""
         self._threads.forget(str(thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Drop the checkpoints of some runs of LangGraph's, in all threads, and what was written to them."""
+        """Deletes the checkpoints of some LangGraph runs in all threads, with their writes."""
         wanted = set(map(str, run_ids))
         for id in self._threads.ids() if wanted else ():  # noqa: A001
             thread = self._thread(id)
@@ -219,7 +219,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
                 self._drop(id, [at for at, standing in thread.checkpoints.items() if standing.run_id in wanted])
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Keep the last checkpoint of each namespace, and those before it that its delta channels need; or nothing."""
+        """Keeps the last checkpoint of each namespace, and the ancestors that its delta channels need; or nothing."""
         if strategy not in _STRATEGIES:
             raise DeclarationRefused(f"strategy {strategy!r}", f"is not known; use one of {', '.join(_STRATEGIES)}")
         if strategy == "delete" and thread_ids:
@@ -233,7 +233,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
                 self._drop(str(id), [at for at in thread.checkpoints if at not in kept])
 
     def _needed(self, thread: Thread, ns: str) -> Iterator[At]:
-        """The last checkpoint, and those before it that have what its delta channels changed since they were whole."""
+        """Returns the last checkpoint, and the ancestors with its delta channels' changes since they were whole."""
         last = thread.latest(ns)
         wanted: set[str] | None = None
         for at, saved in self._lineage(thread, last):
@@ -245,7 +245,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
                 return
 
     def _lineage(self, thread: Thread, at: At | None) -> Iterator[tuple[At, Any]]:
-        """A checkpoint as it is on record, and those that it came from."""
+        """Returns a stored checkpoint and its ancestors."""
         while at is not None and (standing := thread.checkpoints.get(at)) is not None:
             saved = thread.values([standing.seq])[standing.seq]
             yield at, saved
@@ -257,7 +257,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
         self._threads.drop(id, *(at.name for at in places), *written)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Keep all that stands in a thread under another id too, at once. What they share is in the store once."""
+        """Copies a thread to another id atomically. Shared values are stored once."""
         source = self._thread(source_thread_id)
         with source.lock:
             source.refresh()
@@ -274,7 +274,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """What was written to channels since they were last whole, on the way to a checkpoint."""
+        """Returns the writes to channels since they were last whole, up to a checkpoint."""
         writes: dict[str, Writes] = {channel: [] for channel in channels}
         seeds: dict[str, Any] = {}
         thread, at = self._found(config)
@@ -310,7 +310,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
     # versions ---------------------------------------------------------------------------------
 
     def get_next_version(self, current: Any, channel: None) -> Any:
-        """One more. A thread that was brought along from another checkpointer keeps the form of its versions."""
+        """Returns the next version. A thread from another checkpointer keeps its version format."""
         if isinstance(current, str):
             number, dot, _ = current.partition(".")
             return f"{int(number) + 1:0{len(number)}}{dot}{0 if dot else ''}"
@@ -387,7 +387,7 @@ def _config(thread_id: Any, ns: str, id: str) -> RunnableConfig:  # noqa: A002
 
 
 def _saved(packer: Packer, checkpoint: Checkpoint) -> dict[str, Any]:
-    """A checkpoint as it is kept: its channels one by one, its shape, and whatever else it has."""
+    """Returns a checkpoint for storage: its channels separately, its shape, and the rest."""
     shape = {name: value for name, value in checkpoint.items() if name in _SHAPE}
     versions = checkpoint["channel_versions"].values()
     last = max(versions, default=0) if all(type(version) is int for version in versions) else 0
@@ -414,7 +414,7 @@ def _checkpoint(id: str, saved: Mapping[str, Any], unpack: Callable[[Any], Any])
 
 
 def _told_from(last: Any, shape: Mapping[str, Any]) -> dict[str, Any]:
-    """A shape with each version by how far it is behind the last one; and back again. Other versions stay."""
+    """Converts a shape's versions to offsets from the last one, and back. Other versions stay."""
     versions, seen = shape["channel_versions"], shape["versions_seen"]
     return {
         **shape,
@@ -435,7 +435,7 @@ def _writes(path: str, placed: Mapping[int, tuple[str, Any]]) -> Callable[[Packe
 
 
 def _copied(value: Any, frame_of: Callable[[int], bytes]) -> Callable[[Packer], Mapping[str, Any]]:
-    """An entry for another thread, which may have some of its items under other numbers."""
+    """Returns an entry for another thread, with renumbered items."""
 
     def copied(packer: Packer) -> Mapping[str, Any]:
         kept = {name: part for name, part in value.items() if name != "new"}
@@ -446,7 +446,7 @@ def _copied(value: Any, frame_of: Callable[[int], bytes]) -> Callable[[Packer], 
 
 
 def _items(saved: Any, written: Mapping[int, Any]) -> Iterator[int]:
-    """The items that a checkpoint and what was written to it name."""
+    """Returns the items that a checkpoint and its writes refer to."""
     if saved is not None:
         yield from items_of([saved["shape"]])
         yield from items_of(saved["values"])
@@ -456,7 +456,7 @@ def _items(saved: Any, written: Mapping[int, Any]) -> Iterator[int]:
 
 
 def _ordered(written: Sequence[tuple[str, Any]], unpack: Callable[[Any], Any]) -> Writes:
-    """What was written to a checkpoint, the last of each place, in the order in which LangGraph applies it."""
+    """Returns a checkpoint's writes, the last for each index, in LangGraph's order of application."""
     found: dict[tuple[str, str, int], tuple[str, Any]] = {}
     for task, value in written:
         for place, channel, packed in value["writes"]:

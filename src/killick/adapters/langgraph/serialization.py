@@ -1,16 +1,15 @@
-"""What channels hold, as values to be kept: plain where it is plain, else the serializer's bytes, each once a thread.
+"""Encodes channel values: plain data as is, the rest as serializer bytes, deduplicated within a thread.
 
-A checkpoint says everything that its channels hold, so a conversation would be written again with each of its steps.
-Here a thread has items, numbered in the order in which they were first seen; lists and dicts of larger things name
-them. What stands for something else in a packed value is of a type that plain values never have:
+A checkpoint contains all channel values, so a conversation would be written again at each step. Here a thread has
+items, numbered in order of first appearance; lists and dicts of larger values refer to them. References in a packed
+value have types that plain values never have:
 
     (n,)        item n
-    (n, count)  in a list: as many items from n on
-    bytes       a frame: what the serializer made of something small, or in a list the numbers of many items
+    (n, count)  in a list: that many items from n on
+    bytes       a frame: the serializer's bytes of a small value, or in a list the numbers of many items
 
-A frame begins with a letter for what it holds, a capital where that is deflated: `m` msgpack, `s` a string in UTF-8,
-`j` JSON, `n` numbers, each by how much it is more than the one before; `t` a length, the name of another type of the
-serializer's, and its bytes.
+A frame starts with a letter for its content, in upper case if deflated: `m` msgpack, `s` a UTF-8 string, `j` JSON, `n`
+numbers, delta-coded; `t` a length, the name of another type of the serializer, and its bytes.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 INLINE_BYTES_MAX: Final = 48
-"""What is longer becomes an item, and is kept once."""
+"""A longer value becomes an item, and is stored once."""
 
 PLAIN_BYTES_MAX: Final = 256
-"""A list or dict of small things that is longer, as JSON, is one item."""
+"""A list or dict of small values that is longer, as JSON, becomes one item."""
 
 DEPTH_MAX: Final = 16
-"""How deep lists and dicts are looked into."""
+"""How deep lists and dicts are searched."""
 
 RUNS_MAX: Final = 3
-"""How many stretches of items a list names one by one."""
+"""How many item ranges a list names one by one."""
 
 _DEFLATED_BYTES_MIN: Final = 96
 
-# What most messages have in common, so that a short one stays short. Never changed: what was deflated needs it.
+# Common parts of messages, so that short ones compress well. Never change it: existing frames need it.
 _COMMON: Final = (
     b"\x94\xb0langchain_core.documents\xa8Document\x9a\xa7__type\xa8page_content\xa8metadata\xa6source"
     b"\x93\xaflanggraph.types\xa4Send\xa9Interrupt\xa7Command\xa5value\xa2id\xa6resume\xa4goto\xa6update"
@@ -60,8 +59,8 @@ _COMMON: Final = (
 
 
 class Packer:
-    """Packs values for one entry of a thread. `new` are the frames of items that the thread did not have, and `digests`
-    by what they are known, added to those of entries that go before it in the same write."""
+    """Packs values for one entry of a thread. `new` are the frames of items new to the thread, and `digests` their
+    digests, added to those of earlier entries in the same write."""
 
     def __init__(
         self,
@@ -75,11 +74,11 @@ class Packer:
         self._serde = serde
         self._known = known
         self._first = first
-        # Of another serializer we do not know what it does to what looks plain: it may encrypt it.
+        # A custom serializer may transform plain values too: it may encrypt them.
         self._looks_into = type(serde) is JsonPlusSerializer
 
     def pack(self, value: Any, depth: int = 0) -> Any:
-        """What stands for a value."""
+        """Returns the packed form of a value."""
         kind = type(value)
         if self._looks_into and depth < DEPTH_MAX:
             if value is None or kind is bool or kind is int or kind is float:
@@ -93,8 +92,7 @@ class Packer:
         return self._typed(value)
 
     def each(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """What stands for each of some fields, and for each part of those that are dicts, so that they can be read one
-        by one."""
+        """Packs each field, and each part of dict fields, so that they can be read separately."""
         packed: dict[str, Any] = {}
         for name, value in fields.items():
             named = type(value) is dict and all(type(key) is str for key in value)
@@ -102,7 +100,7 @@ class Packer:
         return packed
 
     def _unless_small(self, value: Any, packed: Any) -> Any:
-        """A list or dict by its parts; by itself where they are many and small."""
+        """Packs a list or dict by its parts; as one item if they are many and small."""
         if _has_items(packed) or len(msgspec.json.encode(packed)) <= PLAIN_BYTES_MAX:
             return packed
         return self._typed(value)
@@ -120,11 +118,11 @@ class Packer:
         return frame if len(frame) <= INLINE_BYTES_MAX else self._item(frame)
 
     def plain(self, value: Any) -> tuple[int]:
-        """What is JSON and the same over and over, as an item."""
+        """Packs recurring JSON as an item."""
         return self._item(b"j" + msgspec.json.encode(value))
 
     def item(self, frame: bytes) -> int:
-        """The number of a thing, by its frame as it is when nothing is deflated."""
+        """Returns a value's item number, by its undeflated frame."""
         digest = digest_of(frame)
         number = self._known.get(digest)
         if number is None:
@@ -139,14 +137,14 @@ class Packer:
 
 
 class Unpacker:
-    """Makes values of what was packed. `frame_of` finds items by number."""
+    """Unpacks values. `frame_of` finds items by number."""
 
     def __init__(self, serde: SerializerProtocol, frame_of: Callable[[int], bytes]) -> None:
         self._serde = serde
         self._frame_of = frame_of
 
     def unpack(self, packed: Any) -> Any:
-        """The value, a fresh one each time."""
+        """Returns the value, newly created."""
         match packed:
             case bytes():
                 return self._value(packed)
@@ -180,7 +178,7 @@ class Unpacker:
 
 
 def items_of(packed: Any) -> Iterator[int]:
-    """The numbers of the items that a packed value names."""
+    """Returns the item numbers in a packed value."""
     match packed:
         case tuple():
             yield from range(packed[0], packed[0] + (packed[1] if len(packed) == 2 else 1))
@@ -197,7 +195,7 @@ def items_of(packed: Any) -> Iterator[int]:
 
 
 def renumbered(packed: Any, numbers: Mapping[int, int]) -> Any:
-    """The same for a thread that has the items under other numbers."""
+    """Renumbers a packed value for another thread."""
     match packed:
         case tuple():
             return (numbers[packed[0]],)
@@ -210,12 +208,12 @@ def renumbered(packed: Any, numbers: Mapping[int, int]) -> Any:
 
 
 def digest_of(frame: bytes) -> bytes:
-    """By what a thing is known in a thread, so that it is kept once."""
+    """Returns a value's digest for deduplication in a thread."""
     return blake2b(frame, digest_size=16).digest()
 
 
 def inflated(frame: bytes) -> bytes:
-    """A frame as it was before it was made small."""
+    """Returns an undeflated frame."""
     if not frame[:1].isupper():
         return frame
     return frame[:1].lower() + zlib.decompressobj(-15, zdict=_COMMON).decompress(frame[1:])
@@ -238,7 +236,7 @@ def _names_items(part: Any) -> bool:
 
 
 def _joined(parts: Iterable[Any]) -> list[Any]:
-    """A list in which items that follow each other are named at once."""
+    """Merges consecutive items of a list into ranges."""
     joined: list[Any] = []
     for is_item, group in groupby(parts, key=lambda part: type(part) is tuple):
         found = list(group)
@@ -247,7 +245,7 @@ def _joined(parts: Iterable[Any]) -> list[Any]:
 
 
 def _named(numbers: list[int]) -> list[Any]:
-    """Some items, by their numbers: where most follow on each other that is short, and else it is made so."""
+    """Encodes item numbers: as ranges if most are consecutive, else as a frame."""
     steps = [number - before for before, number in zip([0, *numbers], numbers, strict=False)]
     runs = [place for place, step in enumerate(steps) if step != 1 or not place]
     if len(runs) > RUNS_MAX:

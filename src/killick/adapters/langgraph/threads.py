@@ -1,7 +1,7 @@
-"""Threads of LangGraph as logs: which checkpoints and writes stand, and where their items are. Serializes nothing.
+"""LangGraph threads as logs: current checkpoints and writes, and the positions of their items. Serializes nothing.
 
-An entry is a checkpoint or the writes of a task. Each says how many items it brought, so that an item's number says
-where it is; what was dropped stays in the log, for others may name its items.
+An entry is a checkpoint or a task's writes. Each records its number of new items, so that an item's number determines
+its position. Deleted entries stay in the log, because others may refer to their items.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from killick.model.chunks import Erased
 
 SPACE: Final = "langgraph"
 FRAME_BYTES_MAX: Final = 32 * 1024 * 1024
-"""How much of what items are made of is remembered in a process."""
+"""The size of a process's frame cache."""
 
 TRIES: Final = 200
-"""How often a write is packed anew that others were faster than."""
+"""How often a write is packed again after a conflict."""
 
 
 class At(NamedTuple):
-    """A checkpoint of a thread: its id, and the namespace that it is in. Later ones have greater ids."""
+    """A checkpoint's id and namespace. Later ones have greater ids."""
 
     id: str
     ns: str
 
     @property
     def name(self) -> str:
-        """How its entry is called."""
+        """Its entry's name."""
         return f"c:{self.id}@{self.ns}" if self.ns else f"c:{self.id}"
 
 
 class Written(NamedTuple):
-    """Where writes of a task to a checkpoint are."""
+    """The position of a task's writes to a checkpoint."""
 
     seq: int
     name: str
@@ -54,15 +54,15 @@ class Written(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """Where a checkpoint is, and of which run of LangGraph's, where that is known."""
+    """A checkpoint's position, and its LangGraph run, if known."""
 
     seq: int
     run_id: str | None
 
 
 class Draft(NamedTuple):
-    """An entry before its items have numbers: its value is packed when it is known where it goes. One without a name
-    is given one that no other has."""
+    """An entry before its items have numbers: its value is packed once its position is known. A nameless one gets a
+    unique name."""
 
     name: str
     labels: Mapping[str, str]
@@ -70,7 +70,7 @@ class Draft(NamedTuple):
 
 
 class Frames:
-    """Frames that were used last, by the log and number of their item, up to so many bytes. For any thread."""
+    """An LRU cache of frames by log and item number, limited in bytes. For any thread."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -79,7 +79,7 @@ class Frames:
         self._mutex = threading.Lock()
 
     def get(self, place: tuple[str, int]) -> bytes | None:
-        """A frame, if it is remembered."""
+        """Returns a cached frame."""
         with self._mutex:
             frame = self._known.get(place)
             if frame is not None:
@@ -87,7 +87,7 @@ class Frames:
             return frame
 
     def add(self, place: tuple[str, int], frame: bytes) -> None:
-        """Remember a frame, and forget what was not used for the longest time."""
+        """Adds a frame, and evicts the least recently used."""
         with self._mutex:
             if place not in self._known:
                 self._known[place] = frame
@@ -142,20 +142,21 @@ class Thread(ShelfLog):
                 pass
 
     def standing_entries(self) -> list[tuple[int, str, dict[str, str]]]:
-        """The seq, name and labels of what stands, in order, for another thread: writes have no name there yet."""
+        """Returns the seq, name and labels of current entries in order, for another thread: writes have no name there
+        yet."""
         found = [(each.seq, at.name, _labels(at, run=each.run_id)) for at, each in self.checkpoints.items()]
         for at, written in self.written.items():
             found += [(each.seq, "", _labels(at, of=at.id, task=each.task)) for each in written.values()]
         return sorted(found)
 
     def latest(self, ns: str) -> At | None:
-        """The last checkpoint of a namespace."""
+        """Returns the last checkpoint of a namespace."""
         return max((at for at in self.checkpoints if at.ns == ns), default=None)
 
     # items ------------------------------------------------------------------------------------
 
     def frames(self, numbers: Iterable[int]) -> Callable[[int], bytes]:
-        """How to find the frames of some items. What of them is not remembered is read at once."""
+        """Returns a lookup for the frames of some items. Uncached ones are read at once."""
         known = {number: self._frames.get((self._run, number)) for number in numbers}
         places = {number: self._place(number) for number, frame in known.items() if frame is None}
         values = self.values({seq for seq, _ in places.values()})
@@ -170,12 +171,12 @@ class Thread(ShelfLog):
         return frame
 
     def _place(self, number: int) -> tuple[int, int]:
-        """At which event an item is, and the how manieth there."""
+        """Returns an item's event, and its index there."""
         brought = bisect_right(self._firsts, number) - 1
         return self._brought[brought][0], number - self._firsts[brought]
 
     def _digest(self) -> None:
-        """Learn the digests of items that came from others, so that none is kept twice."""
+        """Reads the digests of items from other processes, so that none is stored twice."""
         place = bisect_right(self._brought, self._digested, key=itemgetter(0))
         fresh = {seq: self._firsts[index] for index, (seq, _) in enumerate(self._brought[place:], place)}
         for seq, value in self._readable(fresh).items():
@@ -185,7 +186,7 @@ class Thread(ShelfLog):
         self._digested = self.seq
 
     def _readable(self, seqs: Collection[int]) -> dict[int, Any]:
-        """What was kept at some events, without what was erased since."""
+        """Returns the values at some events, without erased ones."""
         try:
             return self.values(seqs)
         except ValueErased:
@@ -198,7 +199,7 @@ class Thread(ShelfLog):
     # writing ----------------------------------------------------------------------------------
 
     def keep(self, serde: SerializerProtocol, drafts: Callable[[], Sequence[Draft]]) -> None:
-        """Add entries, all of them or none, decided and numbered by the thread as it is then."""
+        """Appends entries atomically, decided and numbered for the thread's current state."""
         for tried in range(1, TRIES + 1):
             self.refresh()
             self._digest()

@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK on Killick: sessions and run states kept, tools at the gate, models recorded, people asked."""
+"""The OpenAI Agents SDK: sessions and run states in a store, tools and models as recorded steps, approvals."""
 
 from killick.adapters.openai_agents.run_states import KillickRunStates
 from killick.adapters.openai_agents.runner import KillickRunner

@@ -1,4 +1,4 @@
-"""Models of the SDK on record: asked once, and the same answer whenever their turn comes again."""
+"""Recorded SDK models: each request is sent once, and answered from the log afterwards."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from killick.errors import StepFailed
 _ITEM: Final[TypeAdapter[Any]] = TypeAdapter(TResponseOutputItem)
 _LAST: Final = ("response.completed", "response.incomplete", "response.failed")
 _POLICY: Final = Policy(effect="reads", retry=ONCE)
-"""How often a model is tried is said in the SDK and in its client."""
+"""The SDK and its client define a model's retries."""
 _OVER: Final[Any] = object()
 
 
 def recorded(config: RunConfig | Mapping[str, Any] | None) -> RunConfig:
-    """The configuration of a run whose models are on record, those it finds by name, too."""
+    """Returns a run configuration with recorded models, including those found by name."""
     kept = config if isinstance(config, RunConfig) else RunConfig(**(config or {}))
     model = RecordedModel.of(kept.model) if isinstance(kept.model, Model) else kept.model
     return replace(kept, model=model, model_provider=RecordedProvider(kept.model_provider))
 
 
 class RecordedProvider(ModelProvider):
-    """Gives the models of another provider, on record."""
+    """Returns another provider's models, recorded."""
 
     def __init__(self, inner: ModelProvider) -> None:
         self.inner = inner
@@ -59,7 +59,7 @@ class RecordedProvider(ModelProvider):
 
 
 class RecordedModel(Model):
-    """A model whose answers are on record, verbatim and with their usage."""
+    """A model whose replies are recorded verbatim, with their usage."""
 
     def __init__(self, inner: Model, name: str | None = None) -> None:
         self.inner = inner
@@ -67,7 +67,7 @@ class RecordedModel(Model):
         self.name = name or (own if isinstance(own, str) else type(inner).__name__)
 
     def __getattr__(self, name: str) -> Any:
-        """What else the SDK asks a model for is the model's own."""
+        """Other attributes are the model's own."""
         if name == "inner":  # not there yet
             raise AttributeError(name)
         return getattr(self.inner, name)
@@ -106,7 +106,8 @@ class RecordedModel(Model):
         tracing: ModelTracing,
         **more: Any,
     ) -> AsyncIterator[TResponseStreamEvent]:
-        """Events as they come; the last one when the reply is on record, and alone where it was on record before."""
+        """Yields events as they arrive; the last one once the reply is recorded. A recorded reply yields only the last
+        one."""
         events: asyncio.Queue[Any] = asyncio.Queue()
 
         async def ask(**request: Any) -> dict[str, Any]:
@@ -134,7 +135,7 @@ class RecordedModel(Model):
             asked.cancel()
 
     async def _asked(self, ask: Callable[..., Awaitable[dict[str, Any]]], request: dict[str, Any]) -> dict[str, Any]:
-        """The answer on record, or the model's. A failure on record is no answer: whoever asked then asked again."""
+        """Returns the recorded reply, or the model's. A recorded failure is not final: the SDK asked again."""
         turn, asked = turn_here(self.name), False
 
         async def live(**request: Any) -> dict[str, Any]:
@@ -160,7 +161,7 @@ class RecordedModel(Model):
         handoffs: Sequence[Handoff[Any, Any]],
         more: dict[str, Any],
     ) -> dict[str, Any]:
-        """What is put on record of a question, in the words of the Responses API."""
+        """Returns a request for recording, in the form of the Responses API."""
         shown: list[dict[str, Any]] = [_shown(tool) for tool in tools]
         shown += [
             {"type": "function", "name": each.tool_name, "parameters": each.input_json_schema} for each in handoffs
@@ -178,7 +179,7 @@ class RecordedModel(Model):
         raw: Any,
     ) -> dict[str, Any]:
         items = [item if isinstance(item, dict) else item.model_dump(exclude_unset=True) for item in output]
-        # The SDK writes details down as a list of one; Killick, as everybody else, reads them as they are.
+        # The SDK stores details as a list of one; Killick reads a plain object.
         used = {
             name: value[0] if name.endswith("_details") else value for name, value in serialize_usage(usage).items()
         }
@@ -186,7 +187,7 @@ class RecordedModel(Model):
         return {**told, "request_id": request_id, "raw_usage": raw}
 
     def _heard(self, last: Any, items: Sequence[Any]) -> dict[str, Any]:
-        """A reply that came as a stream. Some providers leave its items out of its last event."""
+        """Returns a streamed reply. Some providers omit its items from the last event."""
         if last is None or last.type != "response.completed":
             told = "before the reply did" if last is None else f"with {last.type}"
             raise ModelBehaviorError(f"{self.name}: the stream ended {told}")
@@ -233,7 +234,7 @@ def _usage_of(used: ResponseUsage) -> Usage:
 
 
 def _completed(told: dict[str, Any], number: int) -> ResponseCompletedEvent:
-    """The last event of a stream, from what is on record."""
+    """Returns a stream's last event from the recorded reply."""
     said = _response(told)
     used = said.usage
     whole = Response(

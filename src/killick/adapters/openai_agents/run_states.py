@@ -1,4 +1,4 @@
-"""Run states of the SDK, kept until somebody goes on with them. Runs nothing."""
+"""Stored SDK run states, until they are resumed. Runs nothing."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _STATE: Final = "state"
 
 
 class KillickRunStates:
-    """Where interrupted runs stay until their approvals are there, on any store: one state for each id.
+    """Interrupted runs until their approvals arrive, on any store: one state for each id.
 
-    For those who handle interruptions themselves. What is kept includes what was said, the calls that wait and their
-    approvals: the store must be one that you trust.
+    For callers that handle interruptions themselves. A state contains the conversation, the waiting calls and their
+    approvals: use a trusted store.
     """
 
     def __init__(self, store: Client | str | os.PathLike[str]) -> None:
-        """On a client that is open, and stays so; or where the store is: then `close` closes it."""
+        """Takes an open client, which stays open, or a store's location, which `close` closes."""
         self._shelf = FrameworkState(store, SPACE)
 
     async def save(self, id: str, state: RunState[Any] | RunResult | RunResultStreaming, **options: Any) -> None:  # noqa: A002
-        """Keep a state, or that of a result. `options` are those of `RunState.to_json`."""
+        """Saves a state, or that of a result. `options` are those of `RunState.to_json`."""
         kept = state if isinstance(state, RunState) else state.to_state()
         await asyncio.to_thread(self._shelf.put, id, StateEntry(_STATE, kept.to_json(**options)))
 
     async def load(self, id: str, agent: Agent[Any], **options: Any) -> RunState[Any] | None:  # noqa: A002
-        """The state that was kept, for this agent. `options` are those of `RunState.from_json`."""
+        """Loads a state for this agent. `options` are those of `RunState.from_json`."""
         kept = await asyncio.to_thread(self._shelf.get, id, _STATE)
         if kept is None:
             return None
@@ -39,13 +39,13 @@ class KillickRunStates:
         return await RunState.from_json(agent, found, **options)
 
     async def drop(self, id: str) -> None:  # noqa: A002
-        """Forget a state, out of the store too."""
+        """Removes a state from the store."""
         await asyncio.to_thread(self._shelf.forget, id)
 
     async def ids(self) -> list[str]:
-        """Whose states are kept, the newest first."""
+        """Returns the ids of saved states, the newest first."""
         return await asyncio.to_thread(lambda: list(self._shelf.ids()))
 
     def close(self) -> None:
-        """Let the store go, if it was opened here."""
+        """Closes the store, if opened here."""
         self._shelf.close()

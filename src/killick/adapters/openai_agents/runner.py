@@ -1,4 +1,4 @@
-"""Runs agents of the SDK so that each turn is carried out once: the same turn begun again goes on where it was."""
+"""Runs SDK agents durably: a repeated turn continues where it stopped."""
 
 from __future__ import annotations
 
@@ -38,12 +38,11 @@ A = TypeVar("A", bound=Agent[Any])
 
 
 class KillickRunner:
-    """Runs agents as the SDK's `Runner` does, on record.
+    """Runs agents as the SDK's `Runner` does, with recorded steps.
 
-    Every call of a model and of a tool is a step of one Killick run: that of the host in whose block it is called, or
-    one that is called as the session is. A turn that was begun and did not end is gone on with when the same input
-    is given again: models are not asked again, tools that ran do not run again, and one that may have run is settled
-    as its effect says.
+    Every model and tool call is a step of one Killick run: the current host's, or one named after the session. An
+    unfinished turn continues when the same input is given again: recorded model and tool calls are not repeated, and
+    one with an unknown outcome is reconciled by its effect class.
     """
 
     def __init__(
@@ -55,13 +54,14 @@ class KillickRunner:
         contract: Any = None,
         name: str = "openai-agents",
     ) -> None:
-        """
-        store      a client that is open, and stays so, or where a store is; none is needed inside of a host
-        tools      what tools do to the world, by name: {"look_up": "reads"}, or all options of `killick.tool`. What is
-                   not named is done at most once. None leaves a tool alone: it is not on record, and runs again
-        to         who is asked where a tool of the SDK needs approval; anybody, by default
-        contract   what calls are judged by, outside of hosts that have one
-        name       under which such runs are listed
+        """Options.
+
+        store      an open client, which stays open, or a store's location; not needed inside a host
+        tools      each tool's effect, by name: {"look_up": "reads"}, or options of `killick.tool`. Others run at most
+                   once. None: not recorded, and repeated
+        to         the approvers of SDK tools that need approval; default: anyone
+        contract   evaluates calls outside hosts that have one
+        name       the agent name of such runs in listings
         """
         self._client = open_client(os.fspath(store)) if isinstance(store, str | os.PathLike) else store
         self._is_owner = not isinstance(store, Client)
@@ -81,13 +81,12 @@ class KillickRunner:
         run_config: RunConfig | Mapping[str, Any] | None = None,
         **options: Any,
     ) -> RunResult:
-        """Run an agent as `Runner.run` does; `options` are its.
+        """Runs an agent as `Runner.run` does; `options` are its.
 
-        session   the conversation, or its id in the runner's store
-        turn      the id of this message, if it has one. Without it, the same input again is the same turn as long as
-                  that has not ended
+            session   the conversation, or its id in the runner's store
+            turn      this message's id, if any. Without it, the same input is the same turn until that has ended
 
-        Raises RunWaiting when only a person can let it go on: answer, and run it again.
+        Raises RunWaiting if only a person can let it continue: answer, and run it again.
         """
         async with self._begun(input, session, turn) as (begun, seen), _configured(run_config) as config:
             agent = self.agent(starting_agent)
@@ -106,7 +105,7 @@ class KillickRunner:
                 given = state
 
     def run_sync(self, starting_agent: Agent[Any], input: str | list[TResponseInputItem], **options: Any) -> RunResult:  # noqa: A002
-        """The same, for code without a loop."""
+        """The same, for code without an event loop."""
         return asyncio.run(self.run(starting_agent, input, **options))
 
     @asynccontextmanager
@@ -120,8 +119,8 @@ class KillickRunner:
         run_config: RunConfig | Mapping[str, Any] | None = None,
         **options: Any,
     ) -> AsyncIterator[RunResultStreaming]:
-        """Run an agent as `Runner.run_streamed` does, for as long as the block lasts. What is on record comes whole,
-        without the pieces in which it came."""
+        """Runs an agent as `Runner.run_streamed` does, within the block. Recorded replies arrive whole, not in
+        parts."""
         async with self._begun(input, session, turn) as (begun, seen), _configured(run_config) as config:
             agent = self.agent(starting_agent)
             result = Runner.run_streamed(agent, input, session=seen, run_config=config, **options)
@@ -137,13 +136,13 @@ class KillickRunner:
                     result.cancel()
 
     def agent(self, agent: A) -> A:
-        """The same agent, with its tools and model through Killick, and so the agents that it hands off to. For agents
-        that are to be tools of others: `runner.agent(refunds).as_tool(…)`."""
+        """Returns the same agent with its tools and model recorded, and its handoff agents. For agents that are tools
+        of others: `runner.agent(refunds).as_tool(…)`."""
         gated: A = _gated(agent, self._gate, {})
         return gated
 
     def close(self) -> None:
-        """Let the store go, if it was opened here."""
+        """Closes the store, if opened here."""
         if self._is_owner and self._client is not None:
             self._client.close()
 
@@ -153,14 +152,14 @@ class KillickRunner:
     async def _begun(
         self, said: Any, session: KillickSession | str | None, turn: str | None
     ) -> AsyncIterator[tuple[Turn, KillickSession | None]]:
-        """The turn in whose block the SDK runs, and the conversation as it sees it."""
+        """Returns the current turn, and the conversation as the SDK sees it."""
         found = self._session(session)
         async with AsyncExitStack() as stack:
             is_inside, counted = in_agent(), None
             around = here()
             host: Host = around if around is not None else await stack.enter_async_context(self._hosted(found, turn))
             if turn is None and (outer := attempt()) is not None and outer.inner is not None and outer.run == host.run:
-                # A tool's own code is entered again from its top, also when turns of it have ended.
+                # A tool's own code is re-executed from its start, also after some of its turns ended.
                 turn = outer.inner.named(f"turn-{digest(said).hex()[:16]}")
             elif turn is None and is_inside:
                 self._nth[host] = self._nth.get(host, 0) + 1
@@ -187,7 +186,7 @@ class KillickRunner:
         return KillickSession(session, self._client)
 
     def _hosted(self, session: KillickSession | None, turn: str | None) -> Any:
-        """A host outside of any: the run is called as the conversation is, or else as the turn."""
+        """Returns a host outside of any: the run is named after the conversation, or else the turn."""
         run = session.session_id if session is not None else turn
         if self._client is None:
             raise DeclarationRefused("KillickRunner", "knows no store; give it one, or run it inside of a host")
@@ -196,7 +195,7 @@ class KillickRunner:
         return self._client.host(run, agent=self._name, contract=self._contract)
 
     async def _approved(self, turn: Turn, state: Any, asked: Sequence[ToolApprovalItem]) -> None:
-        """Ask people for what the SDK itself interrupts a run for: calls that do not go through the gate."""
+        """Asks people about the SDK's own interruptions: calls that do not go through the gate."""
 
         async def ask(item: ToolApprovalItem) -> None:
             call = item.call_id or item.tool_name or "call"
@@ -214,7 +213,7 @@ class KillickRunner:
 
 @asynccontextmanager
 async def _configured(config: RunConfig | Mapping[str, Any] | None) -> AsyncIterator[RunConfig]:
-    """How a run is configured whose models are on record. A provider that nobody gave is closed, as the SDK does."""
+    """Returns a run configuration with recorded models. A default provider is closed, as the SDK does."""
     changed = recorded(config)
     try:
         yield changed
@@ -224,14 +223,14 @@ async def _configured(config: RunConfig | Mapping[str, Any] | None) -> AsyncIter
 
 
 def _has_answer(result: RunResultStreaming) -> bool:
-    """Whether a stream came to the end of its turn. One that somebody cancelled says that it is complete, too."""
+    """Returns whether a stream reached its turn's end. A cancelled one claims to be complete, too."""
     if not result.is_complete or result.run_loop_exception is not None or result.interruptions:
         return False
     return result.final_output is not None or getattr(result, "_cancel_mode", "none") == "none"
 
 
 class _GatedAgent:
-    """An agent whose tools go through the gate, also those that it gets while it runs."""
+    """An agent whose tools go through the gate, including those added while it runs."""
 
     _killick_gate: ClassVar[Gate]
     _killick_kind: ClassVar[type[Any]]
@@ -242,12 +241,12 @@ class _GatedAgent:
 
 
 def _gated(agent: Any, gate: Gate, known: dict[int, Any]) -> Any:
-    """A copy of an agent, with the agents that it hands off to: they may hand back."""
+    """Returns a copy of an agent with its handoff agents: they may hand back."""
     if getattr(agent, "_killick_gate", None) is gate:
         return agent
     if id(agent) in known:
         return known[id(agent)]
-    # A class of its own, because the SDK makes copies of agents by their class and fields.
+    # Its own class, because the SDK copies agents by class and fields.
     kind = getattr(agent, "_killick_kind", type(agent))
     own: Any = type(kind.__name__, (_GatedAgent, kind), {"_killick_gate": gate, "_killick_kind": kind})
     gated = known[id(agent)] = object.__new__(own)

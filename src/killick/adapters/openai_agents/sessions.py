@@ -1,4 +1,4 @@
-"""Conversations of the SDK as they are kept: each item once, by its id. Runs nothing."""
+"""Stored SDK conversations: each item once, by its id. Runs nothing."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from killick.ids import RandomIds
 from killick.model.codec import digest
 
 SPACE: Final = "openai-agents"
-"""What the logs of this adapter are called by in a store."""
+"""The name prefix of this adapter's logs in a store."""
 
 _TURNS: Final = f"{SPACE}-turns"
 
 
 class KillickSession:
-    """A `Session`: the items of a conversation on any store, each once by its id.
+    """A `Session`: a conversation's items on any store, deduplicated by id.
 
-    An item that comes again, because a run was resumed or its process had died, is the one that is there. What has no
-    id of its own, such as what a person said, can be told from a repetition only within a turn: give `turn`, the id
-    of the message that is being answered, and the session shows what was said before it, and keeps what the turn
-    says once, however often it is begun. `KillickRunner` does that by itself.
+    A repeated item, after a resume or a crash, is the stored one. An item without an id, such as a user message, can be
+    deduplicated only within a turn: pass `turn`, the id of the message being answered. The session then shows the items
+    before it, and stores the turn's items once, for any number of attempts. `KillickRunner` does that itself.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class KillickSession:
         turn: str | None = None,
         session_settings: SessionSettings | None = None,
     ) -> None:
-        """On a client that is open, and stays so; or where the store is: then `close` closes it."""
+        """Takes an open client, which stays open, or a store's location, which `close` closes."""
         self.session_id = session_id
         self.session_settings: SessionSettings | None = session_settings
         self.turn = turn
@@ -49,37 +48,37 @@ class KillickSession:
         self._added: set[str] = set()
 
     def at(self, turn: str) -> KillickSession:
-        """The same conversation, as a turn of it sees it that begins now, or again."""
+        """Returns the same conversation as seen by a turn that starts now, or again."""
         seen = copy(self)
         seen.turn, seen._said, seen._added = turn, Counter(), set()
         return seen
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
-        """What was said, oldest first; the last `limit` items, if that is given here or in the settings."""
+        """Returns the items, oldest first; the last `limit`, if given here or in the settings."""
         if limit is None and self.session_settings is not None:
             limit = self.session_settings.limit
         return await asyncio.to_thread(self._items, limit)
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
-        """Keep items, all of them or none; one that is there already stays where it is."""
+        """Adds items atomically; known ones stay in place."""
         await asyncio.to_thread(self._add, items)
 
     async def pop_item(self) -> TResponseInputItem | None:
-        """Take the last item back."""
+        """Removes and returns the last item."""
         return await asyncio.to_thread(self._pop)
 
     async def clear_session(self) -> None:
-        """Forget the conversation, out of the store too."""
+        """Removes the conversation from the store."""
         await asyncio.to_thread(self._clear)
 
     def close(self) -> None:
-        """Let the store go, if it was opened here."""
+        """Closes the store, if opened here."""
         self._shelf.close()
 
     # the blocking side ------------------------------------------------------------------------
 
     def _seen(self) -> Sequence[StateEntry]:
-        """All items; in a turn those from before it began, and those that it has added here."""
+        """Returns all items; in a turn, those from before it, and those that it added."""
         entries = self._shelf.entries(self.session_id)
         if self.turn is None:
             return entries
@@ -103,13 +102,13 @@ class KillickSession:
             self._shelf.put(self.session_id, *fresh.values())
 
     def _name(self, item: Mapping[str, Any], said: str) -> str:
-        """By what an item is found again: its id, and within a turn what it says and the how manyth time."""
+        """Returns an item's name: its id, and within a turn its content and ordinal."""
         kind, call, own = item.get("type") or "message", item.get("call_id"), item.get("id")
         within = f"{self.turn}/" if self.turn is not None else ""
         if kind != "message" and call:
             return f"{within}{kind}:{call}"
         if own and own != FAKE_RESPONSES_ID:
-            # Providers reuse the ids of messages, so that only the same words under one id are the same message.
+            # Providers reuse message ids, so only equal content under one id is the same message.
             return f"{within}{kind}:{own}" + (f":{said[:16]}" if kind == "message" else "")
         if self.turn is None:
             return RandomIds().new("item")
@@ -132,8 +131,7 @@ class KillickSession:
 
 
 class Turns:
-    """How many turns of a conversation have ended, by their words. The same words are the same turn until that has
-    ended, whatever else was said and answered meanwhile."""
+    """Counts a conversation's ended turns, by input. Equal inputs are the same turn until it has ended."""
 
     def __init__(self, session: KillickSession, said: Any) -> None:
         self._id = session.session_id
@@ -142,11 +140,11 @@ class Turns:
         self._ended = 0
 
     async def name(self) -> str:
-        """What the turn that begins now is called, or was when it began before."""
+        """Returns the name of the turn that starts now, or again."""
         kept = await asyncio.to_thread(self._shelf.get, self._id, self._said)
         self._ended = 0 if kept is None else kept.value
         return f"{self._said}-{self._ended + 1}"
 
     async def end(self) -> None:
-        """The turn has its answer: the same words are another turn from now on."""
+        """Ends the turn: the same input is another turn from now on."""
         await asyncio.to_thread(self._shelf.put, self._id, StateEntry(self._said, self._ended + 1))

@@ -1,4 +1,4 @@
-"""Tools of the SDK at the gate: each call is a step, by the id that the model gave it."""
+"""SDK tools through the gate: each call is a step, by the model's call id."""
 
 from __future__ import annotations
 
@@ -25,28 +25,27 @@ from killick.errors import DeclarationRefused, Rejected, StepFailed, ValueRefuse
 from killick.model.codec import plain
 
 Said: TypeAlias = AnyTool | Mapping[str, Any] | str | None
-"""What people say of a tool: the options of `killick.tool`, its effect alone, a `killick.Tool`; None leaves it
-alone."""
+"""A tool's options: those of `killick.tool`, its effect alone, or a `killick.Tool`; None leaves it unrecorded."""
 
 _LOCAL: Final = ("executor", "editor", "computer")
-"""What tools carry that act here and are no functions."""
+"""The attributes of local tools that are not functions."""
 
 _MISFIT: Final = "Invalid JSON input for tool"
 
 
 class _Misfit(Exception):
-    """Arguments that the tool did not take: its function was not called."""
+    """Arguments that the tool refused: its function was not called."""
 
 
 class Gate:
-    """What becomes of the tools of every agent that a runner runs."""
+    """Wraps the tools of every agent that a runner runs."""
 
     def __init__(self, tools: Mapping[str, Said], to: str | tuple[str, ...]) -> None:
         self._said = dict(tools)
         self._approval = Approval(to)
 
     def of(self, tool: Tool) -> Tool:
-        """The same tool, through the gate. What a provider does itself is part of the model's reply."""
+        """Returns the same tool, through the gate. A provider-hosted tool is part of the model's reply."""
         name = getattr(tool, "qualified_name", None) or tool.name
         if self._said.get(name, ...) is None:
             return tool
@@ -62,7 +61,7 @@ class Gate:
         return tool
 
     def _declared(self, tool: FunctionTool | CustomTool, name: str) -> AnyTool:
-        """It as Killick knows it: what people said of it, or what its server hints at."""
+        """Returns its Killick declaration: from the given options, or its server's hints."""
         said = self._said.get(name)
         if isinstance(said, KillickTool):
             return said
@@ -73,7 +72,7 @@ class Gate:
             options.setdefault("timeout", tool.timeout_seconds)
         declared = open_tool(name, schema=tool.params_json_schema, doc=tool.description, **options)
         if (own := getattr(tool, "__wrapped__", None)) is not None:
-            # What comes back from the record is of the type that the function says it returns.
+            # A recorded result is converted to the function's declared return type.
             declared.shape.returns = resolved_hints(own).get("return", Any)
         return declared
 
@@ -86,7 +85,7 @@ class Gate:
         return gated
 
     def _delegating(self, tool: FunctionTool, name: str) -> Tool:
-        """An agent as a tool: no step of its own, because its models and tools are."""
+        """Wraps an agent used as a tool: no step of its own, because its models and tools have theirs."""
         inner = tool._agent_instance  # pyright: ignore[reportPrivateUsage]
         if not hasattr(inner, "_killick_gate"):
             told = f"make it of runner.agent(…): runner.agent({getattr(inner, 'name', 'agent')}).as_tool(…)"
@@ -108,7 +107,7 @@ class Gate:
 
 
 def _hinted(tool: FunctionTool | CustomTool) -> dict[str, Any]:
-    """What an MCP server says of its own tool."""
+    """Returns an MCP server's hints about its tool."""
     hints = getattr(tool, "mcp_annotations", None)
     for effect, *names in (
         ("reads", "read_only_hint", "readOnlyHint"),
@@ -120,13 +119,13 @@ def _hinted(tool: FunctionTool | CustomTool) -> dict[str, Any]:
 
 
 class _Calls:
-    """What the SDK calls in place of a tool's own function."""
+    """Called by the SDK in place of a tool's function."""
 
     def __init__(self, tool: FunctionTool | CustomTool, declared: AnyTool, approval: Approval) -> None:
         self._tool = tool
         self._declared = declared
         self._approval = approval
-        # The gate must see the errors of which the SDK would make words for the model.
+        # The gate must see the errors that the SDK would turn into text for the model.
         self._raising: Any = tool
         if isinstance(tool, FunctionTool):
             self._raising = set_function_tool_failure_error_function(copy.copy(tool), None)
@@ -141,7 +140,7 @@ class _Calls:
         async def invoke(**given: Any) -> Any:
             if given != arguments:
                 ctx.tool_arguments = self._written(given)
-            # Models that it asks are not the turn's own: they are not asked where its outcome is on record.
+            # Its model calls are not the turn's own: they are skipped if its outcome is recorded.
             inside = Turn(turn.host, f"{turn.call_key(ctx.tool_call_id)}/inside")
             try:
                 with inside.entered():
@@ -168,7 +167,7 @@ class _Calls:
             return await self._said(ctx, ToolFailed(str(failed.failure)))
 
     def _read(self, input: str) -> dict[str, Any]:  # noqa: A002
-        """The arguments by name; a text that is none is one argument."""
+        """Returns the arguments by name; other text is one argument."""
         if isinstance(self._tool, FunctionTool):
             try:
                 read = json.loads(input) if input.strip() else {}
@@ -190,7 +189,7 @@ class _Calls:
         return bool(await said if inspect.isawaitable(said) else said)
 
     async def _said(self, ctx: ToolContext[Any], error: BaseException) -> Any:
-        """What the model is told of an error, by the tool's own rules; where there are none, it is raised."""
+        """Returns the model's text for an error, by the tool's own rules; without rules, raises it."""
         if not isinstance(self._tool, FunctionTool):
             raise error
         told = await maybe_invoke_function_tool_failure_error_function(
@@ -202,12 +201,12 @@ class _Calls:
 
 
 def _is_whole(declared: AnyTool) -> bool:
-    """Whether a tool was declared by people, with a function of its own."""
+    """Returns whether a user declared a tool with its own function."""
     return isinstance(declared, KillickTool) and not hasattr(declared.shape, "schema")
 
 
 def _storable(output: Any) -> Any:
-    """What is put on record: the output, or what the model would see of it."""
+    """Returns the value to record: the output, or the model's view of it."""
     try:
         plain(output)
     except ValueRefused:

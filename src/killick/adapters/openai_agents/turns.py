@@ -1,4 +1,4 @@
-"""A turn: one message to an agent and all that comes of it. By its name its calls are found again."""
+"""A turn: one message to an agent and everything that follows. Its name identifies its calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TURN: Final[ContextVar[Turn | None]] = ContextVar("killick_openai_turn", defaul
 
 
 def turn_here(who: str) -> Turn:
-    """The turn in which this code is. Without one nothing runs: it would not be on record."""
+    """Returns the current turn. Refuses without one, because the call would not be recorded."""
     turn = _TURN.get()
     if turn is None:
         raise DeclarationRefused(who, "goes through Killick; run its agent with KillickRunner.run, not with Runner.run")
@@ -23,31 +23,31 @@ def turn_here(who: str) -> Turn:
 
 
 class Turn:
-    """The calls of one run of the SDK: its models in their order, its tools by the ids of their calls."""
+    """The calls of one SDK run: models in order, tools by call id."""
 
     def __init__(self, host: Host, name: str) -> None:
         self.host = host
         self.name = name
         self.waiting: RunWaiting | None = None
-        """What only people can let go on. The SDK puts errors into others of its own, so it is kept here, too."""
+        """The waits for people. Also kept here, because the SDK wraps errors in its own."""
         self.has_answer = True
-        """Whether the turn is over when its block is; a stream that nobody read to its end is not."""
+        """Whether the turn is over at the end of its block; an unread stream is not."""
         self._asked = 0
         self._under_way = 0
         self._idle = asyncio.Event()
 
     def model_key(self) -> str:
-        """By what the next call of a model is found again, in whatever words it asks."""
+        """Returns the key of the next model call, for any request."""
         self._asked += 1
         return f"{self.name}/model-{self._asked}"
 
     def call_key(self, call: str) -> str:
-        """By what a call of a tool is found again."""
+        """Returns the key of a tool call."""
         return f"{self.name}/{call}"
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """The code inside belongs to this turn, and what it starts."""
+        """Enters this turn for the code inside, and the tasks that it starts."""
         token = _TURN.set(self)
         try:
             yield
@@ -56,8 +56,8 @@ class Turn:
 
     @asynccontextmanager
     async def calling(self) -> AsyncIterator[None]:
-        """One call of a tool. If it must wait for a person, the calls beside it come to their ends first: the SDK
-        cancels them when one raises, and what is cancelled in the middle is in doubt."""
+        """One tool call. If it must wait for a person, concurrent calls finish first: the SDK cancels them when one
+        raises, which would leave unknown outcomes."""
         self._under_way += 1
         self._idle.clear()
         try:
