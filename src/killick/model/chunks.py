@@ -1,15 +1,15 @@
-"""Values as they are stored: in pieces under their hashes, so that values which are alike share them.
+"""Stores values as content-addressed chunks, so that similar values share storage. Does no I/O.
 
-A value's JSON (see `codec`) stays small, because what is large moves to pieces and leaves a reference behind:
+A value's JSON (see `codec`) stays small: large parts become chunks, and a reference takes their place:
 
     $ref   hash        the JSON stored under it
-    $list  [hash, …]   the lists stored under them, one after the other
-    $text  [hash, …]   the pieces of a string, one after the other
-    $blob  [hash, …]   the pieces of bytes, one after the other
+    $list  [hash, …]   the lists stored under them, concatenated
+    $text  [hash, …]   the chunks of a string, concatenated
+    $blob  [hash, …]   the chunks of bytes, concatenated
 
-A hash is written in base64url without padding. Where there are many, a hash in $list, $text or $blob may name
-another node of the same tag. Long strings and lists are cut where their content says so, never by position:
-after an insertion or a deletion the cuts, and so the pieces, soon are the same again.
+Hashes are base64url without padding. Long hash lists are trees: a hash in $list, $text or $blob may name another node
+of the same tag. Chunk boundaries are content-defined, never positional, so after an insertion or a deletion the
+following chunks are unchanged.
 """
 
 from __future__ import annotations
@@ -31,56 +31,56 @@ from killick.model.typed import convert
 __all__ = ["Blob", "Erased", "Fetch", "Packed", "Sharing", "check", "children", "pack", "references", "unpack"]
 
 STRING_BYTES_MAX: Final = 512
-"""A string or bytes that is longer, as encoded, becomes pieces."""
+"""A longer string or bytes value, as encoded, is stored as chunks."""
 
 NODE_BYTES_MAX: Final = 1024
-"""A list or object that is longer, as encoded, is split."""
+"""A longer list or object, as encoded, is split."""
 
 CHILD_BYTES_MAX: Final = 256
-"""A longer part of an object that is split moves to a piece of its own."""
+"""A longer part of a split object becomes its own chunk."""
 
 WHOLE_BYTES_MAX: Final = 8 * 1024
-"""A string or bytes up to this length is one piece."""
+"""A string or bytes value up to this length is one chunk."""
 
 PIECE_BYTES_MIN: Final = 1024
 PIECE_BYTES_MAX: Final = 16 * 1024
 
 CHUNK_BYTES_MIN: Final = 128
 CHUNK_BYTES_MORE: Final = 128
-"""How many bytes a chunk holds beyond the least, on average."""
+"""The average number of bytes in a chunk beyond the minimum."""
 CHUNK_BYTES_MAX: Final = 4096
 
 HASHES_MAX: Final = 8
-"""How many hashes a node names before they are grouped into nodes of their own."""
+"""The number of hashes in a node above which they are grouped into child nodes."""
 
 LEVELS_MAX: Final = 64
-"""Deeper than any tree of hashes that was ever written."""
+"""More levels than any hash tree that was ever written."""
 
 
 class Blob(msgspec.Struct, frozen=True):
-    """One stored piece: "text" (UTF-8), "bytes", or "json" (with tags and references)."""
+    """One stored chunk: "text" (UTF-8), "bytes", or "json" (with tags and references)."""
 
     hash: bytes
     codec: str
     body: bytes | None
-    """None where it was erased."""
+    """None if erased."""
 
 
 class Packed(msgspec.Struct, frozen=True):
     """A value in its stored form."""
 
     raw: bytes
-    """JSON with tags and references: small enough for an event's row."""
+    """JSON with tags and references, small enough for an event's row."""
     blobs: tuple[Blob, ...]
-    """What it refers to, children before parents, each once."""
+    """The chunks it refers to, children before parents, each once."""
 
 
 Fetch: TypeAlias = Callable[[Collection[bytes]], Mapping[bytes, Blob]]
-"""Finds pieces by their hashes; a hash that is absent from the answer is missing."""
+"""Fetches chunks by hash. A hash absent from the result is missing."""
 
 
 def pack(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> Packed:
-    """The object in its stored form. Refuses, by its path, what cannot be stored."""
+    """Returns the stored form of an object. Raises `ValueRefused`, with the path, for a value that cannot be stored."""
     raw = _plainly(obj)
     if raw is not None:
         return Packed(raw, ())
@@ -96,7 +96,7 @@ def pack(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> 
 
 
 def _plainly(obj: object) -> bytes | None:
-    """The JSON of what is small and JSON already, which most values are: what reads back equal needs no tags."""
+    """Returns the JSON of a small value that is already plain JSON, which most values are; it needs no tags."""
     try:
         raw = _encode(obj)
         if len(raw) > STRING_BYTES_MAX or b'"$' in raw or b"[[[" in raw or _LONG_INT in raw.translate(_DIGITS):
@@ -107,7 +107,7 @@ def _plainly(obj: object) -> bytes | None:
 
 
 def unpack(raw: bytes, fetch: Fetch, type: Any = Any) -> Any:  # noqa: A002
-    """The value, as the declared type if one is given; without one, `Erased` stands for what was erased."""
+    """Returns the value, converted to the declared type if given. Without one, erased parts become `Erased`."""
     digest = value_hash("json", raw)
     try:
         value = _tree(digest, raw)
@@ -119,9 +119,9 @@ def unpack(raw: bytes, fetch: Fetch, type: Any = Any) -> Any:  # noqa: A002
 
 
 class Sharing:
-    """Reads many values that share pieces, each piece once: what is alike in two of them is the very same object.
+    """Reads many values that share chunks, each chunk once. Equal parts of two values are the same object.
 
-    A conversation that grows is read at the cost of what is new. Whoever gets the values only reads them.
+    Reading a growing conversation costs only its new part. Callers must not mutate the values.
     """
 
     def __init__(self, fetch: Fetch) -> None:
@@ -130,11 +130,11 @@ class Sharing:
         self._reader = _SharingReader(self._pieces, keeps_erased=True)
 
     def expect(self, raws: Iterable[bytes]) -> None:
-        """Fetch what these values are made of, all of them at once; it is no harm if they are never read."""
+        """Prefetches the chunks of these values in one batch. Values that are never read do no harm."""
         _gathered(b"\n".join(raws), self._fetch, self._pieces)
 
     def unpack(self, raw: bytes) -> Any:
-        """The value, with `Erased` for what was erased."""
+        """Returns the value, with `Erased` for erased parts."""
         digest = value_hash("json", raw)
         try:
             self.expect([raw])
@@ -144,18 +144,18 @@ class Sharing:
 
 
 def references(raw: bytes) -> list[bytes]:
-    """The hashes that this JSON names itself."""
+    """Returns the hashes that this JSON names directly."""
     return [_hash(name) for name in _names(raw)]
 
 
 def children(blob: Blob) -> list[bytes]:
-    """The hashes that a piece names itself."""
+    """Returns the hashes that a chunk names directly."""
     _known(blob)
     return references(blob.body) if blob.codec == "json" and blob.body is not None else []
 
 
 def check(blob: Blob) -> bool:
-    """Whether the body is what its hash says. An erased piece has nothing left to be wrong."""
+    """Returns whether the body matches its hash. An erased chunk always matches."""
     return blob.body is None or value_hash(blob.codec, blob.body) == blob.hash
 
 
@@ -167,14 +167,14 @@ _decode: Final = msgspec.json.Decoder().decode
 _LONG_INT: Final = b"0" * 19
 _DIGITS: Final = bytes(48 if chr(byte).isdecimal() and byte < 128 else 32 for byte in range(256))
 
-# Inside a string a quote is escaped, and a user's own key "$ref" stands in a pair of a $map. So in the JSON
-# that we write, which is compact, these bytes are a reference wherever they occur.
+# Quotes inside strings are escaped, and a user's own "$ref" key is stored as a $map pair. So in our compact JSON these
+# bytes are always a reference.
 _REFERENCE: Final = re.compile(rb'\{"\$(?:ref|list|text|blob)":([^{}]*)\}')
 _NAME: Final = re.compile(rb'"([\w-]{43})"')
 
 
 def _names(raw: bytes) -> dict[str, None]:
-    """The hashes as they are written, each once, in order."""
+    """Returns the hashes in their written form, each once, in order."""
     found = (name for payload in _REFERENCE.findall(raw) for name in _NAME.findall(payload))
     return dict.fromkeys(name.decode() for name in found)
 
@@ -190,14 +190,14 @@ def _known(blob: Blob) -> None:
 
 # Writing.
 
-# Of many such tables this one cuts prose in several scripts, code, CSV, logs and base64 every 2 to 8 KB.
+# Chosen by experiment: this table cuts prose in several scripts, code, CSV, logs and base64 every 2 to 8 KB.
 _TABLE: Final = bytes.fromhex("f820bb62cc1a62fb45f4e0dd95d425fb5a0c63153f62636cf600c25e11cb7f04")
 _CLASSES: Final = bytes(_TABLE[byte // 8] >> byte % 8 & 1 for byte in range(256))
 _CUT: Final = bytes((0, 0, 0, 0, 1, 1, 0, 1, 0, 0, 0, 1))
 
 
 def _pieces(body: bytes, *, text: bool) -> Iterator[bytes]:
-    """Cuts by content, and text between characters."""
+    """Splits by content, and text only between characters."""
     if len(body) <= WHOLE_BYTES_MAX:
         yield body
         return
@@ -211,14 +211,14 @@ def _pieces(body: bytes, *, text: bool) -> Iterator[bytes]:
 
 
 def _cut(body: bytes, classes: bytes, start: int) -> int:
-    """Where a piece ends: a byte has one of two classes, and a cut falls behind twelve in a certain order."""
+    """Finds a chunk's end: each byte has one of two classes, and a cut follows a fixed pattern of twelve classes."""
     least, most = start + PIECE_BYTES_MIN, start + PIECE_BYTES_MAX
     found = classes.find(_CUT, least - len(_CUT), most)
     if found >= 0:
         return found + len(_CUT)
     if most >= len(body):
         return most
-    # The rows of a table are too much alike for that. There, four classes and the right checksum will do.
+    # Rows of a table are too similar for that pattern. For those, four classes and a checksum decide.
     end = classes.find(_CUT[-4:], least, most)
     while end >= 0 and crc32(body[end - 64 : end]) % 128:
         end = classes.find(_CUT[-4:], end + 1, most)
@@ -226,7 +226,7 @@ def _cut(body: bytes, classes: bytes, start: int) -> int:
 
 
 def _chunks(items: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Groups encoded items. A chunk ends behind an item with a chance in proportion to its length."""
+    """Groups encoded items. The probability that a chunk ends after an item is proportional to the item's length."""
     chunk: list[bytes] = []
     size = 0
     for item in items:
@@ -241,19 +241,19 @@ def _chunks(items: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 _SHORT_CHARS_MAX: Final = STRING_BYTES_MAX // 6 - 1
-"""A string up to this length stays short even if each character becomes an escape of six bytes."""
+"""A string up to this length stays short even if each character becomes a six-byte escape."""
 
 _SMALL: Final = frozenset((type(None), bool, int, float))
 
 
 class _Packer:
-    """Turns plain JSON into bytes from the leaves up, and puts aside what is large."""
+    """Encodes plain JSON bottom-up and moves large parts into chunks."""
 
     def __init__(self) -> None:
         self.blobs: dict[bytes, Blob] = {}
 
     def fragment(self, node: Any) -> bytes:
-        """The bytes that stand for a node. Uses the node up: its parts give way to their bytes."""
+        """Returns the bytes of a node. Consumes the node: its parts are replaced by their bytes."""
         kind = node.__class__
         if kind is str:
             return self.text(node)
@@ -283,7 +283,7 @@ class _Packer:
         return self.tree(b"$list", [self.put("json", b"[" + b",".join(chunk) + b"]") for chunk in _chunks(parts)])
 
     def split_object(self, node: dict[str, Any]) -> bytes:
-        """First the larger parts move out; if the rest is still too long it becomes a list of pairs."""
+        """Moves the larger parts out first. If the rest is still too long, stores it as a list of pairs."""
         for key, item in node.items():
             part = _encode(item)
             if len(part) > CHILD_BYTES_MAX:
@@ -295,13 +295,13 @@ class _Packer:
         return b'{"$map":' + self.split_list(pairs) + b"}"
 
     def tree(self, tag: bytes, names: list[bytes]) -> bytes:
-        """A node of hashes; above a few they are grouped, and the groups grouped again."""
+        """Builds a tree of hashes, grouped level by level."""
         while len(names) > HASHES_MAX:
             names = [self.put("json", _node(tag, chunk)) for chunk in _chunks(names)]
         return _node(tag, names)
 
     def put(self, codec: str, body: bytes) -> bytes:
-        """Keeps one piece and gives its hash as it is written."""
+        """Adds one chunk and returns its hash in written form."""
         digest = value_hash(codec, body)
         if digest not in self.blobs:
             self.blobs[digest] = Blob(digest, codec, body)
@@ -316,7 +316,7 @@ def _node(tag: bytes, names: list[bytes]) -> bytes:
 
 
 def _gathered(raw: bytes, fetch: Fetch, known: dict[str, Blob] | None = None) -> dict[str, Blob]:
-    """Every piece below this JSON by its written hash, fetched level by level; added to those that are known."""
+    """Fetches every chunk below this JSON, level by level, and adds it to the known ones."""
     pieces: dict[str, Blob] = {} if known is None else known
     wanted = {name: None for name in _names(raw) if name not in pieces}
     while wanted:
@@ -338,16 +338,16 @@ _MALFORMED: Final = (ValueError, TypeError, ArithmeticError, LookupError, OSErro
 
 
 class _Reader:
-    """Turns JSON with tags and references into Python objects, fresh ones each time."""
+    """Decodes JSON with tags and references into new Python objects."""
 
     def __init__(self, pieces: Mapping[str, Blob], *, keeps_erased: bool) -> None:
         self.pieces = pieces
         self.keeps_erased = keeps_erased
 
     def value(self, node: Any, digest: bytes) -> Any:
-        """What a node stands for; the digest is that of the piece it stands in.
+        """Decodes one node; `digest` is the hash of the chunk that contains it.
 
-        References are followed in the same call: reading must not need more of the stack than writing did.
+        References are followed in the same call: reading must not need a deeper stack than writing did.
         """
         tag, payload = _tagged(node)
         if tag == "$ref":
@@ -405,7 +405,7 @@ class _Reader:
             raise ValueBroken(digest, f"{tag} is malformed ({error})") from None
 
     def leaves(self, tag: str, names: Any, digest: bytes, level: int = 0) -> Iterator[Blob]:
-        """The pieces at the bottom of a tree of hashes, from left to right."""
+        """Returns the leaf chunks of a hash tree, from left to right."""
         kind = names.__class__
         if kind is not list or level > LEVELS_MAX:
             raise ValueBroken(digest, f"{tag} is malformed")
@@ -430,7 +430,7 @@ class _Reader:
 
 
 class _SharingReader(_Reader):
-    """The same, but what a reference stands for is made once."""
+    """Decodes each reference once and shares the result."""
 
     def __init__(self, pieces: Mapping[str, Blob], *, keeps_erased: bool) -> None:
         super().__init__(pieces, keeps_erased=keeps_erased)
@@ -451,7 +451,7 @@ class _SharingReader(_Reader):
         return self.made[payload]
 
     def listed(self, names: Any, digest: bytes, level: int = 0) -> list[Any]:
-        """The items below some hashes; a hash is looked into once, whether it names items or more hashes."""
+        """Returns the items below some hashes. Each hash is visited once, whether it names items or more hashes."""
         if names.__class__ is not list or level > LEVELS_MAX:
             raise ValueBroken(digest, "$list is malformed")
         items: list[Any] = []

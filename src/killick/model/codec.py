@@ -1,12 +1,10 @@
-"""What a value is: how Python objects become plain JSON, and how they come back.
+"""Converts Python objects to plain JSON and back. No pickle, no Python paths, no clock.
 
-Stores no pickle and no Python path; reads no clock. How large values share their parts is `values`' business.
+`chunks` splits large values. An object with one key that starts with "$" is a tag:
 
-An object of one key that starts with "$" is a tag:
-
-    $map        [[key, value], …]    a dict with a key that is not a string, or that starts with "$"
+    $map        [[key, value], …]    a dict with a non-string key, or with a key that starts with "$"
     $tuple      […]                  also a namedtuple
-    $set        […]                  in the order of the elements' canonical text; so is $frozenset
+    $set        […]                  sorted by the elements' canonical text; so is $frozenset
     $bytes      base64               so is $bytearray
     $str        base64 of UTF-16-LE  a string with lone surrogates, which JSON cannot hold
     $int        hex digits           an int beyond 64 bits
@@ -15,10 +13,10 @@ An object of one key that starts with "$" is a tag:
     $time, $datetime                 ISO 8601, then [Europe/Berlin] for a ZoneInfo and [_fold=1] for a fold
     $timedelta  microseconds
     $secret     hex digits           the keyed digest of a Secret, never its value
-    $erased     hex digits           the hash of what was erased before this was stored
+    $erased     hex digits           the hash of a part that was erased before this was stored
 
-Enums are stored as their value; dataclasses and pydantic models as an object of their fields by name; msgspec
-Structs as msgspec itself writes them.
+Enums are stored as their value; dataclasses and pydantic models as an object of their fields by name; msgspec Structs
+as msgspec writes them.
 """
 
 from __future__ import annotations
@@ -43,19 +41,19 @@ import msgspec
 from killick.errors import ValueErased, ValueRefused
 
 DEPTH_MAX: Final = 200
-"""How many containers may stand inside each other."""
+"""The maximum nesting depth of containers."""
 
 PATH_CHARS_MAX: Final = 160
 
 TYPES_MAX: Final = 4096
-"""How many types a process remembers how to handle; those it meets later are worked out each time."""
+"""The number of types whose conversion a process caches. Later types are resolved on each use."""
 
 Plain: TypeAlias = "bool | int | float | str | bytes | list[Plain] | dict[str, Plain] | None"
-"""JSON as Python objects. Bytes stand directly inside a tag and are written in base64."""
+"""JSON as Python objects. Bytes occur only directly inside a tag, and are written in base64."""
 
 
 class Secret:
-    """A value that the record must not hold: stored as a keyed digest. What comes back has no value."""
+    """A value that the log must not contain: only a keyed digest is stored. A decoded Secret has no value."""
 
     __slots__ = ("_value", "digest")
 
@@ -65,13 +63,13 @@ class Secret:
 
     @classmethod
     def recorded(cls, digest: bytes) -> Secret:
-        """The Secret as the record knows it."""
+        """Returns the Secret as the log stores it."""
         secret = cls(None)
         secret.digest = digest
         return secret
 
     def reveal(self) -> Any:
-        """The value itself; raises `ValueErased` when only its digest is on record."""
+        """Returns the value. Raises `ValueErased` if only its digest is recorded."""
         if self.digest is not None:
             raise ValueErased(self.digest)
         return self._value
@@ -87,13 +85,13 @@ class Secret:
 
 
 class Erased(msgspec.Struct, frozen=True):
-    """Stands where a stored piece was erased on purpose."""
+    """Replaces a stored part that was erased on purpose."""
 
     hash: bytes
 
 
 def plain(obj: object, *, at: str = "value", secret_key: bytes | None = None, canonically: bool = False) -> Plain:
-    """The object as plain JSON in fresh containers. Refuses, by its path, what cannot be stored."""
+    """Returns the object as plain JSON in new containers. Raises `ValueRefused`, with the path."""
     try:
         return _LOWER[type(obj)](obj, 0, _How(secret_key, canonically))
     except _Refusal as refusal:
@@ -103,7 +101,7 @@ def plain(obj: object, *, at: str = "value", secret_key: bytes | None = None, ca
 
 
 def canonical(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> bytes:
-    """Bytes that are the same for the same value, whatever the order of keys, the process or any version."""
+    """Returns canonical bytes: equal for equal values, independent of key order, process and version."""
     tree = plain(obj, at=at, secret_key=secret_key, canonically=True)
     try:
         return _text(tree).encode()
@@ -112,12 +110,12 @@ def canonical(obj: object, *, at: str = "value", secret_key: bytes | None = None
 
 
 def digest(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> bytes:
-    """The SHA-256 of the canonical bytes."""
+    """Returns the SHA-256 of the canonical bytes."""
     return sha256(canonical(obj, at=at, secret_key=secret_key)).digest()
 
 
 def restore(tag: str, payload: Any) -> Any:
-    """What a tag stands for, given its payload already restored. Bad data raises ValueError and its like."""
+    """Decodes a tag from its restored payload. Bad data raises ValueError or a similar error."""
     if tag not in _RESTORE:
         raise ValueError(f"tag {tag} is not known to this build of Killick")
     kind, build = _RESTORE[tag]
@@ -126,7 +124,7 @@ def restore(tag: str, payload: Any) -> Any:
     return build(payload)
 
 
-# From Python to plain JSON. Each type has a function; a refusal collects its path on the way up.
+# From Python to plain JSON, one function a type. A refusal collects its path on the way up.
 
 
 class _How(NamedTuple):
@@ -146,7 +144,7 @@ class _Refusal(Exception):
         self.way: list[tuple[str, object]] = []
 
     def passed(self, step: str, obj: object) -> None:
-        """Notes one step of the way, from the inside out."""
+        """Adds one path step, from the inside out."""
         self.way.append((step, obj))
 
     def named(self, at: str, root: object) -> ValueRefused:
@@ -164,7 +162,7 @@ def _base64(body: bytes) -> str:
     return b64encode(body).decode()
 
 
-# The standard library writes it, so that no other package's version can move a digest.
+# The standard library writes it, so that no dependency's version can change a digest.
 _text = json.JSONEncoder(sort_keys=True, allow_nan=False, separators=(",", ":"), default=_base64).encode
 
 
@@ -173,7 +171,7 @@ def _same(obj: Any, depth: int, how: _How) -> Any:
 
 
 def _int(obj: int, depth: int, how: _How) -> Plain:
-    # Hex, because Python limits how many decimal digits it reads.
+    # Hex, because Python limits the number of decimal digits that it parses.
     return obj if -(2**63) <= obj < 2**63 else {"$int": format(obj, "x")}
 
 
@@ -194,7 +192,7 @@ def _moment(tag: str, iso: Callable[[Any], str]) -> _Lower:
     def lower(obj: time | datetime, depth: int, how: _How) -> Plain:
         text, zone = iso(obj), obj.tzinfo
         if isinstance(zone, ZoneInfo) and zone.key:
-            # What offset a zone has is no part of the value: governments change it, and no digest may follow.
+            # A zone's offset is not part of the value: governments change it, and a digest must not follow.
             text = f"{iso(obj.replace(tzinfo=None)) if how.canonically else text}[{zone.key}]"
         elif zone is not None and obj.utcoffset() is None:
             raise _Refusal("has a time zone without an offset; use zoneinfo.ZoneInfo or datetime.timezone")
@@ -260,7 +258,7 @@ def _dict(obj: dict[Any, Any], depth: int, how: _How) -> Plain:
 
 
 def _map(obj: dict[Any, Any], depth: int, how: _How) -> Plain:
-    """A dict with keys that need a second look."""
+    """Encodes a dict whose keys need tags."""
     pairs: dict[str, tuple[Any, Plain]] = {}
     key = part = None
     try:
@@ -282,7 +280,7 @@ def _map(obj: dict[Any, Any], depth: int, how: _How) -> Plain:
 
 
 def _hashable(name: Plain) -> bool:
-    """Whether what a key became can be a key again."""
+    """Returns whether a converted key is hashable again."""
     if type(name) is not dict:
         return type(name) is not list
     tag, *others = name
@@ -306,7 +304,7 @@ def _dataclass(cls: Any) -> _Lower:
 
 
 def _struct(cls: type[msgspec.Struct]) -> _Lower:
-    """By msgspec's own names and tag: only by these can it tell the members of a union apart again."""
+    """Uses msgspec's own names and tag, which it needs to decode unions."""
     config = cls.__struct_config__
     tag: dict[str, Any] = {} if config.tag is None else {str(config.tag_field): config.tag}
     names = list(zip(cls.__struct_encode_fields__, cls.__struct_fields__, strict=True))
@@ -321,7 +319,7 @@ def _struct(cls: type[msgspec.Struct]) -> _Lower:
 
 
 def _model(cls: Any) -> _Lower:
-    """By field name, since the alias for reading need not be the one for writing."""
+    """Uses field names, since validation and serialization aliases may differ."""
     names = list(cls.model_fields)
 
     def lower(obj: Any, depth: int, how: _How) -> Plain:
@@ -336,7 +334,7 @@ def _model(cls: Any) -> _Lower:
 
 
 def _narrowed(base: type, exactly: Callable[[Any], Any]) -> _Lower:
-    """A subclass of a scalar, such as numpy's float64, is stored as that scalar."""
+    """Stores a subclass of a scalar, such as numpy's float64, as that scalar."""
     return lambda obj, depth, how: _BUILTIN[base](exactly(obj), depth, how)
 
 
@@ -366,7 +364,7 @@ _BUILTIN: Final[dict[type, _Lower]] = {
     set: _set("$set"),
     frozenset: _set("$frozenset"),
     dict: _dict,
-    # A decimal context can make the exponent's letter small.
+    # A decimal context can write the exponent's letter in lower case.
     Decimal: lambda obj, depth, how: {"$decimal": Decimal.__str__(obj).replace("e", "E")},
     UUID: lambda obj, depth, how: {"$uuid": UUID.__str__(obj)},
     date: lambda obj, depth, how: {"$date": date.isoformat(obj)},
@@ -385,7 +383,7 @@ _INHERITED: Final[dict[type, _Lower]] = _BUILTIN | {
 
 
 class _Lowerings(dict[type, _Lower]):
-    """How to lower each type; learns people's own types as it meets them."""
+    """Maps each type to its conversion. Learns user-defined types on first use."""
 
     def __missing__(self, cls: type) -> _Lower:
         lower = _learned(cls)
@@ -401,7 +399,7 @@ def _learned(cls: type[Any]) -> _Lower:
         return _struct(cls)
     if dataclasses.is_dataclass(cls):
         return _dataclass(cls)
-    # Asked in this way because importing pydantic takes a while, and many never need it.
+    # Looked up this way because importing pydantic is slow and often unnecessary.
     if hasattr(cls, "__pydantic_root_model__"):
         return _model(cls)
     return next((_INHERITED[base] for base in cls.__mro__ if base in _INHERITED), _refused)
@@ -414,12 +412,12 @@ _LOWER: Final = _Lowerings(_BUILTIN)
 
 
 def _pairs_back(pairs: list[Any]) -> dict[Any, Any]:
-    """A dict; where pairs were erased the marker stands as a key of its own."""
+    """Restores a dict. Erased pairs become the marker as a key."""
     return dict((pair, pair) if isinstance(pair, Erased) else pair for pair in pairs)
 
 
 def _elements_back(kind: type, items: list[Any]) -> Any:
-    """A set; or a list where elements came back as dicts, of which a declared type makes a set again."""
+    """Restores a set, or a list if elements were restored as dicts; a declared type converts that list back."""
     try:
         return kind(items)
     except TypeError:
@@ -467,13 +465,13 @@ _RESTORE: Final[dict[str, tuple[Any, Callable[[Any], Any]]]] = {
 
 
 def step_of(key: object) -> str:
-    """One step of a path: .name, [3] or ['two words']."""
+    """Formats one step of a path: .name, [3] or ['two words']."""
     if isinstance(key, str) and key.isidentifier():
         return f".{key}"
     try:
         return f"[{shortened(repr(key))}]"
     except ValueError:
-        # Python does not write out an int of thousands of digits.
+        # Python refuses to print an int of thousands of digits.
         return f"[{type(key).__name__}]"
 
 

@@ -1,9 +1,8 @@
-"""The closed set of events: what can be said in a log, and how it is written in bytes.
+"""The closed set of event kinds, and their byte encoding.
 
-An event's body is a small JSON object without the values that people and tools produced; those sit in
-the event's data, which the body names by its hash (`data`). So a fold reads bodies alone, and a value
-can be erased without breaking the chain. Times are microseconds since the epoch; digests are unpadded
-base64url. Kinds are `noun.past`; a later version of a kind is stored as `noun.past/2`.
+An event's body is a small JSON object. Values from people and tools are in the event's data; the body holds only their
+hash (`data`). So a fold reads bodies alone, and erasing a value does not break the chain. Times are microseconds since
+the epoch. Digests are unpadded base64url. Kinds are `noun.past`; a later version of a kind is stored as `noun.past/2`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ NotRetried = Literal[
     "no_attempts_left", "named_in_never", "not_named_in_on", "programming_error", "lasting_error", "may_have_happened",
     "patience_over",
 ]  # fmt: skip
-"""Why a failed attempt is not followed by another one by itself."""
+"""Why no automatic retry follows a failed attempt."""
 Ruling = Literal["accept", "reject", "ask"]
 Settlement = Literal["happened", "did_not_happen", "stopped"]
 WaitFor = Literal["answer", "event", "time", "child", "settlement", "mend"]
@@ -37,14 +36,14 @@ ForkEffects = Literal["recorded", "live", "none"]
 
 
 class Build(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The code that ran: its version and, where known, its commit."""
+    """The code version that ran and, if known, its commit."""
 
     version: str = ""
     commit: str = ""
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a contract said of an intention, by which rule, and the contract's own hash."""
+    """A contract's verdict on an intention: the deciding rule and the contract's hash."""
 
     ruling: Ruling = "accept"
     rule: str | None = None
@@ -53,7 +52,7 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a model call used. Money is in millionths of a US dollar."""
+    """The token usage and cost of a model call. Money is in millionths of a US dollar."""
 
     model: str = ""
     tokens_in: int = 0
@@ -63,7 +62,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Doubt(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An attempt seen in a part of a log that was set aside: whether it happened is not known."""
+    """An attempt found in a quarantined part of a log. Its outcome is unknown."""
 
     step: StepId
     tool: str
@@ -72,7 +71,7 @@ class Doubt(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Action(msgspec.Struct, array_like=True, frozen=True):
-    """What a step does to the world, as intended at a seq. `undoes` is where the effect started that it undoes."""
+    """An effect that a step intends. `undoes` is the seq at which the effect that it compensates started."""
 
     tool: str
     effect: EffectClass
@@ -82,7 +81,7 @@ class Action(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", gc=False):
-    """One immutable fact. `data` is the hash of its values, written when it is appended."""
+    """One immutable fact. `data` is the hash of its values, set on append."""
 
     at: int
     data: Digest | None = None
@@ -92,7 +91,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
 
 
 class RunStarted(Event, frozen=True, tag="run.started"):
-    """A run began. `trace` is where in a trace that was, in W3C's form, where somebody traces. Data: `input`."""
+    """A run started. `trace` is its W3C trace context, if tracing is on. Data: `input`."""
 
     run: str
     agent: str
@@ -107,9 +106,9 @@ class RunStarted(Event, frozen=True, tag="run.started"):
 
 
 class RunForked(Event, frozen=True, tag="run.forked"):
-    """A fork left its parent at a cut; `keep` names later events of the parent that stay. `model` is asked instead of
-    others; with `renews_input` the fork has an input of its own. In its `workspace` are to be the files of snapshot
-    `files`. Data: `input`, `because`."""
+    """A run was forked from its parent at a cut. `keep` names later parent events that stay in the timeline. `model`
+    replaces other models. With `renews_input` the fork has its own input. Its `workspace` starts with the files of
+    snapshot `files`. Data: `input`, `because`."""
 
     run: str
     parent: str
@@ -125,12 +124,12 @@ class RunForked(Event, frozen=True, tag="run.forked"):
 
     @property
     def base(self) -> int:
-        """The last event of the parent that the fork shares."""
+        """The last parent event that the fork shares."""
         return max((self.cut, *self.keep))
 
 
 class ForkMade(Event, frozen=True, tag="fork.made"):
-    """Another run was forked off this one, at a cut. From now on what either does to the world counts for both."""
+    """A fork of this run was created at a cut. From here on, effects of either run count for both."""
 
     run: str
     cut: int
@@ -138,8 +137,8 @@ class ForkMade(Event, frozen=True, tag="fork.made"):
 
 
 class RunTaken(Event, frozen=True, tag="run.taken"):
-    """A worker took the lease, with this build of the code; in `trace`, where somebody traces. `alone`: in a process
-    that runs nothing else."""
+    """A worker took the lease with this build. `trace` is its trace context. `alone`: the process holds no other
+    run."""
 
     epoch: int
     holder: str
@@ -149,8 +148,8 @@ class RunTaken(Event, frozen=True, tag="run.taken"):
 
 
 class LeaseLapsed(Event, frozen=True, tag="lease.lapsed"):
-    """The holder of the lease died, or stopped keeping it, and had not let the run go. `steps` were open then, with
-    this build of the code; `alone` as of the taking. No worker takes the run before `until`."""
+    """The lease holder died or stopped renewing the lease, without releasing the run. `steps` were open then, under
+    this build; `alone` as in the preceding `run.taken`. No worker takes the run before `until`."""
 
     holder: str
     until: int = 0
@@ -160,19 +159,19 @@ class LeaseLapsed(Event, frozen=True, tag="lease.lapsed"):
 
 
 class RunQuarantined(Event, frozen=True, tag="run.quarantined"):
-    """The run waits for a person to resume or cancel it: so many processes died in a row that held it."""
+    """The run waits for a person to resume or cancel it, after this many consecutive crashes."""
 
     deaths: int
 
 
 class RunPaused(Event, frozen=True, tag="run.paused"):
-    """Somebody paused the run. Data: `because`."""
+    """A person paused the run. Data: `because`."""
 
     by: str | None = None
 
 
 class RunResumed(Event, frozen=True, tag="run.resumed"):
-    """Somebody let a paused, failed or diverged run go on. Data: `because`."""
+    """A person resumed a paused, failed or diverged run. Data: `because`."""
 
     by: str | None = None
 
@@ -185,21 +184,21 @@ class RunPrioritized(Event, frozen=True, tag="run.prioritized"):
 
 
 class RunTagged(Event, frozen=True, tag="run.tagged"):
-    """The run's tags changed to these."""
+    """The run's tags were replaced by these."""
 
     tags: tuple[str, ...]
     by: str | None = None
 
 
 class RunDiverged(Event, frozen=True, tag="run.diverged"):
-    """Code and record disagree at a step; the run waits for mended code. Data: `recorded`, `found`, `builds`."""
+    """Code and log diverge at a step; the run waits for corrected code. Data: `recorded`, `found`, `builds`."""
 
     step: StepId
 
 
 class RunRewound(Event, frozen=True, tag="run.rewound"):
-    """The timeline went back to a cut; `keep` names later events that stay, `returned` messages that go back; `files`
-    is the snapshot that its workspace is to go back to. Data: `because`."""
+    """The timeline was rewound to a cut. `keep` names later events that stay, `returned` the messages put back into the
+    inbox, `files` the workspace snapshot to restore. Data: `because`."""
 
     cut: int
     generation: int
@@ -210,8 +209,8 @@ class RunRewound(Event, frozen=True, tag="run.rewound"):
 
 
 class RunRepaired(Event, frozen=True, tag="run.repaired"):
-    """Events `first` to `last` did not hold and were set aside; the chain goes on from the head's hash.
-    Data: `because`, `found`."""
+    """Events `first` to `last` were damaged and were quarantined. The chain continues from the head's hash. Data:
+    `because`, `found`."""
 
     first: int
     last: int
@@ -223,13 +222,13 @@ class RunRepaired(Event, frozen=True, tag="run.repaired"):
 
 
 class RunRenewed(Event, frozen=True, tag="run.renewed"):
-    """The run goes on in a fresh log under another id. Data: `input`."""
+    """The run continues in a new log under another id. Data: `input`."""
 
     run: str
 
 
 class CancelRequested(Event, frozen=True, tag="cancel.requested"):
-    """Somebody asked the run to end. Data: `because`."""
+    """A person or a parent run requested cancellation. Data: `because`."""
 
     compensate: bool = False
     by: str | None = None
@@ -240,24 +239,24 @@ class RunCompleted(Event, frozen=True, tag="run.completed"):
 
 
 class RunFailed(Event, frozen=True, tag="run.failed"):
-    """The agent ended with an error. Data: `failure`, `not_undone`."""
+    """The agent failed with an error. Data: `failure`, `not_undone`."""
 
     step: StepId | None = None
 
 
 class RunCancelled(Event, frozen=True, tag="run.cancelled"):
-    """The run was cancelled and is over. Data: `not_undone`."""
+    """The run was cancelled. Data: `not_undone`."""
 
 
 # steps --------------------------------------------------------------------------------------------
 
 
 class StepIntended(Event, frozen=True, tag="step.intended"):
-    """What the agent wants to do next, judged. `digest` is of all arguments, `identity` of those that name the action;
-    `undoes_seq` is where the effect that it undoes first started; `claims` are rights that a child or a message takes.
-    Data: `arguments`, `because`; what the verdict rests on: `paths`, `others`, `since`, `adopts`; `failure` of what was
-    rejected. `guest` is by what code that Killick did not start finds it again; `within` is the step in whose attempt
-    that code took it."""
+    """The agent's next action, with the contract's verdict. `digest` covers all arguments, `identity` those that name
+    the action. `undoes_seq` is the seq at which the effect to compensate first started. `claims` are the unique rights
+    that a child or a message consumes. `guest` identifies the step to external code that Killick did not start;
+    `within` is the step whose attempt ran that code. Data: `arguments`, `because`; the verdict's inputs `paths`,
+    `others`, `since`, `adopts`; `failure` if rejected."""
 
     step: StepId
     sort: Sort
@@ -274,9 +273,8 @@ class StepIntended(Event, frozen=True, tag="step.intended"):
 
 
 class StepEdited(Event, frozen=True, tag="step.edited"):
-    """A person changed what a step is to do before it was done: the intention is theirs from now on, judged anew. One
-    that is rejected changes nothing. Data: `arguments`, `changed`, `comment`; `paths`, `others` and `failure` as of an
-    intention."""
+    """A person edited a step's arguments before it ran. The contract evaluates the edited intention; a rejected edit
+    changes nothing. Data: `arguments`, `changed`, `comment`; `paths`, `others` and `failure` as for an intention."""
 
     step: StepId
     by: str
@@ -287,8 +285,7 @@ class StepEdited(Event, frozen=True, tag="step.edited"):
 
 
 class StepDelayed(Event, frozen=True, tag="step.delayed"):
-    """The step goes on at a later time, for backoff or a rate limit, or now, because somebody said so; this is not an
-    attempt."""
+    """The step continues later, for backoff or a rate limit, or now, because a person asked for it. Not an attempt."""
 
     step: StepId
     until: int
@@ -297,8 +294,9 @@ class StepDelayed(Event, frozen=True, tag="step.delayed"):
 
 
 class StepAdopted(Event, frozen=True, tag="step.adopted"):
-    """The step took the recorded result of an orphan effect, first started at `seq` of `run`, instead of acting again.
-    `claims` is the right to it, which exists once in a lineage, as `space:digest`. Data: `output`."""
+    """The step reused the recorded result of an effect of an abandoned timeline instead of acting again. The effect
+    first started at `seq` of `run`. `claims` is the right to it, unique in the run tree, as `space:digest`. Data:
+    `output`."""
 
     step: StepId
     run: str
@@ -308,24 +306,23 @@ class StepAdopted(Event, frozen=True, tag="step.adopted"):
 
 
 class StepDrifted(Event, frozen=True, tag="step.drifted"):
-    """A replayed step's arguments differ from the record in a way that changes nothing; `digest` is of those found.
-    Data: `recorded`, `found`."""
+    """A replayed step's arguments differ from the log without consequence; `digest` is of the new arguments. Data:
+    `recorded`, `found`."""
 
     step: StepId
     digest: Digest | None = None
 
 
 class StepOverridden(Event, frozen=True, tag="step.overridden"):
-    """A person gave a pending step its result. Data: `output`, `because`."""
+    """A person supplied the result of a pending step. Data: `output`, `because`."""
 
     step: StepId
     by: str | None = None
 
 
 class StepEnded(Event, frozen=True, tag="step.ended"):
-    """A step without attempts of its own ended: a scope, a rejection by a person or by a verdict that came later than
-    the intention, a step that somebody skipped. Data: `output` or `failure`; `winner` of a `first`; `others`, `paths`
-    of a verdict."""
+    """A step without own attempts ended: a scope, a rejection by a person or by a verdict after the intention, or a
+    skipped step. Data: `output` or `failure`; `winner` of a `first`; `others`, `paths` of a verdict."""
 
     step: StepId
     outcome: Literal["returned", "failed", "cancelled"] = "returned"
@@ -334,8 +331,8 @@ class StepEnded(Event, frozen=True, tag="step.ended"):
 
 
 class AttemptStarted(Event, frozen=True, tag="attempt.started"):
-    """One try is about to touch the world. `claims` are the rights it consumes, as `space:digest`. `action` is what it
-    does, where the run was rewound to a place at which the step was intended already."""
+    """An attempt is about to touch the world. `claims` are the rights it consumes, as `space:digest`. `action` is its
+    effect, if a rewind went back to after the step's intention."""
 
     step: StepId
     attempt: int
@@ -347,16 +344,16 @@ class AttemptStarted(Event, frozen=True, tag="attempt.started"):
 
 
 class AttemptProgressed(Event, frozen=True, tag="attempt.progressed"):
-    """How far a long tool got. Data: `progress`."""
+    """A progress report of a long tool. Data: `progress`."""
 
     step: StepId
     attempt: int
 
 
 class AttemptEnded(Event, frozen=True, tag="attempt.ended"):
-    """One try is over. `retry_at`: it will be tried again then; `limited`: for a rate limit, which does not count.
-    `not_retried`: why no other attempt follows a failure by itself. `key` is given when it ended late, after a rewind.
-    Data: `output`, with `reply` and `reasoning` of a model's; or `failure`."""
+    """An attempt ended. `retry_at`: the time of the next attempt. `limited`: a rate limit, which uses no attempt.
+    `not_retried`: why no automatic retry follows. `key`: set if it ended late, after a rewind. Data: `output`, with a
+    model's `reply` and `reasoning`; or `failure`."""
 
     step: StepId
     attempt: int
@@ -370,8 +367,8 @@ class AttemptEnded(Event, frozen=True, tag="attempt.ended"):
 
 
 class AttemptSettled(Event, frozen=True, tag="attempt.settled"):
-    """What was in doubt is known now, from a reconciler or a person. `started` is where it first started, for one that
-    another timeline did under the number of the step. Data: `output`, `because`."""
+    """A reconciler or a person resolved an attempt with an unknown outcome. `started` is the seq at which it started,
+    if another timeline made it under the same step number. Data: `output`, `because`."""
 
     step: StepId
     attempt: int
@@ -383,7 +380,7 @@ class AttemptSettled(Event, frozen=True, tag="attempt.settled"):
 
 
 class EffectConfirmed(Event, frozen=True, tag="effect.confirmed"):
-    """The world was looked at after the effect, and showed it or did not."""
+    """A reconciler checked the world after the effect and found it, or did not."""
 
     step: StepId
     key: str
@@ -391,7 +388,7 @@ class EffectConfirmed(Event, frozen=True, tag="effect.confirmed"):
 
 
 class DecisionMade(Event, frozen=True, tag="decision.made"):
-    """A choice, with who chose. Data: `question`, `options`, `choice`, `because`."""
+    """A decision and its author. Data: `question`, `options`, `choice`, `because`."""
 
     step: StepId
     by: str = "agent"
@@ -401,9 +398,9 @@ class DecisionMade(Event, frozen=True, tag="decision.made"):
 
 
 class WaitOpened(Event, frozen=True, tag="wait.opened"):
-    """A step now waits. `digest` binds what is asked, so that an answer authorises nothing else. `need` people have to
-    agree; `round` counts how often it was passed on to others. Data: `prompt`, `schema`, `default`, `intention`,
-    `verbs`, `options`; `may`, who may answer, by name, where that is known."""
+    """A step waits. `digest` binds the request, so that an answer authorises nothing else. `need` is the quorum of
+    approvers. `round` counts escalations. Data: `prompt`, `schema`, `default`, `intention`, `verbs`, `options`; `may`,
+    the permitted approvers by name, if known."""
 
     step: StepId
     waits_for: WaitFor
@@ -417,7 +414,7 @@ class WaitOpened(Event, frozen=True, tag="wait.opened"):
 
 
 class WaitVoted(Event, frozen=True, tag="wait.voted"):
-    """One of several people agreed. Data: `answer`, `comment`."""
+    """One approver of a quorum agreed. Data: `answer`, `comment`."""
 
     step: StepId
     by: str
@@ -425,7 +422,7 @@ class WaitVoted(Event, frozen=True, tag="wait.voted"):
 
 
 class WaitClosed(Event, frozen=True, tag="wait.closed"):
-    """A wait ended, and how. Data: `answer`, `comment`."""
+    """A wait closed, with its outcome. Data: `answer`, `comment`."""
 
     step: StepId
     how: WaitEnd
@@ -434,7 +431,7 @@ class WaitClosed(Event, frozen=True, tag="wait.closed"):
 
 
 class MessageTaken(Event, frozen=True, tag="message.taken"):
-    """A message left the inbox for the run. Data: `body`."""
+    """The run received a message from its inbox. Data: `body`."""
 
     message: int
     name: str
@@ -444,7 +441,7 @@ class MessageTaken(Event, frozen=True, tag="message.taken"):
 
 
 class MessageSent(Event, frozen=True, tag="message.sent"):
-    """The run sent a message to another. Data: `body`."""
+    """The run sent a message to another run. Data: `body`."""
 
     step: StepId
     run: str
@@ -453,7 +450,7 @@ class MessageSent(Event, frozen=True, tag="message.sent"):
 
 
 class ChildSpawned(Event, frozen=True, tag="child.spawned"):
-    """The run started another run. Data: `input`."""
+    """The run started a child run. Data: `input`."""
 
     step: StepId
     run: str
@@ -462,7 +459,7 @@ class ChildSpawned(Event, frozen=True, tag="child.spawned"):
 
 
 class ChildEnded(Event, frozen=True, tag="child.ended"):
-    """A child ended, and how. Data: `result` or `failure`."""
+    """A child run ended. Data: `result` or `failure`."""
 
     step: StepId
     run: str
@@ -473,8 +470,8 @@ class ChildEnded(Event, frozen=True, tag="child.ended"):
 
 
 class ContextChanged(Event, frozen=True, tag="context.changed"):
-    """The agent's document changed from the version that was seen. Data: `document` and its `form` when whole,
-    otherwise `set` and `unset`; `because`."""
+    """The agent's context changed from version `seen`. Data: `document` and its `form` if replaced whole, else `set`
+    and `unset`; `because`."""
 
     version: int
     saw: int = 0
@@ -485,8 +482,7 @@ class ContextChanged(Event, frozen=True, tag="context.changed"):
 
 
 class ContextRefused(Event, frozen=True, tag="context.refused"):
-    """A change of the agent's document was refused: by the contract, or because somebody saw an older version.
-    Data: `set`, `unset`, `failure`."""
+    """A context change was refused, by the contract or as outdated. Data: `set`, `unset`, `failure`."""
 
     version: int
     saw: int = 0
@@ -497,8 +493,8 @@ class ContextRefused(Event, frozen=True, tag="context.refused"):
 
 
 class ContractBound(Event, frozen=True, tag="contract.bound"):
-    """From now on intentions are judged by this contract: the agent's own, or that of a run above, `of`; without a
-    digest, by none any more. Data: `contract`."""
+    """From here on this contract evaluates intentions: the agent's own, or the one of ancestor run `of`. No digest: the
+    contract is removed. Data: `contract`."""
 
     digest: Digest
     name: str
@@ -506,29 +502,29 @@ class ContractBound(Event, frozen=True, tag="contract.bound"):
 
 
 class PlanMade(Event, frozen=True, tag="plan.made"):
-    """The agent said which stages it will go through, before the step that is named."""
+    """The agent declared the stages of its plan, before the named step."""
 
     stages: tuple[str, ...]
     step: StepId | None = None
 
 
 class PlanReached(Event, frozen=True, tag="plan.reached"):
-    """The agent is at a stage of its plan, before the step that is named."""
+    """The agent reached a stage of its plan, before the named step."""
 
     stage: str
     step: StepId | None = None
 
 
 class NoteMade(Event, frozen=True, tag="note.made"):
-    """A remark for whoever reads the record. Data: `note`."""
+    """A remark for readers of the log. Data: `note`."""
 
     step: StepId | None = None
     by: str = "agent"
 
 
 class FactDrawn(Event, frozen=True, tag="fact.drawn"):
-    """Something from outside that takes no number: the time, a random number, an id, a patch marker; drawn before the
-    step that is named. Data: `value`."""
+    """A recorded nondeterministic value without a step number: the time, a random number, an id, a patch marker. Drawn
+    before the named step. Data: `value`."""
 
     name: str
     step: StepId | None = None
@@ -542,10 +538,10 @@ PinnedBecause = Literal["fault", "asked"]
 
 
 class PageEvicted(Event, frozen=True, tag="page.evicted"):
-    """Pages left what a model is sent, all at once: these handles, from the call after `turn` others on. `tokens` is
-    what each call saves; `marks` are how the hashes begin of what they held, since a place in a history that was edited
-    may hold something else. Data: `pages`, each with `page`, `kind`, `source`, `tokens`, `why`; `budget`; `window`,
-    where several decide before the same step, is which."""
+    """Pages were evicted together from the model's window, from the call after `turn` others on. `tokens` is the saving
+    a call. `marks` are hash prefixes of the page contents, because an edited history may hold another page at the same
+    position. Data: `pages`, each with `page`, `kind`, `source`, `tokens`, `why`; `budget`; `window`, if several windows
+    decide before the same step."""
 
     pages: tuple[str, ...]
     tokens: int
@@ -556,9 +552,9 @@ class PageEvicted(Event, frozen=True, tag="page.evicted"):
 
 
 class PageFaulted(Event, frozen=True, tag="page.faulted"):
-    """A page that had left was wanted after all, and how it came back: recalled by its handle; the same read repeated
-    and answered from the record; read again and found the same; a tool's schema found, or its stub called.
-    Data: `source`, `window`; `text` and `failed`, where a tool call was answered so."""
+    """An evicted page was needed again, and the way it returned: recalled by its handle; the same read repeated and
+    answered from the log; read again and found unchanged; a tool's schema found, or its stub called. Data: `source`,
+    `window`; `text` and `failed`, if a tool call was answered this way."""
 
     page: str
     how: FaultedHow
@@ -568,8 +564,7 @@ class PageFaulted(Event, frozen=True, tag="page.faulted"):
 
 
 class PagePinned(Event, frozen=True, tag="page.pinned"):
-    """A page stays in what a model is sent until a turn; one that is over lets it go. Data: `source`,
-    `window`."""
+    """A page stays in the window until a turn. A past turn unpins it. Data: `source`, `window`."""
 
     page: str
     until: int
@@ -586,7 +581,7 @@ RestoredBecause = Literal["in doubt", "rewound", "forked", "gone", "undone", "as
 
 
 class WorkspaceBound(Event, frozen=True, tag="workspace.bound"):
-    """From now on the run works in this folder, whose snapshots are kept in this vault; what of it is left out."""
+    """From here on the run works in this folder. Its snapshots go into this vault, without the ignored paths."""
 
     path: str
     vault: str
@@ -595,10 +590,9 @@ class WorkspaceBound(Event, frozen=True, tag="workspace.bound"):
 
 
 class WorkspaceCaptured(Event, frozen=True, tag="workspace.captured"):
-    """The files of the workspace as they were when the log was at `after`: snapshot `root`. Where nothing changed
-    nothing is said. `changed` counts the paths that are other than in the snapshot before; `processes` those that were
-    alive, of which only the files were taken, unless `images` is a snapshot of themselves. Data: `processes`,
-    `left_out`."""
+    """Snapshot `root` holds the workspace's files as of seq `after`. An unchanged workspace records nothing. `changed`
+    counts the paths that differ from the previous snapshot. `processes` counts the live processes, whose memory is
+    included only if `images` is set. Data: `processes`, `left_out`."""
 
     after: int
     root: Digest
@@ -610,9 +604,8 @@ class WorkspaceCaptured(Event, frozen=True, tag="workspace.captured"):
 
 
 class WorkspaceRestored(Event, frozen=True, tag="workspace.restored"):
-    """The files of the workspace went back to snapshot `root`; what was there before is snapshot `before`. `step` is
-    the step that is tried again, or was undone. Data: `paths`, where not all did; `written`, `removed`, `left`,
-    `ended`."""
+    """The workspace was restored to snapshot `root`; snapshot `before` holds the previous files. `step` is the step
+    being retried or compensated. Data: `paths`, for a partial restore; `written`, `removed`, `left`, `ended`."""
 
     root: Digest
     because: RestoredBecause
@@ -625,7 +618,7 @@ WorkspaceEvent = WorkspaceBound | WorkspaceCaptured | WorkspaceRestored
 
 
 class ValueErasedOnPurpose(Event, frozen=True, tag="value.erased"):
-    """Values left the store for good: the data of these events, and these stored pieces."""
+    """Values were erased from the store: the data of these events, and these chunks."""
 
     reason: str
     seqs: tuple[int, ...] = ()
@@ -640,7 +633,7 @@ PassedBecause = Literal["missed", "paused", "overlap", "input failed"]
 
 
 class TriggerSet(Event, frozen=True, tag="trigger.set"):
-    """A trigger was declared, or declared otherwise: what sets off which agent, and when next. Data: `spec`."""
+    """A trigger was declared or redeclared: its source, its agent, and its next time. Data: `spec`."""
 
     digest: Digest
     sort: TriggerSort
@@ -649,8 +642,7 @@ class TriggerSet(Event, frozen=True, tag="trigger.set"):
 
 
 class TriggerFired(Event, frozen=True, tag="trigger.fired"):
-    """A trigger started a run, in the same commit. `due` is when a schedule wanted it.
-    Data: `body` of an event, `value` of a condition."""
+    """A trigger started a run, in the same commit. `due` is the scheduled time. Data: an event's `body`, or `value`."""
 
     number: int
     run: str
@@ -660,7 +652,7 @@ class TriggerFired(Event, frozen=True, tag="trigger.fired"):
 
 
 class TriggerQueued(Event, frozen=True, tag="trigger.queued"):
-    """A firing waits until the run before it has ended. Data: as of the firing."""
+    """A firing waits until the previous run ends. Data: as for the firing."""
 
     number: int
     due: int | None = None
@@ -669,8 +661,8 @@ class TriggerQueued(Event, frozen=True, tag="trigger.queued"):
 
 
 class TriggerPassed(Event, frozen=True, tag="trigger.passed"):
-    """Firings that were due from `first` to `last` are not made, and why; no more than 10,000 are counted.
-    `number` is of one that was queued. Data: `failure` of the input; `body`, `value`."""
+    """Firings due from `first` to `last` were skipped, with the reason; at most 10,000 are counted. `number` is that of
+    a queued firing. Data: `failure` of the input; `body`, `value`."""
 
     first: int
     last: int
@@ -682,7 +674,7 @@ class TriggerPassed(Event, frozen=True, tag="trigger.passed"):
 
 
 class TriggerTurned(Event, frozen=True, tag="trigger.turned"):
-    """What a trigger looks at holds now, or does not hold any more."""
+    """A trigger's condition became true, or false again."""
 
     holds: bool
     next: int | None = None
@@ -692,13 +684,13 @@ class TriggerTurned(Event, frozen=True, tag="trigger.turned"):
 
 
 class HookSet(Event, frozen=True, tag="hook.set"):
-    """What a hook listens to; a new one hears what comes after `position` of the feed. Data: `spec`."""
+    """A hook's subscription. A new hook receives events after `position` of the outbox. Data: `spec`."""
 
     position: int
 
 
 class HookCalled(Event, frozen=True, tag="hook.called"):
-    """A hook was told of event `seq` of `run` and took it: its cursor is at `position` now."""
+    """A hook received event `seq` of `run` and accepted it. Its cursor moved to `position`."""
 
     position: int
     run: str
@@ -707,7 +699,7 @@ class HookCalled(Event, frozen=True, tag="hook.called"):
 
 
 class HookFailed(Event, frozen=True, tag="hook.failed"):
-    """A hook did not take what it was told of, and is told again at `retry_at`. Data: `failure`."""
+    """A hook failed on an event; it is called again at `retry_at`. Data: `failure`."""
 
     position: int
     run: str
@@ -717,7 +709,7 @@ class HookFailed(Event, frozen=True, tag="hook.failed"):
 
 
 class HookDropped(Event, frozen=True, tag="hook.dropped"):
-    """A hook did not take what it was told of and is not told again; its cursor moves on. Data: `failure`."""
+    """A hook failed on an event for the last time; its cursor moves on. Data: `failure`."""
 
     position: int
     run: str
@@ -726,7 +718,7 @@ class HookDropped(Event, frozen=True, tag="hook.dropped"):
 
 
 class HookMoved(Event, frozen=True, tag="hook.moved"):
-    """A hook's cursor passed events that it does not listen to."""
+    """A hook's cursor passed events outside its subscription."""
 
     position: int
 
@@ -735,9 +727,9 @@ class HookMoved(Event, frozen=True, tag="hook.moved"):
 
 
 class StoreSealed(Event, frozen=True, tag="store.sealed"):
-    """The store was sealed: `size` entries of all seals so far have this `root`, signed with `key`. `number` counts the
-    seals; at `before` stands the one that knows the runs which this one does not. Data: `entries`, `peaks`, `runs`,
-    `checkpoint`."""
+    """The store was sealed: the `size` entries of all seals so far have this `root`, signed with `key`. `number` counts
+    the seals. `before` is the seq of the seal that lists the runs which this one omits. Data: `entries`, `peaks`,
+    `runs`, `checkpoint`."""
 
     number: int
     size: int
@@ -753,8 +745,7 @@ Scope = Literal["viewer", "operator", "admin"]
 
 
 class TokenIssued(Event, frozen=True, tag="token.issued"):
-    """Somebody may ask the server for what the scope allows, until `expires_at`; `hash` is of the token's secret, which
-    is kept nowhere."""
+    """A token grants its scope on the server until `expires_at`. `hash` is of its secret, which is not stored."""
 
     id: str
     name: str
@@ -765,7 +756,7 @@ class TokenIssued(Event, frozen=True, tag="token.issued"):
 
 
 class TokenRevoked(Event, frozen=True, tag="token.revoked"):
-    """A token opens nothing any more. Data: `because`."""
+    """A token was revoked. Data: `because`."""
 
     id: str
     by: str | None = None
@@ -775,14 +766,14 @@ class TokenRevoked(Event, frozen=True, tag="token.revoked"):
 
 
 class EntryKept(Event, frozen=True, tag="entry.kept"):
-    """A framework keeps something under a name, instead of what it kept there before. Data: `value`."""
+    """A framework stored a value under a name, replacing the previous one. Data: `value`."""
 
     name: str
     labels: dict[str, str] = {}
 
 
 class EntryDropped(Event, frozen=True, tag="entry.dropped"):
-    """A framework keeps nothing under a name any more."""
+    """A framework deleted the value under a name."""
 
     name: str
 
@@ -812,12 +803,12 @@ TOLD: Final[frozenset[type[Event]]] = frozenset(
         RunCompleted, RunFailed, RunCancelled, WaitOpened, WaitClosed, AttemptSettled, ChildSpawned,
     }
 )  # fmt: skip
-"""What hooks can hear of: these events enter the store's feed in the commit that makes them."""
+"""The events that hooks can receive. Each enters the store's outbox in the commit that appends it."""
 
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
 
 UPCASTERS: Final[dict[str, Upcaster]] = {}
-"""From a kind no longer written, to the body of its successor (with `kind` set to the successor's)."""
+"""Maps a retired kind to a function that returns its successor's body (with the successor's `kind`)."""
 
 _URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 _encode: Final = msgspec.json.Encoder().encode
@@ -825,7 +816,7 @@ _decode: Final[Callable[[bytes], Event]] = msgspec.json.Decoder(AnyEvent).decode
 
 
 def encode(event: Event, data: bytes | None = None) -> bytes:
-    """The body of an event, naming the hash of its data."""
+    """Returns the body of an event, with the hash of its data."""
     body = _encode(event)
     if data is None:
         return body
@@ -833,12 +824,12 @@ def encode(event: Event, data: bytes | None = None) -> bytes:
 
 
 def check(event: Event) -> None:
-    """Whether an event can be read again as it is; msgspec's ValidationError, or TypeError, where it cannot."""
+    """Raises msgspec's ValidationError, or TypeError, for an event that could not be decoded again."""
     _decode(_encode(event))
 
 
 def decode(body: bytes) -> Event:
-    """The event in a body; an older version is brought up to date."""
+    """Decodes a body. An older version is upcast."""
     try:
         return _decode(body)
     except msgspec.ValidationError:
@@ -863,10 +854,10 @@ def _upcast(body: bytes) -> Event:
 
 
 def to_text(digest: bytes) -> Digest:
-    """A hash as events and references write it."""
+    """Returns a hash in its written form."""
     return b2a_base64(digest, newline=False).rstrip(b"=").translate(_URL_SAFE).decode("ascii")
 
 
 def from_text(digest: Digest) -> bytes:
-    """A hash from its written form."""
+    """Parses a hash in its written form."""
     return urlsafe_b64decode(digest + "=" * (-len(digest) % 4))

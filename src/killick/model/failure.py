@@ -1,7 +1,7 @@
-"""What is on record of an error: its type, its words, where it came from and what led to it.
+"""The recorded form of an error: type, message, frames and causes.
 
-A Failure is data. It is never raised and holds no object of the error's own, so it reads the same live, on
-replay and in a process that does not have the error's class.
+A Failure is data. It is never raised and holds no exception object, so it reads the same live, on replay, and in a
+process without the error's class.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LINE_CHARS_MAX: Final = 500
 
 
 def type_name(kind: type) -> str:
-    """How a type is named on record: by its module and name, and builtins by their name alone."""
+    """Returns a type's recorded name: module and name; for builtins the name alone."""
     return printable(kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}")
 
 
@@ -34,33 +34,33 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One error, and those that led to it or are inside it."""
+    """One error, with its causes and group members."""
 
     kind: FailureKind
     type: str
     types: tuple[str, ...]
-    """The type and all it derives from, so that `is_a` can tell without the classes."""
+    """The type and its base classes, so that `is_a` needs no classes."""
     message: str
     notes: tuple[str, ...] = ()
     frames: tuple[Frame, ...] = ()
     """The outermost first."""
     cause: Failure | None = None
     context: Failure | None = None
-    """The error that was being handled, unless a cause was named or it was suppressed."""
+    """The error being handled, unless a cause was given or it was suppressed."""
     members: tuple[Failure, ...] = ()
-    """What is inside an exception group."""
+    """The members of an exception group."""
     details: dict[str, Any] = {}
-    """What else the error carried, such as `status`, `headers` and `body` of an HTTP response."""
+    """Other attributes of the error, such as `status`, `headers` and `body` of an HTTP response."""
 
     @classmethod
     def told(cls, type: str, message: str = "", *, kind: FailureKind = "error") -> Failure:  # noqa: A002
-        """A failure that no exception stands for."""
+        """Creates a failure that no exception caused."""
         return cls(kind, type, (type,), message)
 
     def is_a(self, kind: _Class | str) -> bool:
-        """Whether the error is of this type, or of one derived from it.
+        """Returns whether the error is of this type or of a derived one.
 
-        A name may be whole ("aiohttp.client_exceptions.ClientError"), as it is imported from its package
+        The name may be complete ("aiohttp.client_exceptions.ClientError"), as exported by its package
         ("aiohttp.ClientError"), or the last part alone ("ClientError").
         """
         names = (self.type, *self.types)

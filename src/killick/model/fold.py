@@ -1,8 +1,8 @@
 """Folds the events of a timeline. Reads no clock, touches no store.
 
-The fold keeps positions, not values: every record says at which event its values lie, and they are read
-when somebody looks. What it keeps is scalar facts and vectors of small records, so a snapshot of a long
-run shares almost everything with the one before.
+The fold keeps seqs, not values: each record names the event that holds its values, and readers load them on demand. Its
+state is scalar facts and vectors of small records, so a snapshot of a long run shares almost everything with the
+previous one.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _IDLE: Final = frozenset({"delayed", "waiting", "in_doubt"})
 _OVER: Final = frozenset({"done", "failed", "cancelled"})
 
 OWN_TAGS: Final = ("input:", "renews:")
-"""How tags begin that Killick gives by itself."""
+"""Prefixes of tags that Killick sets itself."""
 
 OUT_OF_BAND: Final = "0."
-"""How steps are numbered that are not the agent's own: somebody had an effect undone while it went its way."""
+"""The numbering prefix of steps outside the agent's code: a person had an effect compensated meanwhile."""
 
 
 class Attempt(msgspec.Struct, array_like=True, gc=False):
-    """One try of a step: the seqs where it started and ended (0: not yet), and how."""
+    """One attempt of a step: the seqs where it started and ended (0: not yet), and its outcome."""
 
     started: int
     at: int
@@ -49,7 +49,7 @@ class Attempt(msgspec.Struct, array_like=True, gc=False):
 
 
 class Step(msgspec.Struct, array_like=True):
-    """One step. `intended`, `ended` and `output` are seqs; 0 means not there."""
+    """One step. `intended`, `ended` and `output` are seqs; 0 means absent."""
 
     id: e.StepId
     sort: e.Sort
@@ -68,9 +68,9 @@ class Step(msgspec.Struct, array_like=True):
     undoes_seq: int = 0
     edited: int = 0
     asked: bool = False
-    """Whether people had to agree to it."""
+    """Whether it needed an approval."""
     within: e.StepId | None = None
-    """The step in whose attempt it was taken."""
+    """The step in whose attempt it was made."""
 
 
 class Wait(msgspec.Struct, array_like=True, frozen=True):
@@ -85,13 +85,13 @@ class Wait(msgspec.Struct, array_like=True, frozen=True):
     at: int
     need: int = 1
     votes: tuple[str, ...] = ()
-    """Who agreed so far, where several have to."""
+    """The approvals so far, of a quorum."""
     rule: str | None = None
     round: int = 0
 
 
 class ContractInForce(msgspec.Struct, array_like=True, frozen=True):
-    """A contract that is in force: its hash, the seq that says so, and whose it is where it is not the agent's own."""
+    """A contract in force: its hash, the seq that bound it, and the ancestor run that it comes from, if any."""
 
     digest: e.Digest
     seq: int
@@ -99,7 +99,7 @@ class ContractInForce(msgspec.Struct, array_like=True, frozen=True):
 
 
 class KeptEvents(msgspec.Struct, array_like=True, frozen=True):
-    """Events that stand although the timeline went back to before them: after a cut, and before the event at `seq`."""
+    """Events that survive a rewind: those after a cut, and before the event at `seq`."""
 
     seq: int
     cut: int
@@ -107,7 +107,7 @@ class KeptEvents(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Queued(msgspec.Struct, array_like=True, frozen=True):
-    """A firing that waits for the run before it to end, and the seq that says so."""
+    """A firing that waits for the previous run to end, and its seq."""
 
     number: int
     seq: int
@@ -116,7 +116,7 @@ class Queued(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Trigger(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a trigger is. `set` is the seq that says what it is; `next` and `last` are times that a schedule wants."""
+    """A trigger's position. `set` is the seq of its declaration; `next` and `last` are scheduled times."""
 
     set: int
     digest: e.Digest
@@ -132,8 +132,7 @@ class Trigger(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Hook(msgspec.Struct, array_like=True, frozen=True):
-    """Where a hook is: the position up to which it heard, the seq that says what it listens to, and what it did not
-    take yet, how often, and when it is told again."""
+    """A hook's cursor, the seq of its declaration, and the event that it failed on: how often, and the next try."""
 
     cursor: int
     set: int
@@ -168,9 +167,9 @@ class Facts(msgspec.Struct, omit_defaults=True):
     cancelling: bool = False
     mend: int = 0
     alone: bool = False
-    """Whether its last holder ran nothing else."""
+    """Whether its last holder held no other run."""
     crashes: Crashes | None = None
-    """The deaths of its holders in a row, since a step last ended."""
+    """The consecutive crashes of its holders since a step last ended."""
     ended: int = 0
     ended_as: Status | None = None
     input: int = 0
@@ -180,25 +179,25 @@ class Facts(msgspec.Struct, omit_defaults=True):
     committed: int = 0
     live: int = 0
     hosted: bool = False
-    """Whether it is held for calls from outside of any agent: it waits whenever none is under way."""
+    """Whether the run serves calls from external code: it waits whenever no call is in flight."""
     idle: int = 0
     nested: int = 0
-    """How many pending steps were taken in the attempt of another."""
+    """The number of pending steps made in another step's attempt."""
     pending: dict[e.StepId, int] = {}
     waits: dict[e.StepId, Wait] = {}
     context_version: int = 0
     context_parts: list[int] = []
     kept: tuple[KeptEvents, ...] = ()
     contracts: tuple[ContractInForce, ...] = ()
-    """What intentions are judged by: the agent's own contract, and those of the runs above it."""
+    """The contracts in force: the agent's own, and those of its ancestors."""
     rejected: int = 0
-    """How many intentions in a row were rejected by a contract."""
+    """The number of consecutive intentions that a contract rejected."""
     done: dict[str, int] = {}
-    """How often each tool returned, less what was undone."""
+    """How often each tool returned, minus the compensated calls."""
     adopted: list[str] = []
-    """The keys of effects whose results steps took instead of acting."""
+    """The keys of effects whose results steps reused."""
     beside: list[int] = []
-    """Where in the steps those are that are not the agent's own."""
+    """The indexes of the out-of-band steps."""
     hook: Hook | None = None
     trigger: Trigger | None = None
 
@@ -227,7 +226,7 @@ _PARTS: Final[dict[str, type[Any]]] = {
 
 
 class Fold:
-    """What a timeline adds up to. Grows by `apply`; people read it as a `State`."""
+    """The state of a timeline. Grows by `apply`; users read it as a `State`."""
 
     __slots__ = ("decisions", "effects", "facts", "failures", "notes", "retried", "steps", "tops", "trace")
 
@@ -250,7 +249,7 @@ class Fold:
     # the fold ---------------------------------------------------------------------------------
 
     def are_quiet(self, events: Iterable[tuple[int, e.Event]]) -> bool:
-        """Whether events cannot change what the run is found by: nothing waits, and they make nothing wait."""
+        """Returns whether these events leave the run's index row unchanged: no wait is open, and they open none."""
         facts = self.facts
         if facts.idle or facts.hosted or facts.crashes is not None or facts.status != "running":
             return False
@@ -260,7 +259,7 @@ class Fold:
         return True
 
     def apply(self, seq: int, event: e.Event) -> None:
-        """Take in the next event of the timeline."""
+        """Applies the next event of the timeline."""
         facts = self.facts
         facts.seq = seq
         handler = _HANDLERS.get(type(event))
@@ -280,7 +279,7 @@ class Fold:
 
     @property
     def wake_at(self) -> int | None:
-        """When the run is due without anything coming from outside; None: never."""
+        """Returns when the run becomes due without outside input; None: never."""
         crashes, found = self.facts.crashes, self._wake_at
         if crashes is None or found is None:
             return found
@@ -299,14 +298,14 @@ class Fold:
             queued = facts.trigger.queued
             return queued[0].at if queued else facts.trigger.next
         if not facts.taken:
-            # It was let go on, and nobody has looked yet whether what it waits for is there.
+            # The run was resumed, and no worker has checked its wait since.
             return facts.changed_at
         times = [wait.deadline for wait in facts.waits.values()]
         times += [self.steps[index].delayed_until for index in facts.pending.values()]
         return min((time for time in times if time is not None), default=None)
 
     def with_one_returned(self, at: int) -> Fold:
-        """What it is like when a step that runs has returned. This fold stays as it is, so that any thread may ask."""
+        """Returns the fold as if a running step had returned. Does not change this fold, so any thread may call it."""
         twin, facts = copy(self), self.facts
         waits = facts.status == "running" and (facts.idle or facts.hosted) and facts.live == 1
         changed = {"status": "waiting", "changed_at": at} if waits else {}
@@ -315,7 +314,7 @@ class Fold:
 
     @property
     def _live(self) -> int:
-        """How many steps go on by themselves. An attempt does not while all steps that it took itself wait."""
+        """Counts the steps that can progress. An attempt cannot while all steps that it made itself wait."""
         facts = self.facts
         if not facts.live or not facts.nested:
             return facts.live
@@ -328,13 +327,13 @@ class Fold:
         return facts.live - sum(step.status == "running" and rests(step) for step in pending)
 
     def inside(self, step: e.StepId) -> list[e.StepId]:
-        """The steps that an attempt of a step took and that are not over."""
+        """Returns the open steps that an attempt of a step made."""
         if not self.facts.nested:
             return []
         return [name for name, index in self.facts.pending.items() if self.steps[index].within == step]
 
     def find(self, step: e.StepId) -> int | None:
-        """The index of a step by its id, in the current timeline."""
+        """Returns the index of a step by its id, in the current timeline."""
         index = self.facts.pending.get(step)
         if index is not None:
             return index
@@ -351,20 +350,20 @@ class Fold:
         return next((at for at in range(index + 1, after) if self.steps[at].id == step), None)
 
     def step(self, step: e.StepId) -> Step | None:
-        """A step by its id."""
+        """Returns a step by its id."""
         index = self.find(step)
         return None if index is None else self.steps[index]
 
     # snapshots --------------------------------------------------------------------------------
 
     def save(self, pieces: list[Blob]) -> bytes:
-        """The root of a snapshot; what was not stored with an earlier one is added to `pieces`."""
+        """Returns the root of a snapshot. Adds the chunks that earlier snapshots did not store to `pieces`."""
         vectors = {name: getattr(self, name).save(pieces) for name in _PARTS}
         return msgspec.json.encode(_Root(self.facts, vectors))
 
     @classmethod
     def load(cls, root: bytes | msgspec.Raw, fetch: Fetch) -> Fold:
-        """The state of a snapshot; its vectors are read when they are looked at."""
+        """Loads a snapshot. Its vectors are read lazily."""
         saved = _read_root(root)
         return cls(saved.facts, saved.vectors, fetch)
 
@@ -391,12 +390,12 @@ class Fold:
         return step
 
     def changing(self, step: e.StepId) -> Step | None:
-        """A pending step that is about to change; None for one that is over, which nothing changes any more."""
+        """Returns a pending step for mutation; None for an ended one, which is immutable."""
         index = self.facts.pending.get(step)
         return None if index is None else self.steps.changing(index)
 
     def move(self, step: Step, status: StepStatus, event: e.Event, seq: int) -> None:
-        """Give a step its next status, and close it if that ends it."""
+        """Sets a step's status, and closes the step if that ends it."""
         facts = self.facts
         if step.sort != "scope" and not step.id.startswith(OUT_OF_BAND):
             facts.live += (status in _LIVE) - (step.status in _LIVE)
@@ -416,7 +415,7 @@ class Fold:
                 facts.done[name] = facts.done.get(name, 0) + 1
             if step.undoes is not None and status == "done":
                 index = self.find(step.undoes)
-                # What is undone may have been done under the same number by a timeline that was left.
+                # An abandoned timeline may have made the compensated effect under the same step number.
                 if index is not None and _started(self.steps[index], step.undoes_seq):
                     undone = self.steps.changing(index)
                     undone.undone = True
@@ -424,12 +423,12 @@ class Fold:
 
 
 def intended_name(sort: e.Sort, name: str) -> str:
-    """The name by which rules know what is intended: a tool's own, or what is done with an agent or a model."""
+    """Returns the name that rules match: the tool's, or one that names the operation on an agent or a model."""
     return name if sort == "tool" else f"{'spawn' if sort == 'child' else sort}:{name}"
 
 
 def _started(step: Step, seq: int) -> bool:
-    """Whether an effect that started at a seq is what a step did, or adopted."""
+    """Returns whether the effect that started at a seq is this step's own or reused."""
     return not step.attempts or any(attempt.started == seq for attempt in step.attempts)
 
 
@@ -451,7 +450,7 @@ def _kept(fold: Fold, seq: int, event: e.RunForked | e.RunRewound) -> None:
 
 
 def _go_on(fold: Fold, seq: int, event: e.Event) -> None:
-    """After a rewind, in a fork, or when a person resumes: nothing holds the run back, and nobody holds it."""
+    """Clears holds and the holder: after a rewind, in a fork, or on resume."""
     facts = fold.facts
     facts.paused = facts.cancelling = False
     facts.mend = facts.ended = facts.rejected = 0
@@ -459,9 +458,9 @@ def _go_on(fold: Fold, seq: int, event: e.Event) -> None:
 
 
 def _run_resumed(fold: Fold, seq: int, event: e.RunResumed) -> None:
-    """Whoever resumed a run did not take it; a holder that says so itself goes on holding it.
+    """Resuming does not take the lease; a holder that resumes its own run keeps it.
 
-    Somebody's wish to end it stands, unless it ended.
+    A cancellation request stays in force unless the run ended.
     """
     facts = fold.facts
     cancelling = facts.cancelling and not facts.ended
@@ -478,7 +477,7 @@ def _run_forked(fold: Fold, seq: int, event: e.RunForked) -> None:
     facts = fold.facts
     facts.run, facts.forked_from, facts.generation = event.run, event.parent, event.generation
     facts.fork_effects, facts.model = event.effects, event.model or facts.model
-    # Nobody waits for a fork of a child, and it follows nobody; it is not found by what its parent was started with.
+    # No parent waits for a fork of a child, and a fork does not inherit its parent's trigger tags.
     facts.parent = facts.parent_step = facts.follows = facts.renewed_as = None
     facts.tags = tuple(tag for tag in facts.tags if not tag.startswith(OWN_TAGS))
     facts.started_at = facts.changed_at = event.at
@@ -499,7 +498,7 @@ def _run_taken(fold: Fold, seq: int, event: e.RunTaken) -> None:
     facts.epoch, facts.build, facts.taken, facts.alone = event.epoch, event.build, True, event.alone
     for index in facts.pending.values():
         step = fold.steps[index]
-        # The holder before is gone, and whether its open attempt reached the world is not known.
+        # The previous holder is gone; whether its open attempt took effect is unknown.
         if step.status == "running" and step.effect == "at_most_once":
             fold.move(fold.steps.changing(index), "in_doubt", event, seq)
 
@@ -540,12 +539,12 @@ def _run_renewed(fold: Fold, seq: int, event: e.RunRenewed) -> None:
 
 def _cancel_requested(fold: Fold, seq: int, event: e.CancelRequested) -> None:
     if fold.facts.crashes is not None:
-        # A person looked at it: a quarantine is over, and deaths are counted anew.
+        # A person intervened: the quarantine ends, and the crash count restarts.
         fold.facts.mend = 0 if fold.facts.crashes.quarantined else fold.facts.mend
         fold.facts.crashes = None
     fold.facts.cancelling = True
     if fold.facts.trigger is not None or fold.facts.hook is not None:
-        # Nothing has to be unwound: a trigger or a hook is over when somebody wants that.
+        # Nothing to unwind: a trigger or a hook ends on request.
         fold.facts.ended, fold.facts.ended_as = seq, "cancelled"
 
 
@@ -571,7 +570,7 @@ def _step_intended(fold: Fold, seq: int, event: e.StepIntended) -> None:
 
 
 def _judged(fold: Fold, step: Step, event: e.Event, seq: int, verdict: e.Verdict) -> None:
-    """A rejection ends the step; how many come in a row is counted, for a model that does not learn from them."""
+    """A rejection ends the step. Consecutive rejections are counted, to stop a model that does not learn."""
     if verdict.ruling == "reject":
         fold.facts.rejected += 1
         step.output = seq
@@ -582,7 +581,7 @@ def _judged(fold: Fold, step: Step, event: e.Event, seq: int, verdict: e.Verdict
 
 
 def _step_edited(fold: Fold, seq: int, event: e.StepEdited) -> None:
-    """Somebody's edit stands unless the contract rejects it; then the step is what it was."""
+    """Applies an edit, unless the contract rejected it."""
     step = fold.changing(event.step)
     if step is not None and (event.verdict is None or event.verdict.ruling != "reject"):
         step.edited, step.effect = seq, event.effect
@@ -747,7 +746,7 @@ def _note_made(fold: Fold, seq: int, event: e.NoteMade) -> None:
 
 
 def _trigger_set(fold: Fold, seq: int, event: e.TriggerSet) -> None:
-    """What was fired, what waits and whether something held stays, whatever is declared otherwise."""
+    """Keeps firings, queue and condition state across a redeclaration."""
     known = fold.facts.trigger or Trigger(seq, event.digest, event.sort)
     fold.facts.trigger = replace(known, set=seq, digest=event.digest, sort=event.sort, next=event.next)
 
@@ -778,7 +777,7 @@ def _trigger_passed(fold: Fold, seq: int, event: e.TriggerPassed) -> None:
     known = fold.facts.trigger
     if known is not None:
         waits = tuple(one for one in known.queued if one.number != event.number)
-        # Only what a schedule wanted counts as its last time: others pass when they are looked at.
+        # Only scheduled firings set the last time; conditions are skipped when they are evaluated.
         last = max(known.last, event.last) if known.sort in ("cron", "every") else known.last
         fold.facts.trigger = replace(known, next=event.next, last=last, queued=waits)
 
@@ -790,7 +789,7 @@ def _trigger_turned(fold: Fold, seq: int, event: e.TriggerTurned) -> None:
 
 
 def _hook_set(fold: Fold, seq: int, event: e.HookSet) -> None:
-    """A hook that listens to something else goes on where it is."""
+    """A redeclared hook keeps its cursor."""
     hook = fold.facts.hook
     fold.facts.hook = Hook(event.position if hook is None else hook.cursor, seq)
 
@@ -808,8 +807,7 @@ def _hook_failed(fold: Fold, seq: int, event: e.HookFailed) -> None:
 
 
 def _kept_for_itself(fold: Fold, seq: int, event: e.Event) -> None:
-    # The log of seals is over after each, so that nothing ever makes it due; another seal is added to it all the same.
-    # So is that of tokens.
+    # The seal log and the token log end after each entry, so that they are never due. Later entries are still appended.
     fold.facts.ended, fold.facts.ended_as = seq, "completed"
 
 
@@ -893,7 +891,7 @@ _QUIET: Final = frozenset(
 
 
 def fold_timeline(timeline: Iterable[tuple[int, e.Event]], fold: Fold | None = None) -> Fold:
-    """What a timeline adds up to."""
+    """Folds a timeline."""
     fold = fold or Fold()
     for seq, event in timeline:
         fold.apply(seq, event)
@@ -901,12 +899,12 @@ def fold_timeline(timeline: Iterable[tuple[int, e.Event]], fold: Fold | None = N
 
 
 def goes_back(event: e.Event) -> bool:
-    """Whether the timeline goes on elsewhere than at the event before: after a rewind, and in a fork that kept some."""
+    """Returns whether the timeline jumps at this event: a rewind, or a fork that kept later events."""
     return isinstance(event, e.RunRewound) or (isinstance(event, e.RunForked) and bool(event.keep))
 
 
 def timeline(log: Sequence[tuple[int, e.Event]]) -> list[tuple[int, e.Event]]:
-    """A log less what was rewound: what stands before each cut, what it kept, and the rewind itself."""
+    """Removes rewound events from a log: keeps the events before each cut, the kept ones, and the rewind itself."""
     events = dict(log)
     end = max(events, default=0)
     later: list[tuple[int, e.Event]] = []

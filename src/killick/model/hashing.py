@@ -23,7 +23,7 @@ HASH_BYTES: Final = 32
 
 
 def genesis(store_id: str, run_id: str) -> bytes:
-    """The hash that stands before a run's first event. Refuses a run id that UTF-8 cannot hold."""
+    """Returns the hash before a run's first event. Refuses a run id that UTF-8 cannot encode."""
     if printable(run_id) != run_id:
         raise ValueRefused(f"run {printable(run_id)}", LONE_SURROGATE)
     parts = (b"killick", str(FORMAT).encode(), store_id.encode(), run_id.encode())
@@ -31,20 +31,20 @@ def genesis(store_id: str, run_id: str) -> bytes:
 
 
 def leaf(body: bytes) -> bytes:
-    """The hash of one event's body alone."""
+    """Hashes one event's body."""
     return sha256(b"\x00" + body).digest()
 
 
 def link(before: bytes, body: bytes) -> bytes:
-    """The hash at an event, from the hash before it and its body."""
+    """Returns the chain hash at an event, from the previous hash and its body."""
     return sha256(b"\x01" + before + sha256(b"\x00" + body).digest()).digest()
 
 
 def value_hash(codec: str, body: bytes) -> bytes:
-    """The hash by which a value stored apart enters the chain."""
+    """Returns the hash of a value stored outside the event's body."""
     return sha256(b"\x02%b\x00%b" % (codec.encode(), body)).digest()
 
 
 def data_hash(data: bytes) -> bytes:
-    """The hash of an event's data, which is a value of codec `json`."""
+    """Returns the hash of an event's data, which is a value of codec `json`."""
     return sha256(b"\x02json\x00" + data).digest()

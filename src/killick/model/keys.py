@@ -1,7 +1,7 @@
 """Idempotency keys: `{run}:step_{step}:{tool}:{eight hex digits of the arguments' digest}`.
 
-A key is computed once, when a step's first attempt starts, stored there and never computed again. Its
-digits are a label for people; whatever must be exact compares the full digest.
+A key is computed once, when a step's first attempt starts, and stored. The hex digits are a label for people; exact
+comparisons use the full digest.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from killick.model.codec import digest
 
 
 def arguments_digest(arguments: object, *, secret_key: bytes | None = None) -> bytes:
-    """The full digest of canonical arguments: key order, process and Python version make no difference."""
+    """Returns the full digest of canonical arguments, independent of key order, process and Python version."""
     return digest(arguments, secret_key=secret_key)
 
 
 def action_key(run: str, step: str, tool: str, arguments: bytes, *, generation: int = 0) -> str:
-    """The key of one action, the same for all its attempts; after a rewind its step carries the generation."""
+    """Returns the key of one action, shared by all its attempts. After a rewind the step id carries the generation."""
     at = f"{step}~{generation}" if generation else step
     return f"{run}:step_{at}:{tool}:{arguments.hex()[:8]}"
 
 
 def is_key_of(key: str, run: str) -> bool:
-    """Whether an action is a run's own, rather than one of another run that it went on with."""
+    """Returns whether an action is the run's own, rather than one reused from another run."""
     return key.startswith(f"{run}:step_")
 
 
 def undo_key(key: str) -> str:
-    """The key under which the action of a key is undone, so that the far side knows which one."""
+    """Returns the key for compensating an action, from which the remote service knows the action."""
     return f"{key}:undo"

@@ -1,6 +1,6 @@
-"""Folds every event of a log, also those that were rewound, into what the world has seen of it.
+"""Folds every event of a log, rewound ones included, into the run's effects on the world.
 
-Effects, consumed rights, spend and children stay on the ledger whatever happens to the timeline.
+Effects, consumed rights, spend and children stay on the ledger after a rewind.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ EffectStatus = Literal["open", "happened", "did_not_happen", "in_doubt", "undone
 _NOT_THERE: Final = ("did_not_happen", "undone")
 
 BUDGET: Final = "killick.budget"
-"""The space of the rights to act next in a family of runs whose contract counts what they do."""
+"""The claim space that orders counted effects within a budget group."""
 _BUDGETED: Final = f"{BUDGET}:"
 
 SENDING: Final = "killick.send"
-"""The name under which a message to another run is on the ledger."""
+"""The ledger name of a message to another run."""
 
 
 class Effect(msgspec.Struct, array_like=True, gc=False):
-    """One action on the world, by its key: what it was, and whether it happened."""
+    """One effect, by its idempotency key, with its outcome."""
 
     key: str
     step: e.StepId
@@ -44,13 +44,13 @@ class Effect(msgspec.Struct, array_like=True, gc=False):
     ended: int = 0
     status: EffectStatus = "open"
     adopted: tuple[int, ...] = ()
-    """Where later timelines took it up: by an attempt under its key, or by its result."""
+    """Where later timelines reused it: by an attempt under its key, or by its result."""
     undoes: int = 0
     claims: tuple[str, ...] = ()
 
 
 class Consumed(msgspec.Struct, array_like=True, gc=False):
-    """A right that was used up, as `space:digest`, unless it was given back."""
+    """A consumed unique right, as `space:digest`, unless it was returned."""
 
     claim: str
     seq: int
@@ -58,7 +58,7 @@ class Consumed(msgspec.Struct, array_like=True, gc=False):
 
 
 class Child(msgspec.Struct, array_like=True, gc=False):
-    """A run that this one started."""
+    """A child run."""
 
     run: str
     agent: str
@@ -69,8 +69,7 @@ class Child(msgspec.Struct, array_like=True, gc=False):
 
 
 class Capture(msgspec.Struct, array_like=True, gc=False):
-    """A snapshot of the workspace: the files as they were when the log was at `after`. `images` are the processes that
-    were alive, where they were taken too."""
+    """A workspace snapshot: the files as of seq `after`. `images` are the live processes, if captured."""
 
     after: int
     root: e.Digest
@@ -79,7 +78,7 @@ class Capture(msgspec.Struct, array_like=True, gc=False):
 
 
 class Spend(msgspec.Struct, omit_defaults=True):
-    """What was used, over every attempt ever made."""
+    """The usage of all attempts ever made."""
 
     attempts: int = 0
     model_calls: int = 0
@@ -90,29 +89,29 @@ class Spend(msgspec.Struct, omit_defaults=True):
 
 
 class Counts(msgspec.Struct, omit_defaults=True):
-    """How much was done, for rules that say how much may be."""
+    """Call and effect counts, for rules that limit them."""
 
     calls: dict[str, int] = {}
-    """By name, how often something was begun, whatever came of it."""
+    """By name, the calls that began, with any outcome."""
     effects: dict[str, int] = {}
-    """By tool, the effects that happened or may have, less what was undone."""
+    """By tool, the effects that happened or may have, minus compensated ones."""
     spend: Spend = msgspec.field(default_factory=Spend)
     governed: int = 0
-    """How many effects began in the order that a family of runs keeps among itself."""
+    """The number of effects that began in the order of a budget group."""
 
 
 class LedgerFacts(msgspec.Struct, omit_defaults=True):
-    """The scalar part of a ledger, and what is open."""
+    """The scalar part of a ledger, and its open entries."""
 
     seq: int = 0
     generation: int = 0
     counts: Counts = msgspec.field(default_factory=Counts)
     before: Counts | None = None
-    """In a fork, what its parent had done up to there: that is the parent's."""
+    """In a fork, the parent's counts up to the cut."""
     tells: dict[e.StepId, str] = {}
-    """Children and messages that are intended, and counted already."""
+    """Intended children and messages, which are counted at once."""
     begins: dict[e.StepId, str] = {}
-    """What is intended and was not begun yet, by the name that rules know it by."""
+    """Intended calls that have not begun, by the name that rules match."""
     intentions: dict[e.StepId, e.Action] = {}
     open: dict[str, int] = {}
     keys: dict[e.StepId, str] = {}
@@ -121,13 +120,13 @@ class LedgerFacts(msgspec.Struct, omit_defaults=True):
     claims_open: dict[str, int] = {}
     forks: tuple[str, ...] = ()
     taken_back: int = 0
-    """How often it turned out that an effect is not there, or not any more."""
+    """How often an effect turned out to be absent or compensated."""
     workspace: str | None = None
     vault: str | None = None
     exclude: tuple[str, ...] = ()
     gitignore: bool = True
     files_due: e.Digest | None = None
-    """The snapshot that the files are to have and have not yet, since the run was taken back or forked."""
+    """The snapshot still to be restored to the workspace, after a rewind or a fork."""
     due_because: e.RestoredBecause = "rewound"
 
 
@@ -144,7 +143,7 @@ _read_root: Final = msgspec.json.Decoder(_Root).decode
 
 
 class Ledger:
-    """Everything a run did to the world. Grows by `apply`, and never shrinks."""
+    """All effects of a run on the world. Grows by `apply`, and never shrinks."""
 
     __slots__ = ("captures", "children", "consumed", "effects", "facts")
 
@@ -156,7 +155,7 @@ class Ledger:
         self.captures: Vector[Capture] = Vector(Capture, saved.captures if saved else None, fetch)
 
     def apply(self, seq: int, event: e.Event) -> None:
-        """Take in the next event of the log."""
+        """Applies the next event of the log."""
         self.facts.seq = seq
         handler = _HANDLERS.get(type(event))
         if handler is not None:
@@ -167,30 +166,30 @@ class Ledger:
         return self.facts.counts.spend
 
     def claims(self) -> dict[str, int]:
-        """The rights this run has consumed and not given back, as `space:digest`, with the seqs that took them."""
+        """Returns the unique rights that this run holds, as `space:digest`, with the seqs that consumed them."""
         return {consumed.claim: consumed.seq for consumed in self.consumed if not consumed.released}
 
     def in_doubt(self) -> list[Effect]:
-        """Effects that were started and whose outcome is not known, oldest first."""
+        """Returns the effects with an unknown outcome, oldest first."""
         indexes = sorted(set(self.facts.open.values()))
         return [self.effects[index] for index in indexes if self.effects[index].status in ("open", "in_doubt")]
 
     def files_at(self, seq: int) -> e.Digest | None:
-        """The snapshot of the workspace as it was when the log was at a seq; None where there is none so early."""
+        """Returns the workspace snapshot as of a seq, or None if there is none that early."""
         found: Capture | None = None
         for capture in self.captures:
-            # One may be told of late, so the last that was told of is not always the last that was taken.
+            # A snapshot may be recorded late, so the last recorded one is not always the last taken.
             if capture.after <= seq and (found is None or capture.after >= found.after):
                 found = capture
         return None if found is None else found.root
 
     def images_of(self, root: e.Digest) -> e.Digest | None:
-        """The processes that were alive with these files, where they were taken too."""
+        """Returns the process images captured with these files, if any."""
         found = [capture.images for capture in self.captures if capture.root == root and capture.images is not None]
         return found[-1] if found else None
 
     def files_from(self, seq: int) -> e.Digest | None:
-        """The snapshot that a run which leaves from a seq begins with: before the first one was taken, that."""
+        """Returns the snapshot with which a fork from a seq starts: if none is that early, the first."""
         return self.files_at(seq) or (self.captures[0].root if len(self.captures) else None)
 
     def save(self, pieces: list[Blob]) -> bytes:
@@ -210,7 +209,7 @@ class Ledger:
         return self.effects.changing(index)
 
     def reopening(self, key: str) -> Effect | None:
-        """A closed effect, about to be tried again: a rewind may go back to before it was closed."""
+        """Reopens a closed effect for another attempt: a rewind may go back to before it closed."""
         found = (index for index in range(len(self.effects) - 1, -1, -1) if self.effects[index].key == key)
         index = next(found, None)
         if index is None:
@@ -219,7 +218,7 @@ class Ledger:
         return self.effects.changing(index)
 
     def turn(self, effect: Effect, status: EffectStatus, seq: int = 0) -> None:
-        """What is known of an effect changes, and with it how many there are."""
+        """Changes the state of an effect, and the counts with it."""
         counts = self.facts.counts.effects
         self.facts.taken_back += status in _NOT_THERE
         if not effect.undoes:
@@ -228,7 +227,7 @@ class Ledger:
         effect.status, effect.ended = status, seq or effect.ended
 
     def begin(self, effect: Effect) -> None:
-        """One more effect."""
+        """Adds an effect."""
         if not effect.undoes:
             counts = self.facts.counts.effects
             counts[effect.tool] = counts.get(effect.tool, 0) + (effect.status not in _NOT_THERE)
@@ -255,7 +254,7 @@ class Ledger:
                 self.turn(undone, "undone")
 
     def started_at(self, seq: int) -> Effect | None:
-        """The effect whose first attempt started at a seq, about to change."""
+        """Returns the effect whose first attempt started at a seq, for mutation."""
         index = bisect_left(self.effects, seq, key=lambda effect: effect.started)
         if index == len(self.effects) or self.effects[index].started != seq:
             return None
@@ -302,7 +301,7 @@ def _run_rewound(ledger: Ledger, seq: int, event: e.RunRewound) -> None:
 
 
 def _files_gone_back(ledger: Ledger, seq: int, event: e.RunRewound) -> None:
-    """What was done to the files alone after the cut is not there any more, as if it had been undone."""
+    """Marks file-only effects after the cut as undone: restoring the snapshot undid them."""
     for index in range(len(ledger.effects) - 1, -1, -1):
         effect = ledger.effects[index]
         if effect.started <= event.cut:
@@ -330,7 +329,7 @@ def _workspace_restored(ledger: Ledger, seq: int, event: e.WorkspaceRestored) ->
 
 
 def _run_taken(ledger: Ledger, seq: int, event: e.RunTaken) -> None:
-    """The holder before is gone. A transaction that it left open never happened, for its outcome would be on record."""
+    """Closes the previous holder's open transactions as not done: a commit would be in the log."""
     for index in ledger.facts.open.values():
         effect = ledger.effects[index]
         if effect.effect == "transaction" and effect.status == "open":
@@ -367,7 +366,7 @@ def _step_intended(ledger: Ledger, seq: int, event: e.StepIntended) -> None:
     elif sort == "model":
         ledger.facts.begins[event.step] = intended_name(sort, event.name)
     elif sort in ("tool", "child"):
-        # They are counted as soon as they are intended, for nothing else says that they begin.
+        # Counted on intention, because no later event marks their start.
         name = ledger.facts.tells[event.step] = intended_name(sort, event.name)
         ledger.called(name)
     if event.claims:
@@ -383,7 +382,7 @@ def _step_intended(ledger: Ledger, seq: int, event: e.StepIntended) -> None:
 
 
 def _step_edited(ledger: Ledger, seq: int, event: e.StepEdited) -> None:
-    """What is done is what the person made of it, and its values lie there."""
+    """Uses the edited arguments, whose values are at the edit's seq."""
     if event.verdict is not None and event.verdict.ruling == "reject":
         return
     ledger.facts.intentions.pop(event.step, None)
@@ -406,7 +405,7 @@ def _attempt_started(ledger: Ledger, seq: int, event: e.AttemptStarted) -> None:
         facts.counts.governed += any(claim.startswith(_BUDGETED) for claim in event.claims)
     for claim in event.claims:
         facts.claims_open[claim] = ledger.consumed.append(Consumed(claim, seq))
-    # A step of a timeline that was left may have had this number.
+    # A step of an abandoned timeline may have had this number.
     facts.keys.pop(event.step, None)
     effect = ledger.changing(event.key) or (None if event.action is None else ledger.reopening(event.key))
     if effect is not None:
@@ -451,7 +450,7 @@ def _attempt_settled(ledger: Ledger, seq: int, event: e.AttemptSettled) -> None:
     if effect is not None and event.settlement == "happened":
         ledger.close(effect, "happened", seq)
     elif effect is not None and event.settlement == "did_not_happen":
-        # It may be tried again under the same key, so it stays within reach.
+        # It may be retried under the same key, so it stays accessible.
         ledger.turn(effect, "did_not_happen", seq)
 
 
@@ -472,7 +471,7 @@ def _step_over(ledger: Ledger, seq: int, event: e.StepEnded | e.StepAdopted) -> 
 
 
 def _step_overridden(ledger: Ledger, seq: int, event: e.StepOverridden) -> None:
-    """Somebody says what a step came to; of one that undoes, that it is undone."""
+    """Applies a person's result; for a compensating step it means that the effect is undone."""
     ledger.facts.begins.pop(event.step, None)
     intention = ledger.facts.intentions.pop(event.step, None)
     if intention is not None and intention.undoes:
@@ -482,7 +481,7 @@ def _step_overridden(ledger: Ledger, seq: int, event: e.StepOverridden) -> None:
 
 
 def _message_sent(ledger: Ledger, seq: int, event: e.MessageSent) -> None:
-    """What other runs were told is done, as any effect is."""
+    """Counts a sent message as a completed effect."""
     ledger.facts.tells.pop(event.step, None)
     intention = ledger.facts.intentions.pop(event.step, None)
     if intention is not None:
@@ -531,7 +530,7 @@ _HANDLERS: Final[dict[type[e.Event], Callable[[Ledger, int, Any], None]]] = {
 
 
 def fold_ledger(log: Iterable[tuple[int, e.Event]], ledger: Ledger | None = None) -> Ledger:
-    """The ledger that a whole log adds up to."""
+    """Folds a whole log."""
     ledger = ledger or Ledger()
     for seq, event in log:
         ledger.apply(seq, event)

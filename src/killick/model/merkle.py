@@ -1,8 +1,9 @@
-"""Merkle trees as in RFC 6962: roots that grow, and proofs that need no tree to be checked. Pure functions of hashes.
+"""Merkle trees as in RFC 6962: growing roots, and proofs that can be checked without the tree. Pure functions of
+hashes.
 
-Leaves come in hashed: leaf = sha256(0x00 ‖ what it stands for), node = sha256(0x01 ‖ left ‖ right). A tree of n leaves
-is kept as its peaks, the roots of the full trees that n is made of, the largest first: about log n hashes, to which
-leaves can be added for ever.
+Leaves are hashed by the caller: leaf = sha256(0x00 ‖ content), node = sha256(0x01 ‖ left ‖ right). A tree of n leaves
+is kept as its peaks: the roots of the perfect trees that n decomposes into, the largest first. That is about log n
+hashes, to which leaves can always be appended.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ EMPTY: Final = sha256(b"").digest()
 
 
 def node(left: bytes, right: bytes) -> bytes:
-    """The hash over two others."""
+    """Returns the hash of an inner node."""
     return sha256(b"\x01" + left + right).digest()
 
 
 class Frontier:
-    """A tree that only grows, as its peaks."""
+    """A growing tree, kept as its peaks."""
 
     __slots__ = ("peaks", "size")
 
@@ -31,7 +32,7 @@ class Frontier:
             raise ValueError(f"a tree of {size} leaves has {size.bit_count()} peaks, not {len(self.peaks)}")
 
     def add(self, leaf: bytes) -> None:
-        """One more leaf, at the end."""
+        """Appends a leaf."""
         full = self.size
         while full & 1:
             leaf = node(self.peaks.pop(), leaf)
@@ -40,12 +41,12 @@ class Frontier:
         self.size += 1
 
     def copy(self) -> Frontier:
-        """The same tree, to be grown by itself."""
+        """Returns an independent copy."""
         return Frontier(self.size, self.peaks)
 
     @property
     def root(self) -> bytes:
-        """The hash that stands for all leaves."""
+        """Returns the root hash."""
         if not self.peaks:
             return EMPTY
         found = self.peaks[-1]
@@ -55,7 +56,7 @@ class Frontier:
 
     @property
     def spans(self) -> list[range]:
-        """Which leaves stand below each peak."""
+        """Returns the range of leaves below each peak."""
         found: list[range] = []
         start = 0
         for bit in reversed(range(self.size.bit_length())):
@@ -66,7 +67,7 @@ class Frontier:
 
 
 def root(leaves: Iterable[bytes]) -> bytes:
-    """The root over some leaves."""
+    """Returns the root hash of these leaves."""
     tree = Frontier()
     for leaf in leaves:
         tree.add(leaf)
@@ -77,7 +78,7 @@ def root(leaves: Iterable[bytes]) -> bytes:
 
 
 def inclusion(leaves: Sequence[bytes], index: int) -> list[bytes]:
-    """What a leaf must be hashed with, from the bottom up, to come to the root."""
+    """Returns the sibling hashes from a leaf up to the root."""
     if not 0 <= index < len(leaves):
         raise ValueError(f"no leaf {index} in a tree of {len(leaves)}")
     path: list[bytes] = []
@@ -92,7 +93,7 @@ def inclusion(leaves: Sequence[bytes], index: int) -> list[bytes]:
 
 
 def includes(root: bytes, size: int, leaf: bytes, index: int, path: Sequence[bytes]) -> bool:
-    """Whether a path shows that a leaf stands at an index of the tree of that size and root."""
+    """Returns whether a path proves that a leaf is at an index of the tree with that size and root."""
     if not 0 <= index < size:
         return False
     found, last = leaf, size - 1
@@ -113,7 +114,7 @@ def includes(root: bytes, size: int, leaf: bytes, index: int, path: Sequence[byt
 
 
 def consistency(leaves: Sequence[bytes], older: int) -> list[bytes]:
-    """What shows that the tree over these leaves begins with the tree over the first few of them."""
+    """Returns a proof that the tree over the first leaves is a prefix of the tree over all."""
     if not 0 < older <= len(leaves):
         raise ValueError(f"no tree of {older} leaves in one of {len(leaves)}")
     return _grown(leaves, older, whole=True)
@@ -129,7 +130,7 @@ def _grown(leaves: Sequence[bytes], older: int, *, whole: bool) -> list[bytes]:
 
 
 def is_consistent(older: int, older_root: bytes, size: int, root: bytes, path: Sequence[bytes]) -> bool:
-    """Whether a path shows that the tree of this size and root grew out of an older one."""
+    """Returns whether a path proves that the tree with this size and root extends an older one."""
     if older == size:
         return not path and older_root == root
     if not 0 < older < size:

@@ -1,5 +1,4 @@
-"""Durations, rates, and retry policies: how often, after which errors and how long apart. Reads no clock and draws no
-chance."""
+"""Durations, rates and retry policies. Reads no clock and draws no random numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ Duration: TypeAlias = float | int | str | timedelta
 ExceptionTypes: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
 
 SECONDS_MAX: Final = 1000 * 366 * 86_400
-"""A thousand years: whatever is longer would not fit a moment counted in microseconds."""
+"""A thousand years. A longer duration would not fit a microsecond timestamp."""
 
 _UNITS: Final = {
     name: Decimal(length)
@@ -40,7 +39,7 @@ _RATE_EXPECTED: Final = "a rate such as '10/min', '5/s', '100/h' or '3/2m'"
 
 
 def seconds(duration: Duration) -> float:
-    """How many seconds that is. Text names its units, the largest first."""
+    """Returns a duration in seconds. Text names its units, the largest first."""
     if isinstance(duration, str):
         found = _seconds_of_text(duration)
     elif isinstance(duration, timedelta):
@@ -55,7 +54,7 @@ def seconds(duration: Duration) -> float:
 
 
 def rate(text: str) -> tuple[int, float]:
-    """How many, in how many seconds."""
+    """Parses a rate into a count and its seconds."""
     match = _RATE.fullmatch(text) if isinstance(text, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     if match is not None:
         count, per = int(match[1]), match[2].strip()
@@ -86,25 +85,25 @@ def _finite(number: object) -> float | None:
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """How often a step that may be repeated is tried, after which errors, and how long it backs off in between.
+    """A retry policy for repeatable steps: the number of attempts, the errors, and the backoff.
 
-    on      retry only after these exceptions; without it after every Exception but programming errors
+    on      retry only after these exceptions; default: every Exception except programming errors
     never   never retry after these
     """
 
     attempts: int = 3
     first: float = 0.5
-    """Seconds after the first failure."""
+    """Seconds of backoff after the first failure."""
     factor: float = 2.0
     max: float = 60.0
-    """No backoff is longer than these seconds."""
+    """The maximum backoff in seconds."""
     jitter: float = 0.25
-    """The share of a backoff that chance may take away."""
+    """The fraction of a backoff that jitter may remove."""
     on: tuple[type[BaseException], ...] = ()
     never: tuple[type[BaseException], ...] = ()
 
     if TYPE_CHECKING:
-        # What may be given is wider than what is kept.
+        # The accepted types are wider than the stored ones.
         def __init__(
             self,
             attempts: int = 3,
@@ -134,7 +133,7 @@ class Retry(msgspec.Struct, frozen=True):
             msgspec.structs.force_setattr(self, name, value)
 
     def delay_seconds(self, failed: int, fraction: float) -> float:
-        """How long to wait after so many failures; the fraction, drawn from [0, 1), is the chance in it."""
+        """Returns the backoff after this many failures; `fraction`, from [0, 1), is the jitter."""
         try:
             delay = self.first * self.factor ** (failed - 1)
         except OverflowError:
@@ -143,7 +142,7 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 def retry_of(about: str, given: object, default: Retry) -> Retry:
-    """A retry policy as people write it: a Retry, or the number of attempts of the default one."""
+    """Parses a retry option: a Retry, or the number of attempts for the default policy."""
     if isinstance(given, Retry):
         return given
     if not isinstance(given, int):
@@ -152,7 +151,7 @@ def retry_of(about: str, given: object, default: Retry) -> Retry:
 
 
 def exception_types(about: str, option: str, given: object) -> tuple[type[BaseException], ...]:
-    """One exception class or several, as an option takes them."""
+    """Parses an option of one or several exception classes."""
     listed: tuple[object, ...] = tuple(given) if isinstance(given, tuple | list | set | frozenset) else (given,)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     kept = tuple(kind for kind in listed if isinstance(kind, type) and issubclass(kind, BaseException))
     if len(kept) < len(listed):

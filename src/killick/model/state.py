@@ -1,6 +1,6 @@
-"""What people see of a run: nine typed parts over a fold, and their versioned JSON form.
+"""The user's view of a run: nine typed parts over a fold, and their versioned JSON form.
 
-Parts load lazily: opening a state costs nothing, looking at a value reads that value. `to_json` reads it all.
+Parts are lazy: opening a state reads nothing, and accessing a value reads that value. `to_json` reads everything.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Reader(Protocol):
 
 
 class Position(msgspec.Struct, frozen=True):
-    """1. Where the run is: current step, plan and stage, steps that are done and steps that are not."""
+    """1. The run's position: current step, plan and stage, finished and open steps."""
 
     step: str | None
     stage: str | None
@@ -40,7 +40,7 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class Output(msgspec.Struct, frozen=True):
-    """2. What a step returned, verbatim."""
+    """2. The output of a step, verbatim."""
 
     step: str
     name: str
@@ -48,7 +48,7 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """3. What was chosen, from what, by whom and why."""
+    """3. A decision: the options, the choice, its author and reason."""
 
     step: str
     at: int
@@ -60,7 +60,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """4. How often a step was tried, what it said each time, and when it is tried next."""
+    """4. The attempts of a step, their errors, and the time of the next one."""
 
     step: str
     name: str
@@ -70,7 +70,7 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """5. What went wrong: where, with what input, how far it got, and the error with its chain."""
+    """5. A failure: step, input, progress, and the error with its chain."""
 
     at: int
     step: str | None
@@ -82,14 +82,14 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Context(msgspec.Struct, frozen=True):
-    """6. The agent's own document, and its version."""
+    """6. The agent's context document, and its version."""
 
     version: int
     document: Any
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """7. What the run waits for."""
+    """7. An open wait."""
 
     step: str
     waits_for: str
@@ -102,7 +102,7 @@ class Pending(msgspec.Struct, frozen=True):
 
 
 class Traced(msgspec.Struct, frozen=True):
-    """8. A model or tool call, in order: what went in, what came out, what it used."""
+    """8. A model or tool call, in order: input, output and usage."""
 
     step: str
     sort: str
@@ -116,7 +116,7 @@ class Traced(msgspec.Struct, frozen=True):
 
 
 class EffectSeen(msgspec.Struct, frozen=True):
-    """9. What was done to the world, and whether that is known and still stands."""
+    """9. An effect on the world, whether its outcome is known, and whether it was compensated."""
 
     step: str
     tool: str
@@ -129,7 +129,7 @@ class EffectSeen(msgspec.Struct, frozen=True):
 
 
 class StateDocument(msgspec.Struct, frozen=True):
-    """The whole of a state as JSON."""
+    """A complete state as JSON."""
 
     version: int
     run: str
@@ -153,7 +153,7 @@ class StateDocument(msgspec.Struct, frozen=True):
 
 
 class Part(Sequence[T], Generic[T]):
-    """A part of a state whose items are read one by one, when they are looked at."""
+    """A part of a state whose items are read on access."""
 
     def __init__(self, positions: Sequence[int], load: Callable[[int], T]) -> None:
         self._positions = positions
@@ -173,7 +173,7 @@ class Part(Sequence[T], Generic[T]):
 
 
 class Outputs(Mapping[str, Any]):
-    """What each finished step returned, by step id."""
+    """The outputs of finished steps, by step id."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -192,7 +192,7 @@ class Outputs(Mapping[str, Any]):
 
 
 class State:
-    """The state of a run at one place of its log."""
+    """The state of a run at one position of its log."""
 
     def __init__(self, fold: Fold, reader: Reader) -> None:
         self.fold = fold
@@ -223,12 +223,12 @@ class State:
 
     @property
     def input(self) -> Any:
-        """What the run was started with."""
+        """The run's input."""
         return self.data(self.fold.facts.input).get("input")
 
     @property
     def result(self) -> Any:
-        """What a completed run returned."""
+        """The result of a completed run."""
         ended = self.fold.facts.ended
         return self.data(ended).get("result") if ended else None
 
@@ -284,7 +284,7 @@ class State:
         return Part(self.fold.effects, self._effect)
 
     def document(self) -> StateDocument:
-        """Everything at once: as long as the run is."""
+        """Returns the complete state. Its size grows with the run."""
         facts = self.fold.facts
         outputs = (
             Output(step.id, step.name, self.output_of(step)) for step in self.fold.steps if step.status == "done"
@@ -312,18 +312,18 @@ class State:
         )
 
     def to_json(self) -> bytes:
-        """The document as JSON; values that JSON has no word for are tagged as they are in the log."""
+        """Returns the document as JSON. Values without a JSON form are tagged as in the log."""
         return msgspec.json.encode(State(self.fold, _Plain(self)).document())
 
     # reading one item -------------------------------------------------------------------------
 
     def output_of(self, step: Step) -> Any:
-        """What a step returned, whichever way it ended."""
+        """Returns a step's output, for any way in which it ended."""
         data = self.data(step.output)
         return next((data[name] for name in ("output", "answer", "choice", "result") if name in data), None)
 
     def data(self, seq: int) -> Mapping[str, Any]:
-        """The values of an event; whatever is asked of erased ones is `Erased`."""
+        """Returns the values of an event; erased ones read as `Erased`."""
         if not seq:
             return {}
         try:
@@ -353,7 +353,7 @@ class State:
         return Failure(event.at, named, tool, attempt, arguments, data.get("progress"), data.get("failure"))
 
     def waiting(self, wait: Wait) -> Pending:
-        """One wait that is open, as people read it."""
+        """Returns one open wait in its public form."""
         data = self.data(wait.opened)
         asked = (data.get("prompt"), data.get("schema"))
         return Pending(wait.step, wait.waits_for, wait.name, wait.to, wait.at, wait.deadline, *asked)
@@ -376,7 +376,7 @@ class State:
 
 
 class _Plain:
-    """Reads for a state in JSON: every value as it is written in the log, tags and all."""
+    """Reads values for the JSON form, with their tags."""
 
     def __init__(self, state: State) -> None:
         self.event = state.event
@@ -390,7 +390,7 @@ class _Plain:
 
 
 class _AllErased(dict[str, Any]):
-    """Stands for the data of an event whose values were erased: whatever is asked for was there and is gone."""
+    """Replaces the data of an event whose values were erased: every key reads as `Erased`."""
 
     def __init__(self, marker: Any) -> None:
         super().__init__(output=marker)

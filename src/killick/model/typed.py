@@ -1,4 +1,4 @@
-"""From builtins to declared types: by msgspec where it knows the type, else by pydantic. Never by guessing."""
+"""Converts builtins to declared types: with msgspec where it supports the type, else with pydantic. Never guesses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from killick.type_init import ready
 
 
 def convert(value: Any, kind: Any, *, at: str = "value") -> Any:
-    """Restored builtins as the declared type. Refuses, by its path, what does not fit."""
+    """Converts restored builtins to the declared type. Raises `ValueRefused`, with the path, on a mismatch."""
     try:
         return _converter(kind)(value)
     except _Misfit as misfit:
@@ -44,7 +44,7 @@ def _erased_in(value: Any) -> Iterator[Erased]:
 
 
 def _converter(kind: Any) -> Callable[[Any], Any]:
-    # A | B equals B | A, but where a value fits both it is to be the first: so the cache goes by spelling too.
+    # A | B equals B | A, but a value that fits both must become the first. So the cache key includes the spelling.
     spelling = "" if isinstance(kind, type) else repr(kind)
     try:
         return _converter_cached(kind, spelling)
@@ -67,7 +67,7 @@ def _converter_cached(kind: Any, spelling: str) -> Callable[[Any], Any]:
 
 
 def _holds_pydantic_dataclass(kind: Any) -> bool:
-    """msgspec would take it for a plain dataclass and misunderstand its defaults."""
+    """msgspec would treat it as a plain dataclass and misread its defaults."""
     if hasattr(get_origin(kind) or kind, "__is_pydantic_dataclass__"):
         return True
     return any(map(_holds_pydantic_dataclass, get_args(kind)))
@@ -90,7 +90,7 @@ def _by_msgspec(kind: Any, value: Any) -> Any:
 
 
 def _other(kind: Any, value: Any) -> Any:
-    """A type that msgspec leaves to us: a pydantic model, a subclass of a builtin, an Iterable."""
+    """Converts types that msgspec does not support: pydantic models, subclasses of builtins, Iterable."""
     if isinstance(kind, type):
         if isinstance(value, kind):
             return value
@@ -112,7 +112,7 @@ def _by_pydantic(kind: Any) -> Callable[[Any], Any]:
         raise _Misfit("", f"cannot come back as {kind!r}: {reason}") from None
 
     def by_pydantic(value: Any) -> Any:
-        # Not strict: strictly, an enum or a dataclass could not be built from what was stored of it.
+        # Lax mode: strict mode could not build an enum or a dataclass from its stored form.
         try:
             return adapter.validate_python(value, strict=False, by_alias=False, by_name=True)
         except pydantic.ValidationError as error:

@@ -1,7 +1,7 @@
-"""A list that grows for ever and is saved in pieces: what did not change since the last save costs nothing.
+"""A persistent append-only list. Saving it writes only the changed chunks.
 
-A radix tree of fixed width, stored as ordinary values: leaves are JSON arrays, inner nodes `$list`s, so
-that whatever reads values reads these. Loaded lazily: opening costs nothing, looking costs one path.
+A radix tree of fixed width, stored as ordinary values: leaves are JSON arrays and inner nodes are `$list`s, so any
+value reader can read them. Loading is lazy: opening reads nothing, and an access reads one path.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WIDTH: Final = 1 << BITS
 
 
 class Saved(msgspec.Struct, frozen=True, array_like=True):
-    """Where a vector is stored, and its shape."""
+    """The stored root of a vector, and its shape."""
 
     length: int
     height: int
@@ -31,7 +31,7 @@ class Saved(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Node:
-    """Items at height 0, children above; `saved` is its hash while it is as stored."""
+    """Items at height 0, children above; `saved` is its hash while unchanged."""
 
     __slots__ = ("items", "saved")
 
@@ -48,7 +48,7 @@ _inner: Final = msgspec.json.Decoder(_Inner).decode
 
 
 class Vector(Sequence[T], Generic[T]):
-    """An append-only sequence whose items may change in place, when asked for by `changing`."""
+    """An append-only sequence. Items may be mutated if fetched with `changing`."""
 
     def __init__(self, of: type[T], saved: Saved | None = None, fetch: Fetch | None = None) -> None:
         self._decode: Callable[[bytes], list[T]] = msgspec.json.Decoder(list[of]).decode  # type: ignore[valid-type]
@@ -86,7 +86,7 @@ class Vector(Sequence[T], Generic[T]):
             yield from self._leaf(start).items
 
     def append(self, item: T) -> int:
-        """Add an item; returns its index."""
+        """Appends an item and returns its index."""
         index = self._length
         tail = self._tail
         if tail is None or len(tail) == WIDTH:
@@ -96,18 +96,18 @@ class Vector(Sequence[T], Generic[T]):
         return index
 
     def changing(self, index: int) -> T:
-        """The item at an index, about to change in place."""
+        """Returns an item for mutation."""
         if self._tail is not None and index >= self._tail_at:
             return self._tail[index - self._tail_at]
         item: T = self._leaf(index, change=True).items[index & (WIDTH - 1)]
         return item
 
     def save(self, pieces: list[Blob]) -> Saved:
-        """Add what changed since the last save to `pieces`; returns where the whole is."""
+        """Adds the chunks changed since the last save to `pieces`, and returns the root."""
         if not self._length:
             return Saved(0, 0, None)
         root = self._root if isinstance(self._root, bytes) else self._save(self._root, self._height, pieces)
-        # The tail's path is clean now: the next append must mark it again.
+        # The tail's path is clean now, so the next append must mark it again.
         self._tail = None
         return Saved(self._length, self._height, to_text(root))
 
@@ -143,7 +143,7 @@ class Vector(Sequence[T], Generic[T]):
             raise ValueBroken(node, f"is not what a vector stored ({error})") from error
 
     def _open_tail(self, index: int) -> list[T]:
-        """The leaf that takes the next item, its path marked as changed; a full tree grows by one level."""
+        """Returns the leaf for the next item, with its path marked dirty. A full tree grows by one level."""
         if index == WIDTH << (BITS * self._height):
             self._root = _Node([self._root])
             self._height += 1
