@@ -16,22 +16,22 @@ import pytest
 
 from source_tree import ROOT, House, Module, as_it_stands, imports, nodes
 
-CIRCLES: Final = (5, 2, 2)
+CIRCLES: Final = (2,)
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6757, "agents": 976, "archive": 1857, "audit": 1288, "check": 2946, "cli": 9152, "client": 1938,
-    "contracts": 3001, "definitions": 2161, "engine": 12350, "history": 8396, "llm": 1369, "log": 2384, "model": 4552,
-    "proxy": 2444, "replay": 1078, "store": 7279, "testing": 3884, "top": 1542, "web": 9314, "window": 2682,
-    "workers": 2414, "workspace": 5261,
+    "adapters": 6743, "agents": 1174, "archive": 1852, "audit": 1288, "check": 2946, "cli": 9152, "client": 1966,
+    "contracts": 2870, "definitions": 2161, "engine": 12392, "history": 8462, "llm": 1151, "log": 2396, "model": 4538,
+    "proxy": 2444, "replay": 967, "store": 7274, "testing": 3883, "top": 1542, "web": 9302, "window": 2682,
+    "workers": 2401, "workspace": 5253,
 }  # fmt: skip
 """Lines of Python by package."""
 
 FOLDER_MODULES_MAX: Final = 24
 FILE_LINES: Final = {
-    "check/crashes.py": 618, "client/client.py": 800, "engine/execution.py": 705, "engine/executor.py": 923,
-    "engine/steps/kinds.py": 624, "engine/steps/step_execution.py": 607, "errors.py": 759, "model/events.py": 872,
-    "model/fold.py": 921, "store/protocol.py": 762,
+    "check/crashes.py": 618, "engine/execution.py": 700, "engine/executor.py": 923, "engine/steps/kinds.py": 624,
+    "engine/steps/step_execution.py": 607, "errors.py": 759, "model/events.py": 863, "model/fold.py": 919,
+    "store/protocol.py": 760,
 }  # fmt: skip
 """Files of more than 600 lines, each with its budget."""
 FILE_LINES_MAX: Final = 600
@@ -42,9 +42,8 @@ VAGUE: Final = re.compile(
     re.IGNORECASE,
 )
 VAGUE_IN_A_THOUSAND: Final = {
-    "adapters": 9.0, "archive": 14.6, "audit": 13.2, "check": 16.1, "cli": 12.5, "client": 16.8, "contracts": 10.3,
-    "engine": 16.4, "history": 14.1, "log": 15.1, "model": 10.3, "proxy": 18.5, "replay": 21.0, "store": 13.5,
-    "testing": 9.2, "top": 14.3, "web": 15.4, "window": 8.8, "workers": 21.1, "workspace": 15.1,
+    "archive": 13.7, "audit": 13.2, "cli": 12.2, "client": 12.4, "engine": 16.2, "replay": 19.5, "top": 14.3,
+    "web": 15.1, "workers": 21.1,
 }  # fmt: skip
 """Vague words in a thousand words of docstrings, by package. The aim is 5."""
 VAGUE_AIM: Final = 5
