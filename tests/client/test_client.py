@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import killick
+from killick.client import start
 from killick.errors import (
     AgentUnknown,
     CalledDirectly,
@@ -719,23 +720,25 @@ def test_a_run_whose_process_died_is_due_by_itself_or_for_whoever_resumes_it(tmp
         assert advanced.result == "done"
 
 
-def test_of_two_who_start_the_same_id_at_once_both_get_the_one_run(tmp_path: Path) -> None:
+def test_of_two_who_start_the_same_id_at_once_both_get_the_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     @killick.agent(name="started_twice")
     async def agent(run: killick.Run, n: int) -> int:
         return n
 
     path = str(tmp_path / "killick.db")
     with killick.open(path) as one, killick.open(path) as other:
-        looked = one.begin
+        looked = start.begin
 
-        def overtaken(*args: Any) -> Any:
-            found = looked(*args)
+        def overtaken(*args: Any, **options: Any) -> Any:
+            found = looked(*args, **options)
+            monkeypatch.undo()
             other.start(agent, 7, id="r")
             return found
 
-        one.begin = overtaken  # type: ignore[method-assign]
+        monkeypatch.setattr(start, "begin", overtaken)
         assert one.start(agent, 7, id="r").id == "r"
-        one.begin = looked  # type: ignore[method-assign]
         assert len(one.list()) == 1
         with pytest.raises(RunMismatch):
             one.start(agent, 8, id="r")

@@ -30,9 +30,7 @@ def claims() -> Contract:
         [
             rules.allow("assess", "pay", "send_letter", "read_file", "write_file", "close_account"),
             rules.deny("delete_*"),
-            rules.arguments(
-                "pay", amount=rules.ValueBound(type="integer", min=1, max=5000), currency={"one_of": ["EUR"]}
-            ),
+            rules.arguments("pay", amount=rules.Bound(type="integer", min=1, max=5000), currency={"one_of": ["EUR"]}),
             rules.arguments("pay", amount={"max": 1000.0}, name="large sums", ask="managers", message="ask first"),
             rules.paths(["read_file", "write_file"], path=["workspace"]),
             rules.budget(calls=50, tokens=200_000, money="5 USD", time="2h"),

@@ -11,6 +11,7 @@ import pytest
 
 import killick
 from claims import on_terminal, plain_environment
+from killick.client.answers import deliver
 from killick.engine.inbox import ANSWER, answer_id
 from killick.errors import AnswerRefused
 from killick.model import events as e
@@ -69,7 +70,7 @@ def test_r31_the_engine_sets_aside_what_a_client_should_have_refused(world: Any)
         [wait] = world.kd.inbox()
         opened = world.kd.state("r").fold.facts.waits["1"].opened
         told = {**body, "digest": wait.digest}
-        world.kd._deliver("r", ANSWER, told, id=answer_id("r", "1", opened), by="ann", tx=None)
+        deliver(world.kd.engine, "r", ANSWER, told, id=answer_id("r", "1", opened), by="ann")
         waits(world.kd, asks, ["a", "b"])
     log = world.kd.log
     notes = [log.data("r", each.seq)["note"] for each in world.kd.events("r") if isinstance(each.event, e.NoteMade)]

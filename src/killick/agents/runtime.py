@@ -14,12 +14,12 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 from weakref import WeakMethod
 
+from killick.agents.build import build_of
 from killick.agents.run import run_of
 from killick.blocking import OwnLoop
 from killick.clock import Clock, SystemClock
 from killick.definitions.agents import AnyAgent
 from killick.definitions.current import mark_log_records
-from killick.engine.build import build_of
 from killick.engine.engine import Engine
 from killick.engine.executor import Executor
 from killick.engine.leases import LEASE_SECONDS
@@ -140,7 +140,7 @@ class Runtime:
                 self._own = OwnLoop()
             return self._own
 
-    def notify(self, run: str) -> None:
+    def _notify(self, run: str) -> None:
         """Wake a run that is live here, from any thread: its inbox has something for it."""
         for loop, executor in list(self._executors.items()):
             if not loop.is_closed():

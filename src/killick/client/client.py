@@ -353,7 +353,7 @@ class Client(Operations):
               question is refused, as it is with the wait itself
         tx    the caller's own connection to the store's database: it counts when they commit
         """
-        self.notify(answers.answer(self.engine, wait, verb, value, by=by, comment=comment, saw=saw, tx=tx))
+        self._notify(answers.answer(self.engine, wait, verb, value, by=by, comment=comment, saw=saw, tx=tx))
 
     @Both
     def send(
@@ -373,12 +373,12 @@ class Client(Operations):
         if name.startswith("killick."):
             raise AnswerRefused(run, f"messages named {name!r} are Killick's own; choose another name")
         message = str(id or self.ids.new("msg"))
-        self.notify(answers.send(self.engine, run, name, body, id=message, by=by, tx=tx))
+        self._notify(answers.send(self.engine, run, name, body, id=message, by=by, tx=tx))
 
     @Both
     def say(self, run: str, text: str, *, by: str | None = None) -> None:
         """Say something to a run; its loop hears it before it asks its model again."""
-        self.notify(answers.send(self.engine, run, SAID, text, id=self.ids.new("said"), by=by))
+        self._notify(answers.send(self.engine, run, SAID, text, id=self.ids.new("said"), by=by))
 
     # triggers ---------------------------------------------------------------------------------
 

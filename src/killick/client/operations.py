@@ -125,8 +125,8 @@ class Operations(Runtime):
     def _command(self, run: str, body: dict[str, Any], by: str | None, *, patient: bool = False) -> bool:
         """True: it is on record. False: it is on its way to whoever is at the run."""
         run = self._alive(run, body["command"])
-        held = command(self.engine, run, body, by=by, patient=patient, tell=lambda: self.notify(run))
-        self.notify(run)
+        held = command(self.engine, run, body, by=by, patient=patient, tell=lambda: self._notify(run))
+        self._notify(run)
         return held
 
     def _alive(self, run: str, verb: str) -> str:
@@ -151,7 +151,7 @@ class Operations(Runtime):
         """Take a run back to a place, such as `4:before`; says what it did. What it did to the world stays on its
         ledger: the same action is not done again, whatever its new wording."""
         told = time_travel.rewound(self.engine, run, to, by=by, because=because)
-        self.notify(run)
+        self._notify(run)
         return told
 
     @Both
@@ -206,7 +206,7 @@ class Operations(Runtime):
         )
         folder = None if workspace is None else os.fspath(workspace)
         fork = time_travel.forked(self.engine, run, at, conditions, id=id, by=by, because=because, workspace=folder)
-        self.notify(fork)
+        self._notify(fork)
         return Handle(self, self.log.state(fork).agent, fork)
 
     @Both

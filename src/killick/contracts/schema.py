@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 
 from killick.contracts import declarations
-from killick.contracts.regex import matcher
+from killick.contracts.regex import compiled
 from killick.errors import ContractRefused
 
 Number: TypeAlias = int | float | Decimal
@@ -85,7 +85,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in kept.items():
             msgspec.structs.force_setattr(self, name, value)
         if self.matches is not None:
-            matcher(self.matches)
+            compiled(self.matches)
         for name in ("others", "optional"):
             if type(getattr(self, name)) is not bool:
                 raise ContractRefused("bound", f"{name}={getattr(self, name)!r}; give true or false")

@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Any, Final, TypeAlias
 
 from killick.contracts.lookalikes import drawn, kind_of, mixed_scripts
-from killick.contracts.regex import matcher
+from killick.contracts.regex import chars_max, compiled
 from killick.contracts.schema import TYPES, Bound, number_of
 from killick.errors import ContractRefused
 
@@ -144,12 +144,14 @@ def _of_length(least: int, most: int | None) -> Test:
 
 
 def _matching(pattern: str) -> Test:
-    matches = matcher(pattern)
+    match, most = compiled(pattern).fullmatch, chars_max(pattern)
 
     def test(value: Any) -> str | None:
         if type(value) is not str:
             return f" is {shown(value)}; text is needed"
-        return None if matches(value) else f" is {shown(value)}; it has to match {pattern}"
+        if len(value) > most:
+            return f" is {len(value)} characters long; at most {most} are compared with a pattern"
+        return None if match(value) else f" is {shown(value)}; it has to match {pattern}"
 
     return test
 
