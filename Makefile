@@ -22,10 +22,10 @@ help:  ## print these lines
 demo: $(VENV)/has-package  ## watch an agent die at step 6 and go on
 	@$(PY) -m killick demo
 
-test: $(VENV)/has-test  ## run the gate, in minutes: every test but those marked slow
+test: $(VENV)/has-test  ## run the gate, in under five minutes: every test but those marked slow
 	@$(PYTEST)
 
-test-rest: $(VENV)/has-test programs  ## run the tests marked slow: kills by the hundred, every page, browsers, servers
+test-rest: $(VENV)/has-test programs  ## run the tests marked slow: more kills, every case and page, browsers, servers
 	@$(PYTEST) -m slow
 
 test-all: $(VENV)/has-test programs  ## run every test

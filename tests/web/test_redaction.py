@@ -198,7 +198,8 @@ def test_no_page_no_document_and_no_stream_shows_a_hash_of_what_is_redacted(kd: 
     def showing(*redact: str) -> list[str]:
         app = asgi(kd, redact=redact)
         with TestClient(app, headers={"Authorization": f"Bearer {text}"}) as web:
-            found = [path for path in asked() if any(each in web.get(path).text for each in told)]
+            pages = {path: web.get(path).text for path in asked()}
+            found = [path for path, page in pages.items() if any(each in page for each in told)]
             stream = app.app.app.state.context.hub._paged("r1", 0).frames.decode()
             return found + ["follow"] * any(each in stream for each in told)
 
