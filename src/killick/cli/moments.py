@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rich.text import Text
 
@@ -13,8 +13,15 @@ from killick.history.phrasing import counted, entries_of, filed, lapse_told, pag
 from killick.history.timeline_parts import Moment
 from killick.model import events as e
 
-if TYPE_CHECKING:
-    from killick.cli.run_view import Page
+
+class Page(Protocol):
+    """What a line needs of the page it is on."""
+
+    def value(self, value: Any) -> str: ...
+
+    def arguments(self, given: Any) -> str: ...
+
+    def step_before(self, seq: int) -> str | None: ...
 
 
 def told(page: Page, moment: Moment) -> Text:
