@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from killick.store.sqlite import file as sqlite_file
 from killick.workspace.tree import Id
 from killick.workspace.vault import pack_writer
 from killick.workspace.vault import snapshot_writer as writing
@@ -25,7 +26,7 @@ from killick.workspace.vault import vault as module
 from killick.workspace.vault.vault import Vault
 from workspace.vaults import Files, add, packed_bytes, publish, read, some_files
 
-WATCHED = (str(Path(module.__file__).parent), "sqlite_file.py")
+WATCHED = (str(Path(module.__file__).parents[1]), str(sqlite_file.__file__))
 PACK_BYTES_MAX = 30_000
 LOOSE_BYTES_MAX = 8_000
 
