@@ -200,7 +200,8 @@ async def test_what_runs_beside_a_call_that_waits_comes_to_its_end_and_is_done_o
         return "managers"
 
     async def turn() -> str:
-        chat = ScriptedChat([PAY, call("c2", "notify", order="A7")], "done")
+        # The call that waits comes second, so that the other one is under way when the approval is asked for.
+        chat = ScriptedChat([call("c2", "notify", order="A7"), PAY], "done")
         gates = [KillickChat(), KillickTools(tools={"pay": {"approve": managers}})]
         agent = Agent(client=chat, tools=[tool(world.pay), tool(notify)], middleware=gates)
         async with kd.host("thread", agent="clerk"):
