@@ -30,11 +30,16 @@ class Bank:
     def __init__(self) -> None:
         self.book: list[str] = []
         self.asked: list[str] = []
+        self.expected = 1
+        self.arrived: list[int] = []
         self.at_the_gate = threading.Event()
+        """Set when as many threads as are expected are at the gate."""
         self.gate = threading.Event()
 
     def pay(self) -> str:
-        self.at_the_gate.set()
+        self.arrived.append(threading.get_ident())
+        if len(self.arrived) >= self.expected:
+            self.at_the_gate.set()
         assert self.gate.wait(DEADLINE_SECONDS)
         self.book.append("paid")
         return "receipt"
@@ -445,7 +450,7 @@ def test_r15_threads_of_all_branches_are_waited_for(office: Office, ended: Any) 
     async def paying(run: killick.Run, tool: str = "pay") -> Any:
         return await run.gather(run.call(office.pay), run.call(office.pay))
 
-    office.agent = paying
+    office.agent, office.bank.expected = paying, 2
     thread = ended(office)
     office.bank.gate.set()
     thread.join(DEADLINE_SECONDS)
