@@ -21,7 +21,7 @@ CIRCLES: Final = ()
 
 LINES: Final = {
     "adapters": 6743, "agents": 1233, "archive": 1852, "audit": 1288, "check": 2946, "cli": 9159, "client": 1966,
-    "contracts": 2998, "definitions": 2161, "engine": 12333, "history": 8462, "llm": 1151, "log": 2396, "model": 4538,
+    "contracts": 2998, "definitions": 2161, "engine": 12345, "history": 8462, "llm": 1151, "log": 2396, "model": 4538,
     "proxy": 2444, "replay": 967, "store": 7274, "testing": 3883, "top": 1542, "web": 9302, "window": 2682,
     "workers": 2401, "workspace": 5253,
 }  # fmt: skip

@@ -252,10 +252,33 @@ def closed_loop(office: Office) -> threading.Thread:
     return closing
 
 
+def closed_loop_after_it_ended(office: Office) -> threading.Thread:
+    """The thread ends while its loop stands still, and the loop is closed before it can take the result."""
+    loop = asyncio.new_event_loop()
+    left: list[Any] = []
+
+    async def main() -> None:
+        left.append(asyncio.ensure_future(office.kd.run.soon(office.agent, "pay", id="r")))
+        await asyncio.to_thread(office.bank.at_the_gate.wait, DEADLINE_SECONDS)
+
+    def go() -> None:
+        loop.run_until_complete(main())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        standing.set()
+        until(lambda: not office.kd.engine.live.of("r"))
+        loop.close()
+        office.kd.close()
+
+    standing = threading.Event()
+    closing = office.beside(go)
+    assert standing.wait(DEADLINE_SECONDS)
+    return closing
+
+
 TRANSITIONS = [cancel, close, pause, rewind, drain, stop, give_way, cancelled_task, closed_loop]
 
 
-@pytest.mark.parametrize("transition", TRANSITIONS)
+@pytest.mark.parametrize("transition", [*TRANSITIONS, closed_loop_after_it_ended])
 def test_r15_a_blocking_tool_is_waited_for_and_its_result_recorded(office: Office, transition: Any) -> None:
     thread = transition(office)
     assert not office.is_free()

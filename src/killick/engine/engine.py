@@ -79,9 +79,11 @@ class Engine:
         with self._mutex:
             if run in self._kept:
                 return
-            kept = self._kept[run] = ReleasedRun(epoch, left, dropped, self.live.of(run))
-        if kept.calls:
-            logger.warning("%s", StillRunning(run, kept.calls))
+            running = self.live.of(run)  # read before the ended ones: a call that ends in between is in both
+            calls = {*running, *self.live.untaken(run)}
+            kept = self._kept[run] = ReleasedRun(epoch, left, dropped, tuple(calls))
+        if running:
+            logger.warning("%s", StillRunning(run, running))
         self.live.then(run, partial(self._release, run, kept))
 
     def keeps(self, run: str) -> bool:

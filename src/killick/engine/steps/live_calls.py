@@ -160,6 +160,11 @@ class LiveCalls:
         """Another execution of the run, in this process, finds the thread by its step."""
         self._works[run, step] = work
 
+    def untaken(self, run: str) -> Sequence[LiveCall]:
+        """The calls of a run whose threads ended, and whose steps have not ended: a closed loop takes no outcome."""
+        works = [work for (of, _), work in list(self._works.items()) if of == run]
+        return [work.live for work in works if work.live is not None and work.outcome is not None]
+
     def forget(self, run: str, step: StepId) -> None:
         """A step is over: a thread of it that has ended is of no more use."""
         work = self._works.get((run, step))

@@ -286,7 +286,12 @@ class Files:
             if holder is None:
                 break
             if holder == self.ex.engine.holder:
-                found = processes.started_since(self.path, mark=holder, since_us=since_us)
+                found = [
+                    each
+                    for each in processes.started_since(self.path, mark=holder, since_us=since_us)
+                    # The kernel's clock is coarse. What was noticed before the attempt is not the attempt's.
+                    if each.pid not in self._alive or each.started_us > since_us
+                ]
             else:
                 found = processes.marked(holder, since_us=since_us)
             if not found:
