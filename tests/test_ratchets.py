@@ -20,18 +20,16 @@ CIRCLES: Final = ()
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6743, "agents": 1233, "archive": 1852, "audit": 1288, "check": 2946, "cli": 9159, "client": 1966,
-    "contracts": 2998, "definitions": 2161, "engine": 12345, "history": 8462, "llm": 1151, "log": 2396, "model": 4538,
+    "adapters": 6743, "agents": 1234, "archive": 1852, "audit": 1288, "check": 2946, "cli": 9159, "client": 1966,
+    "contracts": 2998, "definitions": 2161, "engine": 12499, "history": 8462, "llm": 1149, "log": 2396, "model": 4538,
     "proxy": 2444, "replay": 967, "store": 7274, "testing": 3883, "top": 1542, "web": 9302, "window": 2682,
-    "workers": 2401, "workspace": 5253,
+    "workers": 2402, "workspace": 5253,
 }  # fmt: skip
 """Lines of Python by package."""
 
 FOLDER_MODULES_MAX: Final = 24
 FILE_LINES: Final = {
-    "check/crashes.py": 618, "engine/execution.py": 700, "engine/executor.py": 923, "engine/steps/kinds.py": 624,
-    "engine/steps/step_execution.py": 607, "errors.py": 759, "model/events.py": 863, "model/fold.py": 919,
-    "store/protocol.py": 760,
+    "check/crashes.py": 618, "errors.py": 759, "model/events.py": 863, "model/fold.py": 919, "store/protocol.py": 760,
 }  # fmt: skip
 """Files of more than 600 lines, each with its budget."""
 FILE_LINES_MAX: Final = 600
@@ -42,7 +40,7 @@ VAGUE: Final = re.compile(
     re.IGNORECASE,
 )
 VAGUE_IN_A_THOUSAND: Final = {
-    "archive": 13.7, "audit": 13.2, "cli": 12.2, "client": 12.4, "engine": 16.2, "replay": 19.5, "top": 14.3,
+    "archive": 13.7, "audit": 13.2, "cli": 12.2, "client": 12.4, "engine": 15.0, "replay": 19.5, "top": 14.3,
     "web": 15.1, "workers": 21.1,
 }  # fmt: skip
 """Vague words in a thousand words of docstrings, by package. The aim is 5."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from killick.engine.outcome import RunOutcome
     from killick.engine.parallel import First
     from killick.engine.state_machine import Done, Next, WaitFor, machine
-    from killick.engine.steps.kinds import Child
+    from killick.engine.steps.children import Child
     from killick.engine.steps.waits import Answer
     from killick.engine.views import RunInfo, Wait
     from killick.errors import (
@@ -194,7 +194,7 @@ _MODULES = {
         "engine.parallel": "First",
         "engine.outcome": "RunOutcome",
         "client.start": "Handle",
-        "engine.steps.kinds": "Child",
+        "engine.steps.children": "Child",
         "workers.tokens": "Person",
         "llm.toolset": "Toolset",
         "definitions.triggers": "Firing Previous Trigger TriggerInfo cron every on_event when",

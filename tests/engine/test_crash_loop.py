@@ -9,7 +9,7 @@ import pytest
 
 import killick
 from killick.clock import ManualClock
-from killick.engine.executor import ClaimedRun
+from killick.engine.claims import ClaimedRun
 from killick.engine.outcome import RunOutcome
 from killick.history.listing import Listing
 from killick.model import crash_loop
@@ -148,9 +148,9 @@ def test_a_caller_in_the_foreground_goes_on_at_once_and_quarantines_nothing(shop
         shop.die("many")
         head = shop.store.lease("many", "2-other", seconds=1)
         log = shop.kd.log.open("many", head=head)
-        from killick.engine.deaths import record
+        from killick.engine.claims import record_death
 
-        record(log, "1-gone", shop.clock.now_us(), quarantines=False)
+        record_death(log, "1-gone", shop.clock.now_us(), quarantines=False)
         shop.store.release("many", epoch=head.epoch)
     RAN.clear()
     shop.kd.run(crash_noted, id="many")

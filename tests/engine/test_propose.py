@@ -247,7 +247,8 @@ def test_a_model_reads_what_a_person_made_of_its_call(desk: Desk, verb: str, val
 # when code or world get in the way ----------------------------------------------------------------
 
 
-def test_code_that_gives_up_waiting_closes_the_question(world: World) -> None:
+@pytest.mark.parametrize("seconds", [0, 0.02], ids=["while it is written", "while it waits"])
+def test_code_that_gives_up_waiting_closes_the_question(world: World, seconds: float) -> None:
     @killick.tool(effect="reads", name="propose.slow")
     async def slow() -> int:
         await asyncio.sleep(0.1)
@@ -257,7 +258,7 @@ def test_code_that_gives_up_waiting_closes_the_question(world: World) -> None:
     async def agent(run: killick.Run) -> Any:
         async def one() -> str:
             try:
-                async with asyncio.timeout(0.02):
+                async with asyncio.timeout(seconds):
                     return (await run.propose(send, "ann", "hello")).kind
             except TimeoutError:
                 return "gave up"

@@ -14,7 +14,7 @@ import msgspec
 
 from killick.client.client import Client
 from killick.engine import renewals
-from killick.engine.executor import ClaimedRun
+from killick.engine.claims import ClaimedRun
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome, ended
 from killick.errors import RunBusy

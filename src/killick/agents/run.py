@@ -33,10 +33,11 @@ from killick.engine import completion, parallel
 from killick.engine.approval.call_answer import CallAnswer, Proposed, declined, proposed
 from killick.engine.execution import Branch, Execution
 from killick.engine.parallel import First
-from killick.engine.steps import kinds, streams
+from killick.engine.steps import children, decisions, facts, messages, questions, streams
+from killick.engine.steps.children import Child
 from killick.engine.steps.intention import Intent, model_intent
-from killick.engine.steps.kinds import MISSING, Child
 from killick.engine.steps.pipeline import execute_step, run_step
+from killick.engine.steps.questions import MISSING
 from killick.engine.steps.waits import Answer
 from killick.errors import OutsideBranch, Rejected, WorkspaceRefused
 from killick.llm import context_window
@@ -59,7 +60,7 @@ Step: TypeAlias = Coroutine[Any, Any, T]
 
 OnParentEnd = Literal["cancel", "abandon", "wait"]
 Escalate: TypeAlias = Sequence[tuple[str | Sequence[str], Duration | None]]
-_UNNUMBERED: Final = frozenset({kinds.plan, kinds.at, kinds.note, kinds.update, kinds.heard})
+_UNNUMBERED: Final = frozenset({decisions.plan, decisions.at, decisions.note, decisions.update, messages.heard})
 """What code does between two steps."""
 
 
@@ -180,23 +181,23 @@ class Run(_Common[C]):
         by: str = "agent",
     ) -> Step[T]:  # fmt: skip
         """Put a decision on record, with its reason; returns the choice, on replay the recorded one."""
-        return self._steps(kinds.decided, question, choice, options, because, by)
+        return self._steps(decisions.decided, question, choice, options, because, by)
 
     def plan(self, stages: Sequence[str]) -> Step[None]:
         """Say which stages the agent will go through."""
-        return self._steps(kinds.plan, tuple(stages))
+        return self._steps(decisions.plan, tuple(stages))
 
     def at(self, stage: str) -> Step[None]:
         """Say which stage the agent is at."""
-        return self._steps(kinds.at, stage)
+        return self._steps(decisions.at, stage)
 
     def note(self, note: Any) -> Step[None]:
         """Put a remark on record, for readers of the history."""
-        return self._steps(kinds.note, note)
+        return self._steps(decisions.note, note)
 
     def update(self, **changes: Any) -> Step[None]:
         """Change entries of the context."""
-        return self._steps(kinds.update, changes)
+        return self._steps(decisions.update, changes)
 
     def ask(
         self, prompt: str, *, to: str | Sequence[str] = (), timeout: Duration | None = None, default: Any = MISSING,
@@ -206,7 +207,7 @@ class Run(_Common[C]):
 
         `need` approvers must agree; `escalate` names who is asked next after a timeout, and for how long.
         """
-        return self._steps(kinds.ask, prompt, to, timeout, default, options, returns, need, escalate)
+        return self._steps(questions.ask, prompt, to, timeout, default, options, returns, need, escalate)
 
     @overload
     def wait(self, name: str, *, timeout: Duration | None = None) -> Step[Any]: ...
@@ -220,19 +221,19 @@ class Run(_Common[C]):
         self, name: str, *, timeout: Duration | None = None, default: Any = MISSING, returns: Any = Any
     ) -> Step[Any]:
         """Wait for a message of this name, first in first out."""
-        return self._steps(kinds.wait, name, timeout, default, returns)
+        return self._steps(questions.wait, name, timeout, default, returns)
 
     def heard(self) -> Step[list[Any]]:
         """What people said to the run since it last listened; does not wait."""
-        return self._steps(kinds.heard)
+        return self._steps(messages.heard)
 
     def sleep(self, duration: Duration) -> Step[None]:
         """Wait for a while, however long; the run leaves memory meanwhile."""
-        return self._steps(kinds.sleep, seconds(duration), None)
+        return self._steps(questions.sleep, seconds(duration), None)
 
     def sleep_until(self, moment: datetime) -> Step[None]:
         """Wait until a moment, which must have a time zone."""
-        return self._steps(kinds.sleep, None, moment)
+        return self._steps(questions.sleep, None, moment)
 
     @overload
     def spawn(
@@ -249,11 +250,11 @@ class Run(_Common[C]):
         on_parent_end: OnParentEnd = "cancel", priority: int | None = None,
     ) -> Step[Child[Any]]:  # fmt: skip
         """Start a child run; await `child.result()` for what it returns."""
-        return self._steps(kinds.spawn, self, agent, input, id, on_parent_end, priority)
+        return self._steps(children.spawn, self, agent, input, id, on_parent_end, priority)
 
     def send(self, run: str, name: str, body: Any = None) -> Step[None]:
         """Send a message to another run."""
-        return self._steps(kinds.send, run, name, body)
+        return self._steps(messages.send, run, name, body)
 
     @overload
     def gather(self, one: Awaitable[A], two: Awaitable[B], /) -> Step[tuple[A, B]]: ...
@@ -273,15 +274,15 @@ class Run(_Common[C]):
 
     def now(self) -> datetime:
         """The time, as it was when the code first came here."""
-        return kinds.now(self._execution, self._here())
+        return facts.now(self._execution, self._here())
 
     def uuid(self) -> UUID:
         """A fresh UUID, the same on replay."""
-        return kinds.uuid(self._execution, self._here())
+        return facts.uuid(self._execution, self._here())
 
     def random(self) -> float:
         """A random number in [0, 1), the same on replay."""
-        return kinds.random(self._execution, self._here())
+        return facts.random(self._execution, self._here())
 
     def renew(self, input: Any = None) -> Step[NoReturn]:  # noqa: A002
         """Close this log and go on in a fresh one, from the top, with this input. Never returns.
@@ -292,7 +293,7 @@ class Run(_Common[C]):
 
     def patched(self, name: str) -> bool:
         """Whether new code may run here: False for runs whose record went past this place before it was written."""
-        return kinds.patched(self._execution, self._here(), name)
+        return facts.patched(self._execution, self._here(), name)
 
     _paged = _Common._steps
 
@@ -351,24 +352,24 @@ class SyncRun(_Common[C]):
         by: str = "agent",
     ) -> T:  # fmt: skip
         """Put a decision on record, with its reason; returns the choice, on replay the recorded one."""
-        chosen: T = self._await(kinds.decided, question, choice, options, because, by)
+        chosen: T = self._await(decisions.decided, question, choice, options, because, by)
         return chosen
 
     def plan(self, stages: Sequence[str]) -> None:
         """Say which stages the agent will go through."""
-        self._await(kinds.plan, tuple(stages))
+        self._await(decisions.plan, tuple(stages))
 
     def at(self, stage: str) -> None:
         """Say which stage the agent is at."""
-        self._await(kinds.at, stage)
+        self._await(decisions.at, stage)
 
     def note(self, note: Any) -> None:
         """Put a remark on record, for readers of the history."""
-        self._await(kinds.note, note)
+        self._await(decisions.note, note)
 
     def update(self, **changes: Any) -> None:
         """Change entries of the context."""
-        self._await(kinds.update, changes)
+        self._await(decisions.update, changes)
 
     def ask(
         self, prompt: str, *, to: str | Sequence[str] = (), timeout: Duration | None = None, default: Any = MISSING,
@@ -378,7 +379,7 @@ class SyncRun(_Common[C]):
 
         `need` approvers must agree; `escalate` names who is asked next after a timeout, and for how long.
         """
-        return self._await(kinds.ask, prompt, to, timeout, default, options, returns, need, escalate)
+        return self._await(questions.ask, prompt, to, timeout, default, options, returns, need, escalate)
 
     @overload
     def wait(self, name: str, *, timeout: Duration | None = None) -> Any: ...
@@ -390,19 +391,19 @@ class SyncRun(_Common[C]):
     def wait(self, name: str, *, timeout: Duration | None = None, default: D, returns: type[T]) -> T | D: ...
     def wait(self, name: str, *, timeout: Duration | None = None, default: Any = MISSING, returns: Any = Any) -> Any:
         """Wait for a message of this name, first in first out."""
-        return self._await(kinds.wait, name, timeout, default, returns)
+        return self._await(questions.wait, name, timeout, default, returns)
 
     def heard(self) -> list[Any]:
         """What people said to the run since it last listened; does not wait."""
-        return self._await(kinds.heard)
+        return self._await(messages.heard)
 
     def sleep(self, duration: Duration) -> None:
         """Wait for a while, however long; the run leaves memory meanwhile."""
-        self._await(kinds.sleep, seconds(duration), None)
+        self._await(questions.sleep, seconds(duration), None)
 
     def sleep_until(self, moment: datetime) -> None:
         """Wait until a moment, which must have a time zone."""
-        self._await(kinds.sleep, None, moment)
+        self._await(questions.sleep, None, moment)
 
     @overload
     def spawn(
@@ -419,16 +420,16 @@ class SyncRun(_Common[C]):
         on_parent_end: OnParentEnd = "cancel", priority: int | None = None,
     ) -> Child[Any]:  # fmt: skip
         """Start a child run; `run.result(child)` waits for what it returns."""
-        return self._await(kinds.spawn, self, agent, input, id, on_parent_end, priority)
+        return self._await(children.spawn, self, agent, input, id, on_parent_end, priority)
 
     def result(self, child: Child[O]) -> O:
         """What a child returned; waits for it."""
-        result: O = self._await(kinds.child_result, child)
+        result: O = self._await(children.child_result, child)
         return result
 
     def send(self, run: str, name: str, body: Any = None) -> None:
         """Send a message to another run."""
-        self._await(kinds.send, run, name, body)
+        self._await(messages.send, run, name, body)
 
     def gather(self, *branches: Callable[[], T]) -> tuple[T, ...]:
         """Branches side by side, each a function without arguments."""
@@ -440,15 +441,15 @@ class SyncRun(_Common[C]):
 
     def now(self) -> datetime:
         """The time, as it was when the code first came here."""
-        return self._drawn(kinds.now)
+        return self._drawn(facts.now)
 
     def uuid(self) -> UUID:
         """A fresh UUID, the same on replay."""
-        return self._drawn(kinds.uuid)
+        return self._drawn(facts.uuid)
 
     def random(self) -> float:
         """A random number in [0, 1), the same on replay."""
-        return self._drawn(kinds.random)
+        return self._drawn(facts.random)
 
     def renew(self, input: Any = None) -> NoReturn:  # noqa: A002
         """Close this log and go on in a fresh one, from the top, with this input. Never returns.
@@ -460,7 +461,7 @@ class SyncRun(_Common[C]):
 
     def patched(self, name: str) -> bool:
         """Whether new code may run here: False for runs whose record went past this place before it was written."""
-        return self._drawn(partial(kinds.patched, name=name))
+        return self._drawn(partial(facts.patched, name=name))
 
     # inside -----------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ import msgspec
 
 from killick.engine.engine import Engine
 from killick.engine.leases import LEASE_SECONDS, Leases
+from killick.engine.steps.workspace_folders import hidden_of, owner_of
 from killick.engine.steps.workspace_hook import restored as as_entry
-from killick.engine.workspaces import hidden_of, owner_of
 from killick.errors import KillickError, WorkspaceRefused
 from killick.history import workspace_files
 from killick.history.workspace_files import Files, id_of

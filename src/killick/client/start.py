@@ -12,12 +12,12 @@ import msgspec
 from killick.agents.runtime import Runtime
 from killick.definitions.agents import AGENTS, Agent, AnyAgent
 from killick.engine import renewals
+from killick.engine.claims import Start
 from killick.engine.engine import Engine
-from killick.engine.executor import Start
 from killick.engine.observers import trace_here
 from killick.engine.outcome import RunOutcome, ended, paused_because
 from killick.engine.steps import waits
-from killick.engine.steps.kinds import first_entries
+from killick.engine.steps.children import first_entries
 from killick.engine.steps.transaction import joining
 from killick.engine.views import RunInfo, Wait
 from killick.errors import (

@@ -24,8 +24,8 @@ from killick.engine.effects.rewind import rewind
 from killick.engine.engine import Engine
 from killick.engine.inbox import delivery
 from killick.engine.steps import waits
+from killick.engine.steps.workspace_folders import owner_of, workspace_of
 from killick.engine.steps.workspace_hook import restored, told
-from killick.engine.workspaces import owner_of, workspace_of
 from killick.errors import (
     AgentUnknown,
     AnswerRefused,

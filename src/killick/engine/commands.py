@@ -22,7 +22,7 @@ from killick.engine.execution import Execution
 from killick.engine.interventions import Body, entries_of
 from killick.engine.signals import Cancelling, Paused, Rewinding
 from killick.engine.steps import waits
-from killick.engine.waiter import Closed, Intervened
+from killick.engine.steps.open_wait import Closed, Intervened
 from killick.errors import (
     AgentUnknown,
     AnswerRefused,
@@ -257,7 +257,7 @@ def take(ex: Execution, message: Message) -> None:
             entries = []  # it is being cancelled already
     except (AnswerRefused, ContextStale) as refused:
         entries = _refusal(fold, body, by, at, message, refused)
-    seq = ex.behind(Entry(_taken(message, at)), *entries, takes=(message.number,))
+    seq = ex.write_behind(Entry(_taken(message, at)), *entries, takes=(message.number,))
     obey(ex, entries, seq)
 
 

@@ -17,8 +17,8 @@ from killick.engine.observers import trace_here
 from killick.engine.renewals import forwarded, goes_along, renewals, root_of
 from killick.engine.replay import OVER
 from killick.engine.signals import Renewed
+from killick.engine.steps.children import Child, child_result, first_entries
 from killick.engine.steps.intention import Intent
-from killick.engine.steps.kinds import Child, child_result, first_entries
 from killick.engine.steps.step_execution import StepExecution
 from killick.engine.steps.waits import child_outcome
 from killick.errors import KillickError, StepFailed
@@ -70,7 +70,7 @@ async def renew(ex: Execution, branch: Branch, input: Any) -> NoReturn:  # noqa:
     agent, log, facts = ex.agent, ex.engine.log, ex.log.fold.facts
     input = agent.checked(through_codec(input, at="input"))  # noqa: A001
     _refuse_early_end(ex, branch, "a renewal")
-    await ex.turn()
+    await ex.await_turn()
     await _await_children(ex, branch)
     await _cancel_children(ex, branch, compensate=False)
     successor = _successor(ex)
@@ -174,7 +174,7 @@ def _close_waits(ex: Execution, *, keep_settlements: bool) -> None:
     for wait in list(ex.log.fold.facts.waits.values()):
         if wait.step in undoing or (keep_settlements and wait.waits_for == "settlement"):
             continue
-        ex.behind(Entry(e.WaitClosed(at=ex.now_us(), step=wait.step, how="cancelled")))
+        ex.write_behind(Entry(e.WaitClosed(at=ex.now_us(), step=wait.step, how="cancelled")))
 
 
 def _request(ex: Execution) -> e.CancelRequested:

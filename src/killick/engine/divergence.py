@@ -5,23 +5,41 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from killick.engine.approval.verdicts import failed
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import RequestedStep, compare, short
 from killick.engine.signals import Diverging
 from killick.errors import ValueErased
 from killick.log.writer import Entry
 from killick.model import events as e
+from killick.model.failure import Failure
 from killick.model.fold import Step
+from killick.model.typed import convert
 
 
-async def refuse_gap(ex: Execution, branch: Branch, step: e.StepId, found: str) -> None:
+async def recorded_step(
+    ex: Execution, branch: Branch, step: e.StepId, asked: RequestedStep, found: Any, told: str | None = None
+) -> Step | None:
+    """The step on record that the code asks for, after the divergence check; None for a new step.
+
+    `told` names what the code asks for, where `asked` alone does not.
+    """
+    past = ex.record.step(step)
+    if past is None:
+        await refuse_gap(ex, branch, step, told or asked)
+    else:
+        await agree(ex, branch, past, asked, found)
+    return past
+
+
+async def refuse_gap(ex: Execution, branch: Branch, step: e.StepId, found: object) -> None:
     """Code may not ask for a step that the record passed over, unless a sibling's end kept it from that step."""
     if ex.record.goes_on(branch.path, branch.count):
-        diverge(ex, step, "nothing here, and goes on after it", found)
+        diverge(ex, step, "nothing here, and goes on after it", str(found))
     if branch.over_at:
-        await ex.turn(branch.over_at - 0.5, whatever=True)
+        await ex.await_turn(branch.over_at - 0.5, computed=True)
         ex.refuse(branch)
-        diverge(ex, step, "nothing here, and goes on after it", found)
+        diverge(ex, step, "nothing here, and goes on after it", str(found))
 
 
 async def agree(ex: Execution, branch: Branch, past: Step, asked: RequestedStep, found: Any) -> e.StepIntended | None:
@@ -40,7 +58,7 @@ async def agree(ex: Execution, branch: Branch, past: Step, asked: RequestedStep,
     drifts = ex.record.of(past.id, e.StepDrifted)
     if not drifts or drifts[-1][1].digest != asked.digest:
         event = e.StepDrifted(at=ex.now_us(), step=past.id, digest=asked.digest)
-        ex.behind(Entry(event, {"recorded": was, "found": found}))
+        ex.write_behind(Entry(event, {"recorded": was, "found": found}))
     return recorded
 
 
@@ -59,8 +77,8 @@ def diverge(ex: Execution, step: e.StepId, recorded: str, found: str) -> None:
     builds = [_build_name(before), _build_name(now)]
     ex.diverged = (step, recorded, found, (builds[0], builds[1]))
     event = e.RunDiverged(at=ex.now_us(), step=step)
-    if not ex.was_diverged(step):
-        ex.behind(Entry(event, {"recorded": recorded, "found": found, "builds": builds}))
+    if ex.diverged_at != step:
+        ex.write_behind(Entry(event, {"recorded": recorded, "found": found, "builds": builds}))
     signal = Diverging(f"step {step}")
     ex.close(signal)
     raise signal
@@ -72,10 +90,30 @@ def _build_name(build: e.Build) -> str:
 
 async def until_cancelled(ex: Execution, past: Step) -> None:
     """The agent's own code cancelled this step, by a timeout of its own perhaps: wait until it does so again."""
-    ex.pass_on()
+    ex.turns.pass_on()
     try:
         await asyncio.get_running_loop().create_future()
     except asyncio.CancelledError:
-        await ex.still_wanted()
-        ex.played(past.ended)
+        await ex.raise_if_closing()
+        ex.mark_replayed(past.ended)
         raise
+
+
+async def replay_outcome(ex: Execution, branch: Branch, past: Step) -> None:
+    """Wait for the turn of a recorded outcome. Raises the recorded failure of a child or a message."""
+    await ex.await_turn(past.ended)
+    if past.status == "cancelled":
+        if branch.stopped is not None:
+            ex.mark_replayed(past.ended)
+            raise branch.stopped
+        await until_cancelled(ex, past)
+    ex.mark_replayed(past.ended)
+    if past.status == "failed" and past.sort != "wait":
+        raise failed(past.id, past.name, convert(ex.record.data(past.output)["failure"], Failure, at="failure"))
+
+
+def refuse_stopped(ex: Execution, branch: Branch, step: e.StepId) -> None:
+    """A branch that was stopped begins nothing: a step of it that is on record already ends with that."""
+    if branch.stopped is not None and ex.signal is None:
+        ex.write_behind(Entry(e.StepEnded(at=ex.now_us(), step=step, outcome="cancelled")))
+    ex.refuse(branch)

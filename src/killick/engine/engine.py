@@ -17,8 +17,8 @@ from killick.engine.leases import Leases
 from killick.engine.steps.attempt import ToolInterceptor
 from killick.engine.steps.live_calls import LiveCall, LiveCalls
 from killick.engine.steps.threads import Threads
+from killick.engine.steps.workspace_folders import Folders
 from killick.engine.tracer import Tracer
-from killick.engine.workspaces import Folders
 from killick.errors import KillickError, StillRunning
 from killick.ids import Ids
 from killick.log.log import Log

@@ -6,7 +6,6 @@ Owns who may go on when, and what closes the handle. What a step does is the gat
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
 import threading
 import types
@@ -14,7 +13,6 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import copy_context
 from functools import cached_property, partial
-from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -30,8 +28,10 @@ from killick.engine.leases import Lease
 from killick.engine.replay import Record
 from killick.engine.signals import Interrupted, Signal, Stopped
 from killick.engine.steps import live_calls
+from killick.engine.steps.inner_waits import InnerWaits
 from killick.engine.steps.intention import Intent
-from killick.engine.waiter import Intervened, Waiter
+from killick.engine.steps.open_wait import Intervened, Waiter
+from killick.engine.steps.turns import Turns, end_with
 from killick.errors import KillickError, LeaseLost, OutsideBranch, StillRunning, ValueRefused
 from killick.log.writer import Entry, Hold, RunLog
 from killick.logger import get_logger
@@ -44,7 +44,6 @@ logger: Final = get_logger("killick")
 
 _LIVE: Final = math.inf
 _PARKED_SECONDS: Final = 0.02
-_RELUCTANT_SECONDS: Final = 0.05
 _SIGNALS_MAX: Final = 8
 UNWIND_SECONDS: Final = 5.0
 
@@ -133,14 +132,6 @@ class Scope:
         """Which branch of a `first` was first, where that is on record."""
 
 
-class InnerCaller(NamedTuple):
-    """Code of an attempt that awaits a branch, and can be told that it waits."""
-
-    inner: InnerSteps
-    branch: Branch
-    told: asyncio.Future[None]
-
-
 class FileUser(Protocol):
     """A step whose tool may touch the workspace."""
 
@@ -192,13 +183,12 @@ class Execution:
         """Steps that somebody ended since this execution began."""
         self.main: asyncio.Future[Any] | None = None
         self.busy = 0
-        self.computing = 0
         self.hosting = False
         """Whether a framework's own loop runs in a block of the agent: its calls come in no order."""
         self.hosted: ExternalCalls | None = None
         self.at_close: Callable[[], object] = lambda: None
         self.branches: set[Branch] = set()
-        self.inner_callers: list[InnerCaller] = []
+        self.inner_waits = InnerWaits(self.mark_idle, self.mark_busy)
         self.lease: Lease | None = None
         self.attempts = 0
         """Attempts that are open right now: whoever only wants the run to leave lets them finish first."""
@@ -211,10 +201,8 @@ class Execution:
         """Whether there may be effects that this timeline does not have: left by a rewind or a repair, or of a fork."""
         self.fork_effects = facts.fork_effects
         self.model = facts.model
-        self._turns: list[tuple[float, int, asyncio.Future[None]]] = []
-        self._order = count()
+        self.turns = Turns(is_threaded=not agent.is_async)
         self._signals = 0
-        self._reluctant: asyncio.TimerHandle | None = None
         self.on_child: Callable[[str], None] = lambda run: None
         self.on_message: Callable[[str], object] = lambda run: None
         self.on_command: Callable[[Message], None] = lambda message: None
@@ -225,6 +213,7 @@ class Execution:
         self.first_build: e.Build | None = None
         self.diverged: tuple[str, str, str, tuple[str, str]] | None = None
         self.diverged_at: str | None = None
+        """The step at which the record ends with a divergence, until something is written after it."""
         self.progress: dict[e.StepId, Any] = {}
         self._is_first = True
         self.parked = False
@@ -257,7 +246,7 @@ class Execution:
         return ContractsInForce(self.engine, self.agent, self.log, self.context.latest, lambda: self.context.version)
 
     @cached_property
-    def lineage(self) -> RunTree:
+    def run_tree(self) -> RunTree:
         """The effects that count for this run besides its own."""
         return RunTree(self.engine.log, self.log, self.record)
 
@@ -271,7 +260,7 @@ class Execution:
     def now_us(self) -> int:
         return self.engine.clock.now_us()
 
-    def behind(self, *entries: Entry, **rights: Any) -> int:
+    def write_behind(self, *entries: Entry, **rights: Any) -> int:
         """Write without waiting; returns the seq of the last event."""
         try:
             return self.log.append_behind(*self._mended(entries), **rights)
@@ -330,10 +319,6 @@ class Execution:
             assert self.signal is not None
             raise self.signal
 
-    def was_diverged(self, step: e.StepId) -> bool:
-        """Whether the record says already that code and record disagree at this step, and nothing was written since."""
-        return self.diverged_at == step
-
     def _mended(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
         """The first thing that is written after a divergence says that the code was mended."""
         if self.diverged_at is None or isinstance(entries[0].event, e.RunTaken):
@@ -349,7 +334,7 @@ class Execution:
         first, self._is_first = self._is_first, False
         return first or self.after_death
 
-    async def still_wanted(self) -> None:
+    async def raise_if_closing(self) -> None:
         """Somebody cancelled. Was it the agent's own code, or does the loop end, or whoever drives the run?
 
         In the latter case they are told in this turn or the next, and nothing more is written.
@@ -390,7 +375,7 @@ class Execution:
             )
         if self.signal is not None or branch.stopped is None or not self._left_open(branch):
             self.refuse(branch)
-        self.computing -= 1
+        self.turns.computing -= 1
 
     def _left_open(self, branch: Branch) -> bool:
         """Whether a process that died left an attempt open in a branch: though it begins nothing new any more, what
@@ -404,7 +389,7 @@ class Execution:
         return found is not None and bool(found.attempts) and not found.attempts[-1].ended and not found.ended
 
     def leave(self, branch: Branch) -> None:
-        self.computing += 1
+        self.turns.computing += 1
 
     def refuse(self, branch: Branch) -> None:
         """Raise what closed the handle, or what stopped the branch."""
@@ -428,63 +413,26 @@ class Execution:
 
     # whose turn it is --------------------------------------------------------------------------
 
-    async def turn(self, seq: float = _LIVE, *, whatever: bool = False) -> None:
-        """Wait until everything that is on record before a seq has been played; live work waits for all of it.
+    async def await_turn(self, seq: float = _LIVE, *, computed: bool = False) -> None:
+        """Wait until everything on record before a seq was replayed; live work waits for all of it.
 
-        With `whatever`, also until the code of other branches came to its next step or its end.
+        With `computed`, also until the code of other branches reached its next step or its end.
         """
         if self.is_solo or self.hosting:
             return
-        if not whatever and not self.record.unplayed and (seq is _LIVE or not (self._turns or self._is_threaded)):
-            self.pass_on()
+        if not computed and not self.record.unplayed and (seq is _LIVE or not (self.turns or self.turns.is_threaded)):
+            self.turns.pass_on()
             return
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._turns, (seq, next(self._order), future))
-        if self.computing == 0:
-            self._next_turn()
-        elif not self._is_threaded:
-            self._insist()
-        await future
-        self.computing -= 1
+        await self.turns.wait(seq)
         if seq is _LIVE:
-            self.pass_on()
-
-    def pass_on(self) -> None:
-        """This branch is about to do something that takes a while: the next has its turn."""
-        if self._turns and not self.computing:
-            self._next_turn()
+            self.turns.pass_on()
 
     @property
     def is_solo(self) -> bool:
         """Whether there is one line of code only, so that no order has to be kept."""
         return len(self.branches) == 1
 
-    @property
-    def _is_threaded(self) -> bool:
-        return not self.agent.is_async
-
-    def _next_turn(self) -> None:
-        while self._turns:
-            future = heapq.heappop(self._turns)[2]
-            if not future.done():
-                self.computing += 1
-                future.set_result(None)
-                break
-        if self._turns and not self._is_threaded:
-            self._insist()
-
-    def _insist(self) -> None:
-        """A branch that awaits something of its own looks as if it computed for ever: give the next its turn anyway."""
-        if self._reluctant is None:
-            loop = asyncio.get_running_loop()
-            self._reluctant = loop.call_later(_RELUCTANT_SECONDS, self._insisted)
-
-    def _insisted(self) -> None:
-        self._reluctant = None
-        if self._turns and self.signal is None:
-            self._next_turn()
-
-    def played(self, seq: int) -> None:
+    def mark_replayed(self, seq: int) -> None:
         """A recorded outcome was given to the code."""
         self.record.unplayed -= not self.hosting
         self.see(seq)
@@ -512,19 +460,19 @@ class Execution:
             hold, heard = self._ahead
             if hold.seq is not None and hold.seq < seq:
                 await heard.wait()
-        if self._is_threaded or self.record.unplayed:
-            await self.turn(seq)
+        if self.turns.is_threaded or self.record.unplayed:
+            await self.await_turn(seq)
         self.context.see(seq)
 
     # waiting -----------------------------------------------------------------------------------
 
-    def rests(self) -> None:
+    def mark_idle(self) -> None:
         """A branch waits for something outside."""
         self.busy -= 1
         if self.busy == 0:
             self.stirred.set()
 
-    def wakes(self) -> None:
+    def mark_busy(self) -> None:
         self.busy += 1
 
     async def until_taken(self) -> None:
@@ -532,56 +480,18 @@ class Execution:
         while self.parked and self.signal is None:
             await asyncio.sleep(_PARKED_SECONDS)
 
-    # attempts whose code takes steps ------------------------------------------------------------
-
-    def awaits(self, inner: InnerSteps, branch: Branch) -> None:
-        """Code of an attempt awaits a branch: the attempt does nothing else, and rests when that rests."""
-        branch.awaited_by.append(inner)
-        inner.running += 1
-        if inner.running == 1:
-            if inner.live is not None:
-                inner.live.rest()
-            self.rests()
-
-    def awaits_no_more(self, inner: InnerSteps, branch: Branch) -> None:
-        if inner in branch.awaited_by:
-            branch.awaited_by.remove(inner)
-            inner.running -= 1
-            if not inner.running and inner.is_open:
-                if inner.live is not None:
-                    inner.live.stir()
-                self.wakes()
-
-    def attempt_over(self, inner: InnerSteps) -> None:
-        """The code of an attempt came to its end, whatever it has begun and not awaited."""
-        inner.is_open = False
-        if inner.running:
-            self.wakes()
-
-    def tell_inner_callers(self) -> bool:
-        """Everything rests: tell code inside of attempts that its steps wait, the innermost first. False: no such code.
-
-        The steps go on waiting. What the code makes of it decides what becomes of its attempt.
-        """
-        told = [each for each in self.inner_callers if each.branch.inner is None or not each.branch.inner.running]
-        for caller in told:
-            self.awaits_no_more(caller.inner, caller.branch)
-            if not caller.told.done():
-                caller.told.set_result(None)
-        return bool(told)
-
     async def until_over(self, steps: Iterable[e.StepId]) -> None:
         """Until steps that were begun here are over, or the handle is closed."""
         wanted, inner = set(steps), InnerSteps("", None, None, None)
         branches = [branch for branch in self.branches if f"{branch.path}.1" in wanted and branch.task is not None]
         for branch in branches:
-            self.awaits(inner, branch)
+            self.inner_waits.begin(inner, branch)
         try:
             if branches:
                 await asyncio.wait({branch.task for branch in branches if branch.task is not None})
         finally:
             for branch in branches:
-                self.awaits_no_more(inner, branch)
+                self.inner_waits.end(inner, branch)
 
     async def rest(self, seconds: float | None) -> bool:
         """Until the agent ended or every branch waits or something came; False when the time was up first."""
@@ -607,13 +517,9 @@ class Execution:
             self.signal = signal
         for waiter in self.waiters.values():
             if not waiter.future.done():
-                self.wakes()
-                _told(waiter.future, self.signal)
-        for _, _, future in self._turns:
-            if not future.done():
-                self.computing += 1
-                _told(future, self.signal)
-        self._turns.clear()
+                self.mark_busy()
+                end_with(waiter.future, self.signal)
+        self.turns.close(self.signal)
         self.at_close()
         if cut:
             for branch in self.branches:
@@ -646,7 +552,7 @@ class Execution:
         """Run a branch's code: on the loop, or in a thread of its own."""
         self.branches.add(branch)
         self.busy += 1
-        self.computing += 1
+        self.turns.computing += 1
         context = copy_context()
         context.run(HERE.set, branch)
         if self.agent.is_async or on_loop:
@@ -669,19 +575,18 @@ class Execution:
             future.exception()  # looked at here, because nobody awaits the branches of a run that was parked
         self.branches.discard(branch)
         for inner in tuple(branch.awaited_by):
-            self.awaits_no_more(inner, branch)
-        self.computing -= 1
+            self.inner_waits.end(inner, branch)
+        self.turns.computing -= 1
         self.busy -= 1
         if branch.scope is not None:
             branch.scope.running -= 1
             if not branch.scope.running:
                 # The branch that gathered goes on, and asks for its own turn before anybody else has one.
                 self.busy += 1
-                self.computing += 1
+                self.turns.computing += 1
         if self.busy == 0:
             self.stirred.set()
-        if self._turns and not self.computing:
-            self._next_turn()
+        self.turns.pass_on()
 
 
 @types.coroutine
@@ -692,9 +597,3 @@ def _suspended() -> Generator[None, None, None]:
 async def _awaited(code: Callable[[], Any]) -> Any:
     made = code()
     return await made if hasattr(made, "__await__") else made
-
-
-def _told(future: asyncio.Future[Any], signal: Signal) -> None:
-    """End a wait with a signal. Where whoever waited is gone, nobody has to hear of it."""
-    future.set_exception(signal)
-    future.exception()

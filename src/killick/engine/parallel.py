@@ -9,12 +9,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from killick.engine.divergence import agree, diverge, refuse_gap
+from killick.engine.divergence import diverge, recorded_step
 from killick.engine.execution import Branch, Execution, Scope
 from killick.engine.replay import OVER, RequestedStep
 from killick.engine.signals import Signal, Stopped
+from killick.engine.steps.open_wait import Closed
 from killick.engine.steps.waits import end
-from killick.engine.waiter import Closed
 from killick.errors import KillickError
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -79,14 +79,12 @@ async def _side_by_side(
     ex: Execution, branch: Branch, name: str, branches: Sequence[Any], *, enough: int | None
 ) -> dict[int, Any]:
     step = branch.number()
-    past = ex.record.step(step)
+    claim = RequestedStep(sort="scope", name=name)
+    past = await recorded_step(ex, branch, step, claim, {"branches": len(branches)})
     if past is None:
-        await refuse_gap(ex, branch, step, f"scope {name}")
-        await ex.turn()
+        await ex.await_turn()
         intended = e.StepIntended(at=ex.now_us(), step=step, sort="scope", name=name)
-        ex.behind(Entry(intended, {"arguments": {"branches": len(branches)}}))
-    else:
-        await agree(ex, branch, past, RequestedStep(sort="scope", name=name), {"branches": len(branches)})
+        ex.write_behind(Entry(intended, {"arguments": {"branches": len(branches)}}))
     over_at = past.ended if past is not None and past.status in OVER else 0
     scope, race = Scope(step, branch, over_at=over_at), _Race({}, [])
     if gone := ex.record.branches_beyond(step, len(branches)):
@@ -101,23 +99,23 @@ async def _side_by_side(
         await _all(ex, futures)
     except asyncio.CancelledError:
         if ex.signal is None and (past is None or past.status not in OVER):
-            ex.behind(_ended(ex, step, "cancelled"))
+            ex.write_behind(_ended(ex, step, "cancelled"))
         raise
     finally:
-        ex.computing -= not scope.running
+        ex.turns.computing -= not scope.running
     if ex.signal is not None:
         raise ex.signal
     wanted = len(branches) if enough is None else enough
     if branch.stopped is not None and not race.errors and len(race.outcomes) < wanted:
         if past is None or past.status not in OVER:
-            ex.behind(_ended(ex, step, "cancelled"))
+            ex.write_behind(_ended(ex, step, "cancelled"))
         raise branch.stopped
     if past is None or past.status not in OVER:
         outcome = "failed" if race.errors else "returned"
         won = {"winner": next(iter(race.outcomes))} if enough is not None and not race.errors else None
-        await ex.recorded(ex.behind(_ended(ex, step, outcome, won)))
+        await ex.recorded(ex.write_behind(_ended(ex, step, outcome, won)))
     else:
-        await ex.turn(past.ended)
+        await ex.await_turn(past.ended)
         ex.see(past.ended)
     if race.errors:
         raise race.errors[0]
@@ -136,11 +134,11 @@ async def _start(
     for index, (child, code) in enumerate(zip(scope.branches, branches, strict=True)):
         if not ex.agent.is_async:
             # Code in threads would run all at once: each begins when the one before comes to its first step.
-            await ex.turn(seq)
+            await ex.await_turn(seq)
         futures.append(ex.start(child, _guarded(ex, scope, race, index, child, code, enough)))
     scope.running -= 1
     ex.busy -= bool(scope.running)
-    ex.computing += not scope.running
+    ex.turns.computing += not scope.running
     return futures
 
 
@@ -203,7 +201,7 @@ def _stop(ex: Execution, branches: Sequence[Branch]) -> None:
             if waiter.waits_for == "delay":
                 if ex.is_open(waiter.step):
                     continue  # what became of it is found out first
-                ex.wakes()
+                ex.mark_busy()
                 waiter.future.set_exception(Stopped("a sibling ended"))
             else:
                 end(ex, waiter, Closed(0, "cancelled"))
@@ -218,7 +216,7 @@ async def _all(ex: Execution, futures: Sequence[asyncio.Future[Any]]) -> None:
             _, waiting = await asyncio.wait(waiting)
         except asyncio.CancelledError as error:
             if cancelled is None:
-                await ex.still_wanted()
+                await ex.raise_if_closing()
             cancelled = error
             for future in waiting:
                 future.cancel()

@@ -6,6 +6,8 @@ handle is closed: whatever agent code does while it unwinds is neither recorded 
 
 from __future__ import annotations
 
+from killick.errors import HandleClosed, KillickError
+
 
 class Signal(BaseException):
     """The execution of the run ends here; the run itself may go on later."""
@@ -53,6 +55,11 @@ class Interrupted(Signal):
     def __init__(self, cause: BaseException | None = None) -> None:
         super().__init__(str(cause) if cause is not None else "interrupted")
         self.cause = cause
+
+    def error(self, run: str) -> BaseException:
+        """The error that a caller who advances the run gets."""
+        cause = self.cause.cause if isinstance(self.cause, HandleClosed) else self.cause
+        return cause or KillickError(f"{run}: was interrupted; run it again to go on")
 
 
 class Stopped(Signal):

@@ -10,10 +10,10 @@ import msgspec
 from killick.definitions import agents
 from killick.definitions.agents import Agent, AnyAgent
 from killick.definitions.policy import Duration
-from killick.engine.divergence import agree, refuse_gap
+from killick.engine.divergence import diverge, recorded_step
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import RequestedStep
-from killick.engine.steps import kinds
+from killick.engine.steps import questions
 from killick.errors import DeclarationRefused
 from killick.log.log import Log
 from killick.log.writer import Entry
@@ -105,7 +105,7 @@ async def transitions(
     waits = resumed.waits
     while True:
         if waits is not None:
-            ex.received = await kinds.wait(ex, branch, waits["name"], waits["timeout"], waits["default"], Any)
+            ex.received = await questions.wait(ex, branch, waits["name"], waits["timeout"], waits["default"], Any)
         outcome: Any = await _transition(ex, branch, step, state)
         if isinstance(outcome, Done):
             return outcome.result
@@ -129,12 +129,11 @@ async def _transition(
     ex: Execution, branch: Branch, step: Callable[[Any], Coroutine[Any, Any, Any]], state: Any
 ) -> Any:
     number = branch.number()
-    past = ex.record.step(number)
+    past = await recorded_step(ex, branch, number, RequestedStep(sort="scope", name="transition"), {})
     if past is None:
-        await refuse_gap(ex, branch, number, "scope transition")
-        ex.behind(Entry(e.StepIntended(at=ex.now_us(), step=number, sort="scope", name="transition"), {"state": state}))
-    else:
-        await agree(ex, branch, past, RequestedStep(sort="scope", name="transition"), {})
+        ex.write_behind(
+            Entry(e.StepIntended(at=ex.now_us(), step=number, sort="scope", name="transition"), {"state": state})
+        )
     outside = branch.path, branch.count
     branch.path, branch.count = number, 0
     try:
@@ -143,15 +142,13 @@ async def _transition(
         inside = branch.count
         branch.path, branch.count = outside
     if ex.record.goes_on(number, inside):
-        from killick.engine.divergence import diverge
-
         diverge(ex, f"{number}.{inside + 1}", "more steps in this transition", "its end")
     if isinstance(outcome, Next | WaitFor):
         state, waits = _going_on(outcome)
         output = through_codec({"state": state, "waits": waits})
-        ex.behind(Entry(e.StepEnded(at=ex.now_us(), step=number), {"output": output}))
+        ex.write_behind(Entry(e.StepEnded(at=ex.now_us(), step=number), {"output": output}))
     elif isinstance(outcome, Done):
         output = through_codec({"done": outcome.result})
-        ex.behind(Entry(e.StepEnded(at=ex.now_us(), step=number), {"output": output}))
+        ex.write_behind(Entry(e.StepEnded(at=ex.now_us(), step=number), {"output": output}))
     ended: Any = outcome  # pyright: ignore[reportUnknownVariableType]
     return ended

@@ -11,8 +11,8 @@ from types import TracebackType
 
 import msgspec
 
-from killick.engine import workspaces
-from killick.engine.workspaces import owner_of, vault_place
+from killick.engine.steps import workspace_folders
+from killick.engine.steps.workspace_folders import owner_of, vault_place
 from killick.errors import KillickError, WorkspaceRefused
 from killick.history.phrasing import counted, sized
 from killick.log.log import Log
@@ -41,7 +41,7 @@ def vault_of(log: Log, run: str, ledger: Ledger | None = None) -> Vault:
     facts = (ledger or log.ledger(run)).facts
     if facts.workspace is None or facts.vault is None:
         raise WorkspaceRefused(run, "has no workspace, so no files of it are on record")
-    path = workspaces.vault_of(facts, log.store)
+    path = workspace_folders.vault_of(facts, log.store)
     if path.is_dir():
         return Vault(path)
     raise WorkspaceRefused(run, f"the vault of its files, {facts.vault}, is not here; bring it back, or look there")

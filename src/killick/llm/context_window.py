@@ -137,7 +137,7 @@ class Pager:
             more = {"budget": self.window.budget} if isinstance(event, e.PageEvicted) else {} if entries else answered
             entries.append(Entry(replace(event, at=at, step=step), {**told, **more, **which}))
         if entries:
-            ex.behind(*entries)
+            ex.write_behind(*entries)
 
     def _taken(
         self, ex: Execution, branch: Branch, begins: Callable[[e.PageEvent], bool]

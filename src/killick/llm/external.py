@@ -21,11 +21,12 @@ from typing import Any, Final, TypeVar
 from killick.definitions.markers import InnerSteps, ToolStep
 from killick.definitions.policy import Duration
 from killick.definitions.tools import AnyTool, Tool
-from killick.engine.divergence import agree, refuse_gap
-from killick.engine.execution import Branch, Execution, InnerCaller, Scope
+from killick.engine.divergence import recorded_step
+from killick.engine.execution import Branch, Execution, Scope
 from killick.engine.replay import OVER, RequestedStep
 from killick.engine.signals import Cancelling, Interrupted, Signal
-from killick.engine.steps import kinds
+from killick.engine.steps import questions
+from killick.engine.steps.inner_waits import InnerCaller
 from killick.engine.steps.intention import Intent, is_async, model_intent
 from killick.engine.steps.pipeline import execute_step, run_step
 from killick.engine.steps.waits import Answer
@@ -127,7 +128,7 @@ class Host:
         to: str | Sequence[str] = (),
         options: Sequence[Any] | None = None,
         timeout: Duration | None = None,
-        default: Any = kinds.MISSING,
+        default: Any = questions.MISSING,
     ) -> Answer:
         """Ask a person, and wait for the answer."""
         asked = partial(_asked, prompt=prompt, to=to, timeout=timeout, default=default, options=options)
@@ -142,7 +143,7 @@ class Host:
         to: str | Sequence[str] = (),
         options: Sequence[Any] | None = None,
         timeout: Duration | None = None,
-        default: Any = kinds.MISSING,
+        default: Any = questions.MISSING,
     ) -> Answer:
         """The same, for code that blocks."""
         asked = partial(_asked, prompt=prompt, to=to, timeout=timeout, default=default, options=options)
@@ -191,7 +192,7 @@ class Host:
 
     async def _performed(self, intent: Intent, key: str | None, hosted: ExternalBranches) -> Any:
         if key is None:
-            intent.weigh("of a guest", hosted.ex.engine.secret_key)
+            intent.classify("of a guest", hosted.ex.engine.secret_key)
             named = f"{intent.name}#{e.to_text(intent.digest)[:22]}"
             inner = _inner(self.run)
             with self._mutex:
@@ -275,7 +276,7 @@ async def _through_gate(ex: Execution, branch: Branch, *, intent: Intent) -> Any
 
 
 async def _asked(ex: Execution, branch: Branch, **asked: Any) -> Answer:
-    return await kinds.ask(ex, branch, **asked, returns=Any)
+    return await questions.ask(ex, branch, **asked, returns=Any)
 
 
 async def _taken(asked: Callable[..., Coroutine[Any, Any, Answer]], key: str, hosted: ExternalBranches) -> Answer:
@@ -377,15 +378,15 @@ class ExternalBranches:
         if work.done():
             return
         caller = InnerCaller(inner, branch, ex.loop.create_future())
-        ex.awaits(inner, branch)
+        ex.inner_waits.begin(inner, branch)
         if self.how is not None:
-            ex.inner_callers.append(caller)
+            ex.inner_waits.callers.append(caller)
         try:
             await asyncio.wait({work, caller.told}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if self.how is not None:
-                ex.inner_callers.remove(caller)
-            ex.awaits_no_more(inner, branch)
+                ex.inner_waits.callers.remove(caller)
+            ex.inner_waits.end(inner, branch)
         if not work.done() and self.how is not None:
             inner.told.add(f"{branch.path}.1")
             raise self.how()
@@ -409,7 +410,7 @@ class ExternalBranches:
         scope.branches.append(branch)
         if not scope.running:
             ex.busy -= 1
-            ex.computing -= 1
+            ex.turns.computing -= 1
         scope.running += 1
         return ex.start(branch, partial(run_step, ex, do), on_loop=True)
 
@@ -434,7 +435,7 @@ class ExternalBranches:
         return None
 
     def _asked(self, intent: Intent) -> RequestedStep:
-        intent.weigh("of a guest", self.ex.engine.secret_key)
+        intent.classify("of a guest", self.ex.engine.secret_key)
         return intent.asked()
 
     def _refuse_other(self, key: str, intent: Intent, known: tuple[str, str, e.Digest | None]) -> None:
@@ -518,12 +519,9 @@ async def _opened(ex: Execution, branch: Branch, outside: bool) -> ExternalBranc
         raise KillickError(f"{ex.run_id}: run.hosting is for the agent's own line of code, one block at a time")
     name = GUESTS if outside else HOSTED
     step = branch.number()
-    past = ex.record.step(step)
+    past = await recorded_step(ex, branch, step, RequestedStep(sort="scope", name=name), {})
     if past is None:
-        await refuse_gap(ex, branch, step, f"scope {name}")
-        ex.behind(Entry(e.StepIntended(at=ex.now_us(), step=step, sort="scope", name=name)))
-    else:
-        await agree(ex, branch, past, RequestedStep(sort="scope", name=name), {})
+        ex.write_behind(Entry(e.StepIntended(at=ex.now_us(), step=step, sort="scope", name=name)))
     ex.hosting = True
     over_at = past.ended if past is not None and past.status in OVER else 0
     return ExternalBranches(ex, branch, step, over_at=over_at, outside=outside)
@@ -540,4 +538,4 @@ async def _closed(ex: Execution, branch: Branch, hosted: ExternalBranches, error
         ex.context.see(past.ended)
         return
     outcome: Any = "returned" if error is None else "failed"
-    await ex.recorded(ex.behind(Entry(e.StepEnded(at=ex.now_us(), step=step, outcome=outcome))))
+    await ex.recorded(ex.write_behind(Entry(e.StepEnded(at=ex.now_us(), step=step, outcome=outcome))))

@@ -22,7 +22,7 @@ import msgspec
 from killick.agents.runtime import Runtime
 from killick.clock import SystemClock
 from killick.definitions.agents import AGENTS
-from killick.engine.executor import ClaimedRun
+from killick.engine.claims import ClaimedRun
 from killick.errors import KillickError
 from killick.logger import get_logger
 from killick.store import open_store

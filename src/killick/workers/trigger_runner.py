@@ -26,7 +26,7 @@ from killick.engine.inbox import delivery
 from killick.engine.interventions import entries_of
 from killick.engine.outcome import ended
 from killick.engine.steps.attempt import waited_for
-from killick.engine.steps.kinds import first_entries
+from killick.engine.steps.children import first_entries
 from killick.errors import (
     AnswerRefused,
     EpochStale,

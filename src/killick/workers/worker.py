@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from killick.agents.runtime import Runtime
 from killick.definitions.agents import AGENTS
-from killick.engine.executor import ClaimedRun, Executor
+from killick.engine.claims import ClaimedRun
+from killick.engine.executor import Executor
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome
 from killick.errors import EpochStale, HandleClosed, KillickError, LeaseLost, LogError

@@ -20,9 +20,10 @@ from killick.engine.approval.call_answer import EXPIRED, INSTEAD, PERSON, after_
 from killick.engine.approval.contracts_in_force import APPROVE, ApprovalGiven, AskingRule, Verdict, named, who_of
 from killick.engine.approval.verdicts import PendingVerdict, approval_of, failed_by, rejection
 from killick.engine.execution import Branch, Execution
+from killick.engine.steps.intention import Intent, claim_text
+from killick.engine.steps.open_wait import Closed, Escalation, Waiter
 from killick.engine.steps.waits import binding, dismiss, raise_if_intervened, until
 from killick.engine.views import Wait
-from killick.engine.waiter import Closed, Escalation, Waiter
 from killick.errors import AnswerRefused, DeclarationRefused, Rejected, ValueRefused
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -58,7 +59,7 @@ def void(j: PendingVerdict) -> None:
     """A question that is not asked any more, because the rules are others now, is closed: nobody's answer counts."""
     wait = j.ex.log.fold.facts.waits.get(j.step)
     if wait is not None and wait.rule is not None:
-        j.ex.behind(Entry(e.WaitClosed(at=j.ex.now_us(), step=j.step, how="voided")))
+        j.ex.write_behind(Entry(e.WaitClosed(at=j.ex.now_us(), step=j.step, how="voided")))
         dismiss(j.ex, j.step, wait.opened)
 
 
@@ -71,24 +72,28 @@ class _Asking:
         self.verdict = verdict
         self.approval = verdict.ruling.approval or Approval()
         self.waiter: Waiter | None = None
+        self.is_cancelled = False
+        """Whether the code gave up while the question was written."""
         self.failure: Any = None
 
     async def go(self) -> None:
         j, ex = self.j, self.ex
         waiter = self.waiter = await self._opened()
         try:
+            if self.is_cancelled:
+                raise asyncio.CancelledError
             closed = await until(ex, j.branch, waiter)
         except asyncio.CancelledError:
-            await ex.still_wanted()
+            await ex.raise_if_closing()
             ex.refuse(j.branch)
             if ex.is_outside:
                 raise  # people are asked still: whoever gave the call up may make it again
             closing = Entry(e.WaitClosed(at=ex.now_us(), step=j.step, how="cancelled"))
             ended = Entry(e.StepEnded(at=ex.now_us(), step=j.step, outcome="cancelled"))
-            await ex.recorded(ex.behind(closing, ended))
+            await ex.recorded(ex.write_behind(closing, ended))
             raise
         if closed.how == "cancelled":
-            ex.behind(Entry(e.StepEnded(at=ex.now_us(), step=j.step, outcome="cancelled")))
+            ex.write_behind(Entry(e.StepEnded(at=ex.now_us(), step=j.step, outcome="cancelled")))
             ex.refuse(j.branch)
         if self.failure is not None:
             await ex.recorded(closed.seq)
@@ -126,9 +131,9 @@ class _Asking:
             # The contract, or what it asks, is another one now: what was said so far counts for nothing.
             void(j)
         entries = [*ex.judge.unbound(), *j.written(), *self._asked(self._prompt())]
-        written = await ex.write(*entries)
+        at, self.is_cancelled = await ex.write(*entries)
         opened: Any = entries[-1].event
-        return self._waiter(opened, dict(entries[-1].values or {}), written.seq, ())
+        return self._waiter(opened, dict(entries[-1].values or {}), at, ())
 
     def _prompt(self) -> str:
         ruling, intent = self.verdict.ruling, self.j.intent
@@ -419,3 +424,21 @@ def replayed(ex: Execution, branch: Branch, past: Step) -> None:
             data = ex.record.data(seq)
             if kind_of(data) == "approve":
                 branch.told = after_approval(branch.told, event.by, data.get("comment"))
+
+
+async def intend(
+    ex: Execution, branch: Branch, step: e.StepId, past: Step | None, intent: Intent, *, adopts: bool
+) -> None:
+    """The intention of a step that is no call: judged, and durable before anything is done."""
+    judged = PendingVerdict(ex, branch, step, intent)
+    if past is None:
+        judged.intended()
+    else:
+        taken_up(judged, past)
+    if judged.concerns_rules:
+        await agreed(judged, adopts=adopts)
+    if judged.unwritten and isinstance(judged.unwritten[-1].event, e.StepIntended):
+        *before, (event, values) = judged.written()
+        claims = () if adopts else judged.slots
+        intended = msgspec.structs.replace(event, claims=tuple(map(claim_text, claims)))
+        await ex.write(*before, Entry(intended, values), **({"claims": claims} if claims else {}))

@@ -177,7 +177,7 @@ class PendingVerdict:
         else:
             ended = e.StepEnded(at=verdict.at, step=self.step, outcome="failed", verdict=verdict.event)
             entries.append(Entry(ended, {"failure": failure, **verdict.rests_on}))
-        self._seq = ex.behind(*entries)
+        self._seq = ex.write_behind(*entries)
         stop_looping(ex)
         return Rejected(self.step, intent.name, failure)
 
@@ -234,5 +234,5 @@ def stop_looping(ex: Execution) -> None:
     limit, count = ex.judge.rejections, ex.log.fold.facts.rejected
     if limit and count >= limit and ex.signal is None:
         because = f"{count} intentions in a row were rejected by the contract; say something to it, and resume it"
-        ex.behind(Entry(e.RunPaused(at=ex.now_us(), by="contract"), {"because": because}))
+        ex.write_behind(Entry(e.RunPaused(at=ex.now_us(), by="contract"), {"because": because}))
         ex.close(Paused())

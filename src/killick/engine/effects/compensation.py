@@ -117,7 +117,9 @@ async def undo(
             ex.run_id, f"undoing step {step} began and its outcome is not known; say settled='happened' or 'not'"
         )
     if because:
-        ex.behind(Entry(e.NoteMade(at=ex.now_us(), step=step, by=by or "somebody"), {"note": f"undone: {because}"}))
+        ex.write_behind(
+            Entry(e.NoteMade(at=ex.now_us(), step=step, by=by or "somebody"), {"note": f"undone: {because}"})
+        )
     intent = _undoing(ex, tool, effect, step)
     try:
         await execute_step(ex, branch, intent, past.id if past is not None else None)
@@ -134,7 +136,7 @@ def _settled_undo(
         at=ex.now_us(), step=past.id, attempt=len(past.attempts), key=started.key,
         settlement="happened" if settled == "happened" else "did_not_happen", by=by,
     )  # fmt: skip
-    ex.behind(Entry(event, {"because": because} if because else None))
+    ex.write_behind(Entry(event, {"because": because} if because else None))
     if settled == "happened":
         return f"step {effect.step}, {effect.tool}, is undone"
     return f"undoing step {effect.step}, {effect.tool}, did not happen; undo it again"
@@ -150,7 +152,7 @@ def _undone_by_hand(
         undoes_seq=effect.started,
     )  # fmt: skip
     overridden = e.StepOverridden(at=now, step=at, by=by or "somebody")
-    ex.behind(Entry(intended), Entry(overridden, {"output": None, **({"because": because} if because else {})}))
+    ex.write_behind(Entry(intended), Entry(overridden, {"output": None, **({"because": because} if because else {})}))
     return f"step {step}, {effect.tool}, is undone by hand"
 
 

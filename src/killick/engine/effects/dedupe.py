@@ -38,7 +38,7 @@ OWN_ONLY: Final = ("reads", "workspace", None)
 
 async def _announced(ex: Execution, branch: Branch) -> None:
     """Tell all ancestors of a fork that it exists, before it acts: from then on they read its effects."""
-    tree = ex.lineage
+    tree = ex.run_tree
     if tree.is_announced:
         return
     for parent, fork in tree.ancestry():
@@ -69,7 +69,7 @@ async def earlier(a: StepState) -> RecordedOutcome | None:
     identity = e.to_text(intent.identity or intent.digest)
     while a.inflight is None and (first := ex.inflight.get((intent.name, identity))) is not None:
         await _over(a, first, identity)
-    done = ex.lineage.stood(intent.name, identity, a.step)
+    done = ex.run_tree.stood(intent.name, identity, a.step)
     if done is not None and (intent.policy.repeat == "recorded" or not await _may_repeat(a, done.effect)):
         return await _adopt(a, done)
     if a.inflight is None:
@@ -82,11 +82,11 @@ async def _over(a: StepState, first: asyncio.Future[None], identity: e.Digest) -
     outer = a.branch.outer
     if outer is not None and any(each.inflight == (a.intent.name, identity) for each in outer.around()):
         raise NotDone(f"{a.intent.name} is called inside of itself with the same arguments; give it others")
-    a.ex.rests()
+    a.ex.mark_idle()
     try:
         await asyncio.shield(first)
     finally:
-        a.ex.wakes()
+        a.ex.mark_busy()
     a.ex.refuse(a.branch)
 
 
@@ -112,7 +112,7 @@ async def _agreed(wanted: WantedStep, prompt: str) -> bool:
         before=wanted.written(),
     )  # fmt: skip
     if closed.how == "cancelled":
-        ex.behind(Entry(e.StepEnded(at=ex.now_us(), step=step, outcome="cancelled")))
+        ex.write_behind(Entry(e.StepEnded(at=ex.now_us(), step=step, outcome="cancelled")))
         ex.refuse(wanted.branch)
     return bool(closed.answer["kind"] == "approve")
 
@@ -140,14 +140,14 @@ async def sent_before(wanted: WantedStep) -> bool:
     """Whether a message to another run was sent before, by a timeline that was left or another run of the lineage."""
     ex = wanted.ex
     await _announced(ex, wanted.branch)
-    left = ex.lineage.left(SENDING, wanted.step)
+    left = ex.run_tree.left(SENDING, wanted.step)
     for done in left:
         if done.effect.identity == wanted.identity:
             event = e.StepAdopted(
                 at=ex.now_us(), step=wanted.step, run=done.run, key=done.effect.key, seq=done.effect.started
             )
-            ex.lineage.stands_on(done, wanted.step)
-            await ex.recorded(ex.behind(Entry(event)))
+            ex.run_tree.stands_on(done, wanted.step)
+            await ex.recorded(ex.write_behind(Entry(event)))
             return True
     others = [f"that of step {done.effect.step}" for done in left if done.is_of(ex.run_id)]
     await _may_go_on(wanted, others)
@@ -156,7 +156,7 @@ async def sent_before(wanted: WantedStep) -> bool:
 
 def is_sent(wanted: WantedStep) -> bool:
     """Whether a message was sent before, so that it is not sent again."""
-    return any(done.effect.identity == wanted.identity for done in wanted.ex.lineage.left(SENDING, wanted.step))
+    return any(done.effect.identity == wanted.identity for done in wanted.ex.run_tree.left(SENDING, wanted.step))
 
 
 def is_spawned(wanted: WantedStep) -> bool:
@@ -166,7 +166,7 @@ def is_spawned(wanted: WantedStep) -> bool:
 
 def _spawned(wanted: WantedStep) -> tuple[str, ledger.Child] | None:
     asked, log = digest(dict(wanted.recording), at="input"), wanted.ex.engine.log
-    for run, child in wanted.ex.lineage.children(wanted.name):
+    for run, child in wanted.ex.run_tree.children(wanted.name):
         if digest({"input": log.data(run, child.spawned).get("input")}, at="input") == asked:
             return run, child
     return None
@@ -179,10 +179,10 @@ async def spawned_before(wanted: WantedStep) -> ledger.Child | None:
     found = _spawned(wanted)
     if found is not None:
         run, child = found
-        ex.lineage.has_child(child.run)
+        ex.run_tree.has_child(child.run)
         # Another run's child does not end with this one.
         return child if run == ex.run_id else replace(child, on_parent_end="abandon")
-    left = ex.lineage.children(wanted.name)
+    left = ex.run_tree.children(wanted.name)
     await _may_go_on(wanted, [f"{child.run} at step {child.step}" for run, child in left if run == ex.run_id])
     return None
 
@@ -193,13 +193,13 @@ def is_left(a: StepState) -> bool:
     if intent.effect in OWN_ONLY:
         return False
     identity = e.to_text(intent.identity or intent.digest)
-    return any(done.effect.identity == identity for done in a.ex.lineage.left(intent.name, a.step))
+    return any(done.effect.identity == identity for done in a.ex.run_tree.left(intent.name, a.step))
 
 
 async def _adopted(a: StepState) -> RecordedOutcome | None:
     """R18: the recorded result of an effect of the same identity that this timeline left, whatever the new wording."""
     ex, intent = a.ex, a.intent
-    lineage = ex.lineage
+    lineage = ex.run_tree
     identity = e.to_text(intent.identity or intent.digest)
     await _announced(ex, a.branch)
     left = lineage.left(intent.name, a.step)
@@ -238,7 +238,7 @@ def _at_work(ex: Execution, done: RecordedEffect) -> str | None:
     """The run in which an action is still under way: in a thread of this process, or held by another worker."""
     if ex.engine.live.of(done.run, done.effect.step):
         return done.run
-    return ex.lineage.is_at_work(done)
+    return ex.run_tree.is_at_work(done)
 
 
 async def allowed(a: StepState) -> None:
@@ -253,7 +253,7 @@ async def _until_known(a: StepState, done: RecordedEffect, run: str) -> None:
     a.waited += 1
     until = ex.now_us() + round(min(0.05 * 2**a.waited, 60.0) * 1_000_000)
     because = f"{run} is at {done.effect.tool} (step {done.effect.step}), which counts for both"
-    ex.behind(*a.written(), Entry(e.StepDelayed(at=ex.now_us(), step=a.step, until=until, because=because)))
+    ex.write_behind(*a.written(), Entry(e.StepDelayed(at=ex.now_us(), step=a.step, until=until, because=because)))
     await until_time(ex, a.branch, a.step, until)
 
 
@@ -271,7 +271,7 @@ async def _may_go_on(wanted: WantedStep, others: Sequence[str]) -> None:
             told = "a person said not to do it beside what was done before"
             await _refused(wanted, Failure.told("killick.Rejected", told))
     elif mode == "recorded":
-        prompt = f"{call}: {ex.run_id}, a fork of {ex.lineage.own.parent}, wants to do it. Do it?"
+        prompt = f"{call}: {ex.run_id}, a fork of {ex.run_tree.own.parent}, wants to do it. Do it?"
         if not await _agreed(wanted, prompt):
             await _refused(wanted, Failure.told("killick.Rejected", "a person said not to do it in a fork"))
 
@@ -280,7 +280,7 @@ async def _refused(wanted: WantedStep, failure: Failure) -> NoReturn:
     """The step ends before anything was tried."""
     ex = wanted.ex
     event = e.StepEnded(at=ex.now_us(), step=wanted.step, outcome="failed")
-    await ex.recorded(ex.behind(*wanted.written(), Entry(event, {"failure": failure})))
+    await ex.recorded(ex.write_behind(*wanted.written(), Entry(event, {"failure": failure})))
     raise StepFailed(wanted.step, wanted.name, failure)
 
 
@@ -316,7 +316,7 @@ async def _settle_left(a: StepState, done: RecordedEffect) -> bool:
         by=by,
         started=effect.started,
     )
-    a.ex.behind(*a.written(), Entry(event, {"output": found.result} if isinstance(found, Happened) else {}))
+    a.ex.write_behind(*a.written(), Entry(event, {"output": found.result} if isinstance(found, Happened) else {}))
     if isinstance(found, Happened):
         a.late = Happened(found.result)
     else:
@@ -336,5 +336,5 @@ async def _adopt(a: StepState, done: RecordedEffect) -> RecordedOutcome:
         except ValueErased:
             output = None
     event = e.StepAdopted(at=ex.now_us(), step=a.step, run=done.run, key=effect.key, seq=effect.started)
-    seq = ex.behind(*a.written(), Entry(event, {"output": output}))
+    seq = ex.write_behind(*a.written(), Entry(event, {"output": output}))
     return RecordedOutcome(seq, restored(a.intent, output, None, a.step))

@@ -20,9 +20,9 @@ from killick.engine.replay import short
 from killick.engine.steps.attempt import waited_for
 from killick.engine.steps.intention import Intent, claim_text, is_async, restored
 from killick.engine.steps.live_calls import Work
+from killick.engine.steps.open_wait import Closed, Then, Waiter
 from killick.engine.steps.step_state import StepState
 from killick.engine.steps.waits import SETTLEMENT_VERBS, binding, raise_if_intervened, until
-from killick.engine.waiter import Closed, Then, Waiter
 from killick.errors import StepFailed, TimeRefused, ValueRefused
 from killick.log.writer import AppendExtras, Entry
 from killick.model import events as e
@@ -122,7 +122,7 @@ async def reconciled(a: StepState, reconcile: Callable[[Effect], Any], effect: E
         except Exception as error:
             if attempt == 2 or not is_transient(error):
                 note = {"note": f"reconcile failed: {describe(error)}"}
-                a.ex.behind(*a.written(), Entry(e.NoteMade(at=a.ex.now_us(), step=a.step, by="killick"), note))
+                a.ex.write_behind(*a.written(), Entry(e.NoteMade(at=a.ex.now_us(), step=a.step, by="killick"), note))
                 return Unknown()
             await asyncio.sleep(a.ex.engine.clock.nap_seconds(0.2 * 2**attempt))
     return Unknown()
@@ -168,7 +168,7 @@ def _settled(a: StepState, found: Happened | DidNotHappen, *, by: str) -> Record
     a.is_open = False
     a.granted = isinstance(found, DidNotHappen)
     released = _released(a, found)
-    seq = a.ex.behind(_settlement(a, found, by, None), **({"releases": released} if released else {}))
+    seq = a.ex.write_behind(_settlement(a, found, by, None), **({"releases": released} if released else {}))
     a.ex.consuming.difference_update(released)
     a.holds = a.holds and not released
     if isinstance(found, DidNotHappen):
@@ -241,7 +241,9 @@ async def ask_person(
         if may is not None:
             values["may"] = may
         asked = Entry(opened, values)
-        at = (await ex.write(*(before or ()), asked)).seq
+        at, is_cancelled = await ex.write(*(before or ()), asked)
+        if is_cancelled:
+            raise asyncio.CancelledError
     else:
         at = wait.opened
         event: Any = ex.engine.log.event(ex.run_id, at)
@@ -299,7 +301,7 @@ async def _confirmed(ex: Execution, intent: Intent, effect: Effect, value: Any) 
         seen = bool(await call_hook(ex, intent.policy.confirm, replace(effect, result=value), step=effect.step))
     except Exception as error:
         note = {"note": f"confirm failed, and counts as no: {describe(error)}"}
-        ex.behind(Entry(e.NoteMade(at=ex.now_us(), step=effect.step, by="killick"), note))
+        ex.write_behind(Entry(e.NoteMade(at=ex.now_us(), step=effect.step, by="killick"), note))
         seen = False
-    ex.behind(Entry(e.EffectConfirmed(at=ex.now_us(), step=effect.step, key=effect.key, confirmed=seen)))
+    ex.write_behind(Entry(e.EffectConfirmed(at=ex.now_us(), step=effect.step, key=effect.key, confirmed=seen)))
     return seen

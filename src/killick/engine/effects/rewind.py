@@ -8,7 +8,10 @@ import msgspec
 
 from killick.engine import renewals
 from killick.engine.effects.branch_point import Cut, cut
-from killick.errors import TimeRefused
+from killick.engine.execution import Execution
+from killick.engine.inbox import COMMAND
+from killick.engine.signals import Rewinding
+from killick.errors import BoundaryUnknown, TimeRefused
 from killick.log.log import Log
 from killick.log.writer import Entry, RunLog
 from killick.model import events as e
@@ -62,3 +65,16 @@ def _returned(log: Log, run: str, found: Cut) -> tuple[int, ...]:
         and message.taken not in found.keep
         and renewals.goes_along(message)
     )
+
+
+async def record_rewind(ex: Execution, wanted: Rewinding) -> None:
+    """Record a rewind that came through the inbox, with its message; or a note that says why it is refused."""
+    await ex.barrier()
+    taken = e.MessageTaken(at=ex.now_us(), message=wanted.message, name=COMMAND, id=wanted.id, by=wanted.by)
+    try:
+        found = rewind(ex.engine.log, ex.log, wanted.to, at=ex.now_us(), by=wanted.by, because=wanted.because)
+        entries, rights = [Entry(taken), found.entry], found.rights
+    except (BoundaryUnknown, TimeRefused) as refused:
+        note = {"note": f"{wanted.by or 'somebody'} wanted the run rewound: {refused.reason}"}
+        entries, rights = [Entry(taken), Entry(e.NoteMade(at=ex.now_us(), by="killick"), note)], {}
+    await ex.write(*entries, **rights, takes=(wanted.message,))

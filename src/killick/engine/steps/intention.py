@@ -79,7 +79,7 @@ class Intent:
         intent.digest = e.from_text(digest)
         return intent
 
-    def weigh(self, step: e.StepId, secret_key: bytes) -> None:
+    def classify(self, step: e.StepId, secret_key: bytes) -> None:
         """Digest it and say what it does to the world. Refuses arguments that cannot be stored, naming the step."""
         policy = self.policy
         try:
@@ -108,7 +108,7 @@ class Intent:
         effect = self.effect
         self.arguments = self.shape.restore(recorded, self.arguments)
         self.recording, self.settled = recorded, True
-        self.weigh(step, secret_key)
+        self.classify(step, secret_key)
         self.effect = effect
         if intended.digest is not None:
             self.digest = e.from_text(intended.digest)
@@ -120,7 +120,7 @@ class Intent:
         self.arguments = self.told = arguments
         self.recording = through_codec(arguments, at="arguments", secret_key=secret_key)
         self.settled = True
-        self.weigh(step, secret_key)
+        self.classify(step, secret_key)
         return {
             name: (before.get(name), new)
             for name, new in self.recording.items()

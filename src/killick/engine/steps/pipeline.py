@@ -13,14 +13,14 @@ from killick.engine import parallel
 from killick.engine.approval import approvals
 from killick.engine.approval.verdicts import failed
 from killick.engine.commands import overridden
-from killick.engine.divergence import agree, refuse_gap, until_cancelled
+from killick.engine.divergence import recorded_step, until_cancelled
 from killick.engine.effects import reconcile
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import OVER
 from killick.engine.signals import Signal, Stopped
 from killick.engine.steps.intention import Intent, restored
+from killick.engine.steps.open_wait import Intervened
 from killick.engine.steps.step_execution import CANCELLED, StepExecution
-from killick.engine.waiter import Intervened
 from killick.errors import (
     LogError,
     StepFailed,
@@ -38,18 +38,13 @@ async def execute_step(ex: Execution, branch: Branch, intent: Intent, step: e.St
     """A step through the gate: its recorded outcome, or its attempts."""
     if ex.model is not None and ex.record.step(branch.position) is None:
         intent.ask_instead(ex.model)
-    intent.weigh(step or branch.position, ex.engine.secret_key)
+    intent.classify(step or branch.position, ex.engine.secret_key)
     step = step or branch.number()
-    past = ex.record.step(step)
-    if past is None:
-        if branch.scope is not None or ex.record.goes_on(branch.path, branch.count):
-            await refuse_gap(ex, branch, step, str(intent.asked()))
-    else:
-        await agree(ex, branch, past, intent.asked(), intent.recording)
-        if past.status in OVER:
-            return await replayed(ex, branch, past, intent)
+    past = await recorded_step(ex, branch, step, intent.asked(), intent.recording)
+    if past is not None and past.status in OVER:
+        return await replayed(ex, branch, past, intent)
     if not ex.is_solo:
-        await ex.turn()
+        await ex.await_turn()
     attempting = StepExecution(ex, branch, step, intent, past)
     try:
         return await attempting.go()
@@ -68,13 +63,13 @@ async def replayed(ex: Execution, branch: Branch, past: Step, intent: Intent) ->
     approvals.replayed(ex, branch, past)
     data = ex.record.data(past.output) if past.output else {}
     failure = _failure_of(ex, past, data)
-    await ex.turn(past.ended)
+    await ex.await_turn(past.ended)
     if past.status != "done" and failure is not None and failure.kind == "cancelled":
         if branch.stopped is None and not ex.is_outside:
             await until_cancelled(ex, past)
-        ex.played(past.ended)
+        ex.mark_replayed(past.ended)
         ex.refuse(branch)
-    ex.played(past.ended)
+    ex.mark_replayed(past.ended)
     if past.status == "done":
         value = restored(intent, data.get("output"), data.get("reply"), past.id)
         by_hand = past.output and isinstance(ex.record.event(past.output), e.StepOverridden)

@@ -117,7 +117,7 @@ class StepExecution(StepState):
         if judged and not self.made:
             await approvals.agreed(self, adopts=ex.left_behind and dedupe.is_left(self))
             if ex.left_behind and self.unwritten:
-                ex.behind(*self.written())  # what was done before may take a while to look at
+                ex.write_behind(*self.written())  # what was done before may take a while to look at
         elif self.past is not None and not self.made:
             approvals.void(self)
         if not self.made and (ex.left_behind or policy.repeat != "allow" or self.intent.claims):
@@ -128,7 +128,7 @@ class StepExecution(StepState):
             # The holder before may only be frozen: its attempt is left alone for as long as it may take. Where somebody
             # was asked about it already, that was so.
             until, because = ex.touch_after_us, "the last holder may still be at it"
-            ex.behind(Entry(e.StepDelayed(at=ex.now_us(), step=self.step, until=until, because=because)))
+            ex.write_behind(Entry(e.StepDelayed(at=ex.now_us(), step=self.step, until=until, because=because)))
             await until_time(ex, self.branch, self.step, until)
             self.until_us = 0
         work = ex.engine.live.work_of(ex.run_id, self.step)
@@ -165,7 +165,7 @@ class StepExecution(StepState):
             applied = await self._attempt()
             work, looked = applied.work, False
             if isinstance(applied.error, asyncio.CancelledError):
-                await ex.still_wanted()
+                await ex.raise_if_closing()
             if work is not None and self.intent.effect in SAFE and self.counted + 1 < self.allowed:
                 # The next attempt may not begin before the thread of this one ends, which may still bring a result.
                 late_one = await self.waited_on(work)
@@ -227,19 +227,19 @@ class StepExecution(StepState):
         """No attempt is left, or none may be made: the step fails with what is known."""
         failure = self.failure
         event = e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="failed")
-        seq = self.ex.behind(*self.written(), Entry(event, {"failure": failure}))
+        seq = self.ex.write_behind(*self.written(), Entry(event, {"failure": failure}))
         await self.ex.recorded(seq)
         raise StepFailed(self.step, self.intent.name, failure)
 
     async def _end_cancelled(self) -> None:
         event = e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="cancelled")
-        await self.ex.recorded(self.ex.behind(*self.written(), Entry(event)))
+        await self.ex.recorded(self.ex.write_behind(*self.written(), Entry(event)))
         raise asyncio.CancelledError
 
     def stopped(self) -> None:
         """A sibling ended while this step waited for its next attempt: it makes none any more."""
         if not self.unwritten and self.ex.signal is None and self.step in self.ex.log.fold.facts.pending:
-            self.ex.behind(Entry(e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="cancelled")))
+            self.ex.write_behind(Entry(e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="cancelled")))
 
     async def _refuse_consumed(self) -> None:
         """A right that exists once and was used before: the step fails before anything is touched."""
@@ -267,7 +267,7 @@ class StepExecution(StepState):
                 self.failure = describe(RateLimited(told))
                 await self._give_up()
             because = "limit " + ", ".join(limit.name for limit in intent.policy.limits)
-            ex.behind(
+            ex.write_behind(
                 *self.written(), Entry(e.StepDelayed(at=ex.now_us(), step=self.step, until=until, because=because))
             )
             await until_time(ex, self.branch, self.step, until)
@@ -342,7 +342,7 @@ class StepExecution(StepState):
         entries = [*self.written(), Entry(started)]
         first = ex.is_first_live()
         if intent.effect in ("reads", None) and not first:
-            ex.behind(*entries)
+            ex.write_behind(*entries)
         else:
             written = await ex.write(*entries, **({"claims": claims} if claims else {}))
             self.started = written.seq
@@ -362,7 +362,7 @@ class StepExecution(StepState):
             applied = await (touch() if stand_in is None else stand_in.apply(intent, place, touch))
         finally:
             self.branch.inner = None
-            ex.attempt_over(inner)
+            ex.inner_waits.close(inner)
             ex.attempts -= 1
             if ex.signal is not None:
                 ex.stirred.set()  # whoever waits for open attempts to finish looks again
@@ -373,15 +373,6 @@ class StepExecution(StepState):
                 raise ex.signal
         self.is_left = inner.is_refused or not inner.told.isdisjoint(ex.log.fold.facts.pending)
         return applied
-
-    def _action(self) -> e.Action | None:
-        """What the attempt does, for the ledger of a run that was rewound: it knows only what was intended since."""
-        intent, past = self.intent, self.past
-        if past is None or not self.ex.generation or intent.effect in ("reads", None):
-            return None
-        undoes = 0 if intent.undoes is None else intent.undoes[1]
-        identity = e.to_text(intent.identity or intent.digest)
-        return e.Action(intent.name, intent.effect, identity, past.edited or past.intended, undoes)
 
     async def _touch(self, place: ToolStep, timeout: float | None) -> Applied:
         try:
@@ -462,14 +453,14 @@ class StepExecution(StepState):
             e.AttemptProgressed(at=self.ex.now_us(), step=self.step, attempt=self.made), {"progress": self.progress}
         )
         if loop is _running_loop():
-            self.ex.behind(entry)
+            self.ex.write_behind(entry)
         else:
             loop.call_soon_threadsafe(self._tell_progress, entry)
 
     def _tell_progress(self, entry: Entry) -> None:
         over = self.hold is not None and self.hold.seq is not None
         if self.ex.signal is None and not over:
-            self.ex.behind(entry)
+            self.ex.write_behind(entry)
 
     # what came of it --------------------------------------------------------------------------
 
@@ -487,7 +478,7 @@ class StepExecution(StepState):
                 values |= {"reasoning": reasoning} if reasoning else {}
             seen = restored(intent, through_codec(values["output"]), values.get("reply"), self.step)
             event = e.AttemptEnded(at=ex.now_us(), step=self.step, attempt=self.made, outcome="returned", usage=usage)
-            seq = ex.behind(Entry(event, values))
+            seq = ex.write_behind(Entry(event, values))
             self._files_ended()
             return seq, seen
         except ValueRefused as refused:
@@ -517,7 +508,7 @@ class StepExecution(StepState):
         ex, intent, error = self.ex, self.intent, applied.error
         assert error is not None
         if isinstance(error, asyncio.CancelledError | Untouched):
-            await ex.still_wanted()
+            await ex.raise_if_closing()
         if isinstance(ex.signal, Interrupted) and not ex.may_record:
             raise ex.signal
         # From outside of an agent it may be called again, and then goes on from here.

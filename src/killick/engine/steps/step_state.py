@@ -86,7 +86,7 @@ class StepState(PendingVerdict):
         """What a thread comes to that was given up; raises the signal when the run is closed meanwhile."""
         late = await waited_for(work, live_calls.ABANDON_SECONDS)
         if isinstance(late.error, asyncio.CancelledError):
-            await self.ex.still_wanted()
+            await self.ex.raise_if_closing()
         return late
 
     def _has_consumed(self) -> bool:
@@ -121,7 +121,7 @@ class StepState(PendingVerdict):
             not_retried=not_retried,
         )
         values = {"failure": failure} if self.progress is None else {"failure": failure, "progress": self.progress}
-        seq = ex.behind(Entry(event, values), **({"releases": released} if released else {}))
+        seq = ex.write_behind(Entry(event, values), **({"releases": released} if released else {}))
         ex.consuming.difference_update(released)
         self.holds = self.holds and not released
         self.failure = failure
@@ -164,3 +164,12 @@ class StepState(PendingVerdict):
             return None, stops
         delay: float = intent.retry.delay_seconds(self.counted, ex.engine.ids.fraction())
         return now + round(delay * 1_000_000), None
+
+    def _action(self) -> e.Action | None:
+        """What the attempt does, for the ledger of a run that was rewound: it knows only what was intended since."""
+        intent, past = self.intent, self.past
+        if past is None or not self.ex.generation or intent.effect in ("reads", None):
+            return None
+        undoes = 0 if intent.undoes is None else intent.undoes[1]
+        identity = e.to_text(intent.identity or intent.digest)
+        return e.Action(intent.name, intent.effect, identity, past.edited or past.intended, undoes)

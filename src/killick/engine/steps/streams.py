@@ -9,16 +9,16 @@ from typing import Any, Final
 
 from killick.engine.approval.verdicts import model_of
 from killick.engine.commands import overridden
-from killick.engine.divergence import agree, refuse_gap
+from killick.engine.divergence import recorded_step
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe
 from killick.engine.replay import OVER
 from killick.engine.steps.attempt import waited_for
 from killick.engine.steps.intention import Intent
 from killick.engine.steps.model_reply import join_chunks, rebuild, reply_kind, usage_of, wire
+from killick.engine.steps.open_wait import Intervened
 from killick.engine.steps.pipeline import replayed
 from killick.engine.steps.step_execution import StepExecution
-from killick.engine.waiter import Intervened
 from killick.errors import KillickError, StepFailed
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -35,18 +35,14 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
     inside, reading = True, None
     try:
         step = branch.number()
-        past = ex.record.step(step)
-        if ex.model is not None and past is None:
+        if ex.model is not None and ex.record.step(step) is None:
             intent.ask_instead(ex.model)
-        intent.weigh(step, ex.engine.secret_key)
-        if past is None:
-            await refuse_gap(ex, branch, step, str(intent.asked()))
-        else:
-            await agree(ex, branch, past, intent.asked(), intent.recording)
+        intent.classify(step, ex.engine.secret_key)
+        past = await recorded_step(ex, branch, step, intent.asked(), intent.recording)
         if past is not None and past.status in OVER:
             source: Any = _listed(_chunks(await replayed(ex, branch, past, intent)))
         else:
-            await ex.turn()
+            await ex.await_turn()
             reading = _Reading(StepExecution(ex, branch, step, intent, past))
             try:
                 source = await reading.open()
@@ -58,7 +54,7 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
             inside = False
             yield chunk
             branch.streaming = False
-            ex.computing -= 1
+            ex.turns.computing -= 1
             inside = True
         if reading is not None:
             await reading.end()
@@ -66,7 +62,7 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
         # The agent has heard enough: what came so far is the reply, now and on replay.
         branch.streaming = False
         if not inside:
-            ex.computing -= 1
+            ex.turns.computing -= 1
             inside = True
         if reading is not None and ex.signal is None:
             reading.record()
@@ -139,7 +135,7 @@ class _Reading:
         ]
         usage = a.ex.judge.priced(usage_of(self.chunks), model_of(a.intent))
         event = e.AttemptEnded(at=a.ex.now_us(), step=a.step, attempt=a.made, outcome="returned", usage=usage)
-        return a.ex.behind(Entry(event, {"output": through_codec({"chunks": stored})}))
+        return a.ex.write_behind(Entry(event, {"output": through_codec({"chunks": stored})}))
 
     async def end(self) -> None:
         await self.attempting.ex.recorded(self.record())

@@ -11,7 +11,7 @@ import msgspec
 
 from killick.engine.execution import Branch, Execution
 from killick.engine.inbox import ANSWER, CHILD, COMMAND, SAID, VOTE, answer_id, body_of
-from killick.engine.waiter import Closed, Intervened, Waiter
+from killick.engine.steps.open_wait import Closed, Intervened, Waiter
 from killick.errors import AnswerRefused, KillickError, ValueRefused
 from killick.log.log import Log
 from killick.log.writer import Entry
@@ -147,7 +147,7 @@ async def until(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
         ex.waiters.pop(waiter.step, None)
         return waiter.future.result()
     waiter.resting = True
-    ex.rests()
+    ex.mark_idle()
     try:
         closed = await waiter.future
         if ex.files is not None:
@@ -155,7 +155,7 @@ async def until(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
         return closed
     except asyncio.CancelledError:
         if not waiter.future.done() or waiter.future.cancelled():
-            ex.wakes()
+            ex.mark_busy()
         raise
     finally:
         ex.waiters.pop(waiter.step, None)
@@ -167,7 +167,7 @@ def intervene(ex: Execution, step: e.StepId, done: Intervened) -> None:
     waiter = ex.waiters.get(step)
     if waiter is not None and not waiter.future.done():
         if waiter.resting:
-            ex.wakes()
+            ex.mark_busy()
         waiter.future.set_exception(done)
         waiter.future.exception()
 
@@ -205,10 +205,10 @@ def end(
         if message is not None:
             ex.took.add(message.number)
             rights = {**rights, "takes": (message.number,)}
-        seq = ex.behind(*before, Entry(event, values), *then, **rights)
+        seq = ex.write_behind(*before, Entry(event, values), *then, **rights)
         closed = closed._replace(seq=seq)
     if waiter.resting:
-        ex.wakes()
+        ex.mark_busy()
     waiter.future.set_result(closed)
 
 
@@ -275,7 +275,7 @@ def _drop(ex: Execution, message: Message) -> None:
     """Take a message that nobody waits for any more."""
     taken = e.MessageTaken(at=ex.now_us(), message=message.number, name=message.name, id=message.id, by=message.by)
     ex.took.add(message.number)
-    ex.behind(Entry(taken), takes=(message.number,))
+    ex.write_behind(Entry(taken), takes=(message.number,))
 
 
 def _answered(ex: Execution, message: Message) -> None:
@@ -336,7 +336,7 @@ def _voted(ex: Execution, waiter: Waiter, closed: Closed, message: Message) -> N
         end(ex, waiter, closed, message, before=(voted,))
         return
     ex.took.add(message.number)
-    ex.behind(voted, takes=(message.number,))
+    ex.write_behind(voted, takes=(message.number,))
     _ask_again(ex, waiter, message)
 
 
@@ -351,7 +351,7 @@ def _pass_on(ex: Execution, waiter: Waiter, now: int) -> None:
         event, at=now, data=None, to=following.to, deadline=deadline, round=event.round + 1
     )
     waiter.asked = Entry(opened, values if following.may is None else {**values, "may": list(following.may)})
-    waiter.opened = ex.behind(waiter.asked)
+    waiter.opened = ex.write_behind(waiter.asked)
     waiter.deadline, waiter.rounds, waiter.votes = deadline, tuple(rest), ()
 
 
@@ -363,14 +363,14 @@ def dismiss(ex: Execution, step: e.StepId, opened: int) -> None:
             if message.number not in ex.took and _is_for(message, answer):
                 _drop(ex, message)
                 note = f"the answer of {message.by or 'somebody'} came to a question that is not asked any more"
-                ex.behind(Entry(e.NoteMade(at=ex.now_us(), step=step, by="killick"), {"note": note}))
+                ex.write_behind(Entry(e.NoteMade(at=ex.now_us(), step=step, by="killick"), {"note": note}))
 
 
 def _set_aside(ex: Execution, waiter: Waiter, message: Message, misfit: object) -> None:
     """An answer that does not fit counts as none: the same is asked again, under an id that is free."""
     _drop(ex, message)
     note = f"the answer of {message.by or 'somebody'} does not fit and was set aside: {misfit}"
-    ex.behind(Entry(e.NoteMade(at=ex.now_us(), step=waiter.step, by="killick"), {"note": note}))
+    ex.write_behind(Entry(e.NoteMade(at=ex.now_us(), step=waiter.step, by="killick"), {"note": note}))
     _ask_again(ex, waiter, message)
 
 
@@ -379,9 +379,9 @@ def _ask_again(ex: Execution, waiter: Waiter, message: Message) -> None:
     if waiter.asked is not None and message.name == ANSWER:
         event, values = waiter.asked
         now = ex.now_us()
-        waiter.opened = ex.behind(Entry(msgspec.structs.replace(event, at=now, data=None), values))
+        waiter.opened = ex.write_behind(Entry(msgspec.structs.replace(event, at=now, data=None), values))
         for by in waiter.votes:
-            ex.behind(Entry(e.WaitVoted(at=now, step=waiter.step, by=by)))
+            ex.write_behind(Entry(e.WaitVoted(at=now, step=waiter.step, by=by)))
 
 
 def _may_come(ex: Execution, message: Message) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from killick.definitions.policy import Effect
 from killick.engine.execution import Execution, FileUser
 from killick.engine.signals import Interrupted
-from killick.engine.workspaces import owner_of
+from killick.engine.steps.workspace_folders import owner_of
 from killick.errors import KillickError, NotDone, WorkspaceRefused
 from killick.log.writer import Entry
 from killick.logger import get_logger
@@ -80,7 +80,7 @@ class Files:
         )
         known = facts.workspace, facts.vault, facts.exclude, facts.gitignore
         if known != (bound.path, bound.vault, bound.exclude, bound.gitignore):
-            ex.behind(Entry(bound))
+            ex.write_behind(Entry(bound))
         os.environ[MARK] = ex.engine.holder
         left = self._left_open()
         if due is not None:
@@ -153,7 +153,7 @@ class Files:
             if error is not None:
                 logger.warning("%s: its files could not be taken: %s", ex.run_id, error)
                 note = {"note": f"the files could not be taken: {error}"}
-                ex.behind(Entry(e.NoteMade(at=ex.now_us(), by="killick"), note))
+                ex.write_behind(Entry(e.NoteMade(at=ex.now_us(), by="killick"), note))
             else:
                 self._record(capture.snapshot.result(), after, check)
         except BaseException as failed:  # the handle is closed: whoever drives the run is told by that
@@ -176,7 +176,7 @@ class Files:
             values["processes"] = _named(snapshot.processes)
         if snapshot.left_out:
             values["left_out"] = list(snapshot.left_out[:_TOLD_MAX])
-        ex.behind(Entry(event, values or None))
+        ex.write_behind(Entry(event, values or None))
         self._last = root
 
     async def settle(self) -> None:
@@ -350,7 +350,7 @@ class Files:
         paths, done = await asyncio.to_thread(self._reverted, e.from_text(before), was)
         if done is not None:
             entry = restored(done, before, "undone", at=self.ex.now_us(), step=step, paths=paths)
-            self.ex.behind(entry)
+            self.ex.write_behind(entry)
         return len(paths)
 
     def _reverted(self, before: Id, after: Id | None) -> tuple[list[str], Restored | None]:

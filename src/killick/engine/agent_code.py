@@ -1,0 +1,136 @@
+"""Calls an agent's function, on the loop or in a thread, and records its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from contextvars import copy_context
+from functools import partial
+from typing import Any, TypeAlias
+
+from killick.definitions.agents import AnyAgent
+from killick.definitions.current import HERE
+from killick.engine import completion, state_machine
+from killick.engine.execution import Branch, Execution, RunFiles
+from killick.engine.signals import Signal
+from killick.errors import KillickError, ValueRefused, WorkspaceRefused
+from killick.model.chunks import through_codec
+from killick.model.typed import convert
+
+RunOf: TypeAlias = Callable[[Execution], object]
+"""Makes the handle that the agent's code receives."""
+
+
+def raise_own_error(main: asyncio.Future[Any] | None) -> None:
+    """An error that is neither the agent's nor a signal is our own, and nothing is to hide it."""
+    if main is not None and main.done() and not main.cancelled():
+        error = main.exception()
+        if error is not None and not isinstance(error, Signal):
+            raise error
+
+
+def begin(ex: Execution, branch: Branch, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+    """Start the main task of an execution, with its branch as the current one."""
+    context = copy_context()
+    context.run(HERE.set, branch)
+    ex.branches.add(branch)
+    ex.busy = 1
+    task = asyncio.get_running_loop().create_task(_until_signal(work), context=context)
+    ex.main = branch.task = task
+    task.add_done_callback(partial(_stir, ex))
+    return task
+
+
+async def _until_signal(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """A signal ends the code of a run, maybe before it begins; the execution knows it, and nobody else need be told."""
+    with contextlib.suppress(Signal):
+        await work()
+
+
+def _stir(ex: Execution, main: asyncio.Future[Any]) -> None:
+    if not main.cancelled():
+        main.exception()  # looked at here, because nobody awaits the code of a run that was parked
+    ex.stirred.set()
+
+
+async def run_agent(ex: Execution, branch: Branch, point: state_machine.Resumed, run_of: RunOf) -> None:
+    """Run the agent's code to its end, and put that on record."""
+    error: BaseException | None = None
+    result: Any = None
+    if ex.signal is not None:
+        raise ex.signal  # it is being cancelled: none of its code runs
+    if ex.files is not None:
+        await _files_opened(ex, ex.files)
+    try:
+        result = through_codec(await _code(ex, branch, point, run_of))
+        if ex.agent.returns is not Any and not ex.agent.is_machine:
+            convert(result, ex.agent.returns, at="result")
+    except Signal:
+        raise
+    except BaseException as raised:
+        if isinstance(raised, GeneratorExit) and not _is_running(ex):
+            raise  # the agent did not raise it: its coroutine is being collected
+        error = raised
+    finally:
+        ex.turns.computing -= 1
+    if isinstance(error, asyncio.CancelledError):
+        await ex.raise_if_closing()
+    if ex.signal is not None:
+        raise ex.signal
+    if isinstance(error, ValueRefused) and error.__traceback__ is not None:
+        error = ValueRefused(f"result of {ex.agent.name}: {error.path}", error.reason) if result is None else error
+    branch.thread = None
+    if ex.files is not None:
+        ex.files.ended()  # what others did in the folder, since the last tool, is the run's too
+        await ex.files.settle()
+    await completion.finish(ex, branch, result, error)
+
+
+def _is_running(ex: Execution) -> bool:
+    with contextlib.suppress(RuntimeError):  # no loop runs here
+        return asyncio.current_task() is ex.main
+    return False
+
+
+async def _files_opened(ex: Execution, files: RunFiles) -> None:
+    """A workspace that is not there, or cannot be brought back, is no failure of the run: it goes on another time."""
+    try:
+        await files.opened()
+    except KillickError as error:
+        raise ex.interrupted(error) from error
+    except OSError as error:
+        raise ex.interrupted(WorkspaceRefused(str(files.path), str(error))) from error
+
+
+async def _code(ex: Execution, branch: Branch, point: state_machine.Resumed, run_of: RunOf) -> Any:
+    agent = ex.agent
+    run = run_of(ex)
+    if agent.is_machine:
+        return await state_machine.transitions(
+            ex, branch, agent, point, lambda state: _called(ex, branch, agent, run, state)
+        )
+    return await _called(ex, branch, agent, run, *((ex.input,) if agent.takes_input else ()))
+
+
+async def _called(ex: Execution, branch: Branch, agent: AnyAgent, run: Any, *args: Any) -> Any:
+    """The agent's function: on the loop, or in a thread of its own."""
+    if agent.is_async:
+        return await agent.fn(run, *args)
+
+    def begin() -> Any:
+        import threading
+
+        branch.thread = threading.get_ident()
+        return agent.fn(run, *args)
+
+    branch.thread = -1
+    work = ex.engine.threads.start(begin, copy_context())
+    while not work.future.done():
+        try:
+            await asyncio.wait({work.future})
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled: it meets the signal at its next step.
+            if ex.signal is None:
+                raise
+    return work.future.result()

@@ -1,0 +1,189 @@
+"""A leased run, and the state from which its code starts or resumes."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from killick.definitions.agents import AnyAgent
+from killick.engine.engine import Engine
+from killick.engine.execution import Execution
+from killick.engine.outcome import RunOutcome, ended
+from killick.engine.replay import OVER
+from killick.errors import StoreError
+from killick.log.log import Log
+from killick.log.writer import Entry, RunLog
+from killick.model import events as e
+from killick.model.crash_loop import QUARANTINE_AFTER, backoff_us
+from killick.store.protocol import DIED_ALONE, ENDED, Head, RunQuery
+
+_CULPRITS_MAX: Final = 100
+
+
+class Start(NamedTuple):
+    """A run to be created."""
+
+    started: e.RunStarted
+    agent: AnyAgent
+    input: Any
+
+
+class ClaimedRun(NamedTuple):
+    """A run that is ours: its head, since when and for how long.
+
+    left           who had it before and left it in the middle; `left_until_us`: until when they may believe to have it
+    patient        a run that crashed rests until its back-off is over, and a suspect is given back, to be run alone
+    alone          this process runs nothing else
+    """
+
+    head: Head
+    since: float
+    seconds: float
+    left: str | None = None
+    left_until_us: int | None = None
+    patient: bool = False
+    alone: bool = False
+
+    @property
+    def lapsed(self) -> str | None:
+        """The holder before, where it died or lost the run, and did not let it go."""
+        return None if self.left_until_us == 0 else self.left
+
+
+def initial_version(agent: AnyAgent) -> int:
+    """The version of the context with which a run starts; 0 without one."""
+    return 1 if agent.options.context is not None else 0
+
+
+def context_base(engine: Engine, log: RunLog, agent: AnyAgent, after: int) -> tuple[Any, int, int | None]:
+    """The context where replay begins: as the run was started, or as it was at the last transition."""
+    facts = log.fold.facts
+    if not facts.context_parts:
+        return None, 0, None
+    if after:
+        state = engine.log.state(log.run, at=after)
+        found = state.context
+        form = state.data(state.fold.facts.context_parts[0]).get("form") if state.fold.facts.context_parts else None
+        return found.document, found.version, form
+    if agent.options.context is None and facts.context_parts[0] != facts.input + 1:
+        return None, 0, None
+    data = engine.log.data(log.run, facts.input + 1)
+    return data.get("document"), 1, data.get("form")
+
+
+def recorded_input(ex: Execution, seq: int) -> Any:
+    """The input of a run, from its record, as the type that its agent takes."""
+    data = ex.record.data(seq) if ex.record.has(seq) else ex.engine.log.data(ex.run_id, seq)
+    return ex.agent.checked(data.get("input"))
+
+
+def touch_after(ex: Execution, claim: ClaimedRun) -> int:
+    """R16: until when an open attempt is left alone, because its worker may be frozen rather than dead."""
+    store = ex.engine.log.store
+    grace = round(ex.engine.grace_seconds * 1_000_000)
+    open_ones = [step for step in ex.record.steps.values() if step.attempts and not step.attempts[-1].ended]
+    latest = 0
+    for step in open_ones:
+        if step.status in OVER:
+            continue
+        started: e.AttemptStarted = ex.record.event(step.attempts[-1].started)
+        holder = ex.record.holder_of(started.epoch)
+        if holder is not None and holder != ex.engine.holder and store.lives(holder):
+            # Leases end by the store's own clock, deadlines by ours.
+            left = 0 if not claim.left_until_us else claim.left_until_us - store.now_us()
+            latest = max(latest, (started.deadline or ex.now_us() + left) + grace)
+    return latest
+
+
+def claim_run(engine: Engine, run: str) -> ClaimedRun:
+    """Lease a run for this engine's holder. RunBusy if another worker holds it."""
+    engine.leases.await_release(run)
+    since = engine.clock.monotonic()
+    if (kept := engine.take_over(run, seconds=engine.lease_seconds)) is not None:
+        head, left_open = kept
+        return ClaimedRun(head, since, engine.lease_seconds, engine.holder if left_open else None, 0)
+    left = engine.log.head(run)
+    try:
+        head = engine.log.store.lease(run, engine.holder, seconds=engine.lease_seconds)
+    except StoreError:
+        # It may have been taken all the same, and nobody here would be at it.
+        engine.leases.release(run, left.epoch + 1, left=left.holder is not None)
+        raise
+    return ClaimedRun(head, since, engine.lease_seconds, left.holder, left.lease_until_us)
+
+
+def idle_outcome(engine: Engine, log: RunLog, claim: ClaimedRun) -> RunOutcome | None:
+    """The outcome of a leased run that does not continue now; None if it does."""
+    return _stays(engine, log) or _rests(engine, log, claim)
+
+
+def _stays(engine: Engine, log: RunLog) -> RunOutcome | None:
+    """The outcome of a run that does not continue: ended, paused, or repaired and not looked at yet."""
+    facts = log.fold.facts
+    if facts.ended:
+        return ended(engine, log.run)
+    if facts.paused and not facts.cancelling:
+        return RunOutcome(run=log.run, status="paused")
+    if facts.mend and not isinstance(engine.log.event(log.run, facts.mend), e.RunDiverged):
+        return RunOutcome(run=log.run, status="waiting")
+    return None
+
+
+def _rests(engine: Engine, log: RunLog, claim: ClaimedRun) -> RunOutcome | None:
+    """The outcome of a run whose holders died: it backs off, or has to run alone. None: it continues here."""
+    crashes = log.fold.facts.crashes
+    if not claim.patient or crashes is None:
+        return None
+    if crashes.until > engine.clock.now_us():
+        return RunOutcome(run=log.run, status=log.fold.facts.status, wake_at_us=log.fold.wake_at)
+    if crashes.is_suspect and not clear_suspect(engine.log, log, engine.clock.now_us()):
+        return RunOutcome(run=log.run, status=log.fold.facts.status, suspect=True)
+    return None
+
+
+def mark_delivered(engine: Engine, log: RunLog) -> None:
+    """Mark the inbox of a run that does not continue as seen, so that it is not due until it is resumed."""
+    row = engine.log.store.index(log.run)
+    if row is not None and row.status not in ENDED and row.delivered != log.seen:
+        log.seen = row.delivered
+        log.append()
+
+
+# deaths: what counts, and what follows from it, is decided in `killick.model.crash_loop` -------------------
+
+
+def record_death(log: RunLog, holder: str, at: int, *, quarantines: bool) -> None:
+    """Put a death on record, durably. With `quarantines`, one too many leaves the run to a person."""
+    fold, facts = log.fold, log.fold.facts
+    deaths = 1 if facts.crashes is None else facts.crashes.deaths + 1
+    pending = (fold.steps[index] for index in facts.pending.values())
+    lapsed = e.LeaseLapsed(
+        at=at,
+        holder=holder,
+        until=at + backoff_us(deaths),
+        build=facts.build,
+        steps=tuple(step.id for step in pending if step.status in ("running", "in_doubt")),
+        # A taking that is not on record was in company: one alone is durable before its code begins.
+        alone=facts.alone and facts.epoch == log.epoch - 1,
+    )
+    entries: list[Entry] = [Entry(lapsed)]
+    if quarantines and deaths >= QUARANTINE_AFTER:
+        entries.append(Entry(e.RunQuarantined(at=at, deaths=deaths)))
+    log.append(*entries)
+
+
+def clear_suspect(store_log: Log, log: RunLog, at: int) -> bool:
+    """Clear a suspect all of whose deaths were shared with runs that have died alone since."""
+    crashes = log.fold.facts.crashes
+    if crashes is None or crashes.alone or not crashes.holders:
+        return False
+    unexplained, culprits = set(crashes.holders), list[str]()
+    for row in store_log.store.runs(RunQuery(tag=DIED_ALONE), limit=_CULPRITS_MAX):
+        found = store_log.state(row.run).fold.facts.crashes
+        if found is not None and unexplained.intersection(found.holders):
+            unexplained.difference_update(found.holders)
+            culprits.append(row.run)
+    if unexplained:
+        return False
+    because = f"it only was beside {', '.join(culprits)}, which died alone"
+    log.append(Entry(e.RunResumed(at=at, by="killick"), {"because": because}))
+    return True

@@ -1,0 +1,108 @@
+"""Decisions, plans, notes and context changes: what an agent's code puts on record between its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from killick.contracts.policy_input import UPDATE
+from killick.engine.approval.contracts_in_force import judge_change
+from killick.engine.approval.verdicts import failed, rejection, stop_looping
+from killick.engine.divergence import recorded_step, replay_outcome
+from killick.engine.execution import Branch, Execution
+from killick.engine.replay import RequestedStep
+from killick.errors import StepFailed
+from killick.log.writer import Entry
+from killick.model import events as e
+from killick.model.chunks import through_codec
+from killick.model.codec import digest
+from killick.model.failure import Failure
+from killick.model.typed import convert
+
+
+async def decided(
+    ex: Execution,
+    branch: Branch,
+    question: str,
+    choice: Any,
+    options: Sequence[Any] | None,
+    because: str | None,
+    by: str,
+) -> Any:
+    step = branch.number()
+    told = through_codec({"question": question, "options": options, "choice": choice, "because": because})
+    claim = RequestedStep(sort="decision", name="decision")
+    past = await recorded_step(ex, branch, step, claim, told, f"decision {question!r}")
+    if past is None:
+        await ex.await_turn()
+        await ex.recorded(ex.write_behind(Entry(e.DecisionMade(at=ex.now_us(), step=step, by=by), told)))
+        return choice if isinstance(choice, str | int | float | bool | None) else _as(choice, told["choice"])
+    recorded = ex.record.data(past.output)
+    if recorded != told:
+        _drift(ex, step, recorded, told)
+    await replay_outcome(ex, branch, past)
+    return _as(choice, recorded["choice"])
+
+
+def _as(like: Any, value: Any) -> Any:
+    """A recorded choice as the type that the code's own one has."""
+    return value if type(like) in (dict, list, tuple, type(None)) else convert(value, type(like), at="choice")
+
+
+def _drift(ex: Execution, step: e.StepId, recorded: Any, found: Any) -> None:
+    text = e.to_text(digest(found))
+    noted = ex.record.of(step, e.StepDrifted)
+    if not noted or noted[-1][1].digest != text:
+        event = e.StepDrifted(at=ex.now_us(), step=step, digest=text)
+        ex.write_behind(Entry(event, {"recorded": recorded, "found": found}))
+
+
+async def plan(ex: Execution, branch: Branch, stages: tuple[str, ...]) -> None:
+    if ex.record.take(branch.position, "plan.made") is None:
+        ex.write_behind(Entry(e.PlanMade(at=ex.now_us(), stages=stages, step=branch.position)))
+
+
+async def at(ex: Execution, branch: Branch, stage: str) -> None:
+    if ex.record.take(branch.position, "plan.reached") is None:
+        ex.write_behind(Entry(e.PlanReached(at=ex.now_us(), stage=stage, step=branch.position)))
+
+
+async def note(ex: Execution, branch: Branch, note: Any) -> None:
+    if ex.record.take(branch.position, "note.made") is None:
+        ex.write_behind(Entry(e.NoteMade(at=ex.now_us(), step=branch.position), {"note": note}))
+
+
+async def update(ex: Execution, branch: Branch, changes: Mapping[str, Any]) -> None:
+    seen = ex.record.take_first(branch.position, "context.changed", "context.refused")
+    saw = ex.context.version
+    if seen is not None:
+        recorded = ex.record.event(seen)
+        if isinstance(recorded, e.ContextRefused):
+            raise _refused(branch, ex.record.data(seen))
+        ex.context.update(changes)
+        ex.context.version = recorded.version
+        return
+    version = ex.log.fold.facts.context_version
+    verdict = judge_change(ex.judge, through_codec(dict(changes)), (), by="agent", step=branch.position)
+    if verdict is not None and verdict.ruling.ruling == "reject":
+        told = {"set": through_codec(dict(changes)), "failure": rejection(verdict.ruling, verdict.contract)}
+        refused = e.ContextRefused(
+            at=ex.now_us(), version=version, saw=saw, step=branch.position, verdict=verdict.event
+        )
+        ex.write_behind(*ex.judge.unbound(), Entry(refused, {**told, **verdict.rests_on}))
+        stop_looping(ex)
+        raise _refused(branch, told)
+    kept = ex.context.update(changes)
+    event = e.ContextChanged(at=ex.now_us(), version=version + 1, saw=saw, step=branch.position)
+    if verdict is None:
+        ex.write_behind(Entry(event, {"set": kept, "unset": []}))
+    else:
+        event = msgspec.structs.replace(event, verdict=verdict.event)
+        ex.write_behind(*ex.judge.unbound(), Entry(event, {"set": kept, "unset": [], **verdict.rests_on}))
+    ex.context.version = version + 1
+
+
+def _refused(branch: Branch, data: Mapping[str, Any]) -> StepFailed:
+    return failed(branch.position, UPDATE, convert(data["failure"], Failure, at="failure"))

@@ -1,0 +1,71 @@
+"""Messages of a run: reading its inbox, and sending to other runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from killick.engine.approval.approvals import intend
+from killick.engine.divergence import recorded_step, refuse_stopped, replay_outcome
+from killick.engine.effects import dedupe
+from killick.engine.effects.dedupe import WantedStep
+from killick.engine.execution import Branch, Execution
+from killick.engine.failures import describe
+from killick.engine.inbox import SAID, body_of, delivery
+from killick.engine.replay import OVER, RequestedStep
+from killick.engine.steps.intention import Intent
+from killick.errors import KillickError, RunUnknown, StepFailed, ValueRefused
+from killick.log.writer import Entry
+from killick.model import events as e
+from killick.model.codec import digest
+
+
+async def heard(ex: Execution, branch: Branch) -> list[Any]:
+    """On replay what was heard here then; live what waits in the inbox now."""
+    said: list[Any] = []
+    while (seq := ex.record.take(branch.position, "message.taken", SAID)) is not None:
+        said.append(ex.record.data(seq)["body"])
+    if said or ex.record.goes_on(branch.path, branch.count):
+        return said
+    for message in ex.engine.log.store.inbox(ex.run_id, name=SAID):
+        if message.number in ex.took:
+            continue
+        ex.took.add(message.number)
+        body = body_of(ex.engine.log, message)
+        taken = e.MessageTaken(
+            at=ex.now_us(), message=message.number, name=SAID, id=message.id, step=branch.position, by=message.by
+        )
+        ex.write_behind(Entry(taken, {"body": body}), takes=(message.number,))
+        said.append(body)
+    return said
+
+
+async def send(ex: Execution, branch: Branch, run: str, name: str, body: Any) -> None:
+    if name.startswith("killick."):
+        raise ValueRefused("name", f"messages named {name!r} are Killick's own; choose another name")
+    step = branch.number()
+    bound = e.to_text(digest({"run": run, "name": name, "body": body}, at="body"))
+    claim = RequestedStep(sort="tool", name="send", digest=bound, binding=True)
+    told = {"run": run, "name": name, "body": body}
+    past = await recorded_step(ex, branch, step, claim, told)
+    if past is not None and past.status in OVER:
+        await replay_outcome(ex, branch, past)
+        return
+    await ex.await_turn()
+    wanted = WantedStep(ex, branch, step, "send", told, bound)
+    adopts = ex.left_behind and dedupe.is_sent(wanted)
+    await intend(ex, branch, step, past, Intent.of("tool", "send", told, bound), adopts=adopts)
+    refuse_stopped(ex, branch, step)
+    if ex.left_behind and await dedupe.sent_before(wanted):
+        return
+    generation = ex.log.fold.facts.generation
+    message_id = f"{ex.run_id}:{step}{f'~{generation}' if generation else ''}"
+    [outcome] = ex.engine.log.store.deliver([delivery(run, name, body, id=message_id, by=ex.run_id, at_us=ex.now_us())])
+    if isinstance(outcome, RunUnknown):
+        ended = e.StepEnded(at=ex.now_us(), step=step, outcome="failed")
+        await ex.recorded(ex.write_behind(Entry(ended, {"failure": describe(outcome)})))
+        raise StepFailed(step, "send", describe(outcome))
+    if isinstance(outcome, KillickError):
+        raise outcome
+    event = e.MessageSent(at=ex.now_us(), step=step, run=run, name=name, id=message_id)
+    await ex.recorded(ex.write_behind(Entry(event, {"body": body})))
+    ex.on_message(run)

@@ -1,0 +1,232 @@
+"""Steps that wait: for an answer, for a message, for a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from killick.contracts.contract import Approval
+from killick.definitions.policy import Duration
+from killick.engine.approval.contracts_in_force import named
+from killick.engine.approval.verdicts import failed
+from killick.engine.divergence import recorded_step, replay_outcome
+from killick.engine.execution import Branch, Execution
+from killick.engine.interventions import skip_failure
+from killick.engine.replay import OVER, RequestedStep
+from killick.engine.steps.open_wait import Closed, Escalation, Intervened, Waiter
+from killick.engine.steps.waits import Answer, binding, question_verbs, raise_if_intervened, schema_of, until
+from killick.errors import KillickError, WaitExpired
+from killick.log.writer import Entry
+from killick.model import events as e
+from killick.model.codec import digest
+from killick.model.fold import Step
+from killick.model.retry import seconds
+from killick.model.typed import convert
+
+MISSING: Final[Any] = msgspec.UNSET
+"""No default was given."""
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Question(msgspec.Struct, kw_only=True):
+    """A wait that is a step of its own: what it is for, and what it tells people."""
+
+    waits_for: e.WaitFor
+    name: str
+    identity: Any = None
+    to: tuple[str, ...] = ()
+    deadline: int | None = None
+    told: dict[str, Any] = {}
+    then: Any = None
+    fits: Any = None
+    need: int = 1
+    rounds: tuple[Escalation, ...] = ()
+    may: list[str] | None = None
+
+    def values(self, turn: int = 0) -> dict[str, Any]:
+        """What is put on record of it: who may answer, after `turn` others did not, is no part of what is asked."""
+        may = self.rounds[turn - 1].may if turn else self.may
+        return self.told if may is None else {**self.told, "may": list(may)}
+
+    skippable: bool = False
+    """Whether the code can do without what it waits for."""
+
+
+async def wait_for(ex: Execution, branch: Branch, asked: Question) -> Closed:
+    """A wait as a step, and how it ended. Skipped: somebody did not want it waited for, and it has no default."""
+    try:
+        closed = await _until_over(ex, branch, asked)
+    except Intervened as done:
+        await ex.recorded(done.seq)
+        closed = done.closed
+    if closed.how == "skipped" and not asked.skippable:
+        raise failed(branch_step(branch), asked.name, skip_failure(closed.by, closed.comment))
+    return closed
+
+
+async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
+    """On record before anybody can answer it, and over by what is on record."""
+    step = branch.number()
+    bound = e.to_text(digest(asked.identity)) if asked.identity is not None else None
+    claim = RequestedStep(sort="wait", name=asked.name, digest=bound, binding=bound is not None)
+    past = await recorded_step(ex, branch, step, claim, asked.told)
+    if past is not None and past.status in OVER:
+        return await _closed(ex, branch, past)
+    await ex.await_turn()
+    raise_if_intervened(ex, step)
+    facts = ex.log.fold.facts
+    wait = facts.waits.get(step) if past is not None else None
+    if branch.stopped is not None:
+        if past is not None:
+            ex.write_behind(Entry(e.WaitClosed(at=ex.now_us(), step=step, how="cancelled")))
+        raise branch.stopped
+    if wait is None:
+        now_us = ex.now_us()
+        answer = binding(ex.run_id, facts.generation, step, asked.waits_for, identity=asked.identity, **asked.told)
+        intended = e.StepIntended(
+            at=now_us, step=step, sort="wait", name=asked.name, digest=bound, guest=branch.guest, within=branch.within,
+        )  # fmt: skip
+        opened = e.WaitOpened(
+            at=now_us, step=step, waits_for=asked.waits_for, name=asked.name, to=asked.to, deadline=asked.deadline,
+            digest=answer if asked.waits_for == "answer" else None, need=asked.need,
+        )  # fmt: skip
+        question = Entry(opened, asked.values())
+        entries = [question] if past is not None else [Entry(intended), question]
+        written = await ex.write(*entries)
+        waiter = _waiter(step, asked, opened, written.seq)
+        if written.cancelled:
+            await ex.raise_if_closing()
+            await _cancelled(ex, waiter)
+        if branch.stopped is not None and ex.signal is None:
+            ex.write_behind(Entry(e.WaitClosed(at=ex.now_us(), step=step, how="cancelled")))
+    else:
+        waiter = _waiter(step, asked, ex.record.event(wait.opened), wait.opened, wait.votes)
+    ex.refuse(branch)
+    closed = await _closing(ex, branch, waiter)
+    if closed.how == "cancelled":
+        ex.refuse(branch)
+    await ex.recorded(closed.seq)
+    return closed
+
+
+async def _closing(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
+    try:
+        return await until(ex, branch, waiter)
+    except asyncio.CancelledError:
+        await ex.raise_if_closing()
+        ex.refuse(branch)
+        if ex.is_outside:
+            raise  # what was asked is asked still, and answered when somebody comes for it again
+        return await _cancelled(ex, waiter)
+
+
+def _waiter(step: e.StepId, asked: Question, opened: e.WaitOpened, at: int, votes: tuple[str, ...] = ()) -> Waiter:
+    return Waiter(
+        step, asked.waits_for, name=asked.name, deadline=opened.deadline, digest=opened.digest, opened=at,
+        then=asked.then, fits=asked.fits, asked=Entry(opened, asked.values(opened.round)), need=opened.need,
+        votes=votes, rounds=asked.rounds[opened.round :],
+    )  # fmt: skip
+
+
+async def _cancelled(ex: Execution, waiter: Waiter) -> NoReturn:
+    """The agent's own code gave up waiting."""
+    event = e.WaitClosed(at=ex.now_us(), step=waiter.step, how="cancelled")
+    await ex.recorded(ex.write_behind(Entry(event)))
+    raise asyncio.CancelledError
+
+
+async def _closed(ex: Execution, branch: Branch, past: Step) -> Closed:
+    await replay_outcome(ex, branch, past)
+    event = ex.record.event(past.output)
+    data = ex.record.data(past.output)
+    if isinstance(event, e.StepOverridden):
+        return Closed(past.output, "answered", event.by, data.get("output"))
+    return Closed(past.output, event.how, event.by, data.get("answer"), data.get("comment"))
+
+
+def _deadline(ex: Execution, timeout: Duration | None) -> int | None:
+    return None if timeout is None else ex.now_us() + round(seconds(timeout) * 1_000_000)
+
+
+async def ask(
+    ex: Execution,
+    branch: Branch,
+    prompt: str,
+    to: str | Sequence[str],
+    timeout: Duration | None,
+    default: Any,
+    options: Sequence[Any] | None,
+    returns: Any,
+    need: int = 1,
+    escalate: Sequence[tuple[str | Sequence[str], Duration | None]] = (),
+) -> Answer:
+    verbs = question_verbs(options is not None, returns is not Any)
+    told: dict[str, Any] = {"prompt": prompt, "verbs": verbs}
+    if options is not None:
+        told["options"] = list(options)
+    if default is not MISSING:
+        told["default"] = default
+    if returns is not Any:
+        told["schema"] = schema_of(returns)
+    people = ex.judge.people(None)
+    asked = Approval((to,) if isinstance(to, str) else to, need=need, timeout=timeout, escalate=escalate)
+
+    def fits(kind: str, value: Any) -> Any:
+        return convert(value, returns, at="answer")
+
+    question = Question(
+        waits_for="answer",
+        name="ask",
+        identity={"prompt": prompt},
+        to=asked.to,
+        deadline=_deadline(ex, asked.timeout),
+        told=told,
+        fits=None if returns is Any else fits,
+        need=asked.need,
+        may=named(people, asked.to),
+        rounds=tuple(Escalation(each.to, each.timeout, named(people, each.to)) for each in asked.escalate),
+        skippable=default is not MISSING,
+    )
+    closed = await wait_for(ex, branch, question)
+    if closed.how in ("expired", "skipped"):
+        if default is MISSING:
+            raise WaitExpired(ex.run_id, branch_step(branch), prompt)
+        kind = default if default in verbs else "respond"
+        return Answer(kind=kind, value=None if kind == default else default, expired=True)
+    value = closed.answer.get("value")
+    if returns is not Any and closed.answer["kind"] in ("edit", "respond"):
+        value = convert(value, returns, at="answer")
+    return Answer(kind=closed.answer["kind"], value=value, by=closed.by, comment=closed.comment)
+
+
+def branch_step(branch: Branch) -> str:
+    """The step that a branch took last."""
+    return f"{branch.path}.{branch.count}" if branch.path else str(branch.count)
+
+
+async def wait(ex: Execution, branch: Branch, name: str, timeout: Duration | None, default: Any, returns: Any) -> Any:
+    question = Question(
+        waits_for="event", name=name, identity={"event": name}, deadline=_deadline(ex, timeout),
+        skippable=default is not MISSING,
+    )  # fmt: skip
+    closed = await wait_for(ex, branch, question)
+    if closed.how in ("expired", "skipped"):
+        if default is MISSING:
+            raise WaitExpired(ex.run_id, branch_step(branch), name)
+        return default
+    return convert(closed.answer, returns, at=name) if returns is not Any else closed.answer
+
+
+async def sleep(ex: Execution, branch: Branch, for_seconds: float | None, until_moment: datetime | None) -> None:
+    if until_moment is not None:
+        if until_moment.tzinfo is None:
+            raise KillickError("run.sleep_until needs a moment with a time zone, such as datetime(…, tzinfo=UTC)")
+        deadline = (until_moment - EPOCH) // timedelta(microseconds=1)
+    else:
+        deadline = ex.now_us() + round((for_seconds or 0) * 1_000_000)
+    await wait_for(ex, branch, Question(waits_for="time", name="sleep", deadline=deadline, skippable=True))
