@@ -43,7 +43,7 @@ def begin(ex: Execution, branch: Branch, work: Callable[[], Coroutine[Any, Any, 
 
 
 async def _until_signal(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """A signal ends the code of a run, maybe before it begins; the execution knows it, and nobody else need be told."""
+    """Run the code until a signal ends it. The execution holds the signal, so the task does not raise it."""
     with contextlib.suppress(Signal):
         await work()
 
@@ -94,7 +94,7 @@ def _is_running(ex: Execution) -> bool:
 
 
 async def _files_opened(ex: Execution, files: RunFiles) -> None:
-    """A workspace that is not there, or cannot be brought back, is no failure of the run: it goes on another time."""
+    """Open the workspace. One that is missing or cannot be restored interrupts the run, and does not fail it."""
     try:
         await files.opened()
     except KillickError as error:

@@ -1,5 +1,6 @@
-"""What people and other runs tell a run to do, with who and why: on record at once, or through the inbox of whoever is
-at it. What a command comes to is in `intervening`; it lands at the next step boundary.
+"""Commands to a run, each with its actor and reason: recorded at once, or sent to the inbox of the run's holder.
+
+A command takes effect at the next step boundary; its effects are in `interventions`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _LOOK_SECONDS: Final = 0.02
 
 
 def request_cancel(engine: Engine, run: str, *, compensate: bool, by: str | None, because: str | None = None) -> None:
-    """Put a cancellation on record, through the inbox if somebody holds the run. One that is over is let be."""
+    """Record a cancellation, through the inbox if another process holds the run. Ignored for a run that is over."""
     run = renewals.latest(engine.log, run)
     with contextlib.suppress(AnswerRefused):
         command(engine, run, {"command": "cancel", "compensate": compensate, "because": because}, by=by)
@@ -65,10 +66,10 @@ def command(
     patient: bool = False,
     tell: Callable[[], object] = lambda: None,
 ) -> bool:
-    """Append a command to a run that nobody holds, or deliver it to whoever does. True: it holds already.
+    """Append a command to a run that no process holds, or deliver it to the holder. True: it is on record.
 
-    With `patient` it is waited a while for whoever has the run to take it; what comes of it there is raised as if it
-    had been refused here. `tell` is called when it was delivered.
+    With `patient` the caller waits a while for the holder to take it; a refusal there is raised here. `tell` is called
+    while the command is in the inbox.
     """
     by = waits.who(by, run)
     sent: Message | None = None
@@ -107,7 +108,7 @@ def command(
 
 
 def _append(engine: Engine, log: RunLog, body: Body, by: str | None, sent: Message | None) -> None:
-    """Carry a command out on a run that is nobody's."""
+    """Carry a command out on a run that is leased for it."""
     fold, at = log.fold, engine.clock.now_us()
     rights: AppendExtras = {} if sent is None else {"takes": (sent.number,)}
     first = [] if sent is None else [Entry(_taken(sent, at))]
@@ -130,7 +131,7 @@ def _append(engine: Engine, log: RunLog, body: Body, by: str | None, sent: Messa
 
 
 def _goes_on(fold: Fold, body: Body, by: str | None, at: int) -> list[Entry]:
-    """A run of which a step was ended is due, whatever else it waits for; unless something else holds it back."""
+    """A run is due after a person ended one of its steps, unless it is paused or diverged."""
     facts = fold.facts
     if body["command"] not in ("override", "skip") or not facts.taken or facts.paused or facts.mend:
         return []
@@ -148,7 +149,7 @@ def _delivered(engine: Engine, run: str, body: Body, *, by: str | None, id: str)
 
 
 def _may_block() -> bool:
-    """Whoever holds the run may need the loop that we would block."""
+    """Whether the caller may block: not on a running loop, which the run's holder may need."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -162,7 +163,7 @@ def _is_taken(engine: Engine, message: Message) -> bool:
 
 
 def _came_of(engine: Engine, message: Message, after: int) -> bool:
-    """What whoever had the run made of a command, from the record; raises what was refused there."""
+    """What the holder did with a command, from the record; raises the refusal recorded there."""
     taken = False
     while rows := engine.log.read(message.run, after=after, limit=1_000):
         for seq, event, _ in rows:
@@ -184,7 +185,7 @@ def _came_of(engine: Engine, message: Message, after: int) -> bool:
 
 
 def stale(engine: Engine, run: str, saw: int) -> ContextStale:
-    """What changed in a context since somebody looked at it."""
+    """The changes of a context since a version."""
     state = engine.log.state(run)
     facts = state.fold.facts
     before, now = _document_at(engine, state, saw), _document_at(engine, state, facts.context_version)
@@ -223,11 +224,11 @@ class _Missing:
 
 
 MISSING: Final = _Missing()
-"""Stands for an entry that is not there."""
+"""Marks an entry that is absent."""
 
 
 class Changed(NamedTuple):
-    """An entry of a context that somebody changed: what it was, what it is now, and who did it last."""
+    """A changed entry of a context: the old value, the new value, and the last actor."""
 
     entry: str
     before: Any
@@ -268,7 +269,7 @@ def _taken(message: Message, at: int) -> e.MessageTaken:
 def _refusal(
     fold: Fold, body: Body, by: str | None, at: int, message: Message | None, refused: AnswerRefused | ContextStale
 ) -> list[Entry]:
-    """What is on record of a command that was not carried out, for whoever sent it and whoever reads the record."""
+    """The record of a command that was refused, with the reason."""
     if isinstance(refused, ContextStale):
         event = e.ContextRefused(
             at=at, version=refused.version, saw=refused.saw, by=by or "somebody",
@@ -323,7 +324,7 @@ def obey(ex: Execution, entries: Sequence[Entry], seq: int) -> None:
 
 
 def _judge(engine: Engine, log: RunLog) -> ContractsInForce:
-    """What changes of a run that is nobody's are judged by."""
+    """The contracts in force for changes of a run that is leased for a command."""
     facts = log.fold.facts
     try:
         agent = AGENTS.get(facts.agent)
@@ -337,7 +338,7 @@ def _judge(engine: Engine, log: RunLog) -> ContractsInForce:
 
 
 def _judged(entries: list[Entry], judge_of: Callable[[], ContractsInForce], message: int | None = None) -> list[Entry]:
-    """Somebody's change of the context is an intention too: accepted or refused, with the verdict on record."""
+    """Evaluate a person's change of the context as an intention: accepted or refused, with the verdict on record."""
     event, values = entries[0] if entries else (None, None)
     if not isinstance(event, e.ContextChanged) or values is None:
         return entries
@@ -369,7 +370,7 @@ def _raise_rejected(run: str, entries: Sequence[Entry]) -> None:
 
 
 async def overridden(ex: Execution, name: str, done: Intervened) -> Any:
-    """What somebody gave a step instead of what it would have come to, when its turn comes; or the error that it is."""
+    """The outcome that a person gave a step, when its turn comes; raises it if it is an error."""
     await ex.recorded(done.seq)
     if isinstance(done.event, e.StepOverridden):
         return done.values["output"]

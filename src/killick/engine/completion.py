@@ -29,7 +29,7 @@ from killick.model.chunks import through_codec
 
 
 async def finish(ex: Execution, branch: Branch, result: Any, error: BaseException | None) -> None:
-    """The agent's code is over: children, compensation, and the last event, durable before anybody is told."""
+    """End the run: children, compensation, and the last event, durable before the caller gets the outcome."""
     if error is None:
         await _await_children(ex, branch)
         _refuse_early_end(ex, branch, "its end")
@@ -99,7 +99,7 @@ async def renew(ex: Execution, branch: Branch, input: Any) -> NoReturn:  # noqa:
 
 
 def _successor(ex: Execution) -> str:
-    """The id under which a run goes on: `name`, `name+2`, `name+3` …"""
+    """The id of the run that continues this one: `name`, `name+2`, `name+3` …"""
     root, count = root_of(ex.run_id)
     while True:
         count += 1
@@ -108,7 +108,7 @@ def _successor(ex: Execution) -> str:
 
 
 def _refuse_early_end(ex: Execution, branch: Branch, found: str) -> None:
-    """Code that ends where the record goes on has diverged, unless what goes on is the undoing."""
+    """Code that ends before its record does has diverged, unless only compensation follows."""
     nothing_undone = not ex.record.undoing
     if ex.record.goes_on(branch.path, branch.count) and nothing_undone:
         step = ex.record.step(branch.position)

@@ -44,7 +44,7 @@ class Context:
 
     @property
     def value(self) -> Any:
-        """The document as its declared type, read-only throughout; made so when somebody looks at it."""
+        """The document as its declared type, read-only throughout; converted on first access."""
         if not self._is_read_only:
             kind = self._agent.options.context
             self._value = read_only_document(self._document) if kind is None else read_only(self._value)
@@ -80,7 +80,7 @@ class Context:
         return kept
 
     def from_outside(self, change: Change) -> None:
-        """Somebody changed it; the code sees that when its next step returns."""
+        """Queue a person's change; the code sees it when its next step returns."""
         self._outside.append(change)
 
     def latest(self) -> Mapping[str, Any]:
@@ -107,7 +107,7 @@ class Context:
             self._becomes(self._typed(), change.version)
 
     def _edit(self, changes: Mapping[str, Any], gone: set[str]) -> None:
-        """Somebody's edit: where the form has changed since, what it comes to in the form of today."""
+        """A person's edit, migrated to the current form of the context."""
         before = self._migrated(dict(self._recorded), self._form)
         self._recorded = {name: value for name, value in {**self._recorded, **changes}.items() if name not in gone}
         after = self._migrated(dict(self._recorded), self._form)

@@ -57,7 +57,7 @@ class Engine:
         self.stand_in = stand_in
         self.tracer = tracer
         self.roles = roles
-        """The roles that a person has, where somebody can tell."""
+        """The roles of a person, where the caller declared them."""
         self.live = LiveCalls()
         self._kept: dict[str, ReleasedRun] = {}
         self._mutex = threading.Lock()

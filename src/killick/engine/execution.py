@@ -1,6 +1,6 @@
-"""One run in memory: its log, its record, its branches, and the order in which they go on.
+"""One run in memory: its log, its record, its branches, and the order in which they continue.
 
-Owns who may go on when, and what closes the handle. What a step does is the gate's; what wakes a wait is in waits.
+Owns the turns and the closing of the handle. Steps are in `steps.pipeline`, wake-ups of waits in `steps.waits`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ UNWIND_SECONDS: Final = 5.0
 
 
 class Written(NamedTuple):
-    """The seq of the last event that was written, and whether somebody cancelled meanwhile, which is to be obeyed."""
+    """The seq of the last written event, and whether the task was cancelled meanwhile, which the caller must obey."""
 
     seq: int
     cancelled: bool
@@ -180,7 +180,7 @@ class Execution:
         self.stirred = asyncio.Event()
         self.waiters: dict[e.StepId, Waiter] = {}
         self.interventions: dict[e.StepId, Intervened] = {}
-        """Steps that somebody ended since this execution began."""
+        """Steps that a person ended since this execution began."""
         self.main: asyncio.Future[Any] | None = None
         self.busy = 0
         self.hosting = False
@@ -191,14 +191,14 @@ class Execution:
         self.inner_waits = InnerWaits(self.mark_idle, self.mark_busy)
         self.lease: Lease | None = None
         self.attempts = 0
-        """Attempts that are open right now: whoever only wants the run to leave lets them finish first."""
+        """The number of open attempts. A worker that gives the run up lets them finish first."""
         self.touch_after_us = 0
         self.patches: dict[str, bool] = {}
         facts = log.fold.facts
         self.generation = facts.generation
         left = log.ledger.facts
         self.left_behind = bool(facts.generation or facts.forked_from or left.open or left.forks)
-        """Whether there may be effects that this timeline does not have: left by a rewind or a repair, or of a fork."""
+        """Whether there may be effects outside of this timeline: of a rewind, a repair or a fork."""
         self.fork_effects = facts.fork_effects
         self.model = facts.model
         self.turns = Turns(is_threaded=not agent.is_async)
@@ -219,7 +219,7 @@ class Execution:
         self.parked = False
         self.took: set[int] = set()
         self.asked_of: dict[e.StepId, tuple[tuple[str, ...], list[str] | None]] = {}
-        """By step, who had to agree to it: they are asked as well whatever else there is to ask about it."""
+        """By step, its approvers, who are also asked any other question about it."""
         self.inflight: dict[tuple[str, e.Digest], asyncio.Future[None]] = {}
         self.consuming: set[UniqueRight] = set()
         """Rights that attempts of this execution took, of which the store may not know yet."""
@@ -227,7 +227,7 @@ class Execution:
         self.after_death = False
         """Whether the process before died, and the run has made no progress since."""
         self.was_left = False
-        """Whether whoever had the run before did not come to rest."""
+        """Whether the previous holder left the run in the middle."""
         self.files: RunFiles | None = None
         self._ahead: tuple[Hold, asyncio.Event] | None = None
         self._patient_until = 0.0
@@ -269,7 +269,7 @@ class Execution:
         return self.log.seq
 
     async def write(self, *entries: Entry, **rights: Any) -> Written:
-        """Write and wait until it holds, whoever cancels meanwhile."""
+        """Write and wait until the commit, also if this task is cancelled meanwhile."""
         cancelled, seq = False, 0
         try:
             writing = self.log.append_begun(*self._mended(entries), **rights)
@@ -295,7 +295,7 @@ class Execution:
         raise self.signal or error
 
     def interrupted(self, error: KillickError) -> Signal:
-        """The store could not do what a step needs of it: that is no failure of the run, which goes on another time."""
+        """Close the handle after an error of the store. It is no failure of the run, which resumes later."""
         self.close(Interrupted(error), cut=True)
         assert self.signal is not None
         return self.signal
@@ -335,10 +335,7 @@ class Execution:
         return first or self.after_death
 
     async def raise_if_closing(self) -> None:
-        """Somebody cancelled. Was it the agent's own code, or does the loop end, or whoever drives the run?
-
-        In the latter case they are told in this turn or the next, and nothing more is written.
-        """
+        """After a CancelledError: raise the signal, unless the agent's own code cancelled."""
         if await self.is_closing():
             assert self.signal is not None
             raise self.signal
@@ -399,7 +396,7 @@ class Execution:
             raise branch.stopped
 
     async def refused_again(self) -> None:
-        """Code that catches every signal and goes on would never end: after a while it is never heard again."""
+        """Code that catches every signal would never end: after a while none is raised in it any more."""
         self._signals += 1
         try:
             loop = asyncio.get_running_loop()
@@ -534,7 +531,7 @@ class Execution:
         return max(self._patient_until - self.loop.time(), 0.0)
 
     async def unwind(self) -> None:
-        """Let the agent's code leave its blocks. Whatever it does there is refused; whatever it returns is dropped."""
+        """Let the agent's code leave its blocks. Its steps are refused there, and its result is dropped."""
         if self.main is None or self.main.done():
             return
         # A thread that is at work cannot be cancelled: its attempt waits for it, and records what it comes to.

@@ -1,6 +1,6 @@
-"""Advances runs on one loop: takes them, drives them until they end or wait, parks them, and wakes them.
+"""Advances runs on one loop: leases them, drives them until they end or wait, parks them, and wakes them.
 
-Knows nothing of how a step is done. A run that waits stays in a small warm cache; woken soon it goes on without replay.
+Does not know how a step runs. A waiting run stays in a small warm cache; woken soon it resumes without replay.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Executor:
     ) -> RunOutcome:
         """Drive a run until it has ended or waits. With `sit_out`, timers and backoffs are waited for here.
 
-        With a claim the run is ours already, and its children are for whoever claims them.
+        With a claim the run is leased already, and its children are left to the workers that claim them.
         """
         if run in self._live:
             raise RunBusy(run, holder=self.engine.holder)
@@ -199,7 +199,7 @@ class Executor:
                 ex.stirred.set()
 
     async def close(self) -> None:
-        """Let go of everything: what is live here is interrupted, and goes on another time.
+        """Release every run: live runs are interrupted, and resume later.
 
         A blocking tool is waited for a while, and its outcome recorded; the run of one that lives longer stays leased.
         """
@@ -217,7 +217,7 @@ class Executor:
         self._warm.clear()
 
     def abandon(self) -> None:
-        """Let go of what a loop left that is closed: nothing of it goes on but its threads."""
+        """Release the runs of a loop that is closed, of which only threads still run."""
         for ex in [ex for ex in self._live.values() if ex is not None]:
             self._release(ex, left=True)
         self._live.clear()
@@ -242,7 +242,7 @@ class Executor:
         return ex
 
     def _warmed(self, run: str, claim: ClaimedRun | None, *, hosts: bool) -> Execution | None:
-        """A run that waits in memory, if nobody touched it since."""
+        """A run that waits in memory, if its log has not changed since."""
         ex = self._warm.pop(run, None)
         if ex is None or ex.signal is not None:
             return None
@@ -281,7 +281,7 @@ class Executor:
     def _opened(
         self, run: str, agent: AnyAgent | None, claim: ClaimedRun | None, *, hosts: bool
     ) -> Execution | RunOutcome:
-        """A run from its record. What is refused here is let go as it was found, unless somebody else claimed it."""
+        """A run from its record. After a refusal it is released as it was found, unless the caller claimed it."""
         engine = self.engine
         ours = claim is None
         claim = claim or claim_run(self.engine, run)
@@ -491,7 +491,7 @@ class Executor:
         return last
 
     async def undo(self, run: str, step: e.StepId, *, by: str | None, because: str | None, settled: str | None) -> str:
-        """Undo one effect of a run that nobody is at, as a step beside the agent's own; its code does not go on."""
+        """Undo one effect of a run that no process holds, as an out-of-band step; its code does not continue."""
         claim = claim_run(self.engine, run)
         dropped: Callable[[], object] | None = None
         try:

@@ -1,7 +1,7 @@
 """From exceptions to what is on record of them, and to what may be done about them.
 
 Knows the errors of the usual clients by their names and attributes, and imports none of them. Touches only what
-an error already holds: it never reads from a connection, and never raises, whatever an error does when asked.
+an error already holds: it never reads from a connection, and never raises, even if an attribute of an error does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NOTES_MAX: Final = 16
 MESSAGE_CHARS_MAX: Final = 10_000
 DETAIL_CHARS_MAX: Final = 2_000
 RETRY_AFTER_SECONDS_MAX: Final = 86_400.0
-"""Who is told to wait longer asks again after a day."""
+"""The longest wait before a retry, also if the server asks for a longer one: a day."""
 
 
 OWN_MODULES: Final = (
@@ -196,7 +196,7 @@ def _kind(error: BaseException) -> FailureKind:
 
 
 def _part(holder: Any, *names: str) -> Any:
-    """What stands at the end of a path of attributes and keys; None where there is no such thing."""
+    """The value at a path of attributes and keys; None where there is none."""
     try:
         for name in names:
             holder = cast(Any, holder)[name] if isinstance(holder, Mapping) else getattr(holder, name)

@@ -10,7 +10,7 @@ from killick.model.chunks import pack, unpack
 from killick.store.protocol import Delivery, Message
 
 COMMAND: Final = "killick.command"
-"""The name under which commands reach a run that somebody holds."""
+"""The name of a message with a command, to the holder of a run."""
 
 ANSWER: Final = "killick.answer"
 

@@ -120,7 +120,7 @@ def _delayed(fold: Fold, body: Body) -> Step:
 
 
 def _pending(fold: Fold, body: Body, verb: str) -> Step:
-    """A step that is not over and not open, of which nobody can say yet what it comes to."""
+    """A step that is neither over nor open, so that its outcome is not determined yet."""
     run, facts, named = fold.facts.run, fold.facts, str(body["step"])
     step = fold.step(named)
 

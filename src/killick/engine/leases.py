@@ -56,7 +56,7 @@ class Leases:
         self._stop = threading.Event()
 
     def hold(self, run: str, epoch: int, *, seconds: float, since: float, lost: Lost) -> Lease:
-        """A lease taken at `since`, to be kept from now on. `lost` is told when it could not be, in any thread."""
+        """Renew a lease taken at `since` from now on. `lost` is called, in any thread, when it could not be renewed."""
         lease = Lease(run, epoch, seconds=seconds, until=since + seconds, lost=lost)
         if not math.isinf(seconds):
             with self._mutex:
@@ -71,8 +71,7 @@ class Leases:
                 del self._held[lease.run]
 
     def release(self, run: str, epoch: int, *, left: bool = False) -> None:
-        """Let a run go in the store. Where the store cannot do that now, it is tried again until it can: a run that
-        nobody here is at must not stay ours."""
+        """Release a run in the store. If the store cannot do that now, retry until it can."""
         with self._mutex:
             self._unreleased[run, epoch] = left
         self._release()
@@ -85,7 +84,7 @@ class Leases:
             raise error
 
     def look(self) -> None:
-        """Keep what has used up its share of time, tell whoever lost theirs, and let go of what could not be before."""
+        """Renew the leases that are due, report the lost ones, and retry the releases that failed."""
         if self._unreleased:
             self._release()
         now = self._clock.monotonic()

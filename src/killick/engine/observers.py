@@ -1,7 +1,7 @@
-"""Tells whoever looks on what runs do here, as they do it: stretches, attempts, waits, rejections.
+"""Publishes run events to registered observers: run spans, attempts, waits, rejections.
 
-It hears what is written. What is replayed writes nothing, so nobody is told of it. Decides nothing, writes nothing, and
-an observer that fails is logged and costs the run nothing.
+The source is what a run writes, so a replay publishes nothing. Decides nothing, writes nothing; an observer that fails
+is logged and does not disturb the run.
 """
 
 from __future__ import annotations
@@ -126,17 +126,17 @@ class Waited:
 
 
 class Observer:
-    """Whoever looks on. Every method does nothing unless it is overridden, and must be quick: the run waits for it.
+    """An observer of runs. Every method does nothing by default, and must be quick: the run waits for it.
 
     They are called on the loop that advances the run; an attempt that commits with a transaction ends in a thread.
     """
 
     def trace(self) -> str | None:
-        """The trace that whoever starts a run here is in, in W3C's form; it goes on record."""
+        """The trace of the caller that starts a run here, in W3C's form, for the record."""
         return None
 
     def began(self, stretch: RunSpan) -> str | None:
-        """A run was taken; returns the trace of this, in W3C's form, which goes on record."""
+        """A run was leased; returns the trace of this span, in W3C's form, for the record."""
         return None
 
     def ended(self, stretch: RunSpan) -> None:
@@ -166,8 +166,10 @@ _observers: list[Observer] = []
 
 
 def observe(observer: Observer) -> Callable[[], None]:
-    """From now on the observer is told of every run that is advanced in this process, also by clients that are open
-    already; returns how to stop that. What is only rehearsed or replayed is never told."""
+    """Register an observer for every run that is advanced in this process; returns the function that removes it.
+
+    Rehearsals and replays are not published.
+    """
     _observers.append(observer)
 
     def stop() -> None:
@@ -178,7 +180,7 @@ def observe(observer: Observer) -> Callable[[], None]:
 
 
 def is_observed() -> bool:
-    """Whether anybody looks on."""
+    """Whether there are observers."""
     return bool(_observers)
 
 
@@ -208,7 +210,7 @@ def _excuse() -> None:
 
 
 def watch(ex: Execution) -> Watch | None:
-    """Hear what an execution writes, where anybody looks on."""
+    """Listen to what an execution writes, if there are observers."""
     if not _observers or ex.engine.stand_in is not None:
         ex.log.hearing = None
         return None
@@ -260,7 +262,7 @@ def _within(attempt: Attempt, observers: Sequence[Observer]) -> Generator[None]:
 
 
 class Watch:
-    """One run that is looked at: makes of what is written what observers are told."""
+    """One observed run: turns its events into calls of the observers."""
 
     def __init__(self, ex: Execution) -> None:
         self.ex = ex
@@ -404,7 +406,7 @@ class Watch:
         self._tell(lambda observer: observer.waits(wait))
 
     def _waited(self, opened: Any, at: int) -> Waited:
-        """Of a wait that was opened, or that stands open on record."""
+        """Of a wait that was opened now, or that is open on record."""
         wait = Waited(self.ex.run_id, self.ex.agent.name, self.stretch, opened.step, at)
         wait.waits_for, wait.name, wait.rule = opened.waits_for, opened.name, opened.rule
         wait.deadline, wait.rounds = opened.deadline, opened.round
@@ -423,7 +425,7 @@ _HEARD: Final[Mapping[type[e.Event], Callable[[Watch, Any, Mapping[str, Any]], N
     e.WaitClosed: Watch._closed,  # pyright: ignore[reportPrivateUsage]
     e.RunFailed: Watch._failed,  # pyright: ignore[reportPrivateUsage]
 }
-"""What is told of, and how it is taken in."""
+"""The handler of each event."""
 
 
 def _over(observer: Observer, attempt: Attempt) -> None:
@@ -431,7 +433,7 @@ def _over(observer: Observer, attempt: Attempt) -> None:
 
 
 def _trace_of(ex: Execution) -> str | None:
-    """The trace that a run belongs to: of whoever started it, or of the first stretch of it."""
+    """The trace that a run belongs to: of its caller, or of its own first span."""
     for recorded in ex.engine.log.read(ex.run_id, limit=_TRACE_WITHIN):
         if isinstance(recorded.event, e.RunStarted | e.RunTaken) and recorded.event.trace is not None:
             return recorded.event.trace

@@ -1,4 +1,4 @@
-"""How a run stands when it was advanced, or when somebody asks: ended, and how; or waiting, and until when."""
+"""The outcome of a run: ended, and how; or waiting, and until when."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from killick.store.protocol import ENDED
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run stands after it was advanced: ended, or waiting until a time or for something outside."""
+    """The outcome of advancing a run: ended, or waiting until a time or for something outside."""
 
     run: str
     status: str
@@ -60,7 +60,7 @@ def ended(engine: Engine, run: str) -> RunOutcome:
 
 
 def paused_because(log: Log, run: str) -> str | None:
-    """Why a run is paused, where whoever did it said so."""
+    """The reason that was given for a pause, if any."""
     state = log.state(run)
     if not state.fold.facts.paused:
         return None
@@ -76,7 +76,7 @@ def paused_because(log: Log, run: str) -> str | None:
 
 
 def outcome_of(engine: Engine, ex: Execution, *, left: bool = False) -> RunOutcome:
-    """How a run stands that is not over."""
+    """The outcome of a run that is not over."""
     fold = ex.log.fold
     diverged = ex.diverged if isinstance(ex.signal, Diverging) else None
     status = "paused" if isinstance(ex.signal, Paused) else fold.facts.status

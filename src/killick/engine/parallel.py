@@ -37,7 +37,7 @@ def spread(branches: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def discard(args: Sequence[Any]) -> None:
-    """Branches that will not be started are closed, so that nobody is told that they were forgotten.
+    """Close branches that will not be started, so that Python does not warn of them.
 
     One that was started belongs to its task, which would wait for ever for what was closed under it.
     """

@@ -1,7 +1,7 @@
 """A context as its code sees it: every way to change it in place is refused, and names `run.update`.
 
 A copy of what is read here (`copy`, `deepcopy`, `dataclasses.replace`, `model_copy`, `list(…)`) is plain and can be
-changed. Whoever goes round it all the same, by `object.__setattr__` say, changes what they see and never the record.
+changed. Code that bypasses this, by `object.__setattr__` say, changes its own view and never the record.
 """
 
 # Of what comes in here no type is known.
@@ -21,7 +21,7 @@ from killick.errors import ContextReadOnly
 from killick.model.codec import TYPES_MAX
 
 _CLASS: Final[Any] = object.__dict__["__class__"]
-"""What really gives an object its class, whatever its type says `__class__` is."""
+"""The slot that gives an object its class, even if its type overrides `__class__`."""
 
 _CHANGES: Final[dict[type, tuple[str, ...]]] = {
     dict: ("__setitem__", "__delitem__", "__ior__", "clear", "pop", "popitem", "setdefault", "update"),
@@ -215,7 +215,7 @@ def _object(value: Any, names: Any, put: Callable[[Any, str, Any], None], entry:
 
 
 def _container(value: Any, entry: str | None) -> Any:
-    """An object of somebody's own subclass of a builtin; one that cannot change its class becomes that builtin."""
+    """An object of a user's subclass of a builtin; one that cannot change its class becomes that builtin."""
     base = next(base for base in _CONTAINERS if isinstance(value, base))
     made = copy(value)
     if base is dict:

@@ -20,7 +20,7 @@ def root_of(run: str) -> tuple[str, int]:
 
 
 def latest(log: Log, run: str) -> str:
-    """The run as which a run goes on, followed through renewals, also where logs on the way are gone."""
+    """The latest run in a chain of renewals, also where logs on the way are gone."""
     row = log.store.index(run)
     if row is None:
         later = log.store.runs(RunQuery(tag=renewals(root_of(run)[0])), limit=1)
@@ -35,12 +35,12 @@ def latest(log: Log, run: str) -> str:
 
 
 def goes_along(message: Message) -> bool:
-    """Whether a message that was not taken belongs to whoever the run goes on as."""
+    """Whether a message that was not taken belongs to the renewed run."""
     return not message.name.startswith("killick.") or message.name == SAID
 
 
 def forwarded(log: Log, message: Message, run: str) -> Delivery:
-    """A message that was sent to a run, for the one as which it goes on. Its id stays, so that it counts once."""
+    """A message to a run, readdressed to its renewal. It keeps its id, so that it counts once."""
     pieces = tuple(log.blobs(message.body).values())
     return Delivery(
         run=run, id=message.id, name=message.name, body=message.body, by=message.by, at_us=message.at_us, pieces=pieces
@@ -48,7 +48,7 @@ def forwarded(log: Log, message: Message, run: str) -> Delivery:
 
 
 def bring_along(log: Log, run: str, follows: str) -> None:
-    """What reached a run's inbox while it was being renewed, and was therefore left behind there."""
+    """The messages that reached a run's inbox while it was being renewed."""
     late = [forwarded(log, message, run) for message in log.store.inbox(follows) if goes_along(message)]
     if late:
         log.store.deliver(late)

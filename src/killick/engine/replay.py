@@ -78,7 +78,7 @@ class Record:
         self.undoing: dict[int, e.StepId] = {}
         """By where an effect started, the step that undoes it because the run ends."""
         self.undoing_beside: dict[int, e.StepId] = {}
-        """The same, for what somebody has undone while the run goes its way."""
+        """The same, for effects that a person has undone out of band."""
         for step in self.steps.values():
             if step.undoes is not None:
                 undoing = self.undoing_beside if step.id.startswith(OUT_OF_BAND) else self.undoing
@@ -211,7 +211,7 @@ class Record:
 
 
 def _as_it_is(step: Step) -> Step:
-    """A step that is not over, as it is on record now: the fold goes on changing its own."""
+    """A copy of a step that is not over, as it is on record now: the fold changes its own."""
     return replace(step, attempts=list(map(copy, step.attempts)))
 
 
@@ -238,7 +238,7 @@ class RequestedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(step: Step, recorded: e.StepIntended | None, asked: RequestedStep) -> str:
-    """'same', 'drift' (the record stands, the difference is noted) or 'diverged'."""
+    """'same', 'drift' (the record is used, the difference is noted) or 'diverged'."""
     if (step.sort, step.name) != (asked.sort, asked.name):
         return "diverged"
     if recorded is None:

@@ -1,7 +1,7 @@
 """What ends the execution of a run without being an error. Agent code may see these pass; it cannot act on them.
 
 They derive from BaseException, so that `except Exception` lets them through. Once one was raised the run's
-handle is closed: whatever agent code does while it unwinds is neither recorded nor applied.
+handle is closed: the steps of agent code that unwinds are neither recorded nor applied.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ class Parked(Signal):
 
 
 class Released(Signal):
-    """Whoever was at the run from outside has left; it waits until they come again."""
+    """The external session of the run has ended; the run waits for the next one."""
 
 
 class Paused(Signal):
-    """Somebody paused the run."""
+    """The run was paused."""
 
 
 class Cancelling(Signal):
-    """Somebody asked the run to end."""
+    """The run was cancelled."""
 
 
 class Renewed(Signal):
-    """The run goes on in a fresh log."""
+    """The run continues in a fresh log."""
 
 
 class Rewinding(Signal):
-    """Somebody wants the run taken back to a place, as a message says that waits in its inbox."""
+    """A message in the inbox asks for a rewind of the run."""
 
     def __init__(self, message: int, id: str, to: str, by: str | None, because: str | None) -> None:  # noqa: A002
         super().__init__(to)
@@ -63,4 +63,4 @@ class Interrupted(Signal):
 
 
 class Stopped(Signal):
-    """A branch stops because a sibling failed or finished first; the run goes on."""
+    """A branch stops because a sibling failed or finished first; the run continues."""

@@ -70,7 +70,7 @@ def machine(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a machine goes on: after the last transition that ended."""
+    """Where a machine resumes: after the last transition that ended."""
 
     after: int = 0
     count: int = 0

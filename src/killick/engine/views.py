@@ -56,7 +56,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None = None
     """What an answer is bound to: another one is another question, though it may have the same id."""
     round: int = 0
-    """How often it was passed on to others, because nobody answered in time."""
+    """How often it was escalated after a deadline."""
 
     @property
     def is_agreed(self) -> bool:

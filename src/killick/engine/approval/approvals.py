@@ -56,7 +56,7 @@ async def agreed(j: PendingVerdict, *, adopts: bool = False) -> None:
 
 
 def void(j: PendingVerdict) -> None:
-    """A question that is not asked any more, because the rules are others now, is closed: nobody's answer counts."""
+    """Close a question that the current rules no longer ask. Later answers to it do not count."""
     wait = j.ex.log.fold.facts.waits.get(j.step)
     if wait is not None and wait.rule is not None:
         j.ex.write_behind(Entry(e.WaitClosed(at=j.ex.now_us(), step=j.step, how="voided")))
@@ -205,7 +205,7 @@ class _Asking:
     # what they say ----------------------------------------------------------------------------
 
     def _fits(self, kind: str, value: Any) -> Any:
-        """An edit is of the arguments, by name, as the tool takes them; whatever fails with them is known here."""
+        """Check an edit: arguments by name, as the tool accepts them, under the same rules."""
         if kind != "edit":
             return value
         try:
@@ -339,7 +339,7 @@ def _fits(tool: AnyTool, name: str, value: Any) -> bool:
 
 
 def refuse_misfit(wait: Wait, value: Any) -> None:
-    """Refuse an edit that the tool would not take, where somebody can mend it."""
+    """Refuse an edit that the tool would not accept, while the approver can still correct it."""
     intention: dict[str, Any] = wait.intention or {}
     tool = TOOLS.get(intention.get("tool", ""))
     if not isinstance(value, dict):
@@ -414,7 +414,7 @@ def pairs_of(data: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def replayed(ex: Execution, branch: Branch, past: Step) -> None:
-    """The agent is told again what people said of a step that is over."""
+    """Give the agent the recorded answers to a step that is over."""
     branch.told = None
     for seq, event in ex.record.of_all(past.id):
         if isinstance(event, e.StepEdited) and (event.verdict is None or event.verdict.ruling != "reject"):

@@ -24,7 +24,7 @@ ARGUMENT_CHARS: Final = 160
 
 
 def call(intention: Any, chars: int = ARGUMENT_CHARS) -> str:
-    """A call as it would be written, with every argument. Nothing in it is invisible, or moves what stands beside."""
+    """A call as source text, with every argument. Invisible and direction-changing characters are escaped."""
     told = _mapping(intention)
     if "tool" not in told:
         return "a call that is no longer on record"

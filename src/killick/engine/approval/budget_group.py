@@ -54,7 +54,7 @@ class Family:
         return found
 
     def slot(self, own: Ledger, others: Others) -> UniqueRight:
-        """The right to act next in the family: whoever has it has seen all that was done before."""
+        """The right to act next in the budget group. Its holder has seen every earlier action."""
         number = own_part(own).governed + others.counts.governed
         return UniqueRight(BUDGET, sha256(f"{self.root}\0{number}".encode()).digest())
 

@@ -56,7 +56,7 @@ class Proposed(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 def after_edit(
     before: CallAnswer | None, by: str, comment: str | None, changed: Mapping[str, tuple[Any, Any]]
 ) -> CallAnswer:
-    """What is told of an edit: all that people changed so far, from what the agent wanted to what it is now."""
+    """The answer after an edit: every change so far, from the agent's arguments to the current ones."""
     merged = dict(before.changed) if before is not None else {}
     for name, (old, new) in changed.items():
         merged[name] = (merged[name][0] if name in merged else old, new)
@@ -65,7 +65,7 @@ def after_edit(
 
 
 def after_approval(before: CallAnswer | None, by: str | None, comment: str | None) -> CallAnswer:
-    """What is told of an agreement; where somebody edited it before, that is what counts."""
+    """The answer after an approval. An earlier edit takes precedence."""
     return (
         before if before is not None and before.kind == "edit" else CallAnswer(kind="approve", by=by, comment=comment)
     )

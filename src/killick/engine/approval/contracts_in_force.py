@@ -1,6 +1,6 @@
-"""What a run's intentions are judged by: the contracts in force, and what their rules may know.
+"""The contracts in force for a run, and the facts that their rules may read.
 
-The judging itself is pure and in `model.contract`. Writes nothing and asks nobody.
+Evaluation itself is pure and in `contracts`. Writes nothing, asks no person.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Past:
 
 
 class RunView(Protocol):
-    """Where a run stands: a log that somebody has open, or a look at one."""
+    """The state of a run: an open log, or a read-only view of one."""
 
     @property
     def run(self) -> str: ...
@@ -105,7 +105,7 @@ class RunView(Protocol):
 
 
 class Looked(NamedTuple):
-    """A look at a run that somebody else may be at."""
+    """A read-only view of a run that another process may hold."""
 
     run: str
     fold: Fold
@@ -134,8 +134,7 @@ class ContractsInForce:
         self.mark = e.to_text(digest([bound.contract.digest for bound in self.bound])) if self.bound else None
         """What all the contracts in force come to: where it is another, what people agreed to counts for nothing."""
         self._roots = {bound.of: self._pinned(bound) for bound in self.bound}
-        """By contract, the folders that paths may lead into, as they were when it came into force: whoever makes one a
-        link to elsewhere comes no further than that."""
+        """By contract, the folders that paths may lead into, resolved when it came into force."""
         self._said: tuple[object, ...] | None = None
         """What the record says is in force, once that is so."""
         self._pasts: dict[str, Past] = {}
@@ -185,7 +184,7 @@ class ContractsInForce:
         """What the contracts of a run and of those above it say together: a rejection by any before a question by any.
 
         agreements   what people agreed to already, of this very intention
-        asks         what the tool itself, or whoever proposes it, wants to be asked
+        asks         the approval that the tool itself, or the proposing code, requires
         begun        whether what was done so far counts this very intention already, and as an effect if it is open
         adopts       whether what was done before is about to be adopted, so that nothing more is done
         """
@@ -250,7 +249,7 @@ class ContractsInForce:
         return {role: names for bound in self.bound for role, names in bound.contract.people.items()}
 
     def looked(self, name: str, arguments: Mapping[str, Any]) -> dict[str, str]:
-        """Where the files that an intention names really are: links are followed, and that goes on record."""
+        """The real paths of the files that an intention names, links resolved, for the record."""
         files = self._files.get(name)
         if files is None:
             named = [bound.contract.path_arguments(name) for bound in self.bound]
@@ -346,8 +345,8 @@ class ContractsInForce:
         return bool(self._families) and (self._is_shared or any(of is not None for of in self._families))
 
     def slots(self, rests_on: Mapping[str, Any]) -> tuple[UniqueRight, ...]:
-        """The rights to act next, where runs of a family count together: it is done in one order, or not at all. They
-        are those of the very look that a verdict rests on: whoever acted since has them."""
+        """The rights to act next, where runs count together in a budget group. They belong to the read on which the
+        verdict is based; a run that acted since has consumed them."""
         looked: Mapping[str, Others] = rests_on.get("others") or {}
         ledger = self._log.ledger
         found = [self._families[of or None].slot(ledger, others) for of, others in looked.items()]
@@ -444,7 +443,7 @@ def _recorded(engine: Engine, run: str, seq: int) -> Contract:
 
 
 def named(people: Mapping[str, Sequence[str]], to: Sequence[str]) -> list[str] | None:
-    """People by name; None where nobody says who is who, so that a name may be a role."""
+    """People by name; None without a declaration of people, so that a name may be a role."""
     if not people or not to:
         return None
     return sorted({name for each in to for name in people.get(each, (each,))})

@@ -1,7 +1,4 @@
-"""An intention on its way through the gate: judged as it stands, and its verdict put on record with it.
-
-Asks nobody: that is in `approving`.
-"""
+"""The evaluation of one intention by the contracts; its verdict is recorded with it. Approvals are in `approvals`."""
 
 from __future__ import annotations
 
@@ -77,7 +74,7 @@ class PendingVerdict:
         self.unwritten.append(Entry(event, values))
 
     def written(self) -> list[Entry]:
-        """What is still to be written of the intention, from now on in somebody else's hands."""
+        """The entries of the intention that are not written yet; the caller writes them."""
         entries, self.unwritten = self.unwritten, []
         return entries
 
@@ -101,11 +98,11 @@ class PendingVerdict:
 
     @property
     def asks(self) -> Approval | None:
-        """Whom the tool itself wants asked, or whoever proposes it."""
+        """The approval that the tool itself, or the proposing code, requires."""
         return approval_of(self.intent)
 
     def judge(self, *, by: str = "agent", adopts: bool = False) -> Verdict:
-        """The verdict on it as things stand. What is not on record of it yet is written with that."""
+        """The current verdict. Unwritten entries of the intention are written with it."""
         ex, intent = self.ex, self.intent
         judge = ex.judge
         self._settle_values()
@@ -189,7 +186,7 @@ class PendingVerdict:
 
 
 def approval_of(intent: Intent) -> Approval | None:
-    """Whom a tool, or whoever proposes it, wants asked about a call of it."""
+    """The approval that a tool, or the proposing code, requires for a call."""
     approve = intent.policy.approve
     if callable(approve):
         try:
@@ -230,7 +227,7 @@ def failed_by(message: str, **details: Any) -> Failure:
 
 
 def stop_looping(ex: Execution) -> None:
-    """A model that does not learn from rejections is stopped, until somebody has looked at it."""
+    """Pause a run whose model repeats rejected intentions, until a person resumes it."""
     limit, count = ex.judge.rejections, ex.log.fold.facts.rejected
     if limit and count >= limit and ex.signal is None:
         because = f"{count} intentions in a row were rejected by the contract; say something to it, and resume it"

@@ -1,7 +1,7 @@
-"""Where a run may be taken back to, or forked: a place in its time, and what stands beside it. Changes nothing.
+"""The place at which a run is rewound or forked, and the events that remain valid there. Changes nothing.
 
-A cut inside parallel work is logical: branches beside the one that is taken back keep what they had ended, and an
-attempt that was open at the cut takes its outcome from the later log, if there is one.
+A cut inside parallel work is logical: the other branches keep the steps that they had ended, and an attempt that was
+open at the cut takes its outcome from the later log, if there is one.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def cut(
 ) -> Cut:
     """Where a run is cut by a place that people name.
 
-    `anew` are steps that had ended there and whose outcomes do not stay. What a fork's parent had begun and not ended
-    does not stand in the fork: it begins that anew. So does a run with what it had asked: answers do not carry over.
-    With `has_undone`, what somebody undid since of that which stands is undone there too.
+    `anew` are steps that had ended there and whose outcomes are dropped. A fork repeats what its parent had begun and
+    not ended. A run repeats its open questions: answers do not carry over. With `has_undone`, effects that are kept
+    and were undone since are undone there too.
     """
     place = at(log, run, text)
     fold = log.state(run, place.seq, keep=place.keep).fold
@@ -87,7 +87,7 @@ def cut(
 
 
 def beside(step: e.StepId, own: e.StepId, transitions: Collection[e.StepId] = ()) -> bool:
-    """Whether a step is in another branch of a gather than the one in question, at whatever depth they part.
+    """Whether a step is in another branch of a gather than the given one, at any depth.
 
     Below a gather come branches, and below each its steps; below a transition come steps.
     """
@@ -101,8 +101,7 @@ def beside(step: e.StepId, own: e.StepId, transitions: Collection[e.StepId] = ()
 
 
 def _given_up(fold: Fold) -> dict[e.StepId, Step]:
-    """Steps that were given up in what is not over: why that was may not stand, so they begin anew, with what came
-    after them in their line."""
+    """Cancelled steps in a scope that is not over: the cause may be gone, so they and their successors are repeated."""
     scopes = [index for index in fold.facts.pending.values() if fold.steps[index].sort == "scope"]
     first = min(scopes, default=fold.tops[-1] if len(fold.tops) else 0)
     steps = [fold.steps[index] for index in range(first, len(fold.steps))]
@@ -135,7 +134,7 @@ def _is_after(step: e.StepId, lines: Mapping[str, int]) -> bool:
 
 
 def _undoes(event: e.StepIntended, cut: int, keep: Collection[int]) -> bool:
-    """Whether somebody had an effect undone that stands."""
+    """Whether an effect that is kept was undone by a person."""
     return event.step.startswith(OUT_OF_BAND) and (event.undoes_seq <= cut or event.undoes_seq in keep)
 
 
@@ -145,7 +144,7 @@ def _step_of(event: e.Event) -> e.StepId | None:
 
 
 def _later(log: Log, run: str, start: RunMoment, place: RunMoment) -> list[tuple[int, e.Event]]:
-    """What stands after a start, in the timeline of a place, as far as that went."""
+    """The events after a start in the timeline of a place, up to that place."""
     events: list[tuple[int, e.Event]] = []
     for row in log.rows(run, after=start.seq):
         event = e.decode(row.body)

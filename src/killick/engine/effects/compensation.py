@@ -98,8 +98,10 @@ async def _undone(ex: Execution, branch: Branch, tool: AnyTool, effect: ledger.E
 async def undo(
     ex: Execution, branch: Branch, step: e.StepId, *, by: str | None, because: str | None, settled: str | None
 ) -> str:
-    """Undo one effect of the current timeline, and say what came of it. `settled` is what somebody says of an undoing
-    whose outcome is not known; or that they undid it by hand."""
+    """Undo one effect of the current timeline; returns the outcome.
+
+    `settled` is a person's word: the outcome of a compensation in doubt, or that they undid the effect by hand.
+    """
     effect = effect_to_undo(ex.engine.log, ex.run_id, step)
     tool = TOOLS.get(effect.tool)
     begun = ex.record.undoing_beside.get(effect.started)
@@ -145,7 +147,7 @@ def _settled_undo(
 def _undone_by_hand(
     ex: Execution, branch: Branch, effect: ledger.Effect, step: e.StepId, by: str | None, because: str | None
 ) -> str:
-    """Somebody undid it without us."""
+    """A person undid it by hand."""
     now, at = ex.now_us(), branch.number()
     intended = e.StepIntended(
         at=now, step=at, sort="undo", name=effect.tool, effect=effect.effect, undoes=step,
@@ -191,7 +193,7 @@ async def _given_up(
 
 
 def _told(ex: Execution, tool: AnyTool, effect: ledger.Effect) -> Effect:
-    """What a compensation is told: the arguments and, as far as there are any, result, progress and failure."""
+    """The input of a compensation: the arguments and, where recorded, result, progress and failure."""
     log = ex.engine.log
     arguments = log.data(ex.run_id, effect.intended).get("arguments", {})
     data = log.data(ex.run_id, effect.ended) if effect.ended else {}

@@ -1,6 +1,6 @@
-"""What was done before is not done again: by this timeline, by one that was left, or by another run of the lineage.
+"""Deduplication of effects over this timeline, abandoned timelines and the other runs of the run tree.
 
-R17, R18 and R34: a result on record is adopted, what is in doubt is settled first, what nobody did may be asked about.
+R17, R18 and R34: a recorded result is adopted, an effect in doubt is reconciled first, a new one may need approval.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def is_left(a: StepState) -> bool:
 
 
 async def _adopted(a: StepState) -> RecordedOutcome | None:
-    """R18: the recorded result of an effect of the same identity that this timeline left, whatever the new wording."""
+    """R18: the recorded result of an effect of the same identity on an abandoned timeline, even if worded otherwise."""
     ex, intent = a.ex, a.intent
     lineage = ex.run_tree
     identity = e.to_text(intent.identity or intent.digest)
@@ -242,7 +242,7 @@ def _at_work(ex: Execution, done: RecordedEffect) -> str | None:
 
 
 async def allowed(a: StepState) -> None:
-    """What nobody did before may need somebody's word, once a step."""
+    """Ask a person about an effect that was not done before, once a step."""
     if a.ex.left_behind and not a.made and a.intent.effect not in OWN_ONLY and a.intent.sort != "undo":
         await _may_go_on(_wanted(a), a.beside)
 
@@ -258,7 +258,7 @@ async def _until_known(a: StepState, done: RecordedEffect, run: str) -> None:
 
 
 async def _may_go_on(wanted: WantedStep, others: Sequence[str]) -> None:
-    """What was not done before may need somebody's word: beside what was left, and in a fork (R34)."""
+    """Whether a new effect needs a person's approval: after a rewind that left similar effects, and in a fork (R34)."""
     ex, mode = wanted.ex, wanted.ex.fork_effects
     call = f"{wanted.name}({short(wanted.recording)})"
     if mode == "none":

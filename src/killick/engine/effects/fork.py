@@ -119,7 +119,7 @@ def _goes_on(fold: Fold, name: e.StepId) -> bool:
 
 
 def _answer(fold: Fold, step: Step, output: Any) -> Any:
-    """What somebody would have answered, as an answer is recorded."""
+    """A given answer, as answers are recorded."""
     wait = fold.facts.waits.get(step.id)
     if wait is not None and wait.waits_for == "child":
         return {"status": "completed", "result": output, "failure": None}

@@ -52,7 +52,7 @@ class RecordedOutcome(NamedTuple):
 
 
 def stopped(by: str | None, because: Any) -> Failure:
-    """Somebody said to stop, rather than what happened."""
+    """A person stopped the step instead of saying what happened."""
     told = f": {because}" if because else ""
     return Failure.told("killick.Stopped", f"stopped by {by or 'somebody'}{told}")
 
@@ -177,7 +177,7 @@ def _settled(a: StepState, found: Happened | DidNotHappen, *, by: str) -> Record
 
 
 async def _ask(a: StepState) -> RecordedOutcome | None:
-    """Nobody here can know: a person says whether it happened."""
+    """Ask a person whether the effect happened."""
     ex, intent = a.ex, a.intent
     if a.step.startswith(OUT_OF_BAND):
         # Whoever undoes it is there to be told, and the run may be over: it does not wait for them.

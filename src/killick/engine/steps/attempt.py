@@ -33,7 +33,7 @@ class Untouched(Exception):
 
 
 class ToolInterceptor(Protocol):
-    """Stands between steps and the world, where a run is only rehearsed or replayed.
+    """Intercepts calls of tools where a run is only rehearsed or replayed.
 
     `real` does what would be done without it.
     """
@@ -48,7 +48,7 @@ class ToolInterceptor(Protocol):
 
 
 async def waited_for(work: Work, timeout: float | None) -> Applied:
-    """The outcome of a blocking call; when its time is up or somebody cancels it is abandoned, not ended."""
+    """The outcome of a blocking call. After a timeout or a cancellation its thread is abandoned, and keeps running."""
     try:
         await asyncio.wait({work.future}, timeout=timeout)
     except asyncio.CancelledError as error:
@@ -68,7 +68,7 @@ async def waited_for(work: Work, timeout: float | None) -> Applied:
 
 
 async def outlasted(work: Work, seconds: float) -> Applied:
-    """The outcome of a blocking call that was cancelled: its thread goes on, and is waited for though others cancel."""
+    """The outcome of a blocking call that was cancelled: wait for its thread, also if cancelled again."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     while not work.future.done() and (left := until - loop.time()) > 0:

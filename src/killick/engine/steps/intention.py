@@ -60,11 +60,11 @@ class Intent:
         self.undoes = undoes
         self.recording = arguments if recording is None else recording
         self.proposed = False
-        """Whether a person is to be asked, whatever the rules say."""
+        """Whether an approver is asked even if no rule requires it."""
         self.bubbles: tuple[type[BaseException], ...] = ()
         """Errors by which code that is not ours leaves before it did anything."""
         self.settled = False
-        """Whether its values are those on record, which nobody else can change."""
+        """Whether its values come from the record and cannot be changed by other code."""
         self.effect: e.EffectClass | None = None
         self.digest: bytes = b""
         self.identity: bytes | None = None
@@ -103,7 +103,7 @@ class Intent:
             refuse_tx_misfit(self.name, self.effect, self.shape)
 
     def take_up(self, recorded: dict[str, Any], intended: e.StepIntended, step: e.StepId, secret_key: bytes) -> None:
-        """Intend what is on record, whatever code says now."""
+        """Take the arguments from the record instead of from the code."""
         assert self.shape is not None
         effect = self.effect
         self.arguments = self.shape.restore(recorded, self.arguments)
@@ -136,7 +136,7 @@ class Intent:
             setattr(self, name, getattr(before, name))
 
     def ask_instead(self, model: str) -> None:
-        """In a fork that asks another model: whoever names one is given that."""
+        """In a fork with another model: replace the model that the code names."""
         if self.sort == "model" and "model" in self.arguments:
             self.arguments = {**self.arguments, "model": model}
             self.recording = self.told = {**self.told, "model": model}

@@ -1,7 +1,7 @@
 """Runs a blocking tool in a process of its own, where it can be killed. Values pass through the codec.
 
 The tool's process and what it starts are one process group. The group dies with the agent's process, however that dies:
-the kernel signals the tool's process, and a guard beside it kills the group when the pipe from the agent breaks.
+the kernel signals the tool's process, and a guard process kills the group when the pipe from the agent breaks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ERROR: Final = "error"
 _LENGTH: Final = struct.Struct("<Q")
 _PR_SET_PDEATHSIG: Final = 1
 _OVER: Final = b"."
-"""What the guard is told when the tool's process ends by itself: what that left running stays."""
+"""The message to the guard when the tool's process ends by itself: its own child processes stay."""
 
 
 async def run_isolated(

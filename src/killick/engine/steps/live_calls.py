@@ -50,7 +50,7 @@ class LiveCall:
         self._calls.rest(self)
 
     def stir(self) -> None:
-        """Its code goes on."""
+        """Mark its code as running again."""
         self._calls.stir(self)
 
     def record_late(self) -> None:
@@ -96,7 +96,7 @@ class LiveCalls:
         self._leave(call)
 
     def stir(self, call: LiveCall) -> None:
-        """A call that rested goes on."""
+        """Mark a resting call as running again."""
         with self._changed:
             if call.is_resting and not call.is_over:
                 call.is_resting = False
@@ -153,7 +153,7 @@ class LiveCalls:
     # threads ----------------------------------------------------------------------------------
 
     def work_of(self, run: str, step: StepId) -> Work | None:
-        """The thread that was last at a step, also when it is over and nobody took its outcome."""
+        """The thread that last ran a step, also when it is over and its outcome was not taken."""
         return self._works.get((run, step))
 
     def remember(self, run: str, step: StepId, work: Work) -> None:

@@ -1,4 +1,4 @@
-"""What a model's reply says, whoever sent it, and how it is stored and comes back as the class its client gave.
+"""Reads a model's reply from any client, stores it, and rebuilds it as the class of that client.
 
 Goes by shape: objects of the official clients, of clients that imitate them, and plain dicts are read alike. No
 client is imported unless a stored reply must be rebuilt, and nothing here sends a request.
@@ -163,7 +163,7 @@ def tool_calls_of(reply: Any) -> list[ToolCall]:
 
 
 def is_paused(reply: Any) -> bool:
-    """Whether the model only paused: Anthropic does in a long turn, and goes on when it is sent what it said."""
+    """Whether the model only paused: Anthropic does in a long turn, and continues when its reply is sent back."""
     return bool(_of(reply, "stop_reason") == "pause_turn")
 
 
@@ -275,7 +275,7 @@ _EVENTS: Final = (
     ("anthropic.types.beta.beta_raw_", "anthropic.beta.message.event"),
 )
 _HEADERS: Final = ("_request_id", "_workspace_id")
-"""What official clients keep of an answer's headers, beside its body."""
+"""Attributes in which official clients keep headers of a response."""
 
 _DERIVED: Final = frozenset({"parsed", "parsed_arguments", "parsed_output"})
 """What a client's parser adds to what was sent."""

@@ -22,8 +22,7 @@ class Closed(NamedTuple):
 
 
 class Intervened(BaseException):
-    """Somebody ended a step that was not over, by an event that is on record. Not for the agent's code: whoever
-    carries the step out gives it what is on record instead."""
+    """A person ended a step that was not over. The agent's code gets the recorded outcome instead of this error."""
 
     def __init__(self, seq: int, event: Any, values: Mapping[str, Any]) -> None:
         super().__init__(f"step {event.step}")
@@ -33,7 +32,7 @@ class Intervened(BaseException):
 
     @property
     def closed(self) -> Closed:
-        """The end of a wait that it stands for."""
+        """The equivalent end of a wait."""
         if isinstance(self.event, e.StepOverridden):
             return Closed(self.seq, "answered", self.event.by, self.values.get("output"))
         return Closed(self.seq, "skipped", self.event.by, None, self.values.get("comment"))
@@ -44,7 +43,7 @@ Then = Callable[[Closed], tuple[Sequence[Entry], dict[str, Any]]]
 
 
 class Escalation(NamedTuple):
-    """Whom a question goes to next when nobody answered in time: for how long, and who that is by name, if known."""
+    """The next addressees of a question that was not answered in time: for how long, and their names, if known."""
 
     to: tuple[str, ...]
     timeout: float | None

@@ -58,7 +58,7 @@ class Question(msgspec.Struct, kw_only=True):
 
 
 async def wait_for(ex: Execution, branch: Branch, asked: Question) -> Closed:
-    """A wait as a step, and how it ended. Skipped: somebody did not want it waited for, and it has no default."""
+    """A wait as a step; returns how it ended. Raises if a person skipped a wait without a default."""
     try:
         closed = await _until_over(ex, branch, asked)
     except Intervened as done:
@@ -70,7 +70,7 @@ async def wait_for(ex: Execution, branch: Branch, asked: Question) -> Closed:
 
 
 async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
-    """On record before anybody can answer it, and over by what is on record."""
+    """Record the wait before it can be answered, and its end before the code sees it."""
     step = branch.number()
     bound = e.to_text(digest(asked.identity)) if asked.identity is not None else None
     claim = RequestedStep(sort="wait", name=asked.name, digest=bound, binding=bound is not None)

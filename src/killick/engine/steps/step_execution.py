@@ -489,8 +489,8 @@ class StepExecution(StepState):
             return None
 
     async def _rest_inside(self) -> None:
-        """Steps that its code took are not over, so that neither is it, whatever its code made of that. It is left
-        until they are; then its effect says whether it is entered again."""
+        """Leave an attempt open whose inner steps are not over. When they are, its effect class decides whether it is
+        entered again."""
         ex = self.ex
         if isinstance(ex.signal, Interrupted | Cancelling):
             raise ex.signal

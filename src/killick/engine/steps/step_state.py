@@ -60,7 +60,7 @@ class StepState(PendingVerdict):
         self.inflight: tuple[str, e.Digest] | None = None
         self.hold: Hold | None = None
         self.is_left = False
-        """Whether the code of the last attempt was told that its own steps wait, or may not be taken now."""
+        """Whether inner steps of the last attempt wait, or were refused."""
 
     def begins(self, tool: str, identity: e.Digest) -> None:
         """The same action in another branch waits until this one is over, and then looks what came of it."""
@@ -69,7 +69,7 @@ class StepState(PendingVerdict):
         self.inflight = tool, identity
 
     def over(self) -> None:
-        """Whatever waits for this step goes on, and a thread that has ended is remembered no more."""
+        """Release the steps that wait for this one, and forget a thread that has ended."""
         self.ex.engine.live.forget(self.ex.run_id, self.step)
         if self.inflight is not None:
             self.ex.inflight.pop(self.inflight).set_result(None)

@@ -74,7 +74,7 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
 
 
 def _chunks(whole: Any) -> list[Any]:
-    """A reply that is on record, in its chunks; what somebody gave instead of one is one chunk."""
+    """A recorded reply in its chunks; an output that a person gave instead is one chunk."""
     if isinstance(whole, dict) and "chunks" in whole:
         return [_chunk(each) for each in whole["chunks"]]  # pyright: ignore[reportUnknownVariableType]
     return [whole]

@@ -97,7 +97,7 @@ class Transacting:
         return applied
 
     def _abandon(self) -> None:
-        """Nothing of it will be committed. The thread is told as soon as it asks; a statement is cut short."""
+        """Abort the transaction. Its thread gets an error at its next statement; a running statement is interrupted."""
         self._is_abandoned = True
         connection = self._connection
         if self._tx is not TX:

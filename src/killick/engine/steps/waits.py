@@ -69,8 +69,7 @@ def verbs_of(waits_for: str) -> tuple[Verb, ...]:
 def may_answer(
     by: str | None, to: Sequence[str], may: Sequence[str] | None, roles: Callable[[str], Iterable[str]] | None
 ) -> bool:
-    """Whether somebody is one of those who are asked: by name, or by a role that they have. Where nobody says who is
-    who, what a question is addressed to is an address and no more."""
+    """Whether a person is an addressee: by name, or by role. Without declared people every person is."""
     if not to or (may is None and roles is None):
         return True
     if by is None:
@@ -97,14 +96,14 @@ def refuse_controls(id: str | None) -> None:  # noqa: A002
 
 
 def who(by: object, about: str) -> str | None:
-    """The name of a person, as it goes on record; nobody's where there is none. AnswerRefused for what is no name."""
+    """The name of a person for the record, or None. AnswerRefused for text that is no name."""
     if by is not None and not isinstance(by, str):
         raise AnswerRefused(about, f"by={by!r} is no name; give a text")
     return (by or "").strip() or None
 
 
 def schema_of(kind: Any) -> Any:
-    """The JSON schema of a type that an answer is to have; None where none can be told."""
+    """The JSON schema of the type of an answer; None where there is none."""
     import pydantic
 
     try:
@@ -137,7 +136,7 @@ def binding(run: str, generation: int, step: e.StepId, waits_for: str, **asked: 
 
 
 async def until(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
-    """Wait: the branch rests, and the run may leave memory meanwhile. Intervened: somebody ended the step itself."""
+    """Wait. The branch is idle, and the run may leave memory. Raises Intervened if a person ended the step."""
     if ex.signal is not None:
         raise ex.signal
     raise_if_intervened(ex, waiter.step)
@@ -162,7 +161,7 @@ async def until(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
 
 
 def intervene(ex: Execution, step: e.StepId, done: Intervened) -> None:
-    """Somebody ended a step, which is on record: who waits within it is told now, other code when it comes there."""
+    """End the wait of a step that a person ended, with what is on record; other code gets it at its next step."""
     ex.interventions[step] = done
     waiter = ex.waiters.get(step)
     if waiter is not None and not waiter.future.done():
@@ -173,13 +172,13 @@ def intervene(ex: Execution, step: e.StepId, done: Intervened) -> None:
 
 
 def raise_if_intervened(ex: Execution, step: e.StepId) -> None:
-    """Go no further with a step that somebody ended."""
+    """Raise Intervened for a step that a person ended."""
     if step in ex.interventions:
         raise ex.interventions[step]
 
 
 async def until_time(ex: Execution, branch: Branch, step: e.StepId, at_us: int) -> None:
-    """Sit out a time that is on record already; somebody may have said there since to go on sooner."""
+    """Wait until a recorded time, or until a recorded command ends that wait."""
     if at_us > ex.now_us():
         found = ex.log.fold.step(step)
         at_us = min(at_us, (found.delayed_until if found is not None else None) or at_us)
@@ -241,7 +240,7 @@ def look(ex: Execution, *, only: Waiter | None = None) -> None:
 
 
 def _waiting_messages(ex: Execution, only: Waiter | None) -> list[Message]:
-    """Messages that somebody here may want, in their order; of those that nobody asks for there may be very many."""
+    """The messages that a wait of this run may take, in order. The inbox may hold very many others."""
     store = ex.engine.log.store
     if only is not None:
         names = {"event": {only.name}, "answer": {ANSWER, VOTE}, "settlement": {ANSWER}}.get(only.waits_for, set[str]())
@@ -272,7 +271,7 @@ def _take(ex: Execution, message: Message) -> None:
 
 
 def _drop(ex: Execution, message: Message) -> None:
-    """Take a message that nobody waits for any more."""
+    """Take a message that no wait needs any more."""
     taken = e.MessageTaken(at=ex.now_us(), message=message.number, name=message.name, id=message.id, by=message.by)
     ex.took.add(message.number)
     ex.write_behind(Entry(taken), takes=(message.number,))
@@ -297,7 +296,7 @@ def _answered(ex: Execution, message: Message) -> None:
 
 
 def _unfit(ex: Execution, waiter: Waiter, message: Message, body: Any) -> object:
-    """Why an answer counts as none: it is of another question, by somebody who is not asked, or no answer at all."""
+    """Why an answer does not count: another question, a person who is no addressee, or no valid answer."""
     told: dict[str, Any] = {**body} if isinstance(body, dict) else {}
     event: Any = None if waiter.asked is None else waiter.asked.event
     asked: dict[str, Any] = {} if waiter.asked is None else dict(waiter.asked.values or {})
@@ -341,7 +340,7 @@ def _voted(ex: Execution, waiter: Waiter, closed: Closed, message: Message) -> N
 
 
 def _pass_on(ex: Execution, waiter: Waiter, now: int) -> None:
-    """Nobody answered in time: others are asked, anew, and may take a time of their own."""
+    """Escalate a question that was not answered in time to the next addressees, with their own deadline."""
     assert waiter.asked is not None
     event: Any = waiter.asked.event
     values = {name: value for name, value in (waiter.asked.values or {}).items() if name != "may"}

@@ -23,7 +23,7 @@ _OPEN_MAX: Final = 8
 
 
 def vault_place(store: Store) -> Path:
-    """Where the files of a store's runs are kept: beside a store that is a file; with one in memory they go too."""
+    """The vault of a store's runs: in the folder of a store that is a file; temporary for one in memory."""
     if isinstance(store, MemoryStore):
         return Path(tempfile.gettempdir(), f"killick-{store.id}")
     place = Path(store.place)
@@ -31,7 +31,7 @@ def vault_place(store: Store) -> Path:
 
 
 def vault_of(facts: LedgerFacts, store: Store, declared: str | None = None) -> Path:
-    """Where the files of a run are kept: where its record says; beside its store, if it was moved along with that."""
+    """The vault of a run: where its record says, or next to its store if both were moved."""
     beside = vault_place(store)
     if facts.vault is None:
         return Path(declared) if declared is not None else beside

@@ -62,7 +62,7 @@ class Files:
     # opening ----------------------------------------------------------------------------------
 
     async def opened(self) -> None:
-        """Before the code of a run goes on: its files are as its record says, or it is put on record how they are."""
+        """Before the code of a run continues: restore its files to the record, or record how they are."""
         ex = self.ex
         facts = ex.log.ledger.facts
         path, vault = str(self.path), str(self.workspace.vault.path)
@@ -98,8 +98,10 @@ class Files:
         return [step for step in steps if step.sort == "tool" and step.attempts and not step.attempts[-1].ended]
 
     async def _left_in_doubt(self, step: Step) -> None:
-        """A process died in a tool that changes the workspace: the files go back before any other tool is let at them.
-        Whoever may only be frozen is left its time."""
+        """After a process died in a tool that changes the workspace: restore the files before any other tool runs.
+
+        A worker that may only be frozen gets its grace period.
+        """
         ex = self.ex
         while ex.signal is None and (left := ex.touch_after_us - ex.now_us()) > 0:
             await asyncio.sleep(ex.engine.clock.nap_seconds(min(left / 1_000_000, 1.0)))
@@ -260,11 +262,11 @@ class Files:
         return bool(step.attempts) and any(seq > step.attempts[-1].started for seq, _ in told)
 
     async def failed(self, a: FileUser) -> None:
-        """An attempt came to nothing and another will be made: the files go back before anybody else is let at them."""
+        """An attempt failed and will be repeated: restore the files before any other tool runs."""
         await self._back(a.step, a.started, a.began_us, self.ex.engine.holder)
 
     def ended(self) -> None:
-        """What a tool came to is on record, or a wait is over. When nobody is at the files, they are taken."""
+        """Snapshot the files after an outcome or a wait, if no tool is running."""
         if not self._beside and not isinstance(self.ex.signal, Interrupted):
             self.begin()
 
@@ -280,7 +282,7 @@ class Files:
         self._back_since[step] = ex.log.seq
 
     def _end_left_over(self, since_us: int, holder: str | None) -> list[Process]:
-        """End what an attempt started and left running. Of a holder that is gone, whatever it left has nobody."""
+        """End the processes that an attempt left running, or that a dead worker left."""
         ended: list[Process] = []
         for _ in range(_ROUNDS_MAX):
             if holder is None:
@@ -340,7 +342,7 @@ class Files:
     # undoing ----------------------------------------------------------------------------------
 
     async def revert(self, step: e.StepId, started: int, ended: int) -> int:
-        """Take back what one step did to the files, where nobody changed that since; returns how many paths."""
+        """Revert the file changes of one step, where the files have not changed since; returns how many paths."""
         ledger = self.ex.log.ledger
         before, after = ledger.files_at(started - 1), ledger.files_at(ended) if ended else None
         if before is None:
@@ -371,7 +373,7 @@ class Files:
 
 
 def _is_time_alone(change: Change) -> bool:
-    """A folder's time moves with whatever happens in it."""
+    """The modification time of a folder changes with its entries."""
     before, after = change.before, change.after
     if before is None or after is None:
         return False
