@@ -700,7 +700,7 @@ def test_nothing_that_honest_people_do_is_called_a_fault(seed: int, tmp_path: Pa
                 more(kd.log, run, chance.randrange(1, 5))
             elif act == "fork":
                 cut = chance.randrange(1, kd.log.head(run).seq + 1)
-                if kd.store.row(kd.log._owner(run, cut), cut) is not None:
+                if kd.store.row(kd.log.owner(run, cut), cut) is not None:
                     kd.log.fork(e.RunForked(at=3, run=f"fork_{number}", parent=run, cut=cut, generation=number))
             elif act == "repair":
                 _break(kd, chance.choice(runs), chance)

@@ -184,10 +184,9 @@ def _children(log: Log, run: str) -> Iterator[str]:
 
 def _lineage(log: Log, run: str) -> list[Ancestor]:
     """The run and those it was forked from, eldest first, each as far as it belongs to the run."""
-    head = log.head(run)
     found: list[Ancestor] = []
-    last = head.seq
-    while True:
+    last = log.head(run).seq
+    for head, _ in log.ancestry(run):
         reason = log.store.quarantined(head.run)
         if reason is not None:
             raise RunBroken(head.run, seq=head.seq, reason=reason)
@@ -195,9 +194,8 @@ def _lineage(log: Log, run: str) -> list[Ancestor]:
         # A fork of a fork may leave it before its first own event, which still says whose fork it is.
         last = max(last, head.base + 1)
         found.append(Ancestor(head.run, head.base, last, genesis, head.parent))
-        if head.parent is None:
-            return found[::-1]
-        last, head = head.base, log.head(head.parent)
+        last = head.base
+    return found[::-1]
 
 
 def _rows(log: Log, ancestor: Ancestor) -> list[Row]:

@@ -16,6 +16,7 @@ import msgspec
 
 from killick.audit.checkpoint import Listed, SealedRun, checkpoint, entries_in, frontier, key_id, private_key, signed
 from killick.errors import HeadMoved, KillickError, ProofBroken, RunExists, SealRefused, ValueErased
+from killick.log.ancestry import segments
 from killick.log.log import Log
 from killick.log.progress import Progress, untold
 from killick.log.writer import Entry, RunLog
@@ -180,11 +181,18 @@ class Leaf(NamedTuple):
 
 
 def leaves(store: Store, head: Head, *, after: int = 0, before: bytes | None = None) -> Iterator[Leaf]:
-    """The leaves of a log up to its head, through the lineage of a fork; `before` is the hash at `after`.
+    """The leaves of a log up to its head, with those of a fork's ancestors; `before` is the hash at `after`.
 
-    Parted where the chain does not go on. SetAside where a repair took out what stands before `after`.
+    Raises Parted where the chain is broken, and SetAside where a repair removed events before `after`.
     """
-    parts = _lineage(store, head, after)
+
+    def head_of(parent: str) -> Head:
+        found = store.head(parent)
+        if found is None:
+            raise Parted(head.base, f"its parent {parent} is not there")
+        return found
+
+    parts = segments(head, after, head_of)
     hash_ = hashing.genesis(store.id, parts[0][0]) if before is None else before
     seq, start = after, after
     for run, begin, end in parts:
@@ -225,20 +233,6 @@ def _rows(store: Store, run: str, after: int, up_to: int) -> Iterator[Row]:
         if not rows:
             return
         after = rows[-1].seq
-
-
-def _lineage(store: Store, head: Head, after: int) -> list[tuple[str, int, int]]:
-    """Whose rows make up a log after a seq: (run, after, up to), eldest first; one at the least."""
-    parts = [(head.run, max(after, head.base), head.seq)]
-    cut = head.base
-    while head.parent is not None and after < head.base:
-        # A fork may leave its parent before where that left its own.
-        cut, parent = min(cut, head.base), store.head(head.parent)
-        if parent is None:
-            raise Parted(head.base, f"its parent {head.parent} is not there")
-        head = parent
-        parts.append((head.run, max(after, head.base), min(cut, head.seq)))
-    return parts[::-1]
 
 
 def heads(store: Store) -> Iterator[Head]:

@@ -206,31 +206,18 @@ def parting(log: Log, one: str, two: str) -> Parting:
 # what a fork changed ------------------------------------------------------------------------------
 
 
-def ancestors(log: Log, run: str) -> Iterator[str]:
-    """Returns a run and its ancestors."""
-    parent: str | None = run
-    while parent is not None:
-        yield parent
-        parent = log.head(parent).parent
-
-
 def conditions_between(log: Log, one: str, two: str) -> Iterator[Condition]:
     """Returns the changes of every fork between the common ancestor and either run."""
-    ones, twos = list(_standing(log, one)), list(_standing(log, two))
+    ones, twos = _standing(log, one), _standing(log, two)
     for line, other in ((ones, twos), (twos, ones)):
         for run in reversed(line):
             if run not in other:
                 yield from changed_in(log, run)
 
 
-def _standing(log: Log, run: str) -> Iterator[str]:
+def _standing(log: Log, run: str) -> list[str]:
     """Returns a run, and those ancestors of whose own events it has any."""
-    limit = log.head(run).seq
-    for each in ancestors(log, run):
-        base = log.head(each).base
-        if limit > base:
-            yield each
-        limit = min(limit, base)
+    return [head.run for head, up_to in log.ancestry(run) if up_to > head.base]
 
 
 def changed_in(log: Log, run: str) -> tuple[Condition, ...]:
@@ -275,7 +262,7 @@ class Path:
         self.timeline = timeline(log, run, at, through=through)
         self.steps = [entry for entry in self.timeline.entries if isinstance(entry, Step)]
         self._folded = {step.id: step for step in self.timeline.state.fold.steps}
-        self._owners = [(log.head(each).base, each) for each in ancestors(log, run)]
+        self._owners = [(head.base, head.run) for head, _ in log.ancestry(run)]
 
     def key(self, number: str) -> tuple[Any, ...]:
         """Returns a key that is equal for steps with the same events; an open step is unique to its run."""

@@ -200,20 +200,9 @@ def _compared(log: Log, before: Side, after: Side, seen: Seen) -> Diff:
 
 def last_shared(log: Log, one: str, other: str) -> int:
     """Returns the last common event of two runs: of a run with itself all, of a fork with its parent up to the cut."""
-    limits = dict(_lineage(log, one))
-    return max((min(limit, limits[run]) for run, limit in _lineage(log, other) if run in limits), default=0)
-
-
-def _lineage(log: Log, run: str) -> Iterator[tuple[str, int]]:
-    """Returns a run and its ancestors, each with its last event in the run's log."""
-    head = log.head(run)
-    limit = head.seq
-    while True:
-        yield head.run, limit
-        if head.parent is None:
-            return
-        limit = min(limit, head.base)
-        head = log.head(head.parent)
+    limits = {head.run: limit for head, limit in log.ancestry(one)}
+    shared = [min(limit, limits[head.run]) for head, limit in log.ancestry(other) if head.run in limits]
+    return max(shared, default=0)
 
 
 # states -------------------------------------------------------------------------------------------

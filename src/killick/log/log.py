@@ -22,6 +22,7 @@ from killick.errors import (
     ValueBroken,
     ValueErased,
 )
+from killick.log.ancestry import ancestry, owner_of, segments
 from killick.log.group_commit import Committer
 from killick.log.writer import SNAPSHOT_EVERY, Entry, RunLog, SnapshotRoot
 from killick.model import hashing
@@ -193,7 +194,7 @@ class Log:
             last = next((row for row in reversed(rows) if row.seq <= head.seq), None)
             if last is None:
                 # The last snapshot is at the head, or a fork has no own event yet.
-                last = self.store.row(self._owner(head.run, head.seq), head.seq)
+                last = self.store.row(self.owner(head.run, head.seq), head.seq)
             if last is None or last.seq != head.seq:
                 reason = "the log ends before its head"
             elif last.hash != head.hash:
@@ -222,7 +223,7 @@ class Log:
     def read(self, run: str, *, after: int = 0, limit: int = READ_LIMIT) -> list[Recorded]:
         """Returns committed events after a seq with their rows, including a fork's ancestors."""
         found: list[Recorded] = []
-        for owner, first, last in self._lineage(run, after):
+        for owner, first, last in segments(self.head(run), after, self.head):
             while len(found) < limit and first < last:
                 rows = self.store.read(owner, after=first, limit=min(limit - len(found), last - first))
                 if not rows or rows[0].seq > last:
@@ -234,7 +235,7 @@ class Log:
     def rows(self, run: str, *, after: int = 0) -> list[Row]:
         """Returns committed rows after a seq, undecoded, including a fork's ancestors."""
         found: list[Row] = []
-        for owner, first, last in self._lineage(run, after):
+        for owner, first, last in segments(self.head(run), after, self.head):
             while first < last:
                 rows = self.store.read(owner, after=first, limit=min(READ_LIMIT, last - first))
                 if not rows:
@@ -264,39 +265,22 @@ class Log:
 
     def hash_at(self, run: str, seq: int) -> bytes:
         """Returns the chain hash at an event, or the genesis at 0."""
-        return self._row(run, seq).hash if seq else hashing.genesis(self.store.id, self._root(run))
-
-    def _root(self, run: str) -> str:
-        head = self.head(run)
-        while head.parent is not None:
-            head = self.head(head.parent)
-        return head.run
+        return self._row(run, seq).hash if seq else hashing.genesis(self.store.id, self.owner(run, 0))
 
     def _row(self, run: str, seq: int) -> Row:
-        owner = self._owner(run, seq)
-        row = self.store.row(owner, seq)
+        row = self.store.row(self.owner(run, seq), seq)
         if row is None:
             _place(self.head(run), seq or -1)
             raise RunBroken(run, seq=seq, reason="the event is missing")
         return row
 
-    def _owner(self, run: str, seq: int) -> str:
+    def owner(self, run: str, seq: int) -> str:
         """Returns the ancestor whose own log holds a seq."""
-        head = self.head(run)
-        while head.parent is not None and seq <= head.base:
-            head = self.head(head.parent)
-        return head.run
+        return owner_of(self.head(run), seq, self.head).run
 
-    def _lineage(self, run: str, after: int) -> list[tuple[str, int, int]]:
-        """Returns the runs whose rows make up a log after a seq: (run, after, up to), eldest first."""
-        head = self.head(run)
-        parts = [(head.run, max(after, head.base), head.seq)]
-        cut = head.base
-        while head.parent is not None and after < head.base:
-            cut = min(cut, head.base)  # a fork may leave a fork before its first own event
-            head = self.head(head.parent)
-            parts.append((head.run, max(after, head.base), cut))
-        return parts[::-1]
+    def ancestry(self, run: str) -> Iterator[tuple[Head, int]]:
+        """Yields a run and its ancestors up to the root, each with its last seq in the log of the run."""
+        return ancestry(self.head(run), self.head)
 
     # folding ----------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from killick.errors import TimeRefused
+from killick.errors import RunUnknown, TimeRefused
 from killick.log.boundaries import at as place_at
 from killick.log.log import Log
 from killick.model import events as e
@@ -62,11 +62,11 @@ def effects_of(log: Log, run: str, steps: Iterable[folds.Step]) -> dict[e.StepId
 
 
 def _owner(log: Log, run: str, seq: int) -> str:
-    """The run of a lineage whose own log holds an event; nobody, where it is archived."""
-    head = log.store.head(run)
-    while head is not None and head.parent is not None and seq <= head.base:
-        head = log.store.head(head.parent)
-    return head.run if head is not None else ""
+    """The run of a run tree whose own log holds an event; "" where that is archived."""
+    try:
+        return log.owner(run, seq)
+    except RunUnknown:
+        return ""
 
 
 def step_of(log: Log, run: str, step: e.StepId) -> folds.Step:

@@ -1,19 +1,20 @@
-"""What the runs of a lineage did to the world, as one of them sees it: a run, its forks, theirs, and what each left.
+"""The effects of a run tree as one of its runs sees them: a run, its forks, their forks, and abandoned timelines.
 
-An effect is known by its key, whichever runs have it on record. A timeline stands on the keys that its steps started,
-went on under or adopted. Any other effect that happened may be adopted, once by each timeline. Decides nothing.
+An effect is identified by its key, in all runs. A timeline uses the keys that its steps started, continued or adopted.
+Any other effect that happened may be adopted, once by each timeline. Decides nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Final, NamedTuple
 
 from killick.engine.effects.recorded_effects import RecordedEffect
 from killick.engine.replay import Record
 from killick.errors import KillickError
+from killick.log.ancestry import ancestry
 from killick.log.log import Log
 from killick.log.writer import RunLog
 from killick.model import events as e
@@ -51,11 +52,11 @@ class RunTree:
         places = {attempt.started: step.id for step in fold.steps for attempt in step.attempts}
         places |= {step.output: step.id for step in fold.steps if step.output}
         self._standing: dict[str, e.StepId] = dict.fromkeys(fold.facts.adopted, "")
-        """The keys that this timeline stands on, with the steps that do."""
+        """The keys that this timeline uses, with their steps."""
         self._own: dict[str, int] = {}
         """Where on the run's ledger a key is."""
         self._left: list[int] = []
-        """What the run itself did and has left. That grows no more while it is in memory: what it does now stands."""
+        """The run's own effects on abandoned timelines; constant while the run is in memory."""
         for index, effect in enumerate(found.effects):
             self._own[effect.key] = index
             step = next((places[seq] for seq in (effect.started, *effect.adopted) if seq in places), None)
@@ -69,16 +70,16 @@ class RunTree:
         """Whether all ancestors know of this fork."""
 
     def stands_on(self, done: RecordedEffect, step: e.StepId) -> None:
-        """A step of this timeline has adopted it, or goes on under its key."""
+        """Record that a step of this timeline adopted an effect, or continues under its key."""
         self._standing[done.effect.key] = step
 
     def leaves(self, done: RecordedEffect) -> None:
-        """It did not happen, so nothing stands on it; at another attempt it may."""
+        """Record that an effect did not happen: its key is free until another attempt."""
         self._standing.pop(done.effect.key, None)
 
     def _stands(self, key: str, step: e.StepId) -> bool:
-        """Whether another step of this timeline stands on a key. One that failed stands on nothing that it knows did
-        not happen, whatever another run did under that key since."""
+        """Whether another step of this timeline uses a key. A failed step does not use the key of an effect that did
+        not happen, even if another run used that key since."""
         by = self._standing.get(key)
         if by is None or by == step:
             return False
@@ -88,8 +89,8 @@ class RunTree:
         return index is not None and self._run.ledger.effects[index].status != "did_not_happen"
 
     def left(self, tool: str, step: e.StepId) -> list[RecordedEffect]:
-        """Effects of a tool that happened, or may have, and that no other step of this timeline stands on, oldest
-        first: one a key."""
+        """Effects of a tool that happened, or may have, and that no other step of this timeline uses; one a key, oldest
+        first."""
         undone = self._look()
         found: dict[str, list[RecordedEffect]] = {}
         for done in self._records():
@@ -99,7 +100,7 @@ class RunTree:
         return [_merged(records) for key, records in found.items() if not self._stands(key, step)]
 
     def stood(self, tool: str, identity: e.Digest, step: e.StepId) -> RecordedEffect | None:
-        """The first effect of an identity that happened and that another step of this timeline stands on."""
+        """The first effect of an identity that happened and that another step of this timeline uses."""
         undone = self._look()
         own = (RecordedEffect(self._run.run, effect) for effect in self._run.ledger.effects)
         for done in chain(own, self._records()):
@@ -175,10 +176,8 @@ class RunTree:
 
     def ancestry(self) -> Iterator[tuple[str, Head]]:
         """The parents of this run up to the root, each with the head of the fork that descends from it."""
-        fork = self.own
-        while fork.parent is not None:
-            yield fork.parent, fork
-            fork = self._head(fork.parent)
+        heads = (head for head, _ in ancestry(self.own, self._head))
+        return ((parent.run, fork) for fork, parent in pairwise(heads))
 
     def knows(self, parent: str, fork: str) -> bool:
         """Whether a parent has a fork on its ledger; one that cannot be read does nothing any more."""
@@ -199,10 +198,7 @@ class RunTree:
         if self.own.parent is None and not own.facts.forks:
             self._members = {self.own.run: self._read(self.own, own)}
             return set(self._members[self.own.run].undone)
-        ancestors = [self._head(self._run.run)]
-        while (parent := ancestors[-1].parent) is not None:
-            ancestors.append(self._head(parent))
-        names = [head.run for head in reversed(ancestors)]
+        names = [head.run for head, _ in ancestry(self.own, self._head)][::-1]
         members: dict[str, Member] = {}
         while names:
             run = names.pop(0)

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from killick.history.compare_runs import Condition, ancestors, changed_in, place_of
+from killick.history.compare_runs import Condition, changed_in, place_of
 from killick.history.graph import truncation as lanes
 from killick.history.graph.truncation import LaneSummary, Line
 from killick.history.page import RedactData
@@ -155,7 +155,7 @@ def _document(part: Any) -> Any:
 
 def family(log: Log, run: str, *, runs_max: int = RUNS_MAX, through: RedactData | None = None) -> Graph:
     """Returns the run tree of a run, from its root, with all children."""
-    lineage = list(ancestors(log, run))
+    lineage = [head.run for head, _ in log.ancestry(run)]
     root = lineage[-1]
     making = _Making(log, run, through)
     waiting, seen, left_out = [root], {root}, 0

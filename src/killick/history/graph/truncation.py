@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from killick.history.compare_runs import Path, ancestors
+from killick.history.compare_runs import Path
 from killick.history.page import Making, RedactData
 from killick.history.timeline import Timeline
 from killick.history.timeline_parts import Step
@@ -97,7 +97,7 @@ class Glimpse:
         self._log = log
         self._run = run
         self._making = _Unstaged(log, run, fold, at, through=through)
-        self._owners = [(log.head(each).base, each) for each in ancestors(log, run)]
+        self._owners = [(head.base, head.run) for head, _ in log.ancestry(run)]
         self._first = max(bisect_left(fold.tops, since + 1, key=self._ended) - 1, 0) if since else 0
         self.steps: list[Step | int] = list(self._read(self._chosen(near)))
 

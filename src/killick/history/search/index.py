@@ -159,26 +159,7 @@ class _Before:
         return self._log.data(self._run, seq)
 
     def owner(self, seq: int) -> str:
-        return owner_of(self._log, self._run, seq)
-
-
-# lineages -----------------------------------------------------------------------------------------
-
-
-def lineage(log: Log, run: str) -> Iterator[tuple[Head, int]]:
-    """Returns a run and its ancestors, each with its last seq in the run's log."""
-    head = log.head(run)
-    up_to = head.seq
-    while True:
-        yield head, up_to
-        if head.parent is None:
-            return
-        up_to, head = head.base, log.head(head.parent)
-
-
-def owner_of(log: Log, run: str, seq: int) -> str:
-    """Returns the ancestor whose own log holds an event."""
-    return next(head.run for head, _ in lineage(log, run) if seq > head.base or head.parent is None)
+        return self._log.owner(self._run, seq)
 
 
 # without marks in the store -----------------------------------------------------------------------
@@ -196,7 +177,7 @@ class Scan:
             for number, head in _heads(log):
                 self._read(log, number, head, head.seq)
         else:
-            for depth, (head, up_to) in enumerate(lineage(log, run)):
+            for depth, (head, up_to) in enumerate(log.ancestry(run)):
                 self._read(log, -depth, head, up_to)
         self._places.sort(reverse=True)
 

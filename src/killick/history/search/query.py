@@ -15,7 +15,7 @@ import msgspec
 
 from killick.blocking import Both
 from killick.errors import KillickError, RunUnknown, StoreError, StoreFull, StoreReadOnly, ValueErased
-from killick.history.search.index import Marked, Progress, Scan, catch_up, owner_of
+from killick.history.search.index import Marked, Progress, Scan, catch_up
 from killick.history.search.results import (
     Findings,
     FoundAnswer,
@@ -364,7 +364,7 @@ class _Reader:
 
     def owner(self, place: TermPosition) -> str:
         """Returns the run whose own log holds the event: a fork's index may name its parent's."""
-        return owner_of(self._log, place.run, place.seq)
+        return self._log.owner(place.run, place.seq)
 
     def step(self, place: TermPosition, step: str) -> Step | None:
         """Returns a step's final state, or its state when it was rewound."""

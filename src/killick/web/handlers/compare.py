@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from killick.history.compare_runs import Pair, ancestors, conditions_between, paired
+from killick.history.compare_runs import Pair, conditions_between, paired
 from killick.history.diff import PARTS, last_shared, passed
 from killick.history.diff import values as changed_values
 from killick.history.page import Making
@@ -156,7 +156,7 @@ class _Side:
         self.state = veiled(call, run)(self.log.state(run))
         self.fold = self.state.fold
         self._making = Making(self.log, run, self.fold, through=through_of(call, run))
-        self._owners = [(self.log.head(each).base, each) for each in ancestors(self.log, run)]
+        self._owners = [(head.base, head.run) for head, _ in self.log.ancestry(run)]
 
     def key(self, index: int) -> tuple[Any, ...]:
         """What tells the record of a step from any other."""
