@@ -20,10 +20,10 @@ CIRCLES: Final = ()
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6743, "agents": 1234, "archive": 1850, "audit": 1282, "check": 2946, "cli": 9159, "client": 1966,
-    "contracts": 2998, "definitions": 2161, "engine": 12491, "history": 8419, "llm": 1149, "log": 2422, "model": 4538,
+    "adapters": 6743, "agents": 1234, "archive": 1850, "audit": 1282, "check": 2946, "cli": 9157, "client": 1931,
+    "contracts": 2998, "definitions": 2161, "engine": 12538, "history": 8419, "llm": 1149, "log": 2422, "model": 4538,
     "proxy": 2444, "replay": 967, "store": 7274, "testing": 3883, "top": 1542, "web": 9302, "window": 2682,
-    "workers": 2402, "workspace": 5253,
+    "workers": 2397, "workspace": 5253,
 }  # fmt: skip
 """Lines of Python by package."""
 
@@ -40,8 +40,8 @@ VAGUE: Final = re.compile(
     re.IGNORECASE,
 )
 VAGUE_IN_A_THOUSAND: Final = {
-    "archive": 13.7, "audit": 12.8, "cli": 12.2, "client": 12.4, "replay": 19.5, "top": 14.3, "web": 15.1,
-    "workers": 21.1,
+    "archive": 13.7, "audit": 12.8, "cli": 12.2, "client": 11.7, "replay": 19.5, "top": 14.3, "web": 15.1,
+    "workers": 20.7,
 }  # fmt: skip
 """Vague words in a thousand words of docstrings, by package. The aim is 5."""
 VAGUE_AIM: Final = 5

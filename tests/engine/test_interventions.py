@@ -250,11 +250,11 @@ def test_what_came_while_somebody_was_at_it_who_left_is_done_when_the_run_goes_o
 def elsewhere(kd: killick.Client, run: str) -> Iterator[None]:
     """Somebody else has the run, and lets it go without having looked at anything. Whoever is patient is not here."""
     head = kd.store.lease(run, "somebody else", seconds=60)
-    patience, commands._PATIENCE_SECONDS = commands._PATIENCE_SECONDS, 0.0  # type: ignore[misc]
+    looks, commands.LOOKS = commands.LOOKS, 0  # type: ignore[misc]
     try:
         yield
     finally:
-        commands._PATIENCE_SECONDS = patience  # type: ignore[misc]
+        commands.LOOKS = looks  # type: ignore[misc]
         kd.store.release(run, epoch=head.epoch)
 
 

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import msgspec
 
+from killick.engine.commands import leased
 from killick.engine.engine import Engine
 from killick.engine.leases import LEASE_SECONDS, Leases
 from killick.engine.steps.workspace_folders import hidden_of, owner_of
 from killick.engine.steps.workspace_hook import restored as as_entry
-from killick.errors import KillickError, WorkspaceRefused
+from killick.errors import WorkspaceRefused
 from killick.history import workspace_files
 from killick.history.workspace_files import Files, id_of
 from killick.log.writer import Entry, RunLog
@@ -104,18 +105,16 @@ def _in_place(engine: Engine, found: Files, paths: Sequence[bytes], *, by: str |
 
 @contextlib.contextmanager
 def _held(engine: Engine, run: str) -> Generator[RunLog]:
-    """Have a run for ourselves; RunBusy where somebody has it."""
-    left, holder, since = engine.log.head(run).holder is not None, engine.ids.new("command"), engine.clock.monotonic()
-    handle = engine.log.open(run, holder=holder, seconds=LEASE_SECONDS)
-    leases = Leases(engine.store, holder, engine.clock)
-    # Who lost the run cannot write to it any more, and is told so when it tries.
-    leases.hold(run, handle.epoch, seconds=LEASE_SECONDS, since=since, lost=lambda _: None)
-    try:
-        yield handle
-    finally:
-        leases.close()
-        with contextlib.suppress(KillickError):
-            engine.store.release(run, epoch=handle.epoch, left=left)
+    """Hold the lease of a run for as long as its files are restored; RunBusy where another process holds it."""
+    holder, since = engine.ids.new("command"), engine.clock.monotonic()
+    with leased(engine.log, run, holder, seconds=LEASE_SECONDS) as handle:
+        leases = Leases(engine.store, holder, engine.clock)
+        # An append after the lease was lost is refused, so nothing has to be done about the loss.
+        leases.hold(run, handle.epoch, seconds=LEASE_SECONDS, since=since, lost=lambda _: None)
+        try:
+            yield handle
+        finally:
+            leases.close()
 
 
 def _workspace(engine: Engine, found: Files, facts: LedgerFacts) -> Workspace:

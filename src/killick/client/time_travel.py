@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from pathlib import Path
 from typing import Any, Final
 
 from msgspec.structs import replace
 
+from killick.client.answers import deliver
 from killick.definitions.agents import AGENTS
 from killick.definitions.tools import TOOLS
 from killick.engine import inbox
 from killick.engine.approval.contracts_in_force import ContractsInForce, Looked, judge_change
+from killick.engine.commands import lease_or_send, leased
 from killick.engine.context import Context
 from killick.engine.effects.branch_point import cut
 from killick.engine.effects.fork import UNCHANGED, Conditions, Fork, fork
@@ -32,7 +33,6 @@ from killick.errors import (
     EpochStale,
     HeadMoved,
     KillickError,
-    RunBusy,
     RunExists,
     RunUnknown,
     TimeRefused,
@@ -50,42 +50,27 @@ from killick.store.protocol import Append, Message, Row
 
 logger: Final = get_logger("killick")
 
-_PATIENCE_SECONDS: Final = 2.0
-_LOOK_SECONDS: Final = 0.02
-
 
 def rewound(engine: Engine, run: str, to: str, *, by: str | None, because: str | None) -> str:
-    """Take a run back to a place; says what was done. Whoever is at it does it, or we, when they have left it."""
-    log, store, clock = engine.log, engine.store, engine.clock
-    sent: Message | None = None
-    label = cut(log, run, to).label
-    until = clock.monotonic() + _PATIENCE_SECONDS
-    while True:
-        left = log.head(run).holder is not None
-        try:
-            handle = log.open(run, holder=engine.ids.new("command"), seconds=30)
-            break
-        except RunBusy as busy:
-            sent = sent or _sent(engine, run, {"command": "rewind", "to": to, "because": because}, by)
-            if clock.monotonic() >= until:
-                return f"will be taken back to {label}, by {busy.holder}, who is at it"
-            time.sleep(clock.nap_seconds(_LOOK_SECONDS))
-            if _is_taken(engine, sent):
-                return f"taken back to {label}, by {busy.holder}, who is at it"
-    try:
-        if sent is not None and _is_taken(engine, sent):
-            return f"taken back to {label}"
+    """Rewind a run to a place, or let its holder do it; says what was done."""
+    log, clock, label = engine.log, engine.clock, cut(engine.log, run, to).label
+
+    def send() -> Message:
+        body = {"command": "rewind", "to": to, "because": because}
+        return deliver(engine, run, inbox.COMMAND, body, id=engine.ids.new("command"), by=by).message
+
+    with lease_or_send(engine, run, send) as reached:
+        handle, sent = reached.log, reached.sent
+        if handle is None:
+            holder = f", by {reached.holder}, who is at it" if reached.holder else ""
+            return f"{'' if reached.is_taken else 'will be '}taken back to {label}{holder}"
         found = rewind(log, handle, to, at=clock.now_us(), by=by, because=because)
         if sent is None:
             handle.append(found.entry, **found.rights)
         else:
             taken = e.MessageTaken(at=clock.now_us(), message=sent.number, name=sent.name, id=sent.id, by=by)
             handle.append(Entry(taken), found.entry, **found.rights, takes=(sent.number,))
-        files = _files_back(engine, handle, by)
-    finally:
-        with contextlib.suppress(KillickError):
-            store.release(run, epoch=handle.epoch, left=left)
-    return f"rewound to {found.label}{files}"
+        return f"rewound to {found.label}{_files_back(engine, handle, by)}"
 
 
 def _files_back(engine: Engine, run: RunLog, by: str | None) -> str:
@@ -105,19 +90,6 @@ def _files_back(engine: Engine, run: RunLog, by: str | None) -> str:
         return f"; its files go back when it goes on (somebody writes to them; {told(done)})"
     run.append(restored(done, due, "rewound", at=engine.clock.now_us(), by=by))
     return f", and its files with it ({told(done)})"
-
-
-def _sent(engine: Engine, run: str, body: dict[str, Any], by: str | None) -> Message:
-    message = delivery(run, inbox.COMMAND, body, id=engine.ids.new("command"), by=by, at_us=engine.clock.now_us())
-    [outcome] = engine.store.deliver([message])
-    if isinstance(outcome, KillickError):
-        raise outcome
-    return outcome.message
-
-
-def _is_taken(engine: Engine, message: Message) -> bool:
-    waiting = engine.store.inbox(message.run, name=message.name, after=message.number - 1, limit=1)
-    return not any(one.number == message.number for one in waiting)
 
 
 def forked(
@@ -255,22 +227,19 @@ def refuse_misfit(log: Log, run: str, changes: dict[str, Any]) -> None:
 
 
 def resumed(engine: Engine, run: str, *, by: str | None, because: str | None) -> str:
-    """Let a paused, failed or orphaned run go on; says what was done."""
-    log, store = engine.log, engine.store
-    row = store.index(run)
+    """Resume a paused, failed or abandoned run; says what was done."""
+    log, row = engine.log, engine.store.index(run)
     if row is not None and row.status in ("completed", "cancelled"):
         raise AnswerRefused(run, f"the run is over ({row.status}); start another")
-    left = log.head(run).holder is not None
-    handle = log.open(run, holder=engine.ids.new("command"), seconds=30)
     told = {"because": because} if because else None
     at = engine.clock.now_us()
-    try:
+    with leased(log, run, engine.ids.new("command")) as handle:
         facts = handle.fold.facts
         if facts.paused or facts.mend:
             handle.append(Entry(e.RunResumed(at=at, by=by), told))
             return "resumed"
         if facts.status == "running":
-            # Its lease was free to be taken, so whoever had it is gone: from now on it is due.
+            # Its lease was free, so its holder died: from now on it is due.
             handle.append(Entry(e.RunResumed(at=at, by=by), told))
             return "taken from a process that is gone"
         if facts.status != "failed":
@@ -284,9 +253,6 @@ def resumed(engine: Engine, run: str, *, by: str | None, because: str | None) ->
         found = rewind(log, handle, f"{step.id}:before", at=at, by=by, because=because)
         handle.append(found.entry, **found.rights)
         return f"rewound to step {step.id}, which {'was undone' if undone is not None else 'failed'}"
-    finally:
-        with contextlib.suppress(KillickError):
-            store.release(run, epoch=handle.epoch, left=left)
 
 
 def _first_undone(fold: Fold) -> Step | None:

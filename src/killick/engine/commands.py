@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
@@ -34,16 +34,79 @@ from killick.errors import (
     RunBusy,
     ValueRefused,
 )
+from killick.log.log import Log
 from killick.log.writer import AppendExtras, Entry, RunLog
 from killick.model import events as e
 from killick.model.failure import Failure
 from killick.model.fold import Fold
 from killick.model.state import State
 from killick.model.typed import convert
-from killick.store.protocol import Delivered, Message
+from killick.store.protocol import Delivered, Message, Store
 
-_PATIENCE_SECONDS: Final = 2.0
+COMMAND_SECONDS: Final = 30.0
+LOOKS: Final = 100
+"""How often a patient caller looks whether the holder took its command: for about two seconds."""
+
 _LOOK_SECONDS: Final = 0.02
+
+
+# leasing or sending -------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def leased(log: Log, run: str, holder: str, *, seconds: float = COMMAND_SECONDS) -> Generator[RunLog]:
+    """Lease a run for the block; RunBusy where another process holds it. An abandoned run stays abandoned."""
+    left = log.head(run).holder is not None
+    opened = log.open(run, holder=holder, seconds=seconds)
+    try:
+        yield opened
+    finally:
+        with contextlib.suppress(KillickError):
+            log.store.release(run, epoch=opened.epoch, left=left)
+
+
+class Reached(NamedTuple):
+    """The leased log, with the message that was sent before; or no log, and whether the holder took the message."""
+
+    log: RunLog | None
+    sent: Message | None
+    is_taken: bool = False
+    holder: str = ""
+
+
+@contextlib.contextmanager
+def lease_or_send(
+    engine: Engine, run: str, send: Callable[[], Message], *, sent: Message | None = None, looks: int = LOOKS,
+    notify: Callable[[], object] = lambda: None,
+) -> Generator[Reached]:  # fmt: skip
+    """Lease a run for the block; while another process holds it, send it the message once and wait a few looks."""
+    log = engine.log
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                opened = stack.enter_context(leased(log, run, engine.ids.new("command")))
+            except RunBusy as busy:
+                sent = sent or send()
+                notify()
+                taken = False
+                if looks > 0:
+                    looks -= 1
+                    time.sleep(engine.clock.nap_seconds(_LOOK_SECONDS))
+                    if not (taken := is_taken(log.store, sent)):
+                        continue
+                found = Reached(None, sent, taken, busy.holder)
+            else:
+                # The holder may have taken the message and released the run meanwhile.
+                taken = sent is not None and is_taken(log.store, sent)
+                found = Reached(None if taken else opened, sent, taken)
+            yield found
+            return
+
+
+def is_taken(store: Store, message: Message) -> bool:
+    """Whether a message has left the inbox of its run."""
+    waiting = store.inbox(message.run, name=message.name, after=message.number - 1, limit=1)
+    return not any(one.number == message.number for one in waiting)
 
 
 # sending ------------------------------------------------------------------------------------------
@@ -77,34 +140,23 @@ def command(
     if id is not None and body["command"] != "forked":
         delivered = _delivered(engine, run, body, by=by, id=id)
         if not delivered.fresh:
-            return _is_taken(engine, delivered.message)
+            return is_taken(engine.log.store, delivered.message)
         sent = delivered.message
-    looks = round(_PATIENCE_SECONDS / _LOOK_SECONDS) if patient and _may_block() else 0
+    looks = LOOKS if patient and _may_block() else 0
+
+    def send() -> Message:
+        return _delivered(engine, run, body, by=by, id=id or engine.ids.new("command")).message
+
     while True:
-        left = engine.log.head(run).holder is not None
-        try:
-            log = engine.log.open(run, holder=engine.ids.new("command"), seconds=30)
-        except RunBusy:
-            sent = sent or _delivered(engine, run, body, by=by, id=id or engine.ids.new("command")).message
-            tell()
-            if looks <= 0:
-                return False
-            looks -= 1
-            time.sleep(engine.clock.nap_seconds(_LOOK_SECONDS))
-            if not _is_taken(engine, sent):
-                continue
-            return _came_of(engine, sent, after)
-        try:
-            if sent is not None and _is_taken(engine, sent):
-                return _came_of(engine, sent, after)
-            _append(engine, log, body, by, sent)
-            return True
-        except (HeadMoved, EpochStale):
-            continue
-        finally:
-            with contextlib.suppress(KillickError):
-                # A run that was found left in the middle stays so.
-                engine.log.store.release(run, epoch=log.epoch, left=left)
+        with (
+            contextlib.suppress(HeadMoved, EpochStale),
+            lease_or_send(engine, run, send, sent=sent, looks=looks, notify=tell) as found,
+        ):
+            sent = found.sent
+            if found.log is not None:
+                _append(engine, found.log, body, by, sent)
+                return True
+            return found.is_taken and sent is not None and _came_of(engine, sent, after)
 
 
 def _append(engine: Engine, log: RunLog, body: Body, by: str | None, sent: Message | None) -> None:
@@ -155,11 +207,6 @@ def _may_block() -> bool:
     except RuntimeError:
         return True
     return False
-
-
-def _is_taken(engine: Engine, message: Message) -> bool:
-    waiting = engine.log.store.inbox(message.run, name=message.name, after=message.number - 1, limit=1)
-    return not any(one.number == message.number for one in waiting)
 
 
 def _came_of(engine: Engine, message: Message, after: int) -> bool:

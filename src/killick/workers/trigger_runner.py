@@ -19,7 +19,7 @@ from killick.definitions.agents import AGENTS, AnyAgent
 from killick.definitions.schedules import decide, moment, stamp
 from killick.definitions.triggers import EVENT, LOG, OWN, TAG, TRIGGERS, Firing, Previous, Spec, Trigger, TriggerInfo
 from killick.engine import inbox, renewals
-from killick.engine.commands import command
+from killick.engine.commands import command, leased
 from killick.engine.engine import Engine
 from killick.engine.failures import describe
 from killick.engine.inbox import delivery
@@ -421,26 +421,21 @@ def publish(engine: Engine, name: str, body: Any, *, id: str | None, by: str | N
 
 
 async def fire(engine: Engine, name: str, *, by: str | None, given: Any) -> str:
-    """Fire a trigger by hand: here and now where that can be done, otherwise by whoever attends to it."""
+    """Fire a trigger by hand: here, where its log is free, else by the worker that holds it."""
     trigger = TRIGGERS.get(name)
     run, log_id = f"{name}#{engine.ids.new('hand')}", LOG + name
     if trigger is not None:
         _ensure(engine, trigger)
         if given is not msgspec.UNSET:
             _taken(trigger.agent, given)
-    head = engine.store.head(log_id)
-    if head is None:
+    if engine.store.head(log_id) is None:
         raise RunUnknown(log_id)
     if trigger is not None:
         with contextlib.suppress(RunBusy):
-            log = engine.log.open(log_id, holder=engine.ids.new("command"), seconds=30)
-            try:
+            with leased(engine.log, log_id, engine.ids.new("command")) as log:
                 at_work = _AtWork(engine, log, trigger)
                 cause = _Cause(engine.clock.now_us(), at_work.known.next, run=run, given=given, by=by)
                 failed = await at_work.set_off(cause)
-            finally:
-                with contextlib.suppress(KillickError):
-                    engine.store.release(log_id, epoch=log.epoch, left=head.holder is not None)
             if failed is not None:
                 raise AnswerRefused(name, f"no input could be made for it: {describe(failed)}") from failed
             return run

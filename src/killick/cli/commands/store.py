@@ -14,6 +14,7 @@ from rich.text import Text
 from killick.audit.seal import SEALS
 from killick.cli.context import Shell, command, run_argument, somebody
 from killick.cli.exit_codes import CommandFailed, Exit
+from killick.engine.commands import leased
 from killick.errors import LogError
 from killick.log import repair
 from killick.log.log import Log
@@ -176,11 +177,8 @@ def _listed(places: Sequence[int | str]) -> str:
 
 def _erase(shell: Shell, run: str, seqs: list[int], pieces: set[bytes], reason: str) -> None:
     kd = shell.client
-    log = kd.log.open(run, holder=kd.ids.new("command"), seconds=30)
-    try:
+    with leased(kd.log, run, kd.ids.new("command")) as log:
         kd.log.erase(log, at=kd.clock.now_us(), reason=reason, seqs=seqs, pieces=sorted(pieces), by=somebody())
-    finally:
-        kd.store.release(run, epoch=log.epoch)
 
 
 _BETWEEN: Final = (
