@@ -21,7 +21,7 @@ CIRCLES: Final = ()
 
 LINES: Final = {
     "adapters": 6743, "agents": 1234, "archive": 1850, "audit": 1282, "check": 2946, "cli": 9157, "client": 1931,
-    "contracts": 2998, "definitions": 2161, "engine": 12538, "history": 8419, "llm": 1149, "log": 2422, "model": 4538,
+    "contracts": 2998, "definitions": 2161, "engine": 12296, "history": 8419, "llm": 1149, "log": 2422, "model": 4538,
     "proxy": 2444, "replay": 967, "store": 7274, "testing": 3883, "top": 1542, "web": 9302, "window": 2682,
     "workers": 2397, "workspace": 5253,
 }  # fmt: skip

@@ -519,7 +519,7 @@ def test_of_several_that_sit_out_a_delay_one_must_be_named(kd: killick.Client) -
         kd.retry("r", by="ann")
     assert kd.retry("r", "1.2.1", by="ann", because="the bank is back") == "step 1.2.1 goes on now"
     kd.advance("r")
-    assert sorted(DONE[:2]) == ["a", "b"] and DONE[2:] == ["b"]
+    assert (sorted(DONE[:2]), DONE[2:]) == (["a", "b"], ["b"])
     assert kd.retry("r", by="bob") == "the step that waits goes on now"
     assert kd.run(agent, id="r") == (4, 3)
     delays = [one.event for one in told(kd, "r", e.StepDelayed)]

@@ -120,15 +120,9 @@ def request_cancel(engine: Engine, run: str, *, compensate: bool, by: str | None
 
 
 def command(
-    engine: Engine,
-    run: str,
-    body: Body,
-    *,
-    by: str | None,
-    id: str | None = None,  # noqa: A002
-    patient: bool = False,
+    engine: Engine, run: str, body: Body, *, by: str | None, id: str | None = None, patient: bool = False,  # noqa: A002
     tell: Callable[[], object] = lambda: None,
-) -> bool:
+) -> bool:  # fmt: skip
     """Append a command to a run that no process holds, or deliver it to the holder. True: it is on record.
 
     With `patient` the caller waits a while for the holder to take it; a refusal there is raised here. `tell` is called

@@ -33,19 +33,10 @@ class Engine:
     """What all executions of a client share."""
 
     def __init__(
-        self,
-        log: Log,
-        *,
-        clock: Clock,
-        ids: Ids,
-        holder: str,
-        build: Callable[[AnyAgent], e.Build],
-        lease_seconds: float = math.inf,
-        grace_seconds: float = 5.0,
-        stand_in: ToolInterceptor | None = None,
-        roles: Callable[[str], Iterable[str]] | None = None,
-        tracer: Tracer | None = None,
-    ) -> None:
+        self, log: Log, *, clock: Clock, ids: Ids, holder: str, build: Callable[[AnyAgent], e.Build],
+        lease_seconds: float = math.inf, grace_seconds: float = 5.0, stand_in: ToolInterceptor | None = None,
+        roles: Callable[[str], Iterable[str]] | None = None, tracer: Tracer | None = None,
+    ) -> None:  # fmt: skip
         self.log = log
         self.store = log.store
         self.clock = clock

@@ -93,14 +93,9 @@ class Executor:
     # advancing --------------------------------------------------------------------------------
 
     async def advance(
-        self,
-        run: str,
-        *,
-        start: Start | None = None,
-        agent: AnyAgent | None = None,
-        sit_out: bool = False,
+        self, run: str, *, start: Start | None = None, agent: AnyAgent | None = None, sit_out: bool = False,
         claim: ClaimedRun | None = None,
-    ) -> RunOutcome:
+    ) -> RunOutcome:  # fmt: skip
         """Drive a run until it has ended or waits. With `sit_out`, timers and backoffs are waited for here.
 
         With a claim the run is leased already, and its children are left to the workers that claim them.
@@ -129,15 +124,9 @@ class Executor:
             self._left.set()
 
     async def _advanced(
-        self,
-        run: str,
-        start: Start | None,
-        agent: AnyAgent | None,
-        *,
-        sit_out: bool,
-        hosts: bool,
+        self, run: str, start: Start | None, agent: AnyAgent | None, *, sit_out: bool, hosts: bool,
         claim: ClaimedRun | None,
-    ) -> RunOutcome:
+    ) -> RunOutcome:  # fmt: skip
         taken = self._warmed(run, claim, hosts=hosts) if start is None else self._begun(start)
         ex = taken or self._opened(run, agent, claim, hosts=hosts)
         if isinstance(ex, RunOutcome):

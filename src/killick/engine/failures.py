@@ -305,17 +305,11 @@ class _Describing:
         cause = recorded or self.next(error.__cause__, path)
         handled = None if recorded or error.__cause__ or error.__suppress_context__ else error.__context__
         return Failure(
-            kind=kind,
-            type=type_name(type(error)),
-            types=tuple(type_name(cls) for cls in type(error).__mro__[:-1]),
-            message=message,
-            notes=_notes(error),
-            frames=_frames(error.__traceback__, self.skip, is_ours=recorded is not None),
-            cause=cause,
-            context=self.next(handled, path),
-            members=kept,
-            details=details,
-        )
+            kind=kind, type=type_name(type(error)), types=tuple(type_name(cls) for cls in type(error).__mro__[:-1]),
+            message=message, notes=_notes(error),
+            frames=_frames(error.__traceback__, self.skip, is_ours=recorded is not None), cause=cause,
+            context=self.next(handled, path), members=kept, details=details,
+        )  # fmt: skip
 
     def next(self, error: BaseException | None, path: tuple[BaseException, ...]) -> Failure | None:
         if error is None or not self.left or len(path) >= CHAIN_MAX or any(error is before for before in path):

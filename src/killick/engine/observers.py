@@ -179,11 +179,6 @@ def observe(observer: Observer) -> Callable[[], None]:
     return stop
 
 
-def is_observed() -> bool:
-    """Whether there are observers."""
-    return bool(_observers)
-
-
 def trace_here() -> str | None:
     """The trace that the code is in that starts a run, where an observer knows of one."""
     for observer in _observers:

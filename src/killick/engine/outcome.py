@@ -49,14 +49,10 @@ def ended(engine: Engine, run: str) -> RunOutcome:
     failure = data.get("failure")
     event = engine.log.event(run, facts.ended)
     return RunOutcome(
-        run=run,
-        status=facts.status,
-        result=data.get("result"),
-        failure=None if failure is None else convert(failure, Failure, at="failure"),
-        step=getattr(event, "step", None),
-        not_undone=tuple(data.get("not_undone") or ()),
-        renewed_as=facts.renewed_as,
-    )
+        run=run, status=facts.status, result=data.get("result"),
+        failure=None if failure is None else convert(failure, Failure, at="failure"), step=getattr(event, "step", None),
+        not_undone=tuple(data.get("not_undone") or ()), renewed_as=facts.renewed_as,
+    )  # fmt: skip
 
 
 def paused_because(log: Log, run: str) -> str | None:

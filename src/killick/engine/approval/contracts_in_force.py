@@ -117,13 +117,9 @@ class ContractsInForce:
     """What the intentions of one run are judged by."""
 
     def __init__(
-        self,
-        engine: Engine,
-        agent: AnyAgent | None,
-        log: RunView,
-        context: Callable[[], Mapping[str, Any]],
+        self, engine: Engine, agent: AnyAgent | None, log: RunView, context: Callable[[], Mapping[str, Any]],
         seen: Callable[[], int],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._engine = engine
         self._log = log
         self._context = context
@@ -172,15 +168,9 @@ class ContractsInForce:
         return min((bound.contract.rejections for bound in self.bound), default=0)
 
     def judge(
-        self,
-        intention: Intention,
-        *,
-        agreements: Collection[ApprovalGiven] = (),
-        asks: Approval | None = None,
-        begun: bool = False,
-        is_open: bool = False,
-        adopts: bool = False,
-    ) -> Verdict:
+        self, intention: Intention, *, agreements: Collection[ApprovalGiven] = (), asks: Approval | None = None,
+        begun: bool = False, is_open: bool = False, adopts: bool = False,
+    ) -> Verdict:  # fmt: skip
         """What the contracts of a run and of those above it say together: a rejection by any before a question by any.
 
         agreements   what people agreed to already, of this very intention
@@ -303,18 +293,9 @@ class ContractsInForce:
         if since != facts.started_at:
             rests_on.setdefault("since", {})[bound.of or ""] = since
         return PolicyInput(
-            now_us=now,
-            started_us=since,
-            own=own_part(ledger),
-            others=others,
-            done=done,
-            context=context,
-            context_version=version,
-            context_seen=seen,
-            past=self._past,
-            mine=mine[0],
-            mine_acts=mine[1],
-        )
+            now_us=now, started_us=since, own=own_part(ledger), others=others, done=done, context=context,
+            context_version=version, context_seen=seen, past=self._past, mine=mine[0], mine_acts=mine[1],
+        )  # fmt: skip
 
     def _above(self, of: str) -> dict[str, Any]:
         """What a run above knows and did, as of now."""

@@ -56,18 +56,10 @@ class PendingVerdict:
         intent = self.intent
         undoes, undoes_seq = intent.undoes or (None, 0)
         event = e.StepIntended(
-            at=self.ex.now_us(),
-            step=self.step,
-            sort=intent.sort,
-            name=intent.name,
-            digest=e.to_text(intent.digest),
-            identity=e.to_text(intent.identity) if intent.identity is not None else None,
-            effect=intent.effect,
-            undoes=undoes,
-            undoes_seq=undoes_seq,
-            guest=self.branch.guest,
-            within=self.branch.within,
-        )
+            at=self.ex.now_us(), step=self.step, sort=intent.sort, name=intent.name, digest=e.to_text(intent.digest),
+            identity=e.to_text(intent.identity) if intent.identity is not None else None, effect=intent.effect,
+            undoes=undoes, undoes_seq=undoes_seq, guest=self.branch.guest, within=self.branch.within,
+        )  # fmt: skip
         values: dict[str, Any] = {"arguments": intent.recording}
         if intent.policy.because:
             values["because"] = intent.policy.because
@@ -111,24 +103,15 @@ class PendingVerdict:
         intention = Intention(
             name=name,
             sort=cast("IntentionSort", "send" if intent.sort == "tool" and intent.shape is None else intent.sort),
-            arguments=intent.recording if intent.sort != "model" else model_arguments(intent.recording),
-            step=self.step,
-            effect=intent.effect,
-            because=intent.policy.because,
-            by=by,
-            model=model_of(intent),
-            paths=self.paths,
-        )
+            arguments=intent.recording if intent.sort != "model" else model_arguments(intent.recording), step=self.step,
+            effect=intent.effect, because=intent.policy.because, by=by, model=model_of(intent), paths=self.paths,
+        )  # fmt: skip
         agreed = [each for each in self.agreements if each[3:] == (self.bound, judge.mark)] if self.agreements else ()
         told = intent.shape is None and intent.sort != "model" and not self.unwritten
         verdict = judge.judge(
-            intention,
-            agreements=agreed,
-            asks=self.asks,
-            begun=self.made > 0 or told,
-            is_open=self.is_open or told,
+            intention, agreements=agreed, asks=self.asks, begun=self.made > 0 or told, is_open=self.is_open or told,
             adopts=adopts,
-        )
+        )  # fmt: skip
         acts = intent.effect not in ("reads", None) or intent.shape is None
         takes = verdict.ruling.ruling == "accept" and acts and not self.is_open
         self.slots = judge.slots(verdict.rests_on) if takes else ()

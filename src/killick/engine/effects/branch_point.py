@@ -29,14 +29,8 @@ class Cut(NamedTuple):
 
 
 def cut(
-    log: Log,
-    run: str,
-    text: str,
-    *,
-    anew: Collection[e.StepId] = (),
-    is_fork: bool = False,
-    has_undone: bool = False,
-) -> Cut:
+    log: Log, run: str, text: str, *, anew: Collection[e.StepId] = (), is_fork: bool = False, has_undone: bool = False,
+) -> Cut:  # fmt: skip
     """Where a run is cut by a place that people name.
 
     `anew` are steps that had ended there and whose outcomes are dropped. A fork repeats what its parent had begun and

@@ -203,11 +203,7 @@ def _told(ex: Execution, tool: AnyTool, effect: ledger.Effect) -> Effect:
         progress = log.data(ex.run_id, progressed[-1][0]).get("progress")
     result = data.get("output")
     return Effect(
-        tool=tool.name,
-        step=effect.step,
-        key=effect.key,
-        arguments=tool.shape.restore(arguments, arguments),
+        tool=tool.name, step=effect.step, key=effect.key, arguments=tool.shape.restore(arguments, arguments),
         result=convert(result, tool.returns, at="result") if "output" in data and tool.returns is not Any else result,
-        progress=progress,
-        failure=None if failure is None else convert(failure, Failure, at="failure"),
-    )
+        progress=progress, failure=None if failure is None else convert(failure, Failure, at="failure"),
+    )  # fmt: skip

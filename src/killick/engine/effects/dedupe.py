@@ -308,14 +308,9 @@ async def _settle_left(a: StepState, done: RecordedEffect) -> bool:
         found = Happened(closed.answer.get("value")) if verb == "happened" else DidNotHappen()
     happened = isinstance(found, Happened)
     event = e.AttemptSettled(
-        at=a.ex.now_us(),
-        step=effect.step,
-        attempt=effect.attempts,
-        key=effect.key,
-        settlement="happened" if happened else "did_not_happen",
-        by=by,
-        started=effect.started,
-    )
+        at=a.ex.now_us(), step=effect.step, attempt=effect.attempts, key=effect.key,
+        settlement="happened" if happened else "did_not_happen", by=by, started=effect.started,
+    )  # fmt: skip
     a.ex.write_behind(*a.written(), Entry(event, {"output": found.result} if isinstance(found, Happened) else {}))
     if isinstance(found, Happened):
         a.late = Happened(found.result)

@@ -44,17 +44,9 @@ class Fork(msgspec.Struct, frozen=True):
 
 
 def fork(
-    log: Log,
-    parent: str,
-    place: str,
-    run: str,
-    conditions: Conditions,
-    *,
-    at: int,
-    by: str | None = None,
-    because: str | None = None,
-    workspace: str | None = None,
-) -> Fork:
+    log: Log, parent: str, place: str, run: str, conditions: Conditions, *, at: int, by: str | None = None,
+    because: str | None = None, workspace: str | None = None,
+) -> Fork:  # fmt: skip
     """What creates a run that shares another one's time up to a place, with its files in a workspace of its own."""
     found = cut(log, parent, place, anew=conditions.output, is_fork=True)
     facts = found.fold.facts
@@ -66,19 +58,10 @@ def fork(
         # What is shared may have been rewound in between.
         generation = log.ledger(parent, max((found.seq, *found.keep))).facts.generation
     forked = e.RunForked(
-        at=at,
-        run=run,
-        parent=parent,
-        cut=found.seq,
-        keep=found.keep,
-        generation=generation + 1,
-        effects=conditions.effects,
-        model=conditions.model,
-        renews_input=conditions.input is not UNCHANGED,
-        by=by,
-        files=None if workspace is None else log.ledger(parent).files_from(found.seq),
-        workspace=workspace,
-    )
+        at=at, run=run, parent=parent, cut=found.seq, keep=found.keep, generation=generation + 1,
+        effects=conditions.effects, model=conditions.model, renews_input=conditions.input is not UNCHANGED, by=by,
+        files=None if workspace is None else log.ledger(parent).files_from(found.seq), workspace=workspace,
+    )  # fmt: skip
     values: dict[str, Any] = {"because": because} if because else {}
     if conditions.input is not UNCHANGED:
         values["input"] = conditions.input

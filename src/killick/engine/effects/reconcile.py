@@ -134,27 +134,18 @@ def effect_of(a: StepState) -> Effect:
     if progress is None and (progressed := a.ex.record.of(a.step, e.AttemptProgressed)):
         progress = a.ex.record.data(progressed[-1][0]).get("progress")
     return Effect(
-        tool=a.intent.name,
-        step=a.step,
-        key=str(a.key),
-        arguments=a.intent.arguments,
-        progress=progress,
+        tool=a.intent.name, step=a.step, key=str(a.key), arguments=a.intent.arguments, progress=progress,
         failure=a.failure,
-    )
+    )  # fmt: skip
 
 
 def _settlement(a: StepState, found: Happened | DidNotHappen | None, by: str | None, because: str | None) -> Entry:
     released = _released(a, found)
     how: e.Settlement = "stopped" if found is None else "happened" if isinstance(found, Happened) else "did_not_happen"
     event = e.AttemptSettled(
-        at=a.ex.now_us(),
-        step=a.step,
-        attempt=a.made,
-        key=str(a.key),
-        settlement=how,
-        by=by,
+        at=a.ex.now_us(), step=a.step, attempt=a.made, key=str(a.key), settlement=how, by=by,
         released=tuple(map(claim_text, released)),
-    )
+    )  # fmt: skip
     values: dict[str, Any] = {"output": found.result} if isinstance(found, Happened) else {}
     return Entry(event, values | ({"because": because} if because else {}))
 
@@ -216,18 +207,10 @@ async def _ask(a: StepState) -> RecordedOutcome | None:
 
 
 async def ask_person(
-    ex: Execution,
-    branch: Branch,
-    step: e.StepId,
-    waits_for: e.WaitFor,
-    prompt: str,
-    *,
-    intention: dict[str, Any],
-    verbs: tuple[str, ...],
-    before: list[Entry] | None = None,
-    then: Then | None = None,
+    ex: Execution, branch: Branch, step: e.StepId, waits_for: e.WaitFor, prompt: str, *, intention: dict[str, Any],
+    verbs: tuple[str, ...], before: list[Entry] | None = None, then: Then | None = None,
     fits: Callable[[str, Any], Any] | None = None,
-) -> Closed:
+) -> Closed:  # fmt: skip
     """Ask within a step that is not itself a wait."""
     raise_if_intervened(ex, step)
     facts = ex.log.fold.facts

@@ -37,14 +37,9 @@ def rewind(log: Log, run: RunLog, to: str, *, at: int, by: str | None = None, be
         raise TimeRefused(run.run, f"{told}; fork that at {found.label}")
     returned = _returned(log, run.run, found)
     event = e.RunRewound(
-        at=at,
-        cut=found.seq,
-        generation=run.ledger.facts.generation + 1,
-        keep=found.keep,
-        returned=returned,
-        by=by,
+        at=at, cut=found.seq, generation=run.ledger.facts.generation + 1, keep=found.keep, returned=returned, by=by,
         files=run.ledger.files_from(found.seq) if run.ledger.facts.workspace is not None else None,
-    )
+    )  # fmt: skip
     rights: dict[str, Any] = {"returns": returned} if returned else {}
     return Rewind(Entry(event, {"because": because} if because else None), rights, found.label)
 

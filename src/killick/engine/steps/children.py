@@ -48,15 +48,9 @@ class Child(Generic[O]):
 
 
 async def spawn(
-    ex: Execution,
-    branch: Branch,
-    run: Any,
-    agent: AnyAgent,
-    input: Any,  # noqa: A002
-    id: str | None,  # noqa: A002
-    on_parent_end: Any,
-    priority: int | None,
-) -> Child[Any]:
+    ex: Execution, branch: Branch, run: Any, agent: AnyAgent, input: Any, id: str | None,  # noqa: A002
+    on_parent_end: Any, priority: int | None,
+) -> Child[Any]:  # fmt: skip
     refuse_controls(id)
     input = agent.checked(through_codec(input, at="input"))  # noqa: A001
     step = branch.number()
@@ -83,15 +77,10 @@ async def spawn(
         ex.on_child(adopted.run)
         return Child(run, adopted.run, agent)
     started = e.RunStarted(
-        at=ex.now_us(),
-        run=child,
-        agent=agent.name,
-        build=ex.engine.build(agent),
-        priority=facts.priority if priority is None else priority,
-        parent=ex.run_id,
-        parent_step=step,
+        at=ex.now_us(), run=child, agent=agent.name, build=ex.engine.build(agent),
+        priority=facts.priority if priority is None else priority, parent=ex.run_id, parent_step=step,
         trace=trace_here(),
-    )
+    )  # fmt: skip
     _create(ex, started, agent, input)
     if ex.left_behind:
         ex.run_tree.has_child(child)
@@ -114,12 +103,8 @@ def _create(ex: Execution, started: e.RunStarted, agent: AnyAgent, input: Any) -
 
 
 def first_entries(
-    started: e.RunStarted,
-    agent: AnyAgent,
-    input: Any,  # noqa: A002
-    *,
-    document: dict[str, Any] | None = None,
-) -> list[Entry]:
+    started: e.RunStarted, agent: AnyAgent, input: Any, *, document: dict[str, Any] | None = None,  # noqa: A002
+) -> list[Entry]:  # fmt: skip
     """How a run's log begins; with a document, where its context comes from another run."""
     entries = [Entry(started, {"input": input})]
     if document is None:

@@ -23,14 +23,9 @@ from killick.model.typed import convert
 
 
 async def decided(
-    ex: Execution,
-    branch: Branch,
-    question: str,
-    choice: Any,
-    options: Sequence[Any] | None,
-    because: str | None,
+    ex: Execution, branch: Branch, question: str, choice: Any, options: Sequence[Any] | None, because: str | None,
     by: str,
-) -> Any:
+) -> Any:  # fmt: skip
     step = branch.number()
     told = through_codec({"question": question, "options": options, "choice": choice, "because": because})
     claim = RequestedStep(sort="decision", name="decision")

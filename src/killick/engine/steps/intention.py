@@ -36,19 +36,10 @@ class Intent:
                  "undoes")  # fmt: skip
 
     def __init__(
-        self,
-        sort: e.Sort,
-        name: str,
-        fn: Callable[..., Any],
-        shape: Shape | None,
-        arguments: dict[str, Any],
-        policy: Policy,
-        *,
-        returns: Any = Any,
-        told: Mapping[str, Any] | None = None,
-        undoes: tuple[e.StepId, int] | None = None,
-        recording: dict[str, Any] | None = None,
-    ) -> None:
+        self, sort: e.Sort, name: str, fn: Callable[..., Any], shape: Shape | None, arguments: dict[str, Any],
+        policy: Policy, *, returns: Any = Any, told: Mapping[str, Any] | None = None,
+        undoes: tuple[e.StepId, int] | None = None, recording: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.sort: e.Sort = sort
         self.name = name
         self.fn = fn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
 from killick.engine.inbox import answer_id
@@ -50,56 +51,25 @@ class Escalation(NamedTuple):
     may: Sequence[str] | None = None
 
 
+@dataclass(slots=True, eq=False)
 class Waiter:
     """A branch that waits. Without `opened` it only waits for time, and no event says so."""
 
-    __slots__ = (
-        "asked",
-        "deadline",
-        "digest",
-        "fits",
-        "future",
-        "name",
-        "need",
-        "opened",
-        "resting",
-        "rounds",
-        "step",
-        "then",
-        "votes",
-        "waits_for",
-    )
-
-    def __init__(
-        self,
-        step: e.StepId,
-        waits_for: str,
-        *,
-        name: str = "",
-        deadline: int | None = None,
-        digest: e.Digest | None = None,
-        opened: int = 0,
-        then: Then | None = None,
-        fits: Callable[[str, Any], Any] | None = None,
-        asked: Entry | None = None,
-        need: int = 1,
-        votes: tuple[str, ...] = (),
-        rounds: tuple[Escalation, ...] = (),
-    ) -> None:
-        self.step = step
-        self.waits_for = waits_for
-        self.name = name
-        self.deadline = deadline
-        self.digest = digest
-        self.opened = opened
-        self.then = then
-        self.fits = fits
-        self.asked = asked
-        self.need = need
-        self.votes = votes
-        self.rounds = rounds
-        self.resting = False
-        self.future: asyncio.Future[Closed] = asyncio.get_running_loop().create_future()
+    step: e.StepId
+    waits_for: str
+    _: KW_ONLY
+    name: str = ""
+    deadline: int | None = None
+    digest: e.Digest | None = None
+    opened: int = 0
+    then: Then | None = None
+    fits: Callable[[str, Any], Any] | None = None
+    asked: Entry | None = None
+    need: int = 1
+    votes: tuple[str, ...] = ()
+    rounds: tuple[Escalation, ...] = ()
+    resting: bool = False
+    future: asyncio.Future[Closed] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def answer_id(self, run: str) -> str:
         return answer_id(run, self.step, self.opened)

@@ -21,11 +21,7 @@ from killick.engine.signals import Signal, Stopped
 from killick.engine.steps.intention import Intent, restored
 from killick.engine.steps.open_wait import Intervened
 from killick.engine.steps.step_execution import CANCELLED, StepExecution
-from killick.errors import (
-    LogError,
-    StepFailed,
-    StoreError,
-)
+from killick.errors import LogError, StepFailed, StoreError
 from killick.model import events as e
 from killick.model.failure import Failure
 from killick.model.fold import Step

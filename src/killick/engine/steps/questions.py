@@ -154,17 +154,10 @@ def _deadline(ex: Execution, timeout: Duration | None) -> int | None:
 
 
 async def ask(
-    ex: Execution,
-    branch: Branch,
-    prompt: str,
-    to: str | Sequence[str],
-    timeout: Duration | None,
-    default: Any,
-    options: Sequence[Any] | None,
-    returns: Any,
-    need: int = 1,
+    ex: Execution, branch: Branch, prompt: str, to: str | Sequence[str], timeout: Duration | None, default: Any,
+    options: Sequence[Any] | None, returns: Any, need: int = 1,
     escalate: Sequence[tuple[str | Sequence[str], Duration | None]] = (),
-) -> Answer:
+) -> Answer:  # fmt: skip
     verbs = question_verbs(options is not None, returns is not Any)
     told: dict[str, Any] = {"prompt": prompt, "verbs": verbs}
     if options is not None:
@@ -180,18 +173,11 @@ async def ask(
         return convert(value, returns, at="answer")
 
     question = Question(
-        waits_for="answer",
-        name="ask",
-        identity={"prompt": prompt},
-        to=asked.to,
-        deadline=_deadline(ex, asked.timeout),
-        told=told,
-        fits=None if returns is Any else fits,
-        need=asked.need,
-        may=named(people, asked.to),
+        waits_for="answer", name="ask", identity={"prompt": prompt}, to=asked.to, deadline=_deadline(ex, asked.timeout),
+        told=told, fits=None if returns is Any else fits, need=asked.need, may=named(people, asked.to),
         rounds=tuple(Escalation(each.to, each.timeout, named(people, each.to)) for each in asked.escalate),
         skippable=default is not MISSING,
-    )
+    )  # fmt: skip
     closed = await wait_for(ex, branch, question)
     if closed.how in ("expired", "skipped"):
         if default is MISSING:

@@ -330,15 +330,10 @@ class StepExecution(StepState):
             claims, self.slots = (*claims, *self.slots), ()
         self.holds = bool(intent.claims)
         started = e.AttemptStarted(
-            at=now,
-            step=self.step,
-            attempt=self.made,
-            key=self.key,
-            epoch=ex.log.epoch,
+            at=now, step=self.step, attempt=self.made, key=self.key, epoch=ex.log.epoch,
             deadline=None if timeout is None else now + round(timeout * 1_000_000),
-            claims=tuple(map(claim_text, claims)),
-            action=self._action(),
-        )
+            claims=tuple(map(claim_text, claims)), action=self._action(),
+        )  # fmt: skip
         entries = [*self.written(), Entry(started)]
         first = ex.is_first_live()
         if intent.effect in ("reads", None) and not first:

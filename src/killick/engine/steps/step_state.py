@@ -16,10 +16,7 @@ from killick.engine.steps import live_calls
 from killick.engine.steps.attempt import Applied, waited_for
 from killick.engine.steps.intention import Intent, claim_text
 from killick.engine.steps.live_calls import Work
-from killick.errors import (
-    NotDone,
-    RateLimited,
-)
+from killick.errors import NotDone, RateLimited
 from killick.log.writer import Entry, Hold
 from killick.model import events as e
 from killick.model.failure import Failure
@@ -111,15 +108,9 @@ class StepState(PendingVerdict):
         ex, intent = self.ex, self.intent
         released = intent.claims if outcome == "refused" and self.holds else ()
         event = e.AttemptEnded(
-            at=ex.now_us(),
-            step=self.step,
-            attempt=self.made,
-            outcome=outcome,
-            retry_at=retry_at,
-            limited=limited,
-            released=tuple(map(claim_text, released)),
-            not_retried=not_retried,
-        )
+            at=ex.now_us(), step=self.step, attempt=self.made, outcome=outcome, retry_at=retry_at, limited=limited,
+            released=tuple(map(claim_text, released)), not_retried=not_retried,
+        )  # fmt: skip
         values = {"failure": failure} if self.progress is None else {"failure": failure, "progress": self.progress}
         seq = ex.write_behind(Entry(event, values), **({"releases": released} if released else {}))
         ex.consuming.difference_update(released)

@@ -35,12 +35,9 @@ class Transacting:
     """One attempt of a tool whose rows commit with its outcome."""
 
     def __init__(
-        self,
-        attempting: StepState,
-        place: ToolStep,
-        injected: dict[str, Any],
+        self, attempting: StepState, place: ToolStep, injected: dict[str, Any],
         begins_live: Callable[[], LiveCall | None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._attempting = attempting
         self._ex = attempting.ex
         self._intent = attempting.intent

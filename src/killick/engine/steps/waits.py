@@ -193,12 +193,9 @@ def end(
         return
     if waiter.waits_for != "delay":
         event = e.WaitClosed(
-            at=ex.now_us(),
-            step=waiter.step,
-            how=closed.how,
-            by=closed.by,
+            at=ex.now_us(), step=waiter.step, how=closed.how, by=closed.by,
             message=message.number if message is not None else None,
-        )
+        )  # fmt: skip
         values = {"answer": closed.answer, **({"comment": closed.comment} if closed.comment else {})}
         then, rights = waiter.then(closed) if waiter.then is not None else ((), {})
         if message is not None:
@@ -411,6 +408,3 @@ def child_outcome(log: Log, run: str) -> dict[str, Any] | None:
         return child_outcome(log, facts.renewed_as)
     data = state.data(facts.ended)
     return {"status": facts.status, "result": data.get("result"), "failure": data.get("failure")}
-
-
-# renewals -----------------------------------------------------------------------------------------

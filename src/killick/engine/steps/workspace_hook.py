@@ -302,13 +302,9 @@ class Files:
         return ended
 
     async def _restore(
-        self,
-        root: Id,
-        because: e.RestoredBecause,
-        *,
-        step: e.StepId | None = None,
+        self, root: Id, because: e.RestoredBecause, *, step: e.StepId | None = None,
         left: tuple[int, str | None] = (0, None),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Bring the files back, all of them: a tool is let at nothing less. `left` is since when, and whose, processes
         may still write."""
         ex = self.ex
@@ -392,16 +388,9 @@ def _named(found: Sequence[Process]) -> list[dict[str, Any]]:
 
 
 def restored(
-    done: Restored,
-    root: e.Digest,
-    because: e.RestoredBecause,
-    *,
-    at: int,
-    step: e.StepId | None = None,
-    by: str | None = None,
-    paths: Sequence[str] | None = None,
-    ended: Sequence[Process] = (),
-) -> Entry:
+    done: Restored, root: e.Digest, because: e.RestoredBecause, *, at: int, step: e.StepId | None = None,
+    by: str | None = None, paths: Sequence[str] | None = None, ended: Sequence[Process] = (),
+) -> Entry:  # fmt: skip
     """A restore as it is put on record."""
     values: dict[str, Any] = {"written": done.written, "removed": done.removed}
     if done.left:
