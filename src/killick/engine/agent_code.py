@@ -50,7 +50,7 @@ async def _until_signal(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def _stir(ex: Execution, main: asyncio.Future[Any]) -> None:
     if not main.cancelled():
-        main.exception()  # looked at here, because nobody awaits the code of a run that was parked
+        main.exception()  # retrieved here, because no task awaits the code of a parked run
     ex.stirred.set()
 
 

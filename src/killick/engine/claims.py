@@ -28,10 +28,10 @@ class Start(NamedTuple):
 
 
 class ClaimedRun(NamedTuple):
-    """A run that is ours: its head, since when and for how long.
+    """A leased run: its head, since when and for how long.
 
-    left           who had it before and left it in the middle; `left_until_us`: until when they may believe to have it
-    patient        a run that crashed rests until its back-off is over, and a suspect is given back, to be run alone
+    left           the previous holder, if it left the run in the middle; `left_until_us`: the end of its lease
+    patient        a run that crashed waits for its back-off, and a suspect is released, to be run alone
     alone          this process runs nothing else
     """
 
@@ -105,7 +105,7 @@ def claim_run(engine: Engine, run: str) -> ClaimedRun:
     try:
         head = engine.log.store.lease(run, engine.holder, seconds=engine.lease_seconds)
     except StoreError:
-        # It may have been taken all the same, and nobody here would be at it.
+        # The store may have granted the lease all the same.
         engine.leases.release(run, left.epoch + 1, left=left.holder is not None)
         raise
     return ClaimedRun(head, since, engine.lease_seconds, left.holder, left.lease_until_us)

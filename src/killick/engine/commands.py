@@ -160,7 +160,7 @@ def _append(engine: Engine, log: RunLog, body: Body, by: str | None, sent: Messa
     first = [] if sent is None else [Entry(_taken(sent, at))]
     if body["command"] == "forked":
         if body["fork"] not in log.ledger.facts.forks:
-            log.append(*entries_of(fold, body, by=by, at=at))  # also to one that is over: somebody may take it back
+            log.append(*entries_of(fold, body, by=by, at=at))  # also to a run that is over: it may be rewound
         return
     try:
         if fold.facts.ended:
@@ -280,11 +280,11 @@ class Changed(NamedTuple):
         return f"{self.entry} {self.before!r} → {self.now!r} by {self.by}"
 
 
-# taking, by whoever has the run -------------------------------------------------------------------
+# taking, by the holder of the run -----------------------------------------------------------------
 
 
 def take(ex: Execution, message: Message) -> None:
-    """What people do to a run that is held: it comes through the inbox, and is obeyed between steps."""
+    """Take a command from the inbox of a held run; it takes effect between steps."""
     body: Body = inbox.body_of(ex.engine.log, message)
     ex.took.add(message.number)
     if body["command"] == "rewind":

@@ -35,7 +35,7 @@ class Context:
         self._agent = agent
         self._form = form
         self._recorded = dict(document or {})
-        """The document in the form in which it is on record, and in which people edit it."""
+        """The document as it is recorded, and as people edit it."""
         self._document = self._migrated(self._recorded, form)
         self.version = version
         self._value = self._typed()

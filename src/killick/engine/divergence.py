@@ -1,4 +1,4 @@
-"""Whether code and record mean the same step; where they do not, the run waits for mended code."""
+"""The divergence check: code and record must agree on each step, else the run waits for corrected code."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _recorded_arguments(ex: Execution, past: Step) -> Any:
 
 
 def diverge(ex: Execution, step: e.StepId, recorded: str, found: str) -> None:
-    """The run waits for mended code, with both sides named."""
+    """Record a divergence, with both sides, and stop: the run waits for corrected code."""
     now = ex.engine.build(ex.agent)
     before = ex.log.fold.facts.build if ex.first_build is None else ex.first_build
     builds = [_build_name(before), _build_name(now)]

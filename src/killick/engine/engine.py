@@ -63,7 +63,7 @@ class Engine:
         return self.log.store.secret_key
 
     def let_go(self, run: str, epoch: int, *, left: bool, dropped: Callable[[], object] = lambda: None) -> None:
-        """Release a run. While a call of it lives here the lease is kept; what the call comes to is recorded first.
+        """Release a run. While a call of it still runs here, the lease is kept, and its outcome is recorded first.
 
         `dropped` is called when the lease is kept no longer. A run that is kept already stays so.
         """
@@ -110,7 +110,7 @@ class Engine:
 
 
 class ReleasedRun(NamedTuple):
-    """A run that was let go while calls of it lived here."""
+    """A run that was released while calls of it still run here."""
 
     epoch: int
     left: bool
@@ -147,7 +147,7 @@ class Resources:
         return future.result()
 
     async def close(self) -> None:
-        """Close what is open, the last one first. What belongs to a loop that is gone can only be let go."""
+        """Close what is open, the last one first. Runs of a closed loop can only be released."""
         opened, self._open = list(self._open.items()), {}
         for (_, loop), (resource, future) in reversed(opened):
             if resource.close is None or not future.done() or future.cancelled() or future.exception() is not None:

@@ -113,7 +113,7 @@ class Branch:
 
     @property
     def over_at(self) -> int:
-        """Where the record says that the gather that this branch is part of came to its end; 0 where it did not."""
+        """The seq at which the gather of this branch ended on record; 0 where it did not."""
         return 0 if self.scope is None else self.scope.over_at or self.scope.branch.over_at
 
 
@@ -302,7 +302,7 @@ class Execution:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the run is still ours, by our own clock."""
+        """Whether the lease is still valid by the local clock."""
         return self.lease is None or self.engine.clock.monotonic() < self.lease.until
 
     @property
@@ -313,23 +313,23 @@ class Execution:
         return not lost and self.is_ours and self.log.failure is None
 
     def check_lease(self) -> None:
-        """Just before applying: is the run still ours?"""
+        """Check the lease just before a call; interrupt the run if it is lost."""
         if not self.is_ours:
             self.close(Interrupted(LeaseLost(self.run_id)), cut=True)
             assert self.signal is not None
             raise self.signal
 
     def _mended(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-        """The first thing that is written after a divergence says that the code was mended."""
+        """Prefix the first write after a divergence with the event that the code was corrected."""
         if self.diverged_at is None or isinstance(entries[0].event, e.RunTaken):
             return entries
         self.diverged_at = None
         return (Entry(e.RunResumed(at=self.now_us(), by="killick"), {"because": "the code was mended"}), *entries)
 
     def is_first_live(self) -> bool:
-        """True once: the first live step is durable before it begins, so that one that kills its process is known.
+        """True once: the first live step is durable before it begins, so that a step that kills its process is known.
 
-        After a death all are: what such a process comes to is on record when the next one counts.
+        After a death every step is, so that the next process sees how far this one got.
         """
         first, self._is_first = self._is_first, False
         return first or self.after_death
@@ -442,7 +442,7 @@ class Execution:
 
     @contextmanager
     def hears(self, hold: Hold) -> Generator[None]:
-        """While a step ends in a transaction, whose commit is on record before this loop hears of it."""
+        """While a step ends in a transaction, whose commit is on record before this loop learns of it."""
         heard = asyncio.Event()
         self._ahead = hold, heard
         try:
@@ -473,7 +473,7 @@ class Execution:
         self.busy += 1
 
     async def until_taken(self) -> None:
-        """Nothing can be written of a run that was let go meanwhile: until it is taken again, or leaves memory."""
+        """Wait until a parked run is leased again or leaves memory: nothing can be written meanwhile."""
         while self.parked and self.signal is None:
             await asyncio.sleep(_PARKED_SECONDS)
 
@@ -534,7 +534,7 @@ class Execution:
         """Let the agent's code leave its blocks. Its steps are refused there, and its result is dropped."""
         if self.main is None or self.main.done():
             return
-        # A thread that is at work cannot be cancelled: its attempt waits for it, and records what it comes to.
+        # A running thread cannot be cancelled: its attempt waits for it, and records its outcome.
         more = self.patience_seconds if self.engine.live.of(self.run_id) else 0.0
         done, _ = await asyncio.wait({self.main}, timeout=UNWIND_SECONDS + more)
         if not done:
@@ -569,7 +569,7 @@ class Execution:
 
     def _ended(self, branch: Branch, future: asyncio.Future[Any]) -> None:
         if not future.cancelled():
-            future.exception()  # looked at here, because nobody awaits the branches of a run that was parked
+            future.exception()  # retrieved here, because no task awaits the branches of a parked run
         self.branches.discard(branch)
         for inner in tuple(branch.awaited_by):
             self.inner_waits.end(inner, branch)
@@ -578,7 +578,7 @@ class Execution:
         if branch.scope is not None:
             branch.scope.running -= 1
             if not branch.scope.running:
-                # The branch that gathered goes on, and asks for its own turn before anybody else has one.
+                # The branch that gathered continues, and asks for its turn before any other branch.
                 self.busy += 1
                 self.turns.computing += 1
         if self.busy == 0:

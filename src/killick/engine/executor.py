@@ -70,7 +70,7 @@ _AGAIN_MAX: Final = 12
 
 
 class _Rewound(Exception):
-    """A run was taken back while it was ours, and is to be opened again."""
+    """A run was rewound while it was leased here, and has to be opened again."""
 
     def __init__(self, claim: ClaimedRun) -> None:
         super().__init__(claim.head.run)
@@ -156,7 +156,7 @@ class Executor:
             if hosts or isinstance(error, asyncio.CancelledError | Signal | KillickError):
                 self._release(ex, left=True)
             else:
-                self._drop_lease(ex)  # a fault of our own: whoever claimed it decides when it may come back
+                self._drop_lease(ex)  # a defect: the worker that claimed the run decides when it is due again
             if isinstance(error, Interrupted):
                 raise error.error(ex.run_id) from None
             raise
@@ -190,7 +190,7 @@ class Executor:
     async def close(self) -> None:
         """Release every run: live runs are interrupted, and resume later.
 
-        A blocking tool is waited for a while, and its outcome recorded; the run of one that lives longer stays leased.
+        It waits a few seconds for a blocking tool, and records its outcome; a run whose tool takes longer stays leased.
         """
         self._children.cancel()
         closing = [ex for ex in (*self._live.values(), *self._warm.values()) if ex is not None and ex.signal is None]
@@ -348,7 +348,7 @@ class Executor:
     # driving ----------------------------------------------------------------------------------
 
     def _start(self, ex: Execution, point: state_machine.Resumed) -> None:
-        """Begin the agent's code. What it comes to is decided within the same task, so that it may still wait."""
+        """Begin the agent's code. The run ends within the same task, so that it may still wait."""
         branch = Branch(ex)
         ex.turns.computing = 1
         begin(ex, branch, partial(run_agent, ex, branch, point, self._run_of))
@@ -393,18 +393,18 @@ class Executor:
                 waits.look(ex)
 
     async def _conclude(self, ex: Execution) -> RunOutcome:
-        """What came of it, and what becomes of what is in memory."""
+        """The outcome, and whether the run is parked or released."""
         assert ex.main is not None
         if ex.signal is None and not ex.main.done():
             # All of it is committed, and nothing is awaited before this is parked: no guest can come in between.
             if ex.log.fold.facts.hosted:
-                # Whoever comes again comes with functions of their own: nothing of this is of use to them.
+                # The next external session brings its own functions, so nothing of this can be reused.
                 ex.close(Parked())
                 await ex.unwind()
                 self._release(ex)
                 return outcome_of(self.engine, ex)
             if self.engine.live.of(ex.run_id):
-                # What a thread comes to is recorded behind the back of what would be in memory.
+                # The outcome of a thread is recorded in the store, past an execution in memory.
                 ex.close(Parked())
                 await ex.unwind()
             # What waits for nothing that is on record would never be woken.
@@ -446,8 +446,8 @@ class Executor:
         return outcome_of(self.engine, ex, left=left)
 
     async def _quieted(self, ex: Execution) -> None:
-        """Let the code of a run and what it began come to rest, and record what that came to. Calls that take longer
-        than they are waited for live on, and the run stays leased."""
+        """Let the code of a run and its calls end, and record their outcomes. After a timeout the calls keep running,
+        and the run stays leased."""
         engine, calls = self.engine, self.engine.live.of(ex.run_id)
         await ex.unwind()
         if ex.signal is None:
@@ -458,7 +458,7 @@ class Executor:
             if ex.may_record:
                 for call in calls:
                     call.record_late()
-            # A run that is released before its last append is committed would be held by nobody, and busy.
+            # A run that is released before its last append is committed would have no holder, and be busy.
             await ex.log.barrier_soon()
 
     async def _cancelled(self, ex: Execution) -> Execution:
@@ -583,6 +583,6 @@ def _nobody(child: str) -> None:
 
 
 def _lose(ex: Execution, error: LogError) -> None:
-    """The lease is gone. One whose run has ended was let go by its end."""
+    """The lease is lost. The end of a run releases its lease, so a run that has ended is ignored."""
     if ex.main is not None and not ex.main.done() and not ex.log.fold.facts.ended:
         ex.close(Interrupted(error), cut=True)

@@ -83,7 +83,7 @@ def excluded_by(error: BaseException, retry: Retry) -> NotRetried | None:
 
 
 def _is_programming(error: BaseException) -> bool:
-    # Whatever is no Exception asks to leave, as SystemExit does.
+    # A BaseException that is no Exception ends the process, as SystemExit does.
     return (
         is_any(error, PROGRAMMING_ERRORS)
         or not isinstance(error, Exception)
@@ -119,7 +119,7 @@ def rate_limit_seconds(error: BaseException, *, now_us: int) -> float | None:
     return None
 
 
-# What is known by name: an error's package and class, whatever module in between defines it.
+# Errors known by name: package and class, regardless of the module in between.
 
 _HTTPX: Final = ("httpx", "httpx2")
 
@@ -157,12 +157,12 @@ _STATUS_OF_CODE: Final = {
     "ThrottlingException": 429, "TooManyRequestsException": 429, "ProvisionedThroughputExceededException": 429,
 }  # fmt: skip
 _LASTING_CODES: Final = frozenset({
-    # These come under status 429, and no waiting helps: somebody has to pay.
+    # These have status 429, and no retry helps: the account has no credit.
     "billing_error", "billing_hard_limit_reached", "enforced_spend_limit_reached", "insufficient_quota",
 })  # fmt: skip
 
 _HEADERS: Final = ("retry-after", "retry-after-ms", "request-id", "x-request-id")
-"""The response headers that are put on record: others may hold secrets."""
+"""The response headers that are recorded. Any other header may hold a secret."""
 
 
 def _kin(error: BaseException) -> tuple[BaseException, ...]:
@@ -318,7 +318,7 @@ class _Describing:
 
 
 def _recorded(error: BaseException, depth: int) -> Failure | None:
-    """The failure that an error of ours carries, from the record."""
+    """The recorded failure that an error of the engine carries."""
     failure = error.failure if isinstance(error, StepFailed | RunFailed) else None
     return _cut_off(failure, depth) if isinstance(failure, Failure) else None
 
@@ -363,8 +363,8 @@ def _frames(traceback: TracebackType | None, skip: tuple[str, ...], *, is_ours: 
     while traceback is not None:
         frame, code = traceback.tb_frame, traceback.tb_frame.f_code
         module = f"{frame.f_globals.get('__name__')}."
-        # The innermost one says where the error was raised, and stays whoever's it is; but one of ours that carries a
-        # recorded failure is raised elsewhere when it is replayed.
+        # The innermost frame says where the error was raised, and is kept. An error of the engine that carries a
+        # recorded failure is raised elsewhere on replay.
         if (traceback.tb_next is None and not is_ours) or not any(module.startswith(f"{name}.") for name in skip):
             frames.append(Frame(printable(code.co_filename), traceback.tb_lineno, printable(code.co_qualname)))
         traceback = traceback.tb_next

@@ -1,7 +1,7 @@
-"""What a command comes to, decided from the record alone: the events that carry it out, or why it cannot be.
+"""The effect of a command, decided from the record alone: the events that carry it out, or the refusal.
 
-Touches no store. Overrides and skips nothing that is open or over: what was tried is settled by an answer, what is over
-by going back or another way.
+Touches no store. Refuses to override or skip a step that is open or over: an attempt is settled by an answer, an ended
+step by a rewind or a fork.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _skipped(fold: Fold, body: Body, by: str | None, at: int) -> list[Entry]:
 
 
 def _voided(step: Step, wait: Wait | None, by: str | None, at: int) -> list[Entry]:
-    """What people were asked within a step is of no interest any more."""
+    """Close the open question of a step that was ended."""
     if wait is None or step.sort == "wait":
         return []
     return [Entry(e.WaitClosed(at=at, step=step.id, how="voided", by=by))]

@@ -1,6 +1,6 @@
-"""Keeps the leases of the runs that this process holds for a time, all of them at once, and tells which were lost.
+"""Renews the leases of all runs that this process holds, and reports the lost ones.
 
-A thread does it, so that code which holds up a loop loses nothing by that. What a lease is for is others' business.
+Runs in a thread, so that code that blocks a loop loses no lease.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Leases:
         self._release()
 
     def await_release(self, run: str) -> None:
-        """Raise the store's error while a run that we want to take is still to be let go."""
+        """Raise the store's error while the release of a run is still pending."""
         with self._mutex:
             waiting = any(named == run for named, _ in self._unreleased)
         if waiting and (error := self._release()) is not None:
@@ -105,13 +105,13 @@ class Leases:
     # inside -----------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        # A clock that somebody moves by hand is looked at by whoever drives the run.
+        # With a manual clock, the driver of the run renews its leases.
         if self._thread is None and isinstance(self._clock, SystemClock):
             self._thread = threading.Thread(target=self._keep_on, name="killick-leases", daemon=True)
             self._thread.start()
 
     def _release(self) -> StoreError | None:
-        """Let go of what is to be let go. Returns why some of it could not be."""
+        """Release what is pending. Returns the error where a release failed."""
         failed: StoreError | None = None
         with self._mutex:
             unreleased = list(self._unreleased.items())
@@ -143,7 +143,7 @@ class Leases:
             kept = self._store.keep(self._holder, [lease.run for lease in held], seconds=seconds)
             lost = [lease for lease in held if kept.get(lease.run) != lease.epoch]
             heads = {lease.run: self._store.head(lease.run) for lease in lost}
-        except Exception as error:  # the thread that keeps leases must outlive whatever one try meets
+        except Exception as error:  # the thread that renews leases must survive any error of one try
             logger.warning("leases of %s could not be kept, and are tried again: %s", self._holder, error)
             return
         for lease in held:
@@ -151,7 +151,7 @@ class Leases:
             if lease.run not in heads:
                 lease.until = since + seconds
             elif head is not None and self._held.get(lease.run) is lease:
-                # A run that is not written yet has no head, and nobody could have taken it.
+                # A run that is not written yet has no head, so no other worker could have leased it.
                 self.drop(lease)
                 taken = head.epoch != lease.epoch
                 reason: LogError = (

@@ -34,18 +34,18 @@ _TRACE_WITHIN: Final = 8
 """Among how many of a run's first events the trace is looked for that it belongs to."""
 
 _INTENDED_MAX: Final = 256
-"""How many intentions of a run are remembered that nothing came of yet."""
+"""How many open intentions of a run are remembered."""
 
 _ATTEMPTED: Final = frozenset({"tool", "model", "undo"})
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
 
-# what is told -------------------------------------------------------------------------------------
+# what is published --------------------------------------------------------------------------------
 
 
 class RunSpan:
-    """What a run does here from being taken to being let go: until it ends, waits, is paused or interrupted."""
+    """The work on a run from its lease to its release: until it ends, waits, is paused or interrupted."""
 
     def __init__(self, run: str, agent: str, taken: e.RunTaken) -> None:
         self.run = run
@@ -64,7 +64,7 @@ class RunSpan:
         """How many steps came from the record."""
         self.ended_us = 0
         self.status = "interrupted"
-        """How it was let go: completed, failed, cancelled, renewed, waiting, paused, diverged, left or interrupted."""
+        """How it ended: completed, failed, cancelled, renewed, waiting, paused, diverged, left or interrupted."""
         self.failure: Failure | None = None
         self.kept: dict[object, Any] = {}
         """For each observer what it wants to find here again."""
@@ -86,13 +86,13 @@ class Attempt:
         self.effect: e.EffectClass | None = None
         self.verdict: e.Verdict | None = None
         self.asked = False
-        """Whether people had to agree to it."""
+        """Whether it needed an approval."""
         self.arguments: Mapping[str, Any] = _NOTHING
         self.fn: Callable[..., Any] | None = None
         """What is called, once it is."""
         self.ended_us = 0
         self.outcome: e.Outcome | None = None
-        """None where the process let go of the run before it ended."""
+        """None where the run was released before the attempt ended."""
         self.limited = False
         self.retry_at: int | None = None
         self.usage: e.Usage | None = None
@@ -115,7 +115,7 @@ class Waited:
         self.waits_for: e.WaitFor = "answer"
         self.name = ""
         self.tool: str | None = None
-        """What people are asked about, where it is a call that they are to agree to."""
+        """The tool, where the question is an approval of a call."""
         self.rule: str | None = None
         self.deadline: int | None = None
         self.rounds = 0
@@ -140,7 +140,7 @@ class Observer:
         return None
 
     def ended(self, stretch: RunSpan) -> None:
-        """A run was let go."""
+        """A run was released."""
 
     def attempted(self, attempt: Attempt) -> None:
         """An attempt began."""
@@ -150,7 +150,7 @@ class Observer:
         return nullcontext()
 
     def came(self, attempt: Attempt) -> None:
-        """An attempt is over, and something came of it, or nothing."""
+        """An attempt ended, with or without an outcome."""
 
     def waits(self, wait: Waited) -> None:
         """A wait was opened."""
@@ -224,7 +224,7 @@ def taken(ex: Execution, event: e.RunTaken, *, started: e.RunStarted | None = No
 
 
 def let_go(ex: Execution | None, advanced: RunOutcome | None = None, *, error: BaseException | None = None) -> None:
-    """A run is let go. One that waits in memory is heard again when it is taken again."""
+    """A run is released. One that waits in memory is observed again when it is leased again."""
     if ex is not None and isinstance(ex.log.hearing, Watch):
         ex.log.hearing.let_go(advanced, error)
 

@@ -69,7 +69,7 @@ async def first(ex: Execution, branch: Branch, branches: Sequence[Any]) -> First
 
 
 class _Race(NamedTuple):
-    """What branches came to, in the order in which they did."""
+    """The outcomes of branches, in the order in which they ended."""
 
     outcomes: dict[int, Any]
     errors: list[BaseException]
@@ -133,7 +133,7 @@ async def _start(
     scope.running = len(branches) + 1
     for index, (child, code) in enumerate(zip(scope.branches, branches, strict=True)):
         if not ex.agent.is_async:
-            # Code in threads would run all at once: each begins when the one before comes to its first step.
+            # Code in threads would run all at once: each begins when the one before reaches its first step.
             await ex.await_turn(seq)
         futures.append(ex.start(child, _guarded(ex, scope, race, index, child, code, enough)))
     scope.running -= 1
@@ -152,7 +152,7 @@ def _guarded(
         if ex.record.goes_on(child.path, child.count) and not over:
             diverge(ex, child.position, "more steps in this branch", f"its end ({error or 'it returned'})")
         if scope.winner not in (None, index):
-            return  # on record another one was first, whoever is this time
+            return  # on record another one was first
         if error is not None:
             race.errors.append(error)
         else:

@@ -1,4 +1,4 @@
-"""What people are shown of runs: where one is, what it waits for, one line of a listing."""
+"""Views of runs for people: a run, an open wait, a line of a listing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Asks people about what is intended, and does what they say: agree, refuse, edit, or answer instead.
+"""Approvals: asks the approvers of an intention, and applies their answer: approve, reject, edit, or respond instead.
 
-What they agree to is these arguments under this contract and nothing else. After every answer the other rules are
-judged again, on the state as it is then. Puts every turn on record before anything follows from it.
+An approval covers these arguments under this contract only. After every answer the other rules are evaluated again, on
+the current state. Every answer is recorded before it takes effect.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _Asking:
             await ex.raise_if_closing()
             ex.refuse(j.branch)
             if ex.is_outside:
-                raise  # people are asked still: whoever gave the call up may make it again
+                raise  # the question stays open: the external caller may repeat the call
             closing = Entry(e.WaitClosed(at=ex.now_us(), step=j.step, how="cancelled"))
             ended = Entry(e.StepEnded(at=ex.now_us(), step=j.step, outcome="cancelled"))
             await ex.recorded(ex.write_behind(closing, ended))
@@ -105,7 +105,7 @@ class _Asking:
             j.told = after_approval(j.told, closed.by, closed.comment)
 
     def _asked_now(self) -> e.WaitOpened | None:
-        """The question as it was put last: it may have been passed on to others."""
+        """The latest form of the question, which may have been escalated."""
         asked = None if self.waiter is None or self.waiter.asked is None else self.waiter.asked.event
         return asked if isinstance(asked, e.WaitOpened) else None
 
@@ -150,7 +150,7 @@ class _Asking:
         return intended_name(self.j.intent.sort, self.j.intent.name)
 
     def _asked(self, prompt: str, turn: int = 0) -> list[Entry]:
-        """The question, as it is put on record: to those who are asked first, or after `turn` others."""
+        """The question for the record: to its first addressees, or to those of escalation `turn`."""
         j, ex, approval = self.j, self.ex, self.approval
         now = ex.now_us()
         rule = str(self.verdict.ruling.rule)
@@ -264,7 +264,7 @@ class _Asking:
         j.told = after_edit(j.told, by, closed.comment, changed)
         if not self._asks_the_same(verdict):
             return [Entry(event, values)]
-        # Whoever edits it is for it; the votes of others were for something else.
+        # An edit is an approval by its author; earlier votes were for other arguments.
         self.verdict = verdict
         if self.approval.need <= 1:
             j.agreements.add(self._agreement(frozenset(rule for rule, _ in verdict.asks)))
@@ -274,14 +274,14 @@ class _Asking:
         return [Entry(event, values), *self._asked(self._prompt(), 0 if asked is None else asked.round), voted]
 
     def _again(self) -> list[Entry]:
-        """The question as it was put last, to the same people and until the same time."""
+        """The latest question again, with the same addressees and deadline."""
         asked = self._asked_now()
         if asked is None or self.waiter is None or self.waiter.asked is None:
             return []
         return [Entry(msgspec.structs.replace(asked, at=self.ex.now_us(), data=None), self.waiter.asked.values)]
 
     def _asks_the_same(self, verdict: Verdict) -> bool:
-        """Whether the edited call is asked about by the same rule, of the same people."""
+        """Whether the same rule asks the same approvers about the edited call."""
         approval = verdict.ruling.approval
         if verdict.ruling.ruling != "ask" or approval is None:
             return False
@@ -291,7 +291,7 @@ class _Asking:
 
 
 def short_value(value: Any) -> str:
-    """An argument as people are asked about it: cut by itself, so that none hides the others."""
+    """An argument in a prompt, shortened by itself, so that none hides another."""
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}… ({len(text)} characters)"
 
@@ -318,7 +318,7 @@ def edited(j: PendingVerdict, value: Any) -> dict[str, Any]:
 
 
 def _typed(tool: AnyTool | None, changes: dict[str, Any]) -> dict[str, Any]:
-    """What people write for what JSON has no word for, such as a date, as the tool's own types."""
+    """Convert an approver's text for types that JSON lacks, such as dates, to the tool's types."""
     if tool is None or all(
         type(value) in (int, bool, str, float) and _fits(tool, name, value) for name, value in changes.items()
     ):
@@ -368,7 +368,7 @@ def schema_of_call(j: PendingVerdict) -> Any:
 
 
 def taken_up(j: PendingVerdict, past: Step) -> None:
-    """What people said of a step before the process died: what they agreed to, and what they made of it."""
+    """Restore the recorded approvals and edits of a step after a crash."""
     record, intent = j.ex.record, j.intent
     asked: e.WaitOpened | None = None
     data: dict[str, Any] = {}

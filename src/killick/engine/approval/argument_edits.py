@@ -1,4 +1,4 @@
-"""A call as people read it, and an edit of it as they write it: arguments by name, typed by what the tool takes."""
+"""A call as text for an approver, and their edit of it: arguments by name, with the types of the tool."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def shown(value: Any, chars: int = ARGUMENT_CHARS) -> str:
 
 
 def visible(text: str) -> str:
-    """A text with what cannot be seen written out: control characters, and those that turn the direction of others."""
+    """A text with invisible characters escaped: control characters, and those that change text direction."""
     return text if text.isprintable() else "".join(
         each if each.isprintable() else f"\\u{ord(each):04x}" for each in text
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """The runs that a contract counts together: the one whose contract it is, its forks, what they spawned and renewed.
 
-Reads what the others did from their own records, and decides nothing.
+Reads the effects of the other runs from their logs. Decides nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Member(NamedTuple):
 
 
 class Family:
-    """The family of one contract, as one of its runs sees it."""
+    """The budget group of one contract, as one of its runs sees it."""
 
     def __init__(self, log: Log, run: str, owner: str, tools: Iterable[str]) -> None:
         self._log = log
@@ -37,7 +37,7 @@ class Family:
         self.root = first_of(log, owner)
 
     def others(self, own: Ledger) -> Others:
-        """What every other run of the family did, as of now."""
+        """What every other run of the group has done so far."""
         found = Others(counts=Counts(), past={})
         names, seen = [self.root, self._run], set[str]()
         while names:
@@ -82,7 +82,7 @@ def _below(ledger: Ledger) -> list[str]:
 
 
 def first_of(log: Log, run: str) -> str:
-    """The run that another was forked from or follows, and so on: theirs is the contract that counts."""
+    """The first run of a chain of forks and renewals, whose contract counts."""
     seen = {run}
     while True:
         head = log.store.head(run)

@@ -53,7 +53,7 @@ class Verdict(NamedTuple):
     rests_on: dict[str, Any]
     at: int
     asks: tuple[tuple[AskingRule, str | None], ...] = ()
-    """Every rule that asks the same people, and why."""
+    """Every rule that asks the same approvers, with its message."""
 
     @property
     def event(self) -> e.Verdict:
@@ -128,7 +128,7 @@ class ContractsInForce:
         self._data: dict[int, Mapping[str, Any]] = {}
         self.bound = _in_force(engine, agent, log)
         self.mark = e.to_text(digest([bound.contract.digest for bound in self.bound])) if self.bound else None
-        """What all the contracts in force come to: where it is another, what people agreed to counts for nothing."""
+        """The digest of all contracts in force; an approval under another digest does not count."""
         self._roots = {bound.of: self._pinned(bound) for bound in self.bound}
         """By contract, the folders that paths may lead into, resolved when it came into force."""
         self._said: tuple[object, ...] | None = None
@@ -171,9 +171,9 @@ class ContractsInForce:
         self, intention: Intention, *, agreements: Collection[ApprovalGiven] = (), asks: Approval | None = None,
         begun: bool = False, is_open: bool = False, adopts: bool = False,
     ) -> Verdict:  # fmt: skip
-        """What the contracts of a run and of those above it say together: a rejection by any before a question by any.
+        """The joint verdict of the contracts of a run and its ancestors: a rejection by any before a question by any.
 
-        agreements   what people agreed to already, of this very intention
+        agreements   the approvals that this intention has already
         asks         the approval that the tool itself, or the proposing code, requires
         begun        whether what was done so far counts this very intention already, and as an effect if it is open
         adopts       whether what was done before is about to be adopted, so that nothing more is done
@@ -206,7 +206,7 @@ class ContractsInForce:
         return Verdict(ACCEPTED, first, rests_on, now)
 
     def _together(self, asking: Sequence[tuple[Ruling, Contract | None]]) -> tuple[tuple[AskingRule, str | None], ...]:
-        """The rules that ask the same people as the first one does, which are one question to them."""
+        """The rules that ask the same approvers as the first one, as one question."""
         first = self._rounds(asking[0][0].approval, asking[0][1])
         need = (asking[0][0].approval or Approval()).need
         return tuple(
@@ -322,7 +322,7 @@ class ContractsInForce:
 
     @property
     def is_shared(self) -> bool:
-        """Whether others, whose record this run does not write, count too."""
+        """Whether runs with other logs count too."""
         return bool(self._families) and (self._is_shared or any(of is not None for of in self._families))
 
     def slots(self, rests_on: Mapping[str, Any]) -> tuple[UniqueRight, ...]:
@@ -350,7 +350,7 @@ class ContractsInForce:
         self._arguments[step] = arguments
 
     def _past(self, tool: str) -> Sequence[Mapping[str, Any]]:
-        """The arguments of a tool's effects. What happened is read once, unless something was taken back since."""
+        """The arguments of a tool's effects, read once and again after a compensation."""
         ledger, base = self._log.ledger, self._log.base
         known = self._pasts.get(tool)
         if known is None or known.taken_back != ledger.facts.taken_back:
@@ -431,7 +431,7 @@ def named(people: Mapping[str, Sequence[str]], to: Sequence[str]) -> list[str] |
 
 
 def who_of(people: Mapping[str, Sequence[str]], to: Sequence[str]) -> tuple[str, ...]:
-    """Who is asked: people by name where that is known, else the words by which they are."""
+    """The addressees: names where they are known, else the roles."""
     return tuple(named(people, to) or sorted(to))
 
 

@@ -124,7 +124,7 @@ class PendingVerdict:
         return verdict
 
     def _settle_values(self) -> None:
-        """What is judged is what is done: values that code could still change are taken as they are on record."""
+        """Evaluate exactly what will be done: values that code could still change are taken from the record."""
         intent = self.intent
         if intent.sort == "model" or all(type(value) in _EXACT for value in intent.recording.values()):
             return
@@ -202,7 +202,7 @@ def rejection(ruling: Ruling, contract: Contract | None, name: str | None = None
 
 
 def failed_by(message: str, **details: Any) -> Failure:
-    """Why an intention comes to nothing."""
+    """The failure of a rejected intention."""
     kept = {name: value for name, value in details.items() if value is not None}
     return Failure(
         "error", "killick.Rejected", ("killick.Rejected", "killick.errors.StepFailed"), message, details=kept

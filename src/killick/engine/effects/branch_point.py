@@ -15,7 +15,7 @@ from killick.model import events as e
 from killick.model.fold import OUT_OF_BAND, Fold, Step, timeline
 
 _ENDED: Final = frozenset({"done", "failed"})
-"""How a step may have ended by itself; one that was given up begins anew."""
+"""How a step may have ended by itself; a cancelled one is repeated."""
 
 
 class Cut(NamedTuple):
@@ -31,7 +31,7 @@ class Cut(NamedTuple):
 def cut(
     log: Log, run: str, text: str, *, anew: Collection[e.StepId] = (), is_fork: bool = False, has_undone: bool = False,
 ) -> Cut:  # fmt: skip
-    """Where a run is cut by a place that people name.
+    """The cut of a run at a place, as a person names it.
 
     `anew` are steps that had ended there and whose outcomes are dropped. A fork repeats what its parent had begun and
     not ended. A run repeats its open questions: answers do not carry over. With `has_undone`, effects that are kept
@@ -72,7 +72,7 @@ def cut(
         else:
             stands = name in stays or (name in ended and beside(str(name), own, transitions))
             stands = stands and not _is_after(str(name), redone)
-            # A scope that had not ended is kept open, for what stands in it.
+            # A scope that had not ended is kept open, for the steps in it.
             stands = stands and (ended[str(name)].status in _ENDED or isinstance(event, e.StepIntended))
             stands = stands or name in undoing
         if stands:
@@ -163,5 +163,5 @@ def _ended_later(log: Log, run: str, place: RunMoment) -> dict[e.StepId, Step]:
 
 
 def _takes_outcome(step: Step, ended: Mapping[e.StepId, Step]) -> bool:
-    """Whether a step that had been tried at the cut came to an outcome since: its next try would be the same action."""
+    """Whether a step that had been tried at the cut has an outcome since: a retry would be the same action."""
     return bool(step.attempts) and step.id in ended and ended[step.id].intended == step.intended

@@ -42,7 +42,7 @@ async def compensate(ex: Execution, branch: Branch) -> list[str]:
 
 
 def _done_by_children(ex: Execution) -> list[str]:
-    """Children that ended well and did something: their effects are theirs, and stay."""
+    """Completed children with effects, which are their own and stay."""
     found: list[str] = []
     for child in ex.log.ledger.children:
         row = ex.engine.log.store.index(child.run)

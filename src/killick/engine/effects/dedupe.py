@@ -56,7 +56,7 @@ async def _announced(ex: Execution, branch: Branch) -> None:
 
 
 async def earlier(a: StepState) -> RecordedOutcome | None:
-    """Whether the action was done before: in this timeline by `repeat`, or in one that was left, as an orphan."""
+    """The outcome of the same action before: in this timeline, by `repeat`, or on an abandoned one."""
     ex, intent = a.ex, a.intent
     if intent.effect in ("reads", None) or intent.sort == "undo":
         return None
@@ -137,7 +137,7 @@ def _wanted(a: StepState) -> WantedStep:
 
 
 async def sent_before(wanted: WantedStep) -> bool:
-    """Whether a message to another run was sent before, by a timeline that was left or another run of the lineage."""
+    """Whether a message to another run was sent before, on an abandoned timeline or by another run of the run tree."""
     ex = wanted.ex
     await _announced(ex, wanted.branch)
     left = ex.run_tree.left(SENDING, wanted.step)
@@ -173,7 +173,7 @@ def _spawned(wanted: WantedStep) -> tuple[str, ledger.Child] | None:
 
 
 async def spawned_before(wanted: WantedStep) -> ledger.Child | None:
-    """A run of the same agent on the same input that was spawned by a timeline that was left, or in the lineage."""
+    """A run of the same agent on the same input, spawned on an abandoned timeline or in the run tree."""
     ex = wanted.ex
     await _announced(ex, wanted.branch)
     found = _spawned(wanted)
@@ -226,7 +226,7 @@ async def _adopted(a: StepState) -> RecordedOutcome | None:
         lineage.stands_on(done, a.step)  # from here on no other branch may take it
         if effect.status == "happened" or await _settle_left(a, done):
             return await _adopt(a, done)
-        lineage.leaves(done)  # whoever did not do it may still do it
+        lineage.leaves(done)  # another step may still do it
         return await _adopted(a)
     others = [each for each in left if each.is_of(ex.run_id) and each.effect.identity not in (identity, None)]
     a.beside = [f"{each.effect.tool} at step {each.effect.step}" for each in others]
@@ -248,7 +248,7 @@ async def allowed(a: StepState) -> None:
 
 
 async def _until_known(a: StepState, done: RecordedEffect, run: str) -> None:
-    """Another run of the lineage is at this very action: what comes of it is for both."""
+    """Wait while another run of the run tree performs the same action; both use its outcome."""
     ex = a.ex
     a.waited += 1
     until = ex.now_us() + round(min(0.05 * 2**a.waited, 60.0) * 1_000_000)

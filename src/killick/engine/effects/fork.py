@@ -47,7 +47,7 @@ def fork(
     log: Log, parent: str, place: str, run: str, conditions: Conditions, *, at: int, by: str | None = None,
     because: str | None = None, workspace: str | None = None,
 ) -> Fork:  # fmt: skip
-    """What creates a run that shares another one's time up to a place, with its files in a workspace of its own."""
+    """The first events of a fork: it shares a run's history up to a place, with its files in a workspace of its own."""
     found = cut(log, parent, place, anew=conditions.output, is_fork=True)
     facts = found.fold.facts
     refuse_own(facts.agent, parent)

@@ -34,7 +34,7 @@ from killick.store.protocol import UniqueRight
 DIED: Final = Failure.told("killick.Died", "the process died while this attempt was open", kind="died")
 NOT_CONFIRMED: Final = Failure.told("killick.NotConfirmed", "the tool returned, but the world does not show its effect")
 RECONCILED_MAX: Final = 4
-"""Answered attempts that a reconciler may let go again, before a person is asked."""
+"""How many attempts a reconciler may repeat before a person is asked."""
 
 
 def left(inside: Sequence[e.StepId]) -> Failure:
@@ -85,7 +85,7 @@ def happened_late(a: StepState, value: Any) -> RecordedOutcome | None:
 
 
 def late_entries(a: StepState, past: Step, value: Any, error: BaseException | None) -> tuple[list[Entry], AppendExtras]:
-    """What a thread that outlived its execution came to: the end of its attempt, or the settlement of one in doubt."""
+    """The outcome of a thread that outlived its execution: an ended attempt, or the settlement of one in doubt."""
     refused = error is not None and a.says_nothing_happened(error)
     if error is None:
         try:
@@ -171,7 +171,7 @@ async def _ask(a: StepState) -> RecordedOutcome | None:
     """Ask a person whether the effect happened."""
     ex, intent = a.ex, a.intent
     if a.step.startswith(OUT_OF_BAND):
-        # Whoever undoes it is there to be told, and the run may be over: it does not wait for them.
+        # The person who undoes it gets the outcome at once; the run may be over and waits for no answer.
         told = f"undoing {intent.name} began and its outcome is not known ({a.failure})"
         raise TimeRefused(ex.run_id, f"{told}; look, and say settled='happened' or 'not'")
     call = f"{intent.name}({short(intent.recording)})"

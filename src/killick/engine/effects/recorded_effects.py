@@ -77,7 +77,7 @@ def step_of(log: Log, run: str, step: e.StepId) -> folds.Step:
 
 
 class RecordedEffect(NamedTuple):
-    """One run's record of an effect, with the records that other runs of the lineage have under the same key."""
+    """One run's record of an effect, with the records of other runs of the run tree under the same key."""
 
     run: str
     effect: ledger.Effect

@@ -22,11 +22,11 @@ from killick.model import ledger
 from killick.store.protocol import Head, Owner, UniqueRight, is_held
 
 ACTION: Final = "killick.action"
-"""The space of the rights to act once more in a lineage; no argument that is consumed can have that name."""
+"""The name space of the rights to act once more in a run tree; no consumed argument can have that name."""
 
 
 class Member(NamedTuple):
-    """A run of the lineage as far as it was looked at."""
+    """A run of the run tree, as of the last read."""
 
     head: Head
     effects: list[RecordedEffect]
@@ -36,7 +36,7 @@ class Member(NamedTuple):
 
 
 class RunTree:
-    """The lineage of a run that is in memory."""
+    """The run tree of a run in memory."""
 
     def __init__(self, log: Log, run: RunLog, record: Record) -> None:
         self._log = log
@@ -123,7 +123,7 @@ class RunTree:
                 yield from member.effects
 
     def children(self, agent: str) -> list[tuple[str, ledger.Child]]:
-        """Runs of an agent that were spawned in the lineage and that this timeline does not have, with who did."""
+        """Runs of an agent that were spawned in the run tree outside of this timeline, with their parents."""
         self._look()
         found = {
             child.run: (member.head.run, child)
@@ -138,9 +138,9 @@ class RunTree:
         self._children.add(run)
 
     def slot(self, tool: str, identity: e.Digest) -> UniqueRight | None:
-        """The right to do an action once more, which exists once in a lineage; None where there is no other run.
+        """The right to do an action once more, unique in a run tree; None where there is no other run.
 
-        It is that of the last look: the first one that no act has which was seen then.
+        It is the first right that was free at the last read.
         """
         if not self.is_shared:
             return None
@@ -167,7 +167,7 @@ class RunTree:
         return len(self._members) > 1
 
     def is_at_work(self, done: RecordedEffect) -> str | None:
-        """Another run that a worker is at now and that has not come to an end with an effect."""
+        """Another run that a worker holds now and whose attempt at an effect is not over."""
         for each in (done, *done.others):
             head = self._log.store.head(each.run) if each.run != self._run.run else None
             if head is not None and each.effect.status in ("open", "in_doubt") and is_held(self._log.store, head):

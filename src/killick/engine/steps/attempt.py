@@ -1,4 +1,4 @@
-"""One try of a call that may block: its outcome, and the thread that may still be at it."""
+"""One attempt at a call that may block: its outcome, and the thread that may still run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Applied(NamedTuple):
-    """What came of one try: a value, or an error; and the thread, where one may still be at it."""
+    """The outcome of one attempt: a value or an error; and the thread, where one may still run."""
 
     value: Any = None
     error: BaseException | None = None

@@ -91,7 +91,7 @@ async def spawn(
 
 
 def _create(ex: Execution, started: e.RunStarted, agent: AnyAgent, input: Any) -> None:  # noqa: A002
-    """The child's log. One that is there already is ours if it says so: another process may have come this far."""
+    """Create the child's log. An existing one is adopted if it names this step: another process may have created it."""
     log = ex.engine.log
     try:
         born = log.begin(started.run)

@@ -53,7 +53,7 @@ class Intent:
         self.proposed = False
         """Whether an approver is asked even if no rule requires it."""
         self.bubbles: tuple[type[BaseException], ...] = ()
-        """Errors by which code that is not ours leaves before it did anything."""
+        """Errors with which external code ends before it did anything."""
         self.settled = False
         """Whether its values come from the record and cannot be changed by other code."""
         self.effect: e.EffectClass | None = None

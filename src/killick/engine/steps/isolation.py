@@ -132,7 +132,7 @@ def _tied_to(parent: int, pipe: int) -> int:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)  # it died before the kernel was told
+        os._exit(1)  # it died before the kernel was asked to signal that
     told, tell = os.pipe()
     leader = os.getpid()
     if os.fork() == 0:

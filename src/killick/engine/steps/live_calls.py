@@ -20,7 +20,7 @@ ABANDON_SECONDS: Final = 30.0
 """How long a call that was given up is still waited for."""
 
 Late = Callable[[Any, BaseException | None], object]
-"""Records what a call came to after the execution that began it was gone: its result, or its error."""
+"""Records the outcome of a call whose execution is gone: its result, or its error."""
 
 
 class LiveCall:
@@ -88,7 +88,7 @@ class LiveCalls:
         self._leave(call)
 
     def rest(self, call: LiveCall) -> None:
-        """A call does nothing to the world for a while: it lives again when it stirs."""
+        """Mark a call as idle: it awaits steps of the same run and touches nothing else."""
         with self._changed:
             if call.is_over or call.is_resting:
                 return
@@ -218,7 +218,7 @@ class Work:
             self.future.set_result(result)
         else:
             self.future.set_exception(error if not isinstance(error, StopIteration) else RuntimeError(str(error)))
-            self.future.exception()  # looked at here, because an abandoned call's error is nobody's
+            self.future.exception()  # retrieved here, because no task awaits an abandoned call
 
 
 def _nothing() -> None:

@@ -20,7 +20,7 @@ from killick.model.codec import digest
 
 
 async def heard(ex: Execution, branch: Branch) -> list[Any]:
-    """On replay what was heard here then; live what waits in the inbox now."""
+    """The messages of people: on replay the recorded ones, live those in the inbox."""
     said: list[Any] = []
     while (seq := ex.record.take(branch.position, "message.taken", SAID)) is not None:
         said.append(ex.record.data(seq)["body"])

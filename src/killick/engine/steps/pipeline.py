@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 async def execute_step(ex: Execution, branch: Branch, intent: Intent, step: e.StepId | None = None) -> Any:
-    """A step through the gate: its recorded outcome, or its attempts."""
+    """Run a step: return its recorded outcome, or make its attempts."""
     if ex.model is not None and ex.record.step(branch.position) is None:
         intent.ask_instead(ex.model)
     intent.classify(step or branch.position, ex.engine.secret_key)

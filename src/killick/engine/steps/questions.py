@@ -34,7 +34,7 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Question(msgspec.Struct, kw_only=True):
-    """A wait that is a step of its own: what it is for, and what it tells people."""
+    """A wait that is a step of its own: its kind, its addressees, and its prompt."""
 
     waits_for: e.WaitFor
     name: str
@@ -49,7 +49,7 @@ class Question(msgspec.Struct, kw_only=True):
     may: list[str] | None = None
 
     def values(self, turn: int = 0) -> dict[str, Any]:
-        """What is put on record of it: who may answer, after `turn` others did not, is no part of what is asked."""
+        """The recorded values. The addressees of escalation `turn` are no part of the question's identity."""
         may = self.rounds[turn - 1].may if turn else self.may
         return self.told if may is None else {**self.told, "may": list(may)}
 
@@ -121,7 +121,7 @@ async def _closing(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
         await ex.raise_if_closing()
         ex.refuse(branch)
         if ex.is_outside:
-            raise  # what was asked is asked still, and answered when somebody comes for it again
+            raise  # the question stays open: the external caller may ask for its answer again
         return await _cancelled(ex, waiter)
 
 

@@ -55,7 +55,7 @@ CANCELLED: Final = Failure.told("asyncio.CancelledError", "the agent's own code 
 
 
 class _TooLate(NotDone):
-    """The run was lost before a thread of ours began with the tool."""
+    """The lease was lost before a thread began with the tool."""
 
 
 class StepExecution(StepState):
@@ -125,8 +125,8 @@ class StepExecution(StepState):
             if found is not None:
                 return found.value
         if self.is_open and ex.touch_after_us > ex.now_us() and self.step not in ex.log.fold.facts.waits:
-            # The holder before may only be frozen: its attempt is left alone for as long as it may take. Where somebody
-            # was asked about it already, that was so.
+            # The previous holder may only be frozen: its attempt gets a grace period. An open question about the step
+            # shows that the period is over.
             until, because = ex.touch_after_us, "the last holder may still be at it"
             ex.write_behind(Entry(e.StepDelayed(at=ex.now_us(), step=self.step, until=until, because=because)))
             await until_time(ex, self.branch, self.step, until)
@@ -183,7 +183,7 @@ class StepExecution(StepState):
                 await self._raised(applied)
 
     async def _done_before(self) -> reconcile.RecordedOutcome | None:
-        """What the action came to where it was done before; refused where it may not be done now."""
+        """The outcome of the action if it was done before; raises where it may not be done now."""
         if self.ex.left_behind or (self.intent.policy.repeat != "allow" and not self.made):
             found = await dedupe.earlier(self)
             if found is not None:
@@ -252,7 +252,7 @@ class StepExecution(StepState):
                 await self._give_up()
 
     async def _tokens(self) -> bool:
-        """Wait for the rate limits that are declared; that is no attempt. True: it took a while."""
+        """Wait for the declared rate limits, which is no attempt. True: it had to wait."""
         intent, ex = self.intent, self.ex
         since = ex.now_us()
         waited = False
@@ -360,7 +360,7 @@ class StepExecution(StepState):
             ex.inner_waits.close(inner)
             ex.attempts -= 1
             if ex.signal is not None:
-                ex.stirred.set()  # whoever waits for open attempts to finish looks again
+                ex.stirred.set()  # the executor may be waiting for open attempts to finish
         if ex.parked and not isinstance(applied.error, asyncio.CancelledError):
             # It waited for steps of its own and gave them up: that is put on record when the run is taken again.
             await ex.until_taken()
@@ -420,7 +420,7 @@ class StepExecution(StepState):
         return applied
 
     def begins_live(self) -> LiveCall | None:
-        """The attempt may change the world from now on. What its thread comes to later is recorded, too."""
+        """The attempt may have effects from now on. A late outcome of its thread is recorded too."""
         if self.intent.effect in ("reads", None):
             return None
         late = None if self.intent.effect in ("transaction", "workspace") else self._came_late
@@ -506,7 +506,7 @@ class StepExecution(StepState):
             await ex.raise_if_closing()
         if isinstance(ex.signal, Interrupted) and not ex.may_record:
             raise ex.signal
-        # From outside of an agent it may be called again, and then goes on from here.
+        # An external caller may repeat the call, which then continues from here.
         given_up = ex.now_us() if ex.is_outside else None
         if isinstance(error, Untouched):
             seq = self._note_failed(CANCELLED, "refused", given_up, limited=ex.is_outside)
@@ -555,7 +555,7 @@ class StepExecution(StepState):
         return reconcile.happened_late(self, late.value) if late.error is None else None
 
     async def _until_over(self, step: e.StepId) -> None:
-        """Nothing is undone while a thread of ours is still at it."""
+        """Wait until no thread runs the step any more, before it is undone."""
         live = self.ex.engine.live
         if live.of(self.ex.run_id, step):
             await live.over(self.ex.run_id, live_calls.ABANDON_SECONDS)
@@ -568,7 +568,7 @@ class StepExecution(StepState):
             raise self.ex.signal
 
     def _came_late(self, value: Any, error: BaseException | None) -> None:
-        """Record what a thread came to when its execution was gone, in any thread, while the lease is still ours."""
+        """Record the outcome of a thread whose execution is gone, in any thread, while the lease is valid."""
         ex, log = self.ex, self.ex.log
         if not ex.may_record:
             return

@@ -60,7 +60,7 @@ class StepState(PendingVerdict):
         """Whether inner steps of the last attempt wait, or were refused."""
 
     def begins(self, tool: str, identity: e.Digest) -> None:
-        """The same action in another branch waits until this one is over, and then looks what came of it."""
+        """The same action in another branch waits until this one is over, and then uses its outcome."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ex.inflight[tool, identity] = future
         self.inflight = tool, identity
@@ -80,7 +80,7 @@ class StepState(PendingVerdict):
         return error is not None and is_any(error, (NotDone, RateLimited, *self.intent.policy.nothing_happened))
 
     async def waited_on(self, work: Work) -> Applied:
-        """What a thread comes to that was given up; raises the signal when the run is closed meanwhile."""
+        """The outcome of an abandoned thread; raises the signal when the run is closed meanwhile."""
         late = await waited_for(work, live_calls.ABANDON_SECONDS)
         if isinstance(late.error, asyncio.CancelledError):
             await self.ex.raise_if_closing()

@@ -1,7 +1,7 @@
 """A step that ends in a transaction: rows of an application and the record of its outcome, or neither.
 
 Runs the tool in a thread of its own, which never waits for the loop: on SQLite it holds the lock that the loop may be
-waiting for. What to do when it raised is the gate's business; here nothing happened then, by construction.
+waiting for. If it raised, nothing happened; the pipeline decides about a retry.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Transacting:
         ex.engine.live.remember(ex.run_id, self._place.id, work)
         applied = await waited_for(work, timeout)
         if not ex.log.give_up(hold):
-            # Whatever else came meanwhile, it is committed.
+            # It is committed, also if the run was cancelled meanwhile.
             return Applied(ended=self._ended)
         if applied.work is not None:
             self._abandon()

@@ -78,12 +78,12 @@ def may_answer(
         return True
     found = None if roles is None else roles(by)
     if found is None:
-        return False  # whoever tells roles knows nobody of that name, which may be a role's own
+        return False  # the declared roles have no person of that name, which may be the name of a role
     return by in to or not set((found,) if isinstance(found, str) else found).isdisjoint(to)
 
 
 def refuse_own(id: str | None) -> None:  # noqa: A002
-    """Refuse an id for a run that a log of Killick's own has, or may come to have, and one with control characters."""
+    """Refuse a run id that is reserved for Killick's own logs, or that has control characters."""
     refuse_controls(id)
     if id is not None and is_own(id):
         raise ValueRefused("id", f"{id!r} is named as Killick's own logs are; choose another")
@@ -308,7 +308,7 @@ def _unfit(ex: Execution, waiter: Waiter, message: Message, body: Any) -> object
         if event is not None and not may_answer(message.by, event.to, asked.get("may"), ex.engine.roles):
             return "it was asked of others"
     except Exception as error:
-        # Whoever tells roles cannot do so now: the run goes on another time.
+        # The caller's function of roles failed: the run is interrupted, and resumes later.
         raise ex.interrupted(KillickError(f"the roles of {message.by} cannot be told ({error})")) from error
     try:
         if waiter.fits is not None and kind in ("edit", "respond", "happened"):
@@ -352,7 +352,7 @@ def _pass_on(ex: Execution, waiter: Waiter, now: int) -> None:
 
 
 def dismiss(ex: Execution, step: e.StepId, opened: int) -> None:
-    """What people said to a question that is not asked any more is taken, and noted: it counts for nothing."""
+    """Take and note the answers to a question that is closed. They do not count."""
     answer = answer_id(ex.run_id, step, opened)
     for name in (ANSWER, VOTE):
         for message in ex.engine.log.store.inbox(ex.run_id, name=name):
@@ -381,7 +381,7 @@ def _ask_again(ex: Execution, waiter: Waiter, message: Message) -> None:
 
 
 def _may_come(ex: Execution, message: Message) -> bool:
-    """Whether an answer belongs to a wait that is open on record and that the code has not come to yet."""
+    """Whether an answer belongs to a wait that is open on record and that the code has not reached yet."""
     waits = ex.log.fold.facts.waits.values()
     return any(_is_for(message, answer_id(ex.run_id, wait.step, wait.opened)) for wait in waits)
 

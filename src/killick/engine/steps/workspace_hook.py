@@ -74,7 +74,7 @@ class Files:
                 raise WorkspaceRefused(path, f"there is no such folder for {ex.run_id} to work in; make it")
             make_folder(self.path)
             if due is None and self._last is not None:
-                due, because = self._last, "gone"  # somebody took the folder away, and the run needs it
+                due, because = self._last, "gone"  # the folder was removed, and the run needs it
         bound = e.WorkspaceBound(
             at=ex.now_us(), path=path, vault=vault, exclude=self.workspace.exclude, gitignore=self.workspace.gitignore
         )
@@ -158,7 +158,7 @@ class Files:
                 ex.write_behind(Entry(e.NoteMade(at=ex.now_us(), by="killick"), note))
             else:
                 self._record(capture.snapshot.result(), after, check)
-        except BaseException as failed:  # the handle is closed: whoever drives the run is told by that
+        except BaseException as failed:  # the handle is closed, which the executor sees
             logger.debug("%s: a snapshot is not on record: %s", ex.run_id, failed)
 
     def _record(self, snapshot: Snapshot, after: int, check: bool) -> None:
