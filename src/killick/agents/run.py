@@ -35,6 +35,7 @@ from killick.engine.execution import Branch, Execution
 from killick.engine.parallel import First
 from killick.engine.steps import children, decisions, facts, messages, questions, streams
 from killick.engine.steps.children import Child
+from killick.engine.steps.fast_path import call_tool, intent_of
 from killick.engine.steps.intention import Intent, model_intent
 from killick.engine.steps.pipeline import execute_step, run_step
 from killick.engine.steps.questions import MISSING
@@ -118,11 +119,14 @@ class _Common(Generic[C]):
     # the inert steps, for both ------------------------------------------------------------------
 
     def _call(self, tool: AnyTool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Intent:
+        return intent_of(tool, *self._bind(tool, args, kwargs))
+
+    def _bind(
+        self, tool: AnyTool, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"run.call takes a tool; declare {getattr(tool, '__name__', tool)!r} with @killick.tool")
-        shape = tool.shape
-        arguments, told = shape.bind(args, kwargs)
-        return Intent("tool", tool.name, tool.fn, shape, arguments, tool.policy, returns=tool.returns, told=told)
+        return tool.shape.bind(args, kwargs)
 
     def _steps(self, do: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> Step[T]:
         return run_step(self._execution, do, *args, **kwargs)
@@ -142,8 +146,8 @@ class Run(_Common[C]):
     """An agent's run, for `async def` agents."""
 
     def call(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Step[T]:
-        """Call a tool through the gate."""
-        return run_step(self._execution, execute_step, self._call(tool, args, kwargs))
+        """Calls a tool as a step."""
+        return call_tool(self._execution, tool, *self._bind(tool, args, kwargs))
 
     def propose(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Step[Proposed[T]]:
         """Suggest a call to a person, who may let it be done, edit it, refuse it, or answer instead."""

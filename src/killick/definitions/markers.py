@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -69,13 +68,13 @@ class InnerSteps:
         """Whether its code met what closed the run's handle."""
         self.told: set[str] = set()
         """Steps that wait, that its code was notified of."""
-        self.nth: Counter[str] = Counter()
+        self.nth: dict[str, int] = {}
         """How often each call without a key was made, since the attempt began."""
 
     def named(self, name: str) -> str:
         """The key of the nth call of a name since the attempt began, which begins from its top each time."""
-        self.nth[name] += 1
-        return f"{self.guest}/{name}#{self.nth[name]}"
+        self.nth[name] = nth = self.nth.get(name, 0) + 1
+        return f"{self.guest}/{name}#{nth}"
 
     def around(self) -> Iterator[InnerSteps]:
         """These, and those of all attempts around."""

@@ -50,6 +50,8 @@ class Tool(Generic[P, R]):
         self.name = name
         self.policy = policy
         self.shape = shape or Shape(fn, name)
+        self.is_plain = _is_plain(policy, self.shape)
+        """Whether a call needs nothing besides its arguments: no injection, limit, right, approval or timeout."""
         self.__name__ = name
         self.__doc__ = fn.__doc__
         self.__wrapped__ = fn
@@ -149,7 +151,7 @@ class Shape:
         self.signature = whole.replace(parameters=given, return_annotation=inspect.Signature.empty)
         self.hints: dict[str, Any] = {p.name: hints.get(p.name, Any) for p in given}
         self.returns: Any = hints.get("return", Any)
-        self._plain = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in given)
+        self.is_plain: bool = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in given)
         self._names = tuple(p.name for p in given)
         self._defaults = {p.name: p.default for p in given if p.default is not p.empty}
 
@@ -158,7 +160,7 @@ class Shape:
 
         Digests are of those given, so that neither a new default parameter nor another default changes one.
         """
-        if self._plain and not kwargs and len(args) == len(self._names):
+        if self.is_plain and not kwargs and len(args) == len(self._names):
             given = dict(zip(self._names, args, strict=True))
             return given, given
         bound = self.signature.bind(*args, **kwargs)
@@ -190,10 +192,20 @@ class Shape:
 
     def call(self, fn: Callable[..., Any], arguments: Mapping[str, Any], injected: Mapping[str, Any]) -> Any:
         """Call the function with arguments by name."""
-        if self._plain:
+        if self.is_plain:
             return fn(**arguments, **injected)
         bound = inspect.BoundArguments(self.signature, dict(arguments))  # type: ignore[arg-type,unused-ignore]
         return fn(*bound.args, **bound.kwargs, **injected)
+
+
+def _is_plain(policy: Policy, shape: Shape) -> bool:
+    usual = Policy(
+        effect=policy.effect, retry=policy.retry, compensate=policy.compensate, reconcile=policy.reconcile,
+        changes=policy.changes, patience=policy.patience, nothing_happened=policy.nothing_happened,
+        says_effect=policy.says_effect,
+    )  # fmt: skip
+    fits = type(shape) is Shape and shape.is_async and shape.is_plain and not shape.injected
+    return fits and policy.effect in ("reads", "idempotent", "at_most_once") and policy == usual
 
 
 def holds_secret(value: Any) -> bool:

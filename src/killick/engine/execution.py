@@ -246,6 +246,12 @@ class Execution:
         return ContractsInForce(self.engine, self.agent, self.log, self.context.latest, lambda: self.context.version)
 
     @cached_property
+    def is_unguarded(self) -> bool:
+        """Whether its steps are neither judged, nor intercepted, nor traced, and touch no workspace."""
+        engine, workspace = self.engine, self.agent.options.workspace
+        return not (engine.stand_in or engine.tracer or self.files or workspace or self.judge.bound)
+
+    @cached_property
     def run_tree(self) -> RunTree:
         """The effects that count for this run besides its own."""
         return RunTree(self.engine.log, self.log, self.record)

@@ -311,7 +311,7 @@ class RunLog:
             self._committer.finish(hold.tickets, heads)
 
     def _last_one(self, event: Event, encoded: Encoded) -> Append:
-        index = None
+        (body, data, pieces), index = encoded, None
         if not self._fold.are_quiet([(0, event)]):
             # While a step waits, every append is folded at once, so that only this event is missing.
             index = index_of(self._fold.with_one_returned(event.at), seen=self.seen)
@@ -320,8 +320,8 @@ class RunLog:
             after=self._seq,
             before=self._hash,
             epoch=self._epoch,
-            rows=(Row(self._seq + 1, encoded.body, encoded.data, hashing.link(self._hash, encoded.body)),),
-            pieces=tuple({piece.hash: piece for piece in encoded.pieces if piece.hash not in self._known}.values()),
+            rows=(Row(self._seq + 1, body, data, hashing.link(self._hash, body)),),
+            pieces=tuple({piece.hash: piece for piece in pieces if piece.hash not in self._known}.values()),
             index=None if index == self._indexed else index,
         )
 
@@ -471,32 +471,23 @@ class GivenUp(Exception):
         super().__init__("its transaction was given up; nothing of it happened")
 
 
-class Encoded(NamedTuple):
-    """An encoded event, with its values and their chunks."""
-
-    body: bytes
-    data: bytes | None
-    pieces: Sequence[Blob]
+Encoded = tuple[bytes, bytes | None, Sequence[Blob]]
+"""An event's body, with its values and their chunks."""
 
 
 def _encoded(entry: Entry, secret_key: bytes) -> Encoded:
-    try:
-        return _encoded_whole(entry, secret_key)
-    except UnicodeEncodeError as error:
-        raise ValueRefused(f"{_place(entry.event)}: {printable(error.object)}", LONE_SURROGATE) from None
-
-
-def _encoded_whole(entry: Entry, secret_key: bytes) -> Encoded:
     event, values = entry
     if type(event) not in _OURS:
         _refuse_unreadable(event)
-    if not values:
-        return Encoded(encode(event), None, ())
     try:
+        if not values:
+            return encode(event), None, ()
         packed = pack(values, at="", secret_key=secret_key)
+        return encode(event, hashing.data_hash(packed.raw)), packed.raw, packed.blobs
     except ValueRefused as refused:
         raise ValueRefused(f"{_place(event)}: {refused.path.lstrip('.')}", refused.reason) from None
-    return Encoded(encode(event, hashing.data_hash(packed.raw)), packed.raw, packed.blobs)
+    except UnicodeEncodeError as error:
+        raise ValueRefused(f"{_place(event)}: {printable(error.object)}", LONE_SURROGATE) from None
 
 
 _OURS: Final = frozenset({StepIntended, AttemptStarted, AttemptProgressed, AttemptEnded})
@@ -509,6 +500,8 @@ def _refuse_unreadable(event: Event) -> None:
         check(event)
     except (TypeError, msgspec.ValidationError) as error:
         raise ValueRefused(_place(event), str(error)) from None
+    except UnicodeEncodeError as error:
+        raise ValueRefused(f"{_place(event)}: {printable(error.object)}", LONE_SURROGATE) from None
 
 
 _OF_PEOPLE: Final = ("answer", "settlement")

@@ -102,11 +102,36 @@ def plain(obj: object, *, at: str = "value", secret_key: bytes | None = None, ca
 
 def canonical(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> bytes:
     """Returns canonical bytes: equal for equal values, independent of key order, process and version."""
+    if type(obj) is dict and (flat := _flat(obj)) is not None:  # pyright: ignore[reportUnknownArgumentType]
+        return flat
     tree = plain(obj, at=at, secret_key=secret_key, canonically=True)
     try:
         return _text(tree).encode()
     except RecursionError:
         raise ValueRefused(shortened(at), "is nested deeper than the stack has room for") from None
+
+
+_FLAT: Final = frozenset({str, int, bool, type(None)})
+_FLAT_BYTES_MAX: Final = 1024
+_LONG: Final = 2**63
+_in_order: Final = msgspec.json.Encoder(order="deterministic").encode
+
+
+def _flat(obj: dict[Any, Any]) -> bytes | None:
+    """Returns the canonical bytes of a small dict of short plain values, as most arguments are; else None.
+
+    Only where both encoders must agree: ASCII without escapes, no floats, and no text that could be a tag.
+    """
+    for name, value in obj.items():
+        if type(name) is not str or type(value) not in _FLAT or (type(value) is int and not -_LONG <= value < _LONG):
+            return None
+    try:
+        raw = _in_order(obj)
+    except (TypeError, ValueError, UnicodeError, OverflowError):
+        return None
+    if len(raw) > _FLAT_BYTES_MAX or b"\\" in raw or b'"$' in raw or b"\x7f" in raw or not raw.isascii():
+        return None
+    return raw
 
 
 def digest(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> bytes:

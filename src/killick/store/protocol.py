@@ -18,7 +18,7 @@ from killick.errors import LogError
 from killick.model.chunks import Blob
 from killick.model.fold import OWN_TAGS
 
-STORE_FORMAT: Final = 4
+STORE_FORMAT: Final = 5
 """The newest layout that this build reads and writes; opening an older one migrates it."""
 
 READ_LIMIT: Final = 10_000
@@ -406,8 +406,12 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def size_bytes(self) -> int:
         """The approximate size, for back-pressure."""
-        rows = sum(len(row.body) + len(row.data or b"") for row in self.rows)
-        return rows + sum(len(piece.body or b"") for piece in self.pieces)
+        size = 0
+        for row in self.rows:
+            size += len(row.body) + len(row.data or b"")
+        for piece in self.pieces:
+            size += len(piece.body or b"")
+        return size
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):

@@ -64,22 +64,24 @@ class LiveCalls:
     """The calls that live, by run, and what is to be done when the last one of a run is over."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._mutex = threading.RLock()
+        self._changed = threading.Condition(self._mutex)
         self._calls: dict[str, list[LiveCall]] = {}
         self._then: dict[str | None, list[Callable[[], object]]] = {}
         self._works: dict[tuple[str, StepId], Work] = {}
         self._ending = 0
+        self._waiting = 0
 
     def begin(self, run: str, step: StepId, tool: str, late: Late | None = None) -> LiveCall:
         """A call that is about to begin."""
         call = LiveCall(self, run, step, tool, late)
-        with self._changed:
+        with self._mutex:
             self._calls.setdefault(run, []).append(call)
         return call
 
     def end(self, call: LiveCall) -> None:
         """A call is over; after the last one of its run comes what waits for that, in this thread."""
-        with self._changed:
+        with self._mutex:
             if call.is_over:
                 return
             call.is_over = True
@@ -89,7 +91,7 @@ class LiveCalls:
 
     def rest(self, call: LiveCall) -> None:
         """Mark a call as idle: it awaits steps of the same run and touches nothing else."""
-        with self._changed:
+        with self._mutex:
             if call.is_over or call.is_resting:
                 return
             call.is_resting = True
@@ -97,24 +99,26 @@ class LiveCalls:
 
     def stir(self, call: LiveCall) -> None:
         """Mark a resting call as running again."""
-        with self._changed:
+        with self._mutex:
             if call.is_resting and not call.is_over:
                 call.is_resting = False
                 self._calls.setdefault(call.run, []).append(call)
 
     def _leave(self, call: LiveCall) -> None:
-        with self._changed:
+        with self._mutex:
             calls = self._calls[call.run]
             calls.remove(call)
             if not calls:
                 del self._calls[call.run]
+            if not (self._then or self._waiting):
+                return
             then = [] if calls else self._then.pop(call.run, [])
             self._ending += 1
         try:
             for do in then:
                 do()
         finally:
-            with self._changed:
+            with self._mutex:
                 self._ending -= 1
                 then = self._then.pop(None, []) if not self._calls and not self._ending else []
                 self._changed.notify_all()
@@ -123,13 +127,13 @@ class LiveCalls:
 
     def of(self, run: str | None = None, step: StepId | None = None) -> Sequence[LiveCall]:
         """The calls of a run that live, or of all; of one step, where it is named."""
-        with self._changed:
+        with self._mutex:
             found = self._calls.values() if run is None else (self._calls.get(run, ()),)
             return [call for calls in found for call in calls if step is None or call.step == step]
 
     def then(self, run: str | None, do: Callable[[], object]) -> None:
         """Do something once no call of a run lives, or of any: at once, or in the thread that ends the last one."""
-        with self._changed:
+        with self._mutex:
             waits = run in self._calls if run is not None else bool(self._calls or self._ending)
             if waits:
                 self._then.setdefault(run, []).append(do)
@@ -138,8 +142,12 @@ class LiveCalls:
 
     def wait(self, seconds: float) -> bool:
         """Block until no call lives. False: the time was up first."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._calls and not self._ending, seconds)
+        with self._mutex:
+            self._waiting += 1
+            try:
+                return self._changed.wait_for(lambda: not self._calls and not self._ending, seconds)
+            finally:
+                self._waiting -= 1
 
     async def over(self, run: str, seconds: float) -> bool:
         """Wait on a loop until no call of a run lives. False: the time was up first."""

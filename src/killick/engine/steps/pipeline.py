@@ -42,16 +42,22 @@ async def execute_step(ex: Execution, branch: Branch, intent: Intent, step: e.St
     if not ex.is_solo:
         await ex.await_turn()
     attempting = StepExecution(ex, branch, step, intent, past)
+    return await concluded(attempting, attempting.go())
+
+
+async def concluded(execution: StepExecution, outcome: Coroutine[Any, Any, Any]) -> Any:
+    """The outcome of a step that is being carried out; a person, or the end of a gather, may end it first."""
+    ex, intent = execution.ex, execution.intent
     try:
-        return await attempting.go()
+        return await outcome
     except Stopped:
-        attempting.stopped()
+        execution.stopped()
         raise
     except Intervened as done:
-        return restored(intent, await overridden(ex, intent.name, done), None, step)
+        return restored(intent, await overridden(ex, intent.name, done), None, execution.step)
     finally:
-        branch.told = attempting.told
-        attempting.over()
+        execution.branch.told = execution.told
+        execution.over()
 
 
 async def replayed(ex: Execution, branch: Branch, past: Step, intent: Intent) -> Any:

@@ -131,38 +131,25 @@ class StepExecution(StepState):
             ex.write_behind(Entry(e.StepDelayed(at=ex.now_us(), step=self.step, until=until, because=because)))
             await until_time(ex, self.branch, self.step, until)
             self.until_us = 0
-        work = ex.engine.live.work_of(ex.run_id, self.step)
         if self.intent.undoes is not None:
             await self._until_over(self.intent.undoes[0])
+        return await self._attempts(ex.engine.live.work_of(ex.run_id, self.step), looked=looked)
+
+    async def go_on_after(self, applied: Applied, inner: InnerSteps | None) -> Any:
+        """As `go`, after a first attempt that was made elsewhere."""
+        if inner is not None:
+            await self._taken_again(applied)
+            self._note_inner(inner)
+        return await self._attempts(None, looked=False, applied=applied)
+
+    async def _attempts(self, work: Work | None, *, looked: bool, applied: Applied | None = None) -> Any:
+        ex = self.ex
         while True:
-            if self.is_open and self.intent.effect not in SAFE:
-                settled = await reconcile.settle(self, work)
-                if settled is not None:
-                    return await self._ended(settled.seq, settled.value)
-                if self.cancelled:
-                    await self._end_cancelled()
-            elif self.counted >= self.allowed and not self.granted:
-                return await self._give_up()
-            self.granted = False
-            if self.until_us:
-                looked = False
-                await until_time(ex, self.branch, self.step, self.until_us)
-            if policy.limits and await self._tokens():
-                looked = False
-            late = await self._outlived(work)
-            if late is not None:
-                return await self._ended(late.seq, late.value)
-            if ex.left_behind and not looked and not self.is_open:
-                # Meanwhile another run of the lineage may have done it.
-                found = await self._done_before()
+            if applied is None:
+                found = await self._before_attempt(work, looked=looked)
                 if found is not None:
                     return found.value
-            if self.intent.claims and not self.holds and (taken := ex.consuming.intersection(self.intent.claims)):
-                self.failure = describe(AlreadyClaimed(ex.run_id, space=taken.pop().space, owner=ex.run_id, seq=0))
-                return await self._give_up()
-            if judged and (self.paths or not self.is_open) and not self.is_judged:
-                await approvals.agreed(self)
-            applied = await self._attempt()
+                applied = await self._attempt()
             work, looked = applied.work, False
             if isinstance(applied.error, asyncio.CancelledError):
                 await ex.raise_if_closing()
@@ -181,6 +168,39 @@ class StepExecution(StepState):
                     return await self._ended(*ended)
             else:
                 await self._raised(applied)
+            applied = None
+
+    async def _before_attempt(self, work: Work | None, *, looked: bool) -> reconcile.RecordedOutcome | None:
+        """Whatever comes before the next attempt. The outcome, where none is to be made."""
+        ex, policy = self.ex, self.intent.policy
+        if self.is_open and self.intent.effect not in SAFE:
+            settled = await reconcile.settle(self, work)
+            if settled is not None:
+                return settled._replace(value=await self._ended(settled.seq, settled.value))
+            if self.cancelled:
+                await self._end_cancelled()
+        elif self.counted >= self.allowed and not self.granted:
+            await self._give_up()
+        self.granted = False
+        if self.until_us:
+            looked = False
+            await until_time(ex, self.branch, self.step, self.until_us)
+        if policy.limits and await self._tokens():
+            looked = False
+        late = await self._outlived(work)
+        if late is not None:
+            return late._replace(value=await self._ended(late.seq, late.value))
+        if ex.left_behind and not looked and not self.is_open:
+            # Meanwhile another run of the lineage may have done it.
+            found = await self._done_before()
+            if found is not None:
+                return found
+        if self.intent.claims and not self.holds and (taken := ex.consuming.intersection(self.intent.claims)):
+            self.failure = describe(AlreadyClaimed(ex.run_id, space=taken.pop().space, owner=ex.run_id, seq=0))
+            await self._give_up()
+        if self.concerns_rules and (self.paths or not self.is_open) and not self.is_judged:
+            await approvals.agreed(self)
+        return None
 
     async def _done_before(self) -> reconcile.RecordedOutcome | None:
         """The outcome of the action if it was done before; raises where it may not be done now."""
@@ -345,7 +365,7 @@ class StepExecution(StepState):
                 return Applied(error=Untouched())
         ex.check_lease()
         folder = ex.folder
-        place = ToolStep(ex.run_id, self.step, self.made, Key(self.key), self._progress, folder)
+        place = ToolStep(ex.run_id, self.step, self.made, Key(self.key), self.record_progress, folder)
         inner = place.inner = self.branch.inner = InnerSteps(
             self.step, intent.effect, self.branch.guest, self.branch.outer
         )
@@ -361,13 +381,20 @@ class StepExecution(StepState):
             ex.attempts -= 1
             if ex.signal is not None:
                 ex.stirred.set()  # the executor may be waiting for open attempts to finish
+        await self._taken_again(applied)
+        self._note_inner(inner)
+        return applied
+
+    async def _taken_again(self, applied: Applied) -> None:
+        """An attempt that waited for steps of its own and gave them up is recorded when the run is taken again."""
+        ex = self.ex
         if ex.parked and not isinstance(applied.error, asyncio.CancelledError):
-            # It waited for steps of its own and gave them up: that is put on record when the run is taken again.
             await ex.until_taken()
             if ex.parked and ex.signal is not None:
                 raise ex.signal
-        self.is_left = inner.is_refused or not inner.told.isdisjoint(ex.log.fold.facts.pending)
-        return applied
+
+    def _note_inner(self, inner: InnerSteps) -> None:
+        self.is_left = inner.is_refused or not inner.told.isdisjoint(self.ex.log.fold.facts.pending)
 
     async def _touch(self, place: ToolStep, timeout: float | None) -> Applied:
         try:
@@ -440,7 +467,7 @@ class StepExecution(StepState):
                 injected[name] = await self.ex.engine.resources.get(marker.resource)
         return injected
 
-    def _progress(self, value: Any) -> None:
+    def record_progress(self, value: Any) -> None:
         """A tool says how far it got, from whichever thread it runs in."""
         loop = self.ex.loop
         self.progress = self.ex.progress[self.step] = through_codec(value)

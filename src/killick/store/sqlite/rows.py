@@ -48,19 +48,31 @@ def is_there(item: Append, found: HeadRow) -> bool:
 
 
 def lengthened(head: HeadRow, rows: Sequence[Row]) -> tuple[HeadRow, tuple[object, ...]]:
-    """Returns the head after these events, and the statement's parameters: known head, last event, checksum."""
+    """Returns the head after these events, and the statement's parameters: known head, last events, checksum."""
     number, run, after, before, epoch, base, parent, holder, until, removed = head
-    row = rows[-1]
-    seq, hash_ = row.seq, row.hash
+    last = rows[-1]
+    seq, hash_ = last.seq, last.hash
     moved = (number, run, seq, hash_, epoch, base, parent, holder, until, removed)
-    checksum = row_check(*moved)
-    return moved, (number, after, before, epoch, holder, until, seq, row.body, row.data, hash_, checksum)
+    columns = (number, after, bytearray(before), epoch, holder, until, seq, *_event(last), row_check(*moved))
+    for row in rows[-2:-4:-1]:
+        columns += _event(row)
+    return moved, columns + _NO_EVENT * (_STATEMENT_EVENTS - len(rows))
+
+
+_NO_EVENT: Final = (None, None, None)
+_STATEMENT_EVENTS: Final = 3
+"""The number of events that the statement takes."""
+
+
+def _event(row: Row) -> tuple[object, ...]:
+    # sqlite3 binds a bytearray at once, but looks for an adapter of bytes.
+    return bytearray(row.body), row.data and bytearray(row.data), bytearray(row.hash)
 
 
 def inner_rows(head: HeadRow, rows: Sequence[Row]) -> list[tuple[object, ...]]:
-    """Returns the events before the last one, which moves the head past all of them."""
+    """Returns the events before those of the statement, which moves the head past all of them."""
     first = head[0] << SEQ_BITS
-    return [(first + row.seq, row.body, row.data, row.hash) for row in rows[:-1]]
+    return [(first + row.seq, row.body, row.data, row.hash) for row in rows[:-_STATEMENT_EVENTS]]
 
 
 def leased(head: HeadRow, holder: str | None, until_us: int | None, *, epoch: int | None = None) -> HeadRow:

@@ -25,8 +25,10 @@ SELECT coalesce(max(number), 0) + 1 FROM heads
 SELECT 1 FROM heads WHERE parent = ? AND NOT removed LIMIT 1
 
 -- name: lengthen
-INSERT INTO appends (number, after, before, epoch, holder, lease_until_us, seq, body, data, hash, checksum)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO appends (
+    number, after, before, epoch, holder, lease_until_us, seq, body, data, hash, checksum,
+    body_1, data_1, hash_1, body_2, data_2, hash_2
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: put_event
 INSERT INTO events (id, body, data, hash) VALUES (?, ?, ?, ?)

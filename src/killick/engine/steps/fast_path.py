@@ -1,0 +1,160 @@
+"""The common step: one coroutine from the call of an async tool to its recorded outcome.
+
+It takes a step that nothing can come between: one branch, nothing left to replay, no rules, no limits, no workspace, no
+observer. Every other step goes through the pipeline, and so does what follows an attempt that does not simply return.
+Both write the same events.
+"""
+
+from __future__ import annotations
+
+from asyncio import current_task
+from typing import Any, Final, NamedTuple, TypeGuard, cast
+
+from killick.definitions.current import HERE
+from killick.definitions.markers import InnerSteps, Key, ToolStep
+from killick.definitions.tools import AnyTool
+from killick.engine.execution import Branch, Execution
+from killick.engine.steps.attempt import Applied, Untouched
+from killick.engine.steps.intention import Intent
+from killick.engine.steps.pipeline import concluded, execute_step, run_step
+from killick.engine.steps.step_execution import StepExecution
+from killick.errors import LogError, StoreError, ValueRefused
+from killick.log.writer import Entry
+from killick.model import events as e
+from killick.model.keys import action_key, arguments_digest
+
+_FLAT: Final = frozenset({str, int, bool, type(None)})
+"""Types whose values come back from the record as they are."""
+
+
+async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], given: dict[str, Any]) -> Any:
+    """Takes a step that calls a tool. `given` are the arguments that the caller named; the others are defaults."""
+    branch = HERE.get()
+    entered = False
+    try:
+        if not (tool.is_plain and is_common(branch, ex)):
+            return await run_step(ex, execute_step, intent_of(tool, arguments, given))
+        ex.turns.computing -= 1
+        entered = True
+        # Intend: the intention and its attempt are durable before the tool is called.
+        try:
+            digest = arguments_digest(given, secret_key=ex.engine.secret_key)
+        except ValueRefused:
+            intent_of(tool, arguments, given).classify(str(branch.count + 1), ex.engine.secret_key)  # names the step
+            raise
+        branch.count += 1
+        step, now, effect = str(branch.count), ex.now_us(), cast("e.EffectClass", tool.policy.effect)
+        key = action_key(ex.run_id, step, tool.name, digest, generation=ex.generation)
+        intended = e.StepIntended(
+            at=now, step=step, sort="tool", name=tool.name, digest=e.to_text(digest), effect=effect
+        )
+        started = e.AttemptStarted(at=now, step=step, attempt=1, key=key, epoch=ex.log.epoch)
+        entries = Entry(intended, {"arguments": arguments}), Entry(started)
+        made = _Attempt(ex, branch, tool, arguments, given, step, key, now)
+        ex.check_lease()
+        if not ex.is_first_live() and effect == "reads":
+            ex.write_behind(*entries)
+        elif (await ex.write(*entries)).cancelled:
+            return await made.conclude(Applied(error=Untouched()))
+        ex.check_lease()
+        # Apply.
+        place = ToolStep(ex.run_id, step, 1, Key(key), made.progress)
+        inner = place.inner = branch.inner = InnerSteps(step, effect, None, None)
+        inner.hosted = ex.hosted
+        live = inner.live = None if effect == "reads" else ex.engine.live.begin(ex.run_id, step, tool.name)
+        ex.attempts += 1
+        token = HERE.set(place)
+        value = error = None
+        try:
+            value = await tool.fn(**arguments)
+        except BaseException as raised:
+            error = raised
+        finally:
+            HERE.reset(token)
+            if live is not None:
+                live.end()
+            branch.inner = None
+            ex.inner_waits.close(inner)
+            ex.attempts -= 1
+        # Record: the outcome is committed with the next append, or soon.
+        returns = type(value) if type(value) in _FLAT and error is None else None
+        if (
+            returns is None
+            or tool.returns not in (Any, returns)
+            or inner.is_refused
+            or inner.told
+            or ex.signal
+            or ex.parked
+        ):
+            return await made.conclude(Applied(value, error), inner)
+        ended = e.AttemptEnded(at=ex.now_us(), step=step, attempt=1, outcome="returned")
+        ex.context.see(ex.write_behind(Entry(ended, {"output": value})))
+        branch.told = None
+        return value
+    except (StoreError, LogError) as failed:
+        raise ex.interrupted(failed) from failed
+    finally:
+        if entered:
+            ex.turns.computing += 1
+
+
+def is_common(branch: object, ex: Execution) -> TypeGuard[Branch]:
+    """Whether the next step of this code can be taken in one way only."""
+    return (
+        type(branch) is Branch
+        and branch.execution is ex
+        and ex.signal is None
+        and ex.is_unguarded
+        and not (ex.left_behind or ex.after_death or ex.hosting or ex.parked or ex.interventions)
+        and len(ex.branches) == 1
+        and not (
+            branch.path
+            or branch.scope
+            or branch.outer
+            or branch.guest
+            or branch.stopped
+            or branch.thread
+            or branch.streaming
+        )
+        and ex.diverged_at is None
+        and ex.log.hearing is None
+        and branch.count >= ex.record.last.get("", 0)
+        and current_task() is branch.task
+    )
+
+
+def intent_of(tool: AnyTool, arguments: dict[str, Any], given: dict[str, Any]) -> Intent:
+    """Returns the call as the pipeline takes it."""
+    return Intent("tool", tool.name, tool.fn, tool.shape, arguments, tool.policy, returns=tool.returns, told=given)
+
+
+class _Attempt(NamedTuple):
+    """The first attempt of a step, for the pipeline to go on with."""
+
+    ex: Execution
+    branch: Branch
+    tool: AnyTool
+    arguments: dict[str, Any]
+    given: dict[str, Any]
+    step: e.StepId
+    key: str
+    began_us: int
+
+    async def conclude(self, applied: Applied, inner: InnerSteps | None = None) -> Any:
+        """Lets the pipeline record the attempt's outcome and decide what follows."""
+        if self.ex.signal is not None:
+            self.ex.stirred.set()  # the executor waits for open attempts to end
+        execution = self.execution()
+        return await concluded(execution, execution.go_on_after(applied, inner))
+
+    def execution(self) -> StepExecution:
+        intent = intent_of(self.tool, self.arguments, self.given)
+        intent.classify(self.step, self.ex.engine.secret_key)
+        execution = StepExecution(self.ex, self.branch, self.step, intent, None)
+        execution.written()
+        execution.made, execution.key, execution.began_us = 1, self.key, self.began_us
+        execution.progress = self.ex.progress.get(self.step)
+        return execution
+
+    def progress(self, value: Any) -> None:
+        self.execution().record_progress(value)
