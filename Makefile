@@ -34,7 +34,7 @@ test-all: $(VENV)/has-test programs  ## run every test
 # Slow tests use a real browser, CRIU, and a file system that shares blocks. Root on Debian gets them installed here;
 # anywhere else the tests that need them say how to install them.
 programs:
-	@for each in chromium:chromium criu:criu mkfs.xfs:xfsprogs; do \
+	@for each in chromium:chromium mkfs.xfs:xfsprogs; do \
 	  if ! command -v $${each%%:*} >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    echo "installing $${each##*:}"; \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $${each##*:} >/dev/null || true; \

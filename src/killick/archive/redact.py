@@ -375,7 +375,7 @@ class _Redactor:
                 changes[name] = str(self._leaf(place, (name,)))
         if isinstance(event, e.WorkspaceBound):
             changes["exclude"] = tuple(str(self._leaf(each, ("exclude",))) for each in event.exclude)
-        for name in ("root", "before", "files", "images"):
+        for name in ("root", "before", "files"):
             if isinstance(root := getattr(event, name, None), str) and not self._fields:
                 changes[name] = e.to_text(self._standins.hash(e.from_text(root)))
         return changes

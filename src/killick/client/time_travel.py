@@ -79,8 +79,6 @@ def _files_back(engine: Engine, run: RunLog, by: str | None) -> str:
     due = facts.files_due
     if due is None or facts.workspace is None:
         return ""
-    if run.ledger.images_of(due) is not None:
-        return "; its files and processes go back when it goes on"
     try:
         with workspace_of(run.ledger, engine.store) as workspace:
             done = workspace.restore(e.from_text(due), None, owner_of(engine.store, run.run))

@@ -109,7 +109,7 @@ def filed(event: e.WorkspaceEvent, data: Mapping[str, Any], when: str = "") -> s
                 f"{counted(event.processes, 'process', 'processes')} {'was' if event.processes == 1 else 'were'} alive"
             )
             if event.processes:
-                told += f"; {alive}, and kept too" if event.images else f"; files only, {alive}"
+                told += f"; files only, {alive}"
             return told + (f"; {counted(left, 'path')} left out" if (left := _count(data.get("left_out"))) else "")
         case e.WorkspaceRestored():
             by = f" by {event.by}" if event.by else ""

@@ -592,7 +592,7 @@ class WorkspaceBound(Event, frozen=True, tag="workspace.bound"):
 class WorkspaceCaptured(Event, frozen=True, tag="workspace.captured"):
     """Snapshot `root` holds the workspace's files as of seq `after`. An unchanged workspace records nothing. `changed`
     counts the paths that differ from the previous snapshot. `processes` counts the live processes, whose memory is
-    included only if `images` is set. Data: `processes`, `left_out`."""
+    not included. Data: `processes`, `left_out`."""
 
     after: int
     root: Digest
@@ -600,7 +600,6 @@ class WorkspaceCaptured(Event, frozen=True, tag="workspace.captured"):
     size_bytes: int = 0
     changed: int = 0
     processes: int = 0
-    images: Digest | None = None
 
 
 class WorkspaceRestored(Event, frozen=True, tag="workspace.restored"):

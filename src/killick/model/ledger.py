@@ -69,12 +69,11 @@ class Child(msgspec.Struct, array_like=True, gc=False):
 
 
 class Capture(msgspec.Struct, array_like=True, gc=False):
-    """A workspace snapshot: the files as of seq `after`. `images` are the live processes, if captured."""
+    """A workspace snapshot: the files as of seq `after`."""
 
     after: int
     root: e.Digest
     seq: int
-    images: e.Digest | None = None
 
 
 class Spend(msgspec.Struct, omit_defaults=True):
@@ -182,11 +181,6 @@ class Ledger:
             if capture.after <= seq and (found is None or capture.after >= found.after):
                 found = capture
         return None if found is None else found.root
-
-    def images_of(self, root: e.Digest) -> e.Digest | None:
-        """Returns the process images captured with these files, if any."""
-        found = [capture.images for capture in self.captures if capture.root == root and capture.images is not None]
-        return found[-1] if found else None
 
     def files_from(self, seq: int) -> e.Digest | None:
         """Returns the snapshot with which a fork from a seq starts: if none is that early, the first."""
@@ -320,7 +314,7 @@ def _workspace_bound(ledger: Ledger, seq: int, event: e.WorkspaceBound) -> None:
 
 
 def _workspace_captured(ledger: Ledger, seq: int, event: e.WorkspaceCaptured) -> None:
-    ledger.captures.append(Capture(event.after, event.root, seq, event.images))
+    ledger.captures.append(Capture(event.after, event.root, seq))
 
 
 def _workspace_restored(ledger: Ledger, seq: int, event: e.WorkspaceRestored) -> None:

@@ -93,13 +93,6 @@ def marked(mark: str, *, since_us: int = 0) -> list[Process]:
     ]
 
 
-def descendants(pid: int) -> list[int]:
-    """Returns a process's live descendants."""
-    everybody = _everybody()
-    found = _below({pid}, everybody) - {pid}
-    return sorted(each for each in found if everybody[each].state not in _ENDED)
-
-
 def started_since(folder: Path, *, mark: str, since_us: int) -> list[Process]:
     """Returns those started since a time. One that started up to a hundredth of a second earlier may be included, since
     the kernel reports no finer time."""

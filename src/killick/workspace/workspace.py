@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -21,7 +21,7 @@ from killick.clock import Clock, SystemClock
 from killick.errors import KillickError, SnapshotBroken, WorkspaceRefused
 from killick.logger import get_logger
 from killick.permissions import make_folder
-from killick.workspace import criu, processes, tree
+from killick.workspace import processes, tree
 from killick.workspace import restore as restoring
 from killick.workspace.ignore import Rules, Scope
 from killick.workspace.processes import MARK, Process
@@ -31,8 +31,6 @@ from killick.workspace.tree import Change, Entry, Id
 from killick.workspace.vault.vault import Vault
 
 logger: Final = get_logger("killick")
-
-Processes = Literal["noticed", "taken"]
 
 CHECK_SHARE: Final = 0.05
 """The fraction of time spent on full scans, despite the kernel's reports; small folders always get them."""
@@ -45,9 +43,11 @@ RUN: Final = "{run}"
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of a folder at a moment. `changed` counts the paths that differ from this process's last scan;
-    `processes` were alive, and only their files are included, unless `images` is a snapshot of themselves; `left_out`
-    lists unreadable entries, in words."""
+    (
+        """The files of a folder at a moment. `changed` counts the paths that differ from this process's last scan;
+    `processes` were alive, and only their files are included; `left_out` lists unreadable entries, in words."""
+        ""
+    )
 
     root: Id
     files: int
@@ -55,7 +55,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     changed: int = 0
     processes: tuple[Process, ...] = ()
     left_out: tuple[str, ...] = ()
-    images: Id | None = None
 
     @property
     def id(self) -> str:
@@ -83,7 +82,6 @@ class Workspace:
     exclude    never scanned paths, in .gitignore syntax
     gitignore  whether .gitignore files count; .killickignore files always do
     vault      the vault's folder; default: next to the store
-    processes  "taken": live processes are dumped with their files, where CRIU is permitted
     hidden     stores that may be in the folder: snapshots omit them, and restores do not touch them
     """
 
@@ -94,18 +92,14 @@ class Workspace:
         exclude: Sequence[str] = (),
         gitignore: bool = True,
         vault: str | os.PathLike[str] | Vault | None = None,
-        processes: Processes = "noticed",
         hidden: Sequence[str | os.PathLike[str]] = (),
         clock: Clock | None = None,
     ) -> None:
         if isinstance(exclude, str):
             raise WorkspaceRefused(str(path), f"exclude is a list of patterns; write exclude=[{exclude!r}]")
-        if processes not in ("noticed", "taken"):
-            raise WorkspaceRefused(str(path), f"processes={processes!r} is not one of noticed, taken")
         self.declared = os.fspath(path)
         self.exclude = tuple(exclude)
         self.gitignore = gitignore
-        self.processes: Processes = processes
         self._given_vault = vault
         self._hidden = tuple(Path(os.path.realpath(each)) for each in hidden)
         self._clock = clock or SystemClock()
@@ -165,8 +159,7 @@ class Workspace:
         own = self.declared.replace(RUN, run.replace("/", "_"))
         return Workspace(
             own if path is None else path, exclude=self.exclude, gitignore=self.gitignore,
-            vault=vault or self._given_vault, processes=self.processes, hidden=(*self._hidden, *hidden),
-            clock=self._clock,
+            vault=vault or self._given_vault, hidden=(*self._hidden, *hidden), clock=self._clock,
         )  # fmt: skip
 
     # taking -----------------------------------------------------------------------------------
@@ -240,15 +233,12 @@ class Workspace:
             raise WorkspaceRefused(str(self.path), "there is no such folder; make it, or bring it back from a snapshot")
         scanner, at_us = self._opened(), self._clock.now_us()
         thorough = thorough or (check and (at_us - scanner.looked_us) * CHECK_SHARE >= scanner.took_us)
-        with contextlib.ExitStack() as stack:
-            stopped = stack.enter_context(self._stopped()) if self.processes == "taken" else None
-            with self.vault.writing() as writing, _doubting(scanner):
-                top = scanner.look(writing, thorough=thorough, quick=not check, force=force, quiet=quiet)
-                root = tree.store_root(top, writing.add)
-                if self._published.get(owner) != root or writing.sweeps != self._sweeps:
-                    writing.publish(root, owner, at_us)
-                    self._published[owner], self._sweeps = root, writing.sweeps
-            images = None if stopped is None else self._kept(stopped, owner)
+        with self.vault.writing() as writing, _doubting(scanner):
+            top = scanner.look(writing, thorough=thorough, quick=not check, force=force, quiet=quiet)
+            root = tree.store_root(top, writing.add)
+            if self._published.get(owner) != root or writing.sweeps != self._sweeps:
+                writing.publish(root, owner, at_us)
+                self._published[owner], self._sweeps = root, writing.sweeps
         alive = self._alive() if check else ()
         self._save(at_us, always=not self._saved_us)
         if scanner.changed:
@@ -256,7 +246,7 @@ class Workspace:
         files, size = scanner.totals
         return Snapshot(
             root=root, files=files, size_bytes=size, changed=scanner.changed, processes=alive,
-            left_out=tuple(scanner.left_out), images=images,
+            left_out=tuple(scanner.left_out),
         )  # fmt: skip
 
     def _compress(self) -> None:
@@ -281,33 +271,6 @@ class Workspace:
 
     def _alive(self) -> tuple[Process, ...]:
         return tuple(processes.alive(self.path, mark=os.environ.get(MARK, "")))
-
-    @contextlib.contextmanager
-    def _stopped(self) -> Generator[Path | None]:
-        """Dumps the live processes of the folder and keeps them stopped, so that their files match."""
-        alive = self._alive()
-        reason = criu.available() if alive else None
-        if not alive or reason is not None:
-            if reason is not None:
-                logger.warning("%s: its processes are not taken: %s", self.path, reason)
-            yield None
-            return
-        with criu.images_folder() as images:
-            try:
-                criu.dump(alive, images, leave_running=False)
-            except KillickError as error:
-                logger.warning("%s: its processes are not taken: %s", self.path, error)
-                yield None
-                return
-            try:
-                yield images
-            finally:
-                criu.go_on(images)
-
-    def _kept(self, images: Path, owner: str) -> Id:
-        """Stores images as files of a folder."""
-        with Workspace(images, gitignore=False, vault=self.vault, clock=self._clock) as taken:
-            return taken.capture(owner).root
 
     # bringing back ----------------------------------------------------------------------------
 
@@ -371,15 +334,6 @@ class Workspace:
             with contextlib.suppress(ValueError):
                 found.append(os.fsencode(each.relative_to(self.path)))
         return found
-
-    def restore_processes(self, images: Id) -> list[int]:
-        """Restores processes from a snapshot of their images, where CRIU is permitted; returns their pids."""
-        if (reason := criu.available()) is not None:
-            raise WorkspaceRefused(str(self.path), f"its processes cannot be brought back: {reason}")
-        with criu.images_folder() as folder:
-            with Workspace(folder, gitignore=False, vault=self.vault, clock=self._clock) as place:
-                place.restore(images)
-            return criu.restore(folder)
 
     # looking ----------------------------------------------------------------------------------
 

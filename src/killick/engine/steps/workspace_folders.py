@@ -44,12 +44,12 @@ def owner_of(store: Store, run: str) -> str:
     return f"{store.id}/{run}"
 
 
-_Key = tuple[str, tuple[str, ...], bool, str]
+_Key = tuple[str, tuple[str, ...], bool]
 
 
 def _key(workspace: Workspace) -> _Key:
     """What makes two workspaces the same."""
-    return str(workspace.path), workspace.exclude, workspace.gitignore, workspace.processes
+    return str(workspace.path), workspace.exclude, workspace.gitignore
 
 
 class WorkspaceUser(Protocol):

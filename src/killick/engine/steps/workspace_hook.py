@@ -171,7 +171,6 @@ class Files:
         event = e.WorkspaceCaptured(
             at=ex.now_us(), after=after, root=root, files=snapshot.files, size_bytes=snapshot.size_bytes,
             changed=snapshot.changed, processes=len(alive),
-            images=None if snapshot.images is None else e.to_text(snapshot.images),
         )  # fmt: skip
         values: dict[str, Any] = {}
         if snapshot.processes:
@@ -315,10 +314,6 @@ class Files:
     def _restored(self, root: Id, left: tuple[int, str | None]) -> tuple[Restored, list[Process]]:
         ended: list[Process] = []
         done: Restored | None = None
-        taken = self.workspace.processes == "taken"
-        images = self.ex.log.ledger.images_of(e.to_text(root)) if taken else None
-        if images is not None:
-            ended += processes.end(processes.alive(self.path, mark=self.ex.engine.holder))
         for _ in range(_ROUNDS_MAX):
             ended += self._end_left_over(*left)
             again = self.workspace.restore(root, None, self.owner)
@@ -328,8 +323,6 @@ class Files:
             later = self._end_left_over(*left)
             ended += later
             if not again.again and not later:
-                if images is not None:
-                    self.workspace.restore_processes(e.from_text(images))
                 return done, ended
         assert done is not None
         told = done.left[0] if done.left else "somebody writes to it"
