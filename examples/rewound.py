@@ -92,13 +92,9 @@ def main() -> None:
         parts = [line.text for line in kd.diff("invoice_7", against=fork.id).lines() if line.part == "outputs"]
         tell(f"Forked as {fork.id}, with another invoice: {otherwise}", f"they part here: {parts[0]}")
 
-        used = [
-            f"used by {use.name}: {use.what} has {use.value}"
-            for use in kd.undoing("invoice_7", "3").used_by
-            if use.run is None
-        ]
+        shared = [f"{use.run} shares it, by its step {use.step}" for use in kd.undoing("invoice_7", "3").shared_by]
         done = kd.undo("invoice_7", "3", by="mia", because="it was Bob's invoice")
-        tell(f"Undone: {done}", *used)
+        tell(f"Undone: {done}", *shared)
 
         kd.rewind("invoice_7", "3:before", by="mia", because="it was Ada's after all")
         anew = kd.run(payer, 7, id="invoice_7")

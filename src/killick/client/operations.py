@@ -20,7 +20,7 @@ from killick.engine.commands import command
 from killick.engine.effects.fork import UNCHANGED, Conditions
 from killick.engine.steps import waits
 from killick.errors import AnswerRefused, RunUnknown
-from killick.history.provenance import Undoing, undoing
+from killick.history.undo_preview import Undoing, undoing
 from killick.model import events as e
 from killick.model.chunks import through_codec
 from killick.model.codec import Erased
@@ -211,7 +211,7 @@ class Operations(Runtime):
 
     @Both
     def undoing(self, run: str, step: str) -> Undoing:
-        """What undoing the effect of one step would mean: how it can be undone, and who used what it returned."""
+        """What undoing the effect of one step would mean: how it can be undone, and which steps share it."""
         return undoing(self.log, run, step, TOOLS)
 
     @OnLoop

@@ -22,8 +22,8 @@ from killick.engine.effects.recorded_effects import effects_of
 from killick.errors import AgentUnknown, RunCancelled, RunFailed, RunWaiting, TimeRefused
 from killick.history.compare_runs import changed_in, parting
 from killick.history.phrasing import snapshot
-from killick.history.provenance import Undoing, Use
 from killick.history.rewind_preview import STANDING, Leaving, LeftEffect, leaving, left, rights
+from killick.history.undo_preview import SharedBy, Undoing
 from killick.log import boundaries
 from killick.model import events as e
 from killick.model.ledger import Spend
@@ -442,27 +442,13 @@ def _print_undoing(shell: Shell, found: Undoing) -> None:
     status = (found.status or "no effect").replace("_", " ")
     _report(shell, "effect", [Text().append(status).append(f"  {found.key}" if found.key else "", style="dim")])
     _report(shell, "undone by", [found.compensated_by] if found.compensated_by else [])
-    _report(shell, "used by", [_use(use) for use in found.used_by if use.through is None])
-    _report(shell, "and so by", [_use(use) for use in found.used_by if use.through is not None])
-    if not found.used_by:
-        _report(shell, "used by", [Text("nothing that came later, as far as the record shows", style="dim")])
+    _report(shell, "shared by", [_shared(use, found.run) for use in found.shared_by])
     consumed = rights(found.claims)
     _report(shell, "consumed", [f"{', '.join(consumed)}; stays so"] if consumed else [])
 
 
-_HOW: Final = {"the same value": "is", "within a text": "has", "the same document": "is", "adopted it": "adopted"}
-
-
-def _use(use: Use) -> Text:
-    """One line of who used it: the step, where, what, and whether that is done to the world."""
-    where = f"{use.run} " if use.run else ""
-    line = Text().append(f"{where}{use.step or '':<3} ", style="bold").append(f"{use.name}  " if use.step else "")
-    if use.what == "effect":
-        line.append("stands on the same effect" if use.how == "stands on it too" else "took its result as its own")
-    else:
-        line.append(f"{use.what} {_HOW[use.how]} ", style="dim").append(paint.brief(use.value, 40), style="yellow")
-    line.append(f", through {use.through}" if use.through else "", style="dim")
-    if use.effect is not None and use.run is None:
-        stands = "undone" if use.undone else "happened, and stays" if use.happened else "did not happen"
-        line.append(f"  ({stands})", style="magenta" if use.happened and not use.undone else "dim")
-    return line
+def _shared(use: SharedBy, run: str) -> Text:
+    """One line of a step that shares the effect."""
+    where = "" if use.run == run else f"{use.run} "
+    line = Text().append(f"{where}{use.step:<3} ", style="bold").append(f"{use.name}  ")
+    return line.append("stands on the same effect" if use.how == "inherited" else "took its result as its own")

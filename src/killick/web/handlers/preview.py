@@ -19,8 +19,8 @@ from killick.engine.interventions import entries_of
 from killick.engine.steps import waits
 from killick.errors import AnswerRefused, RunBroken, RunExists, RunUnknown, TimeRefused
 from killick.history.phrasing import counted, listed, span
-from killick.history.provenance import Undoing, Use
 from killick.history.rewind_preview import Leaving, LeftEffect, leaving
+from killick.history.undo_preview import SharedBy, Undoing
 from killick.log import boundaries
 from killick.model import events as e
 from killick.model.fold import Facts, Step
@@ -310,15 +310,14 @@ def undo(found: Undoing, settled: str | None) -> Will:
         settled or "", f"is undone by {found.compensated_by or 'its compensation'}"
     )
     told = f"Step {found.step}, {what}, {how}. The run itself goes on as it is."
-    uses = [_use(use) for use in found.used_by] or ["used by nothing later, as far as the record shows"]
-    return Will(told, _cut([*uses, "Whoever asks for the same again has it done anew."]))
+    shared = [_shared(use, found.run) for use in found.shared_by]
+    return Will(told, _cut([*shared, "Whoever asks for the same again has it done anew."]))
 
 
-def _use(use: Use) -> str:
-    who = f"step {use.step} {use.name}" if use.step else use.name or "the run itself"
-    where = f"{use.run}, {who}" if use.run else who
-    stands = ", which happened and stays" if use.happened and not use.undone else ""
-    return f"used by {where}: {use.what}{f' (through {use.through})' if use.through else ''}{stands}"
+def _shared(use: SharedBy, run: str) -> str:
+    where = "" if use.run == run else f"{use.run}, "
+    did = "stands on the same effect" if use.how == "inherited" else "took its result as its own"
+    return f"{where}step {use.step} {use.name} {did}"
 
 
 # small things -------------------------------------------------------------------------------------
