@@ -235,47 +235,6 @@ def test_the_agent_is_found_by_the_name_that_is_on_record_or_asked_for(here: Pat
     assert "c71: no such run in killick.db; did you mean c17?" in run_killick("replay", "c71", cwd=here).stderr
 
 
-# one step for real --------------------------------------------------------------------------------
-
-
-def test_a_step_run_for_real_is_shown_beside_its_record(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("other").touch()
-    lines = said(capsys, "c17", "--live", "1", code=1)
-    assert lines[1:3] == [
-        '  ✓ 1     fetch                live {"claim": 17, "amount": 990}',
-        "          for real: amount: 1250 is now 990",
-    ]
-    assert "the code asks for tool pay(claim=17, amount=990); nothing else was called" in lines[-1]
-
-
-def test_an_effect_is_run_for_real_only_if_somebody_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(capsys, "c17", "--live", "5", code=2) == [
-        "killick: --live 5: pay(claim=17, amount=1250) does something to the world; nobody is here to say so; add --yes"
-    ]
-    assert not Path("bank").exists()
-    lines = said(capsys, "c17", "--live", "5", "--yes")
-    assert "          for real: it gave what is on record" in lines
-    assert Path("bank").read_text() == "1250\n"
-
-
-@pytest.mark.slow
-def test_at_a_terminal_it_asks_before_it_does_anything(here: Path) -> None:
-    question = "Run step 5 for real, pay(claim=17, amount=1250), whose effect is at_most_once? [y/N]"
-    for answer, code, done in (("n", 2, False), ("y", 0, True)):
-        found, screen = on_terminal(
-            ["killick", "replay", "c17", "--live", "5"],
-            cwd=here,
-            env=plain_environment(),
-            types={question: f"{answer}\n"},
-        )
-        assert (found, Path("bank").exists()) == (code, done), screen
-
-
-def test_a_redacted_file_is_no_ground_to_call_anybody(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, "export", "c17", "--redact", "-o", "x.killick").code == 0
-    assert "the file is redacted" in said(capsys, "x.killick", "--live", "1", code=2)[-1]
-
-
 # the debugger -------------------------------------------------------------------------------------
 
 

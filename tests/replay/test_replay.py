@@ -214,7 +214,7 @@ async def again_machine(run: killick.Run, state: dict[str, Any]) -> Any:
     return killick.Done(after["seen"]) if state["n"] == 2 else killick.Next(after)
 
 
-def test_a_machine_is_stopped_at_a_transition_or_inside_and_one_of_its_steps_tried(kd: killick.Client) -> None:
+def test_a_machine_is_stopped_at_a_transition_or_inside(kd: killick.Client) -> None:
     kd.run(again_machine, {"n": 0, "seen": []}, id="m")
     data = kd.export("m")
     world.clear()
@@ -223,10 +223,6 @@ def test_a_machine_is_stopped_at_a_transition_or_inside_and_one_of_its_steps_tri
         replayed = followed(data, again_machine, to=to)
         assert (replayed.outcome, replayed.played[-1].step) == ("stopped", last)
     assert world == []
-    now.add("other")
-    replayed = followed(data, again_machine, live="2.1")
-    assert world == [("look", 1)]
-    assert "the transition at step 2 led to" in str(replayed.parted)
 
 
 @killick.tool(effect="transaction")
@@ -240,13 +236,11 @@ async def again_books(run: killick.Run) -> int:
     return await run.call(again_book, 4) + await run.call(again_book, 5)
 
 
-def test_what_was_done_in_transactions_is_replayed_and_not_run_for_real(tmp_path: Path) -> None:
+def test_what_was_done_in_transactions_is_replayed_and_not_done_again(tmp_path: Path) -> None:
     with killick.open(str(tmp_path / "killick.db")) as kd:
         kd.run(again_books, id="t")
         world.clear()
         assert agrees(kd.export("t"), again_books).result == 9
-        with pytest.raises(BoundaryUnknown, match="writes in the store's own database"):
-            followed(kd.export("t"), again_books, live="1")
     assert world == []
 
 
@@ -264,8 +258,6 @@ def test_the_store_is_read_and_never_written(tmp_path: Path) -> None:
     before = digest()
     with killick.Client(SqliteStore(path), clock=killick.LeapingClock()) as kd:
         assert kd.replay("r", again_agent).outcome == "agrees"
-        now.add("other")
-        assert Replay(read(kd.export("r")), again_agent, asked=ReplayRequest(live="1")).outcome().outcome == "parted"
         head = kd.log.head("r")
     assert digest() == before
     with killick.Client(SqliteStore(path)) as kd:
@@ -335,111 +327,6 @@ def test_what_was_given_is_told_in_order_with_its_outcome(kd: killick.Client) ->
         ("5", "go", "done"), ("6", "again_pay", "done"),
     ]  # fmt: skip
     assert [each.output for each in told[2:4]] == ["paid 1", {"n": 1, "status": "up"}]
-
-
-# one step for real --------------------------------------------------------------------------------
-
-
-def test_one_step_is_run_for_real_and_its_outcome_is_what_the_code_goes_on_with(kd: killick.Client) -> None:
-    data = ended(kd)
-    now.add("other")
-    replayed = followed(data, live="1")
-    assert world == [("look", 1)]
-    assert replayed.live is not None
-    assert (replayed.live.recorded, replayed.live.found) == ({"n": 1, "status": "up"}, {"n": 1, "status": "down"})
-    assert replayed.played[0].is_live
-    assert replayed.played[0].output == {"n": 1, "status": "down"}
-    assert replayed.parted is not None
-    assert "the record has tool again_pay(n=1), the code asks for tool again_pay(n=0)" in str(replayed.parted)
-
-
-def test_what_gives_the_same_for_real_agrees_and_an_effect_has_its_key(kd: killick.Client) -> None:
-    data = ended(kd)
-    [key] = [effect.key for effect in kd.state("r").effects if effect.step == "6"]
-    assert followed(data, live="6").outcome == "agrees"
-    assert world == [("pay", 2, key)]
-
-
-@pytest.mark.parametrize(("step", "did"), [("2", ("model", ["hello"])), ("4.1.1", ("look", 1))])
-def test_models_and_steps_of_a_branch_are_run_for_real_too(kd: killick.Client, step: str, did: Any) -> None:
-    assert followed(ended(kd), live=step).outcome == "agrees"
-    assert world == [did]
-
-
-def test_a_step_of_a_fork_is_run_for_real_wherever_it_was_recorded(kd: killick.Client) -> None:
-    ended(kd)
-    fork = kd.fork("r", "3:after", effects="live")
-    kd.advance(fork.id)
-    data = kd.export(fork.id)
-    for step in ("1", "3", "6"):
-        world.clear()
-        replayed = followed(data, live=step)
-        assert replayed.outcome == "agrees", replayed.parted
-        assert len(world) == 1
-
-
-def test_a_blocking_agents_step_is_run_for_real(kd: killick.Client) -> None:
-    kd.run(again_blocking, 3, id="b")
-    data = kd.export("b")
-    world.clear()
-    now.add("other")
-    replayed = followed(data, again_blocking, live="1")
-    assert "the record returned" in str(replayed.parted)
-    assert world == [("look", 3)]
-
-
-def test_a_step_that_failed_is_tried_again_and_one_that_fails_now_is_told(kd: killick.Client) -> None:
-    now.add("broke")
-    with pytest.raises(killick.RunFailed):
-        kd.run(again_agent, 1, id="f")
-    data = kd.export("f")
-    now.clear()
-    world.clear()
-    replayed = followed(data, live="3")
-    assert replayed.live is not None
-    assert "the account is empty" in str(replayed.live.recorded_failure)
-    assert (replayed.live.found, replayed.live.found_failure) == ("paid 1", None)
-    assert [each[0] for each in world] == ["pay"]
-    assert "scope gather" in str(replayed.parted), "it goes on where the record has its failure"
-    whole = ended(kd, "w")
-    now.add("down")
-    failing = followed(whole, live="1")
-    assert failing.live is not None
-    assert "nobody there" in str(failing.live.found_failure)
-    assert "the code fails with" in str(failing.parted) or "an error" in str(failing.parted)
-
-
-def test_a_step_of_a_run_that_was_called_off_is_run_for_real(kd: killick.Client) -> None:
-    with pytest.raises(killick.RunWaiting):
-        kd.run(again_agent, 1, id="c")
-    kd.cancel("c")
-    kd.advance("c")
-    world.clear()
-    data = kd.export("c")
-    assert agrees(data).status == "cancelled"
-    assert followed(data, live="1").outcome == "agrees"
-    assert world == [("look", 1)]
-
-
-def test_a_model_is_asked_what_the_code_asks_it_now(kd: killick.Client) -> None:
-    data = ended(kd)
-
-    @killick.agent(name="again_agent")
-    async def again_reworded(run: killick.Run, n: int) -> Any:
-        await run.call(again_look, n)
-        return await run.model(again_chat, messages=["good evening"])
-
-    replayed = followed(data, again_reworded, live="2")
-    assert world == [("model", ["good evening"])]
-    assert replayed.played[1].drift is not None
-
-
-def test_only_tools_and_models_are_run_for_real(kd: killick.Client) -> None:
-    data = ended(kd)
-    for step, sort in (("4", "scope"), ("5", "wait")):
-        with pytest.raises(BoundaryUnknown, match=f"is a {sort}; only tools and models can be run for real"):
-            followed(data, live=step)
-    assert world == []
 
 
 # stray I/O ----------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def _waiting(task: asyncio.Task[Any]) -> FrameType | None:
 
 
 def stop_in(frame: FrameType) -> bool:
-    """Open the debugger in a frame, where it is. False: whoever is there left it for good."""
+    """Open the debugger in a frame, where it is. False: the user left it for good."""
     named = os.environ.get("PYTHONBREAKPOINT", "")
     if sys.breakpointhook is not sys.__breakpointhook__ or named not in ("", "pdb.set_trace"):
         _call_hook(frame)
@@ -65,7 +65,7 @@ def stop_in(frame: FrameType) -> bool:
 
 
 def _call_hook(frame: FrameType) -> None:
-    """Somebody's own debugger stops in whatever calls it: a function at the agent's place, with its variables."""
+    """A user's own debugger stops in its caller: this makes a function at the agent's line, with its variables."""
     names = tuple(frame.f_locals)
     code = _calling.__code__.replace(
         co_filename=frame.f_code.co_filename, co_name=frame.f_code.co_name, co_firstlineno=frame.f_lineno - 1,

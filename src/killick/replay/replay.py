@@ -36,7 +36,6 @@ from killick.model.fold import Step
 from killick.model.state import State
 from killick.model.typed import convert
 from killick.replay.debugger import frame_here, stop_in
-from killick.replay.live_step import Live, Trial, lived, trial
 from killick.replay.result import Played, Replayed, ReplayRequest
 from killick.replay.sandbox import Drift, Shutter, World
 
@@ -44,7 +43,7 @@ _SHOWN: Final = 200
 
 
 class _Left(KillickError):
-    """Somebody wanted the replay to stop here."""
+    """The replay reached the step at which the caller asked it to stop."""
 
 
 def _untold(played: Played) -> None:
@@ -88,17 +87,14 @@ class Replay:
         self._to, _, self._side = (self.asked_for.to or "").partition(":")
         self._world = world
         self._reached: State | None = None
-        self._given_from: State | None = None
         self._until: str | None = None
         self._traced: TracedExecution | None = None
         self._ends: dict[int, Step] = {}
         """By its last event, each step whose recorded outcome the traced code was not given yet."""
-        self._silent = False
         self._debugging = False
         self.missed = self.asked_for.stop_at
         """Where the debugger was to stop and did not yet."""
-        self.live: Live | None = None
-        for place in (self.asked_for.to, self.asked_for.stop_at, self.asked_for.live):
+        for place in (self.asked_for.to, self.asked_for.stop_at):
             if place is not None and place != str(len(self.state.fold.tops) + 1):
                 self._refuse_unknown(place)
 
@@ -111,10 +107,8 @@ class Replay:
 
     def outcome(self, check: bool = False) -> Replayed:
         """What comes of it. With `check`, ReplayParted where the code parts from the record."""
-        advanced, refused, parted, live = None, None, None, None
+        advanced, refused, parted = None, None, None
         try:
-            if self.asked_for.live is not None:
-                live = self._lived(self.asked_for.live)
             advanced, refused = self._all()
         except ReplayParted as found:
             parted = self._explained(found)
@@ -140,7 +134,6 @@ class Replay:
             played=tuple(self.played),
             state=self._reached,
             stopped=self.stopped,
-            live=live,
             is_redacted=self.export.header.redacted is not None,
         )
 
@@ -150,7 +143,7 @@ class Replay:
             yield from (self.log.data(run, row.seq) for row in self.log.rows(run) if row.data is not None)
 
     def _redacted(self, sought: Sought) -> Iterator[int]:
-        """The intentions whose arguments are not what they were: by stand-ins no code can be told apart."""
+        """Returns the intentions with redacted arguments: pseudonyms cannot show that the code changed."""
         for row in self.log.rows(self.run):
             event: Any = e.decode(row.body)
             if isinstance(event, e.StepIntended | e.WaitOpened):
@@ -214,7 +207,7 @@ class Replay:
             self.stopped = f"after step {step.id}"
 
     def _cancelled_at(self) -> int | None:
-        """A run that was cancelled is replayed up to where somebody asked for that."""
+        """Returns the seq of the request that cancelled the run: the replay ends there."""
         for row in reversed(self.log.rows(self.run)):
             if row.body.startswith(b'{"kind":"run.rewound"'):
                 return None
@@ -222,36 +215,12 @@ class Replay:
                 return row.seq
         return None
 
-    def _lived(self, step: str) -> Live:
-        """One step run for real; from then on the code is given what came of it."""
-        found = trial(self.log, self.state, self.export, self.run, step)
-        facts = self.state.fold.facts
-        before, until = self._cancelled_at() if facts.ended_as == "cancelled" else facts.ended or None, None
-        for transition in self._transitions():
-            if step.startswith(f"{transition.id}."):
-                before, until = transition.ended, transition.id
-        self.export, kept = found.export, self.export
-        self._silent = True
-        try:
-            _, world = self._advanced(before, until=until, has_ended=bool(facts.ended), live=found)
-        finally:
-            self._silent = False
-        if world.outcome is None:
-            told = f"the code never came to step {step}, so nothing was run for real"
-            raise world.refused or ReplayParted(self.run, told, step=step)
-        self.live, self.export = lived(self.log, self.state, kept, self.run, step, world.outcome)
-        self.drifts.clear()
-        return self.live
-
     def _advanced(
-        self, before: int | None, *, until: str | None = None, has_ended: bool = False, live: Trial | None = None
+        self, before: int | None, *, until: str | None = None, has_ended: bool = False
     ) -> tuple[RunOutcome | None, World]:
         world = self.export.store(World, run=self.run, before=before, secret_key=self.secret_key)
         clock = ManualClock(world.prepare(self.run, has_ended=has_ended))
-        self._given_from = None if self.live is None else Log(world).state(self.run)
         world.shut(self.run, until=until, scopes=self.scopes)
-        if live is not None:
-            world.let(live.step, live.key)
         self._world, self._until = world, until
         runtime = Runtime(world, clock=clock, behind=False, stand_in=Shutter(world), tracer=self)
         unwatch = watch_io(self._strayed)
@@ -265,7 +234,7 @@ class Replay:
         except _Left:
             pass
         except KillickError as error:
-            if world.refused is None and world.reached is None and world.outcome is None and self.stopped is None:
+            if world.refused is None and world.reached is None and self.stopped is None:
                 raise ReplayParted(self.run, f"the code cannot follow this record: {error}") from error
         finally:
             unwatch()
@@ -309,7 +278,7 @@ class Replay:
         """The code asks for a step."""
         if self._until is not None and int(step.partition(".")[0]) > int(self._until):
             return  # that transition has its own turn
-        if step == self._to and self._side == "before" and not self._silent:
+        if step == self._to and self._side == "before":
             self._stop(ex, f"before step {step}")
             assert ex.signal is not None
             raise ex.signal
@@ -328,7 +297,7 @@ class Replay:
         if step is None:
             return
         self._given_one(step)
-        if step.id == self._to and self._side != "before" and not self._silent:
+        if step.id == self._to and self._side != "before":
             self._stop(ex, f"after step {step.id}")
 
     def compares(self, seq: int) -> bool:
@@ -336,10 +305,9 @@ class Replay:
         return seq not in self._uncompared
 
     def _given_one(self, step: Step) -> None:
-        if self._silent or self.stopped is not None:
+        if self.stopped is not None:
             return
-        live = self.live is not None and step.id == self.live.step
-        state = self._given_from if live and self._given_from is not None else self.state
+        state = self.state
         data: Mapping[str, Any] = state.data(step.output) if step.output else {}
         failure = data.get("failure") if step.status != "done" else None
         played = Played(
@@ -350,13 +318,12 @@ class Replay:
             output=state.output_of(step) if step.status == "done" else None,
             failure=convert(failure, Failure, at="failure") if isinstance(failure, dict) else None,
             drift=self._world.drifts.get(step.id),
-            is_live=live,
         )
         self.played.append(played)
         self._tell(played)
 
     def _break(self, ex: TracedExecution, step: str) -> None:
-        frame = frame_here() if step == self.missed and not self._silent and self.stopped is None else None
+        frame = frame_here() if step == self.missed and self.stopped is None else None
         if frame is None:
             return
         self.missed = None

@@ -1,4 +1,4 @@
-"""What somebody wants of a replay, and what came of it. Data, and nothing is done here."""
+"""The request for a replay, and its result. Data only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from killick.definitions.current import UnrecordedIO
 from killick.errors import ReplayParted
 from killick.model.failure import Failure
 from killick.model.state import State
-from killick.replay.live_step import Live
 from killick.replay.sandbox import Drift
 
 SECONDS: Final = 60.0
@@ -27,16 +26,15 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
     output: Any = None
     failure: Failure | None = None
     drift: Drift | None = None
-    is_live: bool = False
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a replay: how the run stands, by its record and by its code.
+    """The result of a replay: the status of the run by its record and by its code.
 
-    `beyond` is what the code goes on with where the record of an unfinished run ends. `strays` are files that
+    `beyond` is the next call of the code after the end of an unfinished record. `strays` are files that
     the code opened outside of a step. `parted` is where it parts from the record, if it was asked not to raise that.
     `played` are the outcomes that the code was given, in order; `state` is where it brought the run. `stopped` is where
-    somebody wanted it to stop, and `live` what came of the step that was run for real.
+    the caller asked it to stop.
     """
 
     run: str
@@ -52,7 +50,6 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     played: tuple[Played, ...] = ()
     state: State | None = None
     stopped: str | None = None
-    live: Live | None = None
     is_redacted: bool = False
 
     @property
@@ -64,14 +61,13 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody wants of a replay, besides that it is one.
+    """The options of a replay.
 
-    `to` is a step to stop at, before or after it; `stop_at` one to open the debugger at, `live` one to run for real.
-    `here`: the code runs in this very thread.
+    `to` is a step to stop at, before or after it; `stop_at` one to open the debugger at. `here`: the code runs in this
+    very thread.
     """
 
     to: str | None = None
     stop_at: str | None = None
-    live: str | None = None
     here: bool = False
     seconds: float | None = SECONDS

@@ -1,18 +1,18 @@
 """The world of a run that is replayed: its record as a store in memory, and nothing outside of it.
 
 Code may follow the record and end as it ended. Whatever is not on record is refused, and closes the run: no call goes
-out, nothing is sent, nobody is asked. One step may be let through, where somebody wants it run for real.
+out, nothing is sent, nobody is asked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 import msgspec
 
 from killick.clock import Clock
-from killick.definitions.markers import Key, ToolStep
+from killick.definitions.markers import ToolStep
 from killick.definitions.policy import Effect
 from killick.engine.replay import short
 from killick.engine.steps.attempt import Applied
@@ -46,13 +46,6 @@ class Drift(msgspec.Struct, frozen=True):
     found: Any
 
 
-class Outcome(NamedTuple):
-    """What came of a step that was run for real."""
-
-    event: e.AttemptEnded
-    data: dict[str, Any]
-
-
 class World(MemoryStore):
     """The record as a store that, once shut, lets code follow it and refuses everything that is not on it."""
 
@@ -60,10 +53,7 @@ class World(MemoryStore):
         super().__init__(clock=clock, ids=ids)
         self.refused: NotOnRecord | None = None
         self.reached: dict[str, Any] | None = None
-        self.outcome: Outcome | None = None
         self.drifts: dict[str, Drift] = {}
-        self.live: str | None = None
-        self.key: str | None = None
         self._run: str | None = None
         self._until: str | None = None
         self._scopes: Collection[str] = ()
@@ -84,20 +74,16 @@ class World(MemoryStore):
         return last
 
     def shut(self, run: str, *, until: str | None, scopes: Collection[str]) -> None:
-        """From now on only this run goes on, and only as far as it is on record, or to the end of that step.
+        """Closes the store: only this run may continue, as far as its record goes or to the end of that step.
 
         Scopes may end: what is left open when a run fails or dies is ended by the code that goes past it.
         """
         self._run, self._until, self._scopes = run, until, scopes
 
-    def let(self, step: str, key: str | None) -> None:
-        """Let one step out into the world, with the key that it had."""
-        self.live, self.key = step, key
-
     # the store --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Where a replay came to can be looked at as long as somebody likes."""
+        """Keeps the store readable, so that the caller can inspect the final state."""
 
     def append(self, items: Sequence[Append]) -> list[Head | LogError]:
         for item in items if self._run is not None else ():
@@ -127,19 +113,10 @@ class World(MemoryStore):
         if isinstance(event, e.StepDrifted):
             data = self._data(item, row)
             self.drifts[event.step] = Drift(event.step, data.get("recorded"), data.get("found"))
-        if self.live is not None and step == self.live:
-            self._hear(item, row, event)
-            return
         free = isinstance(event, e.NoteMade) and event.by == "agent"
         free = free or (isinstance(event, e.StepEnded) and step in self._scopes)
         if item.run != self._run or not (free or isinstance(event, _SAID_AGAIN)):
             self.refuse(step or "?", self._call(item, row, event))
-
-    def _hear(self, item: Append, row: Row, event: Any) -> None:
-        """What comes of the step that is out in the world; its first outcome is all that is wanted."""
-        if isinstance(event, e.AttemptEnded) and self.outcome is None:
-            self.outcome = Outcome(event, self._data(item, row))
-            raise StoreUnavailable("the record", f"step {event.step} has come back, and that is enough")
 
     def _call(self, item: Append, row: Row, event: Any) -> str:
         """What code asks for, in the words of its own call."""
@@ -164,17 +141,13 @@ class World(MemoryStore):
 
 
 class Shutter:
-    """Stands between steps and the world, and lets nothing through but the one step that may go."""
+    """A `ToolInterceptor` that refuses every call."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
     async def apply(self, intent: Intent, place: ToolStep, real: Callable[[], Awaitable[Applied]]) -> Applied:
-        if place.id != self._world.live:
-            self._world.refuse(place.id, f"{intent.sort} {intent.name}({short(intent.recording)})")
-        if self._world.key is not None:
-            place.key = Key(self._world.key)
-        return await real()
+        self._world.refuse(place.id, f"{intent.sort} {intent.name}({short(intent.recording)})")
 
     async def aside(self, fn: Callable[..., Any], effect: Effect, real: Callable[[], Awaitable[Any]]) -> Any:
         self._world.refuse(effect.step, f"{getattr(fn, '__name__', 'a function')} about {effect.tool}")

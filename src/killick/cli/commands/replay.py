@@ -22,10 +22,8 @@ from killick.definitions.agents import AGENTS, AnyAgent
 from killick.errors import AgentUnknown, RunUnknown
 from killick.history.diff import shown, values
 from killick.model.codec import plain
-from killick.replay.live_step import Live, may_try
 from killick.replay.replay import Replay
 from killick.replay.result import SECONDS, Played, Replayed, ReplayRequest
-from killick.sanitizer import visible
 
 _NAME_CHARS: Final = 20
 _CHANGES_MAX: Final = 12
@@ -35,19 +33,15 @@ _CHANGES_MAX: Final = 12
 @click.argument("source", metavar="RUN|FILE", shell_complete=complete_run)
 @click.option("--to", metavar="STEP", help="Stop when this step has its outcome; 6:before stops before it.")
 @click.option("--break", "stop_at", metavar="STEP", help="Open the debugger in the agent's code at this step.")
-@click.option("--live", metavar="STEP", help="Run this one tool or model call for real.")
 @click.option("--agent", "target", metavar="TARGET", help="The agent: app.py:agent, module:agent, or its name.")
 @click.option("--run", metavar="RUN", help="A run of the file: a child, or one of an archive.")
-@click.option("--yes", is_flag=True, help="Run it for real without asking.")
 def replay_command(
     shell: Shell,
     source: str,
     to: str | None,
     stop_at: str | None,
-    live: str | None,
     target: str | None,
     run: str | None,
-    yes: bool,
 ) -> Exit:
     """Run the agent's code again against a record, with the world shut off, and say where they part.
 
@@ -62,12 +56,9 @@ def replay_command(
     found, key = _found(shell, source, run)
     name = run or found.header.run
     agent = _agent(shell, found, name, target)
-    seconds = None if stop_at is not None or live is not None else SECONDS
-    asked = ReplayRequest(to=to, stop_at=stop_at, live=live, here=True, seconds=seconds)
+    asked = ReplayRequest(to=to, stop_at=stop_at, here=True, seconds=None if stop_at is not None else SECONDS)
     screen = _Screen(shell)
     replay = Replay(found, agent, run=run, secret_key=key, asked=asked, tell=screen.step)
-    if live is not None:
-        _refuse_unsaid(replay, live, yes=yes)
     screen.begin(replay, source)
     with contextlib.redirect_stdout(sys.stderr) if shell.json else contextlib.nullcontext():
         replayed = replay.outcome()
@@ -122,23 +113,6 @@ def _name_of(found: Export, run: str) -> str:
     return name
 
 
-def _refuse_unsaid(replay: Replay, step: str, *, yes: bool) -> None:
-    """What does something to the world is run only if somebody says so."""
-    if replay.export.header.redacted is not None:
-        raise CommandFailed(f"--live {step}: the file is redacted, and stand-ins are nothing to call anybody with")
-    found = may_try(replay.state, replay.run, step)
-    if found.effect in ("reads", None) or yes:
-        return
-    arguments = replay.state.data(found.edited or found.intended).get("arguments")
-    call = f"{found.name}({paint.arguments(arguments, 120)})"
-    if not sys.stdin.isatty():
-        raise CommandFailed(f"--live {step}: {call} does something to the world; nobody is here to say so; add --yes")
-    if not click.confirm(
-        visible(f"Run step {step} for real, {call}, whose effect is {found.effect}?"), default=False, err=True
-    ):
-        raise CommandFailed(f"--live {step}: nothing was run")
-
-
 # what is shown ------------------------------------------------------------------------------------
 
 
@@ -147,14 +121,12 @@ class _Screen:
 
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
-        self._replay: Replay | None = None
 
     def _print(self, *parts: str | tuple[str, str], wrap: bool = True) -> None:
         cut: Any = {"soft_wrap": True} if wrap else {"no_wrap": True, "overflow": "ellipsis"}
         self._shell.out.print(Text.assemble(*parts), **cut)
 
     def begin(self, replay: Replay, source: str) -> None:
-        self._replay = replay
         if self._shell.json:
             return
         state = replay.state
@@ -168,19 +140,16 @@ class _Screen:
         """One step that was given its outcome."""
         if self._shell.json:
             return
-        style, live = paint.STYLES.get(played.status, ""), "live " if played.is_live else ""
-        told = paint.brief(_said(played), max(self._shell.out.width - _NAME_CHARS - 11 - len(live), 40))
+        style = paint.STYLES.get(played.status, "")
+        told = paint.brief(_said(played), max(self._shell.out.width - _NAME_CHARS - 11, 40))
         self._print(
             (f"  {paint.SIGNS.get(played.status, '·')} ", style), (f"{played.step:<5} ", "dim"),
-            f"{paint.brief(played.name, _NAME_CHARS):<{_NAME_CHARS}} ", (live, "bold yellow"),
+            f"{paint.brief(played.name, _NAME_CHARS):<{_NAME_CHARS}} ",
             (told, "red" if played.status == "failed" else "dim"), wrap=False,
         )  # fmt: skip
         if played.drift is not None:
             for line in _changes(played.drift.recorded, played.drift.found):
                 self._print(("          ~ ", "yellow"), ("drifts: ", "yellow"), line, wrap=False)
-        if played.is_live and self._replay is not None and self._replay.live is not None:
-            for line in _lived(self._replay.live):
-                self._print(("          ", ""), (line, "yellow"), wrap=False)
 
     def end(self, replayed: Replayed) -> None:
         for stray in replayed.strays:
@@ -196,7 +165,7 @@ class _Screen:
 
 def verdict(replayed: Replayed) -> str:
     """What came of it, in one line."""
-    called = "nothing was called" if replayed.live is None else "nothing else was called"
+    called = "nothing was called"
     match replayed.outcome:
         case "parted":
             assert replayed.parted is not None
@@ -237,17 +206,6 @@ def _said(played: Played) -> str:
     return paint.inline(told)
 
 
-def _lived(live: Live) -> Iterator[str]:
-    """What a step gave for real, beside what is on record."""
-    if live.found_failure is not None or live.recorded_failure is not None:
-        was = live.recorded_failure or shown(_json(live.recorded), 80)
-        now = live.found_failure or shown(_json(live.found), 80)
-        yield f"for real: the record has {was}, it gave {now}"
-        return
-    lines = list(_changes(live.recorded, live.found))
-    yield from (f"for real: {line}" for line in lines or ["it gave what is on record"])
-
-
 def _changes(recorded: Any, found: Any) -> Iterator[str]:
     changes = values(_json(recorded), _json(found))
     for change in changes[:_CHANGES_MAX]:
@@ -278,5 +236,4 @@ def _document(replayed: Replayed) -> dict[str, Any]:
         "played": replayed.played,
         "drifts": replayed.drifts,
         "strays": [{**stray._asdict()} for stray in replayed.strays],
-        "live": replayed.live,
     }
