@@ -22,6 +22,9 @@ from killick.store import MemoryStore, SqliteStore, Store
 from seeds import FIXED, repeats
 from world import World
 
+# Before a test imports it, so that its failed assertions show their values.
+pytest.register_assert_rewrite("store_contract")
+
 # Processes that tests start read the package from bytecode, and write it the first time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -20,6 +20,7 @@ import pytest
 
 import killick
 import servers
+from faulty_store import faulty
 from killick.archive.prune import choose, prune
 from killick.audit.checkpoint import SealedRun, checkpoint, new_key
 from killick.audit.seal import AGENT, SEALS, seal
@@ -32,7 +33,6 @@ from killick.model.chunks import pack
 from killick.model.merkle import Frontier
 from killick.store import MemoryStore, SqliteStore
 from killick.store.protocol import Store, row_check
-from killick.testing import faulty
 
 KEY, PUB = new_key()
 OTHER_KEY, OTHER_PUB = new_key()

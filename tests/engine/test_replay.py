@@ -16,10 +16,10 @@ from uuid import UUID
 import pytest
 
 import killick
+from faulty_store import faulty
 from killick.errors import OutsideBranch, StoreUnavailable
 from killick.model import events as e
 from killick.store import Store
-from killick.testing.faults import faulty
 from processes import Processes, View, kinds, record, steps, told
 
 

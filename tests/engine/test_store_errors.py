@@ -12,9 +12,9 @@ from typing import Any, Literal
 import pytest
 
 import killick
+from faulty_store import faulty
 from killick.errors import KillickError, StoreFull
 from killick.store import MemoryStore, SqliteStore, Store
-from killick.testing.faults import faulty
 from killick.workers.worker import Worker
 
 pytestmark = pytest.mark.timeout(600)

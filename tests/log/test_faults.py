@@ -6,10 +6,10 @@ from typing import Literal
 import pytest
 from stories import Story, started
 
+from faulty_store import faulty
 from killick.errors import KillickError, StoreUnavailable
 from killick.log import Log, verify
 from killick.store import MemoryStore, SqliteStore, Store
-from killick.testing import faulty
 
 EVENTS = 60
 

@@ -10,7 +10,7 @@ import pytest
 from killick.clock import ManualClock
 from killick.errors import RunBusy
 from killick.store import MemoryStore, SqliteStore, Store
-from killick.testing.contract.probes import born
+from store_contract.probes import born
 
 DAY_US = 86_400_000_000
 

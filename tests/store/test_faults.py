@@ -7,12 +7,13 @@ from typing import Literal
 
 import pytest
 
+from faulty_store import faulty
 from killick.clock import Clock
 from killick.errors import RunUnknown, StoreFull, StoreUnavailable
 from killick.model.hashing import genesis, link
 from killick.store.memory import MemoryStore
 from killick.store.protocol import Append, CreateRun, Delivery, Head, Row, Store
-from killick.testing import StoreContract, faulty
+from store_contract import StoreContract
 
 
 def started(store: Store, run: str) -> Append:

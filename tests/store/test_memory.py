@@ -7,7 +7,7 @@ from pathlib import Path
 from killick.clock import Clock
 from killick.store.memory import MemoryStore
 from killick.store.protocol import Store
-from killick.testing import StoreContract
+from store_contract import StoreContract
 
 
 class TestMemoryStore(StoreContract):

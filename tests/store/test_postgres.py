@@ -14,7 +14,7 @@ import servers
 from killick.clock import Clock
 from killick.store.postgres.store import PostgresStore
 from killick.store.protocol import Store
-from killick.testing import StoreContract
+from store_contract import StoreContract
 
 pytestmark = pytest.mark.slow
 

@@ -19,9 +19,8 @@ from killick.errors import (
 )
 from killick.store.postgres.store import PostgresStore
 from killick.store.protocol import Append, Delivered, Head, OutboxRow
-from killick.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
-from killick.testing.contract.builders import TOKEN, birth, blob, cached, following, indexed, letter
-from killick.testing.contract.probes import born, chained, commit, deliver, found
+from store_contract.builders import TOKEN, birth, blob, cached, following, indexed, letter
+from store_contract.probes import born, chained, commit, deliver, found
 
 pytestmark = pytest.mark.slow
 

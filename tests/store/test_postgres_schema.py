@@ -25,10 +25,9 @@ from killick.store.postgres import server as postgres_server
 from killick.store.postgres.store import PostgresStore
 from killick.store.protocol import ASKS, Head, RunQuery
 from killick.store.sql import schema as schema_of
-from killick.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
-from killick.testing.contract.builders import TOKEN, birth, blob, cached, following, indexed, letter
-from killick.testing.contract.concurrency import in_threads
-from killick.testing.contract.probes import born, commit, deliver, event, found
+from store_contract.builders import TOKEN, birth, blob, cached, following, indexed, letter
+from store_contract.concurrency import in_threads
+from store_contract.probes import born, commit, deliver, event, found
 
 pytestmark = pytest.mark.slow
 

@@ -18,10 +18,9 @@ from killick.errors import (
 )
 from killick.store.postgres.store import PostgresStore
 from killick.store.protocol import OutboxRow
-from killick.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
-from killick.testing.contract.builders import birth, blob, following, indexed, letter
-from killick.testing.contract.concurrency import in_threads
-from killick.testing.contract.probes import born, chained, found
+from store_contract.builders import birth, blob, following, indexed, letter
+from store_contract.concurrency import in_threads
+from store_contract.probes import born, chained, found
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from killick.clock import Clock
 from killick.store.protocol import Store
 from killick.store.sqlite.store import SqliteStore
-from killick.testing import StoreContract
+from store_contract import StoreContract
 
 
 class TestSqliteStore(StoreContract):

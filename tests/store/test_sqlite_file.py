@@ -30,7 +30,7 @@ from killick.store import SqliteStore, open_store
 from killick.store.protocol import STORE_FORMAT
 from killick.store.sql import schema
 from killick.store.sqlite import file
-from killick.testing.contract.builders import birth, indexed
+from store_contract.builders import birth, indexed
 
 TESTS = Path(__file__).parent.parent
 
@@ -273,7 +273,7 @@ def test_a_dead_holders_run_is_taken_over_at_once_and_a_live_ones_is_not(tmp_pat
 CLAIM = """
 import sys
 from killick.store import SqliteStore
-from killick.testing.contract.builders import following, indexed
+from store_contract.builders import following, indexed
 
 path, holder, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 store = SqliteStore(path)

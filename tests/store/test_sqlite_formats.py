@@ -16,8 +16,8 @@ from killick.model.hashing import genesis
 from killick.store import SqliteStore
 from killick.store.protocol import ASKS, OutboxItem, RunQuery, row_check
 from killick.store.sql import schema
-from killick.testing.contract.outbox import tells
-from killick.testing.contract.probes import born
+from store_contract.outbox import tells
+from store_contract.probes import born
 
 HERE = Path(__file__).parent
 LAYOUT = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"

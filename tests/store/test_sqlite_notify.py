@@ -11,8 +11,8 @@ from queue import Empty, Queue
 import pytest
 
 from killick.store import SqliteStore, notify
-from killick.testing.contract.builders import following, indexed, letter
-from killick.testing.contract.probes import born, commit, deliver, found
+from store_contract.builders import following, indexed, letter
+from store_contract.probes import born, commit, deliver, found
 
 SECONDS = 300.0
 

@@ -160,27 +160,6 @@ def test_it_prints_no_header_line(tmp_path: Path) -> None:
     assert "killick" not in header.lower(), out
 
 
-def test_it_explains_a_failed_assertion_of_the_contract(tmp_path: Path) -> None:
-    code, out = run_pytest(
-        tmp_path,
-        """
-        from killick.store.memory import MemoryStore
-        from killick.testing import StoreContract
-
-        class Lazy(MemoryStore):
-            def heads(self, **given):
-                return []
-
-        class TestLazy(StoreContract):
-            def make(self, tmp_path, clock):
-                return Lazy(clock=clock)
-        """,
-        "-x",
-    )
-    assert code == 1
-    assert "assert [] == [Head(run=" in out, out
-
-
 def test_coroutines_are_tests_by_asyncio_run(tmp_path: Path) -> None:
     code, out = run_pytest(
         tmp_path,
@@ -252,7 +231,7 @@ def test_playing_needs_no_pytest(tmp_path: Path) -> None:
         import sys
         sys.modules["pytest"] = None
         from app import greet, look_up
-        from killick.testing import call, faulty, interrupt_everywhere, play, scripted, simulate
+        from killick.testing import call, interrupt_everywhere, play, scripted, simulate
         with play(greet, "ann", fakes={look_up: "Ann"}) as t:
             assert t.result() == "Hello Ann"
     """

@@ -1,14 +1,8 @@
-"""Test tools for agents and stores: played runs, scripted models, processes that crash anywhere.
+"""Test tools for agents: played runs, scripted models, processes that crash anywhere.
 
 An agent of your own: `play`, with `scripted` for its model, and `interrupt_everywhere`. A production run: `replay`.
 
-A store of your own fulfils the contract when this passes under pytest:
-
-    class TestMyStore(StoreContract):
-        def make(self, tmp_path, clock):
-            return MyStore(tmp_path / "my.db", clock=clock)
-
-Names are imported on first use; only `StoreContract` needs pytest.
+Names are imported on first use.
 """
 
 from __future__ import annotations
@@ -21,8 +15,6 @@ if TYPE_CHECKING:
     from killick.check.crashes import Scenario, Story, World, differences, killed_everywhere, simulate, tick, world
     from killick.check.fakes import always, in_order
     from killick.check.samples import sample
-    from killick.testing.contract import StoreContract
-    from killick.testing.faults import FaultyStore, faulty
     from killick.testing.player import BlockingPlay, Play, play
     from killick.testing.recorded_run import Replayed, replay
     from killick.testing.scripted_model import ScriptedModel, call, refusal, scripted, turn
@@ -30,19 +22,16 @@ if TYPE_CHECKING:
 __all__ = [
     "BlockingPlay",
     "Case",
-    "FaultyStore",
     "Play",
     "Replayed",
     "Scenario",
     "ScriptedModel",
-    "StoreContract",
     "Story",
     "World",
     "always",
     "call",
     "check",
     "differences",
-    "faulty",
     "in_order",
     "interrupt_everywhere",
     "killed_everywhere",
@@ -64,8 +53,6 @@ _HOMES: Final = {
     ),
     "killick.check.fakes": ("always", "in_order"),
     "killick.check.samples": ("sample",),
-    "killick.testing.contract": ("StoreContract",),
-    "killick.testing.faults": ("FaultyStore", "faulty"),
     "killick.testing.player": ("BlockingPlay", "Play", "play"),
     "killick.testing.recorded_run": ("Replayed", "replay"),
     "killick.testing.scripted_model": ("ScriptedModel", "call", "refusal", "scripted", "turn"),
@@ -76,9 +63,4 @@ def __getattr__(name: str) -> Any:
     home = next((module for module, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "StoreContract":
-        import pytest
-
-        # Registered before the first import, so that pytest rewrites the contract's assertions.
-        pytest.register_assert_rewrite(home)
     return getattr(import_module(home), name)

@@ -17,10 +17,9 @@ from killick.store import open_store
 from killick.store.protocol import Append, Delivered, Head
 from killick.store.redis.rows import check, packed
 from killick.store.redis.store import RedisStore
-from killick.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
-from killick.testing.contract.builders import TOKEN, birth, blob, following, indexed, letter
-from killick.testing.contract.probes import born, chained, commit, deliver, found
 from neighbours.redis import valkeys
+from store_contract.builders import TOKEN, birth, blob, following, indexed, letter
+from store_contract.probes import born, chained, commit, deliver, found
 
 
 @pytest.fixture

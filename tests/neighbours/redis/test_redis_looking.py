@@ -13,11 +13,10 @@ from killick.cli.main import main
 from killick.errors import RunBroken
 from killick.store.protocol import Condition, RunQuery, Store
 from killick.store.redis.store import RedisStore
-from killick.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
-from killick.testing.contract.builders import TOKEN, blob, cached, following, indexed, letter
-from killick.testing.contract.probes import born, commit, deliver, refused
-from killick.testing.contract.search_terms import RED, marking
 from neighbours.redis import valkeys
+from store_contract.builders import TOKEN, blob, cached, following, indexed, letter
+from store_contract.probes import born, commit, deliver, refused
+from store_contract.search_terms import RED, marking
 
 
 def condition(store: Store, name: str) -> Condition:

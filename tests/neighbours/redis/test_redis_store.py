@@ -7,8 +7,8 @@ from pathlib import Path
 from killick.clock import Clock
 from killick.store.protocol import Store
 from killick.store.redis.store import RedisStore
-from killick.testing import StoreContract
 from neighbours.redis import valkeys
+from store_contract import StoreContract
 
 
 class TestRedisStore(StoreContract):

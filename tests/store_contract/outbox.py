@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from killick.errors import AlreadyClaimed, EpochStale, HeadMoved, LogError, MessageGone, RunExists, RunUnknown
 from killick.store.protocol import READ_LIMIT, CreateRun, Head, OutboxItem, OutboxRow, Owner, Store
-from killick.testing.contract.builders import TOKEN, birth, blob, cached, following, fork, indexed, letter, moved
-from killick.testing.contract.concurrency import in_threads
-from killick.testing.contract.probes import born, chained, commit, deliver, everything, found, line, refused
+from store_contract.builders import TOKEN, birth, blob, cached, following, fork, indexed, letter, moved
+from store_contract.concurrency import in_threads
+from store_contract.probes import born, chained, commit, deliver, everything, found, line, refused
 
 
 def tells(*kinds: str, after: int = 0) -> tuple[OutboxRow, ...]:

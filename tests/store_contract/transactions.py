@@ -10,8 +10,8 @@ import pytest
 
 from killick.errors import HeadMoved, RunExists, StoreClosed, StoreError
 from killick.store.protocol import Delivered, Head, Store, Transaction
-from killick.testing.contract.builders import birth, blob, following, indexed, letter, moved
-from killick.testing.contract.probes import Again, born, chained, commit, found
+from store_contract.builders import birth, blob, following, indexed, letter, moved
+from store_contract.probes import Again, born, chained, commit, found
 
 
 def appended(transaction: Transaction, item: Any) -> Head:

@@ -12,22 +12,22 @@ import pytest
 
 from killick.clock import Clock, ManualClock
 from killick.store.protocol import Store
-from killick.testing.contract.appends import Appending
-from killick.testing.contract.claims import Claiming
-from killick.testing.contract.concurrency import Together
-from killick.testing.contract.counts import Counting
-from killick.testing.contract.creation import Births
-from killick.testing.contract.inbox import Inbox
-from killick.testing.contract.leases import Rights
-from killick.testing.contract.lifecycle import Opening
-from killick.testing.contract.listing import Finding
-from killick.testing.contract.maintenance import Keeping
-from killick.testing.contract.notifications import Watching
-from killick.testing.contract.outbox import Feeding
-from killick.testing.contract.probes import Again
-from killick.testing.contract.search_terms import Marks
-from killick.testing.contract.transactions import Transacting
-from killick.testing.contract.values import Values
+from store_contract.appends import Appending
+from store_contract.claims import Claiming
+from store_contract.concurrency import Together
+from store_contract.counts import Counting
+from store_contract.creation import Births
+from store_contract.inbox import Inbox
+from store_contract.leases import Rights
+from store_contract.lifecycle import Opening
+from store_contract.listing import Finding
+from store_contract.maintenance import Keeping
+from store_contract.notifications import Watching
+from store_contract.outbox import Feeding
+from store_contract.probes import Again
+from store_contract.search_terms import Marks
+from store_contract.transactions import Transacting
+from store_contract.values import Values
 
 
 class StoreContract(

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from killick.clock import ManualClock
 from killick.errors import AlreadyClaimed, RunBusy, RunUnknown
 from killick.store.protocol import ENDED, Owner, Store, UniqueRight
-from killick.testing.contract.builders import SECOND_US, TOKEN, birth, following, indexed, moved
-from killick.testing.contract.probes import absent, born, commit, found, refused
+from store_contract.builders import SECOND_US, TOKEN, birth, following, indexed, moved
+from store_contract.probes import absent, born, commit, found, refused
 
 
 class Rights:

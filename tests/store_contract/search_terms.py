@@ -6,8 +6,8 @@ from collections.abc import Collection
 from typing import Any
 
 from killick.store.protocol import Store, TermBatch, TermPosition, TermRow
-from killick.testing.contract.builders import following, fork
-from killick.testing.contract.probes import Again, born, commit, repaired
+from store_contract.builders import following, fork
+from store_contract.probes import Again, born, commit, repaired
 
 RED, BLUE, ROUND = 7, -(1 << 63), (1 << 63) - 1
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from killick.store.protocol import References, Snapshot, Store
-from killick.testing.contract.builders import birth, blob, cached, following, fork, letter
-from killick.testing.contract.probes import born, chained, commit, deliver, event, found, repaired
+from store_contract.builders import birth, blob, cached, following, fork, letter
+from store_contract.probes import born, chained, commit, deliver, event, found, repaired
 
 
 def snapped(store: Store, *snapshots: Snapshot) -> list[Snapshot]:

@@ -9,8 +9,8 @@ from killick.clock import ManualClock
 from killick.errors import HeadMoved, RunBusy, RunExists, RunUnknown
 from killick.model.hashing import genesis
 from killick.store.protocol import CreateRun, Store
-from killick.testing.contract.builders import SECOND_US, birth, chain, following, fork, moved
-from killick.testing.contract.probes import born, commit, event, everything, refused
+from store_contract.builders import SECOND_US, birth, chain, following, fork, moved
+from store_contract.probes import born, commit, event, everything, refused
 
 
 class Births:

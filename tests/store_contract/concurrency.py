@@ -12,8 +12,8 @@ import pytest
 
 from killick.errors import AlreadyClaimed, HeadMoved, LogError, MessageGone, RunBusy, RunExists
 from killick.store.protocol import Delivered, Head, Store
-from killick.testing.contract.builders import TOKEN, birth, blob, following, indexed, letter
-from killick.testing.contract.probes import Again, born, chained, commit, deliver, found, line
+from store_contract.builders import TOKEN, birth, blob, following, indexed, letter
+from store_contract.probes import Again, born, chained, commit, deliver, found, line
 
 T = TypeVar("T")
 THREADS: Final = 8

@@ -11,8 +11,8 @@ from killick.clock import ManualClock
 from killick.errors import AlreadyClaimed, EpochStale, HeadMoved, LogError, MessageGone, RunExists, RunUnknown
 from killick.model.hashing import genesis
 from killick.store.protocol import READ_LIMIT, CreateRun, Head, Store, UniqueRight
-from killick.testing.contract.builders import TOKEN, birth, blob, cached, chain, following, indexed, letter, moved
-from killick.testing.contract.probes import born, chained, commit, deliver, event, everything, refused
+from store_contract.builders import TOKEN, birth, blob, cached, chain, following, indexed, letter, moved
+from store_contract.probes import born, chained, commit, deliver, event, everything, refused
 
 
 class Appending:

@@ -9,8 +9,8 @@ import pytest
 
 from killick.clock import ManualClock
 from killick.store.protocol import ENDED, RunQuery, Store
-from killick.testing.contract.builders import SECOND_US, following, indexed, letter
-from killick.testing.contract.probes import born, commit, deliver, line
+from store_contract.builders import SECOND_US, following, indexed, letter
+from store_contract.probes import born, commit, deliver, line
 
 
 def due(store: Store, now_us: int, limit: int = 100) -> list[str]:

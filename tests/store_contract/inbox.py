@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from killick.errors import MessageGone, RunUnknown
 from killick.store.protocol import Delivered, Message, Store
-from killick.testing.contract.builders import birth, blob, following, letter
-from killick.testing.contract.probes import born, commit, deliver, refused
+from store_contract.builders import birth, blob, following, letter
+from store_contract.probes import born, commit, deliver, refused
 
 
 class Inbox:

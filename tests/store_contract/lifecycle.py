@@ -11,8 +11,8 @@ from killick.clock import ManualClock
 from killick.errors import HeadMoved, RunBusy, RunExists, StoreClosed
 from killick.store.protocol import READ_LIMIT, RunQuery, Store
 from killick.store.protocol import Opening as Opened
-from killick.testing.contract.builders import SECOND_US, TOKEN, birth, blob, cached, following, fork, indexed, letter
-from killick.testing.contract.probes import Again, absent, born, commit, deliver, everything, refused, repaired
+from store_contract.builders import SECOND_US, TOKEN, birth, blob, cached, following, fork, indexed, letter
+from store_contract.probes import Again, absent, born, commit, deliver, everything, refused, repaired
 
 OPERATIONS: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
     ("heads sweep soonest_us inspect feed feed_end", ()),

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from killick.clock import ManualClock
 from killick.errors import RunBusy
 from killick.store.protocol import ENDED, Claimed, CreateRun, Head, Store
-from killick.testing.contract.builders import SECOND_US, following, indexed, letter
-from killick.testing.contract.concurrency import THREADS, in_threads
-from killick.testing.contract.probes import Again, born, commit, deliver, found, line
+from store_contract.builders import SECOND_US, following, indexed, letter
+from store_contract.concurrency import THREADS, in_threads
+from store_contract.probes import Again, born, commit, deliver, found, line
 
 
 def claim(store: Store, clock: ManualClock, holder: str = "w1", *, limit: int = 100, **fields: Any) -> list[Claimed]:

@@ -8,8 +8,8 @@ from queue import Empty, Queue
 import pytest
 
 from killick.store.protocol import FEED_RANG, OutboxRow, Store
-from killick.testing.contract.builders import birth, following, indexed, letter
-from killick.testing.contract.probes import Again, born, commit, deliver
+from store_contract.builders import birth, following, indexed, letter
+from store_contract.probes import Again, born, commit, deliver
 
 HEARD_SECONDS = 10.0
 """How long a test waits for a notification."""
