@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import killick
 from engine.delivering import DELIVERED, FAR, Asked, Lineage, asked, deliverer, letters
-from killick.check.crashes import RUN, Saved, World
+from killick.check.crashes import RUN, Saved, Story, simulate
 from killick.ids import SeededIds
 from killick.log import Log
 from killick.log.log import FOLD
@@ -27,10 +27,10 @@ from killick.model.fold import fold_timeline, timeline
 from killick.model.ledger import fold_ledger
 from killick.store import MemoryStore
 from killick.store.protocol import Append, Snapshot
-from killick.testing import Scenario, Story, differences, killed_everywhere, simulate, tick
 from processes import Processes
 from seeds import repeats
 from simulation.around import answering, book, mail, pay, price, redeem, redeem_at_the_second_try, reserve
+from simulation.crash_stories import Scenario, World, differences, killed_everywhere, tick
 
 SEED: Final = 11
 

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import killick
-from killick.testing import Scenario, tick
 from simulation.around import (
     answering,
     book,
@@ -33,6 +32,7 @@ from simulation.around import (
     stamp,
     truthful,
 )
+from simulation.crash_stories import Scenario, tick
 
 # one line -----------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import killick
-from killick.check.crashes import RUN, Outside, World, world
+from killick.check.crashes import RUN, Outside
+from simulation.crash_stories import World, world
 
 # tools --------------------------------------------------------------------------------------------
 

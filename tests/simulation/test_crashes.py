@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from killick.testing import Scenario, Story, World, differences, killed_everywhere, simulate, tick
+from killick.check.crashes import Story, simulate
 from simulation.agents import SCENARIOS
 from simulation.around import effect_of
+from simulation.crash_stories import Scenario, World, differences, killed_everywhere, tick
 
 SEED = 7
 SAMPLE = 6

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import killick
-from killick.check.crashes import Saved, living, world
-from killick.testing import Scenario, Story, World, differences, simulate
+from killick.check.crashes import Saved, Story, living, simulate
 from llm.paged_session import BUDGET, SCRIPT, THERE, TOOLS, Far, answer, as_bytes
+from simulation.crash_stories import Scenario, World, differences, world
 
 SEED = 7
 

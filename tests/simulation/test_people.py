@@ -11,11 +11,11 @@ import pytest
 
 import killick
 from killick import rules
-from killick.check.crashes import Outside
+from killick.check.crashes import Outside, Story, simulate
 from killick.definitions.agents import AGENTS as DECLARED
 from killick.model import events as e
-from killick.testing import Scenario, Story, World, differences, simulate, tick, world
 from seeds import draw_seed
+from simulation.crash_stories import Scenario, World, differences, tick, world
 
 pytestmark = pytest.mark.slow
 

@@ -11,12 +11,12 @@ import pytest
 
 from killick.archive.export import Export, export
 from killick.archive.redact import Redaction
+from killick.check.crashes import Story, simulate
 from killick.definitions.agents import AGENTS
 from killick.log import Log
 from killick.model.state import State
 from killick.replay.replay import Replay
 from killick.store.protocol import RunQuery
-from killick.testing import Story, simulate
 from simulation.agents import SCENARIOS
 
 pytestmark = pytest.mark.slow

@@ -231,7 +231,7 @@ def test_playing_needs_no_pytest(tmp_path: Path) -> None:
         import sys
         sys.modules["pytest"] = None
         from app import greet, look_up
-        from killick.testing import call, interrupt_everywhere, play, scripted, simulate
+        from killick.testing import call, interrupt_everywhere, play, scripted
         with play(greet, "ann", fakes={look_up: "Ann"}) as t:
             assert t.result() == "Hello Ann"
     """

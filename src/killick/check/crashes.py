@@ -11,7 +11,7 @@ import contextlib
 import copy
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
@@ -117,61 +117,17 @@ class Life:
 _LIFE: Final[ContextVar[Life | None]] = ContextVar("killick_life", default=None)
 
 
-def tick() -> None:
-    """A crash point in agent code, between steps. Outside a simulation it does nothing."""
-    life = _LIFE.get()
-    if life is not None:
-        life.point("agent code")
-
-
-def world() -> World:
-    """The world of the current simulation."""
-    life = _LIFE.get()
-    if life is None:
-        raise LookupError("there is no simulated world here; run the agent by killick.check.crashes")
-    return life.world
-
-
 class World:
-    """The world that tools act on, which survives crashes: effects by name, counted, and their results."""
+    """The world that tools act on, which survives crashes: effects by name, counted."""
 
     def __init__(self) -> None:
         self.effects: Counter[str] = Counter()
-        self.visits: Counter[str] = Counter()
-        self.results: dict[str, Any] = {}
-        self._keys: dict[str, Any] = {}
         self.stand_in: ToolInterceptor | None = None
         """Intercepts steps before this world; without one, tools act on it themselves."""
         self.client: Client | None = None
         """The live process's client."""
         self.changes = 0
         """The number of changes that survive a process."""
-
-    def do(self, effect: str, result: Any = None, *, key: str | None = None) -> Any:
-        """Performs an effect. With a key it is idempotent: a repetition returns the same result."""
-
-        def act() -> Any:
-            if key is not None and key in self._keys:
-                return self._keys[key]
-            self.effects[effect] += 1
-            self.results[effect] = result
-            if key is not None:
-                self._keys[key] = result
-            return result
-
-        return living().write(effect, act)
-
-    def visit(self, place: str) -> int:
-        """Counts visits, this one included. Not an effect."""
-
-        def act() -> int:
-            self.visits[place] += 1
-            return self.visits[place]
-
-        return living().write(place, act)
-
-    def happened(self, effect: str) -> bool:
-        return bool(self.effects[effect])
 
     def unpaused(self, client: Client) -> bool:
         """Whether a person resumed a paused run."""
@@ -375,38 +331,6 @@ def _save(saving: list[Saved], story: Story, clock: LeapingClock, point: int, pl
     last = saving[-1] if saving else None
     if last is None or (last.world.changes, last.now_us) != (story.world.changes, clock.now_us()):
         saving.append(Saved(point, place, story.store.copied(clock), story.world.copied(), clock.now_us()))
-
-
-def killed_everywhere(scenario: Scenario, *, seed: int = 7) -> Iterator[Story]:
-    """Yields the story of every crash point in turn."""
-    kill_at = 1
-    while (story := simulate(scenario, kill_at, seed=seed)).places:
-        yield story
-        kill_at += 1
-
-
-def differences(undisturbed: Story, story: Story, *, exact: bool = True) -> list[str]:
-    """Returns how a story's end differs from the uninterrupted one; empty if equal."""
-    found = list(story.troubles)
-    if not story.status:
-        return found
-    for name in ("status", "outcome"):
-        told, expected = getattr(story, name), getattr(undisturbed, name)
-        if told != expected:
-            found.append(f"{name} {told!r} instead of {expected!r}")
-    happened, expected = story.world.effects, undisturbed.world.effects
-    found += [f"{effect} once too often" for effect in (happened - expected).elements()]
-    if exact:
-        found += [f"{effect} once too little" for effect in (expected - happened).elements()]
-        for run in sorted(undisturbed.states.keys() | story.states.keys()):
-            found += _parts_differing(run, story.states.get(run, {}), undisturbed.states.get(run, {}))
-    return found
-
-
-def _parts_differing(run: str, told: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
-    for part in sorted(expected.keys() | told.keys()):
-        if told.get(part) != expected.get(part):
-            yield f"{run}: {part} {told.get(part)!r} instead of {expected.get(part)!r}"
 
 
 # one process --------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from killick.check.checker import Case, check, interrupt_everywhere
-    from killick.check.crashes import Scenario, Story, World, differences, killed_everywhere, simulate, tick, world
     from killick.check.fakes import always, in_order
     from killick.check.samples import sample
     from killick.testing.player import BlockingPlay, Play, play
@@ -24,33 +23,22 @@ __all__ = [
     "Case",
     "Play",
     "Replayed",
-    "Scenario",
     "ScriptedModel",
-    "Story",
-    "World",
     "always",
     "call",
     "check",
-    "differences",
     "in_order",
     "interrupt_everywhere",
-    "killed_everywhere",
     "play",
     "refusal",
     "replay",
     "sample",
     "scripted",
-    "simulate",
-    "tick",
     "turn",
-    "world",
 ]
 
 _HOMES: Final = {
     "killick.check.checker": ("Case", "check", "interrupt_everywhere"),
-    "killick.check.crashes": (
-        "Scenario", "Story", "World", "differences", "killed_everywhere", "simulate", "tick", "world",
-    ),
     "killick.check.fakes": ("always", "in_order"),
     "killick.check.samples": ("sample",),
     "killick.testing.player": ("BlockingPlay", "Play", "play"),
