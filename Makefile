@@ -31,15 +31,12 @@ test-rest: $(VENV)/has-test programs  ## run the tests marked slow: more kills, 
 test-all: $(VENV)/has-test programs  ## run every test
 	@$(PYTEST) -m ''
 
-# Slow tests use a real browser, CRIU, and a file system that shares blocks. Root on Debian gets them installed here;
-# anywhere else the tests that need them say how to install them.
+# Slow tests use a real browser. Root on Debian gets it installed here; anywhere else those tests say how to install it.
 programs:
-	@for each in chromium:chromium mkfs.xfs:xfsprogs; do \
-	  if ! command -v $${each%%:*} >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    echo "installing $${each##*:}"; \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $${each##*:} >/dev/null || true; \
-	  fi; \
-	done
+	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing chromium"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null || true; \
+	fi
 
 test-neighbours: $(VENV)/has-neighbours  ## try Killick in real frameworks, stores and engines, each in its own environment
 	@$(PY) tests/neighbours/__main__.py $(NEIGHBOURS)

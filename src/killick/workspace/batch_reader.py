@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from killick.clock import Clock
-from killick.workspace.file_reader import Cloned, Cloning, Moving, Taken, taken
+from killick.workspace.file_reader import Moving, Taken, taken
 from killick.workspace.scan_cache import Folder
 from killick.workspace.vault.snapshot_writer import Writing
 
@@ -16,7 +16,7 @@ _LONG_BYTES: Final = 128 << 10
 _ALONE_BYTES: Final = 4 << 20
 """Up to this size, this thread reads alone."""
 
-Found = Mapping[str, Taken | Cloned | Moving | None]
+Found = Mapping[str, Taken | Moving | None]
 """Files of a folder by name, as read; None for a vanished one."""
 
 
@@ -32,8 +32,8 @@ class FileRequest(NamedTuple):
 class Gathering:
     """Files to be read. Short files gain nothing from more threads; long ones need one extra thread."""
 
-    def __init__(self, opened: Callable[[str], int], clock: Clock, cloning: Cloning) -> None:
-        self._opened, self._clock, self._cloning = opened, clock, cloning
+    def __init__(self, opened: Callable[[str], int], clock: Clock) -> None:
+        self._opened, self._clock = opened, clock
         self._short: list[FileRequest] = []
         self._long: list[FileRequest] = []
         self._bytes = 0
@@ -90,7 +90,7 @@ class Gathering:
             clock, add = self._clock, writing.add
             at_ns = clock.now_us() * 1_000
             return {
-                name: taken(fd, name, add, clock, at_ns, regular=is_regular, cloning=self._cloning)
+                name: taken(fd, name, add, clock, at_ns, regular=is_regular)
                 for name, is_regular in wanted.names.items()
             }
         finally:

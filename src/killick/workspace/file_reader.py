@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -26,10 +24,6 @@ _SECOND_NS: Final = 1_000_000_000
 
 _AGAIN_MAX: Final = 5
 _ENCODING: Final = sys.getfilesystemencoding()
-CLONE_BYTES: Final = 4 * BLOCK_BYTES
-"""Longer files are worth a reflink copy."""
-_CLONES_MAX: Final = 128
-_FICLONE: Final = 0x40049409
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 Key = tuple[int, int, int, int, int]
@@ -42,55 +36,6 @@ class Taken(msgspec.Struct, array_like=True, gc=False):
     key: Key
     entry: Entry
     racy: bool = False
-
-
-class Cloned(msgspec.Struct, frozen=True):
-    """A long file with a reflink copy, from which it is read later."""
-
-    copy: int
-    key: Key
-    racy: bool
-
-    def read(self, name: str, add: Add) -> Taken | None:
-        """Stores the file from the copy, and closes the copy."""
-        try:
-            ref = _blocks(self.copy, self.key[2], add)
-        finally:
-            os.close(self.copy)
-        mtime, _, size, _, mode = self.key
-        entry = None if ref is None else Entry(encoded(name), tree.FILE, mode & 0o7777, mtime, size, ref)
-        return None if entry is None else Taken(self.key, entry, self.racy)
-
-
-class Cloning:
-    """Reflink copies of long files, where the file system supports them: then no caller waits for the reading."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._left = _CLONES_MAX
-
-    def begin(self) -> None:
-        """Sets how many copies may be open for one snapshot."""
-        self._left = _CLONES_MAX if self._left >= 0 else -1
-
-    def copy(self, file: int) -> int | None:
-        """Returns an unnamed copy of an open file; None if unsupported."""
-        if self._left <= 0:
-            return None
-        self._left -= 1
-        try:
-            made = os.open(self._folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError:
-            self._left = -1
-            return None
-        try:
-            fcntl.ioctl(made, _FICLONE, file)
-        except OSError as error:
-            os.close(made)
-            if error.errno in (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS):
-                self._left = -1  # not here, and not later
-            return None
-        return made
 
 
 class Moving(msgspec.Struct, frozen=True):
@@ -117,9 +62,7 @@ def is_racy(key: Key, at_ns: int) -> bool:
     return latest > at_ns - (COARSE_NS if is_coarse else FINE_NS)
 
 
-def taken(
-    above: int, name: str, add: Add, clock: Clock, at_ns: int, *, regular: bool, cloning: Cloning
-) -> Taken | Cloned | Moving | None:
+def taken(above: int, name: str, add: Add, clock: Clock, at_ns: int, *, regular: bool) -> Taken | Moving | None:
     """Reads and stores a non-folder entry; None if it vanished. Opens only `regular` files: opening a pipe or a device
     has side effects. `at_ns` is an earlier moment."""
     last: Taken | None = None
@@ -128,7 +71,7 @@ def taken(
             time.sleep(0.002 * (again - 1))
             at_ns = clock.now_us() * 1_000
         try:
-            look = _regular(above, name, add, cloning) if regular else None
+            look = _regular(above, name, add) if regular else None
             regular = look is not None
             before, ref, after = look or _other(above, name)
         except FileNotFoundError:
@@ -143,12 +86,6 @@ def taken(
         if stat.S_ISDIR(before.st_mode):
             return None
         key = key_of(before)
-        if isinstance(ref, int):
-            if key == key_of(after):
-                return Cloned(ref, key, is_racy(key, at_ns))
-            os.close(ref)
-            cloning = _NO_CLONING  # it is not at rest: what is read may at least be one of the things it held
-            continue
         kind = tree.FILE if regular else tree.kind_of(before.st_mode)
         size = key[2] if kind == tree.FILE else 0
         entry = Entry(encoded(name), kind, key[4] & 0o7777, key[0], size, ref)
@@ -168,10 +105,8 @@ def decoded(name: bytes) -> str:
     return name.decode(_ENCODING, "surrogateescape")
 
 
-_NO_CLONING: Final = Cloning(Path(os.devnull))
-
-_Look = tuple[os.stat_result, bytes | int | None, os.stat_result]
-"""A file's stat data before reading, its content or copy, and its stat data after; None: its size changed."""
+_Look = tuple[os.stat_result, bytes | None, os.stat_result]
+"""A file's stat data before reading, its content, and its stat data after; None: its size changed."""
 
 
 class _Own(threading.local):
@@ -184,7 +119,7 @@ class _Own(threading.local):
 _own: Final = _Own()
 
 
-def _regular(above: int, name: str, add: Add, cloning: Cloning) -> _Look | None:
+def _regular(above: int, name: str, add: Add) -> _Look | None:
     """Reads a regular file; None for another kind."""
     try:
         file = os.open(name, _READ, dir_fd=above)
@@ -197,10 +132,9 @@ def _regular(above: int, name: str, add: Add, cloning: Cloning) -> _Look | None:
         if not stat.S_ISREG(before.st_mode):
             return None
         size = before.st_size
-        ref: bytes | int | None = None
+        ref: bytes | None
         if size > BLOCK_BYTES:
-            ref = cloning.copy(file) if size > CLONE_BYTES else None
-            ref = _blocks(file, size, add) if ref is None else ref
+            ref = _blocks(file, size, add)
         else:
             have = os.readv(file, [_own.buffer])
             while 0 < have < size and (more := os.readv(file, [_own.buffer[have:]])):

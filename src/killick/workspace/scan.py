@@ -22,7 +22,7 @@ from killick.clock import Clock
 from killick.logger import get_logger
 from killick.workspace import scan_cache, tree
 from killick.workspace.batch_reader import FileRequest, Found, Gathering
-from killick.workspace.file_reader import Cloned, Cloning, Moving, Taken, encoded, key_of, opened
+from killick.workspace.file_reader import Moving, Taken, encoded, key_of, opened
 from killick.workspace.ignore import IGNORE_FILES, Rules
 from killick.workspace.inotify import Watch, is_trusted
 from killick.workspace.processes import written
@@ -93,9 +93,7 @@ class Scanner:
         self._may_watch = is_trusted(self._root)
         self._saved: Id | None = None
         self._deep: list[str] = []
-        self._cloning = Cloning(vault.path)
-        self._cloned: list[tuple[str, Folder, str, Cloned]] = []
-        self._gathering = Gathering(self._open, clock, self._cloning)
+        self._gathering = Gathering(self._open, clock)
         self._force: Collection[str] = ()
         self._was_forced = False
         self._unwatched: set[str] = set()
@@ -142,7 +140,6 @@ class Scanner:
         self._settle_generation(writing)
         if not quick or self._suspected:
             self._suspect_open()
-        self._cloning.begin()
         told = self._told() if self._top is not None and not self._force and not self._was_forced else None
         known = None if told is None else {path for path in told if self._find(path) is not None}
         self._doubted &= known or set()
@@ -158,7 +155,6 @@ class Scanner:
         self._look_again(writing)
         self._was_forced = bool(self._force)
         quiet()
-        self._read_clones(writing)
         self._store(self._top, writing)
         return self._top.entry(b"")
 
@@ -455,9 +451,6 @@ class Scanner:
     def _keep(self, path: str, folder: Folder, found: Found, changed: set[str]) -> None:
         for name, each in found.items():
             known = folder.files.get(name)
-            if isinstance(each, Cloned):
-                self._cloned.append((path, folder, name, each))
-                continue
             if isinstance(each, Moving):
                 self._leave_out(f"{path}/{name}" if path else name, each.reason)
                 each = each.last
@@ -474,12 +467,6 @@ class Scanner:
                     continue
             self.changed += 1
             self._touched(path, folder, changed)
-
-    def _read_clones(self, writing: Writing) -> None:
-        """Reads long files from their reflink copies."""
-        cloned, self._cloned = self._cloned, []
-        for path, folder, name, each in cloned:
-            self._keep(path, folder, {name: each.read(name, writing.add)}, set())
 
     def _leave_out(self, path: str, reason: str) -> None:
         if len(self.left_out) < _LEFT_OUT_MAX:
