@@ -13,7 +13,7 @@ import killick
 from families import Family, claim
 from killick.history.graph.graph import family
 from killick.history.graph.svg import svg
-from killick.history.graph.text import text
+from killick.history.graph.text import outline
 from killick.history.graph.truncation import HEAD, LONG, TAIL
 from killick.log import Entry, Log
 from killick.model import events as e
@@ -140,7 +140,7 @@ def test_of_a_long_run_the_ends_are_drawn_and_the_rest_is_counted_and_not_read()
         *map(str, range(6_000 - TAIL + 1, 6_001)),
     ]
     assert store.rows < 4_000
-    drawn = "\n".join("".join(span.text for span in line) for line in text(family(told.log, "r"), 80))
+    drawn = "\n".join("".join(span.text for span in line) for line in outline(family(told.log, "r")))
     assert f"… {6_000 - HEAD - TAIL:,} steps …".replace(",", "") in drawn.replace(",", "")
     assert "5980 steps" in svg(family(told.log, "r")).replace(",", "")
 

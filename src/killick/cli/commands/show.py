@@ -32,7 +32,7 @@ from killick.history import listing
 from killick.history.explain import why
 from killick.history.graph.graph import Past, family, generations
 from killick.history.graph.svg import svg as svg_of
-from killick.history.graph.text import text as text_of
+from killick.history.graph.text import outline
 from killick.history.phrasing import counted
 from killick.history.timeline import Timeline, timeline
 from killick.history.timeline_parts import Moment, Wait
@@ -59,8 +59,8 @@ _HIDDEN: Final = frozenset({"kind", "at", "data", "digest", "identity"})
 @click.option("--state", is_flag=True, help="The whole state, as JSON.")
 @click.option("--log", is_flag=True, help="Every event.")
 @click.option("--history", is_flag=True, help="The places that --at, diff, fork and rewind can name.")
-@click.option("--graph", is_flag=True, help="A drawing of it with its forks, children and rewinds.")
-@click.option("--svg", metavar="FILE", help="The same drawing into a file; - is the standard output.")
+@click.option("--graph", is_flag=True, help="An outline of it with its forks, children and rewinds.")
+@click.option("--svg", metavar="FILE", help="A drawing of the same into a file; - is the standard output.")
 @click.option("--window", is_flag=True, help="What its models were sent: what fills it, what is wasted, what left.")
 @click.option(
     "--files", is_flag=True, help="The files of its workspace; with PATH those of a folder, or what one holds."
@@ -439,9 +439,9 @@ def _graph(shell: Shell, run: str, file: str | None) -> None:
     elif shell.json:
         shell.emit(found.document())
     else:
-        for line in text_of(found, shell.out.width, text_of=reply_text):
+        for line in outline(found, text_of=reply_text):
             spans = ((span.text, _DRAWN.get(span.style, "")) for span in line)
-            shell.out.print(Text.assemble(*spans), soft_wrap=True)
+            shell.out.print(Text.assemble(*spans), no_wrap=True, overflow="ellipsis")
 
 
 # following ----------------------------------------------------------------------------------------

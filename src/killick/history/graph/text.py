@@ -1,8 +1,8 @@
-"""Renders a graph as lines of text for a terminal. Pure functions of a graph; prints nothing."""
+"""The words of a graph, and its outline for a terminal. Pure functions of a graph; prints nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 from unicodedata import combining, east_asian_width
 
@@ -15,6 +15,9 @@ from killick.model.codec import plain
 
 INSIDE_MAX: Final = 8
 """The maximum number of drawn steps of a scope; the others are counted."""
+
+_TEXT_MAX: Final = 200
+"""The maximum width of a text in an outline; the terminal may show less."""
 
 SIGNS: Final = {
     "intended": "·", "running": "▸", "delayed": "↻", "waiting": "…", "in_doubt": "?", "done": "✓", "failed": "✗",
@@ -142,90 +145,56 @@ def ending(lane: Lane) -> str:
     return f"{told}, goes on as {lane.renewed_as}" if lane.renewed_as else told
 
 
-# text ---------------------------------------------------------------------------------------------
+# outline ------------------------------------------------------------------------------------------
 
 
-def text(graph: Graph, width: int = 100, *, text_of: TextOf = lambda _: None) -> list[Line]:
-    """Returns the graph as lines that fit a width: lanes run downwards, and branches are indented."""
-    lines = list(_Text(graph, text_of).lane(0, ()))
-    lines += [line for index, lane in enumerate(graph.lanes) if index and lane.parent is None
-              for line in _Text(graph, text_of).lane(index, ())]  # fmt: skip
+def outline(graph: Graph, *, text_of: TextOf = lambda _: None) -> Iterator[Line]:
+    """Returns the graph as lines: each lane under its heading, and each branch indented below its step."""
+    for index, lane in enumerate(graph.lanes):
+        if lane.parent is None:
+            yield from _lane(graph, index, 0, text_of)
     if graph.left_out:
-        lines.append((Span(f"{counted(graph.left_out, 'more lane')} left out", "quiet"),))
-    return [_fit(line, width) for line in lines]
+        yield (Span(f"{counted(graph.left_out, 'more lane')} left out", "quiet"),)
 
 
-class _Text:
-    """Writes the lanes of one graph."""
-
-    def __init__(self, graph: Graph, text_of: TextOf) -> None:
-        self.graph = graph
-        self.text_of = text_of
-
-    def lane(self, index: int, lead: Line) -> Iterator[Line]:
-        """Writes a lane and its branches. `lead` draws the lanes at its left."""
-        lane, branches = self.graph.lanes[index], self.graph.branches(index)
-        dim = lane.sort == "left"
-        rail = Span("┊ " if dim else "│ ", "quiet")
-        own = (*lead, rail)
-        first, *others = heading(lane)
-        asked = Span("  ◀ this one", "asked") if lane.asked else Span("")
-        top = Span("" if lane.parent is None else "╮ ", "quiet")
-        yield (*_joined(lead, lane), top, Span(first, "left" if dim else "run"), asked)
-        for told in others:
-            yield (*own, Span(told, "left" if dim else "cut"))
-        digits = max((cells(node.number) for node in lane.nodes), default=1)
-        for branch in branches.get(-1, ()):
-            yield from self.lane(branch, own)
-        notable = [place for place, node in enumerate(lane.nodes) if node.notable]
-        anchors = [place for place in branches if place >= 0]
-        anchors += [place for place, node in enumerate(lane.nodes) if node.folded]
-        for item in kept(len(lane.nodes), notable, anchors):
-            hidden = len(item) if isinstance(item, range) else lane.nodes[item].folded
-            if hidden or isinstance(item, range):
-                yield (*lead, Span("⋮ ", "quiet"), Span(f"… {counted(hidden, 'step')} …", "quiet"))
-                continue
-            yield from self.node(lane.nodes[item], lane, lead, rail, digits)
-            for branch in branches.get(item, ()):
-                yield from self.lane(branch, own)
-        yield (*lead, Span("╰ ", "quiet"), Span(ending(lane), "left" if dim else lane.status))
-
-    def node(self, node: Node, lane: Lane, lead: Line, rail: Span, digits: int, depth: int = 0) -> Iterator[Line]:
-        dim = lane.sort == "left"
-        status = "in_doubt" if node.in_doubt else node.status
-        sign = Span(f"{SIGNS[status]} ", "left" if dim and status == "done" else status)
-        before = (*lead, rail, Span("  " * depth)) if depth else lead
-        called = (Span(f"{node.number:<{digits}}  ", "left" if dim else "name"), _called(node, dim=dim))
-        marks = [Span(f"  {told}", "note") for told in notes(node, lane)]
-        output = came_to(node.step, self.text_of)
-        arrow = (Span(" → ", "quiet"), Span(output, "failed" if node.status == "failed" else "quiet"))
-        yield (*before, sign, *called, *marks, *(arrow if output else ()))
-        inside = node.inside if len(node.inside) <= INSIDE_MAX else node.inside[: INSIDE_MAX - 1]
-        width = max((cells(each.number) for each in inside), default=1)
-        for each in inside:
-            yield from self.node(each, lane, lead, rail, width, depth + 1)
-        if len(inside) < len(node.inside):
-            more = f"… {counted(len(node.inside) - len(inside), 'step')} inside …"
-            yield (*lead, rail, Span("  " * (depth + 1)), Span(more, "quiet"))
+def _lane(graph: Graph, index: int, depth: int, text_of: TextOf) -> Iterator[Line]:
+    lane, branches = graph.lanes[index], graph.branches(index)
+    dim = "left" if lane.sort == "left" else ""
+    inside = _indent(depth + 1)
+    first, *others = (cut(told, _TEXT_MAX) for told in heading(lane))
+    yield _indent(depth), Span(first, dim or "run"), Span("  ◀ this one" if lane.asked else "", "asked")
+    yield from ((inside, Span(told, dim or "cut")) for told in others)
+    for branch in branches.get(-1, ()):
+        yield from _lane(graph, branch, depth + 2, text_of)
+    notable = [place for place, node in enumerate(lane.nodes) if node.notable]
+    anchors = [place for place, node in enumerate(lane.nodes) if node.folded or place in branches]
+    for item in kept(len(lane.nodes), notable, anchors):
+        hidden = len(item) if isinstance(item, range) else lane.nodes[item].folded
+        if hidden or isinstance(item, range):
+            yield inside, Span(f"… {counted(hidden, 'step')} …", "quiet")
+            continue
+        yield from _node(lane.nodes[item], lane, depth + 1, text_of)
+        for branch in branches.get(item, ()):
+            yield from _lane(graph, branch, depth + 2, text_of)
+    yield inside, Span(cut(ending(lane), _TEXT_MAX), dim or lane.status)
 
 
-def _called(node: Node, *, dim: bool) -> Span:
-    return Span(what(node), "undone" if node.undone else "left" if dim else "")
+def _node(node: Node, lane: Lane, depth: int, text_of: TextOf) -> Iterator[Line]:
+    dim = "left" if lane.sort == "left" else ""
+    status = "in_doubt" if node.in_doubt else node.status
+    sign = Span(f"{SIGNS[status]} ", dim if dim and status == "done" else status)
+    called = Span(f"{node.number}  ", dim or "name"), Span(cut(what(node), _TEXT_MAX), "undone" if node.undone else dim)
+    marks = [Span(f"  {told}", "note") for told in notes(node, lane)]
+    output = cut(came_to(node.step, text_of), _TEXT_MAX)
+    arrow = (Span(" → ", "quiet"), Span(output, "failed" if node.status == "failed" else "quiet")) if output else ()
+    yield (_indent(depth), sign, *called, *marks, *arrow)
+    inside = node.inside if len(node.inside) <= INSIDE_MAX else node.inside[: INSIDE_MAX - 1]
+    for each in inside:
+        yield from _node(each, lane, depth + 1, text_of)
+    if len(inside) < len(node.inside):
+        more = f"… {counted(len(node.inside) - len(inside), 'step')} inside …"
+        yield _indent(depth + 1), Span(more, "quiet")
 
 
-def _joined(lead: Line, lane: Lane) -> Line:
-    """Draws the lanes left of a heading, the last with its branch."""
-    return lead if lane.parent is None else (*lead[:-1], Span("├─", "quiet"))
-
-
-def _fit(line: Sequence[Span], width: int) -> Line:
-    """Cuts a line to a width, from its end."""
-    found: list[Span] = []
-    for span in line:
-        if cells(span.text) > width:
-            words = span.text if span.text.isspace() else cut(f"|{span.text}|", width + 1)[1:]
-            found.append(Span(words[: max(width, 0)], span.style))
-            break
-        found.append(span)
-        width -= cells(span.text)
-    return tuple(found)
+def _indent(depth: int) -> Span:
+    return Span("  " * depth)
