@@ -15,8 +15,8 @@ import click
 import pytest
 
 from claims import Called, call, move_in, on_terminal, open_office, plain_environment, run_killick
+from command_reference import told
 from killick.cli.main import GROUPS, MODULES, killick, main
-from killick.cli.reference import told
 from killick.client.client import open as killick_open
 from killick.workers.trigger_runner import ensure
 

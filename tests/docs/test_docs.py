@@ -14,10 +14,10 @@ from typing import Final, get_args
 import click
 import pytest
 
+import command_reference as reference
 import killick
 import killick.testing
 from killick.check.findings import FindingKind
-from killick.cli import reference
 from killick.cli.main import GROUPS
 from killick.cli.main import killick as commands
 from killick.model.events import KINDS

@@ -16,7 +16,7 @@ import pytest
 
 from killick.clock import SystemClock
 from killick.workspace import processes
-from killick.workspace.processes import MARK, Process, alive, end, marked, started_since, written, written_to
+from killick.workspace.processes import MARK, Process, alive, end, marked, started_since, written
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 
@@ -158,7 +158,7 @@ def test_a_process_elsewhere_with_a_file_of_the_folder_open_is_at_work_in_it(fol
     at_work = start("import sys; file = open(sys.argv[1])", folder / "log")
     start("")
     assert pids(folder) == {at_work.pid}
-    assert written_to(folder) == set(), "it only reads"
+    assert written(folder).paths == set(), "it only reads"
 
 
 def test_a_process_with_a_mapping_of_a_file_is_at_work_in_the_folder(folder: Path, start: Start) -> None:
@@ -171,7 +171,7 @@ def test_a_process_with_a_mapping_of_a_file_is_at_work_in_the_folder(folder: Pat
         str(folder) in os.readlink(f"/proc/{at_work.pid}/fd/{n}") for n in os.listdir(f"/proc/{at_work.pid}/fd")
     )
     assert pids(folder) == {at_work.pid}
-    assert written_to(folder) == {b"data"}
+    assert written(folder).paths == {b"data"}
 
 
 def test_a_process_beside_the_folder_is_not_in_it(folder: Path, start: Start) -> None:
@@ -244,9 +244,9 @@ def test_files_that_somebody_writes_to_are_told_with_their_paths(folder: Path, s
         "kept = mapped(sys.argv[1], mmap.MAP_SHARED), mapped(sys.argv[2], mmap.MAP_PRIVATE)",
         folder / "mapped", folder / "private",
     )  # fmt: skip
-    assert written_to(folder) == {b"deep/od\xffd\nname", b"mapped"}
+    assert written(folder).paths == {b"deep/od\xffd\nname", b"mapped"}
     with open(folder / "read", "ab"):
-        assert written_to(folder) == {b"deep/od\xffd\nname", b"mapped", b"read"}, "this process counts too"
+        assert written(folder).paths == {b"deep/od\xffd\nname", b"mapped", b"read"}, "this process counts too"
 
 
 def test_a_file_that_is_written_to_by_another_name_is_told_by_its_inode(
@@ -270,13 +270,13 @@ def test_what_may_not_be_looked_at_is_passed_over(folder: Path, tmp_path: Path, 
         pytest.skip("only root can become somebody else")
     (folder / "file").write_text("")
     start("import sys; kept = open(sys.argv[1], 'ab')", folder / "file", cwd=folder, mark=HOLDER)
-    assert written_to(folder) == {b"file"}
+    assert written(folder).paths == {b"file"}
     child = os.fork()
     if child == 0:
         os.setuid(65534)
         mine = Path("/proc/self/environ")
         try:
-            outcome = (alive(folder, mark="nobody's"), written_to(folder)) == ([], set())
+            outcome = (alive(folder, mark="nobody's"), written(folder).paths) == ([], set())
         except BaseException:
             outcome = False
         os._exit(0 if outcome and mine else 1)
@@ -290,6 +290,6 @@ def test_looking_takes_a_few_milliseconds_for_a_hundred_processes(folder: Path, 
     spent = []
     for _ in range(10):
         begun = time.process_time()
-        written_to(folder)
+        written(folder)
         spent.append(time.process_time() - begun)
     assert min(spent) < 0.00025 * max(count, 40), f"{min(spent) * 1_000:.1f} ms for {count} processes"

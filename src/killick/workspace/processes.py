@@ -124,14 +124,9 @@ def end(processes: Sequence[Process], *, seconds: float = 2.0) -> list[Process]:
             os.close(descriptor)
 
 
-def written_to(folder: Path) -> set[bytes]:
-    """Returns files below a folder, by relative path, that a process has open for writing or mapped writable. This
-    process counts too."""
-    return written(folder).paths
-
-
 def written(folder: Path) -> Written:
-    """The same, and files open for writing under names elsewhere or deleted names."""
+    """Returns files below a folder that a process has open for writing or mapped writable, and those open under names
+    elsewhere or deleted names. This process counts too."""
     here = _Place(folder)
     found = Written(set(), set())
     for pid in _pids():

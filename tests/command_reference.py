@@ -1,4 +1,4 @@
-"""Writes docs/command-line.md from the commands themselves: `python -m killick.cli.reference`. Knows none of them."""
+"""Writes docs/command-line.md from the commands themselves: `python tests/command_reference.py`. Knows none of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE: Final = Path("docs/command-line.md")
 _OPENING: Final = """\
 # The command line
 
-This page is written by `python -m killick.cli.reference` from the commands themselves.
+This page is written by `tests/command_reference.py` from the commands themselves.
 
 `killick COMMAND --help` says what is here. Where a command prints data, `--json` prints it for programs. Remarks and
 errors go to stderr, so that a pipe carries data alone. A mistake is told in one line that names the next move.
