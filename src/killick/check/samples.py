@@ -49,9 +49,8 @@ _WRAPPERS: Final[tuple[Any, ...]] = (
 def sample(kind: Any, name: str = "") -> Any:
     """Returns a plausible value of a type; the field's name may hint at it. Refuses if it knows none."""
     if kind is Any or kind is object:
-        raise FakeRefused(
-            name or "sample", "no type is declared, so no sample can be made; declare one, or give a value"
-        )
+        told = "no type is declared, so no sample can be made; declare one, or give a value"
+        raise FakeRefused(name or "sample", told)
     try:
         made = _Sampling().of(kind, name)
     except (_Within, RecursionError):
@@ -66,6 +65,7 @@ class _Within(Exception):
     """A type is needed for a sample of itself."""
 
 
+# Not by a factory library: its values are random, so a report would differ each time, and check has no extra.
 class _Sampling:
     """Makes one sample; tracks enclosing types, so that recursive types end."""
 

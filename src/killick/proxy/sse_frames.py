@@ -30,7 +30,7 @@ class Frame(NamedTuple):
 
 
 class Frames:
-    """Parses bytes incrementally, and returns each complete event."""
+    """Parses bytes incrementally, and returns each complete event. Keeps the raw bytes, which client libraries drop."""
 
     def __init__(self) -> None:
         self._rest = bytearray()

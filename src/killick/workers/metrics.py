@@ -37,6 +37,7 @@ def _labels(**values: str | None) -> Labels:
 
 
 # what is counted ----------------------------------------------------------------------------------
+# Not by prometheus-client: it would make an extra of `worker --metrics`, and its settings are global to the process.
 
 
 class Count:
@@ -151,9 +152,8 @@ class Metrics(Observer):
 
     def lines(self) -> list[str]:
         with self._mutex:
-            return [
-                line for each in vars(self).values() if isinstance(each, Count | Histogram) for line in each.lines()
-            ]
+            counted = (each for each in vars(self).values() if isinstance(each, Count | Histogram))
+            return [line for each in counted for line in each.lines()]
 
 
 def _seconds(began_us: int, ended_us: int) -> float:

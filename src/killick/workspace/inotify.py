@@ -208,9 +208,8 @@ class Watch:
 
     def _stands(self) -> bool:
         """Returns whether the topmost folders are still the added ones, without new mounts."""
-        return all(_identity(path) == identity for path, identity in self._tops.items()) and self._mounts.stand(
-            self._tops
-        )
+        is_same = all(_identity(path) == identity for path, identity in self._tops.items())
+        return is_same and self._mounts.stand(self._tops)
 
     # what is watched ------------------------------------------------------------------------------
 
@@ -330,6 +329,7 @@ def _waiting_bytes(descriptor: int) -> int:
     return int(waiting)
 
 
+# A binding would replace only these lines: the rules above are the bulk, and statfs is needed from libc anyway.
 @lru_cache(maxsize=1)
 def _libc() -> Any | None:
     if sys.platform != "linux":

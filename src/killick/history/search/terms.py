@@ -39,13 +39,13 @@ _decode: Final = msgspec.json.Decoder().decode
 _encode: Final = msgspec.json.Encoder().encode
 
 
+# Hashed, not in clear: a row of fixed size for any words, and an index that holds no value to redact.
 def term(*words: str) -> int:
     """Returns the hash of some words."""
     return int.from_bytes(sha256(_encode(words)).digest()[:8], "big", signed=True)
 
 
 _often: Final = lru_cache(4096)(term)
-"""The same for frequent words, cached."""
 
 
 def folded(text: object) -> str:
