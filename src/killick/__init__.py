@@ -1,6 +1,6 @@
 """Killick: the state layer for LLM agents. An agent's state is a projection of an immutable event log.
 
-Each name is imported when it is first used (PEP 562), so that `import killick` costs next to nothing.
+Each name is imported on first use (PEP 562), so that `import killick` is fast.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ B = TypeVar("B", bound="Blocking")
 
 
 class Blocking(Protocol):
-    """Whatever has a loop of its own to run things on."""
+    """An object with its own event loop, which runs coroutines for blocking callers."""
 
     def blocking(self, work: Coroutine[Any, Any, R]) -> R: ...
 

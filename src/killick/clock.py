@@ -1,4 +1,4 @@
-"""The only place that reads a clock. Everything else is handed a Clock."""
+"""The only module that reads a clock. All others take a Clock."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Wall time for the record, monotonic time for measuring."""
+    """Wall time for the log, monotonic time for measurements."""
 
     def now_us(self) -> int:
         """Microseconds since the epoch, UTC."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that only ever grow."""
+        """Monotonic seconds."""
         ...
 
     def thread_seconds(self) -> float:
-        """Seconds that this thread has computed, not waited."""
+        """The CPU seconds of this thread."""
         ...
 
     def nap_seconds(self, seconds: float) -> float:
-        """How long to really sleep before looking again whether that much time has passed."""
+        """Returns how long to really sleep before checking again whether that much time has passed."""
         ...
 
 
@@ -40,7 +40,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until it is moved, for tests and simulation."""
+    """A clock that only the test moves, for tests and simulation."""
 
     def __init__(self, now_us: int = 1_750_000_000_000_000) -> None:
         self._now_us = now_us
@@ -59,17 +59,17 @@ class ManualClock:
         return 0.001
 
     def advance(self, seconds: float) -> None:
-        """Move both readings forward together."""
+        """Moves both readings forward together."""
         self._now_us += round(seconds * 1_000_000)
         self._monotonic += seconds
 
     def set_wall(self, now_us: int) -> None:
-        """Move the wall clock alone, as an administrator or daylight saving would."""
+        """Moves the wall clock alone, as an administrator or daylight saving would."""
         self._now_us = now_us
 
 
 class LeapingClock(ManualClock):
-    """A manual clock that moves by itself when somebody wants to sleep, so that days pass in no time."""
+    """A manual clock that jumps forward when a caller would sleep, so that days pass instantly."""
 
     def nap_seconds(self, seconds: float) -> float:
         self.advance(max(seconds, 0.0))

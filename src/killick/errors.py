@@ -1,78 +1,4 @@
-"""Every error Killick raises, drawn as one tree. Each carries its fields and names the next move.
-
-KillickError
-├── ValueRefused            a Python value that cannot be stored
-├── ValueErased             a stored value that was erased on purpose
-├── ValueBroken             stored bytes that are not what their hash says
-├── StoreError
-│   ├── StoreUnavailable    cannot be opened or reached
-│   ├── StoreFormat         written by another version of the format
-│   ├── StoreFull           no room left on the device
-│   ├── StoreReadOnly       the file or the device cannot be written
-│   ├── StoreBusy           another process kept the write lock too long
-│   ├── StoreBroken         the store's own structure is damaged
-│   └── StoreClosed         used after it was closed
-├── LogError
-│   ├── RunUnknown          no run of that id
-│   ├── RunExists           that id is taken
-│   ├── RunBusy             another worker holds the run
-│   ├── StillRunning        a call of this process is not over; the run stays leased
-│   ├── RunBroken           the run's record does not hold; it is quarantined
-│   ├── HeadMoved           somebody else appended first
-│   ├── EpochStale          the lease was taken over
-│   ├── LeaseLost           the lease ran out before it could be kept
-│   ├── AlreadyClaimed      a unique right was used before
-│   ├── MessageGone         an inbox message was taken before
-│   ├── HandleClosed        an earlier commit failed; reopen the run
-│   ├── EventUnknown        an event kind or version this build cannot read
-│   └── EventBroken         bytes that are no event
-├── DurationRefused         a text that names no duration or rate
-├── BoundaryUnknown         a text that names no place in a run
-├── TimeRefused             a fork, a rewind or an undo that cannot be done
-├── ExportBroken            a file that is no export of a run, or a damaged one
-├── FieldUnknown            a field that is to be redacted and is not there
-├── ArchiveRefused          runs that cannot be archived as was asked
-├── SealRefused             a seal or a proof that cannot be made as was asked
-├── ProofBroken             a proof, a checkpoint or a key that does not hold
-├── ReplayParted            code that does not do again what is on record
-│   └── NotOnRecord         by a call that the record does not have
-├── DeclarationRefused      a tool, agent or option declared in a way that cannot work
-├── WindowRefused           a budget that holds nothing, or a page that is none
-├── WorkspaceRefused        a folder, or what is asked of its snapshots, that cannot be
-├── SnapshotBroken          files of a snapshot that are missing, or not what they were
-├── ContractRefused         a contract that says what cannot be
-├── AgentUnknown            no agent of that name is declared in this process
-├── CalledDirectly          a tool called by agent code without the run
-├── IORefused               agent code did I/O outside of a step, in a rehearsal or a test
-├── OutsideBranch           a Run used from a task or thread that Killick did not start
-├── TransactionEnded        a tool ended a transaction that was not its to end
-├── NotDone                 raised by a tool: nothing happened
-│   └── RateLimited         raised by a tool: nothing happened, try again later
-├── StepFailed              a step ended with an error, which is on record
-│   ├── ChildFailed         a child run failed or was cancelled
-│   ├── Rejected            a contract or a person said no, before anything was done
-│   └── Skipped             somebody ended it before it was done
-├── WaitExpired             nobody answered in time and there was no default
-├── AnswerRefused           an answer that does not fit what was asked
-│   ├── AlreadyAnswered     somebody answered first
-│   │   └── AlreadyAgreed   one of several agreed before, or enough did
-│   └── NotAsked            somebody answered who may not
-├── ContextReadOnly         an agent's code changed its context in place
-├── ContextStale            somebody changed a context since it was looked at
-├── WebhookFailed           the far side of a webhook did not take what it was told
-│   └── WebhookGone         it wants to hear no more
-├── WebhookRefused          a webhook that came in and is not to be believed
-├── AccessRefused           a token, or a way to serve, that cannot be as was asked
-├── FakeRefused             a fake that cannot stand for what it fakes
-└── RunError
-    ├── RunWaiting          only a person or an outside event can wake the run
-    │   ├── RunPaused       somebody paused it
-    │   └── RunDiverged     its code and its record disagree
-    ├── RunFailed           the agent ended with an error
-    ├── RunCancelled        somebody cancelled the run
-    ├── RunElsewhere        a run under test is not where its test expects it
-    └── RunMismatch         the same id with another agent or input
-"""
+"""Every error Killick raises. Each has its subject as fields; its text says the next move. See docs/errors.md."""
 
 from __future__ import annotations
 
@@ -83,40 +9,38 @@ from killick.text import printable
 
 
 class KillickError(Exception):
-    """The root of every error that Killick raises. Its text can always be printed and stored."""
+    """The root of all Killick errors. Its text can always be printed and stored."""
 
     def __str__(self) -> str:
         return printable(super().__str__())
 
 
 class ValueRefused(KillickError, TypeError):
-    """A value that cannot be stored, named by its path."""
+    """A value cannot be stored; `path` locates it."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
-        self.path = path
-        self.reason = reason
+        self.path, self.reason = path, reason
 
 
 class ValueErased(KillickError):
-    """A value that was erased on purpose; only its hash remains."""
+    """A value was erased on purpose; only its hash remains."""
 
     def __init__(self, digest: bytes) -> None:
-        super().__init__(f"value {digest.hex()[:12]} was erased; only its hash remains on record")
+        super().__init__(f"value {digest.hex()[:12]} was erased on purpose; the run's value.erased event says why")
         self.digest = digest
 
 
 class ValueBroken(KillickError):
-    """A value that is missing or whose bytes do not match their hash."""
+    """A value is missing, or its bytes do not match its hash."""
 
     def __init__(self, digest: bytes, reason: str) -> None:
-        super().__init__(f"value {digest.hex()[:12]}: {reason}; run verification to locate the break")
-        self.digest = digest
-        self.reason = reason
+        super().__init__(f"value {digest.hex()[:12]}: {reason}; run `killick verify` to locate the damage")
+        self.digest, self.reason = digest, reason
 
 
 class StoreError(KillickError):
-    """The store could not do what was asked; nothing was written."""
+    """A store operation failed; nothing was written."""
 
 
 class StoreUnavailable(StoreError):
@@ -124,24 +48,19 @@ class StoreUnavailable(StoreError):
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place}: {reason}")
-        self.place = place
-        self.reason = reason
+        self.place, self.reason = place, reason
 
 
 class StoreFormat(StoreError):
-    """The store was written by a version of the format this build does not know."""
+    """The store has a format that this build does not support."""
 
     def __init__(self, place: str, *, found: object, known: int) -> None:
-        super().__init__(
-            f"{place}: format {found}, this build of Killick knows up to {known}; upgrade killick to open it"
-        )
-        self.place = place
-        self.found = found
-        self.known = known
+        super().__init__(f"{place}: format {found}, this build of Killick reads up to {known}; upgrade killick")
+        self.place, self.found, self.known = place, found, known
 
 
 class StoreFull(StoreError):
-    """The device has no room left. Nothing was lost; appending works again when there is room."""
+    """The device is full. Nothing was lost; appends work again once there is space."""
 
     def __init__(self, place: str) -> None:
         super().__init__(f"{place}: the disk is full; free some space and try again, nothing was lost")
@@ -157,21 +76,19 @@ class StoreReadOnly(StoreError):
 
 
 class StoreBusy(StoreError):
-    """Another process kept the write lock longer than we were told to wait."""
+    """Another process held the write lock longer than the timeout."""
 
     def __init__(self, place: str, seconds: float) -> None:
         super().__init__(f"{place}: another process has held the write lock for {seconds:g} s; try again")
-        self.place = place
-        self.seconds = seconds
+        self.place, self.seconds = place, seconds
 
 
 class StoreBroken(StoreError):
     """The store's own structure is damaged."""
 
     def __init__(self, place: str, reason: str) -> None:
-        super().__init__(f"{place}: {reason}; copy the file away, then run verification")
-        self.place = place
-        self.reason = reason
+        super().__init__(f"{place}: {reason}; copy the file away, then run `killick verify`")
+        self.place, self.reason = place, reason
 
 
 class StoreClosed(StoreError):
@@ -187,18 +104,18 @@ class LogError(KillickError):
 
 
 class RunUnknown(LogError):
-    """No run of that id is in the store."""
+    """The store has no run with that id."""
 
     def __init__(self, run: str) -> None:
-        super().__init__(f"{run}: no such run; list the runs to find its id")
+        super().__init__(f"{run}: no such run; `killick ps` lists the runs")
         self.run = run
 
 
 class RunExists(LogError):
-    """A run of that id was created before."""
+    """A run with that id exists."""
 
     def __init__(self, run: str) -> None:
-        super().__init__(f"{run}: a run of this id exists; open it, or choose another id")
+        super().__init__(f"{run}: a run with this id exists; open it, or choose another id")
         self.run = run
 
 
@@ -207,290 +124,251 @@ class RunBusy(LogError):
 
     def __init__(self, run: str, *, holder: str) -> None:
         super().__init__(f"{run}: held by {holder}; wait for it, or stop that process first")
-        self.run = run
-        self.holder = holder
+        self.run, self.holder = run, holder
 
 
 class StillRunning(LogError):
-    """Calls of a run outlived what was to end them: the run stays leased while they live."""
+    """Calls of a run are still active after its end was requested; the run stays leased until they finish."""
 
     def __init__(self, run: str, calls: Iterable[object]) -> None:
-        self.calls = tuple(map(str, calls))
-        told = ", ".join(self.calls)
-        super().__init__(f"{run}: {told} still runs in this process; the run stays leased until that ends, wait for it")
-        self.run = run
+        self.run, self.calls = run, tuple(map(str, calls))
+        super().__init__(f"{run}: {', '.join(self.calls)} still runs here and keeps the lease; wait until it ends")
 
 
 class RunBroken(LogError):
-    """The run's record does not hold. It is quarantined; other runs are not touched."""
+    """The run's log is damaged. The run is quarantined; other runs are unaffected."""
 
     def __init__(self, run: str, *, seq: int, reason: str) -> None:
-        super().__init__(f"{run}: broken at event {seq} ({reason}); verify it, then repair it")
-        self.run = run
-        self.seq = seq
-        self.reason = reason
+        super().__init__(f"{run}: broken at event {seq} ({reason}); see `killick verify`, `killick store repair {run}`")
+        self.run, self.seq, self.reason = run, seq, reason
 
 
 class HeadMoved(LogError):
-    """Somebody else appended first."""
+    """Another writer appended first."""
 
     def __init__(self, run: str, *, expected: int, actual: int) -> None:
         super().__init__(f"{run}: expected head {expected}, found {actual}; reload and decide again")
-        self.run = run
-        self.expected = expected
-        self.actual = actual
+        self.run, self.expected, self.actual = run, expected, actual
 
 
 class EpochStale(LogError):
-    """The lease was taken over: this worker may not advance the run any more."""
+    """Another worker took over the lease; this one must not advance the run."""
 
     def __init__(self, run: str, *, held: int, actual: int) -> None:
-        super().__init__(f"{run}: epoch {held} was taken over by epoch {actual}; stop and let the new holder go on")
-        self.run = run
-        self.held = held
-        self.actual = actual
+        super().__init__(f"{run}: epoch {held} was taken over by epoch {actual}; stop and let the new holder continue")
+        self.run, self.held, self.actual = run, held, actual
 
 
 class LeaseLost(LogError):
-    """The lease ran out, by our own clock, before it could be kept: nothing more was applied."""
+    """The lease expired, by our own clock, before its renewal; nothing more was applied."""
 
     def __init__(self, run: str) -> None:
-        super().__init__(f"{run}: the lease ran out; nothing more was applied, and whoever takes the run goes on")
+        super().__init__(f"{run}: the lease expired and nothing more was applied; the next worker continues the run")
         self.run = run
 
 
 class AlreadyClaimed(LogError):
-    """A right that exists once was used before."""
+    """A unique right was used before."""
 
     def __init__(self, run: str, *, space: str, owner: str, seq: int) -> None:
         super().__init__(f"{run}: {space} was claimed by {owner} at event {seq}; it cannot be used again")
-        self.run = run
-        self.space = space
-        self.owner = owner
-        self.seq = seq
+        self.run, self.space, self.owner, self.seq = run, space, owner, seq
 
 
 class MessageGone(LogError):
-    """An inbox message was taken before, or never existed."""
+    """An inbox message was consumed before, or never existed."""
 
     def __init__(self, run: str, number: int) -> None:
-        super().__init__(f"{run}: message {number} is not in the inbox any more; read the inbox again")
-        self.run = run
-        self.number = number
+        super().__init__(f"{run}: message {number} is no longer in the inbox; read the inbox again")
+        self.run, self.number = run, number
 
 
 class HandleClosed(LogError):
-    """An earlier commit of this handle failed, so nothing more may be applied through it."""
+    """An earlier commit of this handle failed, so it accepts nothing more."""
 
     def __init__(self, run: str, cause: BaseException) -> None:
-        super().__init__(
-            f"{run}: closed after a failed commit ({cause}); open the run again, it resumes from the store"
-        )
-        self.run = run
-        self.cause = cause
+        super().__init__(f"{run}: closed by a failed commit ({cause}); open the run again to continue")
+        self.run, self.cause = run, cause
 
 
 class EventUnknown(LogError):
-    """An event of a kind or version that this build cannot read."""
+    """An event has a kind or version that this build cannot read."""
 
     def __init__(self, kind: str, version: int) -> None:
-        super().__init__(f"event {kind} v{version} is not known to this build of Killick; upgrade to read this log")
-        self.kind = kind
-        self.version = version
+        super().__init__(f"event {kind} v{version} is unknown to this build of Killick; upgrade killick")
+        self.kind, self.version = kind, version
 
 
 class EventBroken(LogError):
-    """Bytes that stand where an event should and are none."""
+    """The bytes of an event cannot be decoded."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"an event's body cannot be read ({reason}); verify the run to locate the break")
+        super().__init__(f"an event cannot be decoded ({reason}); run `killick verify` to locate it")
         self.reason = reason
 
 
 class DurationRefused(KillickError, ValueError):
-    """A text that names no duration or rate."""
+    """A text is not a duration or a rate."""
 
-    def __init__(
-        self, text: object, *, expected: str = "a number of seconds, or text such as '90s', '15m', '72h', '3d'"
-    ) -> None:
-        super().__init__(f"{text!r} is no duration; give {expected}")
+    def __init__(self, text: object, *, expected: str = "seconds, or text such as '90s', '15m', '72h', '3d'") -> None:
+        super().__init__(f"{text!r} is not a duration; give {expected}")
         self.text = text
 
 
 class BoundaryUnknown(KillickError, ValueError):
-    """A text that names no place in a run."""
+    """A text names no position in a run."""
 
     def __init__(self, run: str, text: str, reason: str) -> None:
         super().__init__(f"{run}: {reason}")
-        self.run = run
-        self.text = text
-        self.reason = reason
+        self.run, self.text, self.reason = run, text, reason
 
 
 class TimeRefused(KillickError):
-    """A fork, a rewind or an undo that cannot be done."""
+    """A fork, a rewind or an undo is impossible."""
 
     def __init__(self, run: str, reason: str) -> None:
         super().__init__(f"{run}: {reason}")
-        self.run = run
-        self.reason = reason
+        self.run, self.reason = run, reason
 
 
 class ExportBroken(KillickError):
-    """A file that is no export of a run, or one that was cut or changed."""
+    """A file is not an export of a run, or was truncated or changed."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place}: {reason}; take another copy of it, or export the run again")
-        self.place = place
-        self.reason = reason
+        self.place, self.reason = place, reason
 
 
 class FieldUnknown(KillickError):
-    """A field that is to be redacted and that no value on record has: nothing would be redacted."""
+    """No recorded value has the field to redact; nothing would be redacted."""
 
     def __init__(self, name: str, *, known: Iterable[str] = ()) -> None:
         from difflib import get_close_matches
 
         close = get_close_matches(name.rpartition(".")[2], sorted(known), 1)
-        hint = f"did you mean {close[0]}?" if close else "name one that is, or redact everything"
-        super().__init__(f"{name}: no value on record has such a field, so nothing would be redacted; {hint}")
+        hint = f"did you mean {close[0]}?" if close else "name another field, or redact everything"
+        super().__init__(f"{name}: no recorded value has this field, so nothing would be redacted; {hint}")
         self.name = name
 
 
 class ArchiveRefused(KillickError):
-    """Runs cannot be archived as was asked; none was removed."""
+    """Runs cannot be archived as requested; none was removed."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place}: {reason}")
-        self.place = place
-        self.reason = reason
+        self.place, self.reason = place, reason
 
 
 class SealRefused(KillickError):
-    """The store cannot be sealed, or an event proved, as was asked; nothing was written."""
+    """The store cannot be sealed, or an event proved, as requested; nothing was written."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place}: {reason}")
-        self.place = place
-        self.reason = reason
+        self.place, self.reason = place, reason
 
 
 class ProofBroken(KillickError):
-    """A proof or a checkpoint that does not show what it says, or a key that is none."""
+    """A proof, a checkpoint or a key is invalid."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place}: {reason}")
-        self.place = place
-        self.reason = reason
+        self.place, self.reason = place, reason
 
 
 class ReplayParted(KillickError, AssertionError):
-    """Code that does not do again what is on record; `step` is where, if it is at a step."""
+    """Code diverges from the log on replay; `step` is where, if known."""
 
     def __init__(self, run: str, reason: str, *, step: str | None = None) -> None:
         super().__init__(f"{run}: {reason}")
-        self.run = run
-        self.reason = reason
-        self.step = step
+        self.run, self.reason, self.step = run, reason, step
 
 
 class NotOnRecord(ReplayParted):
-    """Code that asks for something the record does not have. Nothing was called."""
+    """The code makes a call that is not in the log. Nothing was called."""
 
     def __init__(self, run: str, call: str, *, step: str) -> None:
-        super().__init__(
-            run, f"at step {step} the code asks for {call}, which is not on record; nothing was called", step=step
-        )
+        super().__init__(run, f"step {step}: {call} is not in the log, and was not called", step=step)
         self.call = call
 
 
 class DeclarationRefused(KillickError, TypeError):
-    """A tool, an agent or one of their options is declared in a way that cannot work."""
+    """The declaration of a tool, an agent or an option is invalid."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name}: {reason}")
-        self.name = name
-        self.reason = reason
+        self.name, self.reason = name, reason
 
 
 class WindowRefused(KillickError, ValueError):
-    """A window that cannot be as was asked: a budget that holds nothing, a handle that names no page."""
+    """A window operation is impossible: the budget is too small, or a handle names no page."""
 
 
 class WorkspaceRefused(KillickError, ValueError):
-    """A folder that cannot be a workspace, or something that cannot be done with its snapshots."""
+    """A folder cannot be a workspace, or a snapshot operation is impossible."""
 
     def __init__(self, where: str, reason: str) -> None:
         super().__init__(f"{where}: {reason}")
-        self.where = where
-        self.reason = reason
+        self.where, self.reason = where, reason
 
 
 class SnapshotBroken(KillickError):
-    """Something that a snapshot stands on is missing from its vault, or is not what it was."""
+    """An object of a snapshot is missing from its vault, or is damaged."""
 
     def __init__(self, what: str, reason: str) -> None:
         super().__init__(f"{what}: {reason}")
-        self.what = what
-        self.reason = reason
+        self.what, self.reason = what, reason
 
 
 class ContractRefused(KillickError, ValueError):
-    """A contract, or one of its rules, that says what cannot be."""
+    """A contract, or one of its rules, is invalid."""
 
     def __init__(self, where: str, reason: str) -> None:
         super().__init__(f"{where}: {reason}")
-        self.where = where
-        self.reason = reason
+        self.where, self.reason = where, reason
 
 
 class AgentUnknown(KillickError):
     """No agent of that name is declared in this process."""
 
     def __init__(self, name: str, *, known: Iterable[str] = ()) -> None:
-        names = ", ".join(sorted(known)) or "none"
+        self.name, names = name, ", ".join(sorted(known)) or "none"
         super().__init__(f"agent {name!r} is not declared here (known: {names}); import the module that declares it")
-        self.name = name
 
 
 class CalledDirectly(KillickError):
-    """Agent code called a tool by itself, past the record."""
+    """Agent code called a tool directly, without recording it."""
 
     def __init__(self, tool: str) -> None:
-        super().__init__(f"{tool} was called directly by an agent; write run.call({tool}, …) so that it is on record")
+        super().__init__(f"{tool} was called directly by an agent; write run.call({tool}, …) to record the call")
         self.tool = tool
 
 
 class IORefused(KillickError):
-    """Agent code did I/O outside of a step in a rehearsal or a test. It was stopped, and nothing happened."""
+    """Agent code attempted I/O outside a step in a rehearsal or a test. The call was blocked."""
 
 
 class OutsideBranch(KillickError):
-    """A Run was used from a task or thread that Killick did not start, so that no replay could follow it."""
+    """A Run was used from a task or thread that Killick did not start, which no replay could follow."""
 
     def __init__(self, run: str, what: str) -> None:
-        super().__init__(f"{run}: {what}; use run.gather(…) for work side by side")
+        super().__init__(f"{run}: {what}; use run.gather(…) for concurrent work")
         self.run = run
 
 
 class TransactionEnded(KillickError):
-    """A tool ended its transaction itself, so that nobody knows which of its rows are there."""
+    """A tool ended its transaction itself; which of its rows were committed is unknown."""
 
     def __init__(self, tool: str) -> None:
-        super().__init__(
-            f"{tool}: ended its transaction itself, before its outcome was in it; "
-            "leave commit and rollback to Killick, "
-            "and look which of its rows are there"
-        )
+        super().__init__(f"{tool}: ended its transaction itself; leave that to Killick, and check its rows")
         self.tool = tool
 
 
 class NotDone(KillickError):
-    """Raised by a tool to say that nothing happened, so that it may be tried again."""
+    """Raised by a tool: nothing happened, so it may be retried."""
 
 
 class RateLimited(NotDone):
-    """Raised by a tool to say that the far side asks for patience. Nothing happened; it is not an attempt."""
+    """Raised by a tool: the remote service limits the rate. Nothing happened; it uses no attempt."""
 
     def __init__(self, message: str = "rate limited", *, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -498,16 +376,14 @@ class RateLimited(NotDone):
 
 
 class StepFailed(KillickError):
-    """A step ended with an error. `failure` is what is on record, the same live and on replay."""
+    """A step ended with an error. `failure` is the recorded one, equal live and on replay."""
 
     def __init__(self, step: str, name: str, failure: Any) -> None:
         super().__init__(f"step {step} ({name}): {failure}")
-        self.step = step
-        self.name = name
-        self.failure = failure
+        self.step, self.name, self.failure = step, name, failure
 
     def is_a(self, kind: type[BaseException] | str) -> bool:
-        """Whether the error on record is of this type, or of one derived from it."""
+        """Returns whether the recorded error is of this type or of a derived one."""
         return bool(self.failure.is_a(kind))
 
 
@@ -520,26 +396,24 @@ class ChildFailed(StepFailed):
 
 
 class Rejected(StepFailed):
-    """A contract or a person said no to an intention, before anything was done. Its text is fit to go to a model.
+    """A contract or a person rejected an intention before any effect. Its text may go to a model.
 
-    code       why, in one word that code can act on, such as "argument_refused" or "rejected_by_person"
-    rule       the rule that said it; `contract` is its contract's hash
-    message    why, in one line
-    allowed    what would be allowed, where that can be told
-    by         the person who said it, and `response` what they said instead
+    `code` is the reason in one word, such as "argument_refused" or "rejected_by_person"; `message` is one line.
+    `rule` decided, of the contract with the hash `contract`; `allowed` is what would pass, if known.
+    `by` is the person who rejected it, and `response` their answer in place of the result.
     """
 
     def __init__(self, step: str, name: str, failure: Any) -> None:
         super().__init__(step, name, failure)
-        told: dict[str, Any] = failure.details
-        self.name = told.get("name") or name
-        self.code: str = told.get("code") or "rejected"
+        details: dict[str, Any] = failure.details
+        self.name = details.get("name") or name
+        self.code: str = details.get("code") or "rejected"
         self.message: str = failure.message
-        self.rule: str | None = told.get("rule")
-        self.contract: str | None = told.get("contract")
-        self.allowed: Any = told.get("allowed")
-        self.by: str | None = told.get("by")
-        self.response: Any = told.get("response")
+        self.rule: str | None = details.get("rule")
+        self.contract: str | None = details.get("contract")
+        self.allowed: Any = details.get("allowed")
+        self.by: str | None = details.get("by")
+        self.response: Any = details.get("response")
 
     def __str__(self) -> str:
         rule = f" by rule {self.rule!r}" if self.rule and self.by is None else ""
@@ -548,7 +422,7 @@ class Rejected(StepFailed):
 
 
 class Skipped(StepFailed):
-    """Somebody ended a step before it was done, and said so; `by` is who."""
+    """A person skipped a step before any effect; `by` names them."""
 
     def __init__(self, step: str, name: str, failure: Any) -> None:
         super().__init__(step, name, failure)
@@ -556,54 +430,49 @@ class Skipped(StepFailed):
 
 
 class WaitExpired(KillickError, TimeoutError):
-    """Nobody answered in time, and there was no default."""
+    """No answer came in time, and there was no default."""
 
     def __init__(self, run: str, step: str, prompt: object) -> None:
-        super().__init__(f"{run}: step {step} waited for {prompt!r} until its time was up, and has no default")
-        self.run = run
-        self.step = step
+        super().__init__(f"{run}: step {step} got no answer to {prompt!r} in time; give default=, or catch WaitExpired")
+        self.run, self.step = run, step
 
 
 class AnswerRefused(KillickError):
-    """An answer that does not fit what was asked; nothing changed."""
+    """An answer does not fit its question; nothing changed."""
 
     def __init__(self, wait: str, reason: str) -> None:
         super().__init__(f"{wait}: {reason}")
-        self.wait = wait
-        self.reason = reason
+        self.wait, self.reason = wait, reason
 
 
 class AlreadyAnswered(AnswerRefused):
-    """Somebody answered first."""
+    """Another person answered first."""
 
     def __init__(self, wait: str, *, by: str | None, at: str) -> None:
-        super().__init__(wait, f"was answered by {by or 'somebody'} at {at}; the first answer counts")
-        self.by = by
-        self.at = at
+        super().__init__(wait, f"was answered by {by or 'another person'} at {at}; the first answer counts")
+        self.by, self.at = by, at
 
 
 class AlreadyAgreed(AlreadyAnswered):
-    """Somebody who agreed already says so again, or enough have: people are counted, not their clicks."""
+    """This approver agreed before, or the quorum is complete. Each person counts once."""
 
     def __init__(self, wait: str, *, by: str | None, votes: Sequence[str], need: int) -> None:
-        told = f"{by} agreed already" if by in votes else f"{', '.join(votes)} agreed already"
-        AnswerRefused.__init__(self, wait, f"{told}; {len(votes)} of {need}, and each person counts once")
-        self.by, self.at = by, ""
-        self.votes, self.need = tuple(votes), need
+        agreed = by if by in votes else ", ".join(votes)
+        AnswerRefused.__init__(self, wait, f"{agreed} agreed already; {len(votes)} of {need}, each person counts once")
+        self.by, self.at, self.votes, self.need = by, "", tuple(votes), need
 
 
 class NotAsked(AnswerRefused):
-    """Somebody answered who may not: it was asked of others, or takes a name."""
+    """This person may not answer: others were asked, or the answer needs a name."""
 
     def __init__(self, wait: str, *, by: str | None, may: Sequence[str]) -> None:
-        who = f"{by} may not answer this" if by else "say who answers, with by="
+        who = f"{by} may not answer this" if by else "an answer needs a name, with by="
         super().__init__(wait, f"{who}; it is asked of {', '.join(may) or 'people by name'}")
-        self.by = by
-        self.may = tuple(may)
+        self.by, self.may = by, tuple(may)
 
 
 class ContextReadOnly(KillickError, TypeError):
-    """Agent code changed its context in place, past the record. Nothing changed."""
+    """Agent code tried to change its context in place. Nothing changed."""
 
     def __init__(self, entry: str | None = None) -> None:
         super().__init__(f"run.context is read-only; change it with run.update({entry or 'name'}=…)")
@@ -611,22 +480,16 @@ class ContextReadOnly(KillickError, TypeError):
 
 
 class ContextStale(KillickError):
-    """A change of a context that rests on an older version of it; nothing changed. `changes` is what is new since."""
+    """A context change is based on an older version; nothing changed. `changes` are the newer changes."""
 
     def __init__(self, run: str, *, saw: int, version: int, changes: Sequence[Any]) -> None:
-        told = "; ".join(map(str, changes)) or "nothing that is there now"
-        super().__init__(
-            f"{run}: the context is at version {version}, and {saw} was seen; since then: {told}; look again, and "
-            f"say saw={version}"
-        )
-        self.run = run
-        self.saw = saw
-        self.version = version
-        self.changes = tuple(changes)
+        since = "; ".join(map(str, changes)) or "no change that remains"
+        super().__init__(f"{run}: the context changed since version {saw}: {since}; read it again, give saw={version}")
+        self.run, self.saw, self.version, self.changes = run, saw, version, tuple(changes)
 
 
 class WebhookFailed(KillickError):
-    """The far side of a webhook did not take what it was told; it is told again. `body` is how its answer begins."""
+    """A webhook's receiver did not accept a delivery; it is retried. `body` is the start of its reply."""
 
     def __init__(
         self,
@@ -638,19 +501,15 @@ class WebhookFailed(KillickError):
         retry_after: float | None = None,
     ) -> None:
         super().__init__(f"{to}: {reason}")
-        self.to = to
-        self.reason = reason
-        self.status_code = status_code
-        self.body = body
-        self.retry_after = retry_after
+        self.to, self.reason, self.status_code, self.body, self.retry_after = to, reason, status_code, body, retry_after
 
 
 class WebhookGone(WebhookFailed):
-    """The far side of a webhook says that it wants to hear no more; what it was told is dropped."""
+    """A webhook's receiver unsubscribed; the delivery is dropped."""
 
 
 class WebhookRefused(KillickError):
-    """A webhook that came in and is not to be believed: unsigned, changed on its way, or sent again."""
+    """An incoming webhook is not authentic: unsigned, altered, or replayed."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"webhook refused: {reason}")
@@ -658,96 +517,78 @@ class WebhookRefused(KillickError):
 
 
 class AccessRefused(KillickError):
-    """A token that cannot be made or revoked as was asked, or a server that would let everybody in; nothing changed."""
+    """A token cannot be issued or revoked as requested, or a server would be open to everyone; nothing changed."""
 
     def __init__(self, what: str, reason: str) -> None:
         super().__init__(f"{what}: {reason}")
-        self.what = what
-        self.reason = reason
+        self.what, self.reason = what, reason
 
 
 class FakeRefused(KillickError):
-    """A fake, a sample or a scripted model that cannot stand for what it stands for."""
+    """A fake, a sample or a scripted model does not fit the tool or model that it replaces."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name}: {reason}")
-        self.name = name
-        self.reason = reason
+        self.name, self.reason = name, reason
 
 
 class RunError(KillickError):
-    """A run did not come to a result here. Its record stands."""
+    """A run did not return a result here. Its log is intact."""
 
     run: str
 
 
 class RunWaiting(RunError):
-    """Only a person or an outside event can wake the run. `waits` says for what."""
+    """Only a person or an outside event can wake the run. `waits` lists the open waits."""
 
     def __init__(self, run: str, waits: Sequence[Any], *, why: str | None = None) -> None:
-        told = why or "; ".join(map(str, waits)) or "an outside event"
-        super().__init__(f"{run}: waits for {told}")
-        self.run = run
-        self.waits = tuple(waits)
+        super().__init__(f"{run}: waits for {why or '; '.join(map(str, waits)) or 'an outside event'}")
+        self.run, self.waits = run, tuple(waits)
 
 
 class RunPaused(RunWaiting):
-    """Somebody paused the run."""
+    """A person paused the run."""
 
     def __init__(self, run: str, because: str | None = None) -> None:
-        told = f" ({because})" if because else ""
-        super().__init__(run, (), why=f"somebody to resume it; it is paused{told}")
+        super().__init__(run, (), why="a person to resume it; it is paused" + (f" ({because})" if because else ""))
         self.because = because
 
 
 class RunDiverged(RunWaiting):
-    """The code asks for something else than what is on record at a step."""
+    """The code makes another call than the log has at a step."""
 
     def __init__(self, run: str, step: str, *, recorded: str, found: str, builds: tuple[str, str]) -> None:
-        before, now = builds
-        super().__init__(
-            run,
-            (),
-            why=f"mended code: at step {step} the record has {recorded} (build {before}), the code asks for "
-            f"{found} (build {now}); mend the code, or guard the change with run.patched, and run it again",
-        )
-        self.step = step
-        self.recorded = recorded
-        self.found = found
-        self.builds = builds
+        apart = f"at step {step} the log has {recorded} (build {builds[0]}), the code has {found} (build {builds[1]})"
+        why = f"corrected code: {apart}; correct it, or guard the change with run.patched, and run it again"
+        super().__init__(run, (), why=why)
+        self.step, self.recorded, self.found, self.builds = step, recorded, found, builds
 
 
 class RunFailed(RunError):
-    """The agent ended with an error. `failure` is what is on record."""
+    """The agent ended with an error. `failure` is the recorded one."""
 
     def __init__(self, run: str, failure: Any, *, step: str | None = None, not_undone: Sequence[str] = ()) -> None:
         place = f" at step {step}" if step else ""
         rest = f"; not undone: {', '.join(not_undone)}" if not_undone else ""
         super().__init__(f"{run}: failed{place}: {failure}{rest}; resume it to try again from there")
-        self.run = run
-        self.not_undone = tuple(not_undone)
-        self.failure = failure
-        self.step = step
+        self.run, self.not_undone, self.failure, self.step = run, tuple(not_undone), failure, step
 
 
 class RunCancelled(RunError):
-    """Somebody cancelled the run."""
+    """The run was cancelled."""
 
     def __init__(self, run: str, *, not_undone: Sequence[str] = ()) -> None:
         rest = f"; not undone: {', '.join(not_undone)}" if not_undone else ""
         super().__init__(f"{run}: was cancelled{rest}")
-        self.run = run
-        self.not_undone = tuple(not_undone)
+        self.run, self.not_undone = run, tuple(not_undone)
 
 
 class RunElsewhere(RunError):
-    """A run under test is not where its test expects it."""
+    """A run under test is not at the position that its test expects."""
 
     def __init__(self, run: str, *, expected: str, found: str) -> None:
         super().__init__(f"{run}: {expected}, but the run {found}")
-        self.run = run
-        self.expected = expected
-        self.found = found
+        self.run, self.expected, self.found = run, expected, found
 
 
 class RunMismatch(RunError):
@@ -755,5 +596,4 @@ class RunMismatch(RunError):
 
     def __init__(self, run: str, what: str) -> None:
         super().__init__(f"{run}: was started with another {what}; choose another id, or give the same {what}")
-        self.run = run
-        self.what = what
+        self.run, self.what = run, what

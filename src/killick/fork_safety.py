@@ -1,6 +1,6 @@
-"""What a process that `os.fork` made must not share with its parent: locks, connections, threads.
+"""Resources that a process made by `os.fork` must not share with its parent: locks, connections, threads.
 
-Whoever owns such things registers here. They are told before a fork, and after it in the parent or in the child.
+Their owners register here. They are called before a fork, and after it in the parent or in the child.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any, Final, Protocol
 
 
 class Forked(Protocol):
-    """What hears of forks. None of these may raise."""
+    """An owner of such resources. None of these may raise."""
 
     def before_fork(self) -> None:
-        """In the parent: come to rest, so that the child finds nothing in the middle."""
+        """In the parent: pause, so that the child sees a consistent state."""
         ...
 
     def after_fork_in_parent(self) -> None:
-        """In the parent: go on."""
+        """In the parent: continue."""
         ...
 
     def after_fork_in_child(self) -> None:
-        """In the child: let go of what is the parent's, without ending it there."""
+        """In the child: drop the parent's resources, without closing them there."""
         ...
 
 
@@ -36,7 +36,7 @@ _mutex = threading.Lock()
 
 
 def hears_of_forks(owner: Forked) -> None:
-    """From now on the owner is told of forks, for as long as it lives, after those that registered before.
+    """Registers an owner, weakly referenced. Owners are called in registration order.
 
     A lock that is taken while another is held belongs to an owner that registers later, so that no fork can deadlock.
     """
@@ -45,7 +45,7 @@ def hears_of_forks(owner: Forked) -> None:
 
 
 def keep_inherited(*objects: object) -> None:
-    """In a child: keep what is the parent's for ever, so that no destructor ends it there."""
+    """In a child: keeps the parent's resources referenced forever, so that no destructor closes them."""
     _inherited.extend(objects)
 
 

@@ -1,4 +1,4 @@
-"""The only place that draws chance: ids, keys and jitter. Everything else is handed an Ids."""
+"""The only module that draws random numbers: ids, keys and jitter. All others take an Ids."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _ID_CHARS: Final = 16
 
 
 class Ids(Protocol):
-    """A source of new names and of chance."""
+    """A source of ids and randomness."""
 
     def new(self, prefix: str) -> str:
-        """A fresh id, `prefix_…`."""
+        """Returns a new id, `prefix_…`."""
         ...
 
     def key(self) -> bytes:
-        """32 bytes that nobody can guess."""
+        """Returns 32 unguessable bytes."""
         ...
 
     def fraction(self) -> float:
-        """A number in [0, 1), for jitter."""
+        """Returns a number in [0, 1), for jitter."""
         ...
 
 

@@ -9,19 +9,19 @@ from typing import Any
 
 
 class HarmlessLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose calls return whatever its handlers and filters do: closed pipes and full disks included."""
+    """A logger whose calls always return, also when a handler or filter raises."""
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log, and drop the record where a handler raises: the application's logging is not the run's concern."""
+        """Logs, and drops the record if a handler raises: logging must not affect a run."""
         kwargs.setdefault("stacklevel", 2)
         with contextlib.suppress(Exception):
             super().log(level, msg, *args, **kwargs)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Pass everything on as it is: an adapter would replace `extra`."""
+        """Passes everything on unchanged: an adapter would replace `extra`."""
         return msg, kwargs
 
 
 def get_logger(name: str) -> HarmlessLogger:
-    """The logger of this name, for use inside Killick."""
+    """Returns the logger of this name, for use inside Killick."""
     return HarmlessLogger(logging.getLogger(name), {})

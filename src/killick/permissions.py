@@ -1,6 +1,6 @@
-"""Makes files and folders that only their owner may read, and opens none that another user planted.
+"""Creates files and folders that only their owner may read, and opens none that another user planted.
 
-A file has its mode from its first byte on, under every umask. A file that exists keeps its mode.
+A file has its mode from its first byte on, under every umask. An existing file keeps its mode.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from killick.errors import StoreUnavailable
 FILE_MODE: Final = 0o600
 FOLDER_MODE: Final = 0o700
 OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
-"""What nobody but the owner may do: every right of the group and of everybody."""
+"""The permission bits of group and others."""
 
 
 def open_private(path: str | Path, flags: int) -> int:
-    """Open a regular file under a name that others may know, and make it 0600 where `flags` say to make it.
+    """Opens a regular file under a guessable name, and creates it with mode 0600 if `flags` say so.
 
     A symbolic link, a pipe or a device under that name raises StoreUnavailable: another process planted it.
     """
@@ -47,23 +47,23 @@ def _planted(path: str | Path) -> StoreUnavailable:
 
 
 def create_private(path: str | Path) -> IO[bytes]:
-    """A new file to write; FileExistsError where the name is taken, by a symbolic link too."""
+    """Creates a file for writing; FileExistsError if the name exists, also as a symbolic link."""
     return os.fdopen(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb")
 
 
 def open_output(path: str | Path) -> IO[bytes]:
-    """The file that a user named for output: made 0600, or emptied with its mode kept. Follows symbolic links."""
+    """Opens a user's output file: created with 0600, or truncated with its mode kept. Follows symbolic links."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE), "wb")
 
 
 def reserve(path: str | Path) -> None:
-    """Make an empty 0600 file for a library that would make it by the umask; one that exists stays as it is."""
+    """Creates an empty 0600 file for a library that would use the umask; an existing one stays unchanged."""
     with contextlib.suppress(OSError):  # the library reports what is wrong with the path
         os.close(open_private(os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL))
 
 
 def make_folder(path: str | Path) -> None:
-    """Make a folder and its missing parents, each 0700. Folders that exist stay as they are."""
+    """Creates a folder and its missing parents with 0700. Existing folders stay unchanged."""
     missing = [Path(path)]
     while not missing[-1].parent.exists():
         missing.append(missing[-1].parent)
@@ -72,7 +72,7 @@ def make_folder(path: str | Path) -> None:
 
 
 def is_own_folder(path: str | Path) -> bool:
-    """Whether a path is a folder of this user, no symbolic link, which nobody else may write to."""
+    """Returns whether a path is this user's folder, no symbolic link, and not writable by others."""
     with contextlib.suppress(OSError):
         found = os.lstat(path)
         return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
@@ -80,9 +80,9 @@ def is_own_folder(path: str | Path) -> bool:
 
 
 def keep(path: Path, text: str) -> str:
-    """The text of a small 0600 file, written with `text` where there is none. The first of several writers wins.
+    """Returns the text of a small 0600 file, created with `text` if absent. The first of several writers wins.
 
-    StoreUnavailable where others could have read or replaced it.
+    Raises StoreUnavailable if others could have read or replaced it.
     """
     making = path.with_name(f"{path.name}.{os.getpid()}.making")
     if not os.path.lexists(path):
@@ -102,7 +102,7 @@ def keep(path: Path, text: str) -> str:
 
 
 def exposed(paths: Iterable[Path]) -> list[Path]:
-    """Those of some files and folders that the group or everybody may read, write or enter."""
+    """Returns those files and folders that the group or others may read, write or enter."""
     found: list[Path] = []
     for path in paths:
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""Readies types for reading, each once, whichever threads want it first.
+"""Initializes msgspec types once, before concurrent use.
 
-msgspec builds what it knows of a type when that is first read, and two threads that do so at the same moment, for the
-same type, end the process. So nothing is read as a type before one thread has had it built.
+msgspec builds a type's metadata on first use, and two threads that do so at once for one type crash the process. So one
+thread builds it first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _mutex: Final = threading.Lock()
 
 
 def ready(kind: T) -> T:
-    """The type, which any number of threads may read from now on."""
+    """Returns the type, which any number of threads may decode from now on."""
     try:
         if kind in _ready:
             return kind

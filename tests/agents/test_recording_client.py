@@ -209,7 +209,7 @@ def test_it_stays_the_client_that_it_was(url: str) -> None:
 
 
 def test_what_is_no_client_is_refused_in_one_line() -> None:
-    with pytest.raises(DeclarationRefused, match=r"dict: is no client that sends requests.*AsyncOpenAI"):
+    with pytest.raises(DeclarationRefused, match=r"dict: is not a client that sends requests.*AsyncOpenAI"):
         durable({})
 
 
@@ -380,7 +380,7 @@ def test_the_wrong_kind_of_client_is_named(world: World, provider: Provider, cli
     def awaits(run: killick.SyncRun) -> str:
         return asyncio.run(chat(clients))
 
-    with pytest.raises(killick.RunFailed, match="give it the client that blocks"):
+    with pytest.raises(killick.RunFailed, match="give it the synchronous client"):
         world.kd.run(awaits, id="r2")
     assert not provider.requests
 

@@ -229,26 +229,26 @@ def test_a_last_event_that_is_said_to_be_of_another_run_is_found(kd: killick.Cli
     lines = kd.export("r").splitlines(keepends=True)
     last = max(n for n, line in enumerate(lines) if line.startswith(b'{"is":"event"'))
     lines[last] = lines[last].replace(b'"run":"r"', b'"run":"a"', 1)
-    assert "cut or changed" in refusal(b"".join(lines))
+    assert "truncated or changed" in refusal(b"".join(lines))
 
 
 def test_a_line_more_or_less_or_in_another_order_is_found(kd: killick.Client) -> None:
     lines = kd.export("r").splitlines(keepends=True)
-    assert "cut or changed" in refusal(b"".join(lines[:-1]))
-    assert "cut or changed" in refusal(b"".join([*lines, lines[3]]))
-    assert "does not hold" in refusal(b"".join([lines[0], lines[2], lines[1], *lines[3:]]))
+    assert "truncated or changed" in refusal(b"".join(lines[:-1]))
+    assert "truncated or changed" in refusal(b"".join([*lines, lines[3]]))
+    assert "does not verify" in refusal(b"".join([lines[0], lines[2], lines[1], *lines[3:]]))
     assert "line 3 begins another run" in refusal(b"".join([*lines[:2], lines[0], *lines[3:]]))
     assert "line 4 is damaged" in refusal(b"".join([*lines[:3], b'{"is":"poem"}\n', *lines[4:]]))
 
 
 def test_another_event_with_a_chain_of_its_own_is_not_this_run(kd: killick.Client) -> None:
     told = kd.export("r").replace(kd.store.id.encode(), b"store_0000000000000000")
-    assert "does not hold" in refusal(told)
+    assert "does not verify" in refusal(told)
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"\x00\xff\n", b"not json\n{}", b"[1]", b'{"is":"event"}'])
 def test_a_foreign_file_is_told_to_be_one(data: bytes) -> None:
-    assert refusal(data) == "export: is no export of a run; take another copy of it, or export the run again"
+    assert refusal(data) == "export: is not an export of a run; take another copy of it, or export the run again"
 
 
 def test_a_newer_file_is_told_to_be_newer(kd: killick.Client) -> None:
@@ -282,7 +282,7 @@ def test_a_run_that_does_not_hold_is_not_handed_on(tmp_path: Path) -> None:
         with pytest.raises(RunBroken, match="body and hash do not fit the chain"):
             kd.export("r")
         assert not kd.verify("r").holds
-        with pytest.raises(RunBroken, match="verify it, then repair it"):
+        with pytest.raises(RunBroken, match="see `killick verify`"):
             kd.export("r")
 
 

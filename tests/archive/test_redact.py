@@ -209,7 +209,7 @@ def test_code_that_branches_on_what_is_redacted_parts_and_is_told_that_it_is(kd:
     assert "nothing for Annabel Archer" in told
     assert replay(kd.export("r"), redact_agent).status == "failed"
     parted = replay(kd.export("r", redact=True), redact_agent, check=False).parted
-    assert "the file is redacted, and what the code makes of stand-ins may be why" in str(parted)
+    assert "the file is redacted, and its pseudonyms may be the cause" in str(parted)
     replayed = replay(kd.export("r", redact=["name", "email"]), redact_agent)
     assert replayed.failure is not None
     assert "Annabel" not in replayed.failure.message
@@ -239,7 +239,7 @@ def test_a_field_is_named_by_the_way_to_it_or_by_its_last_part(kd: killick.Clien
 
 def test_a_field_that_is_nowhere_is_refused_for_nothing_would_be_redacted(kd: killick.Client) -> None:
     reviewed(kd)
-    with pytest.raises(FieldUnknown, match=r"emial: no value on record has such a field.*did you mean email\?"):
+    with pytest.raises(FieldUnknown, match=r"emial: no recorded value has this field.*did you mean email\?"):
         kd.export("r", redact=["name", "emial"])
 
 

@@ -180,7 +180,7 @@ def test_a_diverged_run_is_resumed_with_mended_code(office: Path, capsys: Captur
     main(["answer", "claim_17", "approve"])
     found = call(capsys, "run", "app.py:review", "--id", "claim_17")
     assert found.code == 3
-    assert "at step 8 the record has tool fetch_docs" in found.err
+    assert "at step 8 the log has tool fetch_docs" in found.err
     assert found.err.count("\n") == 1
     assert "would be resumed: its code and its record disagreed" in call(capsys, "resume", "claim_17", "--dry-run").out
 
@@ -224,7 +224,7 @@ def test_set_with_a_version_that_is_not_there_any_more_shows_what_changed(office
     assert (told["names"], told["version"], told["done"]) == (["limit"], 1, "changed")
     found = call(capsys, "set", "claim_17", "limit=600", "--saw", "0")
     assert found.code == 2
-    assert "the context is at version 1, and 0 was seen; since then: limit nothing → 500 by mia" in found.err
+    assert "the context changed since version 0: limit nothing → 500 by mia" in found.err
     assert call(capsys, "set", "claim_17", "limit=600", "--saw", "1").code == 0
     assert call(capsys, "set", "claim_17", "saw=600").code == 2
     with killick.open("killick.db") as kd:
@@ -239,7 +239,7 @@ def test_override_answers_a_question_and_names_the_way_back_for_what_is_over(off
     )
     found = call(capsys, "override", "claim_18", "8", "{}")
     assert found.code == 2
-    assert "is over (done); to have it otherwise, take the run back (rewind to 8:before)" in found.err
+    assert "is over (done); to change it, rewind the run (to 8:before)" in found.err
     assert call(capsys, "run", "app.py:review", "-q", "--id", "claim_17").out == "not paid: None\n"
 
 
@@ -254,9 +254,9 @@ def test_skip_takes_the_default_of_a_question(office: Path, capsys: Capture) -> 
 
 def test_retry_says_what_waits_instead(office: Path, capsys: Capture) -> None:
     found = call(capsys, "retry", "claim_17")
-    assert (found.code, found.err) == (2, "killick: claim_17: no step sits out a delay; the run is waiting\n")
+    assert (found.code, found.err) == (2, "killick: claim_17: no step waits for a backoff; the run is waiting\n")
     found = call(capsys, "retry", "claim_17", "9")
-    assert "step 9 (ask) sits out no delay; it is waiting for answer ask" in found.err
+    assert "step 9 (ask) waits for no backoff; it is waiting for answer ask" in found.err
 
 
 def test_notes_and_priorities_are_on_record_with_who(office: Path, capsys: Capture) -> None:

@@ -85,7 +85,7 @@ def test_fields_are_named_one_by_one_or_together(capsys: pytest.CaptureFixture[s
 def test_a_field_that_is_not_there_is_one_line_and_makes_no_file(capsys: pytest.CaptureFixture[str]) -> None:
     found = call(capsys, "export", "a", "--redact", "nmae", "-o", "x.killick")
     assert found.code == 2
-    assert found.err.startswith("killick: nmae: no value on record has such a field")
+    assert found.err.startswith("killick: nmae: no recorded value has this field")
     assert not Path("x.killick").exists()
     both = call(capsys, "export", "a", "--redact", "name", "--redact", "-o", "x.killick")
     assert (both.code, "leave one of the two out" in both.err) == (2, True)

@@ -160,7 +160,7 @@ def test_a_long_listing_is_folded_to_what_changed_and_to_the_folder(here: Path, 
 def test_what_cannot_be_shown_is_told_in_one_line(here: Path, capsys: Capture) -> None:
     did(capsys, "run", "app.py:plain", "-q", "--id", "plain")
     for words, said in (
-        (("show", "plain", "--files"), "killick: plain: has no workspace, so no files of it are on record\n"),
+        (("show", "plain", "--files"), "killick: plain: has no workspace, so no files were recorded\n"),
         (("show", "fix", "src"), "killick: src: a PATH is for --files; killick show fix --files src\n"),
         (
             ("show", "fix", "--files", "x"),
@@ -168,11 +168,11 @@ def test_what_cannot_be_shown_is_told_in_one_line(here: Path, capsys: Capture) -
         ),
         (("show", "fix", "--files", "--at", "9"), "killick: fix: there is no step 9; it has step 1 to 3\n"),
         (("show", "fix", "--files", "--state"), "killick: --state and --files do not go together; choose one\n"),
-        (("restore", "plain", "--at", "now"), "killick: plain: has no workspace, so no files of it are on record\n"),
+        (("restore", "plain", "--at", "now"), "killick: plain: has no workspace, so no files were recorded\n"),
         (("restore", "fix"), "killick: name what to bring back: --at PLACE or --snapshot ID\n"),
         (("diff", "plain", "start", "now", "--files"),
-         "killick: plain: has no workspace, so no files of it are on record\n"),
-        (("fork", "plain", "--workspace", "x"), "killick: plain: has no workspace, so a fork of it needs none\n"),
+         "killick: plain: has no workspace, so no files were recorded\n"),
+        (("fork", "plain", "--workspace", "x"), "killick: plain: has no workspace; fork it without workspace=\n"),
     ):  # fmt: skip
         assert call(capsys, *words) == Called(2, "", said)
 
@@ -320,9 +320,9 @@ def test_another_folder_is_written_and_the_runs_own_left_alone(here: Path, capsy
     assert (here / "look" / "README.md").read_text() == "read me\n"
     assert (here / "shop" / "test.py").exists()
     err = did(capsys, "restore", "fix", "--at", "2:before", "--to", "look", code=2)
-    assert "is there and is not empty" in err
+    assert "exists and is not empty" in err
     err = did(capsys, "restore", "fix", "--at", "2:before", "--to", "shop/look", code=2)
-    assert "lies in the run's own folder" in err
+    assert "is inside the run's own folder" in err
     did(capsys, "restore", "fix", "--at", "2:before", "src/app.py", "--to", "one")
     assert [each.relative_to("one").as_posix() for each in Path("one").rglob("*.*")] == ["src/app.py"]
 
@@ -402,7 +402,7 @@ def test_the_doctor_looks_at_the_vault(here: Path, capsys: Capture) -> None:
     vault = Vault(here / "killick.files")
     vault.begin_restoring("/srv/shop", bytes(32), None, None)
     told = " ".join(did(capsys, "store", "doctor", code=1).split())
-    assert "a restore of /srv/shop was interrupted; whatever is done there next finishes it" in told
+    assert "a restore of /srv/shop was interrupted; the next operation there finishes it" in told
     vault.end_restoring("/srv/shop")
     vault.close()
     shutil.move("killick.files", "away")

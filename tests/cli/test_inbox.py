@@ -128,7 +128,7 @@ def test_a_value_is_json_or_text(office: Path, capsys: Capture, given: str, step
     assert main(["answer", "c1", "respond", "--value", given]) == 0
     main(["run", "app.py:choose", "--id", "c1"])
     found = call(capsys, "answer", "c1", "respond", "--value", "far")
-    assert (found.code, "'far' is no integer" in found.err) == (2, True)
+    assert (found.code, "'far' is not of type integer" in found.err) == (2, True)
     assert main(["answer", "c1", "respond", "--value", "3"]) == 0
     assert call(capsys, "run", "app.py:choose", "--id", "c1").out == "left 3\n"
 
@@ -193,7 +193,7 @@ def test_one_of_two_who_agrees_is_told_who_has_to_agree_yet(refund: Path, capsys
         0,
         'r1:1  approve refund(to="Ann", amount=400, note=null): 1 of 2 agreed (mia)\n',
     )
-    assert found.err == "1 more of max or moe has to agree; what is there is kept until then\n"
+    assert found.err == "1 more of max or moe has to agree; the votes are kept until then\n"
     again = call(capsys, "answer", "r1", "approve", "--by", "mia")
     assert (again.code, again.out) == (2, "")
     assert again.err.startswith("killick: r1:1: mia agreed already; 1 of 2")
@@ -225,13 +225,13 @@ def test_an_edit_can_be_json(refund: Path, capsys: Capture) -> None:
     [
         (["edit"], "'edit' needs a value; as in --set amount=100"),
         (["edit", "--set", "amount=much"], 'amount="much" does not fit; refund takes amount as integer'),
-        (["edit", "--set", "amont=1"], "'amont' is no argument of refund; it has to, amount, note"),
-        (["edit", "--set", "amount"], "'amount' is no name and value; write it as amount=100"),
+        (["edit", "--set", "amont=1"], "'amont' is not an argument of refund; it has to, amount, note"),
+        (["edit", "--set", "amount"], "'amount' is not name=value; write it as amount=100"),
         (["edit", "--value", '{"amount": "x"}'], 'amount="x" does not fit; refund takes amount as integer'),
         (["edit", "--value", "5"], "an edit gives arguments by name, as in amount=100"),
         (["edit", "--value", "{}", "--set", "amount=1"], "--value and --set do not go together; choose one"),
         (["approve", "--set", "amount=1"], "--set goes with edit"),
-        (["happened"], "'happened' is no answer to this; it takes approve, reject, edit, respond"),
+        (["happened"], "'happened' is not an answer to this; give one of approve, reject, edit, respond"),
         (["approve", "--by", "zoe"], "zoe may not answer this; it is asked of max, mia, moe; --by says who answers"),
     ],
 )

@@ -132,9 +132,12 @@ def test_runs_are_chosen_by_status_agent_and_day(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--older", "soon"], "'soon' is no duration"),
-        (["--status", "running"], "running: no status of a run that has ended; those are completed, failed, cancelled"),
-        (["--to", "killick.db"], "killick.db: is there already, and is never overwritten; name another file"),
+        (["--older", "soon"], "'soon' is not a duration"),
+        (
+            ["--status", "running"],
+            "running: is not the status of an ended run; give one of completed, failed, cancelled",
+        ),
+        (["--to", "killick.db"], "killick.db: exists, and is never overwritten; name another file"),
         (["--to", "no/such/x.gz"], "no/such/x.gz: cannot be written (No such file or directory); name another file"),
     ],
 )

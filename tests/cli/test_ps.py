@@ -119,7 +119,7 @@ def test_a_line_says_where_a_run_is_and_what_it_waits_for(listed: Any) -> None:
     assert found["ask_1"].startswith("ps_ask waiting ask 2/2 managers: Pay ann? ")
     assert found["fail_1"].startswith("ps_fail failed LookupError: no such account ")
     assert found["orphan_1"].startswith("ps_dies orphaned step 1 ps_dying killick resume orphan_1 ")
-    assert found["paused_1"].startswith("ps_echo paused somebody to resume it ")
+    assert found["paused_1"].startswith("ps_echo paused a person to resume it ")
     assert found["nap_1"].startswith("ps_nap waiting step 1 ps_nap attempt 2 of ps_nap at ")
 
 

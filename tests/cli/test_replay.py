@@ -171,7 +171,7 @@ def test_code_that_parts_is_told_where_and_why_and_exits_with_1(capsys: pytest.C
     lines = said(capsys, "c17", code=1)
     assert '          ~ drifts: messages[0]: "Who decides?" is now "Who decides now?"' in lines
     assert lines[-1] == (
-        "✗ parted at step 5: the record has tool pay(claim=17, amount=1250), the code asks for tool "
+        "✗ parted at step 5: the log has tool pay(claim=17, amount=1250), the code has tool "
         "pay(claim=17, amount=1251); nothing was called"
     )
     write(('return f"{paid} {total}"', 'return f"{paid}, {total}"'))
@@ -183,7 +183,7 @@ def test_code_that_parts_is_told_where_and_why_and_exits_with_1(capsys: pytest.C
 def test_stray_io_parts_with_file_and_line(capsys: pytest.CaptureFixture[str]) -> None:
     write(("    total = sum(both)\n", "    total = sum(both)\n    Path('bank').write_text('stray')\n"))
     line = said(capsys, "c17", code=1)[-1]
-    assert line.startswith("✗ parted: the code touches the world: ")
+    assert line.startswith("✗ parted: the code does unrecorded I/O: ")
     assert f"app.py:{line_of('stray')}: open('bank', 'w') outside of a step" in line
     assert not Path("bank").exists()
 

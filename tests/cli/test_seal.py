@@ -88,7 +88,7 @@ def test_the_key_may_come_from_the_environment(capsys: Capture, monkeypatch: pyt
 
 
 def test_a_key_that_is_none_is_one_line(capsys: Capture) -> None:
-    assert "is no private key in PEM" in did(capsys, "store", "seal", "--key", "key.pem.pub", code=2)[1]
+    assert "is not a private key in PEM" in did(capsys, "store", "seal", "--key", "key.pem.pub", code=2)[1]
     assert "gone.pem: cannot be read" in did(capsys, "store", "seal", "--key", "gone.pem", code=2)[1]
 
 
@@ -157,7 +157,7 @@ def test_what_is_explained_is_told_and_is_no_failure(capsys: Capture) -> None:
     sealed(capsys, "one.seal")
     did(capsys, "store", "prune", "--older", "1d", "--to", "old.gz", "--yes")
     words = ("verify", "--checkpoint", "one.seal", "--key", "key.pem.pub")
-    assert "~ b  was pruned into old.gz, which no seal tells of yet\n" in did(capsys, *words)[0]
+    assert "~ b  was pruned into old.gz, which no seal records yet\n" in did(capsys, *words)[0]
     assert [each["run"] for each in data(capsys, *words)["explained"]] == ["b"]
     assert "~ b  was pruned into old.gz\n" in did(capsys, "store", "seal", "--key", "key.pem", "--out", "one.seal")[0]
     assert "~" not in did(capsys, *words)[0]
@@ -168,11 +168,11 @@ def test_a_checkpoint_or_key_that_is_none_is_one_line(capsys: Capture) -> None:
     assert "--checkpoint: needs --key PUB" in did(capsys, "verify", "--checkpoint", "one.seal", code=2)[1]
     assert "is a private key" in did(capsys, "verify", "--key", "key.pem", code=2)[1]
     words = ("verify", "--key", "key.pem.pub", "--checkpoint")
-    assert did(capsys, *words, "key.pem", code=1)[1] == "killick: key.pem: is no checkpoint\n"
+    assert did(capsys, *words, "key.pem", code=1)[1] == "killick: key.pem: is not a checkpoint\n"
     changed = Path("one.seal").read_text().replace("\n2\n", "\n1\n")
     Path("bare.seal").write_text(changed.partition("\n{")[0])
     assert did(capsys, *words, "bare.seal", code=1)[1] == (
-        "killick: bare.seal: its signature does not hold: it was changed\n"
+        "killick: bare.seal: its signature is invalid: it was changed\n"
     )
 
 
@@ -202,9 +202,9 @@ def test_a_proof_is_verified_without_a_store(capsys: Capture, monkeypatch: pytes
     assert (found["holds"], found["run"], found["seq"], found["values"]) == (True, "a", 3, {"note": "a 1"})
     assert [each.name for each in elsewhere.iterdir() if each.suffix == ".db"] == []
     Path("a.proof").write_bytes(Path("a.proof").read_bytes().replace(b"a 1", b"a 9"))
-    assert did(capsys, *words, code=1)[0] == "✗ a.proof  the values are not those that the event names\n"
+    assert did(capsys, *words, code=1)[0] == "✗ a.proof  the values are not the ones that the event refers to\n"
     found = data(capsys, *words, code=1)
-    assert (found["holds"], found["broken"]) == (False, "the values are not those that the event names")
+    assert (found["holds"], found["broken"]) == (False, "the values are not the ones that the event refers to")
 
 
 def test_a_proof_without_a_file_is_printed(capsys: Capture) -> None:
@@ -222,7 +222,7 @@ def test_what_cannot_be_proved_is_one_line(capsys: Capture) -> None:
     assert "x: is no event's number" in did(capsys, "store", "prove", "a", "x", code=2)[1]
     assert "no such run" in did(capsys, "store", "prove", "q", "1", code=2)[1]
     assert "--proof: needs --key PUB" in did(capsys, "verify", "--proof", "one.seal", code=2)[1]
-    assert "is no proof" in did(capsys, "verify", "--proof", "one.seal", "--key", "key.pem.pub", code=1)[0]
+    assert "is not a proof" in did(capsys, "verify", "--proof", "one.seal", "--key", "key.pem.pub", code=1)[0]
     assert "is a private key" in did(capsys, "verify", "--proof", "one.seal", "--key", "key.pem", code=2)[1]
 
 

@@ -501,7 +501,7 @@ def test_a_run_whose_process_was_killed_is_orphaned_and_says_how_to_go_on(store:
     assert lines[0] == "orphan_1  orphaned  show_dies"
     assert re.fullmatch(r"  dead    process \d+ was at it and is gone", lines[2])
     assert lines[3] == "  next    killick resume orphan_1"
-    assert "The process that was at the run is gone. Nothing happens until somebody resumes the run." in " ".join(
+    assert "The process that held the run is gone. Nothing happens until a person resumes the run." in " ".join(
         show("orphan_1", "--why").split()
     )
 

@@ -119,7 +119,7 @@ def status(run: str) -> str:
     [
         (["fork", "bill17"], "bill17: no such run in killick.db; did you mean bill_17?"),
         (["fork", "bill_17", "--at", "9:after"], "bill_17: there is no step 9; it has step 1 to 7"),
-        (["fork", "bill_17", "--at", "soon"], "'soon' names no place; write 6:before"),
+        (["fork", "bill_17", "--at", "soon"], "'soon' is not a position; write 6:before"),
         (["fork", "bill_17", "--output", "2={status: down}"], "--output 2: is not JSON"),
         (["fork", "bill_17", "--output", "2"], "--output 2: no name and value; write it as 2=VALUE"),
         (["fork", "bill_17", "--output", "=1"], "--output =1: no name and value"),
@@ -136,7 +136,7 @@ def status(run: str) -> str:
         (["rewind", "bill_17", "--to", "9:before"], "bill_17: there is no step 9; it has step 1 to 7"),
         (["rewind", "bill_17", "--to", "4~3:before"], "there is no generation 3"),
         (["rewind", "bill_17", "--to", "5:before"], "Nobody is here to say so; add --yes, or --dry-run to only look"),
-        (["rewind", "old", "--to", "start"], "old: goes on as old+2; rewind that, or fork this one"),
+        (["rewind", "old", "--to", "start"], "old: continues as old+2; rewind that, or fork this one"),
         (["undo", "bill17", "--step", "5"], "bill17: no such run in killick.db; did you mean bill_17?"),
         (["undo", "bill_17"], "undo: needs"),
         (["undo", "bill_17", "--step", "9"], "bill_17: there is no step 9; it has step 1 to 7"),
@@ -335,7 +335,7 @@ def test_a_run_that_somebody_is_at_is_taken_back_by_them(office: Path, capsys: C
         holder.log.open("bill_17", holder="somebody")
         found = call(capsys, "rewind", "bill_17", "--to", "5:before", "--yes")
         assert found.code == 0
-        assert "will be taken back to 5:before, by somebody, who is at it" in found.out
+        assert "will be taken back to 5:before, by somebody, which holds it" in found.out
         undo = call(capsys, "undo", "bill_17", "--step", "5", "--yes")
         assert undo.code == 4
         assert undo.err.count("\n") == 1

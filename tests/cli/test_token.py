@@ -69,10 +69,10 @@ def test_a_token_is_revoked_by_name_or_id_and_why_is_on_record(capsys: Capture) 
     ("words", "says"),
     [
         (("revoke", "nobody"), "nobody: no token in force has this id or name; `killick token list` lists them"),
-        (("create", "ann", "--expires", "soon"), "'soon' is no duration"),
+        (("create", "ann", "--expires", "soon"), "'soon' is not a duration"),
         (("create", "ann", "--expires", "0s"), "would have expired already"),
         (("create", "ann", "--scope", "root"), "--scope"),
-        (("create", " "), "is no name for a token"),
+        (("create", " "), "is not a valid token name"),
         (("make", "ann"), "make"),
     ],
 )

@@ -156,10 +156,10 @@ def test_a_file_is_proved_without_a_store(capsys: Capture, here: Path) -> None:
     assert data(capsys, "verify", "old.gz")["runs"] == 1
     packed = here.joinpath("old.gz").read_bytes()
     here.joinpath("old.gz").write_bytes(packed[:-20])
-    assert did(capsys, "verify", "old.gz", code=1)[0].startswith("✗ old.gz  was cut or changed")
+    assert did(capsys, "verify", "old.gz", code=1)[0].startswith("✗ old.gz  was truncated or changed")
     here.joinpath("even.killick").write_text("{}")
     found = data(capsys, "verify", "even.killick", code=1)
-    assert (found["holds"], found["broken"]) == (False, "is no export of a run")
+    assert (found["holds"], found["broken"]) == (False, "is not an export of a run")
 
 
 # export -------------------------------------------------------------------------------------------
@@ -227,10 +227,10 @@ def test_a_repair_asks_first_and_only_looks_when_told_to(capsys: Capture) -> Non
 
 
 def test_a_run_that_holds_needs_no_repair(capsys: Capture) -> None:
-    assert "even: its record holds; there is nothing to repair" in did(capsys, "store", "repair", "even", code=2)[1]
+    assert "even: its log is intact; there is nothing to repair" in did(capsys, "store", "repair", "even", code=2)[1]
     with killick.open("killick.db") as kd:
         kd.store.quarantine("even", "by mistake")
-    assert "it is out of quarantine" in did(capsys, "store", "repair", "even")[0]
+    assert "it left quarantine" in did(capsys, "store", "repair", "even")[0]
 
 
 # erase --------------------------------------------------------------------------------------------

@@ -191,13 +191,13 @@ def test_two_rules_of_one_name_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("name = ", "is no TOML"),
+        ("name = ", "is not valid TOML"),
         ("rules = []", "give it a name"),
         ('name = "c"\nrule = []', "did you mean rules"),
-        ('name = "c"\nrules = 5', "no list of tables"),
-        ('name = "c"\npeople = 5', "people is no table"),
+        ('name = "c"\nrules = 5', "not a list of tables"),
+        ('name = "c"\npeople = 5', "people is not a table"),
         ('name = "c"\nrejections = 0', "whole number from 1"),
-        ('name = "c"\n[people]\nx = []', "x=\\[\\] is nobody"),
+        ('name = "c"\n[people]\nx = []', "x=\\[\\] names no person"),
         (
             'name = "c"\n[[rules]]\nname = "r"\ntools = "t"\narguments.a = {min = 2, max = 1}',
             "rule r: a: min 2 is above max 1",
@@ -211,7 +211,7 @@ def test_a_text_that_is_no_contract_is_refused_in_one_line(text: str, told: str)
 
 
 def test_what_is_no_rule_is_refused() -> None:
-    with pytest.raises(ContractRefused, match="is no rule"):
+    with pytest.raises(ContractRefused, match="is not a rule"):
         Contract("c", ["allow"])  # type: ignore[list-item]
 
 

@@ -45,7 +45,7 @@ def test_only_what_is_allowed_is_allowed() -> None:
     assert judged(rule, Intention(name="get_rate")).ruling == "accept"
     told = judged(rule, Intention(name="Pay"))
     assert (told.ruling, told.code, told.rule) == ("reject", "tool_not_allowed", "allow")
-    assert told.message == "Pay is not among what is allowed: pay, get_*"
+    assert told.message == "Pay is not one of the allowed tools: pay, get_*"
     assert told.allowed == {"tools": ["pay", "get_*"]}
 
 
@@ -475,14 +475,14 @@ def test_a_changed_function_is_another_contract() -> None:
         (lambda: rules.budget(calls=True), "whole number from 0"),
         (lambda: rules.budget(money="5 EUR"), "US dollars"),
         (lambda: rules.budget(money="much"), "such as 5 USD"),
-        (lambda: rules.budget(time="soon"), "is no duration"),
-        (lambda: rules.total("pay", "amount", max="much"), "is no number"),
+        (lambda: rules.budget(time="soon"), "is not a duration"),
+        (lambda: rules.total("pay", "amount", max="much"), "is not a number"),
         (lambda: rules.total("pay", "amount", max=5, by="to[]"), "by one value"),
-        (lambda: rules.context("pay"), "says nothing of the context"),
-        (lambda: rules.check("nowhere.at_all:f"), "is not there"),
+        (lambda: rules.context("pay"), "has no condition on the context"),
+        (lambda: rules.check("nowhere.at_all:f"), "cannot be imported"),
         (lambda: rules.check(later), "plain function"),  # type: ignore[arg-type]
         (lambda: rules.check(5), "plain function"),  # type: ignore[arg-type]
-        (lambda: rules.deny("x", ask=[]), "names nobody"),
+        (lambda: rules.deny("x", ask=[]), "names no person"),
         (lambda: rules.deny("x", ask={"too": "mia"}), "did you mean to"),
         (lambda: rules.rule_of({"allow": "a", "deny": "b"}), "exactly one of"),
         (lambda: rules.rule_of({"name": "n"}), "says nothing"),

@@ -240,7 +240,7 @@ def test_a_text_too_long_for_its_pattern_is_refused_before_it_is_tried() -> None
     ["(a+)+b", "(a|aa)+", "(a|a)*b", "(.*)*", r"(\w+\s?)*", "(x+x+)+y", "(a*)*", "((a+)|b)+", "(a?){30}a{30}"],
 )
 def test_a_pattern_that_can_take_for_ever_is_none(pattern: str) -> None:
-    with pytest.raises(ContractRefused, match="for ever"):
+    with pytest.raises(ContractRefused, match="exponential"):
         Bound(matches=pattern)
 
 
@@ -318,15 +318,15 @@ def test_a_name_reaches_inside_and_misses_nothing_on_its_way() -> None:
     ("said", "told"),
     [
         ({"min": 5, "max": 1}, "min 5 is above max 1"),
-        ({"max": math.inf}, "is no number"),
-        ({"max": True}, "is no number"),
-        ({"max": "many"}, "is no number"),
+        ({"max": math.inf}, "is not a number"),
+        ({"max": True}, "is not a number"),
+        ({"max": "many"}, "is not a number"),
         ({"maxx": 5}, "did you mean max"),
         ({"type": "numbr"}, "is not known"),
         ({"one_of": []}, "give a list"),
         ({"one_of": "EUR"}, "give a list"),
-        ({"one_of": [math.nan]}, "is no number"),
-        ({"length": [3, 1]}, "at once that long"),
+        ({"one_of": [math.nan]}, "is not a number"),
+        ({"length": [3, 1]}, "least is above"),
         ({"length": -1}, "give the most"),
         ({"matches": "("}, "does not compile"),
         ({"matches": 5}, "as text"),

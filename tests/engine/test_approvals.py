@@ -193,7 +193,7 @@ def test_an_edit_that_only_the_run_can_see_to_be_wrong_is_set_aside_on_record(
         elsewhere.delitem(TOOLS, "approvals.pay")  # whoever answers does not know the tool
         desk.say("edit", by="mia", value=value)
     assert desk.asked(agent).intention["arguments"]["amount"] == 500
-    assert any("mia" in note.data["note"] and "set aside" in note.data["note"] for note in desk.told(e.NoteMade))
+    assert any("mia" in note.data["note"] and "was ignored" in note.data["note"] for note in desk.told(e.NoteMade))
     desk.say("approve", by="mia")
     assert desk.go(agent) == ["paid 500", "mia agreed"]
     desk.holds(agent)
@@ -252,7 +252,7 @@ def test_an_edit_with_which_the_tools_own_functions_fail_is_set_aside(desk: Desk
     desk.asked(agent)
     desk.say("edit", by="mia", value={"amount": 6})
     assert desk.asked(agent).intention["arguments"] == {"amount": 500}
-    assert any("set aside" in note.data["note"] for note in desk.told(e.NoteMade))
+    assert any("was ignored" in note.data["note"] for note in desk.told(e.NoteMade))
     desk.say("approve", by="max")
     assert desk.go(agent) == 500
     desk.holds(agent)

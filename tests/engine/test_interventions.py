@@ -406,13 +406,15 @@ def test_a_step_that_is_over_is_not_overridden_and_the_way_back_is_named(kd: kil
 
     advanced(kd, agent)
     for act in (lambda: kd.override("r", "1", 1), lambda: kd.skip("r", "1"), lambda: kd.retry("r", "1")):
-        with pytest.raises(AnswerRefused, match=r"r: step 1 \(decision\) is over.*rewind to 1:before.*fork it"):
+        with pytest.raises(
+            AnswerRefused, match=r"r: step 1 \(decision\) is over.*rewind the run .to 1:before.*fork it"
+        ):
             act()
-    with pytest.raises(AnswerRefused, match="step 9 is not there"):
+    with pytest.raises(AnswerRefused, match="step 9 does not exist"):
         kd.skip("r", "9")
-    with pytest.raises(AnswerRefused, match="sits out no delay; it is waiting for event never"):
+    with pytest.raises(AnswerRefused, match="waits for no backoff; it is waiting for event never"):
         kd.retry("r", "2")
-    with pytest.raises(AnswerRefused, match="no step sits out a delay"):
+    with pytest.raises(AnswerRefused, match="no step waits for a backoff"):
         kd.retry("r")
 
 
@@ -432,9 +434,11 @@ def test_what_is_being_tried_is_left_alone_and_the_refusal_is_on_record(kd: kill
         await run.call(acts)
 
     kd.run(agent, id="r")
-    assert [reason.partition("; ")[0] for reason in refusals] == ["step 1 (acts_on_itself) is being tried"] * 3
+    assert [reason.partition("; ")[0] for reason in refusals] == [
+        "step 1 (acts_on_itself) has an attempt in progress"
+    ] * 3
     notes = [one.data["note"] for one in told(kd, "r", e.NoteMade)]
-    assert notes[0].startswith("ann wanted to skip step 1: step 1 (acts_on_itself) is being tried")
+    assert notes[0].startswith("ann wanted to skip step 1: step 1 (acts_on_itself) has an attempt in progress")
     kd.replay("r", agent, check=True)
 
 
@@ -449,11 +453,11 @@ def test_what_is_in_doubt_is_for_an_answer(world: World) -> None:
         return await run.call(dies)
 
     kd = world.killed(agent, run="r")
-    with pytest.raises(AnswerRefused, match="is being tried; wait until that is over, or, when its process is gone"):
+    with pytest.raises(AnswerRefused, match="has an attempt in progress; wait until it ends"):
         kd.skip("r", "1")
     kd.advance("r")
     for act in (lambda: kd.skip("r", "1"), lambda: kd.override("r", "1", 2), lambda: kd.retry("r", "1")):
-        with pytest.raises(AnswerRefused, match="is in doubt: say whether it happened first"):
+        with pytest.raises(AnswerRefused, match="is in doubt; first answer whether it happened"):
             act()
     kd.answer("r", "happened", value=5)
     assert kd.run(agent, id="r") == 5
@@ -478,9 +482,9 @@ def test_a_value_that_does_not_fit_is_refused_before_anything_is_written(kd: kil
     for step, value, why in (
         ("1.1.1", "three", "int"),
         ("1.2.1", "c", "not one of 'a', 'b'"),
-        ("1.3.1", "c", "no array"),
+        ("1.3.1", "c", "not of type array"),
         ("1.4.1", None, "a sleep has no result; skip it"),
-        ("1", None, "holds others, such as 1.1.1"),
+        ("1", None, "contains other steps, such as 1.1.1"),
     ):
         with pytest.raises(AnswerRefused, match=why):
             kd.override("r", step, value)
@@ -515,17 +519,17 @@ def test_of_several_that_sit_out_a_delay_one_must_be_named(kd: killick.Client) -
         return await run.gather(run.call(flaky, "a"), run.call(flaky, "b"))
 
     advanced(kd, agent)
-    with pytest.raises(AnswerRefused, match=r"several steps sit out a delay; name one of 1\.1\.1, 1\.2\.1"):
+    with pytest.raises(AnswerRefused, match=r"several steps wait; name one of 1\.1\.1, 1\.2\.1"):
         kd.retry("r", by="ann")
-    assert kd.retry("r", "1.2.1", by="ann", because="the bank is back") == "step 1.2.1 goes on now"
+    assert kd.retry("r", "1.2.1", by="ann", because="the bank is back") == "step 1.2.1 continues now"
     kd.advance("r")
     assert (sorted(DONE[:2]), DONE[2:]) == (["a", "b"], ["b"])
-    assert kd.retry("r", by="bob") == "the step that waits goes on now"
+    assert kd.retry("r", by="bob") == "the step that waits continues now"
     assert kd.run(agent, id="r") == (4, 3)
     delays = [one.event for one in told(kd, "r", e.StepDelayed)]
     assert [(delay.step, delay.because, delay.by) for delay in delays] == [
         ("1.2.1", "the bank is back", "ann"),
-        ("1.1.1", "bob said to go on now", "bob"),
+        ("1.1.1", "bob ended the delay", "bob"),
     ]
 
 
@@ -567,7 +571,7 @@ def test_a_command_that_a_run_did_not_take_before_its_end_is_refused(kd: killick
 
     kd.run(agent, id="r")
     DONE[0].join(300)
-    assert refused[0] in ("the run is over (completed); skip does nothing to it",) or "is not there" in refused[0]
+    assert refused[0] in ("the run is over (completed); skip does nothing to it",) or "does not exist" in refused[0]
 
 
 # notes, priorities, ids ---------------------------------------------------------------------------
@@ -643,7 +647,7 @@ def test_a_call_from_a_loop_that_the_run_may_need_does_not_block_it(kd: killick.
         await run.sleep(0.3)
         return said, run.context["x"]
 
-    assert kd.run(agent, id="r") == ("will be changed at its next step boundary, by whoever is at it", 1)
+    assert kd.run(agent, id="r") == ("will be changed at its next step boundary, by the worker that holds it", 1)
 
 
 # the context, with the version that was seen ------------------------------------------------------
@@ -677,8 +681,8 @@ def test_a_change_that_rests_on_an_older_version_is_refused_and_shows_what_chang
         ("route", "auto", "manager", "bob"),
     ]
     assert str(stale.value) == (
-        "r: the context is at version 3, and 2 was seen; since then: amount 1 → 9 by bob; route 'auto' → 'manager' by "
-        "bob; look again, and say saw=3"
+        "r: the context changed since version 2: amount 1 → 9 by bob; route 'auto' → 'manager' by bob; "
+        "read it again, give saw=3"
     )
     kd.set("r", saw=version + 1, by="ann", amount=5)
     kd.answer("r", "approve")
@@ -717,7 +721,7 @@ def test_a_stale_change_of_a_run_that_somebody_is_at_is_refused_where_it_lands(k
 def test_an_entry_that_is_taken_out_is_its_default_again_and_nobody_passes_for_the_agent(kd: killick.Client) -> None:
     with pytest.raises(killick.RunWaiting):
         kd.run(seen, id="r")
-    with pytest.raises(AnswerRefused, match="say who you are"):
+    with pytest.raises(AnswerRefused, match="give your own name"):
         kd.set("r", by="agent", amount=5)
     kd.set("r", unset=["amount"], by="ann")
     kd.answer("r", "approve")

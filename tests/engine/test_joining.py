@@ -142,7 +142,7 @@ def test_a_connection_that_cannot_be_joined_is_refused_with_a_line(
         (nowhere, "is a connection to memory"),
         (own, "no transaction is open on tx=; execute BEGIN IMMEDIATE"),
         ("killick.db", "takes a sqlite3.Connection to this file, not a builtins.str"),
-        (killick.TX, "only while a tool that declares one runs"),
+        (killick.TX, "no transaction is open here"),
     ):
         for act in (
             lambda: kd.start(asks, "bob", id="b", tx=tx),

@@ -337,7 +337,7 @@ def test_the_same_action_inside_of_itself_is_refused_where_it_is_done_once(kd: k
         assert host is not None
         return await host.call(tool, {"amount": amount}, key="inner", fn=recurses)
 
-    with pytest.raises(killick.StepFailed, match="inside of itself"):
+    with pytest.raises(killick.StepFailed, match="calls itself"):
         call(kd, tool, recurses)
 
 

@@ -192,4 +192,4 @@ def test_an_observer_that_fails_costs_the_run_nothing(world: World, caplog: pyte
             world.kd.run(asks, "ann", id="r")
     finally:
         stop()
-    assert "an observer failed, and the run goes on" in caplog.text
+    assert "an observer failed, and the run continues" in caplog.text

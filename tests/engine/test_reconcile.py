@@ -851,7 +851,7 @@ def test_r18_no_match_while_orphans_of_the_tool_remain_asks(
     kd = world.process() if cold else world.kd
     kd.answer("r", answer)
     with (
-        contextlib.nullcontext() if answer == "approve" else pytest.raises(killick.RunFailed, match="a person said not")
+        contextlib.nullcontext() if answer == "approve" else pytest.raises(killick.RunFailed, match="a person declined")
     ):
         kd.run(calls_each, id="r")
     assert bank.paid == paid
@@ -894,7 +894,7 @@ def test_r31_an_approval_to_repeat_does_not_approve_acting_beside_what_was_left(
     assert "step 1 already" in str(parks(world.kd))
     kd = world.process()
     kd.answer("r", "approve")
-    assert "before the run was taken back" in str(parks(kd))
+    assert "before the rewind" in str(parks(kd))
     kd = world.process()
     kd.answer("r", "reject")
     fails(kd)
@@ -1783,6 +1783,6 @@ def test_an_answer_after_the_deadline_is_refused_though_nobody_has_looked_yet() 
         kd.start(asks_in_time, id="r")
         kd.advance("r")
         clock.advance(3_601)
-        with pytest.raises(killick.KillickError, match="its time was up"):
+        with pytest.raises(killick.KillickError, match="it expired"):
             kd.answer("r", "approve")
         assert kd.advance("r").result == "reject"

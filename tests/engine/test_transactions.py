@@ -116,7 +116,7 @@ def test_outside_of_an_agent_it_is_the_plain_function_with_any_connection(path: 
     assert pay("ann", 5, killick.Tx(connection)) == 5
     connection.rollback()
     connection.close()
-    with pytest.raises(killick.NotDone, match="only while a tool that declares one runs"):
+    with pytest.raises(killick.NotDone, match="no transaction is open here"):
         pay("ann", 5)
 
 
@@ -252,7 +252,7 @@ def test_a_tool_whose_time_is_up_commits_nothing_however_late_it_comes_back(kd: 
     assert kd.run(waiting, id="a") == 2
     assert rows(path) == [("ann", 2)]
     assert outcomes(kd, "a") == [("1", "refused"), ("1", "returned")]
-    assert "nobody waits" in str(seen[0])
+    assert "was abandoned" in str(seen[0])
     assert kd.verify().holds
 
 
@@ -710,7 +710,7 @@ def test_a_transaction_that_waits_for_its_turn_when_its_loop_ends_is_made_anothe
 
 
 def test_a_store_that_has_no_transactions_says_so() -> None:
-    with killick.Client(MemoryStore()) as kd, pytest.raises(StoreError, match="no transactions"):
+    with killick.Client(MemoryStore()) as kd, pytest.raises(StoreError, match="cannot join a transaction"):
         kd.run(payer, "ann")
 
 
@@ -756,12 +756,12 @@ def test_declarations_that_cannot_work_are_refused_with_a_line() -> None:
         @killick.tool(effect="transaction")
         def two(who: str) -> None: ...
 
-    with pytest.raises(DeclarationRefused, match="say effect='transaction'"):
+    with pytest.raises(DeclarationRefused, match="give effect='transaction'"):
 
         @killick.tool
         def three(tx: killick.Tx = killick.TX) -> None: ...
 
-    with pytest.raises(DeclarationRefused, match="another process"):
+    with pytest.raises(DeclarationRefused, match="cannot span processes"):
 
         @killick.tool(effect="transaction", isolate="process")
         def four(tx: killick.Tx = killick.TX) -> None: ...
@@ -778,7 +778,7 @@ def test_an_effect_that_is_a_function_says_transaction_for_those_that_take_one(k
         return await run.call(chosen, who)
 
     assert kd.run(choosing, "ann") == "ann"
-    with pytest.raises(killick.RunFailed, match="say effect='transaction'"):
+    with pytest.raises(killick.RunFailed, match="give effect='transaction'"):
         kd.run(choosing, "bob")
 
 

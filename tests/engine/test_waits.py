@@ -1374,7 +1374,7 @@ def test_a_run_that_is_over_refuses_what_it_cannot_hear_and_takes_no_offence_at_
         kd.advance("r")
         kd.send("r", "word", "hi", id="m1")
         for speak in (lambda: kd.send("r", "word", "again"), lambda: kd.say("r", "hello?")):
-            with pytest.raises(killick.KillickError, match=r"over .completed. and hears nothing"):
+            with pytest.raises(killick.KillickError, match=r"over .completed. and accepts no messages"):
                 speak()
         assert kd.advance("r").result == "hi", "an ended run is told of, and not taken"
 

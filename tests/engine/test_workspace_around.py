@@ -210,7 +210,7 @@ def test_a_folder_that_is_not_there_fails_no_run(kd: killick.Client, tmp_path: P
     async def one(run: killick.Run) -> str:
         return await run.call(write, "a", "1")
 
-    with pytest.raises(WorkspaceRefused, match="make it"):
+    with pytest.raises(WorkspaceRefused, match="create it"):
         kd.run(one, id="r")
     (tmp_path / "later").mkdir()
     assert kd.run(one, id="r") == "1"
@@ -226,7 +226,7 @@ def test_a_folder_that_a_tool_removed_is_brought_back_and_the_run_goes_on(kd: ki
         await run.call(wipe)
         return await run.call(write, "a", "1")
 
-    with pytest.raises(WorkspaceRefused, match="bring it back"):
+    with pytest.raises(WorkspaceRefused, match="restore it"):
         kd.run(wiping, id="r")
     kd.restore("r", "1:before")
     assert kd.run(wiping, id="r") == "1"

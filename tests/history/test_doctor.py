@@ -95,7 +95,7 @@ def test_a_queued_run_that_nobody_takes_is_told_after_a_while(kd: killick.Client
     assert found(kd) == {}
     clock.advance(50)
     finding = only(kd)
-    assert finding.what == "run is queued, and nobody takes it"
+    assert finding.what == "run is queued, and no worker takes it"
     assert finding.means == "Is a worker for doctor_asking running, and has it slots to spare?"
     assert finding.next == (("worker",), ("run", "--id", "r"))
     assert finding.wrong
@@ -203,7 +203,7 @@ def test_a_finding_names_a_few_the_longest_first_and_counts_the_rest(
     clock.advance(60)
     finding = only(kd)
     assert (finding.count, [named.run for named in finding.runs]) == (8, ["r0", "r1", "r2"])
-    assert finding.what == "runs are queued, and nobody takes them"
+    assert finding.what == "runs are queued, and no worker takes them"
 
 
 def test_clocks_that_differ_are_wrong(kd: killick.Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,7 +177,7 @@ def test_a_step_that_failed_the_run_says_how_far_it_got_and_that_somebody_must_a
         "https://bank”. "
         'The far side answered with status 503 and said “busy”. It had got as far as {"sent":2}.',
         "The step failed. The run failed with it at 09:00:03. This could not be undone: post at step 1. Nothing more "
-        "happens until somebody resumes the run.",
+        "happens until a person resumes the run.",
     ]
 
 
@@ -245,7 +245,7 @@ def test_a_doubt_that_nobody_settled_yet_says_what_it_waits_for() -> None:
     assert why(tl, "1")[-2:] == [
         "It was begun at 09:00:01, and its process was gone before it was over. Whether it had happened was not known. "
         "People were asked at 09:01:01 whether it had happened.",
-        "Nothing happens until somebody says whether it happened.",
+        "Nothing happens until a person answers whether it happened.",
     ]
 
 
@@ -278,7 +278,7 @@ def test_an_error_whose_outcome_is_unknown_says_so() -> None:
     assert "Whether it had happened was not known. " not in why(tl, "1")[-1]
     assert why(tl, "1")[-2:] == [
         "It failed after 1 second with ConnectionError: “the bank is away”. Whether it had happened was not known.",
-        "Nothing happens until somebody says whether it happened.",
+        "Nothing happens until a person answers whether it happened.",
     ]
 
 
@@ -423,7 +423,7 @@ def test_a_question_with_options_names_them() -> None:
             wait("1", 0, "event", "paid", deadline=at(3600)),
             "Step 1 began to wait on 2 March 2026 at 09:00:00 UTC for a message named paid, until 10:00:00 at the "
             "latest.",
-            "It continues when somebody sends the message paid.",
+            "It continues when it receives the message paid.",
         ),
         (
             wait("1", 0, "child", "other/2"),
@@ -557,7 +557,7 @@ def test_what_was_undone_says_by_which_step_and_why() -> None:
         "It was done after 1 second.",
         "The step is done. It was the last step: the run failed at 09:00:05 with Full: “the hotel is full”. What "
         "had been "
-        "done in step 1 was undone. Nothing more happens until somebody resumes the run.",
+        "done in step 1 was undone. Nothing more happens until a person resumes the run.",
     ]
 
 
@@ -661,7 +661,7 @@ def test_a_run_that_failed_in_its_own_code_says_so() -> None:
         "agent's own code, with Full: “the hotel is full”. The cause was HTTPStatusError: “503 for https://bank”. The "
         "far side answered with status 503 and said “busy”.",
         "What had been done in step 1 was undone. This could not be undone: mail at step 3. Nothing more happens until "
-        "somebody resumes the run.",
+        "a person resumes the run.",
     ]
 
 
@@ -675,13 +675,13 @@ def test_a_run_that_failed_at_a_step_explains_that_step() -> None:
 @pytest.mark.parametrize(
     ("more", "options", "told"),
     [
-        ([], {}, "Nobody has taken the run up yet."),
+        ([], {}, "No worker has claimed the run yet."),
         ([taken(0)], {}, "It has taken no step yet."),
-        ([taken(0)], {"orphaned": True}, "The process that was at the run is gone. Nothing happens until somebody"),
+        ([taken(0)], {"orphaned": True}, "The process that held the run is gone. Nothing happens until a person"),
         (
             [(e.RunPaused(at=at(9), by="ops"), {"because": "the month is closing"})],
             {},
-            "The run was paused at 09:00:09 by ops, who said “the month is closing”. Nothing happens until somebody "
+            "The run was paused at 09:00:09 by ops, who said “the month is closing”. Nothing happens until a person "
             "resumes it.",
         ),
         (
@@ -690,14 +690,14 @@ def test_a_run_that_failed_at_a_step_explains_that_step() -> None:
                 (e.RunDiverged(at=at(9), step="2"), {"recorded": "tool pay(1)", "found": "tool mail(2)", "builds": []}),
             ],
             {},
-            "The code no longer fits the record, as was found at 09:00:09. At step 2 the record has tool pay(1), "
+            "The code no longer fits the record, as was found at 09:00:09. At step 2 the log has tool pay(1), "
             "and the "
-            "code came to tool mail(2). Nothing happens until the code is mended and somebody resumes the run.",
+            "code has tool mail(2). Nothing happens until the code is corrected and a person resumes the run.",
         ),
         (
             [(e.RunRepaired(at=at(9), first=1, last=1, hash_before="", hash_head=""), {"because": "torn"})],
             {},
-            "Its record was repaired. Nothing happens until somebody has looked at it and resumes the run.",
+            "Its record was repaired. Nothing happens until a person has checked it and resumes the run.",
         ),
         ([taken(0), (e.CancelRequested(at=at(9)), None)], {}, "The run is being cancelled."),
     ],
@@ -714,7 +714,7 @@ def test_a_step_at_work_says_that_it_is_not_over_or_that_its_process_is_gone() -
     tl = read(taken(0), tool("1", "pay", 0, "at_most_once"), begun("1", 0))
     assert why(tl, "1")[-2:] == ["It was begun at 09:00:00.", "It is not over yet."]
     assert why(tl, "1", orphaned=True)[-1] == (
-        "The process that was at the run is gone. Nothing happens until somebody resumes the run."
+        "The process that held the run is gone. Nothing happens until a person resumes the run."
     )
 
 

@@ -126,7 +126,7 @@ def test_a_child_names_its_parent_and_a_fork_what_it_left(kd: Client) -> None:
 def test_a_paused_run_waits_for_somebody_first(kd: Client) -> None:
     begin(kd, "ada")
     kd.pause("ada", by="max")
-    assert [one.text for one in line_of(kd, "ada").about] == ["somebody to resume it", "managers: Pay ada?"]
+    assert [one.text for one in line_of(kd, "ada").about] == ["a person to resume it", "managers: Pay ada?"]
 
 
 def test_a_run_that_nobody_is_at_is_orphaned_and_one_set_apart_is_broken(kd: Client, clock: ManualClock) -> None:

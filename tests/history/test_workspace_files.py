@@ -157,25 +157,23 @@ def test_a_path_that_was_not_there_is_refused_with_what_was(kd: killick.Client, 
             found.find("src/other")
         with pytest.raises(WorkspaceRefused, match=r"no nowhere/x at 2:before; the folder had README\.md, logo\.png"):
             found.find("nowhere/x")
-        with pytest.raises(WorkspaceRefused, match=r"is not below the run's folder"):
+        with pytest.raises(WorkspaceRefused, match=r"is not inside the run's folder"):
             found.find("../killick.db")
-        with pytest.raises(WorkspaceRefused, match=r"is not below the run's folder"):
+        with pytest.raises(WorkspaceRefused, match=r"is not inside the run's folder"):
             found.find("/etc/passwd")
 
 
 def test_what_cannot_be_told_is_refused_in_one_line(kd: killick.Client, run: str) -> None:
     kd.run(without_files, id="plain")
     for name, place, said in (
-        ("plain", "now", "plain: has no workspace, so no files of it are on record"),
-        (run, "start", "fix: there is no snapshot of its files so early as start; the first is at @3"),
+        ("plain", "now", "plain: has no workspace, so no files were recorded"),
+        (run, "start", "fix: there is no snapshot of its files as early as start; the first is at @3"),
     ):
         with pytest.raises(WorkspaceRefused) as refused:
             workspace_files.at(kd.log, name, place)
         assert str(refused.value) == said
     shutil.move("killick.files", "elsewhere")
-    with pytest.raises(
-        WorkspaceRefused, match=r"the vault of its files, \S+killick\.files, is not here; bring it back"
-    ):
+    with pytest.raises(WorkspaceRefused, match=r"the vault of its files, \S+killick\.files, is not here; restore it"):
         workspace_files.at(kd.log, run)
 
 
@@ -204,7 +202,7 @@ def test_a_snapshot_is_found_by_the_beginning_of_its_id(kd: killick.Client, run:
     for text in (root.hex(), root.hex()[:12], root.hex()[:12].upper(), f"{root.hex()[:8]}…"):
         with workspace_files.by_id(kd.log, run, text) as found:
             assert found.read("mine.txt") == b"by hand"
-    with pytest.raises(WorkspaceRefused, match=r"'now' is no snapshot's id"):
+    with pytest.raises(WorkspaceRefused, match=r"'now' is not a snapshot id"):
         workspace_files.by_id(kd.log, run, "now")
     with pytest.raises(WorkspaceRefused, match=r"has no snapshot 00000000 on record"):
         workspace_files.by_id(kd.log, run, "00000000")
@@ -217,7 +215,7 @@ def test_files_are_brought_back_without_blocking_the_loop(kd: killick.Client, ru
     assert Path("fix.shop/src/app.py").read_text() == AFTER
     with workspace_files.by_id(kd.log, run, str(done.before)) as found:
         assert "README.md" not in names(found.listing())
-    with pytest.raises(WorkspaceRefused, match=r"fix: name a place or a snapshot to bring its files back to"):
+    with pytest.raises(WorkspaceRefused, match=r"fix: give either a position or a snapshot to restore"):
         kd.restore(run)
     kd.answer(run, "approve", by="mia")
     assert kd.run(files_agent, id=run) == "done"

@@ -433,7 +433,7 @@ def test_a_second_loop_goes_on_with_the_window_of_the_first(processes: Processes
 
 
 def test_a_budget_and_a_window_are_one_too_many(processes: Processes, far: Far) -> None:
-    with pytest.raises(killick.RunFailed, match="a budget or a window"):
+    with pytest.raises(killick.RunFailed, match="budget= or window="):
         processes.new().run(Asker().agent(window=killick.Window(BUDGET)), "Go.", id="r")
 
 

@@ -212,7 +212,7 @@ def test_a_model_that_only_paused_goes_on(clients: dict[str, Any], provider: Pro
 
 def test_a_model_that_never_stops_is_stopped(clients: dict[str, Any], provider: Provider) -> None:
     provider.answers = [TURNS["openai"][0]] * 9
-    with pytest.raises(KillickError, match="after 3 turns the model still asks for more"):
+    with pytest.raises(KillickError, match="after 3 turns the model still calls tools"):
         looped(ListedRun(), clients["openai"], turns_max=3)
     assert len(provider.requests) == 3
 

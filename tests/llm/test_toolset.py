@@ -228,7 +228,7 @@ def test_two_types_of_one_name_are_told_apart_or_refused() -> None:
     go.__annotations__ = {"a": Place, "b": dataclass(type("Place", (), {"__annotations__": {"x": int}, "x": 0}))}
     assert len(offered(tool(go))["$defs"]) == 2
     go.__annotations__ = {"a": Place, "b": struct}
-    with pytest.raises(DeclarationRefused, match="go: its parameters have two types called Place"):
+    with pytest.raises(DeclarationRefused, match="go: two types of its parameters are called Place"):
         Toolset(tool(go)).schemas()
 
 
@@ -370,7 +370,7 @@ def test_all_that_does_not_fit_is_said_at_once_with_what_would() -> None:
     assert unit.startswith("unit: ")
     assert '"enum": ["celsius", "fahrenheit"]' in unit
     assert days.startswith("days: Input should be less than or equal to 7; it takes ")
-    assert town == "town: is no argument of this tool (city, unit, days, detail)"
+    assert town == "town: is not an argument of this tool (city, unit, days, detail)"
 
 
 def test_what_does_not_fit_inside_an_argument_is_named_by_its_path() -> None:
@@ -529,5 +529,5 @@ def test_the_blocking_form_refuses_a_run_that_is_awaited() -> None:
         async def decided(self, *_: Any, **__: Any) -> None:
             await asyncio.sleep(0)
 
-    with pytest.raises(KillickError, match="for a SyncRun"):
+    with pytest.raises(KillickError, match="takes a SyncRun"):
         dispatch_sync(Waiting(), TOOLS, chat(None, ("c1", "add", "{}")))

@@ -125,8 +125,8 @@ def test_a_fork_has_the_steps_before_its_cut_and_starts_with_its_own_first_event
         ("4~7", "there is no generation 7; it has 0, 1"),
         ("@9999", "there is no event @9999; it has @1 to @"),
         ("@x", "there is no event @x"),
-        ("6:during", "'6:during' names no place; write 6:before, 6:after, @17, start or now"),
-        ("", "'' names no place"),
+        ("6:during", "'6:during' is not a position; write 6:before, 6:after, @17, start or now"),
+        ("", "'' is not a position"),
     ],
 )
 def test_a_text_that_names_no_place_is_told_what_there_is(kd: killick.Client, text: str, told: str) -> None:

@@ -270,9 +270,9 @@ def test_an_event_slipped_in_after_the_head_stops_a_live_handle_with_a_clear_err
             "INSERT INTO events (id, body, data, hash) SELECT ?, body, data, hash FROM events WHERE id = ?", where
         )
     db.close()
-    with pytest.raises(StoreBroken, match="run_1: something stands where the next event belongs"):
+    with pytest.raises(StoreBroken, match="run_1: a row already exists where the next event belongs"):
         handle.append(Entry(e.NoteMade(at=1), {"note": "refused"}))
-    with pytest.raises(RunBroken, match="goes on after its head"):
+    with pytest.raises(RunBroken, match="there are events after the head"):
         log.open("run_1")
     log.open("run_2").append(Entry(e.NoteMade(at=1), {"note": "unharmed"}))
     log.close()

@@ -701,7 +701,7 @@ def test_a_stack_that_is_nearly_used_up_refuses_and_does_not_crash() -> None:
             deeper()
         except RecursionError:
             for attempt in (pack, canonical):
-                with pytest.raises(ValueRefused, match="deeper"):
+                with pytest.raises(ValueRefused, match="too deeply"):
                     attempt(value)
 
     deeper()

@@ -69,9 +69,9 @@ def test_without_the_extra_it_says_what_to_install(capsys: Capture, monkeypatch:
     ("words", "says"),
     [
         ((), "proxy: needs URL"),
-        (("--upstream", "api.openai.com"), "is no address of a provider; write it as https://api.openai.com"),
-        (("--upstream", "ftp://x"), "is no address of a provider"),
-        (("--upstream", "https://me:secret@x.example"), "x.example: is given with a name or password"),
+        (("--upstream", "api.openai.com"), "is not the address of a provider; write it as https://api.openai.com"),
+        (("--upstream", "ftp://x"), "is not the address of a provider"),
+        (("--upstream", "https://me:secret@x.example"), "x.example: has a user or password in its URL"),
         ((*AT, "--budget", "0"), "--budget: "),
         ((*AT, "--agent", "killick.x"), "no name for these runs"),
     ],

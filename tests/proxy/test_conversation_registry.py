@@ -167,7 +167,7 @@ def test_a_run_may_be_named_by_its_client(here: Desk) -> None:
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("other", "is a run of somebody"), ("killick:x", "choose another"), ("x" * 201, "no name for a run")],
+    [("other", "is a run of somebody"), ("killick:x", "choose another"), ("x" * 201, "not a valid run id")],
 )
 def test_a_name_that_is_somebody_elses_is_refused_in_one_line(here: Desk, name: str, says: str) -> None:
     with here.record() as kd:

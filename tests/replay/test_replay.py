@@ -201,9 +201,9 @@ def test_a_run_that_was_renewed_is_replayed_log_by_log(kd: killick.Client) -> No
     world.clear()
     assert [agrees(data, again_renewing).result for data in logs] == [None, None, "2"]
     now.add("leaps")
-    assert "the record goes on with 1, the code gives 2" in str(followed(logs[0], again_renewing).parted)
+    assert "the log continues with 1, the code gives 2" in str(followed(logs[0], again_renewing).parted)
     now.add("stays")
-    assert "the record goes on as n+2, the code in no other run" in str(followed(logs[0], again_renewing).parted)
+    assert "the log continues as n+2, the code in no other run" in str(followed(logs[0], again_renewing).parted)
     assert world == []
 
 

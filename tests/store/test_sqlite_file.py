@@ -374,7 +374,7 @@ def test_a_place_that_cannot_be_opened_says_what_to_check(tmp_path: Path) -> Non
         SqliteStore(tmp_path / "no" / "such" / "killick.db")
     with pytest.raises(StoreUnavailable, match="no such file"):
         SqliteStore(tmp_path / "killick.db", create=False)
-    with pytest.raises(StoreUnavailable, match="no store is known by 'mongodb'"):
+    with pytest.raises(StoreUnavailable, match="no store has the scheme 'mongodb'"):
         open_store("mongodb://x")
 
 

@@ -28,7 +28,7 @@ class Heard:
             while self._rung.get(timeout=HEARD_SECONDS) not in (run, ""):
                 pass
         except Empty:
-            raise AssertionError(f"nobody rang for {run}") from None
+            raise AssertionError(f"no notification for {run}") from None
 
     def forget(self) -> None:
         while not self._rung.empty():

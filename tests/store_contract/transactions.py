@@ -127,7 +127,7 @@ class Transacting:
         except AssertionError:
             raise
         except StoreError as error:
-            pytest.fail(f"an application's mistake is told as {error!r}")
+            pytest.fail(f"an application's mistake is reported as {error!r}")
         except Exception:
             expected: tuple[int, list[int]] = (1, [])
         else:

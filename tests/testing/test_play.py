@@ -130,7 +130,7 @@ def test_until_waiting_stops_at_a_backoff_and_leaps_over_it_when_told_to() -> No
     with play(pays_and_asks, fakes={played_pay: [ConnectionError("down"), "paid"]}) as t:
         t.until_waiting()
         assert (t.waits_for, list(t.waits)) == ({"time"}, [])
-        with pytest.raises(RunElsewhere, match="one wait is to be open, but the run waits for time"):
+        with pytest.raises(RunElsewhere, match="one wait should be open, but the run waits for time"):
             _ = t.wait
         t.until_waiting(leap=True)
         assert (t.waits_for, t.wait.prompt) == ({"person"}, "Well?")
@@ -167,7 +167,7 @@ def test_a_run_that_sleeps_for_ever_is_told_apart_from_one_that_ends(monkeypatch
             await run.sleep("1h")
 
     monkeypatch.setattr("killick.testing.player.LEAPS_MAX", 50)
-    with play(polls) as t, pytest.raises(RunElsewhere, match="is to come to an end, but the run slept 50 times"):
+    with play(polls) as t, pytest.raises(RunElsewhere, match="should end, but the run slept 50 times"):
         t.result()
 
 
@@ -187,10 +187,10 @@ def test_until_stops_before_a_tool_is_called() -> None:
 
 def test_until_tells_where_the_run_is_when_it_never_comes_there() -> None:
     with play(played_review, Claim(17), fakes=FAKES) as t:
-        with pytest.raises(RunElsewhere, match="is to come to played_pay, but the run waits for answer at step 2: Pay"):
+        with pytest.raises(RunElsewhere, match="should reach played_pay, but the run waits for answer at step 2: Pay"):
             t.until(played_pay)
         t.answer("reject")
-        with pytest.raises(RunElsewhere, match="is to come to 9, but the run has completed with 'rejected'"):
+        with pytest.raises(RunElsewhere, match="should reach 9, but the run has completed with 'rejected'"):
             t.until("9")
 
 
@@ -198,7 +198,7 @@ def test_until_waiting_on_a_run_that_ends_is_an_error_that_says_how() -> None:
     with play(played_review, Claim(17), fakes=FAKES) as t:
         t.until_waiting()
         t.answer("reject")
-        with pytest.raises(RunElsewhere, match="is to wait, but the run has completed with 'rejected'"):
+        with pytest.raises(RunElsewhere, match="should wait, but the run has completed with 'rejected'"):
             t.until_waiting()
     with (
         play(played_review, Claim(17), fakes={played_fetch: ValueError("no such claim")}) as t,

@@ -188,7 +188,7 @@ def test_blocking_agents_are_replayed_too(kd: killick.Client) -> None:
     now.add("extra")
     assert 'returned "paid 50", the code gives "paid 50!"' in str(parted(data, replay_blocking))
     now.add("new call")
-    assert "at step 2 the record has wait sleep" in str(parted(data, replay_blocking))
+    assert "at step 2 the log has wait sleep" in str(parted(data, replay_blocking))
 
 
 # where code parts from its record -----------------------------------------------------------------
@@ -199,16 +199,14 @@ def test_a_call_of_another_sort_parts_with_both_calls_named(kd: killick.Client) 
     now.add("new call")
     error = parted(data)
     assert error.step == "5"
-    assert "at step 5 the record has scope gather(branches=2), the code asks for tool replay_fetch(n=77)" in str(error)
+    assert "at step 5 the log has scope gather(branches=2), the code has tool replay_fetch(n=77)" in str(error)
     assert isinstance(error.__cause__, RunDiverged)
 
 
 def test_an_effect_with_other_arguments_parts(kd: killick.Client) -> None:
     data = reviewed(kd)
     now.add("amount")
-    assert "the record has tool replay_pay(amount=106), the code asks for tool replay_pay(amount=107)" in str(
-        parted(data)
-    )
+    assert "the log has tool replay_pay(amount=106), the code has tool replay_pay(amount=107)" in str(parted(data))
 
 
 def test_a_call_after_the_last_one_on_record_never_goes_out_whatever_the_code_does_about_it(kd: killick.Client) -> None:
@@ -217,9 +215,7 @@ def test_a_call_after_the_last_one_on_record_never_goes_out_whatever_the_code_do
     error = parted(data)
     assert isinstance(error, NotOnRecord)
     assert (error.step, error.call) == ("13", "tool replay_fetch(n=99)")
-    assert str(error) == (
-        "r: at step 13 the code asks for tool replay_fetch(n=99), which is not on record; nothing was called"
-    )
+    assert str(error) == ("r: step 13: tool replay_fetch(n=99) is not in the log, and was not called")
 
 
 def test_another_result_parts_and_is_told_by_what_is_different(kd: killick.Client) -> None:
@@ -295,7 +291,7 @@ def test_code_that_ends_early_parts(kd: killick.Client) -> None:
     data = kd.export("r")
     world.clear()
     now.clear()
-    assert "at step 2 the record has decision" in str(parted(data, replay_ends))
+    assert "at step 2 the log has decision" in str(parted(data, replay_ends))
 
 
 def test_code_that_never_comes_to_its_end_is_given_up(kd: killick.Client) -> None:
@@ -306,7 +302,7 @@ def test_code_that_never_comes_to_its_end_is_given_up(kd: killick.Client) -> Non
         await asyncio.get_running_loop().create_future()
         return "done"
 
-    with pytest.raises(ReplayParted, match=r"has not come to its end within 0\.2 s"):
+    with pytest.raises(ReplayParted, match=r"did not end within 0\.2 s"):
         replay(kd.export("r"), hangs, seconds=0.2)
 
 
@@ -330,12 +326,12 @@ def test_code_that_touches_the_world_by_itself_is_stopped_and_named(kd: killick.
     assert stray.file == __file__
     assert "notes.txt" in stray.what
     now.add("writes")
-    with pytest.raises(ReplayParted, match=r"the world: .*test_recorded_run\.py:\d+: open\(.*notes.txt', 'w'\)"):
+    with pytest.raises(ReplayParted, match=r"unrecorded I/O: .*test_recorded_run\.py:\d+: open\(.*notes.txt', 'w'\)"):
         replay(data, strays)
     assert (tmp_path / "notes.txt").read_text() == "read me"
     now.clear()
     now.add("connects")
-    with pytest.raises(ReplayParted, match=r"touches the world: .*test_recorded_run\.py:\d+: socket\.connect"):
+    with pytest.raises(ReplayParted, match=r"does unrecorded I/O: .*test_recorded_run\.py:\d+: socket\.connect"):
         replay(data, strays)
 
 
@@ -458,7 +454,7 @@ def test_every_transition_of_a_machine_is_run_again(kd: killick.Client) -> None:
     assert "(state.doubled: 20 is now 30)" in str(error)
     now.add("new call")
     assert str(parted(data, replay_counter)) == (
-        "m: at step 2.2 the code asks for tool replay_pay(amount=1), which is not on record; nothing was called"
+        "m: step 2.2: tool replay_pay(amount=1) is not in the log, and was not called"
     )
 
 

@@ -105,7 +105,7 @@ def test_only_a_run_with_a_workspace_has_the_tab(kd: killick.Client) -> None:
 
 
 def test_without_its_vault_the_page_says_why_nothing_is_told(kd: killick.Client) -> None:
-    assert "no snapshot of its files so early as start" in page(kd, "/runs/r/files?at=start")
+    assert "no snapshot of its files as early as start" in page(kd, "/runs/r/files?at=start")
     shutil.move("killick.files", "away")
     doc = api(kd, "/runs/r/files")
     assert "is not here" in doc["problem"]

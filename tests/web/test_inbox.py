@@ -80,7 +80,7 @@ def test_an_old_screen_answers_no_new_question(office: Desk) -> None:
     office.kd.advance("claim")
     assert office.get("/inbox")["questions"][0]["saw"] != saw
     refused = office.post(f"/inbox/{wait}", 409, verb="approve", saw=saw)
-    assert "another question now; look at it again" in refused["detail"]
+    assert "the question has changed; read it again" in refused["detail"]
 
 
 def test_the_first_answer_counts_and_the_second_is_told_who_was_first(office: Desk) -> None:

@@ -131,7 +131,7 @@ def test_only_what_makes_sense_is_offered_and_the_rest_says_why(office: Desk) ->
     office.at(at.waits)
     offers = {each["command"]: each["why_not"] for each in office.get("/runs/r/act")["offers"]}
     assert offers["pause"] is offers["cancel"] is offers["fork"] is offers["undo"] is None
-    assert offers["resume"].startswith("it waits, and nothing holds it back")
+    assert offers["resume"].startswith("it waits, and is not paused")
     assert offers["retry"] == "no step sits out a delay"
     page = office.page("/runs/r/act")
     assert 'id="do-pause"' in page

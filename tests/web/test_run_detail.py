@@ -182,7 +182,7 @@ def test_a_paused_run_says_who_paused_it(kd: killick.Client) -> None:
     doc = api(kd, "/runs/r")
     assert doc["status"] == "paused"
     assert "by otto" in doc["position"]["next"]
-    assert "until somebody resumes it" in doc["position"]["next"]
+    assert "until a person resumes it" in doc["position"]["next"]
 
 
 def test_a_run_that_nobody_knows_is_not_found(kd: killick.Client) -> None:

@@ -79,7 +79,7 @@ def test_an_expired_token_opens_nothing(kd: killick.Client, clock: killick.Manua
 
 def test_a_name_that_two_tokens_bear_is_revoked_by_id(kd: killick.Client) -> None:
     (first, _), (second, text) = issue(kd.engine, "ann"), issue(kd.engine, "ann")
-    with pytest.raises(AccessRefused, match=f"2 tokens; say which by its id: {first.id}, {second.id}"):
+    with pytest.raises(AccessRefused, match=f"2 tokens; give one of their ids: {first.id}, {second.id}"):
         revoke(kd.engine, "ann")
     assert revoke(kd.engine, first.id).id == first.id
     assert Tokens(kd.engine).check(text, kd.clock.now_us()) is not None
@@ -96,7 +96,7 @@ def test_revoking_twice_says_it_once(kd: killick.Client) -> None:
 
 @pytest.mark.parametrize("name", ["", "  ", "x" * 81, "a\nb", "\x1b[31m"])
 def test_a_name_that_is_none_is_refused_and_nothing_is_written(kd: killick.Client, name: str) -> None:
-    with pytest.raises(AccessRefused, match="no name for a token"):
+    with pytest.raises(AccessRefused, match="not a valid token name"):
         issue(kd.engine, name)
     assert kd.store.head(TOKENS) is None
 

@@ -654,13 +654,13 @@ def test_the_cursor_passes_what_it_does_not_listen_to_without_an_event_for_each(
 @pytest.mark.parametrize(
     ("kinds", "options", "told"),
     [
-        (("run.taken",), {}, "hooks hear nothing of 'run.taken'; they can listen to attempt.settled, cancel.requested"),
-        (("run.finished",), {}, "hooks hear nothing of 'run.finished'"),
-        ((), {}, "a hook names the kinds of events it listens to"),
+        (("run.taken",), {}, "hooks cannot listen to 'run.taken'; give some of attempt.settled, cancel.requested"),
+        (("run.finished",), {}, "hooks cannot listen to 'run.finished'"),
+        ((), {}, "a hook needs the event kinds it listens to"),
         (("run.failed",), {"waits_for": "answer"}, "waits_for= is about 'wait.opened'"),
         (("wait.opened",), {"waits_for": ("answers",)}, "waits_for='answers'; give some of answer, event"),
-        (("run.failed",), {"name": "to whom"}, "is no name for a hook"),
-        (("run.failed",), {"timeout": 0}, "timeout=0 leaves it no time"),
+        (("run.failed",), {"name": "to whom"}, "is not a valid hook name"),
+        (("run.failed",), {"timeout": 0}, "timeout=0 leaves no time"),
     ],
 )
 def test_a_declaration_that_cannot_work_is_refused_in_one_line(

@@ -449,7 +449,7 @@ def test_a_message_that_is_none_of_its_business_does_not_keep_a_trigger_busy(wor
 
 def test_an_event_has_a_name_of_its_own(world: World) -> None:
     for name in ("", "killick.answer"):
-        with pytest.raises(AnswerRefused, match="is no name for an event"):
+        with pytest.raises(AnswerRefused, match="is not a valid event name"):
             world.kd.publish(name)
 
 
@@ -545,21 +545,21 @@ def low() -> bool:
         (lambda: killick.cron("0 0 30 2 *", poll), "bad day-of-month"),
         (lambda: killick.cron("0 0 * 2 mon#5,tue#6", poll), "bad day-of-week"),
         (lambda: killick.cron(None, poll), "poll: cron None"),  # type: ignore[arg-type]
-        (lambda: killick.cron("* * * * *", poll, tz="Europe/Atlantis"), "tz='Europe/Atlantis' is no time zone"),
-        (lambda: killick.cron("* * * * *", poll, tz="Europe"), "is no time zone"),
+        (lambda: killick.cron("* * * * *", poll, tz="Europe/Atlantis"), "tz='Europe/Atlantis' is not a time zone"),
+        (lambda: killick.cron("* * * * *", poll, tz="Europe"), "is not a time zone"),
         (lambda: killick.cron("* * * * *", poll, missed="never"), "missed='never' is not one of skip, once, all"),  # type: ignore[arg-type]
         (lambda: killick.every("10m", poll, overlap="wait"), "overlap='wait' is not one of"),  # type: ignore[arg-type]
         (lambda: killick.every("soon", poll), "poll: 'soon'"),
         (lambda: killick.every("10ms", poll), "too often"),
-        (lambda: killick.every("10m", low), "low is no agent; declare it with @killick.agent"),  # type: ignore[arg-type]
+        (lambda: killick.every("10m", low), "low is not an agent; declare it with @killick.agent"),  # type: ignore[arg-type]
         (lambda: killick.every("10m", poll, name="a b"), "letters, digits"),
         (lambda: killick.every("10m", poll, input=3), "input=3, but poll takes none"),
         (lambda: killick.every("10m", report), "give an input that report takes"),
         (lambda: killick.every("10m", report, input=17), "give an input that report takes"),
         (lambda: killick.every("10m", report, input=lambda: "x"), "takes neither (firing) nor (firing, previous)"),
-        (lambda: killick.when(lambda x: x, poll), "is no function without arguments"),  # type: ignore[arg-type,misc]
-        (lambda: killick.when("low", poll), "is no function without arguments"),  # type: ignore[arg-type]
-        (lambda: killick.on_event("killick.own", poll), "is no name for an event"),
+        (lambda: killick.when(lambda x: x, poll), "is not a function without arguments"),  # type: ignore[arg-type,misc]
+        (lambda: killick.when("low", poll), "is not a function without arguments"),  # type: ignore[arg-type]
+        (lambda: killick.on_event("killick.own", poll), "is not a valid event name"),
     ],
 )
 def test_what_cannot_work_is_refused_where_it_is_declared(declare: Callable[[], Any], says: str) -> None:

@@ -404,16 +404,16 @@ def test_what_is_no_http_is_told_later(kd: killick.Client) -> None:
 @pytest.mark.parametrize(
     ("url", "options", "told"),
     [
-        ("http://example.org/hook", {}, "http://example.org is in the clear; use https://, or say insecure=True"),
-        ("ftp://example.org", {}, "is no address of a webhook"),
-        ("example.org/hook", {}, "is no address of a webhook"),
-        ("https://[::1/hook", {}, "is no address of a webhook"),
-        ("https://example.org:port/", {}, "is no address of a webhook"),
+        ("http://example.org/hook", {}, "http://example.org is not encrypted; use https://, or give insecure=True"),
+        ("ftp://example.org", {}, "is not the address of a webhook"),
+        ("example.org/hook", {}, "is not the address of a webhook"),
+        ("https://[::1/hook", {}, "is not the address of a webhook"),
+        ("https://example.org:port/", {}, "is not the address of a webhook"),
         ("https://ann:pw@example.org/", {}, "its address names a user"),
         ("https://example.org", {"secret": ""}, "a webhook is signed"),
         ("https://example.org", {"secret": []}, "a webhook is signed"),
-        ("https://example.org", {"secret": "whsec_!"}, "what follows whsec_ in it is not base64"),
-        ("https://example.org", {"timeout": 0}, "timeout=0 leaves it no time"),
+        ("https://example.org", {"secret": "whsec_!"}, "its part after whsec_ is not base64"),
+        ("https://example.org", {"timeout": 0}, "timeout=0 leaves no time"),
     ],
 )
 def test_a_webhook_that_cannot_work_is_refused_in_one_line(url: str, options: dict[str, Any], told: str) -> None:

@@ -324,7 +324,7 @@ def test_a_snapshot_with_a_name_that_leads_out_is_refused(place: Place, name: by
     ref = place.objects.add(b"bad")
     inside = tree.store_folder([Entry(name, FILE, 0o644, 0, 3, ref)], place.objects.add)
     target = Entry(b"", tree.FOLDER, 0o755, 0, 0, inside)
-    with pytest.raises(SnapshotBroken, match="no file can have"):
+    with pytest.raises(SnapshotBroken, match="not a valid file name"):
         place.restore(target)
 
 
@@ -460,7 +460,7 @@ def test_a_file_in_the_way_of_a_path_is_told_and_stays(place: Place) -> None:
 @pytest.mark.parametrize("path", [b"../x", b"/etc/passwd", b"a/../../x"])
 def test_a_path_that_leads_out_is_refused(place: Place, path: bytes) -> None:
     target, _ = place.keep()
-    with pytest.raises(WorkspaceRefused, match="inside of the workspace"):
+    with pytest.raises(WorkspaceRefused, match="inside the workspace"):
         place.restore(target, paths=[path])
 
 

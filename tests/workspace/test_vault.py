@@ -131,9 +131,9 @@ def test_what_was_added_may_change_as_soon_as_it_is_added(vault: Vault) -> None:
 def test_a_writing_that_is_over_takes_nothing_more(vault: Vault) -> None:
     with vault.writing() as one:
         pass
-    with pytest.raises(StoreUnavailable, match="begin a new one"):
+    with pytest.raises(StoreUnavailable, match="start a new one"):
         one.add(b"x")
-    with pytest.raises(StoreUnavailable, match="begin a new one"):
+    with pytest.raises(StoreUnavailable, match="start a new one"):
         one.publish(bytes(32), "", 1)
     assert packs(vault) == []
 

@@ -135,9 +135,9 @@ def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path_factory: pytes
 def test_a_file_is_no_vault(tmp_path: Path) -> None:
     (tmp_path / "files").write_text("notes")
     vault = Vault(tmp_path / "files")
-    with pytest.raises(StoreUnavailable, match="is no folder, so it cannot be a vault; choose another name"):
+    with pytest.raises(StoreUnavailable, match="is not a folder, so it cannot be a vault; choose another name"):
         publish(vault, {})
-    with pytest.raises(StoreUnavailable, match="is no folder"):
+    with pytest.raises(StoreUnavailable, match="is not a folder"):
         publish(Vault(tmp_path / "files" / "below"), {})
     assert (tmp_path / "files").read_text() == "notes"
 

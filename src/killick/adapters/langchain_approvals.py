@@ -66,13 +66,14 @@ def answer(client: Client, waits: Sequence[Wait], response: Shape, *, by: str | 
     decisions = _decided(response)
     if len(decisions) != len(waits):
         raise AnswerRefused(
-            waits[0].id if waits else "nothing", f"{len(waits)} were asked and {len(decisions)} decided; decide each"
+            waits[0].id if waits else "nothing",
+            f"{len(waits)} waits are open and {len(decisions)} decisions came; give one for each",
         )
     for wait, decision in zip(waits, decisions, strict=True):
         verb = _SETTLES.get(decision.kind) if wait.waits_for == "settlement" else decision.kind
         if verb is None:
             allowed = ", ".join(_decisions(wait))
-            raise AnswerRefused(wait.id, f"{decision.kind!r} is no decision here; it takes {allowed}")
+            raise AnswerRefused(wait.id, f"{decision.kind!r} is not a possible decision here; give one of {allowed}")
         client.answer(wait, verb, value=decision.value, by=by, comment=decision.comment)
 
 
@@ -113,7 +114,7 @@ def _decided(response: Shape) -> list[_Decision]:
         case [*decisions] if not isinstance(response, str):
             return [_decision(each) for each in decisions]
         case _:
-            raise AnswerRefused("approval", f"{response!r} is no HITLResponse and no HumanResponse")
+            raise AnswerRefused("approval", f"{response!r} is not a HITLResponse or HumanResponse; give one")
 
 
 def _decision(told: Any) -> _Decision:
@@ -128,7 +129,7 @@ def _decision(told: Any) -> _Decision:
             why = told.get("message") or told.get("args")
             return _Decision("reject", None, why if isinstance(why, str) else None)
         case _:
-            raise AnswerRefused("approval", f"{told!r} is no decision; its type is approve, edit, reject or respond")
+            raise AnswerRefused("approval", f"{told!r} is not a decision; give type approve, edit, reject or respond")
 
 
 # what they ask, asked here --------------------------------------------------------------------------
@@ -200,7 +201,7 @@ def _actions(request: Shape) -> list[_Action]:
         case [*asked] if asked and not isinstance(request, str):
             return [action for each in asked for action in _actions(each)]
         case _:
-            raise AnswerRefused("approval", f"{request!r} is no HITLRequest and no HumanInterrupt")
+            raise AnswerRefused("approval", f"{request!r} is not a HITLRequest or HumanInterrupt; give one")
 
 
 def _prompt(action: _Action) -> str:
@@ -213,7 +214,7 @@ def _shaped(action: _Action, answer: Answer) -> dict[str, Any]:
     """Returns an answer as a decision of the newer format. An edit contains all or only the changed arguments."""
     if action.allowed and answer.kind not in action.allowed:
         allowed = ", ".join(action.allowed)
-        raise AnswerRefused(action.name, f"{answer.kind!r} is no decision that the graph takes; it takes {allowed}")
+        raise AnswerRefused(action.name, f"{answer.kind!r} is not a decision of this graph; give one of {allowed}")
     match answer.kind:
         case "approve":
             return {"type": "approve"}

@@ -147,9 +147,7 @@ class Server:
         names = {each.name for each in offered}
         for name in (*self._options, *(self._only or ())):
             if name not in names:
-                raise DeclarationRefused(
-                    name, f"{self.name} offers no such tool; there are: {', '.join(sorted(names))}"
-                )
+                raise DeclarationRefused(name, f"{self.name} offers no such tool; it has: {', '.join(sorted(names))}")
         return [self._tool(each) for each in offered if self._only is None or each.name in self._only]
 
     def _tool(self, offered: Offered) -> AnyTool:
@@ -218,7 +216,7 @@ class Server:
         """Returns the outcome of a call without an answer."""
         if error.message.casefold() in _FORGOTTEN:
             await self._drop(link)
-            return NotDone(f"{self.name} has forgotten this session; the next call makes a new one")
+            return NotDone(f"{self.name} has dropped this session; the next call opens a new one")
         if error.code == REQUEST_TIMEOUT:
             return TimeoutError(f"{self.name}: {name} gave no answer in time")
         if error.code != CONNECTION_CLOSED:
@@ -385,7 +383,7 @@ async def _listed(client: Client, *, fresh: bool = False) -> list[Offered]:
         cursor = page.next_cursor
         if cursor is None:
             return found
-    raise KillickError(f"the server lists more than {PAGES_MAX} pages of tools; look at what it repeats")
+    raise KillickError(f"the server lists more than {PAGES_MAX} pages of tools; check whether it repeats pages")
 
 
 # What comes back -------------------------------------------------------------------------------------
@@ -412,7 +410,7 @@ def _without(schema: Mapping[str, Any], name: str | None) -> dict[str, Any]:
         return dict(schema)
     properties: Mapping[str, Any] = schema.get("properties", {})
     if name not in properties:
-        raise DeclarationRefused(name, f"is no argument that could take the key; there are: {', '.join(properties)}")
+        raise DeclarationRefused(name, f"cannot take the idempotency key; choose one of {', '.join(properties)}")
     kept = {each: part for each, part in properties.items() if each != name}
     return {**schema, "properties": kept, "required": [each for each in schema.get("required", ()) if each != name]}
 

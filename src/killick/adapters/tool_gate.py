@@ -25,7 +25,7 @@ def hosted(given: Host | None, who: str) -> Host:
     if host is None:
         raise DeclarationRefused(
             who,
-            "there is no host here; run the framework inside `async with kd.host(…)` or `run.hosting()`, or give one",
+            "no host is active here; run the framework inside `async with kd.host(…)` or `run.hosting()`, or give one",
         )
     return host
 

@@ -1,1 +1,1 @@
-"""What agent code is handed: its run."""
+"""The API of agent code: `Run`, and the clients that record model calls."""

@@ -1,4 +1,4 @@
-"""Which code runs: the version of the package an agent comes from, and the commit, read from files beside it."""
+"""The build of an agent: the version of its package, and the commit, read from the files of its checkout."""
 
 from __future__ import annotations
 

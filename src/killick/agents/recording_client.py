@@ -1,7 +1,7 @@
-"""Clients of model providers whose calls, inside a run, are steps of it; outside of one they are as they were.
+"""Clients of model providers that record their calls as steps inside a run; outside a run they work as usual.
 
-Stands where a client sends its requests, so that all above it stays the client's own: streams, parsing, raw responses,
-its errors. No provider's package is imported here.
+It replaces only the transport of a client: streams, parsing, raw responses and errors stay the client's own. No
+provider's package is imported here.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ CALLS: Final = (
     "/chat/completions", "/completions", "/responses", "/embeddings", "/moderations", "/images/generations",
     "/messages", "/messages/count_tokens", "/complete", "/invoke", ":rawPredict", ":streamRawPredict",
 )  # fmt: skip
-"""How the addresses end at which a model is asked. Other requests of a client are no steps."""
+"""The path endings of model endpoints. Other requests of a client are not steps."""
 
 _SSE: Final = "text/event-stream"
 _JSON: Final = "application/json"
 _END: Final[Any] = object()
 _KEPT: Final = {"_request_id": ("x-request-id", "request-id"), "_workspace_id": ("anthropic-workspace-id",)}
-"""What clients keep of an answer's headers, by the name under which it is on record."""
+"""The response headers that clients read, by the name under which they are recorded."""
 
 _OURS: ContextVar[list[KillickError] | None] = ContextVar("killick_durable", default=None)
-"""What kept a call from being made, where that is ours to say: clients would make an error of their own of it."""
+"""Errors of Killick that prevented a call. They pass through the client, which would otherwise wrap them."""
 
 
 def durable(client: C) -> C:
-    """A client of `openai` or `anthropic`, blocking or async, whose calls inside a run are on record.
+    """A client of `openai` or `anthropic`, blocking or async, whose calls inside a run are recorded.
 
-    In an agent's own code a call is a step as with `run.model`: recorded verbatim, with usage, tried again by the run's
-    own rules, and never asked again on replay. Within a host it is the host's. Inside a tool, and outside of any run,
-    it is what it was without. The client that is given stays as it is.
+    In an agent's own code a call is a step, as with `run.model`: recorded verbatim, with usage, retried by the run's
+    policy, and never repeated on replay. Inside a host it is a call of the host. Inside a tool, and outside a run, it
+    works as usual. The given client is not changed.
     """
     http: Any = getattr(client, "_client", None)
     copy: Any = getattr(client, "copy", None)
     if not callable(copy) or not callable(getattr(http, "send", None)) or not hasattr(client, "request"):
-        told = "is no client that sends requests of its own; give one of openai's or anthropic's, such as AsyncOpenAI()"
+        told = "is not a client that sends requests; give one of openai's or anthropic's, such as AsyncOpenAI()"
         raise DeclarationRefused(type(client).__name__, told)
     if getattr(http, "is_killick", False):
         return client
@@ -64,7 +64,7 @@ def durable(client: C) -> C:
 
 @cache
 def _durable(cls: Any) -> Any:
-    """The same client, which inside a run leaves it to the run to try again, and to say why a call was not made."""
+    """The same client; inside a run it leaves retries and errors to the run."""
 
     def begun(options: Any) -> tuple[Any, Any]:
         return options.model_copy(update={"max_retries": 0}), _OURS.set([])
@@ -107,7 +107,7 @@ def _durable(cls: Any) -> Any:
 
 
 def _recording(http: Any) -> Any:
-    """An HTTP client that shares everything with another, and asks before it sends where it is."""
+    """An HTTP client that shares everything with another, and checks before each request whether it is inside a run."""
     kind: Any = http.__class__
     if inspect.iscoroutinefunction(kind.send):
 
@@ -127,7 +127,7 @@ def _recording(http: Any) -> Any:
             return _Now(http, call, options).through(place)
 
         send = send_now
-    # The one that is given closes what they share when it is collected: it lives as long as this one, which does not.
+    # The original client closes the shared connections when it is collected, so this one keeps it alive.
     parts: dict[str, Any] = {"send": send, "__del__": _kept_open, "is_killick": True, "killick_http": http}
     made: Any = object.__new__(type(kind.__name__, (kind,), parts))
     made.__dict__ = http.__dict__
@@ -135,11 +135,11 @@ def _recording(http: Any) -> Any:
 
 
 def _kept_open(self: Any) -> None:
-    """What is shared is closed by whom it belongs to."""
+    """The shared connections are closed by their owner."""
 
 
 def _place() -> Host | Branch | None:
-    """Which step a call belongs to: a host's, an agent's, or none; inside a step it is part of that."""
+    """The step that a call belongs to: a host's, an agent's, or none; inside a step it is part of that step."""
     here = HERE.get()
     if isinstance(here, ToolStep):
         return None
@@ -151,7 +151,7 @@ def _place() -> Host | Branch | None:
 
 
 class Call(NamedTuple):
-    """A request by which a model is asked."""
+    """A request to a model."""
 
     request: Any
     name: str
@@ -159,7 +159,7 @@ class Call(NamedTuple):
 
     @classmethod
     def of(cls, request: Any) -> Call | None:
-        """None for requests that ask no model."""
+        """Returns None for requests that are not model calls."""
         path = str(request.url.path)
         ending = next((ending for ending in CALLS if path.endswith(ending)), None)
         if ending is None or request.method != "POST":
@@ -181,17 +181,17 @@ class Call(NamedTuple):
         return str(self.body.get("model", ""))
 
     def events(self, chunk: Any) -> bytes:
-        """A chunk as it comes over the wire; a text is the output of an override."""
+        """A chunk in its wire format; a text is the output of an override."""
         each = sse.events(self.name, chunk, self._model) if isinstance(chunk, str) else [wire(chunk)]
         return b"".join(map(written, each))
 
     @property
     def library(self) -> Any:
-        """The HTTP library that the request is of: a client's answers have to be of the same."""
+        """The HTTP library of the request: the response must be of the same library."""
         return import_module(type(self.request).__module__.partition(".")[0])
 
     def asking(self, body: Mapping[str, Any]) -> Any:
-        """The request as it is to be sent: as it came, unless the run asks for another model."""
+        """The request to send: unchanged, unless the run uses another model."""
         if body == self.body:
             return self.request
         headers = [(name, value) for name, value in self.request.headers.items() if name != "content-length"]
@@ -201,7 +201,7 @@ class Call(NamedTuple):
         return made
 
     def called(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """A function under the name by which the step is known, and whose client it is of."""
+        """A function with the step's name and provider."""
         fn.__qualname__ = fn.__name__ = self.name
         fn.maker = "anthropic" if "anthropic-version" in self.request.headers else "openai"  # type: ignore[attr-defined]
         return fn
@@ -209,7 +209,7 @@ class Call(NamedTuple):
     # answers ----------------------------------------------------------------------------------
 
     def answered(self, value: Any) -> Any:
-        """The response that a reply on record was; a text is the output of an override."""
+        """The response of a recorded reply; a text is the output of an override."""
         headers = {"content-type": _JSON}
         value = sse.reply(self.name, value, self._model) if isinstance(value, str) else wire(value)
         if isinstance(value, dict):
@@ -221,11 +221,11 @@ class Call(NamedTuple):
         return self.library.Response(200, headers=headers, content=encoded(value), request=self.request)
 
     def streamed(self, stream: Any) -> Any:
-        """The response whose body comes in chunks."""
+        """The response with a streamed body."""
         return self.library.Response(200, headers={"content-type": _SSE}, stream=stream, request=self.request)
 
     def failed(self, failed: StepFailed) -> Any:
-        """The response that a failure on record was, of which the client makes its own error; or that error, raised."""
+        """The response of a recorded failure, from which the client makes its own error; or that error, raised."""
         failure: Failure = failed.failure
         status = failure.details.get("status")
         if isinstance(failed, Rejected):
@@ -255,12 +255,12 @@ def _noted(error: KillickError) -> KillickError:
 
 
 def _named(value: Any) -> dict[str, Any]:
-    """What is known to be an object of JSON."""
+    """A value that is known to be a JSON object."""
     return dict(value)
 
 
 def _reply(response: Any) -> Any:
-    """What came back, as it is on record: the JSON, and what clients keep of the headers. Errors are raised."""
+    """The reply as it is recorded: the JSON, and the headers that clients read. Errors are raised."""
     response.raise_for_status()
     try:
         reply: Any = response.json()
@@ -295,7 +295,7 @@ class _Soon:
                 value = await place.model(fn, **call.body)
                 return _in_one(call, value) if call.streams else call.answered(value)
             if place.thread is not None:
-                raise KillickError(f"{place.execution.run_id}: a def agent blocks; give it the client that blocks, too")
+                raise KillickError(f"{place.execution.run_id}: a def agent blocks; give it the synchronous client")
             run: Run[Any] = Run(place.execution)
             if not call.streams:
                 return call.answered(await run.model(call.called(self._asked), **call.body))
@@ -351,7 +351,7 @@ async def _events_soon(response: Any) -> AsyncIterator[Any]:
 
 
 def _chunks_soon(call: Call, chunks: Any, first: Any) -> Any:
-    """The body of a response, made of a step's chunks; closing it ends the step with what came."""
+    """The body of a response, made of a step's chunks; closing it ends the step with the chunks so far."""
 
     class Chunks(call.library.AsyncByteStream):  # type: ignore[misc,name-defined]
         async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -373,7 +373,7 @@ def _chunks_soon(call: Call, chunks: Any, first: Any) -> Any:
 
 
 def _in_one(call: Call, value: Any) -> Any:
-    """A stream that was read to its end before the caller receives it."""
+    """A stream that is read to its end before the caller receives it."""
     chunks: list[Any] = [*value] if isinstance(value, list) else [value]
     body = b"".join(map(call.events, chunks)) + (ending(chunks[-1]) if chunks else b"")
     return call.library.Response(200, headers={"content-type": _SSE}, content=body, request=call.request)

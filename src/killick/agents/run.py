@@ -1,6 +1,6 @@
-"""What agent code sees of its run. `Run` is awaited; `SyncRun` blocks, and waits for the same steps.
+"""The run as agent code sees it. The methods of `Run` are awaited; those of `SyncRun` block.
 
-A method gives an inert Step, which gets its number when it is awaited; nothing happens before.
+A method returns an inert Step, which gets its number when it is awaited; before that, nothing happens.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ O = TypeVar("O")  # noqa: E741
 C = TypeVar("C", default=Any)
 
 Step: TypeAlias = Coroutine[Any, Any, T]
-"""A step that is asked for and not yet taken. Await it, or give it to `run.gather`."""
+"""A step that was requested but not executed yet. Await it, or pass it to `run.gather`."""
 
 OnParentEnd = Literal["cancel", "abandon", "wait"]
 Escalate: TypeAlias = Sequence[tuple[str | Sequence[str], Duration | None]]
 _UNNUMBERED: Final = frozenset({decisions.plan, decisions.at, decisions.note, decisions.update, messages.heard})
-"""What code does between two steps."""
+"""Operations between two steps, without a step number."""
 
 
 class _Common(Generic[C]):
-    """What both kinds of Run know without doing anything."""
+    """The properties of both kinds of Run."""
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
@@ -78,7 +78,7 @@ class _Common(Generic[C]):
 
     @property
     def input(self) -> Any:
-        """What the run was started with."""
+        """The input of the run."""
         return self._execution.input
 
     @property
@@ -94,7 +94,7 @@ class _Common(Generic[C]):
 
     @property
     def workspace(self) -> Path:
-        """The folder that the run works in. Tools are given it by a parameter with the default `killick.WORKSPACE`."""
+        """The folder that the run works in. Tools receive it by a parameter with the default `killick.WORKSPACE`."""
         folder = self._execution.folder
         if folder is None:
             told = "has no folder to work in; declare one: @killick.agent(workspace=…)"
@@ -103,17 +103,17 @@ class _Common(Generic[C]):
 
     @property
     def replaying(self) -> bool:
-        """Whether the next step is on record already."""
+        """Whether the next step is already recorded."""
         return self._execution.branch_here().replaying
 
     @property
     def told(self) -> CallAnswer | None:
-        """What a person said of the last call, and what they changed in it; None if no approver was asked."""
+        """The approver's answer to the last call, with their changes; None if no approver was asked."""
         return self._execution.branch_here().told
 
     @property
     def received(self) -> Any:
-        """In a state machine: what the wait before this transition ended with."""
+        """In a state machine: the result of the wait before this transition."""
         return self._execution.received
 
     # the inert steps, for both ------------------------------------------------------------------
@@ -133,7 +133,7 @@ class _Common(Generic[C]):
 
 
 async def _proposed(ex: Execution, branch: Branch, intent: Intent) -> Proposed[Any]:
-    """A step that an approver is asked about, even where no rule requires it."""
+    """A step that needs an approval, even if no rule requires it."""
     intent.proposed = True
     try:
         result = await execute_step(ex, branch, intent)
@@ -150,7 +150,7 @@ class Run(_Common[C]):
         return call_tool(self._execution, tool, *self._bind(tool, args, kwargs))
 
     def propose(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Step[Proposed[T]]:
-        """Suggest a call to a person, who may let it be done, edit it, refuse it, or answer instead."""
+        """Proposes a call to a person, who may approve, edit or reject it, or respond in its place."""
         return run_step(self._execution, _proposed, self._call(tool, args, kwargs))
 
     @overload
@@ -158,56 +158,56 @@ class Run(_Common[C]):
     @overload
     def model(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Step[T]: ...
     def model(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Step[Any]:
-        """Call a model: recorded verbatim, with usage and reasoning, and never asked again on replay."""
+        """Calls a model: recorded verbatim, with usage and reasoning, and never called again on replay."""
         return run_step(self._execution, execute_step, model_intent(fn, args, kwargs))
 
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """Call a model and read its reply as it comes; recorded whole, and one chunk on replay."""
+        """Calls a model and streams its reply; recorded as a whole, and one chunk on replay."""
         return streams.stream(self._execution, model_intent(fn, args, kwargs))
 
     def hosting(self) -> ExternalSteps:
-        """`async with run.hosting() as host`: a framework's own loop runs in the block; its calls are the host's."""
+        """`async with run.hosting() as host`: a framework's own loop runs in the block; its calls go through it."""
         return ExternalSteps(self._execution, self._steps)
 
     def fit(
         self, window: Window, messages: Sequence[Any], tools: Sequence[Any] = (), *, system: Any = None
     ) -> Step[Sent]:  # fmt: skip
-        """What to send of a history so that it fits the window: decided once, on record, and the same on replay."""
+        """The part of a history that fits the window: decided once, recorded, and the same on replay."""
         return self._paged(context_window.fit, window, messages, tools, system)
 
     async def dispatch(self, tools: Toolset, reply: Any, *, window: Window | None = None) -> list[dict[str, Any]]:
-        """Run the tool calls of a model's reply, each choice on record as a decision; returns the answers to it. What
-        `window`, which the reply was fitted to, can answer itself is not run."""
+        """Executes the tool calls of a model's reply and records each as a decision; returns the answers. Calls that
+        `window` can answer itself are not executed."""
         return await dispatch(self, tools, reply, window=window)
 
     def decided(
         self, question: str, choice: T, *, options: Sequence[Any] | None = None, because: str | None = None,
         by: str = "agent",
     ) -> Step[T]:  # fmt: skip
-        """Put a decision on record, with its reason; returns the choice, on replay the recorded one."""
+        """Records a decision with its reason; returns the choice, on replay the recorded one."""
         return self._steps(decisions.decided, question, choice, options, because, by)
 
     def plan(self, stages: Sequence[str]) -> Step[None]:
-        """Say which stages the agent will go through."""
+        """Records the stages that the agent will go through."""
         return self._steps(decisions.plan, tuple(stages))
 
     def at(self, stage: str) -> Step[None]:
-        """Say which stage the agent is at."""
+        """Records the agent's current stage."""
         return self._steps(decisions.at, stage)
 
     def note(self, note: Any) -> Step[None]:
-        """Put a remark on record, for readers of the history."""
+        """Records a note for readers of the history."""
         return self._steps(decisions.note, note)
 
     def update(self, **changes: Any) -> Step[None]:
-        """Change entries of the context."""
+        """Changes entries of the context."""
         return self._steps(decisions.update, changes)
 
     def ask(
         self, prompt: str, *, to: str | Sequence[str] = (), timeout: Duration | None = None, default: Any = MISSING,
         options: Sequence[Any] | None = None, returns: Any = Any, need: int = 1, escalate: Escalate = (),
     ) -> Step[Answer]:  # fmt: skip
-        """Ask a person, and wait: approve, reject, edit or respond. `default` is returned at the timeout.
+        """Asks a person, and waits: approve, reject, edit or respond. `default` is returned at the timeout.
 
         `need` approvers must agree; `escalate` names who is asked next after a timeout, and for how long.
         """
@@ -224,19 +224,19 @@ class Run(_Common[C]):
     def wait(
         self, name: str, *, timeout: Duration | None = None, default: Any = MISSING, returns: Any = Any
     ) -> Step[Any]:
-        """Wait for a message of this name, first in first out."""
+        """Waits for a message of this name, first in first out."""
         return self._steps(questions.wait, name, timeout, default, returns)
 
     def heard(self) -> Step[list[Any]]:
-        """What people said to the run since it last listened; does not wait."""
+        """The messages from people since the last call; does not wait."""
         return self._steps(messages.heard)
 
     def sleep(self, duration: Duration) -> Step[None]:
-        """Wait for a while, however long; the run leaves memory meanwhile."""
+        """Waits for a duration of any length; the run leaves memory meanwhile."""
         return self._steps(questions.sleep, seconds(duration), None)
 
     def sleep_until(self, moment: datetime) -> Step[None]:
-        """Wait until a moment, which must have a time zone."""
+        """Waits until a datetime, which must have a time zone."""
         return self._steps(questions.sleep, None, moment)
 
     @overload
@@ -253,11 +253,11 @@ class Run(_Common[C]):
         self, agent: AnyAgent, input: Any = None, *, id: str | None = None,  # noqa: A002
         on_parent_end: OnParentEnd = "cancel", priority: int | None = None,
     ) -> Step[Child[Any]]:  # fmt: skip
-        """Start a child run; await `child.result()` for what it returns."""
+        """Starts a child run; await `child.result()` for its result."""
         return self._steps(children.spawn, self, agent, input, id, on_parent_end, priority)
 
     def send(self, run: str, name: str, body: Any = None) -> Step[None]:
-        """Send a message to another run."""
+        """Sends a message to another run."""
         return self._steps(messages.send, run, name, body)
 
     @overload
@@ -269,19 +269,19 @@ class Run(_Common[C]):
     @overload
     def gather(self, branches: Iterable[Awaitable[T]], /) -> Step[tuple[T, ...]]: ...
     def gather(self, *branches: Any) -> Step[Any]:
-        """Branches side by side: steps or coroutines. One that fails stops the others at their next step."""
+        """Runs branches concurrently: steps or coroutines. One that fails stops the others at their next step."""
         return self._steps(parallel.gather, parallel.spread(branches))
 
     def first(self, *branches: Awaitable[T]) -> Step[First[T]]:
-        """Branches side by side, until one is done; the others stop at their next step."""
+        """Runs branches concurrently until one is done; the others stop at their next step."""
         return self._steps(parallel.first, parallel.spread(branches))
 
     def now(self) -> datetime:
-        """The time, as it was when the code first came here."""
+        """The current time; on replay, the recorded one."""
         return facts.now(self._execution, self._here())
 
     def uuid(self) -> UUID:
-        """A fresh UUID, the same on replay."""
+        """A new UUID, the same on replay."""
         return facts.uuid(self._execution, self._here())
 
     def random(self) -> float:
@@ -289,14 +289,14 @@ class Run(_Common[C]):
         return facts.random(self._execution, self._here())
 
     def renew(self, input: Any = None) -> Step[NoReturn]:  # noqa: A002
-        """Close this log and go on in a fresh one, from the top, with this input. Never returns.
+        """Closes this log and continues in a new one, from the top, with this input. Never returns.
 
-        For agents that live long: no history grows for ever. Context, tags, priority and untaken messages go along.
+        For long-lived agents, so that no log grows without limit. Context, tags, priority and unread messages move.
         """
         return self._steps(completion.renew, input)
 
     def patched(self, name: str) -> bool:
-        """Whether new code may run here: False for runs whose record went past this place before it was written."""
+        """Whether new code may run here: False for runs whose log passed this point before the code was added."""
         return facts.patched(self._execution, self._here(), name)
 
     _paged = _Common._steps
@@ -313,73 +313,73 @@ class SyncRun(_Common[C]):
     """An agent's run, for plain `def` agents: every method blocks until its step has ended."""
 
     def call(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a tool through the gate."""
+        """Calls a tool as a step."""
         result: T = self._await(execute_step, self._call(tool, args, kwargs))
         return result
 
     def propose(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Proposed[T]:
-        """Suggest a call to a person, who may let it be done, edit it, refuse it, or answer instead."""
+        """Proposes a call to a person, who may approve, edit or reject it, or respond in its place."""
         suggested: Proposed[T] = self._await(_proposed, self._call(tool, args, kwargs))
         return suggested
 
     def model(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """Call a model: recorded verbatim, with usage and reasoning, and never asked again on replay."""
+        """Calls a model: recorded verbatim, with usage and reasoning, and never called again on replay."""
         result: T = self._await(execute_step, model_intent(fn, args, kwargs))
         return result
 
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """Call a model and read its reply as it comes; recorded whole, and one chunk on replay."""
+        """Calls a model and streams its reply; recorded as a whole, and one chunk on replay."""
         chunks = streams.stream(self._execution, model_intent(fn, args, kwargs), branch=self._asking())
         try:
             while (chunk := self._on_loop(anext(chunks, streams.END))) is not streams.END:
                 yield chunk
         finally:
-            # Code that leaves it early is done with it: the next step need not wait until somebody collects it.
+            # A caller that leaves the stream early is done with it: the next step need not wait for garbage collection.
             if not self._execution.loop.is_closed():
                 self._on_loop(chunks.aclose())
 
     def hosting(self) -> ExternalSteps:
-        """`with run.hosting() as host`: a framework's own loop runs in the block, and its calls are the host's."""
+        """`with run.hosting() as host`: a framework's own loop runs in the block; its calls go through the host."""
         return ExternalSteps(self._execution, self._await)
 
     def fit(self, window: Window, messages: Sequence[Any], tools: Sequence[Any] = (), *, system: Any = None) -> Sent:
-        """What to send of a history so that it fits the window: decided once, on record, and the same on replay."""
+        """The part of a history that fits the window: decided once, recorded, and the same on replay."""
         return self._paged(context_window.fit, window, messages, tools, system)
 
     def dispatch(self, tools: Toolset, reply: Any, *, window: Window | None = None) -> list[dict[str, Any]]:
-        """Run the tool calls of a model's reply, each choice on record as a decision; returns the answers to it. What
-        `window`, which the reply was fitted to, can answer itself is not run."""
+        """Executes the tool calls of a model's reply and records each as a decision; returns the answers. Calls that
+        `window` can answer itself are not executed."""
         return dispatch_sync(self, tools, reply, window=window)
 
     def decided(
         self, question: str, choice: T, *, options: Sequence[Any] | None = None, because: str | None = None,
         by: str = "agent",
     ) -> T:  # fmt: skip
-        """Put a decision on record, with its reason; returns the choice, on replay the recorded one."""
+        """Records a decision with its reason; returns the choice, on replay the recorded one."""
         chosen: T = self._await(decisions.decided, question, choice, options, because, by)
         return chosen
 
     def plan(self, stages: Sequence[str]) -> None:
-        """Say which stages the agent will go through."""
+        """Records the stages that the agent will go through."""
         self._await(decisions.plan, tuple(stages))
 
     def at(self, stage: str) -> None:
-        """Say which stage the agent is at."""
+        """Records the agent's current stage."""
         self._await(decisions.at, stage)
 
     def note(self, note: Any) -> None:
-        """Put a remark on record, for readers of the history."""
+        """Records a note for readers of the history."""
         self._await(decisions.note, note)
 
     def update(self, **changes: Any) -> None:
-        """Change entries of the context."""
+        """Changes entries of the context."""
         self._await(decisions.update, changes)
 
     def ask(
         self, prompt: str, *, to: str | Sequence[str] = (), timeout: Duration | None = None, default: Any = MISSING,
         options: Sequence[Any] | None = None, returns: Any = Any, need: int = 1, escalate: Escalate = (),
     ) -> Answer:  # fmt: skip
-        """Ask a person, and wait: approve, reject, edit or respond. `default` is returned at the timeout.
+        """Asks a person, and waits: approve, reject, edit or respond. `default` is returned at the timeout.
 
         `need` approvers must agree; `escalate` names who is asked next after a timeout, and for how long.
         """
@@ -394,19 +394,19 @@ class SyncRun(_Common[C]):
     @overload
     def wait(self, name: str, *, timeout: Duration | None = None, default: D, returns: type[T]) -> T | D: ...
     def wait(self, name: str, *, timeout: Duration | None = None, default: Any = MISSING, returns: Any = Any) -> Any:
-        """Wait for a message of this name, first in first out."""
+        """Waits for a message of this name, first in first out."""
         return self._await(questions.wait, name, timeout, default, returns)
 
     def heard(self) -> list[Any]:
-        """What people said to the run since it last listened; does not wait."""
+        """The messages from people since the last call; does not wait."""
         return self._await(messages.heard)
 
     def sleep(self, duration: Duration) -> None:
-        """Wait for a while, however long; the run leaves memory meanwhile."""
+        """Waits for a duration of any length; the run leaves memory meanwhile."""
         self._await(questions.sleep, seconds(duration), None)
 
     def sleep_until(self, moment: datetime) -> None:
-        """Wait until a moment, which must have a time zone."""
+        """Waits until a datetime, which must have a time zone."""
         self._await(questions.sleep, None, moment)
 
     @overload
@@ -423,32 +423,32 @@ class SyncRun(_Common[C]):
         self, agent: AnyAgent, input: Any = None, *, id: str | None = None,  # noqa: A002
         on_parent_end: OnParentEnd = "cancel", priority: int | None = None,
     ) -> Child[Any]:  # fmt: skip
-        """Start a child run; `run.result(child)` waits for what it returns."""
+        """Starts a child run; `run.result(child)` waits for its result."""
         return self._await(children.spawn, self, agent, input, id, on_parent_end, priority)
 
     def result(self, child: Child[O]) -> O:
-        """What a child returned; waits for it."""
+        """Waits for a child's result."""
         result: O = self._await(children.child_result, child)
         return result
 
     def send(self, run: str, name: str, body: Any = None) -> None:
-        """Send a message to another run."""
+        """Sends a message to another run."""
         self._await(messages.send, run, name, body)
 
     def gather(self, *branches: Callable[[], T]) -> tuple[T, ...]:
-        """Branches side by side, each a function without arguments."""
+        """Runs branches concurrently, each a function without arguments."""
         return self._await(parallel.gather, parallel.spread(branches))
 
     def first(self, *branches: Callable[[], T]) -> First[T]:
-        """Branches side by side, until one is done; the others stop at their next step."""
+        """Runs branches concurrently until one is done; the others stop at their next step."""
         return self._await(parallel.first, parallel.spread(branches))
 
     def now(self) -> datetime:
-        """The time, as it was when the code first came here."""
+        """The current time; on replay, the recorded one."""
         return self._drawn(facts.now)
 
     def uuid(self) -> UUID:
-        """A fresh UUID, the same on replay."""
+        """A new UUID, the same on replay."""
         return self._drawn(facts.uuid)
 
     def random(self) -> float:
@@ -456,15 +456,15 @@ class SyncRun(_Common[C]):
         return self._drawn(facts.random)
 
     def renew(self, input: Any = None) -> NoReturn:  # noqa: A002
-        """Close this log and go on in a fresh one, from the top, with this input. Never returns.
+        """Closes this log and continues in a new one, from the top, with this input. Never returns.
 
-        For agents that live long: no history grows for ever. Context, tags, priority and untaken messages go along.
+        For long-lived agents, so that no log grows without limit. Context, tags, priority and unread messages move.
         """
         self._await(completion.renew, input)
         raise AssertionError("a renewed run goes on in another log")
 
     def patched(self, name: str) -> bool:
-        """Whether new code may run here: False for runs whose record went past this place before it was written."""
+        """Whether new code may run here: False for runs whose log passed this point before the code was added."""
         return self._drawn(partial(facts.patched, name=name))
 
     # inside -----------------------------------------------------------------------------------
@@ -476,7 +476,7 @@ class SyncRun(_Common[C]):
         return branch
 
     def _asking(self) -> Branch:
-        """The branch whose code is about to ask for its next step."""
+        """The branch whose code is about to request its next step."""
         branch = self._here()
         if (tracer := self._execution.engine.tracer) is not None:
             tracer.called(self._execution, branch.position)
@@ -496,7 +496,7 @@ class SyncRun(_Common[C]):
         try:
             return asyncio.run_coroutine_threadsafe(waiting, self._execution.loop).result()
         except BaseException:
-            # A loop that is closed, or closes now, never begins with it: nobody need hear of that.
+            # A closed or closing loop never runs it, so no caller needs to be notified.
             unbegun: tuple[Any, ...] = waiting, work
             for each in unbegun:
                 if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:

@@ -1,6 +1,6 @@
-"""An engine at work in one process: its log, its executors, one for each event loop, and a loop of its own.
+"""An engine in one process: its log, one executor for each event loop, and its own loop.
 
-A forked child gets all of these anew. What ran in the parent stays the parent's.
+A forked child creates all of these again. The parent keeps its runs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Forked:
         """Nothing: the parent keeps everything."""
 
     def after_fork_in_child(self) -> None:
-        """Begin anew."""
+        """Starts again."""
         if (begin := self._begin_in_child()) is not None:
             begin()
 
@@ -75,11 +75,11 @@ class Runtime:
     ) -> None:
         self.store = store
         self.url = url
-        """Where another process can open the same store; None where that is unknown or impossible."""
+        """The URL by which another process can open the same store; None if unknown or impossible."""
         self.clock = clock or SystemClock()
         self.ids = ids or RandomIds()
         self._behind = behind
-        # A lease may be endless where the store notices a dead holder at once; elsewhere it has to end.
+        # A lease may be endless if the store notices a dead holder at once; elsewhere it must expire.
         endless = math.inf if store.proves_life else LEASE_SECONDS
         self._options: dict[str, Any] = {
             "build": build,
@@ -95,7 +95,7 @@ class Runtime:
         self._forked = _Forked(self)
 
     def _begin(self) -> None:
-        """Make what belongs to one process: its name as a holder, its log, its loops and threads."""
+        """Creates the parts of one process: its holder name, its log, its loops and threads."""
         holder = f"{os.getpid()}-{self.ids.new('h')}"
         self.log = Log(self.store, clock=self.clock, behind=self._behind)
         self.engine = Engine(self.log, clock=self.clock, ids=self.ids, holder=holder, **self._options)

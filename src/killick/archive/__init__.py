@@ -1,1 +1,1 @@
-"""Runs outside of a store: export files, bundles of many runs, redaction, pruning."""
+"""Runs outside a store: export files, archives of many runs, redaction, pruning."""

@@ -1,7 +1,7 @@
-"""Many runs in one file, for keeping: written whole or not at all, never over another, and proved when it is read.
+"""An archive of many runs in one file: written atomically, never over another file, and verified on reading.
 
-It is gzip of JSON lines: one that says what it is, then each run as `export` writes it, then one that counts and
-hashes all before it. Each run stands in it by itself, with what it was forked from. docs/keeping.md describes it.
+The file is gzip of JSON lines: a header, then each run as `export` writes it, then a line with the count and the hash
+of everything before. Each run is self-contained, with its fork parents. docs/keeping.md describes the format.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Place = str | os.PathLike[str]
 
 
 class Header(msgspec.Struct, frozen=True, tag_field="is", tag=FORMAT):
-    """The first line: what the file is, of which store, and when it was made."""
+    """The first line: the format, the store, and the time."""
 
     version: int
     format: int
@@ -51,7 +51,7 @@ class Header(msgspec.Struct, frozen=True, tag_field="is", tag=FORMAT):
 
 
 class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="is", tag="end"):
-    """The last line: how much stands before it, and the hash of all of that, so that a cut is found."""
+    """The last line: the number of runs and the hash of all lines before, so that truncation is detected."""
 
     runs: int
     events: int
@@ -59,7 +59,7 @@ class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="is
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What a file was found to hold."""
+    """The verified content of a file."""
 
     runs: int
     events: int
@@ -70,9 +70,9 @@ _end: Final = msgspec.json.Decoder(End).decode
 
 
 def read(path: Place) -> Iterator[Export]:
-    """Every run of an archive, in its order, each still to be verified.
+    """Every run of an archive, in order, not verified yet.
 
-    ExportBroken when the file is none, or was cut or changed: where it was cut is known only at the end.
+    Raises ExportBroken if the file is not an archive, or was changed or truncated, which shows only at its end.
     """
     place = os.fspath(path)
     digest, runs, events = sha256(), 0, 0
@@ -84,18 +84,18 @@ def read(path: Place) -> Iterator[Export]:
             if line.startswith(b'{"is":"end"'):
                 _check_end(place, line, End(runs, events, e.to_text(digest.digest())))
                 if next(lines, b""):
-                    raise ExportBroken(place, "goes on after its last line")
+                    raise ExportBroken(place, "has data after its last line")
                 return
             section = _section(place, line, lines)
             digest.update(section)
             found = Export(place, section)
             runs, events = runs + 1, events + found.header.events
             yield found
-    raise ExportBroken(place, f"ends after {runs:,} runs without its last line; it was cut")
+    raise ExportBroken(place, f"ends after {runs:,} runs without its last line; it was truncated")
 
 
 def load(path: Place, run: str) -> Loaded:
-    """One run of an archive, as a store that holds it and nothing else. RunUnknown when it is not in the file."""
+    """One run of an archive, as a store with only this run. Raises RunUnknown if it is not in the file."""
     for found in read(path):
         if found.header.run == run:
             store = found.store(MemoryStore)
@@ -105,7 +105,7 @@ def load(path: Place, run: str) -> Loaded:
 
 
 def verify(path: Place, *, progress: Progress = untold) -> Held:
-    """Prove every run of an archive, and that the file is whole; ExportBroken says what does not hold."""
+    """Verifies every run of an archive, and the file's completeness. Raises ExportBroken with the reason."""
     runs = events = 0
     for found in read(path):
         found.verify(found.store(MemoryStore))
@@ -115,14 +115,14 @@ def verify(path: Place, *, progress: Progress = untold) -> Held:
 
 
 def is_archive(path: Place) -> bool:
-    """Whether a file may be one, by how it begins."""
+    """Whether a file may be an archive, by its first bytes."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         return file.read(2) == b"\x1f\x8b"
     return False
 
 
 def name_at(at_us: int) -> str:
-    """What an archive of that time is called, where nobody names it."""
+    """The default file name of an archive of that time."""
     return datetime.fromtimestamp(at_us / 1_000_000, UTC).strftime("killick-pruned-%Y%m%d-%H%M%SZ.jsonl.gz")
 
 
@@ -132,7 +132,7 @@ def _lines(place: str) -> Generator[Iterator[bytes]]:
         with gzip.open(place, "rb") as file:
             yield iter(BufferedReader(cast("Any", file), 1 << 20))
     except _UNREADABLE as error:
-        raise ExportBroken(place, f"was cut or changed ({error})") from None
+        raise ExportBroken(place, f"was truncated or changed ({error})") from None
     except OSError as error:
         raise ExportBroken(place, f"cannot be read ({error.strerror})") from None
 
@@ -143,22 +143,22 @@ def _check_header(place: str, line: bytes) -> None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         told = {}
     if told.get("is") != FORMAT:
-        raise ExportBroken(place, "is no archive of runs")
+        raise ExportBroken(place, "is not an archive of runs")
     if told.get("version") != VERSION or told.get("format") != hashing.FORMAT:
         raise ExportBroken(place, f"version {told.get('version')}, this build of Killick reads {VERSION}")
 
 
 def _section(place: str, first: bytes, lines: Iterator[bytes]) -> bytes:
-    """A run's lines, as many as the first of them says."""
+    """A run's lines, as many as its header says."""
     try:
         header = _header(first)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise ExportBroken(place, "holds a line where a run should begin; it was changed") from None
+        raise ExportBroken(place, "has another line where a run should begin; it was changed") from None
     section = [first]
     for _ in range(header.events + header.messages + header.values):
         line = next(lines, b"")
         if not line:
-            raise ExportBroken(place, f"ends in the middle of {header.run}; it was cut")
+            raise ExportBroken(place, f"ends in the middle of {header.run}; it was truncated")
         section.append(line)
     return b"".join(section)
 
@@ -169,11 +169,11 @@ def _check_end(place: str, line: bytes, found: End) -> None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         fits = False
     if not fits:
-        raise ExportBroken(place, "its last line does not fit what stands before it; it was cut or changed")
+        raise ExportBroken(place, "its last line does not fit the lines before it; it was truncated or changed")
 
 
 class Writer:
-    """Writes an archive beside its name, a run at a time. `finish` gives it its name; without that nothing is left."""
+    """Writes an archive to a temporary file, one run at a time. `finish` renames it; without that nothing remains."""
 
     def __init__(self, to: Place, *, store: str, at_us: int) -> None:
         self.path = Path(to)
@@ -190,7 +190,7 @@ class Writer:
             self._raw = self._opened.enter_context(create_private(self.part))
             self._opened.callback(self.part.unlink, missing_ok=True)
         except FileExistsError:
-            why = f"{self.part.name} is there: somebody writes it, or died at it; remove it or name another file"
+            why = f"{self.part.name} exists: another process writes it, or crashed; remove it or name another file"
             raise ArchiveRefused(str(self.path), why) from None
         except OSError as error:
             raise ArchiveRefused(str(self.path), f"cannot be written ({error.strerror}); name another file") from None
@@ -208,20 +208,20 @@ class Writer:
             self._packed.close()
 
     def add(self, section: bytes) -> None:
-        """Write a run as it was exported. ExportBroken, and nothing is written, when that it ended cannot be proved."""
+        """Writes an exported run. Raises ExportBroken, and writes nothing, if its end cannot be verified."""
         found = Export(str(self.path), section)
         store = found.store(MemoryStore)
         found.verify(store)
         row = store.index(found.header.run)
         if row is None or row.status not in ENDED:
-            raise ExportBroken(str(self.path), "its log does not say that it ended; killick verify mends the index")
+            raise ExportBroken(str(self.path), "its log has no end of the run; run killick verify to correct the index")
         self._write(section)
         self.runs, self.events = self.runs + 1, self.events + found.header.events
 
     def finish(self, progress: Progress = untold) -> int:
-        """See the file onto the device, read it back, and only then give it its name; returns its size.
+        """Syncs the file to the device, reads it back, and only then renames it; returns its size.
 
-        What was proved before it was written is proved again by its hash.
+        The runs were verified before they were written; reading back compares the hash.
         """
         self._write(msgspec.json.encode(End(self.runs, self.events, e.to_text(self._digest.digest()))) + b"\n")
         with self._explained():
@@ -236,7 +236,7 @@ class Writer:
         return size
 
     def _name(self) -> None:
-        """Give the file its name, unless something has it, and let the folder say so for good."""
+        """Renames the file unless the name exists, and syncs the folder."""
         try:
             os.link(self.part, self.path)
         except FileExistsError:
@@ -255,11 +255,11 @@ class Writer:
             self._packed.write(data)
 
     def _taken(self) -> ArchiveRefused:
-        return ArchiveRefused(str(self.path), "is there already, and is never overwritten; name another file")
+        return ArchiveRefused(str(self.path), "exists, and is never overwritten; name another file")
 
     @contextlib.contextmanager
     def _explained(self) -> Generator[None]:
         try:
             yield
         except OSError as error:
-            raise ArchiveRefused(str(self.path), f"could not be written ({error.strerror}); make room") from error
+            raise ArchiveRefused(str(self.path), f"could not be written ({error.strerror}); free some space") from error

@@ -1,8 +1,8 @@
-"""A run as one file of JSON lines, and such a file as a store: complete, the same bytes each time, and checked.
+"""A run as one file of JSON lines, and such a file as a store: complete, deterministic and verified.
 
-The first line says what it is; then come the run's events with those it was forked from, its messages, and the
-stored values that they need; on request those of its children, and everything redacted. The store's own key is never
-in it. docs/time.md describes every line.
+The first line is a header. Then come the events of the run and its fork parents, its messages, and the stored values
+that they need; on request those of its children, and redacted. The store's own key is never included. docs/time.md
+describes every line.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ M = TypeVar("M", bound=MemoryStore)
 
 FORMAT: Final = "killick.run"
 VERSION: Final = 2
-"""The newest version of the file that this build writes and reads; a run alone, as it is, is one of version 1."""
+"""The newest version of the file that this build writes and reads; a single unredacted run has version 1."""
 
 
 # the lines ----------------------------------------------------------------------------------------
 
 
 class Ancestor(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A run of the lineage: where its own events begin and end here, and the hash before the first."""
+    """A run of the ancestry: where its own events begin and end here, and the hash before the first."""
 
     run: str
     base: int
@@ -50,11 +50,11 @@ class Ancestor(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="is", tag=FORMAT):
-    """What the file is: of which run, and how much of what follows.
+    """The header: the run, and the number of lines of each kind.
 
-    `children` are runs that it spawned, and theirs. `redacted` is the hash that the last event has in the store, keyed
-    by the store: the hash itself would confirm a guess of what is hidden. What follows has a chain of its own then.
-    `fields` are those that were redacted, where it was not everything.
+    `children` are the runs that it spawned, and theirs. `redacted` is the last event's hash in the store, keyed by the
+    store: the plain hash would confirm a guess of the hidden values. A redacted export has its own hash chain. `fields`
+    are the redacted fields, if not everything was redacted.
     """
 
     version: int
@@ -74,7 +74,7 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="is", ta
 class EventLine(
     msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="is", tag="event"
 ):
-    """One event: its body as it was hashed, the chain's hash, and its values; none, where they were erased."""
+    """One event: its body as it was hashed, the chain's hash, and its values; no values if they were erased."""
 
     run: str
     seq: int
@@ -86,7 +86,7 @@ class EventLine(
 class MessageLine(
     msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="is", tag="message"
 ):
-    """A message in an inbox, taken or not: the events say which."""
+    """A message in an inbox, consumed or not: the events say which."""
 
     run: str
     number: int
@@ -100,7 +100,7 @@ class MessageLine(
 class ValueLine(
     msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="is", tag="value"
 ):
-    """A stored piece, in the one way that fits its codec; or that it was erased."""
+    """A stored chunk, in the form that fits its codec; or a note that it was erased."""
 
     hash: e.Digest
     codec: str
@@ -120,7 +120,7 @@ _decode: Final = msgspec.json.Decoder(AnyLine).decode
 
 
 def export(log: Log, run: str, *, children: bool = False, redaction: Redaction | None = None) -> bytes:
-    """A run as a file. RunBroken when its record does not hold: what cannot be proved is not handed on."""
+    """Exports a run. Raises RunBroken if its log does not verify: unverified data is not exported."""
     lineage = _lineage(log, run)
     count = len(lineage)
     if children:
@@ -159,7 +159,7 @@ def export(log: Log, run: str, *, children: bool = False, redaction: Redaction |
 
 
 def _part(log: Log, ancestor: Ancestor, *, whole: bool) -> Part:
-    """A run's own rows and messages, as far as they are part of the export."""
+    """A run's own rows and messages that belong to the export."""
     rows = _rows(log, ancestor)
     messages = log.store.messages(ancestor.run)
     if not whole:  # what came to an elder after the cut is none of the run's
@@ -169,7 +169,7 @@ def _part(log: Log, ancestor: Ancestor, *, whole: bool) -> Part:
 
 
 def _children(log: Log, run: str) -> Iterator[str]:
-    """The runs that a run spawned and that are still in the store, those they went on as, and theirs, each once."""
+    """The runs that a run spawned and that are still in the store, their renewals, and theirs, each once."""
     seen, wanted = {run}, [run]
     while wanted:
         spawner = wanted.pop(0)
@@ -183,7 +183,7 @@ def _children(log: Log, run: str) -> Iterator[str]:
 
 
 def _lineage(log: Log, run: str) -> list[Ancestor]:
-    """The run and those it was forked from, eldest first, each as far as it belongs to the run."""
+    """The run and its fork ancestors, eldest first, each up to its fork point."""
     found: list[Ancestor] = []
     last = log.head(run).seq
     for head, _ in log.ancestry(run):
@@ -191,7 +191,7 @@ def _lineage(log: Log, run: str) -> list[Ancestor]:
         if reason is not None:
             raise RunBroken(head.run, seq=head.seq, reason=reason)
         genesis = e.to_text(log.hash_at(head.run, head.base))
-        # A fork of a fork may leave it before its first own event, which still says whose fork it is.
+        # A fork of a fork may branch off before its parent's first own event, which still names the parent.
         last = max(last, head.base + 1)
         found.append(Ancestor(head.run, head.base, last, genesis, head.parent))
         last = head.base
@@ -199,7 +199,7 @@ def _lineage(log: Log, run: str) -> list[Ancestor]:
 
 
 def _rows(log: Log, ancestor: Ancestor) -> list[Row]:
-    """A run's own rows up to where they belong to the export, checked against the chain."""
+    """A run's own rows that belong to the export, verified against the hash chain."""
     rows: list[Row] = []
     while more := log.store.read(ancestor.run, after=rows[-1].seq if rows else ancestor.base):
         rows += [row for row in more if row.seq <= ancestor.last]
@@ -245,7 +245,7 @@ def _value_line(piece: Blob) -> ValueLine:
 
 
 def _gather(fetch: Fetch, written: Iterable[bytes], found: dict[bytes, Blob]) -> list[bytes]:
-    """Every piece below what is written, into `found` in the order in which it is met; returns them all."""
+    """Every chunk below the given data, added to `found` in order of discovery; returns them all."""
     used: dict[bytes, None] = {}
     wanted = [digest for raw in written for digest in references(raw)]
     while wanted := [digest for digest in dict.fromkeys(wanted) if digest not in used]:
@@ -263,14 +263,14 @@ def _gather(fetch: Fetch, written: Iterable[bytes], found: dict[bytes, Blob]) ->
 
 
 class Loaded(NamedTuple):
-    """A run from a file, in a store of its own."""
+    """A run from a file, in its own store."""
 
     store: MemoryStore
     run: str
 
 
 def load(source: str | os.PathLike[str] | bytes) -> Loaded:
-    """A file, or its bytes, as a store that holds the run and nothing else. ExportBroken when its record does not."""
+    """Loads a file, or its bytes, as a store with only this run. Raises ExportBroken if its log does not verify."""
     found = read(source)
     store = found.store(MemoryStore)
     found.verify(store)
@@ -278,7 +278,7 @@ def load(source: str | os.PathLike[str] | bytes) -> Loaded:
 
 
 def read(source: str | os.PathLike[str] | bytes) -> Export:
-    """What a file says, which is still to be verified."""
+    """The content of a file, not verified yet."""
     place = "export" if isinstance(source, bytes) else os.fspath(source)
     try:
         text = source if isinstance(source, bytes) else Path(source).read_bytes()
@@ -288,7 +288,7 @@ def read(source: str | os.PathLike[str] | bytes) -> Export:
 
 
 class Export:
-    """A file that was read: its header, and what follows it by run."""
+    """A file that was read: its header, and its lines by run."""
 
     def __init__(self, place: str, text: bytes) -> None:
         self.place = place
@@ -307,7 +307,7 @@ class Export:
         except (msgspec.DecodeError, UnicodeDecodeError):
             told = {}
         if told.get("is") != FORMAT:
-            raise ExportBroken(self.place, "is no export of a run")
+            raise ExportBroken(self.place, "is not an export of a run")
         version = told.get("version")
         if not isinstance(version, int) or not 1 <= version <= VERSION or told.get("format") != hashing.FORMAT:
             raise ExportBroken(self.place, f"version {version}, this build of Killick reads up to {VERSION}")
@@ -343,37 +343,37 @@ class Export:
         }
         for what, (found, said) in there.items():
             if found != said:
-                raise ExportBroken(self.place, f"holds {found} of {said} {what}; it was cut or changed")
+                raise ExportBroken(self.place, f"holds {found} of {said} {what}; it was truncated or changed")
         ends = {each.run: each.last for each in (*header.lineage, *header.children)}
         for run, rows in self.rows.items():
             if rows[-1].seq != ends.get(run):
-                raise ExportBroken(self.place, f"{run} does not end where it says; it was cut or changed")
+                raise ExportBroken(self.place, f"{run} does not end where its header says; it was truncated or changed")
 
     def verify(self, store: MemoryStore) -> None:
-        """Raise unless the record in a store that was made of this holds."""
+        """Raises unless the log in a store built from this export verifies."""
         log = Log(store)
         problems = verify(log).problems
         log.close()
         for problem in problems:
-            # What a repair set aside stays where it was; what erased a shared value may be in another run, and what
-            # erased an elder's may have come after the cut.
+            # Events removed by a repair keep their position. A shared value may have been erased by another run, and an
+            # ancestor's value after the fork point.
             elsewhere = problem.where == "pieces" or (problem.where == "events" and problem.run not in self.runs)
             erased = elsewhere and problem.what.endswith("no event says it was erased")
             if not (problem.healed or erased or problem.where == "aside"):
-                raise ExportBroken(self.place, f"its record does not hold: {problem}")
+                raise ExportBroken(self.place, f"its log does not verify: {problem}")
 
     @property
     def is_hollow(self) -> bool:
-        """Whether none of its values is what it was."""
+        """Whether all of its values were redacted."""
         return self.header.redacted is not None and not self.header.fields
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """The runs that are here to their end: the one that it is of, and its children."""
+        """The complete runs of the file: its main run, and its children."""
         return (self.header.run, *(child.run for child in self.header.children))
 
     def lineage(self, run: str) -> tuple[Ancestor, ...]:
-        """A run of the file with those that it was forked from, eldest first. RunUnknown when it is not here."""
+        """A run of the file with its fork ancestors, eldest first. Raises RunUnknown if it is not here."""
         header = self.header
         if run == header.run:
             return header.lineage
@@ -399,7 +399,7 @@ class Export:
                 fold = log.state(ancestor.run).fold
                 store.reindex(ancestor.run, index_of(fold), at=fold.facts.seq)
         except (KillickError, ValueError) as error:
-            raise ExportBroken(self.place, f"its record does not hold: {error}") from None
+            raise ExportBroken(self.place, f"its log does not verify: {error}") from None
         finally:
             log.close()
         return store
@@ -409,7 +409,7 @@ class Export:
         rows = [row for row in self.rows.get(run, ()) if before is None or row.seq < before]
         messages = self.messages.get(run, [])
         if not rows:
-            raise LogError(f"{run}: none of its events are here")
+            raise LogError(f"{run}: none of its events are in this store; import the whole export")
         used = _gather(_among(self.pieces), (row.data for row in rows if row.data is not None), {})
         first, *rest = rows
         born = Append(
@@ -432,7 +432,7 @@ class Export:
 
 
 class _Known(RandomIds):
-    """Names a store as the one that the run comes from, so that its chain begins with the same hash."""
+    """Gives a store the id of the run's original store, so that its chain begins with the same hash."""
 
     def __init__(self, store: str, secret_key: bytes | None) -> None:
         self._store = store

@@ -1,7 +1,6 @@
-"""Takes ended runs out of a store, into an archive: which may go, and in which order that nothing is ever lost.
+"""Moves ended runs from a store into an archive: selects them, and orders the steps so that nothing can be lost.
 
-A run stays while anything that stays may need it. Killick's own logs are never pruned, and neither is what does not
-hold.
+A run stays while a remaining run may need it. Internal logs are never pruned, nor are damaged runs.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from killick.model import events as e
 from killick.store.protocol import ENDED, READ_LIMIT, Head, RunQuery, RunRow, Store
 
 OWN: Final = "killick."
-"""How the agents begin whose logs are Killick's own."""
+"""The prefix of agent names of internal logs."""
 
 _LEASE_SECONDS: Final = 60.0
 
@@ -34,21 +33,21 @@ _LEASE_SECONDS: Final = 60.0
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs that may go, forks before what they stand on; and of the others that are old enough, why they stay."""
+    """The runs to prune, forks before their parents; and the reasons why other old runs stay."""
 
     going: tuple[RunRow, ...]
     kept: dict[str, str]
     events: int
 
     def untouched(self, log: Log) -> Pruned:
-        """What pruning them would do."""
+        """The result as a preview, without pruning."""
         runs = tuple(row.run for row in self.going)
         files = tuple(vaults.clean(log, vaults.of_runs(log, runs), going=runs, dry_run=True))
         return Pruned(runs=runs, events=self.events, kept=self.kept, vaults=files, dry_run=True)
 
 
 class _Ties(msgspec.Struct, kw_only=True):
-    """What a run's own log says of other runs, and why it must stay whatever becomes of them."""
+    """The references of a run's log to other runs, and the reason why it must stay regardless of them."""
 
     parent: str | None = None
     children: list[str] = []
@@ -63,9 +62,9 @@ def choose(
     agent: str | None = None,
     progress: Progress = untold,
 ) -> Chosen:
-    """Ended runs that did not change since a time, as far as nothing that stays may need them."""
+    """Selects ended runs that did not change since a time, unless a remaining run may need them."""
     if unknown := sorted(set(status) - set(ENDED)):
-        raise ArchiveRefused(unknown[0], f"no status of a run that has ended; those are {', '.join(ENDED)}")
+        raise ArchiveRefused(unknown[0], f"is not the status of an ended run; give one of {', '.join(ENDED)}")
     rows = list(_listed(log.store, RunQuery(status=tuple(status), agent=agent, until_us=until_us)))
     ties: dict[str, _Ties] = {}
     for count, row in enumerate(rows, 1):
@@ -78,7 +77,7 @@ def choose(
 
 
 def _listed(store: Store, query: RunQuery) -> Iterator[RunRow]:
-    """Newest first, so that a fork comes before what it stands on."""
+    """Newest first, so that a fork comes before its parent."""
     before: int | None = None
     while rows := store.runs(query, before=before, limit=READ_LIMIT):
         yield from (row for row in rows if not row.agent.startswith(OWN))
@@ -116,7 +115,7 @@ def _ties(store: Store, run: str) -> _Ties:
             case e.ChildSpawned():
                 found.children.append(event.run)
             case e.RunRepaired() if event.set_aside:
-                found.stays = "what a repair set aside is only in the store"
+                found.stays = "events removed by a repair are only in the store"
             case e.ValueErasedOnPurpose() if event.pieces:
                 found.stays = "it says which values were erased, and others may have shared them"
             case _:
@@ -132,7 +131,7 @@ def _bodies(store: Store, run: str) -> Iterator[bytes]:
 
 
 class _Choice:
-    """Which of some runs may go. That one stays may be why another does, so it is asked until nothing changes."""
+    """Decides which runs may be pruned. A run that stays may keep others, so it repeats until nothing changes."""
 
     def __init__(self, store: Store, heads: Mapping[str, Head], ties: Mapping[str, _Ties]) -> None:
         self._store, self._heads, self._ties = store, heads, ties
@@ -173,13 +172,13 @@ class _Choice:
         return self._status(run) not in (*ENDED, "gone")
 
     def _asked_for(self, parent: str) -> str | None:
-        """Why a parent, or a fork of it, may still ask for what became of its child."""
+        """Why a parent, or a fork of it, may still need its child's outcome."""
         if parent not in self._heads or parent in self._going:
             return None
         if self._is_live(parent):
             return f"its parent {parent} has not ended"
         if self._status(parent) == "failed":
-            return f"its parent {parent} failed, and may be let go on"
+            return f"its parent {parent} failed, and may be resumed"
         return next(filter(None, map(self._asked_for, self._forks[parent])), None)
 
 
@@ -187,7 +186,8 @@ class _Choice:
 
 
 class Pruned(msgspec.Struct, frozen=True, kw_only=True):
-    """What a prune did, or would do. `kept` are old runs that stay, and why; `values` how many nothing needed."""
+    """The result of pruning, or its preview. `kept` are old runs that stay, with reasons; `values` counts the deleted
+    values."""
 
     runs: tuple[str, ...]
     events: int
@@ -200,7 +200,7 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Copied(msgspec.Struct, frozen=True):
-    """A run as it was when it was written: if it is so still, the file has all of it."""
+    """A run as it was written: if it is unchanged, the file is complete for it."""
 
     head: Head
     delivered: int
@@ -213,10 +213,10 @@ class _Copied(msgspec.Struct, frozen=True):
 
 
 def prune(log: Log, chosen: Chosen, to: Place, *, holder: str, now_us: int, progress: Progress = untold) -> Pruned:
-    """Write runs into a new file, prove it, and take them out of the store; then values that nothing needs.
+    """Writes runs into a new archive, verifies it, and removes them from the store; then deletes unreferenced values.
 
-    A run leaves only when the file that has it is complete and on the device, each in a transaction of its own.
-    A death in between leaves runs in both places, and never one in neither.
+    A run is removed only when its archive is complete and synced, each in its own transaction. A crash in between
+    leaves runs in both places, never in neither.
     """
     kept, copied = dict(chosen.kept), dict[str, _Copied]()
     places = vaults.of_runs(log, [row.run for row in chosen.going])
@@ -254,7 +254,7 @@ def prune(log: Log, chosen: Chosen, to: Place, *, holder: str, now_us: int, prog
 
 
 def _tell(log: Log, file: Writer, copied: Mapping[str, _Copied], now_us: int) -> None:
-    """Let the next seal know which runs leave, and where to, before they do: none is missed without a reason."""
+    """Records for the next seal which runs are removed, and into which file, before the removal."""
     if not copied or log.store.head(seal.SEALS) is None:
         return
     with file.path.open("rb") as written:
@@ -264,12 +264,12 @@ def _tell(log: Log, file: Writer, copied: Mapping[str, _Copied], now_us: int) ->
 
 
 def _copy(log: Log, run: str, file: Writer) -> _Copied | str:
-    """Write a run into the file as it stands; or say why not, for only what holds goes."""
+    """Writes a run into the file; or returns the reason why not, because only verified runs are written."""
     try:
         head, row = log.head(run), log.store.index(run)
         file.add(export(log, run))
     except RunUnknown:
-        return "somebody else removed it"
+        return "another process removed it"
     except ExportBroken as broken:
         return broken.reason
     except (LogError, ValueBroken) as broken:
@@ -278,18 +278,18 @@ def _copy(log: Log, run: str, file: Writer) -> _Copied | str:
 
 
 def _remove(store: Store, copied: _Copied, holder: str) -> str | None:
-    """Take a run out, if it is still as the file has it; otherwise say why not.
+    """Removes a run if it is still as the file has it; otherwise returns the reason.
 
-    Whoever would go on with it needs its lease, so that nothing is added between the look and the removal.
+    It holds the lease, so that no event is added between the comparison and the removal.
     """
     run = copied.head.run
     try:
         epoch = store.lease(run, holder, seconds=_LEASE_SECONDS).epoch
     except RunBusy as busy:
-        return f"somebody is at it ({busy.holder})"
+        return f"it is held by {busy.holder}"
     except RunUnknown:
-        return "somebody else removed it"
-    why = "somebody went on with it"
+        return "another process removed it"
+    why = "it was resumed meanwhile"
     if copied.is_now(store):
         try:
             store.remove(run)

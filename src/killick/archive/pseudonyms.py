@@ -1,6 +1,6 @@
-"""Stand-ins for values that are not to be seen: of the same type and shape, the same for the same value, one-way.
+"""Pseudonyms for redacted values: of the same type and shape, equal for equal values, one-way.
 
-What is empty, zero, true, false or nothing stands for itself: so does whatever only says that there is something.
+Empty values, zero, true, false and null are kept: they only say whether there is a value.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from uuid import UUID
 from killick.model.codec import Erased, canonical
 
 _TRIES: Final = 32
-"""How often another stand-in is looked for where one is taken by another value."""
+"""How often another pseudonym is tried after a collision with another value."""
 
 _DAY: Final = re.compile(r"\d{4}-\d{2}-\d{2}(?=$|[T ])")
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _WHOLE: Final = re.compile(r"[1-9]\d{0,17}")
 
 LEAVES: Final = (str, int, float, bytes, bytearray, Decimal, UUID, date, time, timedelta, Erased)
-"""What has a stand-in. A bool is an int and none of these; a Secret is a digest already."""
+"""The types that get a pseudonym. A bool is an int but not one of these; a Secret is already a digest."""
 
 
 class StandIns:
-    """The stand-ins of one file, by a key that nobody keeps."""
+    """The pseudonyms of one file, by a random key that is discarded."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -37,7 +37,7 @@ class StandIns:
         self._taken: set[tuple[type, Any]] = set()
 
     def of(self, value: Any) -> Any:
-        """The stand-in of a value that is no container."""
+        """The pseudonym of a value that is not a container."""
         if isinstance(value, bool) or not isinstance(value, LEAVES) or not value:
             return value
         name = _name(value)
@@ -46,7 +46,7 @@ class StandIns:
         return self._known[name]
 
     def hash(self, value: bytes) -> bytes:
-        """The stand-in of a hash."""
+        """The pseudonym of a hash."""
         return self._noise(b"hash", value, 32)
 
     def _made(self, value: Any) -> Any:
@@ -91,7 +91,7 @@ def _text(text: str, noise: _Noise) -> str:
 
 
 def _character(char: str, byte: int) -> str:
-    """A letter for a letter, a digit for a digit; what is neither says where the words end, and stays."""
+    """Replaces a letter by a letter, a digit by a digit; other characters separate words, and stay."""
     if char.isdigit():
         return chr(48 + byte % 10)
     if char.isalpha():
@@ -100,7 +100,7 @@ def _character(char: str, byte: int) -> str:
 
 
 def _digits(text: str, noise: bytes) -> str:
-    """Other digits, as many, that begin with no zero where they did not."""
+    """The same number of other digits, without a new leading zero."""
     found = [chr(48 + byte % 10) if char.isdigit() else char for char, byte in zip(text, noise, strict=False)]
     first = next((place for place, char in enumerate(text) if char.isdigit() and char != "0"), None)
     if first is not None:

@@ -1,6 +1,6 @@
-"""Puts the rows of a run into a store in memory again: each append as it may have been made, with what it took.
+"""Rebuilds a run's rows in a store in memory: each append as it was made, with its claims and messages.
 
-Also makes rows of events: a chain of their own, where a copy of a record was changed on purpose.
+Also makes rows of events with a new hash chain, for a log copy that was edited on purpose.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from killick.store.protocol import Append, Head, Row, UniqueRight
 
 
 class Written(NamedTuple):
-    """An event at its place, and its values as they are stored."""
+    """An event at its position, with its stored values."""
 
     seq: int
     event: e.Event
@@ -42,7 +42,7 @@ def chained(written: Iterable[Written], before: bytes) -> list[Row]:
 
 
 class Rights(NamedTuple):
-    """What an event took and gave back in the commit that wrote it."""
+    """The claims that an event took and released in its commit."""
 
     claims: tuple[str, ...] = ()
     releases: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ _NONE: Final = Rights()
 
 
 def rights(event: e.Event) -> Rights:
-    """What an event says of it."""
+    """The claims that an event names."""
     match event:
         case e.AttemptStarted() | e.StepAdopted():
             return Rights(claims=event.claims)
@@ -71,14 +71,14 @@ def rights(event: e.Event) -> Rights:
 
 
 def give_birth(store: MemoryStore, born: Append) -> None:
-    """A run's first append."""
+    """The first append of a run."""
     _done(store.append([born]))
 
 
 def append_all(store: MemoryStore, run: str, rows: Sequence[Row]) -> None:
-    """Append rows in their order: those that only add events together, each of the others by itself.
+    """Appends rows in order: rows that only add events together, each other row in its own append.
 
-    Only what is still claimed at the end is claimed: what was given back may be somebody else's since.
+    Only rights that are still claimed at the end are claimed: a released one may belong to another run since.
     """
     held = _still_held(rows)
     plain: list[Row] = []
@@ -104,7 +104,7 @@ def append_all(store: MemoryStore, run: str, rows: Sequence[Row]) -> None:
 
 
 def _still_held(rows: Sequence[Row]) -> dict[str, int]:
-    """The claims that were not given back, by the event that made them."""
+    """The claims that were not released, by the event that took them."""
     found: dict[str, int] = {}
     for row in rows:
         told = rights(e.decode(row.body))
@@ -131,7 +131,7 @@ def _append(store: MemoryStore, head: Head | None, rows: list[Row], found: Right
 
 
 def _raised(store: MemoryStore, run: str, event: e.Event) -> Head:
-    """The head, its epoch raised to that of whoever took the run; who undoes a step takes it without saying so."""
+    """The head with the epoch of the lease holder; a compensation takes the lease without an event."""
     head = store.head(run)
     assert head is not None
     if isinstance(event, e.RunTaken | e.AttemptStarted):

@@ -1,6 +1,6 @@
-"""Redacts a record: values become stand-ins, what follows from them is computed anew, and the chain is a fresh one.
+"""Redacts a log: values become pseudonyms, derived digests are recomputed, and the hash chain is new.
 
-Keeps what tells what happened and not what about: kinds, steps, tools, ids, times, the names of fields. Reads no store.
+Keeps the structure but not the content: kinds, steps, tools, ids, times, field names. Reads no store.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from killick.store.protocol import Message, Row
 _Path = tuple[str, ...]
 
 _GIVEN_MAX: Final = 4096
-"""How many choices of arguments are tried to find those that a digest is of."""
+"""How many combinations of arguments are tried to find the ones of a digest."""
 
 _TOLD_APART: Final = 2
 WORD_CHARS: Final = 3
-"""How many characters a value of a named field has at the least to be looked for in the rest of the record: as a value
-of another field, and as a word of a text."""
+"""The shortest value of a named field that is searched in the rest of the log: as a value of another field, and as a
+word of a text."""
 
 _OWN_WORDS: Final = frozenset({"agent", "model", "killick", "somebody", "reconcile", "late result"})
 _KEPT: Final = frozenset(
     {"reply", "verbs", "schema", "form", "builds", "unset", "contract", "under", "grants", "adopts", "since"}
 )
-"""Values of events that say how others are to be read."""
+"""Event values that say how to read others."""
 
 _WIRE: Final = frozenset(
     {"type", "role", "model", "object", "id", "index", "stop_reason", "finish_reason", "tool_call_id", "tool_use_id",
      "reply", "tools"}
 )  # fmt: skip
-"""Fields by which the protocols of models say what the others are."""
+"""Structural fields of the model protocols."""
 
 _ENVELOPES: Final = frozenset(
     {"args", "messages", "choices", "message", "delta", "content", "tool_calls", "function", "chunks", "chunk"}
 )
-"""Fields of those protocols that hold more of the protocol; below any other are people's own values."""
+"""Fields of those protocols that contain more of the protocol; all other fields contain user values."""
 
 _CALLS: Final = frozenset({"tool_use", "server_tool_use", "function_call", "tool_call"})
 
@@ -59,14 +59,14 @@ _DETAILS: Final = frozenset({"status", "left_out"})
 
 
 class Redaction(msgspec.Struct, frozen=True):
-    """What is to be redacted: everything, or the fields of these names; and the key that makes the stand-ins."""
+    """The scope of a redaction: everything, or the fields with these names; and the key of the pseudonyms."""
 
     key: bytes
     fields: tuple[str, ...] = ()
 
 
 class Part(NamedTuple):
-    """The own rows of a run and its messages, as they are exported; and the hash before the first."""
+    """The own rows of a run and its messages, as exported; and the hash before the first."""
 
     run: str
     base: int
@@ -77,9 +77,9 @@ class Part(NamedTuple):
 
 
 def redacted(parts: Sequence[Part], fetch: Fetch, redaction: Redaction, found: dict[bytes, Blob]) -> list[Part]:
-    """Runs with everything redacted that is to be; the pieces of their values are put into `found`.
+    """The runs, redacted; the chunks of their values are added to `found`.
 
-    Each comes after the one that it was forked from.
+    Each comes after its fork parent.
     """
     told = [_Told.of(part, fetch) for part in parts]
     redactor = _Redactor(redaction, told, (part.run for part in parts))
@@ -99,7 +99,7 @@ def redacted(parts: Sequence[Part], fetch: Fetch, redaction: Redaction, found: d
 
 
 class _Told(NamedTuple):
-    """What a run's rows and messages say, with their values as objects."""
+    """The rows and messages of a run, with decoded values."""
 
     events: list[tuple[int, e.Event, dict[str, Any] | None]]
     messages: list[tuple[Message, Any]]
@@ -117,12 +117,12 @@ class _Told(NamedTuple):
 
 
 class Sought:
-    """The values of fields that are named: they are redacted wherever else they stand, and their stand-ins found."""
+    """The values of the named fields: they are redacted wherever they occur, and keep their pseudonyms."""
 
     def __init__(self, fields: Sequence[str], nodes: Iterable[Any]) -> None:
         self._fields = [tuple(name.split(".")) for name in fields]
         self.known: dict[str, Any] = {}
-        """By how it is written, each value that is long enough to be told apart."""
+        """By its text: each value that is long enough to be distinctive."""
         self.names: set[str] = set()
         found: set[_Path] = set()
         for path, leaf in _leaves(nodes if fields else ()):
@@ -136,16 +136,16 @@ class Sought:
 
     @cached_property
     def words(self) -> re.Pattern[str] | None:
-        """What finds them as words of a text."""
+        """The pattern that finds them as words of a text."""
         words = [re.escape(text) for text in sorted(self.known, key=len, reverse=True) if len(text) >= WORD_CHARS]
         return re.compile(rf"(?<!\w)(?:{'|'.join(words)})(?!\w)") if words else None
 
     def is_named(self, path: _Path) -> bool:
-        """Whether a value is that of a field that is named, or lies below one."""
+        """Whether a value belongs to a named field, or is below one."""
         return any(_is_under(path, field) for field in self._fields)
 
     def stands_in(self, node: Any) -> bool:
-        """Whether some of these values are in something."""
+        """Whether any of these values occurs in a value."""
         return any(
             self.is_named(path)
             or _written(leaf) in self.known
@@ -155,7 +155,7 @@ class Sought:
 
 
 class _Redactor:
-    """Goes through the events of a file in their order."""
+    """Redacts the events of a file in order."""
 
     def __init__(self, redaction: Redaction, told: Sequence[_Told], runs: Iterable[str]) -> None:
         self._standins = StandIns(redaction.key)
@@ -172,12 +172,12 @@ class _Redactor:
         self._digests: dict[e.StepId, tuple[e.Digest, e.Digest | None]] = {}
         self._arguments: dict[e.StepId, Mapping[str, Any]] = {}
         self._ahead: dict[int, Any] = {}
-        """By where a step was intended, what its question asks, or the run that it spawned."""
+        """By the seq of a step's intention: its question, or the run that it spawned."""
         self._keys: dict[str, str] = {}
         self._runs = set(runs)
 
     def begin(self, told: _Told, *, forked: bool) -> None:
-        """The next run; a fork goes on with the steps of the one before."""
+        """Starts the next run; a fork continues with its parent's steps."""
         if not forked:
             for known in (self._sorts, self._waits, self._digests, self._arguments):
                 known.clear()
@@ -200,7 +200,7 @@ class _Redactor:
     # values -----------------------------------------------------------------------------------
 
     def value(self, node: Any, path: _Path = (), kept: frozenset[str] = frozenset()) -> Any:
-        """A value with its leaves redacted; what stands directly under a name that is `kept` is left alone."""
+        """A value with its leaves redacted; values directly under a `kept` name stay."""
         if isinstance(node, dict):
             parts: dict[Any, Any] = node  # pyright: ignore[reportUnknownVariableType]
             return {
@@ -212,7 +212,7 @@ class _Redactor:
         return self._leaf(node, path)
 
     def _wire(self, node: Any, path: _Path) -> Any:
-        """What a model was sent or said: values redacted, the words of the protocol left alone, and tools' names."""
+        """A model request or reply: values are redacted; protocol words and tool names stay."""
         if isinstance(node, list):
             return [self._wire(part, path) for part in node]  # pyright: ignore[reportUnknownVariableType]
         if not isinstance(node, dict) or self._fields:
@@ -277,7 +277,7 @@ class _Redactor:
     # events -----------------------------------------------------------------------------------
 
     def row(self, seq: int, event: Any, data: dict[str, Any] | None, found: dict[bytes, Blob]) -> Written:
-        """One event, with what is computed from its values computed anew."""
+        """One event, with recomputed digests."""
         raw: bytes | None = None
         told: dict[str, Any] | None = None
         if data is not None:
@@ -291,7 +291,7 @@ class _Redactor:
         return Written(seq, self._event(seq, event, data, told), raw)
 
     def message(self, message: Message, body: Any, found: dict[bytes, Blob]) -> Message:
-        """A message likewise; those between Killick and itself keep their form."""
+        """A message, redacted likewise; internal messages keep their form."""
         kept = _COMMAND if message.name.startswith("killick.") else frozenset[str]()
         packed = pack(self.value(body, ("body",), kept))
         found |= {piece.hash: piece for piece in packed.blobs}
@@ -334,7 +334,7 @@ class _Redactor:
         return self.value(value, path)
 
     def _event(self, seq: int, event: Any, old: dict[str, Any] | None, new: dict[str, Any] | None) -> e.Event:
-        """The event itself: who, which tags, and every digest and key that follows from values."""
+        """The event itself: people, tags, and every digest and key derived from values."""
         fields: set[str] = set(event.__struct_fields__)
         changes: dict[str, Any] = {}
         if "by" in fields:
@@ -368,7 +368,7 @@ class _Redactor:
         return changed
 
     def _filed(self, event: e.Event) -> dict[str, Any]:
-        """Where files are, and which; what they hold is not in the export."""
+        """Paths and references of files; their content is not in the export."""
         changes: dict[str, Any] = {}
         for name in ("path", "vault", "workspace"):
             if isinstance(place := getattr(event, name, None), str):
@@ -381,13 +381,13 @@ class _Redactor:
         return changes
 
     def _label(self, name: str, label: str) -> str:
-        """A tag, or who is asked. What a run's input is found by is a digest of it."""
+        """A tag, or the people who are asked. The input tag of a run is a digest."""
         if label.startswith("input:"):
             return f"input:{self._standins.hash(label.encode()).hex()[:16]}"
         return str(self._leaf(label, (name,)))
 
     def _weighed(self, seq: int, event: e.StepIntended, old: Any, new: Any) -> dict[str, Any]:
-        """The digests of an intention whose arguments have changed, so that code that means the same still agrees."""
+        """Recomputes the digests of an intention with redacted arguments, so that equal code still matches."""
         if event.digest is None:
             return {}
         before, after = _arguments(old), _arguments(new)
@@ -397,7 +397,7 @@ class _Redactor:
                 return {}  # it is of a name or an id
             before, after = {"prompt": ahead}, {"prompt": self._leaf(ahead, ("prompt",))}
         elif event.sort == "child":
-            # Its id is part of it only if the code gave one.
+            # Its id is part of the digest only if the code gave one.
             weight = {"agent": event.name, "input": before.get("input"), "id": None}
             given = None if e.to_text(digest(weight)) == event.digest else ahead
             before, after = {**weight, "id": given}, {**weight, "input": after.get("input"), "id": given}
@@ -407,7 +407,7 @@ class _Redactor:
         return {"digest": found, "identity": identity}
 
     def _again(self, recorded: e.Digest | None, before: Mapping[str, Any], after: Mapping[str, Any]) -> e.Digest | None:
-        """A digest of arguments, of which it is known only that it is of some: those given, or that name the action."""
+        """Recomputes a digest of unknown arguments: those given, or those that identify the action."""
         if recorded is None:
             return None
         names = list(before)
@@ -418,7 +418,7 @@ class _Redactor:
         return e.to_text(self._standins.hash(e.from_text(recorded)))
 
     def _key(self, step: e.StepId | None, key: str) -> str:
-        """A key with the digits of the arguments as they are now."""
+        """A key with the digest of the redacted arguments."""
         if key in self._keys:
             return self._keys[key]
         if key.endswith(":undo"):
@@ -434,7 +434,7 @@ class _Redactor:
         return self._keys.setdefault(key, f"{form}:{digits}")
 
     def _claim(self, step: e.StepId, claim: str) -> str:
-        """A right: by its value as it is now, where that is an argument of the step."""
+        """A claim, by its redacted value if that is an argument of the step."""
         space, _, was = claim.rpartition(":")
         arguments = self._arguments.get(step, {})
         if space in arguments:
@@ -447,7 +447,7 @@ def _is_under(path: _Path, field: _Path) -> bool:
 
 
 def _written(leaf: Any) -> str:
-    """A value as code would write it into a text; nothing for what has no such form, or no stand-in."""
+    """A value as code would write it into a text; None if it has no such form, or no pseudonym."""
     if isinstance(leaf, bool | bytes | bytearray | Erased) or not isinstance(leaf, LEAVES) or not leaf:
         return ""
     return str(leaf)
@@ -459,18 +459,18 @@ def _arguments(told: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _waits_of(output: Any) -> Any:
-    """What a transition of a state machine waits for before the next: a name and a time, which are no values."""
+    """The waits of a state machine's transition: a name and a time, which are not values."""
     told: dict[str, Any] = output if isinstance(output, dict) else {}  # pyright: ignore[reportUnknownVariableType]
     return told.get("waits")
 
 
 def _is_sending(event: e.StepIntended, arguments: Any) -> bool:
-    """Whether a step sends a message to another run: whom and by which name are no values."""
+    """Whether a step sends a message to another run: its receiver and name are not values."""
     return event.name == "send" and isinstance(arguments, dict) and set(arguments) == {"run", "name", "body"}  # pyright: ignore
 
 
 def _parsed(text: str) -> Any:
-    """What a text says that is JSON itself, as the arguments of a model's tool call are."""
+    """The content of a text that is JSON itself, such as the arguments of a model's tool call."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -478,7 +478,7 @@ def _parsed(text: str) -> Any:
 
 
 def _leaves(nodes: Iterable[Any]) -> Iterator[tuple[_Path, Any]]:
-    """Every value that is no container, by the names that lead to it."""
+    """Every value that is not a container, by its path."""
     for node in nodes:
         yield from _leaves_of(node)
 

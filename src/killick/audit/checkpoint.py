@@ -1,7 +1,7 @@
-"""What is kept outside a store: the signed root of its seals, the entries of one, and the keys. Touches no store.
+"""Checkpoints: the signed root of a store's seals, the entries of one seal, and the keys. Uses no store.
 
-A checkpoint is a signed note of C2SP: the store's id, how many entries there are, their root, and an Ed25519 signature.
-The lines of its seal's entries may follow, which come to that root or are not believed. docs/proof.md describes it.
+A checkpoint is a C2SP signed note: the store's id, the number of entries, their root, and an Ed25519 signature. The
+entries of its seal may follow; they must hash to that root. docs/proof.md describes the format.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def new_key() -> tuple[bytes, bytes]:
-    """A private key and its public one, as PEM."""
+    """A new private key and its public key, as PEM."""
     from cryptography.hazmat.primitives import serialization as forms
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -41,41 +41,41 @@ def new_key() -> tuple[bytes, bytes]:
 
 
 def private_key(pem: bytes) -> Ed25519PrivateKey:
-    """The key that signs. SealRefused when it is none."""
+    """Loads the signing key. Raises SealRefused if it is invalid."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
         key = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError) as error:
-        why = "is locked with a password" if isinstance(error, TypeError) else "is no private key in PEM"
+        why = "is locked with a password" if isinstance(error, TypeError) else "is not a private key in PEM"
         raise SealRefused("key", f"{why}; killick store seal --new-key FILE makes one") from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise SealRefused("key", "is no Ed25519 key; killick store seal --new-key FILE makes one")
+        raise SealRefused("key", "is not an Ed25519 key; killick store seal --new-key FILE makes one")
     return key
 
 
 def public_key(pem: bytes | str) -> Ed25519PublicKey:
-    """The key that proves. ProofBroken when it is none."""
+    """Loads the verification key. Raises ProofBroken if it is invalid."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     given = pem.encode() if isinstance(pem, str) else pem
     if b"PRIVATE KEY" in given:
-        raise ProofBroken("key", "is a private key, which nobody needs to verify; give the public one, FILE.pub")
+        raise ProofBroken("key", "is a private key; verification takes the public one, FILE.pub")
     try:
         key = load_pem_public_key(given)
     except ValueError:
         raise ProofBroken(
-            "key", "is no public key in PEM; give the FILE.pub that was made with the private one"
+            "key", "is not a public key in PEM; give the FILE.pub that was made with the private one"
         ) from None
     if not isinstance(key, Ed25519PublicKey):
-        raise ProofBroken("key", "is no Ed25519 key; give the FILE.pub that was made with the private one")
+        raise ProofBroken("key", "is not an Ed25519 key; give the FILE.pub that was made with the private one")
     return key
 
 
 def key_id(origin: str, key: Ed25519PublicKey) -> bytes:
-    """What a signature names its key by."""
+    """The id by which a signature names its key."""
     return sha256(origin.encode() + b"\n" + _ED25519 + key.public_bytes_raw()).digest()[:_ID_BYTES]
 
 
@@ -90,7 +90,7 @@ class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A signed root: of which store, over how many entries. `entries` are of its seal, where the file has them."""
+    """A signed root of a store's entries. `entries` are those of its seal, if the file has them."""
 
     origin: str
     size: int
@@ -101,11 +101,11 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """What is signed."""
+        """The signed text."""
         return self.note.partition("\n\n")[0] + "\n"
 
     def signatures(self) -> Iterator[tuple[str, bytes, bytes]]:
-        """Who signed it: the name, the key's id, the signature."""
+        """The signatures: name, key id, signature."""
         for line in self.note.partition("\n\n")[2].split("\n"):
             name, _, given = line.removeprefix(_DASH).partition(" ")
             raw = _from_base64(given)
@@ -113,7 +113,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
                 yield name, raw[:_ID_BYTES], raw[_ID_BYTES:]
 
     def check(self, key: Ed25519PublicKey, place: str = "checkpoint") -> None:
-        """ProofBroken unless this key signed it."""
+        """Raises ProofBroken unless this key signed it."""
         from cryptography.exceptions import InvalidSignature
 
         wanted = (self.origin, key_id(self.origin, key))
@@ -122,7 +122,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
                 try:
                     return key.verify(signature, self.text.encode())
                 except InvalidSignature:
-                    raise ProofBroken(place, "its signature does not hold: it was changed") from None
+                    raise ProofBroken(place, "its signature is invalid: it was changed") from None
         raise ProofBroken(place, "is not signed with this key")
 
 
@@ -134,34 +134,34 @@ def signed(origin: str, size: int, root: bytes, key: Ed25519PrivateKey) -> str:
 
 
 def checkpoint(given: str | bytes, place: str = "checkpoint") -> Checkpoint:
-    """A checkpoint as it was written; its signature is still to be checked. ProofBroken when it is none."""
+    """Parses a checkpoint; its signature is not checked yet. Raises ProofBroken if it is malformed."""
     try:
         whole = (given if isinstance(given, str) else given.decode()).replace("\r\n", "\n")  # as mail writes lines
     except UnicodeDecodeError:
-        raise ProofBroken(place, "is no checkpoint") from None
+        raise ProofBroken(place, "is not a checkpoint") from None
     text, _, rest = whole.partition("\n\n")
     signatures, _, listed = rest.partition("\n\n")
     lines = text.split("\n")
     root = _from_base64(lines[2]) if len(lines) >= 3 else None
     if root is None or len(root) != hashing.HASH_BYTES or not lines[0] or not _is_number(lines[1]) or not signatures:
-        raise ProofBroken(place, "is no checkpoint")
+        raise ProofBroken(place, "is not a checkpoint")
     note = f"{text}\n\n{signatures.rstrip()}\n"
     found = Checkpoint(origin=lines[0], size=int(lines[1]), root=root, note=note)
     return _with_entries(found, listed, place) if listed else found
 
 
 def checked(given: str | bytes, key: Ed25519PublicKey | None, place: str = "checkpoint") -> Checkpoint:
-    """A checkpoint that this key signed. ProofBroken otherwise."""
+    """Parses a checkpoint and checks its signature. Raises ProofBroken otherwise."""
     found = checkpoint(given, place)
     if key is None:
-        raise ProofBroken(place, "is worth what its signature is; give the public key too")
+        raise ProofBroken(place, "can only be trusted by its signature; give the public key too")
     found.check(key, place)
     return found
 
 
 def _with_entries(found: Checkpoint, listed: str, place: str) -> Checkpoint:
-    """A checkpoint with the entries of its seal, which come to its root or are not believed."""
-    broken = ProofBroken(place, "its entries do not come to its root: they were changed")
+    """A checkpoint with the entries of its seal, which must hash to its root."""
+    broken = ProofBroken(place, "its entries do not hash to its root: they were changed")
     try:
         header, lines = entries_in(listed)
         tree = frontier(header.first, header.peaks)
@@ -176,7 +176,7 @@ def _with_entries(found: Checkpoint, listed: str, place: str) -> Checkpoint:
 
 
 def frontier(size: int, peaks: Iterable[e.Digest]) -> Frontier:
-    """A tree from its peaks as they are written. ValueError when they do not fit."""
+    """A tree from its peaks. Raises ValueError if they do not fit the size."""
     return Frontier(size, map(e.from_text, peaks))
 
 
@@ -197,7 +197,7 @@ def _is_number(text: str) -> bool:
 
 class SealedRun(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One entry: a run up to `seq`, its hash there and the root over its leaves. `gone` says that it left the store:
-    `pruned`, into `file` with that sha256; or `removed`, and nobody said where to."""
+    `pruned`, into `file` with that sha256; or `removed`, without a record of where to."""
 
     run: str
     seq: int
@@ -209,12 +209,12 @@ class SealedRun(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
 
     @property
     def line(self) -> str:
-        """As it is hashed."""
+        """The line that is hashed."""
         return _encode(self).decode()
 
     @classmethod
     def read(cls, line: str) -> SealedRun:
-        """From its line."""
+        """Parses a line."""
         return msgspec.json.decode(line.encode(), type=cls)
 
 

@@ -1,7 +1,7 @@
-"""Proofs that one event is on record, and their verification, which needs the public key and nothing else.
+"""Proofs that one event was recorded. Their verification needs only the public key.
 
-A proof shows its event alone: the path from its leaf to the root of its run, the run's entry, the path from that to
-the root of all seals, and the checkpoint that signs it. docs/proof.md describes the file.
+A proof reveals only its event. It has the Merkle path from its leaf to its run's root, the run's entry, the path from
+there to the root of all seals, and the checkpoint that signs it. docs/proof.md describes the file.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ VERSION: Final = 1
 
 
 class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A value that the event's data refers to, stored apart."""
+    """A value chunk that the event's data refers to."""
 
     codec: str
     body: bytes
 
 
 class Growth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What shows that the seals grew out of an older checkpoint, of this size and root."""
+    """A consistency proof: the seals extend an older checkpoint of this size and root."""
 
     size: int
     root: e.Digest
@@ -46,7 +46,7 @@ class Proof(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True,
     tag_field="is", tag="killick.proof",
 ):  # fmt: skip
-    """One event at `seq` of the run that `entry` names, and how it comes to the root that `checkpoint` signs."""
+    """One event at `seq` of the run that `entry` names, and its path to the root that `checkpoint` signs."""
 
     version: int
     seq: int
@@ -62,15 +62,15 @@ class Proof(
 
     @property
     def file(self) -> bytes:
-        """As it is written."""
+        """The content of the proof's file."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
 
 class Proved(msgspec.Struct, frozen=True, kw_only=True):
-    """What a proof shows: this event, at this place of this run of this store, before the checkpoint was signed.
+    """The verified statement of a proof: this event was at this position of this run before the checkpoint was signed.
 
-    `values` are there if the proof has them. `size` is how many entries the checkpoint is of, and `since` the size of
-    the older one that it was shown to have grown out of.
+    `values` are included if the proof has them. `size` is the checkpoint's number of entries, and `since` the size of
+    the older checkpoint that it extends.
     """
 
     store: str
@@ -88,9 +88,9 @@ class Proved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prove(log: Log, run: str, seq: int, *, values: bool = False, since: str | bytes | None = None) -> Proof:
-    """A proof of one event. With `values` it shows them too; with `since`, that the seals grew out of that checkpoint.
+    """Makes a proof of one event. `values` includes its values; `since` adds a consistency proof from that checkpoint.
 
-    SealRefused when the event is not sealed, or is not what was sealed.
+    Raises SealRefused if the event is not sealed, or differs from its seal.
     """
     head = log.head(run)
     if not 1 <= seq <= head.seq:
@@ -122,7 +122,7 @@ def prove(log: Log, run: str, seq: int, *, values: bool = False, since: str | by
 
 
 def has_grown_out_of(log: Log, older: Checkpoint) -> bool:
-    """Whether the seals of a store begin with what a checkpoint signs."""
+    """Whether the seals of a store extend a checkpoint."""
     hashed = [hashing.leaf(line.encode()) for line in _all_lines(log)]
     return older.origin == log.store.id and older.size <= len(hashed) and root(hashed[: older.size]) == older.root
 
@@ -132,12 +132,10 @@ def _all_lines(log: Log) -> list[str]:
 
 
 def _lines(log: Log, made: Made) -> list[str]:
-    """Every entry of every seal, which come to the root of the last."""
+    """Every entry of every seal, verified against the last root."""
     found = _all_lines(log)
     if root(hashing.leaf(line.encode()) for line in found) != e.from_text(made.event.root):
-        raise SealRefused(
-            SEALS, "its entries do not come to the root that was signed; killick verify says where it breaks"
-        )
+        raise SealRefused(SEALS, "its entries do not hash to the signed root; killick verify locates the damage")
     return found
 
 
@@ -148,12 +146,12 @@ def _path(log: Log, run: str, seq: int, entry: SealedRun) -> list[bytes]:
             if leaf.seq > entry.seq:
                 break
             if leaf.seq == seq and leaf.aside is not None:
-                raise SealRefused(run, f"event {seq} was set aside by a repair, and is not on record")
+                raise SealRefused(run, f"event {seq} was removed from the log by a repair; prove another event")
             found.append(leaf.leaf)
     except Parted as parted:
         raise SealRefused(run, f"{parted.what}; killick verify {run} says more") from None
     if entry.root is None or root(found) != e.from_text(entry.root):
-        raise SealRefused(run, f"is not what was sealed at event {entry.seq}; killick verify says where it breaks")
+        raise SealRefused(run, f"differs from the log sealed at event {entry.seq}; killick verify locates the damage")
     return inclusion(found, seq - 1)
 
 
@@ -173,7 +171,7 @@ def _values(log: Log, run: str, recorded: Recorded) -> tuple[str | None, tuple[P
 
 def _growth(hashed: list[bytes], since: Checkpoint) -> Growth:
     if not 0 < since.size <= len(hashed) or root(hashed[: since.size]) != since.root:
-        why = "these seals did not grow out of it; killick verify --checkpoint says what is different"
+        why = "these seals do not extend it; killick verify --checkpoint shows the difference"
         raise SealRefused("checkpoint", why)
     return Growth(since.size, e.to_text(since.root), tuple(map(e.to_text, consistency(hashed, since.size))))
 
@@ -182,24 +180,24 @@ def _growth(hashed: list[bytes], since: Checkpoint) -> Growth:
 
 
 def verify_proof(proof: bytes | str, public_key: bytes | str, checkpoint: bytes | str | None = None) -> Proved:
-    """Verify a proof with the public key alone; ProofBroken says what does not hold.
+    """Verifies a proof with only the public key. Raises ProofBroken with the reason.
 
-    With a checkpoint that somebody kept, the proof must be of it, or of one that is shown to have grown out of it.
+    With a kept checkpoint, the proof must be under that checkpoint, or under one that provably extends it.
     """
     key, given = key_of(public_key), proof.encode() if isinstance(proof, str) else proof
     try:
         read = msgspec.json.decode(given, type=Proof)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ProofBroken("proof", f"is no proof ({error})") from None
+        raise ProofBroken("proof", f"is not a proof ({error})") from None
     if read.version != VERSION:
         raise ProofBroken("proof", f"version {read.version}, this build of Killick reads {VERSION}")
     if read.file != given:
-        raise ProofBroken("proof", "is not written as proofs are: it was changed")
+        raise ProofBroken("proof", "is not in the form of a proof: it was changed")
     return _Verifier(read, key).proved(checkpoint)
 
 
 class _Verifier:
-    """One proof, and what it has to come to."""
+    """The verification of one proof."""
 
     def __init__(self, proof: Proof, key: Ed25519PublicKey) -> None:
         self._proof, self._key = proof, key
@@ -208,7 +206,7 @@ class _Verifier:
     def proved(self, kept: bytes | str | None) -> Proved:
         proof, signed = self._proof, self._signed
         if signed.note != proof.checkpoint:
-            raise ProofBroken("proof", "its checkpoint is not written as checkpoints are: it was changed")
+            raise ProofBroken("proof", "its checkpoint is not in the form of a checkpoint: it was changed")
         signed.check(self._key, "proof")
         entry = self._entry()
         event = self._event(entry)
@@ -222,14 +220,14 @@ class _Verifier:
         proof, signed = self._proof, self._signed
         leaf = hashing.leaf(proof.entry.encode())
         if not includes(signed.root, signed.size, leaf, proof.index, _hashes(proof.entry_path)):
-            raise ProofBroken("proof", "the run's entry is not in what was signed")
+            raise ProofBroken("proof", "the run's entry is not under the signed root")
         return SealedRun.read(proof.entry)
 
     def _event(self, entry: SealedRun) -> dict[str, Any]:
         proof = self._proof
         leaf, path = hashing.leaf(proof.body.encode()), _hashes(proof.path)
         if entry.root is None or not includes(e.from_text(entry.root), entry.seq, leaf, proof.seq - 1, path):
-            raise ProofBroken("proof", f"the event is not what stands at {proof.seq} of {entry.run}")
+            raise ProofBroken("proof", f"the event is not the one at {proof.seq} of {entry.run}")
         return msgspec.json.decode(proof.body.encode(), type=dict[str, Any])
 
     def _values(self, event: dict[str, Any]) -> Any:
@@ -237,11 +235,11 @@ class _Verifier:
         blobs = {hashing.value_hash(piece.codec, piece.body): piece for piece in proof.pieces}
         if proof.data is None:
             if blobs:
-                raise ProofBroken("proof", "it has values that nothing refers to")
+                raise ProofBroken("proof", "it has values that the event does not refer to")
             return None
         raw = proof.data.encode()
         if event.get("data") != e.to_text(hashing.data_hash(raw)):
-            raise ProofBroken("proof", "the values are not those that the event names")
+            raise ProofBroken("proof", "the values are not the ones that the event refers to")
         found = {digest: Blob(digest, piece.codec, piece.body) for digest, piece in blobs.items()}
         try:
             used, wanted = set[bytes](), references(raw)
@@ -249,18 +247,18 @@ class _Verifier:
                 used.update(wanted)
                 wanted = [below for digest in wanted for below in children(found[digest]) if below not in used]
             if used != found.keys() or len(found) != len(proof.pieces):
-                raise ProofBroken("proof", "it has values that nothing refers to")
+                raise ProofBroken("proof", "it has values that the event does not refer to")
             return unpack(raw, lambda digests: {digest: found[digest] for digest in digests})
         except (KeyError, ValueBroken):
             raise ProofBroken("proof", "some of the values are missing or were changed") from None
 
     def _since(self, kept: bytes | str | None) -> int | None:
-        """That it fits the checkpoint which somebody kept."""
+        """Checks the proof against the kept checkpoint."""
         signed, since = self._signed, self._proof.since
         if since is not None:
             path, older = _hashes(since.path), _hashes([since.root])[0]
             if not is_consistent(since.size, older, signed.size, signed.root, path):
-                raise ProofBroken("proof", "it does not show that its seals grew out of the older checkpoint")
+                raise ProofBroken("proof", "it does not prove that its seals extend the older checkpoint")
         if kept is None:
             return None if since is None else since.size
         known = checkpoint(kept)
@@ -269,13 +267,13 @@ class _Verifier:
             raise ProofBroken("proof", f"is of store {signed.origin}, the checkpoint of {known.origin}")
         if known.size == signed.size:
             if known.root != signed.root:
-                raise ProofBroken("proof", "its checkpoint and the one that was kept are of the same size, and differ")
+                raise ProofBroken("proof", "its checkpoint and the kept one have the same size, and differ")
         elif known.size < signed.size:
             if since is None or (since.size, since.root) != (known.size, e.to_text(known.root)):
                 then = "killick store prove --since CHECKPOINT makes one that does"
                 raise ProofBroken("proof", _unshown(signed, known, then))
         elif not _begins_with(known, signed):
-            raise ProofBroken("proof", _unshown(known, signed, "make the proof anew, under the newer one"))
+            raise ProofBroken("proof", _unshown(known, signed, "make a new proof, under the newer one"))
         return known.size
 
 
@@ -285,7 +283,7 @@ def _unshown(newer: Checkpoint, older: Checkpoint, then: str) -> str:
 
 
 def _begins_with(newer: Checkpoint, older: Checkpoint) -> bool:
-    """Whether the entries with a newer checkpoint show that its seal came right after an older one."""
+    """Whether the entries of a newer checkpoint prove that its seal directly follows an older one."""
     listed = newer.listed
     return listed is not None and (listed.first, frontier(listed.first, listed.peaks).root) == (older.size, older.root)
 
@@ -294,7 +292,7 @@ def _hashes(texts: Any) -> list[bytes]:
     try:
         found = [e.from_text(text) for text in texts]
     except ValueError:
-        raise ProofBroken("proof", "one of its hashes is none") from None
+        raise ProofBroken("proof", "one of its hashes is malformed") from None
     if any(len(each) != hashing.HASH_BYTES for each in found) or [e.to_text(each) for each in found] != list(texts):
-        raise ProofBroken("proof", "one of its hashes is none")
+        raise ProofBroken("proof", "one of its hashes is malformed")
     return found

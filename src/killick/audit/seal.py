@@ -1,7 +1,7 @@
-"""Seals: what every log was, in one append-only Merkle tree whose root is signed. Keeps no key.
+"""Seals: the state of every log, in one append-only Merkle tree with a signed root. No key is stored.
 
-A seal is an event of Killick's own log `seal`. It adds an entry for each run that changed since the last: its seq, its
-hash and the root over its leaves. The checkpoint, which is the signed root, is what people keep outside the store.
+A seal is an event of the internal log `seal`. It adds an entry for each run that changed since the last seal: its seq,
+its hash and the root over its leaves. The checkpoint, which is the signed root, is kept outside the store.
 docs/proof.md describes the files.
 """
 
@@ -35,10 +35,10 @@ SEALS: Final = "seal"
 
 AGENT: Final = f"{OWN_AGENTS}seal"
 PRUNED: Final = f"{OWN_AGENTS}pruned"
-"""How a message is named that tells the next seal which runs went into an archive."""
+"""The message name by which a prune tells the next seal which runs were archived."""
 
 GAP: Final = hashing.leaf(b"")
-"""The leaf that stands for an event which a repair set aside."""
+"""The leaf of an event that a repair removed."""
 
 _ROUND: Final = 2_000
 _REPAIRED: Final = b'{"kind":"run.repaired"'
@@ -50,7 +50,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True):
-    """What the next seal needs to go on with a run: its last entry, at `index`, and the peaks over its leaves."""
+    """The state that the next seal needs of a run: its last entry, at `index`, and the peaks over its leaves."""
 
     run: str
     seq: int
@@ -61,7 +61,7 @@ class Known(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """What a prune says: the runs that it takes out, as `[run, seq, hash]`, and the file that has them."""
+    """The message of a prune: the removed runs, as `[run, seq, hash]`, and their archive."""
 
     file: str
     sha256: str
@@ -69,7 +69,7 @@ class Pruned(msgspec.Struct, frozen=True):
 
 
 class Made(NamedTuple):
-    """A seal as it is on record."""
+    """A recorded seal."""
 
     seq: int
     event: e.StoreSealed
@@ -81,7 +81,7 @@ class Made(NamedTuple):
 
     @property
     def file(self) -> str:
-        """What is kept outside: the checkpoint, and the entries of its seal."""
+        """The file to keep outside: the checkpoint, and the entries of its seal."""
         return "\n".join((self.note, _encode(self.listed).decode(), *self.lines, ""))
 
 
@@ -94,7 +94,7 @@ def _made(log: Log, seq: int, event: e.StoreSealed) -> Made:
 
 
 def seals(log: Log) -> Iterator[Made | tuple[int, str]]:
-    """Every seal on record, in order; of one that cannot be read its seq, and why."""
+    """Every recorded seal, in order; for an unreadable one, its seq and the reason."""
     for seq, body in _bodies(log):
         try:
             event = e.decode(body)
@@ -107,7 +107,7 @@ def seals(log: Log) -> Iterator[Made | tuple[int, str]]:
 
 
 def last(log: Log) -> Made | None:
-    """The last seal; None where there is none."""
+    """The last seal, or None."""
     head = log.store.head(SEALS)
     for seq in range(head.seq if head is not None else 0, 0, -1):
         event = log.event(SEALS, seq)
@@ -125,7 +125,7 @@ def _bodies(log: Log) -> Iterator[tuple[int, bytes]]:
 
 
 def told_pruned(log: Log) -> dict[str, tuple[Pruned, int, e.Digest]]:
-    """Every run that a prune took out, and into which file: as seals were told, and as the next is still to be."""
+    """Every run that a prune removed, and its archive: from the seals, and from messages for the next seal."""
     found: list[Pruned] = []
     for seq, body in _bodies(log):
         if body.startswith(_TAKEN):
@@ -146,7 +146,7 @@ def _waiting(store: Store) -> list[tuple[Message, Pruned]]:
 
 
 def tell_pruned(log: Log, pruned: Pruned, *, at_us: int) -> None:
-    """Let the next seal know which runs leave. Where nothing was ever sealed there is nobody to tell."""
+    """Records for the next seal which runs are removed. Does nothing if the store was never sealed."""
     if pruned.runs and log.store.head(SEALS) is not None:
         packed = pack(pruned, at="body")
         told = Delivery(
@@ -159,7 +159,7 @@ def tell_pruned(log: Log, pruned: Pruned, *, at_us: int) -> None:
 
 
 class Parted(Exception):
-    """A log that does not hold, or not any more what was sealed: from which event on, and what is wrong."""
+    """A log is damaged, or differs from its seal: the first such event, and the reason."""
 
     def __init__(self, seq: int, what: str) -> None:
         super().__init__(what)
@@ -168,11 +168,11 @@ class Parted(Exception):
 
 
 class SetAside(Exception):
-    """A repair took out events that stand before where somebody wanted to go on."""
+    """A repair removed events before the requested start."""
 
 
 class Leaf(NamedTuple):
-    """An event's place in its run's tree. One that a repair set aside has no hash, and GAP for a leaf."""
+    """An event's leaf in its run's tree. An event removed by a repair has no hash, and GAP as its leaf."""
 
     seq: int
     leaf: bytes
@@ -236,7 +236,7 @@ def _rows(store: Store, run: str, after: int, up_to: int) -> Iterator[Row]:
 
 
 def heads(store: Store) -> Iterator[Head]:
-    """Every run's head, in order of creation, so that a fork comes after what it stands on."""
+    """Every run's head, in order of creation, so that a fork comes after its parent."""
     after = 0
     while found := store.heads(after=after):
         yield from (head for _, head in found)
@@ -247,9 +247,9 @@ def heads(store: Store) -> Iterator[Head]:
 
 
 class Sealed(msgspec.Struct, frozen=True, kw_only=True):
-    """What sealing did. `file` is what to keep outside the store. `refused` are runs that are not what was sealed
-    before, or do not hold: they are not sealed. `fresh` is False where nothing had changed since the last seal;
-    `other_key` is named where that was signed with another one."""
+    """The result of sealing. `file` is to be kept outside the store. `refused` are runs that are damaged or differ from
+    their last seal: they are not sealed. `fresh` is False if nothing changed since the last seal; `other_key` is the
+    key of the last seal, if it differs."""
 
     number: int
     size: int
@@ -265,14 +265,14 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def seal(log: Log, key: bytes, *, at_us: int, by: str | None = None, progress: Progress = untold) -> Sealed:
-    """Seal what changed since the last seal, signed with a private key that is given as PEM.
+    """Seals the changes since the last seal, signed with a private key in PEM.
 
-    Reads the heads of all runs, of those that changed the events since, and of the seals about log n.
+    Reads the heads of all runs, the new events of those that changed, and about log n seals.
     """
     store, signer = log.store, private_key(key)
     _refuse_another(store)
     named = key_id(store.id, signer.public_key()).hex()
-    # Opened before anything is read, so that whoever seals meanwhile keeps this seal from being added.
+    # Opened before any read, so that a concurrent seal makes this append conflict.
     handle = log.begin(SEALS) if store.head(SEALS) is None else log.open(SEALS)
     past = Past(log)
     past.check(signer)
@@ -308,14 +308,14 @@ def _sealed(made: Made, found: _Changes, *, fresh: bool, other_key: str | None =
 def _refuse_another(store: Store) -> None:
     row = store.index(SEALS)
     if row is not None and row.agent != AGENT:
-        raise SealRefused(SEALS, f"is a run of {row.agent}, and where the seals go; seal a store without such a run")
+        raise SealRefused(SEALS, f"is a run of {row.agent}, but this id is for seals; use a store without it")
 
 
 class Past:
-    """The last seal, and what it and those before it know of every run.
+    """The last seal, and the known entry of every run from it and earlier seals.
 
-    Seal n knows the runs of as many seals as the lowest bit of n says, and names the one before those: so about log n
-    of them know everything, and what a run is known by is written about log n times.
+    Seal n repeats the runs of as many seals as its lowest bit says, and links to the one before those. So about log n
+    seals cover all runs, and each run's state is written about log n times.
     """
 
     def __init__(self, log: Log) -> None:
@@ -339,7 +339,7 @@ class Past:
         return frontier(self.made.event.size, self.made.peaks) if self.made is not None else Frontier()
 
     def check(self, signer: Ed25519PrivateKey) -> None:
-        """Refuse to go on from a seal that this key did not make, though it says so."""
+        """Refuses to extend a seal that names this key but has an invalid signature."""
         if self.made is None:
             return
         event = self.made.event
@@ -351,20 +351,18 @@ class Past:
         except (ProofBroken, ValueError):
             fits = False
         if not fits:
-            why = (
-                "the last seal is not what was signed; killick verify --checkpoint FILE --key PUB says what was changed"
-            )
+            why = "the last seal differs from its signature; killick verify --checkpoint FILE --key PUB locates it"
             raise SealRefused(SEALS, why)
 
     def back(self, number: int) -> tuple[int, list[Made]]:
-        """For a new seal: where the one stands that knows what it does not, and those whose runs it takes over."""
+        """For a new seal: the index of the seal that it links to, and the seals whose runs it repeats."""
         until = number & (number - 1)
         older = next((made.seq for made in self.nodes if made.event.number <= until), 0)
         return older, [made for made in self.nodes if made.event.number > until]
 
 
 class _Changes:
-    """What is different from what was sealed: an entry for each run, and how to go on with it next time."""
+    """The changes since the last seal: an entry for each changed run, and its state for the next seal."""
 
     def __init__(self, log: Log, past: Past) -> None:
         self._log, self._store, self._past = log, log.store, past
@@ -375,7 +373,7 @@ class _Changes:
         self.messages = _waiting(log.store)
 
     def look(self, progress: Progress) -> None:
-        """At every head, and for what is not there any more."""
+        """Compares every head, and finds removed runs."""
         there: set[str] = set()
         changed: list[tuple[Head, Known | None]] = []
         for head in heads(self._store):
@@ -406,7 +404,7 @@ class _Changes:
         self.peaks[head.run] = tuple(map(e.to_text, tree.peaks))
 
     def _grown(self, head: Head, known: Known | None) -> Frontier:
-        """The tree over a run's leaves, from where it was sealed last."""
+        """The tree over a run's leaves, extended from its last seal."""
         if known is None:
             tree, before = Frontier(), None
         else:
@@ -414,14 +412,14 @@ class _Changes:
             if head.seq < known.seq:
                 raise Parted(head.seq + 1, f"ends at event {head.seq}, and was sealed at event {known.seq}")
             if head.seq == known.seq:
-                raise Parted(1, f"is not what was sealed at event {known.seq}")
+                raise Parted(1, f"differs from the log sealed at event {known.seq}")
         for leaf in leaves(self._store, head, after=tree.size, before=before):
             tree.add(leaf.leaf)
             self.events += 1
         return tree
 
     def _gone(self, there: set[str]) -> list[SealedRun]:
-        """Runs that were sealed, or that a prune named, and are not there."""
+        """Runs that were sealed, or named by a prune, and no longer exist."""
         told = _by_run(body for _, body in self.messages)
         sealed = {run: known for run, known in self._past.known.items() if run not in there and not known.gone}
         if sealed.keys() - told.keys():
@@ -456,7 +454,7 @@ def _build(log: Log, past: Past, found: _Changes, signer: Ed25519PrivateKey, eve
 
 
 def _append(handle: RunLog, made: Made, found: _Changes) -> None:
-    """One commit: the log where there is none, what was told, and the seal."""
+    """One commit: creates the log if needed, consumes the messages, and appends the seal."""
     at = made.event.at
     values: Mapping[str, Any] = {
         "entries": "\n".join((_encode(made.listed).decode(), *made.lines, "")),
@@ -475,4 +473,4 @@ def _append(handle: RunLog, made: Made, found: _Changes) -> None:
     try:
         handle.append(*entries, Entry(made.event, values), takes=numbers)
     except (HeadMoved, RunExists) as moved:
-        raise SealRefused(SEALS, "somebody else sealed the store at the same time; seal it again") from moved
+        raise SealRefused(SEALS, "another process sealed the store at the same time; seal it again") from moved

@@ -1,6 +1,6 @@
-"""Holds what is there against what was sealed: names each run that is not as it was, and where it parts first.
+"""Compares a store with its seals: names each run that differs, and its first differing event.
 
-What a repair, a prune or an erasure on record explains is told as that, and not as a fault. Changes nothing.
+Recorded repairs, prunes and erasures are reported as explanations, not as faults. Changes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 _NAMED_MAX = 5
-"""Runs that are named where any of them may be meant."""
+"""How many runs are named if any of several may be meant."""
 
 
 def verify(
@@ -38,10 +38,10 @@ def verify(
     key: str | bytes | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Verify one run, or the whole store, and hold it against what was sealed.
+    """Verifies one run, or the whole store, and compares it with its seals.
 
-    With a public key, the last seal has to be signed with it. With a checkpoint that was kept outside, which has to be
-    signed with it too, the seals themselves have to be what it signs.
+    With a public key, the last seal must be signed by it. With a checkpoint that was kept outside, also signed by it,
+    the seals must extend that checkpoint.
     """
     proves = None if key is None else public_key(key)
     kept = None if checkpoint is None else checked(checkpoint, proves)
@@ -59,7 +59,7 @@ def verify(
 
 
 class _Check:
-    """One pass over the seals, then one over what they are of."""
+    """One pass over the seals, then one over the sealed runs."""
 
     def __init__(self, log: Log, report: Report) -> None:
         self._log, self._store, self._report = log, log.store, report
@@ -72,7 +72,7 @@ class _Check:
         self._report.problems.append(Problem(where="seals", what=what, run=run, seq=seq))
 
     def _explain(self, run: str, what: str, seq: int | None = None) -> None:
-        """Of a run only the last is told, which is the one that says most."""
+        """Adds an explanation; of several for one run, the last is kept."""
         others = [problem for problem in self._report.explained if problem.run != run]
         self._report.explained = [*others, Problem(where="seals", what=what, run=run, seq=seq)]
 
@@ -83,7 +83,7 @@ class _Check:
     # the seals themselves ---------------------------------------------------------------------
 
     def seals(self) -> Made | None:
-        """Every seal, as far as they follow from each other; returns the last."""
+        """Verifies every seal against the one before; returns the last."""
         tree, made = Frontier(), None
         for found in seals(self._log):
             if not isinstance(found, Made):
@@ -101,11 +101,11 @@ class _Check:
         return made
 
     def _seal(self, made: Made, tree: Frontier, before: int) -> str | None:
-        """Take in a seal's entries; or say what is wrong with it."""
+        """Adds a seal's entries; or reports what is wrong with it."""
         event = made.event
         follows = (event.number, made.listed.first) == (before + 1, tree.size)
         if not follows or [*made.listed.peaks] != [e.to_text(peak) for peak in tree.peaks]:
-            return "does not go on from the one before it"
+            return "does not follow the one before it"
         self._want(made.lines)
         for line in made.lines:
             self._lines.append(line)
@@ -115,9 +115,9 @@ class _Check:
         if (event.size, event.root) != (tree.size, e.to_text(tree.root)) or frontier(
             tree.size, made.peaks
         ).root != tree.root:
-            return "does not come to its root"
+            return "does not hash to its root"
         if (signed.origin, signed.size, signed.root) != (self._store.id, tree.size, tree.root):
-            return "is not what its checkpoint says"
+            return "differs from its checkpoint"
         for known in made.known:
             entry = SealedRun.read(self._lines[known.index])
             fits = (known.run, known.seq, known.hash, known.gone) == (
@@ -128,18 +128,18 @@ class _Check:
         return None
 
     def nothing(self) -> None:
-        """Somebody has a key, and expects seals."""
+        """Reports that a key was given but nothing is sealed."""
         self._say(None, "has no seals that the key could prove")
 
     def signature(self, made: Made, key: Ed25519PublicKey) -> None:
-        """The last checkpoint signs all that was sealed before it, whatever key that was sealed with."""
+        """Checks the last checkpoint's signature, which covers all earlier seals, also those of other keys."""
         try:
             read_checkpoint(made.note).check(key)
         except ProofBroken as broken:
             self._say(SEALS, f"seal {made.event.number}: its checkpoint {broken.reason}", made.seq)
 
     def against(self, kept: Checkpoint) -> None:
-        """A checkpoint that was kept outside is the truth, and what is here must begin with it."""
+        """Compares the seals with a kept checkpoint, which they must extend."""
         if kept.origin != self._store.id:
             self._say(None, f"the checkpoint is of another store, {kept.origin}; this one is {self._store.id}")
             return
@@ -152,7 +152,7 @@ class _Check:
         else:
             self._say(SEALS, f"its first {kept.size} entries are not what the checkpoint signs{self._among(kept)}")
         if kept.listed is not None:
-            # What is not signed says nothing about where a run parts from what is.
+            # An unsigned entry proves nothing about where a run differs.
             before = frontier(kept.listed.first, kept.listed.peaks)
             signed = root(self._hashed[: before.size]) == before.root or before.size > size
             self._wanted.clear()
@@ -160,7 +160,7 @@ class _Check:
         self._want(kept.entries)
 
     def _among(self, kept: Checkpoint) -> str:
-        """Which entry may have been changed: those before the checkpoint's own seal are known by their peaks alone."""
+        """The entries that may have been changed: before the checkpoint's own seal only peaks are known."""
         if kept.listed is None:
             return ""
         for peak, span in zip(kept.listed.peaks, frontier(kept.listed.first, kept.listed.peaks).spans, strict=True):
@@ -174,7 +174,7 @@ class _Check:
     # what they are of -------------------------------------------------------------------------
 
     def runs(self, only: str | None, progress: Progress | None) -> None:
-        """Every run that was sealed, parents before their forks; then those that are not there."""
+        """Every sealed run, parents before their forks; then those that no longer exist."""
         there = {head.run: head for head in heads(self._store)}
         named = [only] if only is not None else list(self._wanted)
         needed = {each.run for run in named if run in there for each in self._elders(there[run], there)}
@@ -195,14 +195,14 @@ class _Check:
             self._gone(gone)
 
     def _elders(self, head: Head, there: dict[str, Head]) -> Iterator[Head]:
-        """A run, and what it stands on."""
+        """A run and its fork ancestors."""
         yield head
         while head.parent is not None and head.parent in there:
             head = there[head.parent]
             yield head
 
     def _run(self, head: Head, there: dict[str, Head], entries: list[SealedRun], cuts: set[int]) -> Iterator[int]:
-        """Hold a run against its entries; tells how many events were read."""
+        """Compares a run with its entries; returns how many events were read."""
         at: defaultdict[int, list[SealedRun]] = defaultdict(list)
         for entry in entries:
             at[entry.seq].append(entry)
@@ -234,7 +234,7 @@ class _Check:
         return 1, f"was sealed as {entry.gone}, and is there again"
 
     def _start(self, head: Head, there: dict[str, Head]) -> tuple[Frontier, bytes | None]:
-        """The tree that a fork goes on from, which is its elder's at the cut."""
+        """The tree that a fork starts from: its parent's tree at the fork point."""
         if head.parent is None or head.base == 0:
             return Frontier(), None
         owner = _owner(list(self._elders(head, there)), head.base)
@@ -244,23 +244,23 @@ class _Check:
         return found[0].copy(), found[1]
 
     def _judged(self, entry: SealedRun, leaf: Leaf, tree: Frontier, fitted: int) -> tuple[int, str] | None:
-        """What is wrong with a run at an event where it was sealed."""
+        """The problem of a run at a sealed event, if any."""
         if leaf.aside is not None:
-            # Of what was set aside only the last hash is known for sure, for the head had it.
+            # Of removed events only the last hash is certain, because the head had it.
             if entry.seq != leaf.aside.last or entry.hash == leaf.aside.hash_head:
                 by = f" by {leaf.aside.by}" if leaf.aside.by else ""
                 span = f"events {leaf.aside.first} to {leaf.aside.last}"
                 self._explain(
-                    entry.run, f"was sealed at event {entry.seq}; a repair{by} set aside {span} since", entry.seq
+                    entry.run, f"was sealed at event {entry.seq}; a repair{by} removed {span} since", entry.seq
                 )
                 return None
         elif leaf.hash is not None and e.to_text(leaf.hash) == entry.hash:
             if entry.root == e.to_text(tree.root):
                 return None
-            return entry.seq, f"the root over its events up to {entry.seq} is not what was sealed"
+            return entry.seq, f"the root over its events up to {entry.seq} differs from its seal"
         first = fitted + 1
         span = f"event {first}" if first == entry.seq else f"an event from {first} to {entry.seq}"
-        return first, f"{span} is not what was sealed"
+        return first, f"{span} differs from its seal"
 
     def _gone(self, runs: list[str]) -> None:
         told = told_pruned(self._log)
@@ -269,11 +269,11 @@ class _Check:
             if last.gone == "removed":
                 self._say(run, f"is gone: it was removed after event {last.seq}, and nothing says where to")
             elif last.gone is None and run in told:
-                self._explain(run, f"was pruned into {told[run][0].file}, which no seal tells of yet", last.seq)
+                self._explain(run, f"was pruned into {told[run][0].file}, which no seal records yet", last.seq)
             elif last.gone is None:
                 self._say(run, f"is gone: it was sealed at event {last.seq}, and nothing says where to")
 
 
 def _owner(elders: list[Head], seq: int) -> str:
-    """Whose own log, of a run and what it stands on, holds what stands before the run's first own event."""
+    """The run, of a fork and its ancestors, whose own log has the events before the fork's first own event."""
     return next((each.run for each in elders[1:] if seq > each.base), elders[-1].run)

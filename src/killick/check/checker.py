@@ -267,7 +267,7 @@ def _input(case: Case) -> Any:
     try:
         return sample(case.agent.input_type)
     except Exception as error:
-        raise DeclarationRefused(case.agent.name, f"its input cannot be made up ({error}); give one") from None
+        raise DeclarationRefused(case.agent.name, f"no input can be generated for it ({error}); give one") from None
 
 
 def _fails(agent: AnyAgent, ended: Ended, stage: Stage) -> Finding:
@@ -275,7 +275,7 @@ def _fails(agent: AnyAgent, ended: Ended, stage: Stage) -> Finding:
     where = f"{relative(theirs[-1].file)}:{theirs[-1].line}" if theirs else place_of(agent.fn)
     step = f" at step {ended.step}" if ended.step else ""
     made_up = ", ".join(sorted(stage.sampled))
-    fix = "mend what it names"
+    fix = "correct what it names"
     if made_up and not ended.type.startswith("killick."):
         fix = f"say what these give, for samples of their types may not do: {made_up} (fakes, or --fake NAME=VALUE)"
     return Finding(

@@ -283,7 +283,7 @@ class Judge:
             case "breaks":
                 return Finding(
                     kind="fails", title="it breaks off", where=agent, why=observed.detail, seen=seen, times=times,
-                    fix="mend what the message names",
+                    fix="correct what the message names",
                 )  # fmt: skip
             case "not_undone":
                 return self._not_undone(observed, seen, times)

@@ -90,4 +90,4 @@ def sample_answer(schema: Any) -> Any:
         case "string" | None:
             return "a sample answer"
         case other:
-            raise FakeRefused("answer", f"no sample of a schema of type {other!r} is known; give an answer")
+            raise FakeRefused("answer", f"no sample can be made for schema type {other!r}; give an answer")

@@ -54,9 +54,9 @@ def sample(kind: Any, name: str = "") -> Any:
     try:
         made = _Sampling().of(kind, name)
     except (_Within, RecursionError):
-        raise FakeRefused(name or spelled(kind), "has itself within itself, so that a sample never ends") from None
+        raise FakeRefused(name or spelled(kind), "contains itself, so a sample has no end; give a value") from None
     if (misfits := misfit(made, kind)) is not None:
-        told = f"{shown(made)} is no sample of it ({misfits}); give a value"
+        told = f"{shown(made)} is not a sample of it ({misfits}); give a value"
         raise FakeRefused(name or spelled(kind), told)
     return made
 

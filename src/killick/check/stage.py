@@ -38,7 +38,7 @@ TROUBLES: Final[Mapping[CallTrouble | WaitTrouble, str]] = {
     "lost": "does its work, and the answer is lost every time",
     "limited": "is rate limited once",
     "broken": "is out of order from then on",
-    "paused": "is running when somebody pauses the run, and resumes it later",
+    "paused": "is running when a person pauses the run, and resumes it later",
     "twice": "is answered twice",
     "late": "is answered when its deadline has passed",
     "expired": "is never answered, and its deadline passes",

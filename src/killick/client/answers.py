@@ -31,15 +31,15 @@ def answer(
     """Answer an open wait; returns the run that has it. An approval that is not the last of a quorum is a vote."""
     found = _open_wait(engine, wait)
     if saw is not None and saw != found.digest:
-        raise AnswerRefused(found.id, "it is another question now; look at it again")
+        raise AnswerRefused(found.id, "the question has changed; read it again")
     by, run = waits.who(by, found.id), found.run
     if found.deadline_us is not None and engine.clock.now_us() > found.deadline_us:
-        raise AnswerRefused(found.id, f"its time was up at {_moment(found.deadline_us)}; it goes on without it")
+        raise AnswerRefused(found.id, f"it expired at {_moment(found.deadline_us)}; the run continues without it")
     opened = engine.log.state(run).fold.facts.waits[found.step].opened
     _refuse_misfit(engine, found, verb, value, by)
     event: Any = engine.log.event(run, opened)
     if event.digest != found.digest:
-        raise AnswerRefused(found.id, "it is another question now; look at it again")
+        raise AnswerRefused(found.id, "the question has changed; read it again")
     body = {"kind": verb, "value": value, "comment": comment, "digest": event.digest}
     message_id = inbox.answer_id(run, found.step, opened)
     if found.need > 1 and (found.is_agreed or (verb == "approve" and by in found.votes)):
@@ -76,14 +76,14 @@ def _open_wait(engine: Engine, wait: str | Wait) -> Wait:
     if isinstance(wait, Wait):
         now = [each for each in waits_of(store, log.state(wait.run)) if each.verbs and each.step == wait.step]
         if now and now[0].digest != wait.digest:
-            raise AnswerRefused(wait.id, "it is another question now; look at it again")
+            raise AnswerRefused(wait.id, "the question has changed; read it again")
         if now:
             return now[0]
         wait = wait.id
     run, _, step = wait.rpartition(":")
     both = bool(run) and store.head(wait) is not None and store.head(run) is not None
     if both and any(each.id == wait and each.verbs for each in waits_of(store, log.state(run))):
-        raise AnswerRefused(wait, f"is a question of {run}, and another run; give the Wait itself, from inbox()")
+        raise AnswerRefused(wait, f"is a question of {run} and of another run; give the Wait from inbox()")
     wait = renewals.latest(log, wait)
     if store.head(wait) is not None:
         run, step = wait, ""
@@ -117,7 +117,7 @@ def send(engine: Engine, run: str, name: str, body: Any, *, id: str, by: str | N
     run = renewals.latest(engine.log, run)
     row = engine.store.index(run)
     if row is not None and row.status in ENDED and all(known.id != id for known in engine.store.messages(run)):
-        raise AnswerRefused(run, f"the run is over ({row.status}) and hears nothing any more; start another")
+        raise AnswerRefused(run, f"the run is over ({row.status}) and accepts no messages; start another")
     deliver(engine, run, name, body, id=id, by=by, tx=tx)
     return run
 

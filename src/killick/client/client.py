@@ -1,4 +1,4 @@
-"""The client: starts runs, looks at them, acts on them. Each method has an awaitable form, `.soon`."""
+"""The client: starts runs, reads them, and acts on them. Each method has an awaitable form, `.soon`."""
 
 from __future__ import annotations
 
@@ -99,17 +99,17 @@ class Client(Operations):
 
     @property
     def run(self) -> RunMethod:
-        """Run an agent here and now: starts it, or goes on with it. See `RunMethod`."""
+        """Runs an agent here and now: starts or resumes the run. See `RunMethod`."""
         return RunMethod(self)
 
     @property
     def start(self) -> StartMethod:
-        """Create a run for a worker, or for somebody who advances it. See `StartMethod`."""
+        """Creates a run for a worker or a later `advance`. See `StartMethod`."""
         return StartMethod(self)
 
     @OnLoop
     async def advance(self, run: str) -> RunOutcome:
-        """Drive one run until it has ended or waits; says which, and until when. What engines call."""
+        """Executes one run until it has ended or waits; returns which, and until when. For engine adapters."""
         row = self.store.index(run)
         if row is not None and row.status in ENDED:
             return ended(self.engine, run)
@@ -117,7 +117,7 @@ class Client(Operations):
 
     @OnLoop
     async def advance_due(self, limit: int = 100) -> Sequence[RunOutcome]:
-        """Advance every run whose time has come, side by side."""
+        """Advances every due run, concurrently."""
         executor = self.executor()
         rows = self.store.due(self.clock.now_us(), limit=limit)
         outcomes = await asyncio.gather(*(executor.advance(row.run) for row in rows), return_exceptions=True)
@@ -135,12 +135,12 @@ class Client(Operations):
         lease_seconds: float = LEASE_SECONDS,
         slice_seconds: float = SLICE_SECONDS,
     ) -> Worker:
-        """Serve runs that are due, here, for as long as the `async with` block lasts; at its end the worker drains.
+        """Executes due runs here while the `async with` block lasts; at its end the worker drains.
 
-        agents         whose runs it takes, by name; all that are declared in this process, unless it says otherwise
-        concurrency    how many runs it has in hand at once; `per_agent` says it of some agents by themselves
-        lease_seconds  how long a run stays with a worker that froze before another takes it
-        slice_seconds  what a run is given at the least before a more urgent one may have its slot
+        agents         the names of the agents whose runs it claims; by default all that are declared in this process
+        concurrency    how many runs it executes at once; `per_agent` limits single agents lease_seconds  how long a
+        frozen worker keeps a run before another takes it over slice_seconds  the shortest time slice of a run before a
+        more urgent one may take its slot
         """
         return Worker(
             self,
@@ -159,12 +159,11 @@ class Client(Operations):
         contract: Contract | str | os.PathLike[str] | None = None,
         tags: Sequence[str] = (),
     ) -> ExternalSession:
-        """Hold a run for calls that come from outside of any agent, as a framework's own loop makes them: `with`, or
-        `async with`, gives a `killick.Host`. The run is made when it is not there, and waits when the block is over.
+        """Holds a run for calls from outside any agent, such as a framework's own loop: `with` or `async with` gives a
+        `killick.Host`. The run is created if it does not exist, and waits after the block.
 
-        run        the conversation, the thread, or whatever the calls belong to
-        agent      the name under which such runs are listed
-        contract   what its calls are judged by
+        run        the id of the conversation or thread to which the calls belong agent      the name under which such
+        runs are listed contract   the contract that evaluates its calls
         """
         waits.refuse_own(run)
         rules = read_contract(contract) if isinstance(contract, str | os.PathLike) else contract
@@ -178,12 +177,11 @@ class Client(Operations):
         webhooks: Mapping[str, str | Sequence[str]] | None = None,
         **options: Any,
     ) -> Any:
-        """The dashboard and the HTTP API over this client, as an ASGI app: to be mounted in one's own.
+        """The dashboard and the HTTP API of this client, as an ASGI app to mount in another app.
 
-        identify   who a request is from: a function of the request that gives a `killick.Person`, or None for nobody.
-                   Without it everybody needs a token, of those that `killick token create` makes
-        redact     the names of fields whose values nobody is shown
-        webhooks   the secrets of webhooks that may come in, by the name of the event that each becomes
+        identify   a function from a request to a `killick.Person`, or to None for an unknown caller. Without it, each
+        caller needs a token made by `killick token create` redact     the names of fields whose values are never shown
+        webhooks   the secrets of incoming webhooks, by the name of the event that each becomes
         """
         bridge = importlib.import_module("killick.web.app")
         return bridge.asgi(self, identify=identify, redact=redact, webhooks=webhooks, **options)
@@ -192,7 +190,7 @@ class Client(Operations):
 
     @Both
     def info(self, run: str) -> RunInfo:
-        """Where a run is."""
+        """The current state of a run, in short."""
         return info(self.log, run)
 
     @Both
@@ -232,8 +230,8 @@ class Client(Operations):
 
     @Both
     def inbox(self, *, to: str | None = None, answered: bool = False, limit: int = 100) -> Sequence[Wait]:
-        """Everything that waits for a person, the most urgent first: what is due soonest, then what has priority, then
-        what waits longest. With `answered`, what was answered and a run is yet to take."""
+        """Every open wait that needs a person, the most urgent first: by deadline, then by priority, then by age. With
+        `answered`, the answered waits whose answer the run has not consumed."""
 
         def chosen(wait: Wait) -> bool:
             return to is None or to in wait.to or to in (wait.may or ())
@@ -242,9 +240,9 @@ class Client(Operations):
 
     @Both
     def diff(self, run: str, *places: str, against: str | None = None) -> Diff:
-        """What changed from one place of a run to another, or at one step; or what is different in another run.
+        """The changes between two positions of a run, or at one step; or the differences from another run.
 
-        Places are written `6:before`, `6:after`, `@17`, `start`, `now`; against another run, one names both.
+        Positions are written `6:before`, `6:after`, `@17`, `start`, `now`; against another run, one is for both.
         """
         if against is not None:
             return across(self.log, run, against, *places)
@@ -252,10 +250,10 @@ class Client(Operations):
 
     @Both
     def export(self, run: str, *, children: bool = False, redact: bool | Sequence[str] = False) -> bytes:
-        """A run as one file that can be loaded, verified and replayed anywhere.
+        """Exports a run as one file that can be loaded, verified and replayed anywhere.
 
-        children   with the runs that it spawned, and theirs
-        redact     stand-ins in the place of all values, or of the fields of these names
+        children   include the runs that it spawned, and theirs redact     pseudonyms in place of all values, or of the
+        fields with these names
         """
         fields = () if isinstance(redact, bool) else tuple(redact)
         redaction = Redaction(self.ids.key(), fields) if redact else None
@@ -271,11 +269,10 @@ class Client(Operations):
         check: bool = False,
         seconds: float = 60.0,
     ) -> Replayed:
-        """Run an agent's code again against a run, or a file of one, with the world shut off; on a copy in memory.
+        """Replays an agent's code against a run, or an export of one, without I/O, on a copy in memory.
 
-        agent      the code; unless it is given, the agent that the run names
-        to         a step to stop at when it has its outcome, or before it: `6`, `6:before`
-        check      raise ReplayParted where the code parts from the record
+        agent      the code; by default the agent that the run names to         stop at a step when it has its outcome,
+        or before it: `6`, `6:before` check      raise ReplayParted where the code diverges from the log
         """
         from killick.replay.replay import replayed
         from killick.replay.result import ReplayRequest
@@ -284,8 +281,8 @@ class Client(Operations):
 
     @Both
     def rejudge(self, run: str, contract: Contract | None = None) -> Rejudged:
-        """Judge what a run intended once more: by the contracts on record, as an audit; or by another one, to see what
-        that would have stopped. Calls nothing and changes nothing."""
+        """Evaluates the intentions of a run again: by the recorded contracts, as an audit; or by another one, to see
+        what it would have rejected. Calls no tool and changes nothing."""
         from killick.history.backtest import rejudge
 
         return rejudge(self.log, run, contract)
@@ -299,21 +296,21 @@ class Client(Operations):
         key: str | bytes | None = None,
         progress: Progress | None = None,
     ) -> Report:
-        """Re-read the whole record, or one run's, and prove it, or say where it breaks; and hold it against its seals.
+        """Verifies the whole store, or one run, against its hashes and its seals, and locates any damage.
 
-        checkpoint   what `seal` gave and somebody kept outside the store: the record must be what it signs
-        key          the public key, as PEM, that the last seal and the checkpoint are to be signed with
+        checkpoint   a checkpoint from `seal`, kept outside the store: the log must match it key          the public
+        key, as PEM, of the last seal and of the checkpoint
         """
         return seal_check.verify(self.log, run, checkpoint=checkpoint, key=key, progress=progress)
 
     @Both
     def seal(self, key: bytes, *, by: str | None = None, progress: SealProgress = untold) -> sealing.Sealed:
-        """Seal what changed since the last seal, with a private key as PEM; keep what `file` says outside the store."""
+        """Seals the changes since the last seal, with a private key as PEM; keep its `file` outside the store."""
         return sealing.seal(self.log, key, at_us=self.clock.now_us(), by=by, progress=progress)
 
     @Both
     def prove(self, run: str, seq: int, *, values: bool = False, since: str | bytes | None = None) -> Proof:
-        """A proof of one sealed event, for whoever has the public key; with `since`, a checkpoint that they keep."""
+        """A proof of one sealed event, verified by the public key; `since` is an older checkpoint of the verifier."""
         return prove(self.log, run, seq, values=values, since=since)
 
     @Both
@@ -326,7 +323,7 @@ class Client(Operations):
         agent: str | None = None,
         dry_run: bool = False,
     ) -> Pruned:
-        """Move runs that ended, and did not change for so long, into a new archive; see docs/keeping.md."""
+        """Moves runs that ended, and did not change for this long, into a new archive; see docs/keeping.md."""
         now_us = self.clock.now_us()
         chosen = choose(self.log, until_us=now_us - round(seconds(older) * 1_000_000), status=status, agent=agent)
         if dry_run:
@@ -347,11 +344,11 @@ class Client(Operations):
         saw: str | None = None,
         tx: Any = None,
     ) -> None:
-        """Answer what a run waits for. The wait itself, or its id, or the run's where only one is open.
+        """Answers an open wait: given as the wait itself, its id, or the id of a run with one open wait.
 
-        saw   the `digest` of the question that the person saw, where only its id is at hand: an answer to another
-              question is refused, as it is with the wait itself
-        tx    the caller's own connection to the store's database: it counts when they commit
+        saw   the `digest` of the question that the person saw, when only its id is given: if the question changed
+        since, the answer is refused, as it is with the wait itself tx    the caller's own connection to the store's
+        database: the answer counts once they commit
         """
         self._notify(answers.answer(self.engine, wait, verb, value, by=by, comment=comment, saw=saw, tx=tx))
 
@@ -366,7 +363,7 @@ class Client(Operations):
         by: str | None = None,
         tx: Any = None,
     ) -> None:
-        """Send a message to a run; it waits there until the run asks for its name. The id makes it count once.
+        """Sends a message to a run; it stays in the inbox until the run receives that name. The id deduplicates it.
 
         With `tx`, the caller's own connection to the store's database, it is sent when they commit.
         """
@@ -377,34 +374,34 @@ class Client(Operations):
 
     @Both
     def say(self, run: str, text: str, *, by: str | None = None) -> None:
-        """Say something to a run; its loop hears it before it asks its model again."""
+        """Sends text to a run; its loop adds it before the next model call."""
         self._notify(answers.send(self.engine, run, SAID, text, id=self.ids.new("said"), by=by))
 
     # triggers ---------------------------------------------------------------------------------
 
     @Both
     def publish(self, name: str, body: Any = None, *, id: str | None = None, by: str | None = None) -> int:  # noqa: A002
-        """Publish an event: every trigger that listens to it fires. The id makes it count once. Says how many heard."""
+        """Publishes an event: every trigger that listens to it fires. The id deduplicates it. Returns their number."""
         if not name or name.startswith("killick."):
-            raise AnswerRefused(name, "is no name for an event; take one such as 'order.created'")
+            raise AnswerRefused(name, "is not a valid event name; use one such as 'order.created'")
         return trigger_runner.publish(self.engine, name, body, id=id, by=by)
 
     @Both
     def triggers(self) -> Sequence[TriggerInfo]:
-        """Every trigger that is declared here or on record, by name."""
+        """Every trigger that is declared here or recorded, by name."""
         return trigger_runner.triggers(self.engine)
 
     @OnLoop
     async def fire(self, trigger: str, *, by: str | None = None, input: Any = msgspec.UNSET) -> str:  # noqa: A002
-        """Fire a trigger by hand, whatever its policies say; returns the id of the run that it starts."""
+        """Fires a trigger manually, regardless of its policies; returns the id of the run that it starts."""
         return await trigger_runner.fire(self.engine, trigger, by=by, given=input)
 
 
 def open(url: str = "killick.db", *, clock: Clock | None = None, ids: Ids | None = None, **options: Any) -> Client:  # noqa: A001
-    """Open a store for runs: a path, `sqlite:///path` or `memory:`. Made if it is not there.
+    """Opens a store: a path, `sqlite:///path` or `memory:`. It is created if it does not exist.
 
-    durability   "power" (the default) or "process": what a commit survives
-    roles        a function from a person's name to the roles that they have: who may answer what is asked of a role
+    durability   "power" (the default) or "process": what a commit survives roles        a function from a person's name
+    to their roles, which decide what they may answer
     """
     given: Mapping[str, Any] = {"clock": clock} if clock is not None else {}
     ours = ("build", "lease_seconds", "grace_seconds", "behind", "roles")

@@ -1,6 +1,6 @@
-"""Runs held for calls from outside of any agent: callers come and go, and the run waits in between.
+"""Runs held for calls from outside any agent: callers come and go, and the run waits in between.
 
-Such a run has no code of its own. It is driven on the runtime's own loop, where calls reach it from any loop or thread.
+Such a run has no agent code. It is executed on the runtime's own loop, where calls reach it from any loop or thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _AGAIN_SECONDS: Final = 0.01
 
 
 class ExternalSession:
-    """`with kd.host(run) as host`, or `async with`: a run is held here, for calls from outside of any agent."""
+    """`with kd.host(run) as host`, or `async with`: holds a run for calls from outside any agent."""
 
     def __init__(
         self, runs: ExternalRuns, run: str, *, agent: str, contract: Contract | None, tags: Sequence[str]
@@ -177,7 +177,7 @@ class ExternalRun:
             outcome(self._runtime.engine, self._agent, advanced)
         except BaseException as error:
             return error
-        return KillickError(f"{self.run}: has ended; give what comes now an id of its own")
+        return KillickError(f"{self.run}: has ended; use another id for new calls")
 
     async def _advanced(self) -> Any:
         """Drive the run; one that this process is still releasing is waited for."""

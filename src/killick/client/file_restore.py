@@ -1,7 +1,7 @@
-"""Files of a run's workspace brought back because somebody asks: the run itself stays where it is.
+"""Restores files of a run's workspace on request; the run itself does not move.
 
-Whoever is at the run has its folder for themselves. So this holds the run's lease while it works in that folder; what
-it did is on the record of the run, with the snapshot of what was there before.
+The holder of the run's lease owns its folder. So a restore into that folder takes the lease, and records its changes in
+the run's log, with a snapshot from before.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from killick.workspace.workspace import Snapshot, Workspace
 
 
 class Restoration(msgspec.Struct, frozen=True, kw_only=True):
-    """What a restore did, or would do. `before` is the snapshot of what was there; `left` is what could not be brought
-    back or removed, in words; `elsewhere`: not in the run's own folder."""
+    """The result of a restore, or its preview. `before` is the snapshot of the earlier files; `left` lists files that
+    could not be restored or removed; `elsewhere` means not in the run's own folder."""
 
     run: str
     at: str
@@ -57,9 +57,9 @@ def restored(
     by: str | None = None,
     dry_run: bool = False,
 ) -> Restoration:
-    """Bring files of a run back to a place, or to a snapshot by its id; into its own folder, or into another."""
+    """Restores files of a run at a position, or of a snapshot by its id; into its own folder, or into another."""
     if (at is None) == (snapshot is None):
-        raise WorkspaceRefused(run, "name a place or a snapshot to bring its files back to, and not both")
+        raise WorkspaceRefused(run, "give either a position or a snapshot to restore, not both")
     log = engine.log
     found = workspace_files.at(log, run, at) if at is not None else workspace_files.by_id(log, run, str(snapshot))
     with found:
@@ -70,11 +70,11 @@ def restored(
 
 
 def _elsewhere(found: Files, to: Path, paths: Sequence[bytes], owner: str, *, dry_run: bool) -> Restoration:
-    """Into a folder of its own, which holds nothing that could be lost."""
+    """Restores into another, empty folder."""
     if Path(os.path.realpath(to)).is_relative_to(os.path.realpath(found.folder)):
-        raise WorkspaceRefused(str(to), "lies in the run's own folder; name one outside of it")
+        raise WorkspaceRefused(str(to), "is inside the run's own folder; name one outside")
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise WorkspaceRefused(str(to), "is there and is not empty; name a folder that is, or a new one")
+        raise WorkspaceRefused(str(to), "exists and is not empty; name an empty or a new folder")
     for path in paths:
         found.find(os.fsdecode(path))
     if dry_run:
@@ -89,7 +89,7 @@ def _in_place(engine: Engine, found: Files, paths: Sequence[bytes], *, by: str |
         facts = handle.ledger.facts
         if facts.files_due is not None:
             due = id_of(e.from_text(facts.files_due))
-            told = f"its files go back to snapshot {due} when it goes on; let it go on first, or restore elsewhere"
+            told = f"its files go back to snapshot {due} when it is resumed; resume it first, or restore elsewhere"
             raise WorkspaceRefused(found.run, told)
         owner = owner_of(engine.store, found.run)
         with _workspace(engine, found, facts) as place:
@@ -118,7 +118,7 @@ def _held(engine: Engine, run: str) -> Generator[RunLog]:
 
 
 def _workspace(engine: Engine, found: Files, facts: LedgerFacts) -> Workspace:
-    """The folder as the run works in it: what its rules leave alone is left alone here."""
+    """The workspace as the run declares it: excluded paths stay untouched."""
     return Workspace(
         found.folder, exclude=facts.exclude, gitignore=facts.gitignore, vault=found.vault,
         hidden=hidden_of(engine.store), clock=engine.clock,
@@ -126,7 +126,7 @@ def _workspace(engine: Engine, found: Files, facts: LedgerFacts) -> Workspace:
 
 
 def _refuse_unknown(found: Files, folder: Path, paths: Sequence[bytes]) -> None:
-    """A path that was not there then and is not there now is a mistake; one that is only there now goes."""
+    """Refuses a path that existed neither then nor now; a path that exists only now is removed."""
     for path in paths:
         if not os.path.lexists(os.path.join(os.fsencode(folder), path)):
             found.find(os.fsdecode(path))
@@ -137,7 +137,7 @@ def _is_wanted(path: bytes, paths: Sequence[bytes]) -> bool:
 
 
 def _foretold(found: Files, now: bytes | None, paths: Sequence[bytes]) -> Restored:
-    """What a restore would come to, as things stand."""
+    """The preview of a restore."""
     load = found.vault.load
     before = tree.root(now, load) if now is not None else None
     changes = [
@@ -158,7 +158,7 @@ def _recorded(
     *,
     by: str | None,
 ) -> None:
-    """Put it on the record of the run, with the files as they are now: the next step begins with these."""
+    """Records the restore in the run's log, with a snapshot of the files for the next step."""
     at = engine.clock.now_us()
     named = [workspace_files.shown(path) for path in paths] or None
     entries = [as_entry(done, e.to_text(found.root), "asked", at=at, by=by, paths=named)]

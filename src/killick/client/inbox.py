@@ -1,6 +1,6 @@
 """The inbox: the open waits of all runs that need a person, the most urgent first.
 
-A page is chosen from the index, and reads the logs of those runs alone that it shows.
+A page is selected from the index, and reads only the logs of the runs that it shows.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from killick.store.protocol import ASKS, RunQuery, RunRow
 
 _ROWS: Final = 10_000
 _LOOK: Final = 100
-"""How many runs one page looks into at the most, where few of them ask those who are meant."""
+"""How many runs one page reads at most, if few of them ask the selected people."""
 
 _NEVER: Final = 1 << 62
 
 Place = tuple[int, int, int, int]
-"""Where a run stands in the inbox: when it is due, its priority, its last change, its number."""
+"""The sort key of a run in the inbox: its deadline, its priority, its last change, its number."""
 
 Asking = tuple[Place, RunRow]
 
 
 class Page(NamedTuple):
-    """Some of what waits for people, and where the rest begins. The questions of one run stay together."""
+    """One page of the inbox, and the cursor of the next. The questions of one run stay together."""
 
     waits: list[Wait]
     next: str | None
 
 
 def urgency(wait: Wait, priority: int = 0, now_us: int = 0) -> tuple[bool, bool, int, int, int]:
-    """What is due first comes first, then what matters most, then what waits longest; last that whose time is up."""
+    """Sorts by deadline, then by priority, then by age; expired waits come last."""
     due = wait.deadline_us
     return due is not None and due <= now_us, due is None, due or 0, -priority, wait.since_us
 
 
 def whom(to: Sequence[str], may: Sequence[str] | None) -> str:
-    """Of whom it is asked, with their names where those are known: managers (max, mia)."""
+    """The people who are asked, with the names of a role if known: managers (max, mia)."""
     if not to:
         return "anybody"
     names = f" ({', '.join(may)})" if may and set(may) != set(to) else ""
@@ -50,23 +50,23 @@ def whom(to: Sequence[str], may: Sequence[str] | None) -> str:
 
 
 def agreement(need: int, voters: Sequence[str]) -> str:
-    """How many agreed of those who have to: 1 of 2 agreed (mia)."""
+    """The votes of a quorum: 1 of 2 agreed (mia)."""
     named = f" ({', '.join(voters)})" if voters else ""
     return f"{len(voters)} of {need} agreed{named}" if need > 1 else ""
 
 
 def lacking(wait: Wait, voters: Sequence[str]) -> str:
-    """Who has to agree yet. What others said waits in the run's inbox, or is on its record."""
+    """The approvers who have not agreed yet. Votes are in the run's inbox or in its log."""
     count = wait.need - len(voters)
     *others, last = [name for name in wait.may or () if name not in voters] or [""]
     who = f" of {', '.join(others)}{' or ' if others else ''}{last}" if last else ""
-    return f"{count} more{who} {'has' if count == 1 else 'have'} to agree; what is there is kept until then"
+    return f"{count} more{who} {'has' if count == 1 else 'have'} to agree; the votes are kept until then"
 
 
 def everything(
     log: Log, chosen: Callable[[Wait], bool], *, now_us: int, answered: bool = False, limit: int
 ) -> list[Wait]:
-    """What waits for people, of all runs, the most urgent first; or what was answered and is yet to be taken."""
+    """The open waits of all runs, the most urgent first; or the answered ones that are not consumed yet."""
     found: list[Wait] = []
     rows = asking(log.store, now_us)
     after: str | None = None
@@ -90,10 +90,10 @@ def page(
     limit: int,
     after: str | None = None,
 ) -> Page:
-    """The next of what waits for people, of the runs that ask, as `asking` gives them.
+    """The next page of the inbox, of the runs that `asking` yields.
 
-    Or with `answered`, what was answered and no run has taken: such runs got something and are due, so that no others
-    are looked at.
+    With `answered`: the answered waits that no run has consumed. Such runs have a message and are due, so only those
+    are read.
     """
     begin = None if after is None else _parsed(after)
     found: list[tuple[Wait, int]] = []
@@ -116,8 +116,8 @@ def _sorted(found: list[tuple[Wait, int]], now_us: int) -> list[Wait]:
 
 
 def asking(store: Store, now_us: int) -> list[Asking]:
-    """The runs that may ask somebody: first those of which only a look can tell, because they are being run or got
-    something to take; then by when their time comes; last those whose time has come, and which go on without us."""
+    """The runs that may have open questions: first those whose log must be read, because they are executed or have a
+    message; then by deadline; last those whose deadline has passed, which continue by themselves."""
     found: list[RunRow] = []
     before: int | None = None
     while rows := store.runs(RunQuery(tag=ASKS, status=("waiting", "running")), before=before, limit=_ROWS):
@@ -139,12 +139,12 @@ def _parsed(cursor: str) -> Place:
     try:
         when, priority, changed, number = map(int, cursor.split("."))
     except ValueError:
-        raise ValueRefused("cursor", "is none of an inbox; begin without one") from None
+        raise ValueRefused("cursor", "is not a cursor of an inbox; start without one") from None
     return when, priority, changed, number
 
 
 def _readable(log: Log, row: RunRow, answered: bool) -> list[Wait]:
-    """What a run asks of people. One whose record cannot be read says so in its place, and hides no other."""
+    """The questions of a run. A run with an unreadable log is listed with that error, and hides no other."""
     try:
         return list(_of(log, row, answered))
     except KillickError as error:
@@ -158,7 +158,7 @@ def _readable(log: Log, row: RunRow, answered: bool) -> list[Wait]:
 
 
 def _of(log: Log, row: RunRow, answered: bool) -> Iterator[Wait]:
-    """What a run asks of people, and nobody has answered; or what was answered and it has yet to take."""
+    """The unanswered questions of a run; or the answered ones that it has not consumed."""
     state = log.state(row.run)
     opened = state.fold.facts.waits
     there = {message.id for message in log.store.inbox(row.run, name=inbox.ANSWER)}

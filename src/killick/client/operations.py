@@ -1,6 +1,6 @@
-"""What people do to runs through a client: commands, each with who and why, and what is done to a run's time.
+"""Operations on runs through a client: commands with their author and reason, and time travel.
 
-A command on a run that somebody is at lands at its next step boundary; the client waits a moment to see it land.
+A command on a run that a worker executes takes effect at its next step boundary; the client waits briefly for that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from killick.model.chunks import through_codec
 from killick.model.codec import Erased
 from killick.store.protocol import ENDED
 
-_LATER: Final = "will be, at its next step boundary, by whoever is at it"
+_LATER: Final = "will be, at its next step boundary, by the worker that holds it"
 
 
 class Operations(Runtime):
@@ -36,12 +36,12 @@ class Operations(Runtime):
 
     @Both
     def pause(self, run: str, *, by: str | None = None, because: str | None = None) -> None:
-        """Stop a run at its next step, until somebody resumes it."""
+        """Pauses a run at its next step, until it is resumed."""
         self._command(run, {"command": "pause", "because": because}, by)
 
     @Both
     def cancel(self, run: str, *, compensate: bool = False, by: str | None = None, because: str | None = None) -> None:
-        """End a run; with `compensate`, undo what it did. It ends when it is advanced next."""
+        """Cancels a run; with `compensate`, undoes its effects. It ends when it is next advanced."""
         self._command(run, {"command": "cancel", "compensate": compensate, "because": because}, by)
 
     @Both
@@ -56,33 +56,33 @@ class Operations(Runtime):
         unset: Sequence[str] = (),
         **changes: Any,
     ) -> str:
-        """Change entries of a run's context; its code sees that when its next step returns. Says what it did.
+        """Changes entries of a run's context; its code sees them when its next step returns. Returns a description.
 
-        With `saw`, the version that the change rests on: ContextStale when somebody changed it since.
+        `saw` is the version that the change is based on: ContextStale if the context changed since.
         """
         if by == "agent":
-            raise AnswerRefused(run, "by='agent' is the run itself; say who you are")
+            raise AnswerRefused(run, "by='agent' is the run itself; give your own name")
         run = self._alive(run, "set")
         time_travel.refuse_misfit(self.log, run, changes)
         body = {"command": "set", "set": changes, "unset": list(unset), "saw": saw, "because": because}
         held = self._command(run, body, by, patient=True)
-        return "changed" if held else "will be changed at its next step boundary, by whoever is at it"
+        return "changed" if held else "will be changed at its next step boundary, by the worker that holds it"
 
     @Both
     def prioritize(self, run: str, priority: int, *, by: str | None = None, because: str | None = None) -> None:
-        """Give a run another priority."""
+        """Changes the priority of a run."""
         self._command(run, {"command": "prioritize", "priority": priority, "because": because}, by)
 
     @Both
     def note(self, run: str, note: Any, *, by: str | None = None) -> None:
-        """Put a remark into a run's record, for whoever reads it."""
+        """Adds a note to a run's log."""
         self._command(run, {"command": "note", "note": note}, by)
 
     @Both
     def override(self, run: str, step: str, output: Any, *, by: str | None = None, because: str | None = None) -> str:
-        """Give a step that is not over, and of which nothing is open, its result instead of doing it. Says what it did.
+        """Gives an unfinished step without an open attempt its result, in place of executing it. Returns a description.
 
-        To a question it is a response. What is over is changed by `rewind` or `fork`.
+        For a question it is a response. Finished steps are changed by `rewind` or `fork`.
         """
         value = through_codec(output, at="output")
         self._refuse_answer(self._alive(run, "override"), step, value)
@@ -91,7 +91,7 @@ class Operations(Runtime):
         return f"step {step} is given this result" if held else f"step {step} {_LATER}"
 
     def _refuse_answer(self, run: str, step: str, value: Any) -> None:
-        """A response that a question plainly does not take."""
+        """Refuses a response that does not fit the question."""
         state = self.log.state(run)
         wait = state.fold.facts.waits.get(step)
         if wait is None or wait.name != "ask":
@@ -108,29 +108,29 @@ class Operations(Runtime):
 
     @Both
     def skip(self, run: str, step: str, *, by: str | None = None, because: str | None = None) -> str:
-        """End a step that is not over, and of which nothing is open, without doing it. Says what it did.
+        """Ends an unfinished step without an open attempt, in place of executing it. Returns a description.
 
-        A sleep is over, a wait with a default takes that; the code of any other step meets `killick.Skipped`.
+        A sleep ends, a wait with a default takes it; any other step raises `killick.Skipped` in the agent's code.
         """
         held = self._command(run, {"command": "skip", "step": step, "because": because}, by, patient=True)
         return f"step {step} is skipped" if held else f"step {step} {_LATER}"
 
     @Both
     def retry(self, run: str, step: str | None = None, *, by: str | None = None, because: str | None = None) -> str:
-        """Let a step that sits out a backoff or a rate limit go on now; several must be named. Says what it did."""
+        """Ends the backoff or rate limit of a step now; name it if there are several. Returns a description."""
         held = self._command(run, {"command": "retry", "step": step, "because": because}, by, patient=True)
         named = f"step {step}" if step else "the step that waits"
-        return f"{named} goes on now" if held else f"{named} {_LATER}"
+        return f"{named} continues now" if held else f"{named} {_LATER}"
 
     def _command(self, run: str, body: dict[str, Any], by: str | None, *, patient: bool = False) -> bool:
-        """True: it is on record. False: it is on its way to whoever is at the run."""
+        """Returns True if the command is recorded, False if it is in the inbox of a run that a worker holds."""
         run = self._alive(run, body["command"])
         held = command(self.engine, run, body, by=by, patient=patient, tell=lambda: self._notify(run))
         self._notify(run)
         return held
 
     def _alive(self, run: str, verb: str) -> str:
-        """The run as which a run goes on; one that is over is let be."""
+        """The latest renewal of a run; refuses one that has ended."""
         run = renewals.latest(self.log, run)
         row = self.store.index(run)
         if row is None:
@@ -141,15 +141,15 @@ class Operations(Runtime):
 
     @Both
     def resume(self, run: str, *, by: str | None = None, because: str | None = None) -> str:
-        """Let a paused, failed or orphaned run go on; says what it did. It is due then: advance it to see it go."""
+        """Resumes a paused, failed or abandoned run; returns a description. It is due then: a worker advances it."""
         return time_travel.resumed(self.engine, run, by=by, because=because)
 
     # time -------------------------------------------------------------------------------------
 
     @Both
     def rewind(self, run: str, to: str, *, by: str | None = None, because: str | None = None) -> str:
-        """Take a run back to a place, such as `4:before`; says what it did. What it did to the world stays on its
-        ledger: the same action is not done again, whatever its new wording."""
+        """Rewinds a run to a position, such as `4:before`; returns a description. Its external effects stay in its
+        ledger: the same action is not done again, even if its wording differs."""
         told = time_travel.rewound(self.engine, run, to, by=by, because=because)
         self._notify(run)
         return told
@@ -166,8 +166,8 @@ class Operations(Runtime):
         by: str | None = None,
         dry_run: bool = False,
     ) -> Restoration:
-        """Bring the files of a run's workspace back to a place, or to a snapshot by its id: all, or those at some
-        paths; into its own folder, or into another. The run stays where it is."""
+        """Restores the files of a run's workspace at a position, or of a snapshot by its id: all, or those at some
+        paths; into its own folder, or into another. The run does not move."""
         return file_restore.restored(
             self.engine, run, at, snapshot=snapshot, paths=paths, to=to, by=by, dry_run=dry_run
         )
@@ -189,12 +189,12 @@ class Operations(Runtime):
         by: str | None = None,
         because: str | None = None,
     ) -> Handle[Any]:
-        """A new run that shares another one's time up to a place, and goes on from there under other conditions.
+        """Creates a run that shares another one's history up to a position and continues under other conditions.
 
-        `output` gives steps that had just ended another output, `set` and `unset` change the context, `input` is
-        another input, `model` is asked instead of others. Models and reads are real in a fork; what it would do to the
-        world is adopted from what was done, else asked ("recorded"), done ("live") or refused ("none"). Where the run
-        has a workspace, the fork has its files as they were, in a folder of its own: `workspace`, or one beside it.
+        `output` replaces the output of steps that just ended, `set` and `unset` change the context, `input` replaces
+        the input, `model` replaces the models. Models and reads are live in a fork. Effects are taken from the parent's
+        ledger; new ones are asked ("recorded"), executed ("live") or refused ("none"). If the run has a workspace, the
+        fork gets its files as of then, in its own folder: `workspace`, or a sibling folder.
         """
         conditions = Conditions(
             output=dict(output or {}),
@@ -224,8 +224,8 @@ class Operations(Runtime):
         because: str | None = None,
         settled: Literal["happened", "not"] | None = None,
     ) -> str:
-        """Undo the effect of one step by its compensation, and nothing else; says what it did.
+        """Undoes the effect of one step by its compensation; returns a description.
 
-        `settled` is for an undoing that began and whose outcome is not known, and for what was undone by hand.
+        `settled` answers a compensation whose outcome is unknown, and records an effect that was undone by hand.
         """
         return await self.executor().undo(run, step, by=by, because=because, settled=settled)

@@ -174,7 +174,7 @@ class Handle(Generic[O]):
         self.id = run
 
     def info(self) -> RunInfo:
-        """Where it is."""
+        """The current state of the run, in short."""
         return info(self._runtime.log, self.id)
 
     def state(self) -> State:
@@ -182,7 +182,7 @@ class Handle(Generic[O]):
         return self._runtime.log.state(self.id)
 
     def result(self, timeout: float | None = None) -> O:
-        """What the run returns, once a worker has advanced it to its end. TimeoutError when the time is up."""
+        """Waits for the run's result, which a worker produces. Raises TimeoutError when the time is up."""
         runtime = self._runtime
         until = None if timeout is None else runtime.clock.monotonic() + timeout
         while True:
@@ -272,7 +272,7 @@ def _unfinished(engine: Engine, agent: AnyAgent, value: Any) -> str | None:
     for row in engine.store.runs(query, limit=10):
         head = engine.store.head(row.run)
         if head is not None and not is_held(engine.store, head):
-            logger.warning("%s: goes on with this run, which was not finished (fresh=True starts another)", row.run)
+            logger.warning("%s: resumes this unfinished run (fresh=True starts another)", row.run)
             return row.run
     return None
 
@@ -305,7 +305,7 @@ def outcome(engine: Engine, agent: AnyAgent, advanced: RunOutcome) -> Any:
 
 
 def _waits_below(engine: Engine, run: str) -> Sequence[Wait]:
-    """What a run waits for; in the place of a child, what that child waits for."""
+    """The waits of a run; in place of a child, the waits of that child."""
     found: list[Wait] = []
     for wait in waits_of(engine.store, engine.log.state(run)):
         below: Sequence[Wait] = _waits_below(engine, wait.name) if wait.waits_for == "child" else ()

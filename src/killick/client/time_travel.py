@@ -1,6 +1,6 @@
-"""What people do to a run's time: take it back, fork it, undo one effect. Resolves places, and tells in words.
+"""Time travel: rewinds a run, forks it, or undoes one effect. Resolves positions, and describes the result in words.
 
-A run that somebody is at is taken back by them, as soon as they come to rest; a fork leaves its parent alone.
+A run that a worker holds is rewound by that worker at its next boundary; a fork does not touch its parent.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def rewound(engine: Engine, run: str, to: str, *, by: str | None, because: str |
 
 
 def _files_back(engine: Engine, run: RunLog, by: str | None) -> str:
-    """Bring the files back with the run, where they are here; elsewhere whoever goes on with it does that first."""
+    """Restores the files with the run if its vault is here; otherwise the worker that resumes the run does so first."""
     facts = run.ledger.facts
     due = facts.files_due
     if due is None or facts.workspace is None:
@@ -83,9 +83,9 @@ def _files_back(engine: Engine, run: RunLog, by: str | None) -> str:
         with workspace_of(run.ledger, engine.store) as workspace:
             done = workspace.restore(e.from_text(due), None, owner_of(engine.store, run.run))
     except (KillickError, OSError) as error:
-        return f"; its files go back when it goes on ({error})"
+        return f"; its files are restored when it is resumed ({error})"
     if done.again:
-        return f"; its files go back when it goes on (somebody writes to them; {told(done)})"
+        return f"; its files are restored when it is resumed (a process writes to them; {told(done)})"
     run.append(restored(done, due, "rewound", at=engine.clock.now_us(), by=by))
     return f", and its files with it ({told(done)})"
 
@@ -101,7 +101,7 @@ def forked(
     because: str | None,
     workspace: str | None = None,
 ) -> str:
-    """Fork a run at a place; returns the fork's id. It is due at once, and its files are in a folder of its own."""
+    """Forks a run at a position; returns the fork's id. It is due at once, and its files are in its own folder."""
     waits.refuse_own(id)
     log, row = engine.log, engine.store.index(run)
     if row is None:
@@ -130,23 +130,23 @@ def forked(
 
 
 def _folder_of_fork(engine: Engine, run: str, name: str, workspace: str | None) -> str | None:
-    """Where the files of a fork go: what is there already stays, so it must be a new folder."""
+    """The folder of a fork: it must be new or empty, because existing files are kept."""
     own = engine.log.ledger(run).facts.workspace
     if own is None:
         if workspace is not None:
-            raise TimeRefused(run, "has no workspace, so a fork of it needs none")
+            raise TimeRefused(run, "has no workspace; fork it without workspace=")
         return None
     beside = Path(own).with_name(f"{Path(own).name}-{name.replace('/', '_')}")
     folder = Path(os.path.realpath(workspace)) if workspace is not None else beside
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise TimeRefused(run, f"{folder} is not empty; give the fork a new folder, with workspace=")
     if folder.is_relative_to(own):
-        raise TimeRefused(run, f"{folder} lies in the run's own workspace; give the fork a folder outside of it")
+        raise TimeRefused(run, f"{folder} is inside the run's own workspace; give the fork a folder outside")
     return str(folder)
 
 
 def _files_forked(engine: Engine, fork: str) -> None:
-    """Fill the folder of a fork, so that people find it filled. Where that fails, it is done when the fork goes on."""
+    """Fills the folder of a fork at once. If that fails, it is filled when the fork is executed."""
     ledger = engine.log.ledger(fork)
     due = ledger.facts.files_due
     assert due is not None
@@ -154,13 +154,13 @@ def _files_forked(engine: Engine, fork: str) -> None:
         with workspace_of(ledger, engine.store) as workspace:
             workspace.restore(e.from_text(due), None, owner_of(engine.store, fork))
     except (KillickError, OSError) as error:
-        logger.warning("%s: its files are brought when it goes on: %s", fork, error)
+        logger.warning("%s: its files are restored when it is resumed: %s", fork, error)
 
 
 def _born(engine: Engine, found: Fork) -> None:
-    """Create a fork, and tell its parent in the same write: by an event, or through the inbox where somebody is at it.
+    """Creates a fork and notifies its parent in the same write: by an event, or by its inbox if a worker holds it.
 
-    What the fork's ledger adds up to is of no interest for that, so it is not read.
+    The sums of the fork's ledger are not needed for that, so they are not read.
     """
     log, forked = engine.log, found.forked
     made = e.ForkMade(at=forked.at, run=forked.run, cut=forked.cut, by=forked.by)
@@ -180,7 +180,7 @@ def _born(engine: Engine, found: Fork) -> None:
 
 
 def _refuse_rejected(engine: Engine, run: str, agent: str, conditions: Conditions, by: str) -> None:
-    """Another context is somebody's change of it, and judged as such."""
+    """Evaluates a changed context by the contract, as for any change by a person."""
     log, state = engine.log, engine.log.state(run)
     found = AGENTS.get(agent) if agent in AGENTS.names() else None
     context = state.context
@@ -193,7 +193,7 @@ def _refuse_rejected(engine: Engine, run: str, agent: str, conditions: Condition
 
 
 def checked(engine: Engine, run: str, agent: str, conditions: Conditions, by: str | None) -> Conditions:
-    """Conditions as the fork's code will see them; what does not fit is refused here, where somebody can mend it."""
+    """Validates the conditions of a fork as its code will see them, so that errors reach the caller here."""
     if conditions.effects not in ("recorded", "live", "none"):
         raise TimeRefused(run, f"effects={conditions.effects!r} is not one of recorded, live, none")
     changed: dict[str, Any] = {}
@@ -216,7 +216,7 @@ def checked(engine: Engine, run: str, agent: str, conditions: Conditions, by: st
 
 
 def refuse_misfit(log: Log, run: str, changes: dict[str, Any]) -> None:
-    """Refuse an edit that would not fit the context that the agent declares, where it is known here."""
+    """Refuses an edit that does not fit the context type of the agent, if that is declared here."""
     state = log.state(run)
     with contextlib.suppress(AgentUnknown):
         agent = AGENTS.get(state.agent)
@@ -254,6 +254,6 @@ def resumed(engine: Engine, run: str, *, by: str | None, because: str | None) ->
 
 
 def _first_undone(fold: Fold) -> Step | None:
-    """The first step that was undone because the run failed; what somebody undid beside it is no reason to go back."""
+    """The first step that was undone because the run failed; effects undone by a person do not count."""
     undone = {step.undoes for step in fold.steps if step.sort == "undo" and not step.id.startswith(OUT_OF_BAND)}
     return next((step for step in fold.steps if step.undone and step.id in undone), None)

@@ -146,10 +146,10 @@ class Contract:
             if word not in WORDS:
                 raise ContractRefused(label, declarations.unknown(word, {"name", "rules", *WORDS}))
         if not isinstance(rules, list | tuple) or not all(isinstance(rule, Mapping) for rule in cast(Any, rules)):
-            raise ContractRefused(label, "its rules are no list of tables; write each under [[rules]]")
+            raise ContractRefused(label, "its rules are not a list of tables; write each under [[rules]]")
         for word in ("people", "prices"):
             if word in said and not isinstance(said[word], Mapping):
-                raise ContractRefused(label, f"{word} is no table; write [{word}] and what belongs to it below")
+                raise ContractRefused(label, f"{word} is not a table; write [{word}] and its keys below")
         return cls(cast(str, name), [rule_of(rule) for rule in cast(Any, rules)], **said)
 
     @classmethod
@@ -160,7 +160,7 @@ class Contract:
         try:
             return cls.from_spec(tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
-            raise ContractRefused("contract", f"is no TOML ({error}); mend the file") from None
+            raise ContractRefused("contract", f"is not valid TOML ({error}); correct the file") from None
 
     def __eq__(self, other: object) -> bool:
         return self.digest == other.digest if isinstance(other, Contract) else NotImplemented
@@ -221,10 +221,10 @@ def named(contract: str, rules: Iterable[Rule]) -> tuple[Rule, ...]:
     for rule in given:
         if not isinstance(rule, Rule):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ContractRefused(
-                f"contract {contract}", f"{rule!r} is no rule; make it by a function of killick.rules"
+                f"contract {contract}", f"{rule!r} is not a rule; make one with a function of killick.rules"
             )
         if rule.name and sum(rule.name == other.name for other in given) > 1:
-            raise ContractRefused(f"contract {contract}", f"two rules are called {rule.name}; name them apart")
+            raise ContractRefused(f"contract {contract}", f"two rules are called {rule.name}; give one another name")
     chosen = {rule.name for rule in given if rule.name}
     for rule in given:
         name = rule.name
@@ -241,7 +241,7 @@ def named(contract: str, rules: Iterable[Rule]) -> tuple[Rule, ...]:
 def _people(role: str, given: object) -> tuple[str, ...]:
     names = declarations.texts(given)
     if not names:
-        raise ContractRefused("people", f"{role}={given!r} is nobody; give the names of people")
+        raise ContractRefused("people", f"{role}={given!r} names no person; give the names of people")
     return names
 
 

@@ -109,7 +109,7 @@ def _priced(prices: Prices) -> Decide:
         if prices.of(model, standing.now_us) is not None:
             return None
         table = f'[prices."{model}"]'
-        return _over(f"{model} has no price, so that its money cannot be counted; add {table} to the contract")
+        return _over(f"{model} has no price, so its cost is unknown; add {table} to the contract")
 
     return decide
 

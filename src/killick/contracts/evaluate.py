@@ -45,7 +45,7 @@ def deciding(rule: Rule, prices: Prices) -> Decide:
 def _allow(rule: Rule) -> Decide:
     names = list(rule.terms)
     return lambda intention, standing: Finding(
-        f"{intention.name} is not among what is allowed: {', '.join(names)}", {"tools": names}, "tool_not_allowed"
+        f"{intention.name} is not one of the allowed tools: {', '.join(names)}", {"tools": names}, "tool_not_allowed"
     )
 
 
@@ -95,7 +95,7 @@ def _context(rule: Rule) -> Decide:
         if latest and standing.context_seen < standing.context_version:
             seen, version = standing.context_seen, standing.context_version
             return Finding(
-                f"the context was changed: it is at version {version}, and {seen} was seen; look at it again",
+                f"the context changed: it is at version {version}, not {seen}; read it again",
                 {"context_version": version},
                 "context_stale",
             )
@@ -177,7 +177,7 @@ def _check(rule: Rule) -> Decide:
         if isinstance(said, Reject):
             return Finding(said.message, said.allowed, said.code or code, final=True)
         if isinstance(said, Ask):
-            message = said.message or rule.message or f"{intention.name} takes somebody's word"
+            message = said.message or rule.message or f"{intention.name} needs a person's approval"
             return Finding(message, said.allowed, said.code or code, said.to)
         message = f"{rule.terms['function']} returned {shown(said)}; it has to return None, text, Reject or Ask"
         return Finding(message, None, "check_failed", final=True)

@@ -124,7 +124,7 @@ class Approval(msgspec.Struct, frozen=True):
         for name, value in kept.items():
             msgspec.structs.force_setattr(self, name, value)
         if self.escalate and self.timeout is None:
-            raise ContractRefused("Approval", "escalates, but waits without end; give timeout=, after which it does")
+            raise ContractRefused("Approval", "escalates, but has no timeout; give timeout=")
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -232,5 +232,5 @@ def _whole(count: float) -> float:
 def _names(given: object) -> tuple[str, ...]:
     names = declarations.texts(given)
     if not names:
-        raise ContractRefused("ask", f"{given!r} names nobody; give a person, a role, or a list of them")
+        raise ContractRefused("ask", f"{given!r} names no person; give a person, a role, or a list of them")
     return names

@@ -50,13 +50,13 @@ def lint(text: str) -> list[Problem]:
         said = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         at = re.search(r"at line (\d+)", str(error))
-        return [Problem("error", f"no TOML ({error}); mend the file", None, int(at[1]) if at else None)]
+        return [Problem("error", f"is not valid TOML ({error}); correct the file", None, int(at[1]) if at else None)]
     problems = list(_of_contract(said, text))
     placed: list[_Placed] = []
     lines = [number for number, line in enumerate(text.splitlines(), 1) if _HEADER.match(line)]
     given = declarations.items(said.get("rules", []))
     if given is None:
-        problems.append(Problem("error", "its rules are no list of tables; write each under [[rules]]"))
+        problems.append(Problem("error", "its rules are not a list of tables; write each under [[rules]]"))
     for number, each in enumerate(given or []):
         line = lines[number] if number < len(lines) == len(given or []) else None
         found = _of_rule(each, number + 1, line)
@@ -101,13 +101,13 @@ def _of_contract(said: Mapping[str, Any], text: str) -> Iterator[Problem]:
     if not isinstance(said.get("name"), str) or not said["name"].strip():
         yield Problem("error", 'has no name; begin with name = "…"', None, _line_of(text, "name"))
     if not said.get("rules"):
-        yield Problem("warning", "has no rules, so that everything is allowed; write some under [[rules]]")
+        yield Problem("warning", "has no rules, so everything is allowed; write some under [[rules]]")
 
 
 def _of_rule(given: object, number: int, line: int | None) -> list[Problem | _Placed]:
     said = declarations.table(given)
     if said is None:
-        return [Problem("error", "is no table; write it under [[rules]]", str(number), line)]
+        return [Problem("error", "is not a table; write it under [[rules]]", str(number), line)]
     kinds = [kind for kind in KINDS if kind in said]
     label = said["name"] if isinstance(said.get("name"), str) else " ".join([str(number), *kinds[:1]])
     unknown = [declarations.unknown(word, WORDS) for word in said if word not in WORDS]
@@ -164,11 +164,9 @@ def _hidden(each: _Placed, placed: list[_Placed]) -> Iterator[Problem]:
         if rule.ask is not None or other is each or not tools:
             continue
         if rule.kind == "allow" and not any(_may_share(tool, rule.terms) for tool in tools):
-            yield each.warn(
-                f"never fires, for {rule.name} does not allow {', '.join(tools)}; allow it, or drop this rule"
-            )
+            yield each.warn(f"never fires: {rule.name} does not allow {', '.join(tools)}; allow it, or drop this rule")
         if rule.kind == "deny" and all(Names(rule.terms).match(tool) for tool in tools):
-            yield each.warn(f"never fires, for {rule.name} denies {', '.join(tools)}; drop one of the two")
+            yield each.warn(f"never fires: {rule.name} denies {', '.join(tools)}; drop one of the two")
     if each.rule.kind == "allow":
         for tool in each.rule.terms:
             denied = [o.rule.name for o in placed if o.rule.kind == "deny" and Names(o.rule.terms).match(tool)]
@@ -208,7 +206,7 @@ def _covered(each: _Placed, before: list[_Placed], placed: list[_Placed]) -> Ite
         if (rule.kind == "arguments" and _within(rule.terms, stricter.terms)) or (
             rule.kind == "budget" and _spends_less(rule.terms, stricter.terms)
         ):
-            yield each.warn(f"never fires, for {stricter.name} is stricter and rejects; drop it, or mend its bounds")
+            yield each.warn(f"never fires: {stricter.name} is stricter and rejects; drop it, or correct its bounds")
             return
 
 
@@ -245,7 +243,7 @@ def _patterns(each: _Placed) -> Iterator[Problem]:
                     f"{argument}: {pattern} {edge}, but the whole text is matched; add .* if more may follow"
                 )
             elif pattern.startswith(".*") and pattern.endswith(".*"):
-                yield each.warn(f"{argument}: {pattern} lets anything stand around it; say what may")
+                yield each.warn(f"{argument}: {pattern} matches anything around it; anchor it")
             if chars_max(pattern) < _SHORT:
                 most = chars_max(pattern)
                 yield each.warn(f"{argument}: {pattern} is compared with at most {most} characters; bound its repeats")

@@ -114,7 +114,7 @@ def _dated(pattern: str, given: object) -> tuple[Price, ...]:
         reverse=True,
     )
     if not prices or len({price.since for price in prices}) < len(prices):
-        raise ContractRefused(f"prices of {pattern}", "two prices hold from the same date; give each its since=")
+        raise ContractRefused(f"prices of {pattern}", "two prices start on the same date; give each its own since=")
     return tuple(prices)
 
 
@@ -124,7 +124,7 @@ def _price(pattern: str, given: object) -> Price:
     where = f"prices of {pattern}"
     said = declarations.table(given) or {}
     if not {"input", "output"} <= said.keys() <= {"input", "output", "cached", "since"}:
-        raise ContractRefused(where, "give input and output, in USD for a million tokens; cached and since if need be")
+        raise ContractRefused(where, "give input and output, in USD per million tokens; cached, since are optional")
     said.setdefault("cached", said["input"])
     since = said.pop("since", "")
     try:

@@ -30,12 +30,12 @@ def compiled(pattern: str) -> re.Pattern[str]:
         # ASCII, so that no character of another script counts as a digit or a letter.
         found = re.compile(pattern, re.ASCII)
     except (re.error, RecursionError, OverflowError) as error:
-        raise ContractRefused("bound", f"matches: {pattern} does not compile ({error}); mend the expression") from None
+        raise ContractRefused("bound", f"matches: {pattern} does not compile ({error}); correct it") from None
     if _weighed(_PARSER.parse(pattern, re.ASCII))[1]:
         raise ContractRefused(
             "bound",
-            f"matches: {pattern} repeats what repeats, which can take for ever; make the inner repeat possessive,"
-            " as in [a-z]++, or divide the repeats by a sign that only stands between them",
+            f"matches: {pattern} nests repeats, which can take exponential time; make the inner repeat possessive,"
+            " as in [a-z]++, or separate the repeats by a character that occurs nowhere else",
         )
     return found
 

@@ -298,7 +298,7 @@ def _made(kind: Kind, given: Mapping[str, Any]) -> Rule:
     if type(latest) is not bool or (latest and kind != "context"):
         raise ContractRefused("rule", f"latest={latest!r}; give true or false, to a rule of the context")
     if kind == "context" and not terms and not latest:
-        raise ContractRefused("rule", "says nothing of the context; give a condition, or latest = true")
+        raise ContractRefused("rule", "has no condition on the context; give one, or latest = true")
     return Rule(
         kind=kind, terms=terms, tools=tools, name=given.get("name", ""),
         ask=None if given.get("ask") is None else approval_of(given["ask"]),
@@ -340,7 +340,9 @@ def _paths(given: object) -> dict[str, Any]:
         raise ContractRefused("rule", f"paths={given!r}; give a table of arguments and their roots")
     for argument, roots in said.items():
         if not argument.isidentifier():
-            raise ContractRefused("rule", f"{argument!r} is no argument; name one that is a path or a list of paths")
+            raise ContractRefused(
+                "rule", f"{argument!r} is not an argument; name one that is a path or a list of paths"
+            )
         for root in declarations.texts(roots) or [""]:
             # The contract's author chose the root, so it may contain "..".
             complaint = path_refused("/".join(part for part in root.split("/") if part != "..") or root[:1])
@@ -391,9 +393,7 @@ def dollars_of(given: object) -> int | Decimal:
 def _total(given: object) -> dict[str, Any]:
     said = declarations.table(given) or {}
     if not {"argument", "max"} <= said.keys() <= {"argument", "max", "by"}:
-        raise ContractRefused(
-            "rule", f"total={given!r}; give argument and max, and by if it is kept for each of something"
-        )
+        raise ContractRefused("rule", f"total={given!r}; give argument and max, and optionally by")
     steps_of(said["argument"])
     if "by" in said and "[]" in steps_of(said["by"]):
         raise ContractRefused("rule", f"by={said['by']!r}; a total is kept by one value, not by those of a list")
@@ -418,7 +418,7 @@ def _checked(given: object) -> tuple[dict[str, Any], Check]:
     named: object = recorded.get("function") if recorded is not None else given
     function: Any = function_at(named) if isinstance(named, str) else named
     if not callable(function) or iscoroutinefunction(function):
-        raise ContractRefused("rule", f"check={named!r}; give a plain function of an intention and how things stand")
+        raise ContractRefused("rule", f"check={named!r}; give a plain function of an intention and a PolicyInput")
     place = f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', type(function).__qualname__)}"
     terms = {"function": place}
     try:
@@ -437,5 +437,5 @@ def function_at(place: str) -> Any:
         for name in names.split("."):
             found = getattr(found, name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ContractRefused("rule", f"check: {place} is not there ({error}); give module:function") from None
+        raise ContractRefused("rule", f"check: {place} cannot be imported ({error}); give module:function") from None
     return found

@@ -90,7 +90,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
             if type(getattr(self, name)) is not bool:
                 raise ContractRefused("bound", f"{name}={getattr(self, name)!r}; give true or false")
         if self.others and self.fields is None:
-            raise ContractRefused("bound", "others= without fields= says nothing; name the fields, or leave it out")
+            raise ContractRefused("bound", "others= without fields= has no effect; name the fields, or leave it out")
         if self.min is not None and self.max is not None and number_of(self.min) > number_of(self.max):
             raise ContractRefused("bound", f"min {self.min} is above max {self.max}; nothing would be allowed")
 
@@ -137,7 +137,7 @@ def number_of(given: object) -> int | Decimal:
         with suppress(ArithmeticError):
             number = Decimal(repr(given) if isinstance(given, float) else given)
     if number is None or not number.is_finite() or abs(number.adjusted()) > 400:
-        raise ContractRefused("bound", f"{given!r} is no number; give one such as 1000 or 0.5")
+        raise ContractRefused("bound", f"{given!r} is not a number; give one such as 1000 or 0.5")
     return int(number) if number == number.to_integral_value() else number
 
 
@@ -185,7 +185,7 @@ def _length(given: object) -> tuple[int, int | None] | None:
     if len(pair) != 2 or not all(type(end) is int and end >= 0 for end in pair if end is not None) or pair[0] is None:
         raise ContractRefused("bound", f"length={given!r}; give the most there may be, or [least, most]")
     if pair[1] is not None and pair[0] > pair[1]:
-        raise ContractRefused("bound", f"length={given!r}; nothing is at once that long and that short")
+        raise ContractRefused("bound", f"length={given!r}; the least is above the most")
     return pair[0], pair[1]
 
 

@@ -98,7 +98,7 @@ def _of_type(names: tuple[str, ...]) -> Test:
 
 def _unreal(value: Any) -> str | None:
     finite = value.is_finite() if type(value) is Decimal else isfinite(value)
-    return None if finite else f" is {value}, which is no number; a number is needed"
+    return None if finite else f" is {value}, which is not a number; a number is needed"
 
 
 def _between(low: object, high: object) -> Test:

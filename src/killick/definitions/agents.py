@@ -38,7 +38,7 @@ class Agent(Generic[I, O]):
         self.__wrapped__ = fn
         parameters = list(inspect.signature(fn).parameters.values())
         if not 1 <= len(parameters) <= 2:
-            raise DeclarationRefused(name, "an agent takes a Run and, if it needs one, a single input")
+            raise DeclarationRefused(name, "an agent takes a Run and at most one input; correct its parameters")
         hints = resolved_hints(fn)
         self.takes_input = len(parameters) == 2
         self.input_type: Any = hints.get(parameters[1].name, Any) if self.takes_input else None

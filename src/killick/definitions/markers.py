@@ -145,7 +145,7 @@ class Tx:
     def connection(self) -> Any:
         """The database's own: a `sqlite3.Connection` or a `psycopg.Connection`. Leave its commit and rollback alone."""
         if self._over or self._connection is None:
-            raise NotDone(self._over or "there is a transaction only while a tool that declares one runs in an agent")
+            raise NotDone(self._over or "no transaction is open here; use it in a tool with effect='transaction'")
         return self._connection
 
     def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> Any:

@@ -84,7 +84,7 @@ class Parameters:
                     if told[name] is not None or not is_optional:
                         problems.append(f"{refused}{self._takes(name)}")
         names = ", ".join(self._given) or "it takes none"
-        problems += [f"{name}: is no argument of this tool ({names})" for name in told if name not in self._given]
+        problems += [f"{name}: is not an argument of this tool ({names})" for name in told if name not in self._given]
         if problems:
             raise ValueRefused("arguments", "\n".join(["do not fit", *problems]))
         return bound
@@ -173,7 +173,7 @@ def _schemas(tool: str, hints: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
         raise DeclarationRefused(tool, f"its parameters cannot be described to a model: {reason}") from None
     definitions: dict[str, Any] = rest.get("$defs", {})
     if clash := definitions.keys() & named.keys():
-        raise DeclarationRefused(tool, f"its parameters have two types called {min(clash)}; rename one")
+        raise DeclarationRefused(tool, f"two types of its parameters are called {min(clash)}; rename one")
     known: dict[str, Any] = {name: schema for (name, _), schema in by_key.items()} | dict(
         zip(others, schemas, strict=True)
     )

@@ -119,6 +119,6 @@ def refuse_on_misfit(name: str, policy: Policy) -> None:
         named = ", ".join(kind.__name__ for kind in policy.retry.on)
         raise DeclarationRefused(
             name,
-            f"Retry(on=({named},)) would repeat what is to happen at most once; say nothing_happened=({named},) if "
-            "that error proves that nothing happened, or effect='idempotent' and send its key along",
+            f"Retry(on=({named},)) would repeat an effect that may happen only once; give nothing_happened=({named},) "
+            "if that error proves that nothing happened, or effect='idempotent' and send its key along",
         )

@@ -54,7 +54,7 @@ class Limit:
         if self.by not in arguments:
             raise DeclarationRefused(
                 f"Limit {self.name!r}",
-                f"by={self.by!r} is no argument of this tool (it has {', '.join(arguments) or 'none'})",
+                f"by={self.by!r} is not an argument of this tool (it has {', '.join(arguments) or 'none'})",
             )
         return canonical(arguments[self.by], at=self.by, secret_key=self.name.encode()).decode()
 

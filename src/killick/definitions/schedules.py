@@ -1,7 +1,7 @@
-"""When a schedule wants something, and what becomes of times that were missed. Reads no clock.
+"""The due times of a schedule, and the policy for missed ones. Reads no clock.
 
-Times are microseconds since the epoch, and only go forward: whatever clocks and time zones do, the time that
-comes after another is later than it.
+Times are microseconds since the epoch. Each due time is later than the one before, even if clocks or time zones
+change.
 """
 
 from __future__ import annotations

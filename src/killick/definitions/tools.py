@@ -326,15 +326,15 @@ def checked_tool(declared: Tool[..., Any]) -> None:
     if policy.changes not in CHANGES:
         raise DeclarationRefused(name, f"changes={policy.changes!r} is not one of {', '.join(CHANGES)}")
     if policy.changes != "any time" and not callable(policy.effect) and policy.effect != "reads":
-        raise DeclarationRefused(name, f"changes={policy.changes!r} is of what a tool reads; say effect='reads'")
+        raise DeclarationRefused(name, f"changes={policy.changes!r} is for tools that only read; give effect='reads'")
     for option, named in (("identity", policy.identity or ()), ("consumes", policy.consumes)):
         for parameter in named:
             if parameter not in declared.hints:
-                raise DeclarationRefused(name, f"{option} names {parameter!r}, which is none of its parameters")
+                raise DeclarationRefused(name, f"{option} names {parameter!r}, which is not one of its parameters")
     for limit in policy.limits:
         if limit.by is not None and limit.by not in declared.hints:
             raise DeclarationRefused(
-                name, f"limit {limit.name!r} goes by {limit.by!r}, which is none of its parameters"
+                name, f"limit {limit.name!r} is keyed by {limit.by!r}, which is not one of its parameters"
             )
     refuse_on_misfit(name, policy)
     if not callable(policy.effect):
@@ -342,7 +342,7 @@ def checked_tool(declared: Tool[..., Any]) -> None:
     if declared.shape.takes_tx and declared.is_async:
         raise DeclarationRefused(name, "a transaction is for plain def tools; an async one would keep it open too long")
     if policy.isolate == "process" and declared.shape.takes_tx:
-        raise DeclarationRefused(name, "a transaction cannot reach into another process; take out isolate='process'")
+        raise DeclarationRefused(name, "a transaction cannot span processes; remove isolate='process'")
     if policy.isolate == "process" and declared.is_async:
         raise DeclarationRefused(name, "isolate='process' is for plain def tools; an async one is cancelled")
     if policy.isolate == "process" and ("<locals>" in declared.fn.__qualname__ or declared.fn.__module__ == "__main__"):
@@ -357,7 +357,7 @@ def refuse_tx_misfit(name: str, effect: EffectClass, shape: Shape | None) -> Non
             name, "effect='transaction' needs a parameter `tx: killick.Tx = killick.TX` to write with"
         )
     if takes_tx and effect != "transaction":
-        raise DeclarationRefused(name, f"it takes a killick.Tx, but its effect is {effect!r}; say effect='transaction'")
+        raise DeclarationRefused(name, f"it takes a killick.Tx, its effect is {effect!r}; give effect='transaction'")
 
 
 TOOLS: Final[dict[str, Tool[..., Any]]] = {}

@@ -227,7 +227,7 @@ def cron(
         why = str(error)[:1].lower() + str(error)[1:]
         raise DeclarationRefused(called, f"cron {expression!r}: {why}; write it as '0 9 * * mon-fri'") from None
     except StopIteration:
-        raise DeclarationRefused(called, f"cron {expression!r}: that time never comes") from None
+        raise DeclarationRefused(called, f"cron {expression!r}: never occurs; correct the expression") from None
     spec = Spec(sort="cron", what=expression, agent=agent.name, tz=tz, missed=missed, overlap=overlap)
     return _declare(called, agent, spec, input, priority, tags)
 
@@ -269,7 +269,7 @@ def when(
     """
     called = _called(name, agent)
     if not callable(condition) or _parameters(condition)[0] != 0:
-        raise DeclarationRefused(called, f"the condition {_words(condition)} is no function without arguments")
+        raise DeclarationRefused(called, f"the condition {_words(condition)} is not a function without arguments")
     length = _interval(called, every)
     spec = Spec(sort="when", what=_words(condition), agent=agent.name, seconds=length, overlap=overlap)
     return _declare(called, agent, spec, input, priority, tags, condition=condition)
@@ -291,7 +291,7 @@ def on_event(
     """
     called = _called(name, agent)
     if not isinstance(event, str) or not event or event.startswith("killick."):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DeclarationRefused(called, f"{event!r} is no name for an event; take one such as 'order.created'")
+        raise DeclarationRefused(called, f"{event!r} is not a valid event name; use one such as 'order.created'")
     spec = Spec(sort="event", what=event, agent=agent.name, overlap=overlap)
     return _declare(called, agent, spec, input, priority, tags)
 
@@ -354,7 +354,7 @@ def _constant(name: str, agent: AnyAgent, spec: Spec, given: Any) -> Any:
 def _called(name: str | None, agent: Any) -> str:
     """A trigger's name: that of its agent, unless it is given one. Runs are named after it."""
     if not isinstance(agent, Agent):
-        raise DeclarationRefused(name or "trigger", f"{_words(agent)} is no agent; declare it with @killick.agent")
+        raise DeclarationRefused(name or "trigger", f"{_words(agent)} is not an agent; declare it with @killick.agent")
     called = agent.name if name is None else name
     if not isinstance(called, str) or _NAME.fullmatch(called) is None:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DeclarationRefused(str(called), "a trigger's name has letters, digits and . _ - only; give name=…")
@@ -365,7 +365,7 @@ def _check_zone(name: str, tz: str) -> None:
     try:
         zone(tz)
     except (KeyError, ValueError, OSError, TypeError):
-        raise DeclarationRefused(name, f"tz={tz!r} is no time zone that is known here; see zoneinfo") from None
+        raise DeclarationRefused(name, f"tz={tz!r} is not a time zone; give one such as Europe/Oslo") from None
 
 
 def _interval(name: str, interval: Duration) -> float:

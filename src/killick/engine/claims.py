@@ -184,6 +184,6 @@ def clear_suspect(store_log: Log, log: RunLog, at: int) -> bool:
             culprits.append(row.run)
     if unexplained:
         return False
-    because = f"it only was beside {', '.join(culprits)}, which died alone"
+    because = f"it only ran at the same time as {', '.join(culprits)}, which died alone"
     log.append(Entry(e.RunResumed(at=at, by="killick"), {"because": because}))
     return True

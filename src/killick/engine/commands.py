@@ -321,7 +321,7 @@ def _refusal(
         )
         return [Entry(event, {"set": body["set"], "unset": body.get("unset", []), "failure": failure})]
     step = f" step {body['step']}" if body.get("step") else ""
-    note = f"{by or 'somebody'} wanted to {body['command']}{step}: {refused.reason}"
+    note = f"{by or 'a person'} wanted to {body['command']}{step}: {refused.reason}"
     return [Entry(e.NoteMade(at=at, by="killick"), {"note": note})]
 
 

@@ -183,7 +183,7 @@ def _request(ex: Execution) -> e.CancelRequested:
             requested: Any = e.decode(row.body)
             if isinstance(requested, e.CancelRequested):
                 return requested
-    raise KillickError(f"{ex.run_id}: nobody asked for it to be cancelled")
+    raise KillickError(f"{ex.run_id}: no cancellation was requested; call cancel first")
 
 
 async def _settle_open(ex: Execution, branch: Branch) -> None:

@@ -72,7 +72,7 @@ class Context:
         try:
             value = self._typed()
             if value is not None and (lost := set(changes) - set(plain_names(value))):
-                raise ValueRefused(f"context.{min(lost)}", f"is no field of {type(value).__name__}")
+                raise ValueRefused(f"context.{min(lost)}", f"is not a field of {type(value).__name__}")
         except ValueRefused:
             self._document = before
             raise
@@ -133,7 +133,7 @@ def initial_context(agent: AnyAgent) -> dict[str, Any] | None:
 def _as_dict(value: Any) -> dict[str, Any]:
     lowered = plain(value, at="context")
     if not isinstance(lowered, dict):
-        raise ValueRefused("context", f"{type(value).__name__} does not become a document; use a class with fields")
+        raise ValueRefused("context", f"{type(value).__name__} cannot be stored as a document; use a class with fields")
     return lowered
 
 

@@ -35,11 +35,11 @@ async def recorded_step(
 async def refuse_gap(ex: Execution, branch: Branch, step: e.StepId, found: object) -> None:
     """Code may not ask for a step that the record passed over, unless a sibling's end kept it from that step."""
     if ex.record.goes_on(branch.path, branch.count):
-        diverge(ex, step, "nothing here, and goes on after it", str(found))
+        diverge(ex, step, "nothing here, and continues after it", str(found))
     if branch.over_at:
         await ex.await_turn(branch.over_at - 0.5, computed=True)
         ex.refuse(branch)
-        diverge(ex, step, "nothing here, and goes on after it", str(found))
+        diverge(ex, step, "nothing here, and continues after it", str(found))
 
 
 async def agree(ex: Execution, branch: Branch, past: Step, asked: RequestedStep, found: Any) -> e.StepIntended | None:

@@ -100,7 +100,7 @@ class Engine:
             for call in kept.calls:
                 call.record_late()
         except Exception as error:
-            logger.warning("%s: what a call came to could not be recorded: %s", run, error)
+            logger.warning("%s: the outcome of a call could not be recorded: %s", run, error)
         finally:
             with self._mutex:
                 mine = self._kept.pop(run, None) is kept

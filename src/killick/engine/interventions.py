@@ -42,7 +42,7 @@ def entries_of(fold: Fold, body: Body, *, by: str | None, at: int) -> list[Entry
         case "skip":
             return _skipped(fold, body, by, at)
         case "retry":
-            told = body.get("because") or f"{by or 'somebody'} said to go on now"
+            told = body.get("because") or f"{by or 'a person'} ended the delay"
             return [Entry(e.StepDelayed(at=at, step=_delayed(fold, body).id, until=at, because=told, by=by))]
         case "forked":
             return [Entry(e.ForkMade(at=at, run=body["fork"], cut=body["cut"], by=by))]
@@ -100,7 +100,7 @@ def _voided(step: Step, wait: Wait | None, by: str | None, at: int) -> list[Entr
 def skip_failure(by: str | None, because: Any) -> Failure:
     """What a step that was skipped failed with."""
     told = f": {because}" if because else ""
-    return Failure("error", SKIPPED, _TYPES, f"skipped by {by or 'somebody'}{told}", details={"by": by})
+    return Failure("error", SKIPPED, _TYPES, f"skipped by {by or 'a person'}{told}", details={"by": by})
 
 
 def _delayed(fold: Fold, body: Body) -> Step:
@@ -109,14 +109,14 @@ def _delayed(fold: Fold, body: Body) -> Step:
     if body.get("step"):
         step = _pending(fold, body, "retry")
         if step.status != "delayed":
-            raise AnswerRefused(run, f"step {step.id} ({step.name}) sits out no delay; it is {_where(step, facts)}")
+            raise AnswerRefused(run, f"step {step.id} ({step.name}) waits for no backoff; it is {_where(step, facts)}")
         return step
     found = [step for index in facts.pending.values() if (step := fold.steps[index]).status == "delayed"]
     if len(found) == 1:
         return _pending(fold, {**body, "step": found[0].id}, "retry")
     if found:
-        raise AnswerRefused(run, f"several steps sit out a delay; name one of {', '.join(step.id for step in found)}")
-    raise AnswerRefused(run, f"no step sits out a delay; the run is {facts.status}")
+        raise AnswerRefused(run, f"several steps wait; name one of {', '.join(step.id for step in found)}")
+    raise AnswerRefused(run, f"no step waits for a backoff; the run is {facts.status}")
 
 
 def _pending(fold: Fold, body: Body, verb: str) -> Step:
@@ -128,23 +128,23 @@ def _pending(fold: Fold, body: Body, verb: str) -> Step:
         return AnswerRefused(run, f"step {named}{f' ({step.name})' if step is not None else ''} {reason}")
 
     if step is None:
-        raise refuse(f"is not there; `killick show {run}` lists the steps")
+        raise refuse(f"does not exist; `killick show {run}` lists the steps")
     if step.status in OVER:
         raise refuse(
-            f"is over ({step.status}); to have it otherwise, take the run back (rewind to {named}:before) or fork it "
+            f"is over ({step.status}); to change it, rewind the run (to {named}:before) or fork it "
             f"(at {named}:after, with another output)"
         )
     if step.sort == "scope":
-        raise refuse(f"holds others, such as {_inside(fold, named)}; {verb} one of those")
+        raise refuse(f"contains other steps, such as {_inside(fold, named)}; {verb} one of those")
     if facts.cancelling:
         raise refuse("is of a run that is being cancelled")
     if verb != "retry" and (step.sort == "undo" or named.startswith(OUT_OF_BAND)):
-        raise refuse("undoes another one, and goes its own way")
+        raise refuse("is a compensation and cannot be changed")
     wait = facts.waits.get(named)
     if step.status == "in_doubt" or (wait is not None and wait.waits_for == "settlement"):
-        raise refuse("is in doubt: say whether it happened first, by answering happened, not or stop")
+        raise refuse("is in doubt; first answer whether it happened: happened, not or stop")
     if step.attempts and not step.attempts[-1].ended and step.status != "intended":
-        raise refuse("is being tried; wait until that is over, or, when its process is gone, let the run go on first")
+        raise refuse("has an attempt in progress; wait until it ends, or resume the run if its process died")
     return step
 
 

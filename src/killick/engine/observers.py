@@ -198,7 +198,7 @@ def _harmless() -> Generator[None]:
 
 
 def _excuse() -> None:
-    logger.warning("an observer failed, and the run goes on", exc_info=True)
+    logger.warning("an observer failed, and the run continues", exc_info=True)
 
 
 # hearing ------------------------------------------------------------------------------------------

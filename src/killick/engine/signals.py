@@ -59,7 +59,7 @@ class Interrupted(Signal):
     def error(self, run: str) -> BaseException:
         """The error that a caller who advances the run gets."""
         cause = self.cause.cause if isinstance(self.cause, HandleClosed) else self.cause
-        return cause or KillickError(f"{run}: was interrupted; run it again to go on")
+        return cause or KillickError(f"{run}: was interrupted; run it again to continue")
 
 
 class Stopped(Signal):

@@ -105,72 +105,72 @@ _WORKER: Final = ("worker",)
 _BY_HAND: Final = ("run", "--id", "RUN")
 _REASONS: Final = {
     "broken": _Reason(
-        "run does not hold and is set apart", "runs do not hold and are set apart",
-        "Nobody goes on before what does not hold is set aside.", (("store", "repair", "RUN"),),
+        "run is broken and quarantined", "runs are broken and quarantined",
+        "No worker takes it before the damaged events are moved aside.", (("store", "repair", "RUN"),),
     ),
     "left": _Reason(
-        "run was left in the middle, and nobody takes it", "runs were left in the middle, and nobody takes them",
-        "Whoever was at work is gone. Is a worker for {agents} running?", (_WORKER, _BY_HAND),
+        "run was abandoned, and no worker takes it", "runs were abandoned, and no worker takes them",
+        "Its process died. Is a worker for {agents} running?", (_WORKER, _BY_HAND),
     ),
     "queued": _Reason(
-        "run is queued, and nobody takes it", "runs are queued, and nobody takes them",
+        "run is queued, and no worker takes it", "runs are queued, and no worker takes them",
         "Is a worker for {agents} running, and has it slots to spare?", (_WORKER, _BY_HAND),
     ),
     "expired": _Reason(
         "run waits for an answer whose time was up", "runs wait for answers whose time was up",
-        "Nobody is there to go on without it. Is a worker for {agents} running?", (_WORKER, _BY_HAND),
+        "No worker continues without it. Is a worker for {agents} running?", (_WORKER, _BY_HAND),
     ),
     "due": _Reason(
-        "run should have gone on by now", "runs should have gone on by now",
-        "What was waited for is there. Is a worker for {agents} running, and has it slots to spare?",
+        "run is overdue", "runs are overdue",
+        "Its wait is over. Is a worker for {agents} running, and has it slots to spare?",
         (_WORKER, _BY_HAND),
     ),
     "child": _Reason(
         "run waits for a child that is over", "runs wait for children that are over",
-        "Its end was not told, or it was removed. A run that goes on looks again.", (_BY_HAND,),
+        "Its end was not delivered, or it was removed. A run that is resumed checks again.", (_BY_HAND,),
     ),
     "diverged": _Reason(
-        "run waits for mended code", "runs wait for mended code",
-        "The code does not ask for what is on record. Mend it, then let the run go on.",
+        "run waits for corrected code", "runs wait for corrected code",
+        "The code makes other calls than the log has. Correct it, then resume the run.",
         (("show", "RUN"), ("resume", "RUN")),
     ),
     "quarantined": _Reason(
-        "run is quarantined, because its process died again and again",
-        "runs are quarantined, because their processes died again and again",
-        "See where they died. Mend the code, then let the run go on, or cancel it.",
+        "run is quarantined, because its process died repeatedly",
+        "runs are quarantined, because their processes died repeatedly",
+        "See where they died. Correct the code, then resume the run, or cancel it.",
         (("show", "RUN"), ("resume", "RUN")),
     ),
     "repaired": _Reason(
         "run was repaired and waits for a person", "runs were repaired and wait for a person",
-        "See what may have happened in the part that was set aside, then let the run go on.",
+        "See what may have happened in the removed part, then resume the run.",
         (("show", "RUN"), ("resume", "RUN")),
     ),
     "endless": _Reason(
         "run is held without end", "runs are held without end",
-        "Should the holder die, nobody could tell, and nobody would take over. Give such clients lease_seconds.",
+        "If the holder dies, that cannot be detected, and no worker takes over. Give such clients lease_seconds.",
         (("show", "RUN"),),
     ),
     "unknown": _Reason(
         "run is of an agent that the app does not declare", "runs are of agents that the app does not declare",
-        "Nothing here goes on with {agents}: declare it again, or give the name to its successor as an alias.",
+        "No code here runs {agents}: declare it again, or give the name to its successor as an alias.",
         (("ps", "--agent", "AGENT"),),
     ),
     "trigger": _Reason(
         "trigger is behind", "triggers are behind",
-        "What was to be started was not. Is a worker running, with the app that declares it?", (_WORKER,),
+        "A due run was not started. Is a worker running, with the app that declares it?", (_WORKER,),
     ),
     "hook": _Reason(
         "hook is behind", "hooks are behind",
-        "What happened was not told yet. Is a worker running, with the app that declares it?", (_WORKER,),
+        "Events were not delivered yet. Is a worker running, with the app that declares it?", (_WORKER,),
     ),
     "silent": _Reason(
-        "run is held by a process that lives and says nothing", "runs are held by processes that live and say nothing",
-        "A long step, or a process that hangs. When that process ends, somebody else can go on.",
+        "run is held by a process that is alive and silent", "runs are held by processes that are alive and silent",
+        "A long step, or a process that hangs. When that process ends, another worker can continue.",
         (("show", "RUN"),), wrong=False,
     ),
     "paused": _Reason(
         "run has been paused for long", "runs have been paused for long",
-        "Somebody meant to come back.", (("resume", "RUN"), ("cancel", "RUN")), wrong=False,
+        "A person paused it.", (("resume", "RUN"), ("cancel", "RUN")), wrong=False,
     ),
 }  # fmt: skip
 """Every reason to be stuck, the worst first."""
@@ -335,7 +335,7 @@ class _Look:
             return
         if head.holder is None:
             if row.wake_at_us is None:
-                self._say("left", row, row.changed_at_us, "by nobody knows whom")
+                self._say("left", row, row.changed_at_us, "by an unknown holder")
         elif head.lease_until_us is None and self._store.lives(head.holder):
             if not self._store.proves_life:
                 self._say("endless", row, row.changed_at_us, f"by {head.holder}")

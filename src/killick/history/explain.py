@@ -102,7 +102,7 @@ class _Why(Course):
             told.append(f"What had been done in {'steps' if len(undone) > 1 else 'step'} {listed(undone)} was undone.")
         if failed is not None and failed.not_undone:
             told.append(f"This could not be undone: {listed(failed.not_undone)}.")
-        return [*told, "Nothing more happens until somebody resumes the run."]
+        return [*told, "Nothing more happens until a person resumes the run."]
 
     def held_up(self) -> list[str]:
         """Explains what blocks the whole run."""
@@ -112,26 +112,26 @@ class _Why(Course):
             words = ", because" if held.event.by == "contract" else ", who said"
             said = f"{words} {self.whole(held.data['because'])}" if held.data.get("because") else ""
             paused = f"The run was paused {self.when(held.at)} by {who(held.event.by)}{said}."
-            return [paused, "Nothing happens until somebody resumes it."]
+            return [paused, "Nothing happens until a person resumes it."]
         if held is not None and isinstance(held.event, e.RunDiverged):
             recorded, found = held.data.get("recorded"), held.data.get("found")
             return [
                 f"The code no longer fits the record, as was found {self.when(held.at)}.",
-                f"At step {held.event.step} the record has {recorded}, and the code came to {found}.",
-                "Nothing happens until the code is mended and somebody resumes the run.",
+                f"At step {held.event.step} the log has {recorded}, and the code has {found}.",
+                "Nothing happens until the code is corrected and a person resumes the run.",
             ]
         if held is not None and isinstance(held.event, e.RunQuarantined):
             died = f"The process that ran it died {counted(held.event.deaths, 'time')} in a row."
-            return [died, "Nothing happens until somebody resumes or cancels the run."]
+            return [died, "Nothing happens until a person resumes or cancels the run."]
         if held is not None:
-            return ["Its record was repaired.", "Nothing happens until somebody has looked at it and resumes the run."]
+            return ["Its record was repaired.", "Nothing happens until a person has checked it and resumes the run."]
         if tl.ended_at is not None:
             return []
         if self.orphaned:
-            return ["The process that was at the run is gone.", "Nothing happens until somebody resumes the run."]
+            return ["The process that held the run is gone.", "Nothing happens until a person resumes the run."]
         if tl.cancelling:
             return ["The run is being cancelled."]
-        return ["Nobody has taken the run up yet."] if tl.status == "queued" else []
+        return ["No worker has claimed the run yet."] if tl.status == "queued" else []
 
     # a step -----------------------------------------------------------------------------------
 
@@ -324,7 +324,7 @@ class _Why(Course):
     def waits_on(self, step: Step) -> list[str]:
         wait = next((wait for wait in reversed(step.waits) if wait.how is None), None)
         if wait is None or wait.waits_for == "settlement":
-            return ["Nothing happens until somebody says whether it happened."]
+            return ["Nothing happens until a person answers whether it happened."]
         if wait.rule is not None:
             return [self.lacking(wait)]
         match wait.waits_for:
@@ -333,7 +333,7 @@ class _Why(Course):
             case "child":
                 return [f"It continues when the run {wait.name} has ended."]
             case "event":
-                return [f"It continues when somebody sends the message {wait.name}."]
+                return [f"It continues when it receives the message {wait.name}."]
             case _:
                 until = ", or until its time is up" if wait.deadline is not None else ""
                 by = f" from {listed(wait.to)}" if wait.to else ""

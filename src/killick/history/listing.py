@@ -191,12 +191,12 @@ class Listing:
         if facts.crashes is not None and not facts.ended:
             yield crash(self._log, state.run, facts.crashes)
         if facts.crashes is not None and facts.crashes.quarantined:
-            yield About(kind="person", text="somebody to resume or cancel it")
+            yield About(kind="person", text="a person to resume or cancel it")
         elif facts.mend and isinstance(self._log.event(state.run, facts.mend), e.RunDiverged):
-            yield About(kind="code", text="mended code")
+            yield About(kind="code", text="corrected code")
         elif facts.paused or facts.mend:
             because = ", for its record was repaired" if facts.mend else ""
-            yield About(kind="person", text=f"somebody to resume it{because}")
+            yield About(kind="person", text=f"a person to resume it{because}")
         for wait in facts.waits.values():
             yield self._waits(state.run, wait)
         for index in facts.pending.values():

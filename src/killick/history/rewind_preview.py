@@ -79,7 +79,7 @@ def leaving(log: Log, run: str, to: str) -> Leaving:
     ledger, state = log.ledger(run), log.state(run)
     refuse_own(state.agent, run)
     if (goes_on := state.fold.facts.renewed_as) is not None:
-        raise TimeRefused(run, f"goes on as {goes_on}; rewind that, or fork this one")
+        raise TimeRefused(run, f"continues as {goes_on}; rewind that, or fork this one")
     found = cut(log, run, to)
     steps = left(log, run, found.seq, found.keep)
     # File-only effects are undone with the files, and will be repeated.

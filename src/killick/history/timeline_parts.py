@@ -296,7 +296,7 @@ class Step(Part, frozen=True):
         last = self.attempts[-1] if self.attempts else None
         if last is not None and last.settled is not None and last.settled.how == "stopped":
             because = f": {last.settled.because}" if last.settled.because else ""
-            return Failure.told("killick.Stopped", f"stopped by {last.settled.by or 'somebody'}{because}")
+            return Failure.told("killick.Stopped", f"stopped by {last.settled.by or 'a person'}{because}")
         found: Any = self.ended.get("failure")
         own = convert(found, Failure, at="failure") if isinstance(found, dict) else None
         return own or (last.failure if last is not None else None)

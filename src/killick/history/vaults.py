@@ -40,11 +40,11 @@ def vault_of(log: Log, run: str, ledger: Ledger | None = None) -> Vault:
     """Returns the vault of a run's snapshots. One that moved with its store is found next to it."""
     facts = (ledger or log.ledger(run)).facts
     if facts.workspace is None or facts.vault is None:
-        raise WorkspaceRefused(run, "has no workspace, so no files of it are on record")
+        raise WorkspaceRefused(run, "has no workspace, so no files were recorded")
     path = workspace_folders.vault_of(facts, log.store)
     if path.is_dir():
         return Vault(path)
-    raise WorkspaceRefused(run, f"the vault of its files, {facts.vault}, is not here; bring it back, or look there")
+    raise WorkspaceRefused(run, f"the vault of its files, {facts.vault}, is not here; restore it, or look there")
 
 
 class Vaults:
@@ -187,7 +187,7 @@ def condition(log: Log, runs: Iterable[str]) -> Condition | None:
                 kept = len({each.root for each in vault.references()})
                 told.append(f"{place}, {counted(kept, 'snapshot')}, {sized(vault.size_bytes())}")
                 wrong += [
-                    f"a restore of {each.workspace} was interrupted; whatever is done there next finishes it"
+                    f"a restore of {each.workspace} was interrupted; the next operation there finishes it"
                     for each in vault.unfinished()
                 ]
         except KillickError as error:

@@ -69,7 +69,7 @@ def typed(path: str, folder: str | None = None) -> bytes:
     if folder is not None and os.path.isabs(found):
         found = os.path.relpath(found, folder)
     if os.path.isabs(found) or found == ".." or found.startswith("../"):
-        raise WorkspaceRefused(shown(os.fsencode(path)), "is not below the run's folder; name it from there")
+        raise WorkspaceRefused(shown(os.fsencode(path)), "is not inside the run's folder; give it relative to that")
     return b"" if found == "." else os.fsencode(found)
 
 
@@ -284,13 +284,13 @@ def by_id(log: Log, run: str, text: str) -> Files:
     """Returns a run's snapshot by its id, or a prefix."""
     ledger = log.ledger(run)
     if not re.fullmatch(r"[0-9a-f]+", text := text.lower().rstrip("…")) or len(text) < _PREFIX_MIN:
-        raise WorkspaceRefused(run, f"{text!r} is no snapshot's id; killick show {run} --log has them")
+        raise WorkspaceRefused(run, f"{text!r} is not a snapshot id; killick show {run} --log has them")
     found = [root for root in dict.fromkeys(on_record(log, run)) if root.hex().startswith(text)]
     if not found:
-        raise WorkspaceRefused(run, f"has no snapshot {text} on record; killick show {run} tells which it has")
+        raise WorkspaceRefused(run, f"has no snapshot {text} on record; killick show {run} lists them")
     if len(found) > 1:
         named = ", ".join(map(id_of, found[:4]))
-        raise WorkspaceRefused(run, f"snapshot {text} may be any of {named}; write more of it")
+        raise WorkspaceRefused(run, f"snapshot {text} is ambiguous between {named}; give more characters")
     label = f"snapshot {id_of(found[0])}"
     return _files(log, run, ledger, label, log.head(run).seq, found[0])
 
@@ -308,10 +308,10 @@ def _files(log: Log, run: str, ledger: Ledger, label: str, seq: int, root: Id) -
 
 def _too_early(log: Log, run: str, ledger: Ledger, place: RunMoment) -> WorkspaceRefused:
     if ledger.facts.workspace is None:
-        return WorkspaceRefused(run, "has no workspace, so no files of it are on record")
+        return WorkspaceRefused(run, "has no workspace, so no files were recorded")
     first = min((capture.after for capture in ledger.captures), default=None)
     told = "none was made yet" if first is None else f"the first is at @{first}"
-    return WorkspaceRefused(run, f"there is no snapshot of its files so early as {place.label}; {told}")
+    return WorkspaceRefused(run, f"there is no snapshot of its files as early as {place.label}; {told}")
 
 
 def _before(log: Log, run: str, ledger: Ledger, place: RunMoment, root: Id) -> tuple[str, Id] | None:

@@ -1,7 +1,6 @@
-"""The window of a run: what a model is sent is decided once, put on record, and the same on every replay.
+"""The window of a run: the messages of a model call are decided once, recorded, and the same on every replay.
 
-Owns when a window decides and when it follows the record. Which pages leave, and which text replaces them, is the
-window's own.
+It decides when to compute and when to follow the log. The window itself decides which pages are evicted.
 """
 
 from __future__ import annotations
@@ -30,25 +29,25 @@ _IN_USE: Final[WeakSet[Window]] = WeakSet()
 async def fit(
     ex: Execution, branch: Branch, window: Window, messages: Sequence[Any], tools: Sequence[Any], system: Any
 ) -> Sent:
-    """What to send of a history."""
+    """The part of a history to send."""
     return await pager(ex, branch, window).fit(ex, branch, messages, tools, system)
 
 
 async def answer(
     ex: Execution, branch: Branch, window: Window, call: ToolCall, changes: Callable[[], Changes]
 ) -> Answer | None:
-    """What the window itself answers to a tool call; None: the tool is to be run, as the next step."""
+    """The window's own answer to a tool call; None if the tool must be executed as the next step."""
     return await pager(ex, branch, window).answer(ex, branch, call, changes)
 
 
 def tools_of(ex: Execution, window: Window) -> tuple[str, ...]:
-    """The names of the window's own tools, as the model knows them."""
+    """The names of the window's own tools, as the model sees them."""
     return pager(ex, ex.branch_here(), window).window.own
 
 
 def pager(ex: Execution, branch: Branch, window: Window) -> Pager:
-    """A window in the hands of one line of a run. One that another had before is taken anew: what it holds comes from
-    the record of this line alone, though all runs of an agent may share it."""
+    """The window of one branch of a run. A window that another branch used is reset: its content comes only from the
+    log of this branch, although all runs of an agent may share the object."""
     known, line = _PAGERS.setdefault(ex, {}), _line(branch)
     found = known.get((id(window), line))
     if found is None:
@@ -59,26 +58,26 @@ def pager(ex: Execution, branch: Branch, window: Window) -> Pager:
 
 
 def _line(branch: Branch) -> Line:
-    """Which of the branches side by side it is: the same in the next gather, which begins when this one is over."""
+    """The position of a branch among concurrent ones: the same in the next gather."""
     scope = branch.scope
     return () if scope is None else (*_line(scope.branch), scope.branches.index(branch))
 
 
 class Pager:
-    """Pages by a window, durably."""
+    """Applies a window durably."""
 
     def __init__(self, given: Window, window: Window, number: int) -> None:
         self.given = given  # kept, so that no other window has its id
         self.window = window
         self._number = number
-        """Which of the windows here it is: several may decide before the same step."""
+        """The number of this window: several may decide before the same step."""
         self._calls: dict[str, e.StepId] = {}
-        """By tool and arguments, the step that last ran it."""
+        """By tool and arguments, the step that last executed it."""
 
     async def fit(
         self, ex: Execution, branch: Branch, messages: Sequence[Any], tools: Sequence[Any], system: Any
     ) -> Sent:
-        """What to send. On replay the recorded decision holds."""
+        """The messages to send. On replay the recorded decision is used."""
         recorded = [event for _, event in self._taken(ex, branch, lambda event: True)]
         decided: list[Decision] = []
         if not ex.record.goes_on(branch.path, branch.count):
@@ -92,7 +91,7 @@ class Pager:
     async def answer(
         self, ex: Execution, branch: Branch, call: ToolCall, changes: Callable[[], Changes]
     ) -> Answer | None:
-        """What the window itself answers to a tool call; None: the tool is to be run, as the next step."""
+        """The window's own answer to a tool call; None if the tool must be executed as the next step."""
         is_own = call.name in self.window.own
         is_live = not ex.record.goes_on(branch.path, branch.count)
         recorded = self._taken(ex, branch, _is_answer)
@@ -115,7 +114,7 @@ class Pager:
         return found if self._is_stable(ex, call, changes()) else None
 
     def _is_stable(self, ex: Execution, call: ToolCall, changes: Changes) -> bool:
-        """Whether what was read cannot have changed since: what was rewound may have changed it, and so may a fork."""
+        """Whether the earlier result cannot have changed since: a rewind or a fork may have changed it."""
         if changes == "any time":
             return False
         fold, ledger = ex.log.fold, ex.log.ledger
@@ -129,7 +128,7 @@ class Pager:
         return all(one.status not in ("open", "in_doubt") and one.ended < read.intended for one in ledger.effects)
 
     def _put_on_record(self, ex: Execution, branch: Branch, decided: Sequence[Decision], **answered: Any) -> None:
-        """All in one append. The first tells what a tool call was answered with, where it was one."""
+        """Records everything in one append. The first entry has the answer to a tool call, if there was one."""
         at, step = ex.now_us(), branch.position
         which = {"window": self._number} if self._number else {}
         entries: list[Entry] = []
@@ -142,7 +141,7 @@ class Pager:
     def _taken(
         self, ex: Execution, branch: Branch, begins: Callable[[e.PageEvent], bool]
     ) -> list[tuple[int, e.PageEvent]]:
-        """What is on record of it here, as far as it begins so, with what is pinned by it; moves past it."""
+        """The recorded part of a decision, with its pins; advances past it."""
         taken: list[tuple[int, e.PageEvent]] = []
         while (seq := ex.record.ahead(branch.position, PAGES)) is not None:
             event: e.PageEvent = ex.record.event(seq)
@@ -163,13 +162,13 @@ def _is_repeat(event: e.PageEvent) -> bool:
 
 
 def _is_answer(event: e.PageEvent) -> bool:
-    """Whether a tool call was answered so. That something was read again is seen when it is decided what to send."""
+    """Whether a recorded entry answers a tool call. A repeated read is handled when the next messages are decided."""
     return isinstance(event, e.PageFaulted) and event.how != "reread"
 
 
 def _missing(recorded: Sequence[e.PageEvent], decided: Iterable[Decision]) -> list[Decision]:
-    """What of a decision is not on record. It is written at once, but a fork can be cut off within: the rest is then
-    decided again. Where something else is on record, that holds alone."""
+    """The part of a decision that is not recorded. It is written at once, but a fork can cut it: then the rest is
+    decided again. If the log differs, only the log counts."""
     found, known = list(decided), [replace(event, at=0, step=None, data=None) for event in recorded]
     return found[len(known) :] if [each.event for each in found[: len(known)]] == known else []
 

@@ -1,8 +1,7 @@
-"""Hosts: the steps of code that Killick did not start, such as a framework's own loop. Each is found again by its key.
+"""Hosts: the steps of code that Killick did not start, such as a framework's own loop. Each is identified by its key.
 
-An agent's own code takes its steps in order, and replays in that order. A framework makes tasks and threads of its own,
-and comes back to a call in any order, or never: so a host numbers a branch for every key, and keeps no
-order between them.
+An agent's own code takes its steps in order, and replays in that order. A framework has its own tasks and threads, and
+repeats calls in any order, or never. So a host has a branch for every key, without an order between them.
 """
 
 from __future__ import annotations
@@ -37,29 +36,30 @@ from killick.model import events as e
 T = TypeVar("T")
 
 HOSTED: Final = "hosted"
-"""The scope of a framework's loop inside an agent: it runs again from the top, and every call comes from the record."""
+"""The scope of a framework's loop inside an agent: it runs again from the top, and recorded calls return their
+outcomes."""
 
 GUESTS: Final = "guests"
-"""The scope of calls from outside of any agent: their callers come and go, and the run waits meanwhile."""
+"""The scope of calls from outside any agent: callers come and go, and the run waits in between."""
 
 HOST: Final[ContextVar[Host | None]] = ContextVar("killick_host", default=None)
 
 
 def here() -> Host | None:
-    """The host in whose block this code is; None outside of any."""
+    """The active host of this code, or None."""
     return HOST.get()
 
 
 def attempt() -> ToolStep | None:
-    """The attempt of a tool that this code is: its step, and the idempotency key for the far side."""
+    """The current attempt of a tool: its step, and the idempotency key for the remote service."""
     return ToolStep.here()
 
 
 class Host:
-    """Takes the calls of code that Killick did not start, from any task or thread, each once by its key.
+    """Records the calls of code that Killick did not start, from any task or thread, each once by its key.
 
-    A call whose key is on record gives the outcome on record. Without a key, the nth call of the same name with the
-    same arguments is the same call.
+    A call with a recorded key returns the recorded outcome. Without a key, the nth call of the same name with the same
+    arguments is the same call.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Host:
 
     @staticmethod
     def here() -> Host | None:
-        """The host in whose block this code is; None outside of any."""
+        """The active host of this code, or None."""
         return HOST.get()
 
     async def call(
@@ -88,12 +88,11 @@ class Host:
         fn: Callable[..., Any] | None = None,
         bubbles: tuple[type[BaseException], ...] = (),
     ) -> Any:
-        """Call a tool through the gate.
+        """Calls a tool as a step.
 
-        key       by what it is found again: the framework's own id of the call
-        fn        what is called with the arguments, in place of the tool's own function
-        bubbles   errors by which a framework leaves a tool before it did anything: nothing is counted, the step stays
-                  open for another time, and the error goes to the caller as it is
+        key       identifies the call: the framework's own id fn        called with the arguments, in place of the
+        tool's own function bubbles   errors by which a framework leaves a tool before any effect: no attempt is
+        counted, the step stays open, and the error reaches the caller unchanged
         """
         intent = self._tool(tool, arguments, fn, bubbles)
         return await self._awaited(partial(self._performed, intent, key))
@@ -107,17 +106,17 @@ class Host:
         fn: Callable[..., Any] | None = None,
         bubbles: tuple[type[BaseException], ...] = (),
     ) -> Any:
-        """The same, for code that blocks, in any thread but the host's own."""
+        """The same, for blocking code, in any thread but the host's own."""
         intent = self._tool(tool, arguments, fn, bubbles)
         return self._blocking(partial(self._performed, intent, key))
 
     async def model(self, fn: Callable[..., Any], /, *args: Any, key: str | None = None, **kwargs: Any) -> Any:
-        """Call a model: recorded verbatim, with usage and reasoning, and never asked again. With the same key another
-        wording is only noted."""
+        """Calls a model: recorded verbatim, with usage and reasoning, and never called again. Another wording under the
+        same key is only noted."""
         return await self._awaited(partial(self._performed, self._model(fn, args, kwargs), key))
 
     def model_sync(self, fn: Callable[..., Any], /, *args: Any, key: str | None = None, **kwargs: Any) -> Any:
-        """The same, for code that blocks."""
+        """The same, for blocking code."""
         return self._blocking(partial(self._performed, self._model(fn, args, kwargs), key))
 
     async def ask(
@@ -145,7 +144,7 @@ class Host:
         timeout: Duration | None = None,
         default: Any = questions.MISSING,
     ) -> Answer:
-        """The same, for code that blocks."""
+        """The same, for blocking code."""
         asked = partial(_asked, prompt=prompt, to=to, timeout=timeout, default=default, options=options)
         answer: Answer = self._blocking(partial(_taken, asked, key))
         return answer
@@ -174,7 +173,7 @@ class Host:
         return intent
 
     def _called(self, intent: Intent, fn: Callable[..., Any]) -> None:
-        """What belongs to a loop is called there, whichever loop the host is on."""
+        """Calls a function on the loop that it belongs to, whichever loop the host uses."""
         intent.is_async = is_async(fn)
         try:
             caller = asyncio.get_running_loop()
@@ -220,7 +219,7 @@ class Host:
         except RuntimeError:
             caller = None
         if caller is self._loop:
-            raise KillickError(f"{self.run}: a blocking call would hold up the host itself; await host.call instead")
+            raise KillickError(f"{self.run}: a blocking call would block the host itself; await host.call instead")
         work: Future[T] = asyncio.run_coroutine_threadsafe(self._reached(do), self._loop)
         try:
             return work.result()
@@ -242,7 +241,7 @@ def _is_cancelled() -> bool:
 
 
 async def _on_loop(loop: asyncio.AbstractEventLoop, code: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Await a coroutine on another loop. Cancelled, it is cancelled there, and has left when this returns."""
+    """Awaits a coroutine on another loop. A cancellation is passed on, and has completed when this returns."""
     ended: Future[T] = Future()
     begun: list[asyncio.Task[T]] = []
 
@@ -288,7 +287,7 @@ async def _taken(asked: Callable[..., Coroutine[Any, Any, Answer]], key: str, ho
 
 
 class ExternalBranches:
-    """The guests of one execution: a branch for every key."""
+    """The external branches of one execution: a branch for every key."""
 
     def __init__(self, ex: Execution, branch: Branch, step: e.StepId, *, over_at: int, outside: bool) -> None:
         self.ex = ex
@@ -302,20 +301,20 @@ class ExternalBranches:
         self._waiting: Counter[str] = Counter()
         self._meant: dict[str, tuple[str, str, e.Digest | None]] = {}
         self._left: set[str] = set()
-        """Keys of steps that were begun here and left open."""
+        """Keys of steps that were started here and left open."""
         self.is_open = True
         self.why: Callable[[], Awaitable[BaseException]] | None = None
-        """Outside of an agent: the state of the run after its release, as an error."""
+        """Outside an agent: the state of the run after its release, as an error."""
         self.how: Callable[[], BaseException] | None = None
-        """The current state, for code inside of an attempt, which has to end before the run can be released."""
+        """The current state, for code inside an attempt, which must end before the run can be released."""
 
     @property
     def is_reached(self) -> bool:
-        """Whether a call can begin here. One from outside that comes as the run is let go finds it taken again."""
+        """Whether a call can start here. An outside call that arrives during the release leases the run again."""
         return not self.outside or self.ex.signal is None
 
     async def take(self, key: str, intent: Intent | None, do: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
-        """The step of a key: under way already, on record, or begun now."""
+        """The step of a key: in progress, recorded, or started now."""
         ex = self.ex
         await ex.until_taken()  # where everything else waited, the run was let go
         inner = _inner(ex.run_id)
@@ -325,7 +324,7 @@ class ExternalBranches:
         if ex.signal is not None:
             raise await self._told(ex.signal, inner)
         if not self.is_open:
-            raise KillickError(f"{ex.run_id}: its host is gone; call within the block")
+            raise KillickError(f"{ex.run_id}: its host has ended; call inside the block")
         if key in self._left:
             await ex.barrier()  # what is on record of it is read again
         work = self._begun.get(key)
@@ -360,7 +359,7 @@ class ExternalBranches:
             self._waiting[key] -= 1
 
     def _leave(self, key: str) -> None:
-        """A step is left as it is on record: the next caller continues from there."""
+        """Leaves a step as it is recorded: the next caller continues from there."""
         if self._begun.pop(key, None) is not None:
             self._left.add(key)
 
@@ -372,8 +371,8 @@ class ExternalBranches:
         return signal if self.why is None else await self.why()
 
     async def _awaited_inside(self, branch: Branch, work: asyncio.Future[Any], inner: InnerSteps) -> None:
-        """Code of an attempt awaits a step: until it is over. Outside of an agent, also until everything waits: the
-        code of an attempt cannot wait for people, so it receives the state of the run, and the step keeps waiting."""
+        """Awaits a step inside an attempt until it ends; outside an agent, also until everything waits. The code of an
+        attempt cannot wait for people, so it receives the state of the run, and the step keeps waiting."""
         ex = self.ex
         if work.done():
             return
@@ -415,7 +414,7 @@ class ExternalBranches:
         return ex.start(branch, partial(run_step, ex, do), on_loop=True)
 
     def _number(self, key: str, intent: Intent | None) -> int:
-        """The branch of a key. A model that is asked in other words, in the place of one on record, has drifted."""
+        """The branch of a key. A model call with another wording than the recorded one counts as drift."""
         number = self._known.get(key)
         if number is None and intent is not None and intent.sort == "model" and not self.outside:
             number = self._drifted(intent.name)
@@ -439,22 +438,22 @@ class ExternalBranches:
         return intent.asked()
 
     def _refuse_other(self, key: str, intent: Intent, known: tuple[str, str, e.Digest | None]) -> None:
-        """Outside of an agent a key is a promise that it is the same call: another one under it is refused, alone."""
+        """Outside an agent, a key identifies one call: another call under it is refused."""
         asked = self._asked(intent)
         now = _meant(intent.sort, intent.name, asked)
         if now[:2] != known[:2] or (asked.binding and now != known):
-            told = f"{key} is on record as {known[0]} {known[1]} with other arguments; give this call an id of its own"
+            told = f"{key} is on record as {known[0]} {known[1]} with other arguments; give this call another id"
             raise KillickError(f"{self.ex.run_id}: {told}")
 
     async def close(self) -> None:
-        """What is under way comes to its end."""
+        """Ends the steps in progress."""
         under_way = {work for work in self._begun.values() if not work.done()}
         if under_way:
             await asyncio.wait(under_way)
 
 
 def _meant(sort: str, name: str, said: Any) -> tuple[str, str, e.Digest | None]:
-    """What a call under a key is, as far as it has to be the same."""
+    """The identity of a call under a key."""
     return sort, name, said.identity or said.digest
 
 
@@ -507,7 +506,7 @@ class ExternalSteps:
         return host
 
     def _leave(self, error: BaseException | None) -> bool:
-        """Whether the end of the block is to be put on record: not where the run only leaves memory."""
+        """Whether to record the end of the block: not if the run only leaves memory."""
         assert self._hosted is not None
         HOST.set(self._before)
         self._hosted.is_open = self._ex.hosting = False
@@ -516,7 +515,7 @@ class ExternalSteps:
 
 async def _opened(ex: Execution, branch: Branch, outside: bool) -> ExternalBranches:
     if branch.scope is not None or ex.hosting:
-        raise KillickError(f"{ex.run_id}: run.hosting is for the agent's own line of code, one block at a time")
+        raise KillickError(f"{ex.run_id}: run.hosting works only in the agent's main branch, one block at a time")
     name = GUESTS if outside else HOSTED
     step = branch.number()
     past = await recorded_step(ex, branch, step, RequestedStep(sort="scope", name=name), {})

@@ -1,6 +1,6 @@
-"""The tool-calling loop: ask the model, do what it asks for, tell it the outcome, until it asks for nothing more.
+"""The tool-calling loop: calls the model, executes its tool calls, and returns their results, until it calls none.
 
-Keeps no state but the messages, and touches the outside through the run alone: a replay goes through it again.
+Its only state are the messages, and all effects go through the run, so a replay repeats it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from killick.window import Window
 
 TURNS_MAX: Final = 50
 ANTHROPIC_TOKENS_MAX: Final = 4096
-"""What a reply may take with a provider that has no default of its own."""
+"""The reply limit for a provider without a default."""
 
 
 class LoopResult(msgspec.Struct, frozen=True):
-    """How a loop ended: the model's last words, and everything that was said."""
+    """The end of a loop: the model's last text, and all messages."""
 
     text: str
     messages: list[Any]
-    """The whole history, the model's last reply included: give it to another loop to go on."""
+    """The whole history, with the model's last reply: pass it to another loop to continue."""
     reply: Any
     turns: int
 
@@ -55,7 +55,7 @@ async def loop(
     provider   whose form messages and tools have, where `model` is not a method of an official client
     budget     how many tokens a call may take: what is not in use leaves, and comes back when the model wants it
     window     the same, by a Window of your own; give it to the next loop, too, to go on with what it holds
-    params     for the model: `model="…"`, `max_tokens=…`; `tools=[…]` are the provider's own, beside ours
+    params     for the model: `model="…"`, `max_tokens=…`; `tools=[…]` are the provider's own, in addition to ours
 
     What people say to the run meanwhile reaches the model with its next call, or makes one.
     """
@@ -65,7 +65,7 @@ async def loop(
     request = _request(provider, toolset, system, params)
     if budget is not None:
         if window is not None:
-            raise KillickError("a loop takes a budget or a window, which has one; leave one out")
+            raise KillickError("a loop takes budget= or window=, not both; remove one")
         window = Window(budget, shape=provider, reads=toolset.reads)
     said += await _heard(run)
     for turn in range(1, turns_max + 1):
@@ -79,7 +79,7 @@ async def loop(
         if not answers and not heard and not is_paused(reply):
             return LoopResult(text_of(reply), said, reply, turn)
     raise KillickError(
-        f"after {turns_max} turns the model still asks for more; look at what it repeats, or raise turns_max"
+        f"after {turns_max} turns the model still calls tools; check what it repeats, or raise turns_max"
     )
 
 
@@ -99,7 +99,7 @@ def loop_sync(
 def _request(
     provider: Provider, tools: Toolset, system: str | None, params: Mapping[str, Any]
 ) -> Callable[[Sequence[Any]], dict[str, Any]]:
-    """How the arguments of the next call come from what was said so far."""
+    """The arguments of the next call, from the messages so far."""
     schemas = [*tools.schemas(provider), *params.get("tools", ())]
     fixed = dict(params) | ({"tools": schemas} if schemas else {})
     if provider == "anthropic":
@@ -114,7 +114,7 @@ def _request(
 
 
 async def _fitted(run: AnyRun, window: Window, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What is sent in place of all that was said and all tools."""
+    """The messages and tools to send, fitted to the window."""
     name = "messages" if "messages" in asked else "input"
     system = asked.get("system", asked.get("instructions"))
     sent = await settled(run.fit(window, asked[name], asked.get("tools", ()), system=system))
@@ -122,7 +122,7 @@ async def _fitted(run: AnyRun, window: Window, asked: Mapping[str, Any]) -> dict
 
 
 async def _heard(run: AnyRun) -> list[Any]:
-    """What people said to the run since it last listened, as the user's messages."""
+    """The messages from people since the last call, as the user's messages."""
     return [_message(each) for each in await settled(run.heard())]
 
 

@@ -1,4 +1,4 @@
-"""What providers' APIs send, written and read: events of streams, and a text as they would have sent it. Pure."""
+"""Provider wire formats, written and read: stream events, and a text as a provider would have sent it. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 
 def reply(name: str, text: str, model: str) -> dict[str, Any]:
-    """The reply, by the name of what was called."""
+    """The reply, in the format of the called method."""
     if name == "responses":
         part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
         about = {"id": "msg_given", "type": "message", "role": "assistant", "status": "completed"}
@@ -26,7 +26,7 @@ def reply(name: str, text: str, model: str) -> dict[str, Any]:
 
 
 def events(name: str, text: str, model: str) -> list[dict[str, Any]]:
-    """The same as the events of a stream."""
+    """The same as stream events."""
     whole = reply(name, text, model)
     if name == "responses":
         return [
@@ -58,13 +58,13 @@ def _chat(kind: str, model: str, choice: dict[str, Any]) -> dict[str, Any]:
 
 
 class Events:
-    """Reads events out of the lines of a stream. What is JSON becomes that; the sign for the end is none."""
+    """Parses events from the lines of a stream. JSON is decoded; the end marker is skipped."""
 
     def __init__(self) -> None:
         self._data: list[str] = []
 
     def line(self, line: str) -> list[Any]:
-        """The events that this line ends: one, or none."""
+        """The events that this line completes: one, or none."""
         if line.startswith("data:"):
             self._data.append(line[5:].removeprefix(" "))
             return []
@@ -73,7 +73,7 @@ class Events:
         return self.rest()
 
     def rest(self) -> list[Any]:
-        """What is left when the stream ends."""
+        """The rest when the stream ends."""
         text, self._data = "\n".join(self._data), []
         if not text or text == "[DONE]":
             return []
@@ -84,7 +84,7 @@ class Events:
 
 
 def written(chunk: Any) -> bytes:
-    """A chunk as an event again; those that name their type name it as the event's too."""
+    """A chunk as an event; a chunk with a type is named by it."""
     kind = dict[str, Any](chunk).get("type") if isinstance(chunk, dict) else None  # pyright: ignore[reportUnknownArgumentType]
     return (f"event: {kind}\n".encode() if isinstance(kind, str) else b"") + b"data: " + encoded(chunk) + b"\n\n"
 
@@ -93,10 +93,10 @@ _DONE: Final = b"data: [DONE]\n\n"
 
 
 def ending(chunk: Any) -> bytes:
-    """Only the oldest form says when it is over."""
+    """The end marker, which only the oldest format has."""
     return _DONE if isinstance(chunk, dict) and "choices" in chunk else b""
 
 
 def encoded(value: Any) -> bytes:
-    """As JSON, without anything that need not be there."""
+    """Compact JSON."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

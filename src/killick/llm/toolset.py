@@ -1,7 +1,7 @@
-"""Tools as a model sees them: how they are described to it, and how what it asks for is judged, called and answered.
+"""Tools as a model sees them: their schemas, and the evaluation, execution and answers of its tool calls.
 
-Nothing that a model writes raises here: a tool that is not there, arguments that do not fit, and a step that failed
-are answers. Touches the outside through the run alone, so that a replay goes the same way.
+Nothing that a model writes raises here: an unknown tool, invalid arguments and a failed step are answers. All effects
+go through the run, so a replay repeats them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from killick.window import Window
 T = TypeVar("T")
 
 AnyRun: TypeAlias = Any
-"""A Run, whose methods are awaited, or a SyncRun, whose methods are not."""
+"""A Run, whose methods are awaited, or a SyncRun, whose methods block."""
 
 NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""What every provider takes for the name of a tool."""
+"""The tool names that every provider accepts."""
 
 
 class Toolset:
@@ -40,9 +40,9 @@ class Toolset:
         self._parameters: dict[str, Parameters] = {}
         for tool in tools:
             if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise DeclarationRefused(repr(tool), "is no tool; declare it with @killick.tool")
+                raise DeclarationRefused(repr(tool), "is not a tool; declare it with @killick.tool")
             if not NAME.fullmatch(tool.name):
-                raise DeclarationRefused(tool.name, "models know tools by up to 64 letters, digits, _ and -; rename it")
+                raise DeclarationRefused(tool.name, "models take names of 64 letters, digits, _ and -; rename it")
             if tool.name in self._tools:
                 raise DeclarationRefused(tool.name, "is in the toolset twice; give one of them another name")
             self._tools[tool.name] = tool
@@ -62,11 +62,11 @@ class Toolset:
         return self._tools.get(name)
 
     def bind(self, name: str, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
-        """A model's arguments for the tool of that name, as the types that it declares."""
+        """A model's arguments for the tool of that name, as its declared types."""
         return self._parameters_of(name).bind(arguments)
 
     def reads(self, name: str, arguments: Mapping[str, Any] | str) -> bool:
-        """Whether the tool of that name, called so, changes nothing in the world."""
+        """Whether this call of the tool of that name has no effect."""
         tool = self._tools.get(name)
         if tool is None or not callable(tool.policy.effect):
             return tool is not None and tool.policy.effect == "reads"
@@ -76,11 +76,11 @@ class Toolset:
             return False  # What does not fit the tool, or its own function, says nothing; calling it will.
 
     def changes(self, name: str, arguments: Mapping[str, Any] | str) -> Changes:
-        """What can change what the tool of that name reads."""
+        """What can change the results of the tool of that name."""
         return self._tools[name].policy.changes if self.reads(name, arguments) else "any time"
 
     def schemas(self, provider: Provider = "openai") -> list[dict[str, Any]]:
-        """The tools as the provider wants them described."""
+        """The tools in the provider's schema format."""
         return [self._schema(tool, provider) for tool in self]
 
     def _schema(self, tool: AnyTool, provider: Provider) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Toolset:
         return {"type": "function"} | (function if provider == "openai-responses" else {"function": function})
 
     def _parameters_of(self, name: str) -> Parameters:
-        # Not before they are asked for: pydantic takes a while to import, and types may be declared later.
+        # Lazily: pydantic is slow to import, and types may be declared later.
         if name not in self._parameters:
             self._parameters[name] = Parameters(self._tools[name])
         return self._parameters[name]
@@ -116,10 +116,10 @@ class _Answer(NamedTuple):
 async def dispatch(
     run: AnyRun, tools: Toolset | Iterable[AnyTool], reply: Any, *, window: Window | None = None
 ) -> list[dict[str, Any]]:
-    """Calls what the reply asks for, one after the other, and gives the messages that answer it; none if it asks
-    for nothing. Each choice goes on record as the model's decision, with what the model said as its reason.
+    """Executes the tool calls of a reply, one after the other, and returns the messages that answer it; none if there
+    are no calls. Each call is recorded as the model's decision, with its text as the reason.
 
-    What a window answers itself is not called.
+    Calls that a window answers itself are not executed.
     """
     toolset = tools if isinstance(tools, Toolset) else Toolset(*tools)
     why = text_of(reply) or reasoning_of(reply)
@@ -179,16 +179,16 @@ def _messages(provider: Provider, answers: Sequence[_Answer]) -> list[dict[str, 
 
 
 async def settled(outcome: Any) -> Any:
-    """What a Run's method gives when awaited, and a SyncRun's at once."""
+    """The result of a Run's method when awaited, and of a SyncRun's at once."""
     return await outcome if inspect.isawaitable(outcome) else outcome
 
 
 def driven(body: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never has to wait, since a SyncRun's methods have waited themselves."""
+    """The result of a coroutine that never waits, because a SyncRun's methods block."""
     try:
         body.send(None)
     except StopIteration as end:
         result: T = end.value
         return result
     body.close()
-    raise KillickError("this form is for a SyncRun; with a Run, await the other one")
+    raise KillickError("this form takes a SyncRun; with a Run, await the async form")

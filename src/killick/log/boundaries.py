@@ -66,7 +66,7 @@ def at(log: Log, run: str, text: str) -> RunMoment:
         return RunMoment(int(text[1:]), text)
     written = _PLACE.fullmatch(text)
     if written is None:
-        raise BoundaryUnknown(run, text, f"{text!r} names no place; write 6:before, 6:after, @17, start or now")
+        raise BoundaryUnknown(run, text, f"{text!r} is not a position; write 6:before, 6:after, @17, start or now")
     name, side = written["step"], written["side"] or "after"
     last = head.seq
     if written["generation"] is not None:

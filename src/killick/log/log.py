@@ -200,7 +200,7 @@ class Log:
             elif last.hash != head.hash:
                 reason = "the last event is not the head's"
             elif rows and rows[-1].seq > head.seq and self.goes_on_after(head):
-                reason = "the log goes on after its head"
+                reason = "there are events after the head"
             else:
                 return
             self.store.quarantine(head.run, reason)

@@ -24,10 +24,10 @@ def repair(log: Log, run: str, *, at: int, reason: str, by: str | None = None) -
     kept, kept_hash, what = last_good(log, head)
     if not what:
         if log.store.quarantined(run) is None:
-            raise LogError(f"{run}: its record holds; there is nothing to repair")
+            raise LogError(f"{run}: its log is intact; there is nothing to repair")
         log.store.quarantine(run, None)
         log.store.reindex(run, index_of(log.state(run).fold), at=head.seq)
-        raise LogError(f"{run}: its record holds again; it is out of quarantine, nothing was changed")
+        raise LogError(f"{run}: its log is intact again; it left quarantine, and nothing was changed")
     lost = _all_rows(log, run, kept)
     last = max([head.seq, *(row.seq for row in lost)])
     event = e.RunRepaired(

@@ -181,7 +181,7 @@ class _RunCheck:
             return
         if isinstance(event, e.RunRepaired) and row.seq == event.last + 1 and self.seq == event.first - 1:
             if e.to_text(self.hash) != event.hash_before:
-                self.say("events", "a repair does not fit what stands before it", row.seq)
+                self.say("events", "a repair does not fit the events before it", row.seq)
                 return
             self.seq, self.hash = event.last, e.from_text(event.hash_head)
             self.repaired += 1
@@ -284,7 +284,7 @@ class _RunCheck:
         elif self.hash != head.hash:
             self.say("heads", "the head's hash is not the last event's", head.seq)
         if self.log.goes_on_after(head):
-            self.say("heads", "the log goes on after its head", head.seq + 1)
+            self.say("heads", "there are events after the head", head.seq + 1)
         if head.epoch < self.epoch:
             self.say("heads", f"the head's epoch {head.epoch} is below the log's {self.epoch}", head.seq)
         if self.without_data or self.gone:

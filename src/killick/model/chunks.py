@@ -92,7 +92,7 @@ def pack(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> 
         packer = _Packer()
         return Packed(packer.fragment(tree), tuple(packer.blobs.values()))
     except RecursionError:
-        raise ValueRefused(at, "is nested deeper than the stack has room for") from None
+        raise ValueRefused(at, "is nested too deeply; flatten it") from None
 
 
 def _plainly(obj: object) -> bytes | None:

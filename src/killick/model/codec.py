@@ -97,7 +97,7 @@ def plain(obj: object, *, at: str = "value", secret_key: bytes | None = None, ca
     except _Refusal as refusal:
         raise refusal.named(at, obj) from None
     except RecursionError:
-        raise ValueRefused(shortened(at), "is nested deeper than the stack has room for") from None
+        raise ValueRefused(shortened(at), "is nested too deeply; flatten it") from None
 
 
 def canonical(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> bytes:
@@ -108,7 +108,7 @@ def canonical(obj: object, *, at: str = "value", secret_key: bytes | None = None
     try:
         return _text(tree).encode()
     except RecursionError:
-        raise ValueRefused(shortened(at), "is nested deeper than the stack has room for") from None
+        raise ValueRefused(shortened(at), "is nested too deeply; flatten it") from None
 
 
 _FLAT: Final = frozenset({str, int, bool, type(None)})

@@ -140,7 +140,7 @@ class Vector(Sequence[T], Generic[T]):
                 return _Node([from_text(child) for child in _inner(piece.body).children], node)
             return _Node(self._decode(piece.body), node)
         except msgspec.DecodeError as error:
-            raise ValueBroken(node, f"is not what a vector stored ({error})") from error
+            raise ValueBroken(node, f"is not a valid vector ({error})") from error
 
     def _open_tail(self, index: int) -> list[T]:
         """Returns the leaf for the next item, with its path marked dirty. A full tree grows by one level."""

@@ -163,7 +163,7 @@ class Conversations:
         """Returns the run of that name; if its history differs, the last one made for it."""
         refuse_own(name)
         if not name or len(name) > NAME_CHARS_MAX or not name.isprintable():
-            raise AccessRefused("X-Killick-Run", f"is no name for a run; give up to {NAME_CHARS_MAX} plain characters")
+            raise AccessRefused("X-Killick-Run", f"is not a valid run id; give up to {NAME_CHARS_MAX} plain characters")
         last: str | None = None
         for run in _names(name):
             row = await asyncio.to_thread(self.client.store.index, run)

@@ -232,7 +232,7 @@ class Calling:
             return False
         reply = _json(body)
         if not is_map(reply):
-            self._fail(conversation, step, Failure.told("killick.proxy", "the answer is no JSON object"))
+            self._fail(conversation, step, Failure.told("killick.proxy", "the answer is not a JSON object"))
             await self._caller.answer(response.status_code, answering(response.headers.raw, whole=True), body)
             return False
         if await self._ended(conversation, step, sending, reply):
@@ -329,7 +329,7 @@ class Calling:
                 ]
                 answered.append(Answered(call, answer.text, answer.failed))
             elif call.name in sending.own:
-                answered.append(Answered(call, "nothing can be had by that; go on without it", True))
+                answered.append(Answered(call, "no content has that handle; continue without it", True))
         own = {each.call.id for each in answered}
         again = len(own) == len(calls) and len(self._rounds) + 1 < ROUNDS_MAX
         if len(own) == len(calls) and not again:

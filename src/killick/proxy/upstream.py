@@ -37,9 +37,9 @@ class Upstream:
         except httpx.InvalidURL:
             found = httpx.URL("")
         if found.scheme not in ("http", "https") or not found.host or found.query:
-            raise AccessRefused(repr(url), "is no address of a provider; write it as https://api.openai.com")
+            raise AccessRefused(repr(url), "is not the address of a provider; write it as https://api.openai.com")
         if found.userinfo:
-            raise AccessRefused(found.host, "is given with a name or password; let clients send those as headers")
+            raise AccessRefused(found.host, "has a user or password in its URL; let clients send them as headers")
         self.url = found.copy_with(fragment=None)
         self._base = found.raw_path.rstrip(b"/")
         self._client = httpx.AsyncClient(

@@ -32,7 +32,7 @@ def listed(body: Mapping[str, Any]) -> tuple[list[Any], list[Any], str | None]:
     messages, tools = body.get("messages"), body.get("tools")
     given = tools if is_list(tools) else []
     if not is_list(messages) or len(maps(messages)) != len(messages):
-        return [], given, "its messages are no list of objects"
+        return [], given, "its messages are not a list of objects"
     return messages, given, None if given else "it has no tools, and so the model could ask for nothing back"
 
 

@@ -1,1 +1,1 @@
-"""Runs agent code against a record, with the world shut off."""
+"""Replays agent code against a recorded log, without I/O."""

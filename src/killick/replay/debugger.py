@@ -1,4 +1,4 @@
-"""Opens the debugger inside an agent's own code, where it waits for a step. Knows nothing of records."""
+"""Opens the debugger inside the agent's own code, where it waits for a step. Independent of logs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from killick.engine.execution import Branch
 
 
 class _Debugger(pdb.Pdb):
-    """Steps through people's own code, and past what is around it."""
+    """A debugger that steps through user code and skips Killick's frames."""
 
     def stop_here(self, frame: FrameType) -> bool:
         return is_somebodys(frame) and super().stop_here(frame)
 
 
 def frame_here() -> FrameType | None:
-    """The frame of people's code that is at a step right now: it is calling, or it gathers the branch that is."""
+    """The frame of user code at the current step: the caller, or the code that gathers its branch."""
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None and not is_somebodys(frame):
         frame = frame.f_back
@@ -33,7 +33,7 @@ def frame_here() -> FrameType | None:
 
 
 def _waiting(task: asyncio.Task[Any]) -> FrameType | None:
-    """The innermost frame of people's code in a task that waits."""
+    """The innermost frame of user code in a waiting task."""
     found: FrameType | None = None
     awaited: Any = task.get_coro()
     while awaited is not None:

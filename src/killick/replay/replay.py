@@ -1,8 +1,7 @@
-"""Runs an agent's code again against the record of a run, with the world shut off, and says where they part.
+"""Replays an agent's code against a run's log, without I/O, and reports the first divergence.
 
-Works on a copy in memory: the store that a run comes from is read and never written. Nothing is called, nobody is
-asked, no time passes. What code draws and notes between its steps may change; a step that is not on record is refused,
-and an end that is another is an error.
+Works on a copy in memory: the store of the run is only read. No tool is called, no person is asked, no time passes.
+Random draws and notes between steps may change. A step that is not in the log is refused; a different end is an error.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def _untold(played: Played) -> None:
 
 
 class Replay:
-    """One run of a file, and one agent."""
+    """The replay of one run of an export, with one agent."""
 
     def __init__(
         self,
@@ -90,23 +89,23 @@ class Replay:
         self._until: str | None = None
         self._traced: TracedExecution | None = None
         self._ends: dict[int, Step] = {}
-        """By its last event, each step whose recorded outcome the traced code was not given yet."""
+        """By last event: each step whose recorded outcome the traced code has not received yet."""
         self._debugging = False
         self.missed = self.asked_for.stop_at
-        """Where the debugger was to stop and did not yet."""
+        """The step where the debugger should stop, until it does."""
         for place in (self.asked_for.to, self.asked_for.stop_at):
             if place is not None and place != str(len(self.state.fold.tops) + 1):
                 self._refuse_unknown(place)
 
     def _refuse_unknown(self, place: str) -> None:
-        """A place that the record does not have is one that code never comes to."""
+        """Refuses a position that is not in the log: the code would never reach it."""
         boundaries.at(self.log, self.run, place)
         if not place[:1].isdigit() or "~" in place:
             told = f"{place!r} names no step of the current timeline; write 6, 6:before or 6:after"
             raise BoundaryUnknown(self.run, place, told)
 
     def outcome(self, check: bool = False) -> Replayed:
-        """What comes of it. With `check`, ReplayParted where the code parts from the record."""
+        """The result of the replay. With `check`, raises ReplayParted where the code diverges from the log."""
         advanced, refused, parted = None, None, None
         try:
             advanced, refused = self._all()
@@ -138,7 +137,7 @@ class Replay:
         )
 
     def _values(self) -> Iterator[dict[str, Any]]:
-        """All values of the file."""
+        """All values of the export."""
         for run in self.export.runs:
             yield from (self.log.data(run, row.seq) for row in self.log.rows(run) if row.data is not None)
 
@@ -153,10 +152,10 @@ class Replay:
                     yield step.intended
 
     def _explained(self, parted: ReplayParted) -> ReplayParted:
-        """Where code parts from a file that is not as the run was, that may be why."""
+        """Adds to a divergence that the redaction of the export may be its cause."""
         if self.export.header.redacted is None or isinstance(parted, NotOnRecord):
             return parted
-        told = f"{parted.reason}; the file is redacted, and what the code makes of stand-ins may be why"
+        told = f"{parted.reason}; the file is redacted, and its pseudonyms may be the cause"
         return ReplayParted(parted.run, told, step=parted.step).with_traceback(parted.__traceback__)
 
     # what is replayed -------------------------------------------------------------------------
@@ -169,12 +168,12 @@ class Replay:
         return self._to_its_end()
 
     def _to_its_end(self) -> tuple[RunOutcome | None, NotOnRecord | None]:
-        """The code as far as the record goes; where the run has ended, to the same end."""
+        """Replays the code to the end of the log; if the run has ended, the code must reach the same end."""
         facts = self.state.fold.facts
         if facts.ended_as not in ("completed", "failed"):
             advanced, world = self._advanced(self._cancelled_at())
             if facts.ended_as == "cancelled" and world.refused is None and self.stopped is None:
-                # The code is done with; what Killick itself did to end the run is on record, too.
+                # The code is done; the events by which the engine ended the run are in the log, too.
                 return self._advanced(facts.ended, has_ended=True)[0], None
             return advanced, world.refused
         advanced, world = self._advanced(facts.ended, has_ended=True)
@@ -187,7 +186,7 @@ class Replay:
         return advanced, None
 
     def _transitions(self) -> Iterator[Step]:
-        """The transitions of a state machine, which the runtime itself would not run again."""
+        """Replays the transitions of a state machine, which the engine itself would not execute again."""
         base = self.export.lineage(self.run)[-1].base
         for index in self.state.fold.tops if self.agent.is_machine else ():
             step = self.state.fold.steps[index]
@@ -200,7 +199,7 @@ class Replay:
         if self.stopped is not None:
             return
         if world.reached is None:
-            raise world.refused or ReplayParted(self.run, f"step {step.id}: the transition does not end", step=step.id)
+            raise world.refused or ReplayParted(self.run, f"step {step.id}: the transition never ends", step=step.id)
         self._same(f"the transition at step {step.id} led to", world.reached.get("output"), self.state.output_of(step))
         self._given_one(step)
         if step.id == self._to and self._side != "before":
@@ -229,31 +228,31 @@ class Replay:
         try:
             advanced = self._driven(runtime)
         except TimeoutError:
-            told = f"the code has not come to its end within {self.asked_for.seconds:g} s"
+            told = f"the code did not end within {self.asked_for.seconds:g} s"
             raise ReplayParted(self.run, told) from None
         except _Left:
             pass
         except KillickError as error:
             if world.refused is None and world.reached is None and self.stopped is None:
-                raise ReplayParted(self.run, f"the code cannot follow this record: {error}") from error
+                raise ReplayParted(self.run, f"the code cannot replay this log: {error}") from error
         finally:
             unwatch()
             runtime.close()
             self.drifts += world.drifts.values()
         if touched := next((stray for stray in self.strays[strays:] if not stray.reads), None):
-            raise ReplayParted(self.run, f"the code touches the world: {touched}")
+            raise ReplayParted(self.run, f"the code does unrecorded I/O: {touched}")
         if advanced is not None and advanced.failure is not None and advanced.failure.type == "bdb.BdbQuit":
             self.stopped, advanced = "the debugger was left", None
         if advanced is not None and advanced.diverged is not None:
             step, recorded, found, builds = advanced.diverged
             diverged = RunDiverged(self.run, step, recorded=recorded, found=found, builds=builds)
-            told = f"at step {step} the record has {recorded}, the code asks for {found}"
+            told = f"at step {step} the log has {recorded}, the code has {found}"
             raise ReplayParted(self.run, told, step=step) from diverged
         self._reached = Log(world).state(self.run)
         return advanced, world
 
     def _driven(self, runtime: Runtime) -> RunOutcome:
-        """Drive the code: in a thread of its own, or in this very one, which a debugger may need."""
+        """Executes the code: in its own thread, or in this one, which a debugger may need."""
         if not self.asked_for.here:
             return runtime.blocking(self._drive(runtime))
         loop = asyncio.new_event_loop()
@@ -275,7 +274,7 @@ class Replay:
     # what the code does meanwhile -------------------------------------------------------------
 
     def asked(self, ex: TracedExecution, step: str) -> None:
-        """The code asks for a step."""
+        """The code calls a step."""
         if self._until is not None and int(step.partition(".")[0]) > int(self._until):
             return  # that transition has its own turn
         if step == self._to and self._side == "before":
@@ -286,11 +285,11 @@ class Replay:
             self._break(ex, step)
 
     def called(self, ex: TracedExecution, step: str) -> None:
-        """Blocking code asks for a step in its own thread, where the debugger can stop it."""
+        """Blocking code calls a step in its own thread, where the debugger can stop it."""
         self._break(ex, step)
 
     def given(self, ex: TracedExecution, seq: int) -> None:
-        """The code is given a recorded outcome."""
+        """The code receives a recorded outcome."""
         if self._traced is not ex:
             self._traced, self._ends = ex, {step.ended: step for step in ex.record.steps.values() if step.ended}
         step = self._ends.pop(seq, None)
@@ -301,7 +300,7 @@ class Replay:
             self._stop(ex, f"after step {step.id}")
 
     def compares(self, seq: int) -> bool:
-        """Whether a step's arguments are on record as they were, and not redacted."""
+        """Whether a step's arguments are recorded as they were, and not redacted."""
         return seq not in self._uncompared
 
     def _given_one(self, step: Step) -> None:
@@ -337,7 +336,7 @@ class Replay:
             raise ex.signal or _Left(self.run)
 
     def _stop(self, ex: TracedExecution, told: str) -> None:
-        """That is enough: the code meets a signal at its next step."""
+        """Stops the replay: the next step of the code raises a signal."""
         self.stopped = told
         signal = Interrupted(_Left(f"{self.run}: stopped {told}"))
         if ex.loop is _running():
@@ -351,7 +350,7 @@ class Replay:
             return  # whoever is at the prompt may look at what they like
         self.strays.append(stray)
         if not stray.reads:
-            raise ReplayParted(self.run, f"the code touches the world: {stray}")
+            raise ReplayParted(self.run, f"the code does unrecorded I/O: {stray}")
 
     # what came of it --------------------------------------------------------------------------
 
@@ -364,10 +363,10 @@ class Replay:
         renewed = self.state.fold.facts.renewed_as
         if renewed != found.renewed_as:
             was, now = (f"as {each}" if each else "in no other run" for each in (renewed, found.renewed_as))
-            raise ReplayParted(self.run, f"the record goes on {was}, the code {now}")
+            raise ReplayParted(self.run, f"the log continues {was}, the code {now}")
         if renewed is not None and self._reached is not None:
             again = self._reached.data(self._reached.fold.facts.ended)
-            self._same("the record goes on with", again.get("input"), data.get("input"))
+            self._same("the log continues with", again.get("input"), data.get("input"))
         elif self.state.status == found.status == "completed":
             self._same("the record returned", found.result, data.get("result"))
         elif self._known_by(recorded) != self._known_by(found.failure):
@@ -380,7 +379,7 @@ class Replay:
 
     def _same(self, told: str, found: Any, recorded: Any) -> None:
         was, now = _json(recorded), _json(found)
-        # What code makes of stand-ins is nothing that was on record.
+        # Results that the code computes from pseudonyms cannot match the log.
         sought = self._sought
         changes = [] if self.export.is_hollow else values(was, now)
         changes = [each for each in changes if sought is None or not sought.stands_in(each.before)]
@@ -397,7 +396,7 @@ class Replay:
 def replayed(
     log: Log, source: str | os.PathLike[str], agent: AnyAgent | str | None, asked: ReplayRequest, *, check: bool
 ) -> Replayed:
-    """Replay a run of a store, or of a file, against the given code or the agent of that name."""
+    """Replays a run of a store, or of an export, with the given code or the agent of that name."""
     if isinstance(source, str) and log.store.head(source) is not None:
         found, key = Export(source, export(log, source)), log.store.secret_key
     else:

@@ -17,7 +17,7 @@ SECONDS: Final = 60.0
 
 
 class Played(msgspec.Struct, frozen=True, kw_only=True):
-    """A step whose recorded outcome was given to the code."""
+    """A step whose recorded outcome the code received."""
 
     step: str
     sort: str
@@ -54,7 +54,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> Literal["agrees", "parted", "beyond", "stopped"]:
-        """In one word."""
+        """The result in one word."""
         if self.parted is not None:
             return "parted"
         return "stopped" if self.stopped is not None else "agrees" if self.beyond is None else "beyond"

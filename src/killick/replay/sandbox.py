@@ -1,4 +1,4 @@
-"""The world of a run that is replayed: its record as a store in memory, and nothing outside of it.
+"""The sandbox of a replayed run: its log as a store in memory, without access to anything else.
 
 Code may follow the record and end as it ended. Whatever is not on record is refused, and closes the run: no call goes
 out, nothing is sent, nobody is asked.
@@ -35,11 +35,11 @@ _SAID_AGAIN: Final = (
     e.PageEvicted, e.PageFaulted, e.PagePinned, e.WorkspaceBound, e.WorkspaceCaptured, e.WorkspaceRestored,
     e.RunCompleted, e.RunFailed, e.RunCancelled, e.RunRenewed,
 )  # fmt: skip
-"""What code may add to a record that it follows: what takes no step, and its end."""
+"""The events that code may append while it repeats a log: those without a step, and its end."""
 
 
 class Drift(msgspec.Struct, frozen=True):
-    """Arguments of a step that are not those on record, in a way that changes nothing."""
+    """Arguments of a step that differ from the recorded ones without a change in effect."""
 
     step: str
     recorded: Any
@@ -47,7 +47,7 @@ class Drift(msgspec.Struct, frozen=True):
 
 
 class World(MemoryStore):
-    """The record as a store that, once shut, lets code follow it and refuses everything that is not on it."""
+    """The log as a store. Once `shut`, it accepts repeats of the log and refuses everything else."""
 
     def __init__(self, *, clock: Clock | None = None, ids: Ids | None = None) -> None:
         super().__init__(clock=clock, ids=ids)
@@ -59,7 +59,7 @@ class World(MemoryStore):
         self._scopes: Collection[str] = ()
 
     def prepare(self, run: str, *, has_ended: bool) -> int:
-        """Make a run ready to go on: nothing holds it back, and its children are over. Returns the time of its end."""
+        """Prepares a run for execution: no pause holds it, and its children have ended. Returns the time of its end."""
         log = Log(self, behind=False)
         state = log.state(run)
         last = log.event(run, state.seq).at
@@ -67,7 +67,7 @@ class World(MemoryStore):
             log.open(run).append(Entry(e.RunResumed(at=last, by=_BY)))
         for child in log.ledger(run).children if has_ended else ():
             if self.head(child.run) is None:
-                # What became of a child that nobody waited for is not on this record, and changes nothing in it.
+                # The outcome of a child that the run did not wait for is not in this log, and has no influence on it.
                 stub = log.create(e.RunStarted(at=last, run=child.run, agent=child.agent, parent=run), {"input": None})
                 stub.append(Entry(e.RunCancelled(at=last)))
         log.close()
@@ -76,7 +76,7 @@ class World(MemoryStore):
     def shut(self, run: str, *, until: str | None, scopes: Collection[str]) -> None:
         """Closes the store: only this run may continue, as far as its record goes or to the end of that step.
 
-        Scopes may end: what is left open when a run fails or dies is ended by the code that goes past it.
+        Scopes may end: a scope that is open when a run fails or dies is ended by the code after it.
         """
         self._run, self._until, self._scopes = run, until, scopes
 
@@ -98,7 +98,7 @@ class World(MemoryStore):
         return [] if self._run is not None else super().inbox(run, name=name, after=after, limit=limit)
 
     def refuse(self, step: str, call: str) -> NoReturn:
-        """Nothing goes out. A store that fails closes the run's handle, whatever its code does about that."""
+        """Refuses an append. The failing store closes the run's handle, even if the code catches the error."""
         self.refused = self.refused or NotOnRecord(str(self._run), call, step=step)
         raise StoreUnavailable("the world", f"is shut off while a run is replayed; {call} is not on record")
 
@@ -119,7 +119,7 @@ class World(MemoryStore):
             self.refuse(step or "?", self._call(item, row, event))
 
     def _call(self, item: Append, row: Row, event: Any) -> str:
-        """What code asks for, in the words of its own call."""
+        """The call of the code, in words."""
         match event:
             case e.StepIntended():
                 arguments: Any = self._data(item, row).get("arguments")

@@ -39,5 +39,5 @@ def open_store(url: str, **options: Any) -> Store:
         return RedisStore(url, **options)
     if "://" in url:
         known = "use sqlite:///path, a path, postgresql://host/database, redis://host/0, or memory:"
-        raise StoreUnavailable(f"{parts.scheme}:", f"no store is known by {parts.scheme!r}; {known}")
+        raise StoreUnavailable(f"{parts.scheme}:", f"no store has the scheme {parts.scheme!r}; {known}")
     return SqliteStore(url, **options)

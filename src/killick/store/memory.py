@@ -112,10 +112,10 @@ class MemoryStore(Runs):
 
     # transactions of others -------------------------------------------------------------------
     def transaction(self) -> AbstractContextManager[Transaction]:
-        raise errors.StoreError("memory: has no transactions of others; use a SQLite file or PostgreSQL")
+        raise errors.StoreError("memory: cannot join a transaction of yours; use a SQLite file or PostgreSQL")
 
     def joining(self, connection: Any) -> Transaction:
-        raise errors.StoreError("memory: has no transactions of others; use a SQLite file or PostgreSQL")
+        raise errors.StoreError("memory: cannot join a transaction of yours; use a SQLite file or PostgreSQL")
 
     # values -----------------------------------------------------------------------------------
     def pieces(self, hashes: Collection[bytes]) -> Mapping[bytes, Blob]:

@@ -170,7 +170,7 @@ class _Played(Generic[O]):
         if len(found) != 1:
             told = "; ".join(map(str, found))
             standing = f"has {len(found)}: {told}" if found else self._standing()
-            raise RunElsewhere(self.run, expected="one wait is to be open", found=standing)
+            raise RunElsewhere(self.run, expected="one wait should be open", found=standing)
         return found[0]
 
     @property
@@ -206,7 +206,7 @@ class _Played(Generic[O]):
                 return f"has completed with {shown(self.state.result)}"
             case "waiting":
                 told = "; ".join(map(str, self.waits))
-                return f"waits for {told or ' and '.join(sorted(self.waits_for)) or 'nobody'}"
+                return f"waits for {told or ' and '.join(sorted(self.waits_for)) or 'an outside event'}"
             case status:
                 return f"is {status}, at step {info.step}" if info.step else f"is {status}"
 
@@ -346,7 +346,7 @@ class _Played(Generic[O]):
     def _refuse_endless(self, slept: int) -> None:
         if slept > LEAPS_MAX:
             found = f"slept {LEAPS_MAX} times and sleeps again"
-            raise RunElsewhere(self.run, expected="is to come to an end", found=found)
+            raise RunElsewhere(self.run, expected="should end", found=found)
 
     async def _bury(self) -> None:
         while self._dead:
@@ -365,7 +365,7 @@ class _Played(Generic[O]):
         if advanced is None or (advanced.status == "waiting" and advanced.diverged is None):
             return
         if advanced.status == "completed":
-            raise RunElsewhere(self.run, expected="is to wait", found=self._standing())
+            raise RunElsewhere(self.run, expected="should wait", found=self._standing())
         outcome(self.client.engine, self.agent, advanced)
 
     async def _to_step(self, halt: Halt) -> None:
@@ -375,8 +375,8 @@ class _Played(Generic[O]):
         try:
             outcome(self.client.engine, self.agent, advanced)
         except RunError as why:
-            raise RunElsewhere(self.run, expected=f"is to come to {halt}", found=self._standing()) from why
-        raise RunElsewhere(self.run, expected=f"is to come to {halt}", found=self._standing())
+            raise RunElsewhere(self.run, expected=f"should reach {halt}", found=self._standing()) from why
+        raise RunElsewhere(self.run, expected=f"should reach {halt}", found=self._standing())
 
     async def _to_result(self) -> O:
         advanced = await self._drive(leaps=True)
@@ -444,4 +444,4 @@ class BlockingPlay(_Played[O]):
 def _refuse_running() -> None:
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
-        raise KillickError("a loop is running here; write `async with play(…)`, and await what drives the run")
+        raise KillickError("an event loop is running here; write `async with play(…)`, and await what drives the run")

@@ -157,7 +157,7 @@ class ScriptedModel:
             chosen: Any = said
             return self._given(chosen(**_wanted(chosen, request)), request)
         if request.get("stream"):
-            raise FakeRefused(_MODEL, "a scripted model does not stream; give a function that yields chunks")
+            raise FakeRefused(_MODEL, "a scripted model does not stream; give a generator function that yields chunks")
         reply = self._reply(said if isinstance(said, Turn) else Turn(parts=(said,)), provider, request)
         return rebuild(_REPLIES[provider], reply, request) if self._options["objects"] else reply
 

@@ -321,9 +321,9 @@ def person_of(told: Told) -> Person | None:
         case Person(name=str(), scope="viewer" | "operator" | "admin"):
             person = told
         case _:
-            raise AccessRefused("identify", "gave no killick.Person, no name with a scope, no name and not None")
+            raise AccessRefused("identify", "returned none of: a killick.Person, a name with a scope, a name, None")
     if not person.name.strip() or not person.name.isprintable() or len(person.name) > NAME_CHARS_MAX:
-        raise AccessRefused("identify", f"gave no name; a name is up to {NAME_CHARS_MAX} characters that can be seen")
+        raise AccessRefused("identify", f"returned no valid name; give up to {NAME_CHARS_MAX} visible characters")
     return person
 
 

@@ -200,7 +200,7 @@ class _Passage:
         except Exception:
             logger.exception("a request failed")
             if not self.status:
-                await self._refuse(Problem(500, "this is a fault of the server's; its log has more", code="internal"))
+                await self._refuse(Problem(500, "internal server error; see the server's log", code="internal"))
         if self.status and not self.ended and self.guard.closing:
             await self.send({"type": "http.response.body", "body": b"", "more_body": False})
         self._note()

@@ -106,7 +106,7 @@ def problem_of(error: Exception) -> Problem:
             headers = {"Retry-After": "1"} if status == 503 else None
             return Problem(status, str(error), code=_code(type(error)), headers=headers)
     logger.error("a request failed", exc_info=error)
-    return Problem(500, "this is a fault of the server's; its log has more", code="internal")
+    return Problem(500, "internal server error; see the server's log", code="internal")
 
 
 def _code(kind: type[Exception]) -> str:

@@ -38,7 +38,7 @@ def session_key(client: Client) -> bytes:
     if given is None:
         return _kept(client, "session").text.encode()
     if len(given) < SECRET_CHARS_MIN:
-        raise AccessRefused(VARIABLE, f"is shorter than {SECRET_CHARS_MIN} characters; give it more, at random")
+        raise AccessRefused(VARIABLE, f"is shorter than {SECRET_CHARS_MIN} characters; set a longer random value")
     return given.encode()
 
 

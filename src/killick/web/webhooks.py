@@ -96,7 +96,7 @@ def check(webhooks: Mapping[str, Secrets], *, at_us: int) -> None:
     """Say at once which webhook cannot work: its name is none for an event, or its secret is not there."""
     for name, secret in webhooks.items():
         if not name or name.startswith(OWN_AGENTS):
-            raise DeclarationRefused(name, "is no name for an event; take one such as 'order.created'")
+            raise DeclarationRefused(name, "is not a valid event name; use one such as 'order.created'")
         headers = {"webhook-id": "-", "webhook-timestamp": str(at_us // 1_000_000), "webhook-signature": "v1,-"}
         with contextlib.suppress(WebhookRefused):
             webhook_verify(secret, headers, b"", clock=ManualClock(at_us))

@@ -200,7 +200,7 @@ def _first_sentence(text: str) -> str:
 
 # The window's own tools ---------------------------------------------------------------------------
 
-_RECALL: Final = "Brings back what left the window. The note that stands in its place names the handle."
+_RECALL: Final = "Recalls evicted content. The note in its place names the handle."
 _HANDLE: Final = "such as m41, m41.2 or m10-m37"
 _FIND: Final = (
     "Gives the full schemas of tools. Those marked [stub] are listed without their parameters: ask here before you "

@@ -76,11 +76,11 @@ class Window:
         record   receives every decision of `fit`, `answer` and `pin`
         """
         if not isinstance(budget, int) or budget <= 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise WindowRefused(f"a budget of {budget!r} tokens holds nothing; give the tokens that a call may take")
+            raise WindowRefused(f"a budget of {budget!r} tokens is too small; give the tokens that a call may use")
         if shape not in (None, *get_args(Shape)):
             raise WindowRefused(f"no messages have the shape {shape!r}; there are {', '.join(get_args(Shape))}")
         if isinstance(policy, type):
-            raise WindowRefused(f"{policy.__name__} is a class of policies; give one of them: {policy.__name__}()")
+            raise WindowRefused(f"{policy.__name__} is a class; give an instance: {policy.__name__}()")
         self.budget = budget
         self.rates = rates or Rates()
         self._given = (tokens, policy, rates, shape, whole, reads, record)
@@ -136,7 +136,7 @@ class Window:
         """Pins a page, for some turns or permanently; an evicted one returns to its position."""
         page = self.page(handle)
         if page is None:
-            raise WindowRefused(f"no page is called {handle!r}; tombstones and pages() name those that there are")
+            raise WindowRefused(f"no page has the handle {handle!r}; take handles from tombstones or pages()")
         turn = self._turn
         until = _FOR_GOOD if turns is None else turn + turns
         event = PagePinned(at=0, page=handle, until=until, because="asked", turn=turn)
@@ -304,7 +304,7 @@ class Window:
         handles = tombstones.named(given)
         if not handles:
             shown = tombstones.shortened(given) or "nothing"
-            return Answer(f"error: {shown} is no handle; tombstones name them, such as m12", failed=True)
+            return Answer(f"error: {shown} is not a handle; take one from a tombstone, such as m12", failed=True)
         answers = [self._page_recalled(handle, view) for handle in handles]
         if len(answers) == 1:
             return answers[0]
@@ -334,7 +334,7 @@ class Window:
         if decisions:
             pin = PagePinned(at=0, page=handle, until=history.turn + PIN_TURNS, because="asked", turn=history.turn)
             decisions[-1] = Decision(pin, {"source": page.source})
-        return Answer(f"{handle} stands in its place again: {page.source}", decisions=tuple(decisions))
+        return Answer(f"{handle} is in its place again: {page.source}", decisions=tuple(decisions))
 
     def _repeated(self, name: str, arguments: Mapping[str, Any] | str, view: View) -> Answer | None:
         versions = view.history.versions(identify(name, arguments))

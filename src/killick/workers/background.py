@@ -1,4 +1,4 @@
-"""What a worker does besides runs: it attends to Killick's own logs, which take no slot."""
+"""Background tasks of a worker: they serve internal logs, such as triggers and hooks, and use no slot."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Protocol
 
 
 class Duty(Protocol):
-    """How a worker lends itself to one of Killick's own logs."""
+    """The worker as a background task sees it: when to stop, and how to rest."""
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker is about to stop: whoever attends returns soon."""
+        """Whether the worker is about to stop; the task must return soon."""
         ...
 
     async def rest(self, seconds: float) -> None:
-        """Until the store rang, the time is up, or the worker stops."""
+        """Waits until the store notifies, the timeout expires, or the worker stops."""
         ...

@@ -1,9 +1,8 @@
-"""What people hang on events: `@killick.on`, and how it is attended to from a durable cursor.
+"""User callbacks on run events: `@killick.on`, delivered from a durable cursor.
 
-Each hook has a log of its own, `hook:NAME`, which says how far along the feed it is and what it did not take. A hook
-is told of one event after the other, in the feed's order; what it did not take is told again later, and delays what
-comes after it for this hook alone. It never touches a run. Whoever attends may die anywhere: the call that was open is
-made again, under the same key.
+Each hook has an internal log, `hook:NAME`, with its position in the outbox and its failed deliveries. Events are
+delivered one at a time, in outbox order. A failed delivery is retried later and delays the following events of this
+hook only. A hook never changes a run. If the worker dies during a call, the call is repeated under the same key.
 """
 
 from __future__ import annotations
@@ -44,36 +43,36 @@ from killick.store.protocol import ENDED, OutboxItem, RunQuery
 from killick.workers.background import Duty
 
 HOOK_KINDS: Final = frozenset(str(kind.__struct_config__.tag) for kind in e.TOLD)
-"""What a hook can listen to."""
+"""The event kinds that a hook can listen to."""
 
 RETRY: Final = Retry(attempts=8, first=10, factor=4, max="3h")
-"""How often a hook is told of what it does not take: for about seven hours."""
+"""How often a failed delivery is retried: for about seven hours."""
 
 TIMEOUT_SECONDS: Final = 60.0
 LOOK_SECONDS: Final = 1.0
-"""How long a hook that heard everything rests, unless the store rings."""
+"""How long a hook without new events rests, unless the store notifies."""
 CALM_SECONDS: Final = 0.02
-"""How long it rests at the least, however often the store rings."""
+"""The shortest rest, however often the store notifies."""
 OBEY_SECONDS: Final = 30.0
-"""How long a hook that failed rests at the most before it looks whether somebody paused it."""
+"""The longest rest of a failed hook before it checks for a pause command."""
 ROWS_AT_ONCE: Final = 1_000
 PASSED_MAX: Final = 1_000
-"""Positions that a hook passes without having been called, before its cursor is moved on record."""
+"""How many undelivered positions a hook passes before its cursor is recorded."""
 PASSED_IDLE_MAX: Final = 100
-"""The same, where there is nothing else to do."""
+"""The same, while the hook is idle."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 _RUN: Final = "hook:"
 _AGENT: Final = "killick.hook:"
 TAG: Final = "hook"
-"""What the logs of hooks are found by."""
+"""The tag that finds the logs of hooks."""
 
 
 F = TypeVar("F", bound="Callable[[HookEvent], Any]")
 
 
 class HookEvent:
-    """An event as a hook is told of it. Its values are read when they are looked at."""
+    """An event as it is delivered to a hook. Its values are loaded on first access."""
 
     def __init__(self, engine: Engine, told: OutboxItem, *, agent: str, hook: str, attempt: int, told_at: int) -> None:
         self._engine = engine
@@ -83,32 +82,32 @@ class HookEvent:
         self.agent = agent
         self.hook = hook
         self.attempt = attempt
-        """Which time it is told to this hook, from 1."""
+        """The number of this delivery attempt, from 1."""
         self.told_at = told_at
-        """When it is told, in microseconds since the epoch."""
+        """The time of this delivery, in microseconds since the epoch."""
 
     @property
     def key(self) -> str:
-        """The same each time that this hook is told of this event: what to tell repeats by."""
+        """The idempotency key: equal for every delivery of this event to this hook."""
         return f"{self.run}:{self.seq}:{self.hook}"
 
     @property
     def at(self) -> int:
-        """When it happened, in microseconds since the epoch."""
+        """The time of the event, in microseconds since the epoch."""
         return int(self.event.at)
 
     @cached_property
     def event(self) -> Any:
-        """The event itself, of one of the types of `docs/events.md`."""
+        """The event itself, one of the types in `docs/events.md`."""
         return self._engine.log.event(self.run, self.seq)
 
     @cached_property
     def data(self) -> Mapping[str, Any]:
-        """Its values, verbatim. ValueErased when they were erased."""
+        """Its values, verbatim. Raises ValueErased if they were erased."""
         return self._engine.log.data(self.run, self.seq)
 
     def info(self) -> RunInfo:
-        """Where the run is now, which may be further than this event."""
+        """The current state of the run, which may be later than this event."""
         return info(self._engine.log, self.run)
 
     def __repr__(self) -> str:
@@ -116,7 +115,7 @@ class HookEvent:
 
 
 class Hook(msgspec.Struct, frozen=True, kw_only=True):
-    """A declared hook. `to` says who is told, in words that hold no secret; `same` is equal for the same one."""
+    """A declared hook. `to` describes the receiver without secrets; `same` is equal for equal declarations."""
 
     name: str
     fn: Callable[[HookEvent], Any]
@@ -138,16 +137,16 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What is on record of it."""
+        """The declaration as it is recorded."""
         named = {"kinds": self.kinds, "agents": self.agents, "waits_for": self.waits_for}
         return {"to": self.to, **{name: sorted(given) for name, given in named.items() if given}}
 
     def wants_agent(self, agent: str) -> bool:
-        """Whether it listens to runs of an agent; to Killick's own logs only where it says so."""
+        """Whether it listens to runs of this agent; to internal logs only if the declaration names them."""
         return agent in self.agents if self.agents else not agent.startswith("killick.")
 
     def wants(self, event: e.Event) -> bool:
-        """Whether it listens to such an event of its kinds."""
+        """Whether it listens to this event of its kinds."""
         return not (self.waits_for and isinstance(event, e.WaitOpened) and event.waits_for not in self.waits_for)
 
 
@@ -168,13 +167,11 @@ def on(
     retry: Retry | int | None = None,
     timeout: Duration = TIMEOUT_SECONDS,
 ) -> Callable[[F], F]:
-    """Declare that a function, plain or `async`, is told of events of these kinds, at least once and in order.
+    """Declares a function, plain or `async`, as a callback for events of these kinds: at least once, in order.
 
-    name       of the hook, and of its place in the record; the function's own unless given
-    agent      only of runs of these agents
-    waits_for  of `wait.opened`, only waits for these: "answer", "settlement", "event", …
-    retry      how often it is told of what it raised at, and how long it is left alone in between
-    timeout    how long one call may take
+    name       of the hook and of its log; by default the function's name agent      only runs of these agents waits_for
+    of `wait.opened`, only waits for these: "answer", "settlement", "event", … retry      how often a failed delivery is
+    retried, and the delays between timeout    how long one call may take
     """
 
     def declare(fn: F) -> F:
@@ -199,7 +196,7 @@ def declare_hook(
     retry: Retry | int | None = None,
     timeout: Duration = TIMEOUT_SECONDS,
 ) -> Hook:
-    """Check a declaration and enter it in the registry."""
+    """Checks a declaration and registers it."""
     listed = [agent] if isinstance(agent, str) or not isinstance(agent, Sequence) else agent
     hook = Hook(
         name=name,
@@ -220,19 +217,19 @@ def declare_hook(
 def _check(hook: Hook) -> None:
     told = ", ".join(sorted(HOOK_KINDS))
     if _NAME.fullmatch(hook.name) is None:
-        raise DeclarationRefused(hook.name, "is no name for a hook; give name= of letters, digits and . _ -")
+        raise DeclarationRefused(hook.name, "is not a valid hook name; give name= of letters, digits and . _ -")
     if not hook.kinds:
-        raise DeclarationRefused(hook.name, f"a hook names the kinds of events it listens to, of {told}")
+        raise DeclarationRefused(hook.name, f"a hook needs the event kinds it listens to; give some of {told}")
     for kind in sorted(hook.kinds - HOOK_KINDS):
-        raise DeclarationRefused(hook.name, f"hooks hear nothing of {kind!r}; they can listen to {told}")
+        raise DeclarationRefused(hook.name, f"hooks cannot listen to {kind!r}; give some of {told}")
     for wait in sorted(hook.waits_for - set(get_args(e.WaitFor))):
         raise DeclarationRefused(hook.name, f"waits_for={wait!r}; give some of {', '.join(get_args(e.WaitFor))}")
     if hook.waits_for and "wait.opened" not in hook.kinds:
         raise DeclarationRefused(hook.name, "waits_for= is about 'wait.opened', which it does not listen to")
     if not hook.timeout:
-        raise DeclarationRefused(hook.name, "timeout=0 leaves it no time; give some seconds")
+        raise DeclarationRefused(hook.name, "timeout=0 leaves no time; give a number of seconds")
     before = HOOKS.get(hook.name)
-    # A function inside a function is another one each time that the outer one is called.
+    # A nested function is a new object on each call of the outer function.
     if before is not None and before.same != hook.same and "<locals>" not in before.to:
         raise DeclarationRefused(hook.name, f"is a hook already, {before.to}; give one of them another name=")
 
@@ -248,12 +245,12 @@ def _check_takes_one(name: str, fn: Callable[..., Any]) -> None:
 
 
 def ensure(engine: Engine) -> list[str]:
-    """See that every hook declared here has its log; returns the names under which these are found.
+    """Creates the log of every hook declared here, if it is missing; returns the tags that find these logs.
 
-    A new hook hears what is told from now on. One that somebody ended and that is declared goes on where it was.
+    A new hook receives events from now on. A hook that was ended and is declared again continues at its cursor.
     """
     for hook in list(HOOKS.values()):
-        # Without a lease: whoever else does it at the same time says the same.
+        # Without a lease: a concurrent writer appends the same.
         with contextlib.suppress(RunExists, HeadMoved, EpochStale):
             row, at = engine.store.index(hook.run), engine.clock.now_us()
             if row is None:
@@ -266,9 +263,9 @@ def ensure(engine: Engine) -> list[str]:
 
 
 def trim(engine: Engine) -> int:
-    """Forget what every hook that the store knows has passed; returns how much."""
+    """Deletes outbox entries that every hook of the store has passed; returns their number."""
     store = engine.store
-    # Looked at before the hooks are: one that is made meanwhile starts no earlier than this.
+    # Read before the hooks: a hook created meanwhile starts no earlier than this.
     passed = store.feed_end()
     for run in _going(engine):
         cursor = engine.log.state(run).fold.facts.hook
@@ -277,7 +274,7 @@ def trim(engine: Engine) -> int:
 
 
 def _going(engine: Engine) -> Iterator[str]:
-    """The logs of hooks, declared here or not, that nobody ended."""
+    """The logs of active hooks, declared here or elsewhere."""
     for row in engine.store.runs(RunQuery(tag=TAG), limit=10_000):
         if row.agent.startswith(_AGENT) and row.status not in ENDED:
             yield row.run
@@ -287,7 +284,7 @@ def _going(engine: Engine) -> Iterator[str]:
 
 
 async def attend(engine: Engine, log: RunLog, duty: Duty) -> None:
-    """Follow the feed for one hook, until the worker stops or somebody pauses or ends the hook."""
+    """Delivers events to one hook until the worker stops, or a person pauses or ends the hook."""
     hook = HOOKS.get(log.run.removeprefix(_RUN))
     if hook is not None:
         await _Following(engine, log, hook).follow(duty)
@@ -304,7 +301,7 @@ class _Following:
 
     @property
     def cursor(self) -> Cursor:
-        """Where the hook is by the record."""
+        """The recorded position of the hook."""
         return self.log.fold.facts.hook or Cursor(0, 0)
 
     @property
@@ -330,7 +327,7 @@ class _Following:
                 await asyncio.sleep(self.engine.clock.nap_seconds(CALM_SECONDS))
 
     async def _agree(self) -> None:
-        """Put on record what the hook listens to, where that changed."""
+        """Records the declaration of the hook if it changed."""
         spec, seq = self.hook.spec, self.cursor.set
         recorded = await asyncio.to_thread(self.engine.log.data, self.log.run, seq)
         if recorded.get("spec") != spec:
@@ -338,7 +335,7 @@ class _Following:
             await self.log.append_soon(Entry(changed, {"spec": spec}))
 
     async def _may_go_on(self) -> bool:
-        """Do what people ask of a hook while it is attended to; False: it was paused or ended."""
+        """Executes commands that arrived for the hook. Returns False if it was paused or ended."""
         for message in await asyncio.to_thread(self.store.inbox, self.log.run, name=inbox.COMMAND):
             body = inbox.body_of(self.engine.log, message)
             taken = e.MessageTaken(at=self.now, message=message.number, name=message.name, id=message.id, by=message.by)
@@ -348,12 +345,12 @@ class _Following:
         return not (facts.paused or facts.ended)
 
     async def _move(self, passed_max: int) -> None:
-        """Let the feed be forgotten up to where the hook is, now and then."""
+        """Records the cursor from time to time, so that the outbox can be trimmed."""
         if self.passed - self.cursor.cursor >= passed_max:
             await self.log.append_soon(Entry(e.HookMoved(at=self.now, position=self.passed)))
 
     async def _tell(self, row: OutboxItem) -> bool:
-        """Tell the hook of an event, if it listens to it. False: it has to be told again."""
+        """Delivers an event if the hook listens to it. Returns False if it must be retried."""
         if row.kind not in self.hook.kinds:
             return True
         cursor = self.cursor
@@ -375,7 +372,7 @@ class _Following:
         return True
 
     def _loaded(self, row: OutboxItem, attempt: int) -> HookEvent | None:
-        """The event as the hook is told of it; None where it does not listen to it, or the run is there no more."""
+        """The event as it is delivered; None if the hook does not listen to it, or the run was removed."""
         agent = self._agent_of(row.run)
         if agent is None or not self.hook.wants_agent(agent):
             return None
@@ -391,7 +388,7 @@ class _Following:
         return self._agents[run]
 
     async def _call(self, told: HookEvent) -> None:
-        """One call, in a thread unless it is `async`, so that a hook that hangs holds up nobody else."""
+        """One call, in a thread unless it is `async`, so that a hanging hook blocks no other task."""
         fn, timeout = self.hook.fn, self.hook.timeout
         try:
             if inspect.iscoroutinefunction(fn):
@@ -408,11 +405,11 @@ class _Following:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # It was not we who were cancelled: the hook itself raised what ends others.
+            # Our own task was not cancelled: the hook itself raised CancelledError.
             raise RuntimeError(f"the hook raised {type(error).__name__}") from error
 
     async def _failed(self, row: OutboxItem, attempt: int, error: Exception) -> bool:
-        """Put on record that the hook did not take it, and when it is told again, if it is."""
+        """Records the failed delivery and the time of its retry, if there is one."""
         position, run, seq, now = row.position, row.run, row.seq, self.now
         values = {"failure": describe(error)}
         retry = self.hook.retry

@@ -1,6 +1,6 @@
-"""Counts what runs do in this process and what is in its store, and shows both in Prometheus' text format.
+"""Metrics of this process and its store, in Prometheus' text format.
 
-No run is named: there are too many. What a store says counts for all processes on it, the rest for this one alone.
+No metric is labelled by run: there are too many. Store metrics cover all processes on the store, the rest this process.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from killick.store.protocol import ASKS, OWN_AGENTS, RunQuery
 MEDIA: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 DUE_MAX: Final = 1_000
-"""How many runs that are due are counted; there may be more."""
+"""The maximum of due runs that are counted; there may be more."""
 
 _QUICK: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _LONG: Final = (1.0, 10.0, 60.0, 600.0, 3_600.0, 21_600.0, 86_400.0, 259_200.0, 604_800.0)
 
 Labels = tuple[tuple[str, str], ...]
-"""Names and values, in the order in which they are shown."""
+"""Names and values, in output order."""
 
 
 def _labels(**values: str | None) -> Labels:
-    # `for` and `by` are no names for a parameter.
+    # `for` and `by` cannot be parameter names.
     return tuple((name.rstrip("_"), value or "") for name, value in values.items())
 
 
@@ -41,7 +41,7 @@ def _labels(**values: str | None) -> Labels:
 
 
 class Count:
-    """Something that only grows, or the state of something that also shrinks."""
+    """A counter, or a gauge."""
 
     def __init__(self, name: str, told: str, sort: str = "counter") -> None:
         self.name, self.told, self.sort = name, told, sort
@@ -57,7 +57,7 @@ class Count:
 
 
 class Histogram:
-    """How something that is measured is spread: a histogram."""
+    """A histogram of observed values."""
 
     sort = "histogram"
 
@@ -82,7 +82,7 @@ class Histogram:
 
 
 class Metrics(Observer):
-    """What runs did in this process since somebody began to count."""
+    """The metrics of runs in this process, since counting started."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -162,7 +162,7 @@ def _seconds(began_us: int, ended_us: int) -> float:
 
 @cache
 def counting() -> Metrics:
-    """The meters of this process; from the first time that somebody asks for them, they count."""
+    """The metrics of this process; counting starts at the first call."""
     meters = Metrics()
     observe(meters)
     return meters
@@ -172,9 +172,9 @@ def counting() -> Metrics:
 
 
 def stored(engine: Engine) -> Iterator[str]:
-    """How the store stands now, for all who work on it."""
+    """The current metrics of the store, for all its processes."""
     store, now = engine.store, engine.clock.now_us()
-    runs = Count("killick_store_runs", "Runs in the store, by how they stand.", "gauge")
+    runs = Count("killick_store_runs", "Runs in the store, by status.", "gauge")
     for status, count in store.counts(RunQuery()).items():
         runs.add(_labels(status=status), count)
     yield from runs.lines()
@@ -182,9 +182,7 @@ def stored(engine: Engine) -> Iterator[str]:
     told = sum(count for status, count in asking.items() if status in ("waiting", "running"))
     yield from _one("killick_store_runs_asking", "Runs that wait for a person.", told)
     due = [row for row in store.due(now, limit=DUE_MAX) if not row.agent.startswith(OWN_AGENTS)]
-    yield from _one(
-        "killick_store_runs_due", f"Runs that are due and that nobody has; at most {DUE_MAX} are seen.", len(due)
-    )
+    yield from _one("killick_store_runs_due", f"Due runs without a worker; at most {DUE_MAX} are seen.", len(due))
     since = min((row.changed_at_us if row.wake_at_us is None else row.wake_at_us for row in due), default=now)
     oldest = _seconds(since, now)
     yield from _one("killick_store_due_oldest_seconds", "For how long the one that waits longest has been due.", oldest)
@@ -200,7 +198,8 @@ def stored(engine: Engine) -> Iterator[str]:
 
 
 def exposed(engine: Engine) -> str:
-    """All of it, as Prometheus reads it. Where the store does not answer, that is shown, and this process's part."""
+    """All metrics in Prometheus' text format. If the store is unreachable, that is a metric, with those of this
+    process."""
     built = Count("killick_build_info", "Which Killick this is.", "gauge")
     built.add(_labels(version=version("killick")))
     lines = [*built.lines(), *counting().lines()]
@@ -236,7 +235,7 @@ def _quoted(text: str) -> str:
 
 
 class Scraped:
-    """Shows the meters at `/metrics` of an address of its own, from a thread, until it is closed."""
+    """Serves the metrics at `/metrics` of its own address, from a thread, until it is closed."""
 
     def __init__(self, engine: Engine, host: str, port: int) -> None:
         counting()
@@ -251,14 +250,14 @@ class Scraped:
         threading.Thread(target=self._server.serve_forever, name="killick metrics", daemon=True).start()
 
     def close(self) -> None:
-        """Show nothing more."""
+        """Stops serving."""
         self._server.shutdown()
         self._server.server_close()
 
 
 def _handler(text: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        """Answers one address."""
+        """Handles requests to one address."""
 
         timeout = 10  # nobody keeps a thread for longer by saying nothing
 
@@ -272,6 +271,6 @@ def _handler(text: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            """Nobody wants to read of every look."""
+            """Logs nothing: scrapes are too frequent."""
 
     return Handler

@@ -1,7 +1,7 @@
-"""A run in a process of its own: the worker's half, and the other process, which advances that run and ends.
+"""A run in its own process: the worker's side, and the child process, which advances this run and exits.
 
-The other process holds the run itself. It leaves the run at the next step when the worker says so, and ends soon after
-the worker does. What it must not do is take any other run along.
+The child process holds the run's lease. It releases the run at the next step when the worker asks, and exits soon after
+the worker dies. It must never take another run.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from killick.store.protocol import Head
 logger: Final = get_logger("killick")
 
 ORPHAN_SECONDS: Final = 5.0
-"""How long the other process may still be at its step when the worker is gone."""
+"""How long the child process may stay in its step after the worker died."""
 
 _MAIN: Final = "__killick_main__"
-"""As what a program that declares agents is imported: what it does under `__main__` is not done again."""
+"""The module name under which a script that declares agents is imported, so its `__main__` block does not run again."""
 
 
 class _Order(msgspec.Struct, frozen=True):
-    """What the other process is to do: which run, where, and which module declares its agent."""
+    """The instructions for the child process: the run, its store, and the module that declares its agent."""
 
     url: str
     run: str
@@ -49,15 +49,15 @@ class _Order(msgspec.Struct, frozen=True):
 
 
 class OwnProcess:
-    """Another process that advances one run: `start` hands the run over to it, `wait` waits until it has ended."""
+    """A child process that advances one run. `start` hands the run over, `wait` waits for its exit."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     @classmethod
     async def start(cls, runtime: Runtime, head: Head, agent: str, *, lease_seconds: float) -> OwnProcess | None:
-        """Start the process and wait until it has taken the run from us. None: the run is ours as before, because no
-        other process can import its agent, or open the store."""
+        """Starts the process and waits until it holds the run's lease. Returns None if the run stays here, because no
+        other process can import its agent or open the store."""
         declared = AGENTS.get(agent).fn
         if runtime.url is None or not isinstance(runtime.clock, SystemClock) or "<locals>" in declared.__qualname__:
             return None
@@ -81,16 +81,16 @@ class OwnProcess:
             raise
 
     def leave(self) -> None:
-        """Let it leave the run at its next step."""
+        """Asks it to release the run at its next step."""
         self._tell(b"leave")
 
     def kill(self) -> None:
-        """End it now."""
+        """Kills it."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     async def wait(self) -> int:
-        """Until it has ended; says how: 0, an exit code, or a signal as a negative number."""
+        """Waits for its exit; returns 0, an exit code, or a signal as a negative number."""
         try:
             assert self._process.stdout is not None
             while await self._process.stdout.read(65_536):
@@ -109,9 +109,9 @@ class OwnProcess:
 
 
 def main() -> None:
-    """Advance one run, as the worker says on stdin. What the agent prints goes to stderr."""
+    """Advances one run, as the worker instructs on stdin. The agent's output goes to stderr."""
     out, sys.stdout = sys.stdout, sys.stderr
-    # Unbuffered: a thread may still wait for a line when the interpreter ends.
+    # Unbuffered: a thread may still be reading a line when the interpreter exits.
     orders = cast("BinaryIO", open(0, "rb", buffering=0, closefd=False))  # noqa: SIM115
     order = msgspec.json.decode(orders.readline(), type=_Order)
     _import(order)
@@ -120,7 +120,7 @@ def main() -> None:
 
 
 def _import(order: _Order) -> None:
-    """Import the module that declares the agent; a file that is no module of a package is loaded as what it is."""
+    """Imports the module that declares the agent; a file outside a package is loaded by its path."""
     if order.file is None or ("." in order.module and order.module != "__main__"):
         importlib.import_module(order.module)
         return
@@ -153,7 +153,7 @@ async def _advance(runtime: Runtime, order: _Order, orders: BinaryIO, out: TextI
 
 
 def _listen(loop: asyncio.AbstractEventLoop, orders: BinaryIO, leaves: asyncio.Event) -> None:
-    """Leave the run when the worker says so; when the worker is gone, drop it if its step takes too long."""
+    """Releases the run when the worker asks. If the worker dies, abandons the run once its step takes too long."""
     is_told = bool(orders.readline())
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(leaves.set)

@@ -1,8 +1,7 @@
-"""Tokens: who may ask the server, and for how much. A log of Killick's own, `killick:tokens`; keeps no secret.
+"""API tokens: the identities and scopes of HTTP clients, in the internal log `killick:tokens`. No secret is stored.
 
-A token is `killick_<id>_<secret>`. On record is the SHA-256 of the secret, and that is enough: the secret is 256
-bits of
-chance, so there is nothing to guess from a list of likely ones, and a slow hash would only make requests slow.
+A token is `killick_<id>_<secret>`. The log has the SHA-256 of the secret. A slow hash is not needed: the secret has 256
+random bits, so no dictionary attack is possible.
 """
 
 from __future__ import annotations
@@ -32,23 +31,24 @@ _RANKS: Final[dict[str, int]] = {"viewer": 0, "operator": 1, "admin": 2}
 _TEXT: Final = re.compile(r"killick_([0-9a-z]{8})_([A-Za-z0-9_-]{43})")
 _ID_CHARS: Final = 8
 _TRIES: Final = 5
-"""How often an append is tried again that others were faster than."""
+"""How often an append is retried after a conflict."""
 
 
 class Person(msgspec.Struct, frozen=True):
-    """Who asks. The name goes on the record with everything that they do; `token` is the id of theirs, if by one."""
+    """An authenticated person. The name is recorded with each of their actions; `token` is the id of their token, if
+    any."""
 
     name: str
     scope: Scope = "viewer"
     token: str | None = None
 
     def may(self, scope: Scope | None) -> bool:
-        """Whether they may do what takes this scope: an operator also looks, an admin also acts."""
+        """Whether they have this scope: an operator may also read, an admin may do both."""
         return scope is None or _RANKS[self.scope] >= _RANKS[scope]
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """A token as it is on record: everything but its secret."""
+    """A recorded token, without its secret."""
 
     id: str
     name: str
@@ -61,17 +61,17 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     revoked_by: str | None = None
 
     def holds(self, now_us: int) -> bool:
-        """Whether it opens anything now."""
+        """Whether it is neither expired nor revoked."""
         return self.revoked_at_us is None and (self.expires_at_us is None or now_us < self.expires_at_us)
 
     @property
     def person(self) -> Person:
-        """Who it stands for."""
+        """The person whom it authenticates."""
         return Person(self.name, self.scope, self.id)
 
 
 class Tokens:
-    """The tokens of a store. Reads only what was added since it last looked, so that it may look at each request."""
+    """The tokens of a store. Reads only new events, so that it can be consulted on each request."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -80,7 +80,7 @@ class Tokens:
         self._mutex = threading.Lock()
 
     def all(self) -> dict[str, Token]:
-        """Every token that was ever issued, by its id, the oldest first; as of now, whoever wrote last."""
+        """Every token ever issued, by id, the oldest first; includes the writes of other processes."""
         head = self._engine.store.head(TOKENS)
         if head is None:
             return {}
@@ -96,7 +96,7 @@ class Tokens:
             return self._found
 
     def check(self, text: str, now_us: int) -> Token | None:
-        """The token that this is, if it opens anything now."""
+        """The valid token with this text, if any."""
         found = _TEXT.fullmatch(text)
         token = self.live(found[1], now_us) if found is not None else None
         if found is None or token is None or not hmac.compare_digest(token.hash, _hash(found[2])):
@@ -104,7 +104,7 @@ class Tokens:
         return token
 
     def live(self, id: str, now_us: int) -> Token | None:  # noqa: A002
-        """A token by its id, if it opens anything now."""
+        """The valid token with this id, if any."""
         token = self.all().get(id)
         return token if token is not None and token.holds(now_us) else None
 
@@ -134,20 +134,20 @@ def _hash(secret: str) -> e.Digest:
 
 
 def tokens(engine: Engine) -> list[Token]:
-    """Every token that was ever issued, the oldest first."""
+    """Every token ever issued, the oldest first."""
     return list(Tokens(engine).all().values())
 
 
 def issue(
     engine: Engine, name: str, scope: Scope = "viewer", *, expires_seconds: float | None = None, by: str | None = None
 ) -> tuple[Token, str]:
-    """Make a token for somebody; returns it, and its text, which is nowhere to be found again."""
+    """Issues a token; returns it and its text, which is not stored anywhere."""
     if not name.strip() or len(name) > NAME_CHARS_MAX or not name.isprintable():
-        raise AccessRefused(repr(name), f"is no name for a token; give up to {NAME_CHARS_MAX} plain characters")
+        raise AccessRefused(repr(name), f"is not a valid token name; give up to {NAME_CHARS_MAX} plain characters")
     if scope not in _RANKS:
-        raise AccessRefused(repr(scope), f"is no scope; give one of {', '.join(_RANKS)}")
+        raise AccessRefused(repr(scope), f"is not a scope; give one of {', '.join(_RANKS)}")
     if expires_seconds is not None and expires_seconds <= 0:
-        raise AccessRefused(name, "would have expired already; give some time, such as 30d")
+        raise AccessRefused(name, "would have expired already; give a duration such as 30d")
     known = Tokens(engine).all()
     while (id := engine.ids.new("t")[-_ID_CHARS:]) in known:  # noqa: A001
         pass
@@ -159,7 +159,7 @@ def issue(
 
 
 def revoke(engine: Engine, token: str, *, by: str | None = None, because: str | None = None) -> Token:
-    """Let a token, by its id or the name that it bears, open nothing any more, from the next request on."""
+    """Revokes a token, by its id or name, from the next request on."""
     known = Tokens(engine).all()
     now = engine.clock.now_us()
     named = [each for each in known.values() if each.name == token and each.holds(now)]
@@ -168,7 +168,7 @@ def revoke(engine: Engine, token: str, *, by: str | None = None, because: str | 
         raise AccessRefused(token, "no token in force has this id or name; `killick token list` lists them")
     if found.id != token and len(named) > 1:
         ids = ", ".join(each.id for each in named)
-        raise AccessRefused(token, f"is the name of {len(named)} tokens; say which by its id: {ids}")
+        raise AccessRefused(token, f"is the name of {len(named)} tokens; give one of their ids: {ids}")
     if found.revoked_at_us is not None:
         return found
     _append(engine, Entry(e.TokenRevoked(at=now, id=found.id, by=by), {"because": because} if because else None))
@@ -176,11 +176,11 @@ def revoke(engine: Engine, token: str, *, by: str | None = None, because: str | 
 
 
 def _append(engine: Engine, entry: Entry) -> None:
-    """Add to the log, without a lease: whoever else adds at the same time has the other place."""
+    """Appends to the log without a lease; a concurrent writer gets another position."""
     for tried in range(1, _TRIES + 1):
         row = engine.store.index(TOKENS)
         if row is not None and row.agent != AGENT:
-            raise AccessRefused(TOKENS, f"is a run of {row.agent}, and where tokens go; use a store without such a run")
+            raise AccessRefused(TOKENS, f"is a run of {row.agent}, but this id is for tokens; use a store without it")
         try:
             if row is not None:
                 engine.log.open(TOKENS).append(entry)

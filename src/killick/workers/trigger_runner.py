@@ -1,7 +1,7 @@
-"""Fires triggers: sees to their logs, and attends to one that is due.
+"""The trigger runner: maintains the logs of triggers and fires those that are due.
 
-A trigger's log is the truth about it: what it is, when it is due next, what it fired, passed and keeps waiting. A
-firing and the run that it starts are one commit, so whoever attends may die anywhere: both are there, or neither.
+A trigger's log is its only state: its declaration, its next due time, its firings, the skipped ones and the queued
+ones. A firing and the run that it starts are one commit, so a crash leaves both or neither.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ from killick.workers.background import Duty
 logger: Final = get_logger("killick")
 
 FIRE: Final = "killick.fire"
-"""The name under which somebody's wish to fire reaches a trigger that is held, or declared elsewhere."""
+"""The message name of a manual firing, for a trigger that is leased or declared elsewhere."""
 
 QUEUED_MAX: Final = 100
-"""Firings of a schedule that wait for a run to end, at the most; events wait however many they are."""
+"""How many firings of a schedule may queue behind a running one; events queue without limit."""
 
 LOOK_SECONDS: Final = 1.0
-"""How often a firing that waits looks whether the run before it has ended."""
+"""How often a queued firing checks whether the run before it has ended."""
 
 HEAR_SECONDS: Final = 10.0
-"""How long a condition is left alone at the most before somebody looks for messages to its trigger."""
+"""The longest pause between checks for messages, for a trigger with a condition."""
 
 _TRIES: Final = 100
 _AGAIN: Final = (RunExists, HeadMoved, EpochStale)
@@ -69,7 +69,7 @@ _AGAIN: Final = (RunExists, HeadMoved, EpochStale)
 
 
 def ensure(engine: Engine) -> list[str]:
-    """See to it that every trigger declared here has its log, which says so; returns the agents of these logs."""
+    """Creates or updates the log of every trigger declared here; returns the agents of these logs."""
     seen_to: list[str] = []
     for trigger in TRIGGERS:
         try:
@@ -81,7 +81,7 @@ def ensure(engine: Engine) -> list[str]:
 
 
 def _ensure(engine: Engine, trigger: Trigger) -> None:
-    """Conditionally, and without a lease: whoever else does it at the same time says the same, or is found out."""
+    """Conditional, without a lease: a concurrent writer appends the same, or the append conflicts."""
     for _ in range(_TRIES):
         with contextlib.suppress(*_AGAIN):
             if engine.store.head(trigger.log) is None:
@@ -106,7 +106,7 @@ def _begin(engine: Engine, trigger: Trigger) -> None:
 
 
 def _changes(engine: Engine, trigger: Trigger, facts: fold.Facts) -> list[Entry]:
-    """What a log that is there lacks to say what is declared."""
+    """The events that an existing log needs to match the declaration."""
     known = facts.trigger
     if known is not None and known.digest == trigger.spec.digest and not facts.ended:
         return []
@@ -120,7 +120,7 @@ def _changes(engine: Engine, trigger: Trigger, facts: fold.Facts) -> list[Entry]
 
 
 def _set(engine: Engine, trigger: Trigger, *, after_us: int) -> Entry:
-    """The declaration, as an event. What was due once is not due again, wherever the clock stands."""
+    """The declaration as an event. A time that fired before does not fire again, even if the clock went back."""
     at, spec = engine.clock.now_us(), trigger.spec
     due = spec.first_due(max(at, after_us))
     event = e.TriggerSet(at=at, digest=spec.digest, sort=spec.sort, agent=spec.agent, next=due)
@@ -128,13 +128,13 @@ def _set(engine: Engine, trigger: Trigger, *, after_us: int) -> Entry:
 
 
 async def attend(engine: Engine, log: RunLog, duty: Duty) -> None:
-    """Do all that is due. Goes on while a condition has to be looked at, or a firing waits for a run to end."""
+    """Does everything that is due. Continues while a condition must be polled, or a firing waits for a run to end."""
     trigger = TRIGGERS.get(log.run.removeprefix(LOG))
     if trigger is None:
         return
     at_work = _AtWork(engine, log, trigger)
     if at_work.spec.sort != trigger.spec.sort:
-        raise KillickError(f"{log.run}: others declare it {str(at_work.spec)!r}; start this worker anew")
+        raise KillickError(f"{log.run}: other workers declare it {str(at_work.spec)!r}; restart this worker")
     look_at = engine.clock.monotonic()
     while True:
         await at_work.hear()
@@ -159,7 +159,7 @@ async def attend(engine: Engine, log: RunLog, duty: Duty) -> None:
 
 
 class _Cause(NamedTuple):
-    """What sets a trigger off: a time that was due, a message, a condition's value, or a firing that waited."""
+    """The cause of a firing: a due time, a message, a condition's value, or a queued firing."""
 
     at: int
     next: int | None
@@ -169,13 +169,13 @@ class _Cause(NamedTuple):
     message: Message | None = None
     by: str | None = None
     run: str | None = None
-    """The run that somebody who fires by hand was promised."""
+    """The run id that was returned for a manual firing."""
     given: Any = msgspec.UNSET
-    """The input that they gave."""
+    """The input of a manual firing."""
 
 
 class _AtWork:
-    """Somebody with the lease of a trigger's log."""
+    """A trigger's log, held under a lease."""
 
     def __init__(self, engine: Engine, log: RunLog, trigger: Trigger) -> None:
         self.engine = engine
@@ -186,16 +186,16 @@ class _AtWork:
 
     @property
     def known(self) -> fold.Trigger:
-        """What is on record of the trigger."""
+        """The recorded state of the trigger."""
         known = self.log.fold.facts.trigger
-        assert known is not None, "a trigger's log begins with what it is"
+        assert known is not None, "a trigger's log must begin with its declaration"
         return known
 
     def _now_us(self) -> int:
         return self.engine.clock.now_us()
 
     async def _call(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Call people's code, plain or async, without holding up the loop."""
+        """Calls user code, plain or async, without blocking the loop."""
         applied = await waited_for(self.engine.threads.start(partial(fn, *args), copy_context()), None)
         if applied.error is not None:
             raise applied.error
@@ -204,7 +204,7 @@ class _AtWork:
     # what comes -------------------------------------------------------------------------------
 
     async def hear(self) -> None:
-        """Take every message: an event, somebody's wish or command, or what is none of a trigger's business."""
+        """Consumes every message: an event, a manual firing, a command, or one that does not concern a trigger."""
         store = self.engine.store
         while messages := store.inbox(self.log.run, limit=100):
             for message in messages:
@@ -227,7 +227,7 @@ class _AtWork:
             await self._append(_Cause(at, due, message=message), *entries)
 
     async def do_due(self) -> None:
-        """What the schedule wanted by now."""
+        """Fires what the schedule has due by now."""
         now, due, schedule = self._now_us(), self.known.next, self.spec.schedule
         if schedule is None or due is None or due > now:
             return
@@ -243,7 +243,7 @@ class _AtWork:
             await self.set_off(_Cause(due, upcoming, due=due))
 
     async def do_queued(self) -> None:
-        """Firings that waited, in their order, as far as the run before lets them."""
+        """Fires queued causes in order, as far as the run before allows."""
         for queued in self.known.queued:
             if self.spec.overlap == "queue" and self._busy() is not None:
                 return
@@ -254,7 +254,7 @@ class _AtWork:
             await self.set_off(cause)
 
     async def look(self) -> None:
-        """Whether the condition holds. Only a change is put on record; a condition that fails says nothing."""
+        """Polls the condition. Only a change is recorded; a condition that raises counts as no change."""
         assert self.trigger.condition is not None
         try:
             value = through_codec(await self._call(self.trigger.condition), at="value")
@@ -278,8 +278,7 @@ class _AtWork:
     # what comes of it -------------------------------------------------------------------------
 
     async def set_off(self, cause: _Cause, *first: Entry) -> BaseException | None:
-        """Fire, or pass, or let it wait; whatever it is, it is one commit, with what has to be said first. Gives back
-        why no input could be made, if none could."""
+        """Fires, skips or queues, in one commit with the entries given. Returns the error if no input could be made."""
         if cause.run is None:
             overlap = self.spec.overlap
             busy = None if overlap == "allow" else self._busy()
@@ -317,13 +316,13 @@ class _AtWork:
             await self._pass(cause, "input failed", *first, failure=describe(error))
             return error
         fired = e.TriggerFired(at=now, number=number, run=run, due=cause.due, next=cause.next, by=cause.by)
-        # A run of that id is this very firing: one that somebody started ahead of its time, under the same name.
+        # A run with that id is this very firing, started earlier under the same name.
         also = () if self.engine.store.head(run) is not None else (birth,)
         await self._append(cause, *first, Entry(fired, cause.told), also=also)
         return None
 
     async def _birth(self, agent: AnyAgent, firing: Firing, previous: Previous | None, given: Any) -> Append:
-        """The run, ready to be committed with the firing."""
+        """The new run, to be committed with the firing."""
         engine, trigger, spec = self.engine, self.trigger, self.spec
         if given is msgspec.UNSET:
             given = trigger.spec.input
@@ -367,7 +366,7 @@ class _AtWork:
         await self._append(cause, *first, Entry(event, {**cause.told, **why}))
 
     async def _append(self, cause: _Cause, *entries: Entry, also: tuple[Append, ...] = ()) -> None:
-        """One commit; a message that set it off is taken with it."""
+        """One commit; the message that caused it is consumed with it."""
         message = cause.message
         if message is None:
             await self.log.append_soon(*entries, also=also)
@@ -378,7 +377,7 @@ class _AtWork:
         await self.log.append_soon(Entry(taken), *entries, takes=(message.number,), also=also)
 
     def _busy(self) -> str | None:
-        """The run of the firing before, if it has not ended; followed through renewals."""
+        """The run of the previous firing, if it has not ended; follows renewals."""
         if self.known.run is None:
             return None
         run = renewals.latest(self.engine.log, self.known.run)
@@ -387,7 +386,7 @@ class _AtWork:
 
 
 def _taken(agent: AnyAgent, given: Any) -> Any:
-    """An input as the agent will see it, now and on replay."""
+    """An input as the agent sees it, live and on replay."""
     return agent.checked(through_codec(given, at="input")) if agent.takes_input else None
 
 
@@ -403,7 +402,7 @@ def _previous(engine: Engine, run: str | None) -> Previous | None:
 
 
 def spec_of(log: Log, run: str, known: fold.Trigger) -> Spec:
-    """What a trigger is, as it is on record."""
+    """The declaration of a trigger as it is recorded."""
     spec: Spec = convert(log.data(run, known.set)["spec"], Spec, at="spec")
     return spec
 
@@ -412,7 +411,7 @@ def spec_of(log: Log, run: str, known: fold.Trigger) -> Spec:
 
 
 def publish(engine: Engine, name: str, body: Any, *, id: str | None, by: str | None) -> int:  # noqa: A002
-    """Give an event to every trigger that listens to it; returns how many those are."""
+    """Delivers an event to every trigger that listens to it; returns their number."""
     message = id or engine.ids.new("event")
     at = engine.clock.now_us()
     there = [row.run for row in _rows(engine.store, EVENT + name) if row.status not in ENDED]
@@ -448,7 +447,7 @@ async def fire(engine: Engine, name: str, *, by: str | None, given: Any) -> str:
 
 
 def triggers(engine: Engine) -> list[TriggerInfo]:
-    """Every trigger that is declared here or on record, by name."""
+    """Every trigger that is declared here or recorded, by name."""
     found = {row.run.removeprefix(LOG): _info(engine, row) for row in _rows(engine.store, TAG)}
     for trigger in TRIGGERS:
         if trigger.name not in found:
@@ -484,5 +483,5 @@ def _info(engine: Engine, row: RunRow) -> TriggerInfo:
 
 
 def _rows(store: Store, tag: str) -> Iterable[RunRow]:
-    """The logs of triggers that bear a tag."""
+    """The logs of triggers with a tag."""
     return [row for row in store.runs(RunQuery(tag=tag), limit=10_000) if row.agent.startswith(OWN)]

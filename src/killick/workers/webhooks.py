@@ -1,7 +1,7 @@
-"""Webhooks: hooks that tell another service, signed in the form of Standard Webhooks; and how a receiver verifies them.
+"""Webhooks: hooks that notify another service, signed as in Standard Webhooks; and their verification by a receiver.
 
-A secret is read when it is needed and enters no record; nor does the address, beyond its origin. No redirect is
-followed, and nothing is sent in the clear to another machine unless somebody says so.
+A secret is read when it is needed and never recorded; of the address, only the origin is recorded. Redirects are not
+followed. Plain HTTP to another machine needs `insecure=True`.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ WEBHOOK_VERSION: Final = 1
 """The version of the document that is sent."""
 
 DATA_BYTES_MAX: Final = 65_536
-"""How much of an event's values is sent; those that do not fit are named instead."""
+"""How many bytes of an event's values are sent; larger values are named instead."""
 
 ANSWER_BYTES: Final = 500
-"""How much of an answer is kept, where it says no."""
+"""How many bytes of a failed response are kept."""
 
 _SPARE_SECONDS: Final = 5.0
-"""What a call may take beyond its time, so that the connection's own error is the one on record."""
+"""Extra time of a call, so that the connection's own timeout error is the recorded one."""
 
 Secrets: TypeAlias = str | Sequence[str]
-"""A secret, or several while they are being changed: `whsec_…`, plain text, or `env:NAME` to read one there."""
+"""A secret, or several during rotation: `whsec_…`, plain text, or `env:NAME` to read a variable."""
 
 
 def webhook(
@@ -56,13 +56,11 @@ def webhook(
     timeout: Duration = 10,
     insecure: bool = False,
 ) -> Hook:
-    """Declare that a service is told of events of these kinds, by signed POST, at least once and in order.
+    """Declares a service that is notified of events of these kinds, by signed POST, at least once and in order.
 
-    secret     what it is signed with: `whsec_…`, plain text, or `env:NAME`; several while they are being changed
-    name       of the hook, and of its place in the record; the address's host unless given
-    timeout    how long the service may take to answer
-    insecure   let it go to another machine in the clear
-    The rest is as for `killick.on`.
+    secret     the signing secret: `whsec_…`, plain text, or `env:NAME`; several during rotation name       of the hook
+    and of its log; by default the address's host timeout    how long the service may take to answer insecure   allow
+    plain HTTP to another machine The rest is as for `killick.on`.
     """
     called = name or urlsplit(url).hostname or "webhook"
     address = _checked(called, url, insecure=insecure)
@@ -88,11 +86,11 @@ def _checked(name: str, url: str, *, insecure: bool) -> SplitResult:
     except ValueError:
         host, address = None, SplitResult("", "", "", "", "")
     if host is None or address.scheme not in ("http", "https"):
-        raise DeclarationRefused(name, "is no address of a webhook; give one such as https://example.org/hook")
+        raise DeclarationRefused(name, "is not the address of a webhook; give one such as https://example.org/hook")
     if address.username is not None:
-        raise DeclarationRefused(name, "its address names a user; leave that out, for the signature says who sends")
+        raise DeclarationRefused(name, "its address names a user; remove it, the signature identifies the sender")
     if address.scheme == "http" and not insecure and not _is_loopback(host):
-        raise DeclarationRefused(name, f"http://{host} is in the clear; use https://, or say insecure=True")
+        raise DeclarationRefused(name, f"http://{host} is not encrypted; use https://, or give insecure=True")
     return address
 
 
@@ -112,7 +110,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _origin(address: SplitResult) -> str:
-    """Where an address leads, without what may be secret in it."""
+    """The origin of an address, without parts that may be secret."""
     return f"{address.scheme}://{address.netloc}"
 
 
@@ -120,14 +118,14 @@ def _origin(address: SplitResult) -> str:
 
 
 def _key(secret: str) -> bytes:
-    """The bytes to sign with. What is wrong with a secret is said without the secret."""
+    """The signing key. An error about a secret never contains the secret."""
     if secret.startswith("env:"):
         name = secret.removeprefix("env:")
         secret = os.environ.get(name, "")
         if not secret:
             raise DeclarationRefused("secret", f"the environment has no {name}; set it to the webhook's secret")
     if not secret:
-        raise DeclarationRefused("secret", "is empty; anybody could sign with that")
+        raise DeclarationRefused("secret", "is empty, so anyone could sign; set it")
     if not secret.startswith("whsec_"):
         return secret.encode()
     try:
@@ -135,7 +133,7 @@ def _key(secret: str) -> bytes:
     except (NotBase64, ValueError):
         key = b""
     if not key:
-        raise DeclarationRefused("secret", "what follows whsec_ in it is not base64; copy it again")
+        raise DeclarationRefused("secret", "its part after whsec_ is not base64; copy it again")
     return key
 
 
@@ -148,7 +146,7 @@ def _signature(key: bytes, id: str, timestamp: str, body: bytes) -> str:  # noqa
 
 
 def document(told: HookEvent) -> dict[str, Any]:
-    """What a webhook says of an event: the same each time that it is told."""
+    """The document of an event: equal for each delivery."""
     event: dict[str, Any] = msgspec.to_builtins(told.event)
     left_out: list[str] = []
     data: dict[str, msgspec.Raw] = {}
@@ -232,7 +230,7 @@ class _Sending:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Whoever is told was named by somebody; where that one points to was not."""
+    """Refuses redirects: only the declared address may receive the delivery."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
@@ -249,9 +247,9 @@ def webhook_verify(
     tolerance: Duration = "5m",
     clock: Clock | None = None,
 ) -> dict[str, Any]:
-    """The document of a webhook that came in, if it is what was sent, by who has the secret, not long ago.
+    """Verifies an incoming webhook and returns its document: its signature is valid, and it was sent recently.
 
-    `WebhookRefused` says what does not hold. What is told twice has the same `id`: take it once.
+    Raises WebhookRefused with the reason. Repeated deliveries have the same `id`: process each id once.
     """
     given = {name.lower(): value for name, value in headers.items()}
     for name in ("webhook-id", "webhook-timestamp", "webhook-signature"):
@@ -285,7 +283,7 @@ def _check_signature(secret: Secrets, headers: Mapping[str, str], body: bytes) -
     for each in (secret,) if isinstance(secret, str) else secret:
         right = _signature(_key(each), headers["webhook-id"], headers["webhook-timestamp"], body).encode()
         for signature in signatures:
-            # All are compared, so that how long it takes says nothing of which one was near.
+            # All signatures are compared, so that the timing reveals nothing.
             holds |= hmac.compare_digest(right, signature.encode())
     if not holds:
-        raise WebhookRefused("no signature fits; the body was changed on its way, or the secret is another")
+        raise WebhookRefused("no signature fits; the body was changed in transit, or the secret differs")

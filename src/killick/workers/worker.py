@@ -1,6 +1,6 @@
-"""A worker: claims runs that are due, by priority and age, drives them, gives way to more urgent ones, and drains.
+"""A worker: claims due runs by priority and age, executes them, yields slots to more urgent ones, and drains.
 
-Owns who gets a slot and when. How a run is driven is the executor's business; what is due, the store's.
+It decides which run gets a slot and when. The executor runs it; the store decides which runs are due.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from killick.workers.own_process import OwnProcess
 logger: Final = get_logger("killick.worker")
 
 POLL_SECONDS: Final = 1.0
-"""How often a worker looks by itself, for what rang no bell: a time that came, a lease that ran out."""
+"""The polling interval, for changes without a notification: a due timer, an expired lease."""
 
 SLICE_SECONDS: Final = 1.0
-"""What a run is given at the least, before a more urgent one may have its slot."""
+"""The shortest time slice of a run before a more urgent one may take its slot."""
 
 DUTIES_MAX: Final = 1_000
 TRIM_SECONDS: Final = 60.0
 _CALM_SECONDS: Final = 0.005
-"""How long a look that found nothing is good for, however often it rings."""
+"""How long an empty poll remains valid, however often the store notifies."""
 
 _REST_SECONDS: Final = (1.0, 60.0)
-"""How long a run that cannot even be begun here is kept from everybody, at first and at the most."""
+"""How long a run that cannot be started here is held back from all workers, at first and at most."""
 
 
 class Worker:
-    """Serves the runs of a store until it is told to stop: `async with kd.worker(): …`, or `await worker.serve()`."""
+    """Serves the runs of a store until it is stopped: `async with kd.worker(): …`, or `await worker.serve()`."""
 
     def __init__(
         self,
@@ -82,16 +82,16 @@ class Worker:
         self._watching = False
         self._stop_watching: Callable[[], None] = lambda: None
         self.idle = asyncio.Event()
-        """Set while nothing is due and nothing runs here."""
+        """Set while no run is due and none is executed here."""
 
     @property
     def name(self) -> str:
-        """Who holds the leases of this worker."""
+        """The holder name of this worker's leases."""
         return self._runtime.engine.holder
 
     @property
     def stopping(self) -> bool:
-        """Whether it takes nothing new any more."""
+        """Whether it claims no more runs."""
         return self._draining
 
     async def __aenter__(self) -> Worker:
@@ -108,7 +108,7 @@ class Worker:
     # serving ----------------------------------------------------------------------------------
 
     async def serve(self) -> None:
-        """Claim and drive runs until `drain` or `stop`."""
+        """Claims and executes runs until `drain` or `stop`."""
         executor = self._runtime.executor()
         usual, executor.poll_seconds = (
             executor.poll_seconds,
@@ -136,21 +136,21 @@ class Worker:
             _tell("stopped", worker=self.name)
 
     def drain(self) -> None:
-        """Take nothing new; let every run finish its step, and leave it to others."""
+        """Claims no more runs; each run finishes its step, then is released to other workers."""
         if not self._draining:
             self._draining = True
             _tell("draining", worker=self.name, runs=len(self._slots))
         self._ring_all()
 
     def stop(self) -> None:
-        """Stop now: what is under way is cut off, and settled by whoever goes on with it."""
+        """Stops now: running steps are interrupted, and reconciled by the next worker."""
         self._draining = True
         for slot in self._slots.values():
             slot.task.cancel()
         self._ring_all()
 
     async def until_idle(self) -> None:
-        """Until nothing is due and nothing runs here."""
+        """Waits until no run is due and none is executed here."""
         await self.idle.wait()
 
     async def _drained(self, executor: Executor) -> None:
@@ -163,7 +163,7 @@ class Worker:
             await asyncio.wait(set(self._attending.values()), timeout=10)
 
     async def _rest(self, *, calm: bool) -> None:
-        """Until it rings, or the next time to wake has come; after a look that found nothing, at least a moment."""
+        """Waits for a notification or the next wake-up time; after an empty poll, at least a moment."""
         if calm:
             await asyncio.sleep(_CALM_SECONDS)
         seconds = self._poll_seconds
@@ -177,13 +177,13 @@ class Worker:
                 await self._bell.wait()
 
     def _watch(self) -> None:
-        """Hear of what happens in the store; where that fails, the next look tries again."""
+        """Subscribes to notifications of the store; after a failure, the next poll tries again."""
         if not self._watching:
             self._stop_watching = self._runtime.store.watch(partial(_ring, asyncio.get_running_loop(), self._rung))
             self._watching = True
 
     def _rung(self, run: str) -> None:
-        """Something happened in the store: to the feed, to a run that is live here, or to one that may be due."""
+        """The store changed: its outbox, a run that is executed here, or one that may be due."""
         executor = self._runtime.executor()
         if run == FEED_RANG:
             self._ring_duties()
@@ -208,7 +208,7 @@ class Worker:
         return self._concurrency - len(self._slots)
 
     async def _look(self, executor: Executor) -> bool:
-        """Take what is due. True: something was taken."""
+        """Claims due runs. Returns True if any was claimed."""
         try:
             self._watch()
             quiet = not self._slots
@@ -218,7 +218,7 @@ class Worker:
             if not claimed and room <= 0:
                 await self._give_way(executor)
         except Exception as error:
-            # Whatever goes wrong in one look, a fault of our own included, the next one comes all the same.
+            # Any error in one poll, a bug included, must not prevent the next one.
             unknown = None if isinstance(error, KillickError) else error
             _tell("store", level=logging.WARNING, worker=self.name, error=str(error), exc_info=unknown)
             return False
@@ -248,7 +248,7 @@ class Worker:
             room=room,
         )
         if self._draining:
-            # Somebody said to stop while we looked: what was found is for others.
+            # The worker was stopped during the poll: release the claimed runs to others.
             await asyncio.to_thread(self._give_back, claimed)
             return []
         return [
@@ -261,7 +261,7 @@ class Worker:
             self._runtime.engine.let_go(each.head.run, each.head.epoch, left=True)
 
     async def _give_way(self, executor: Executor) -> None:
-        """All slots are taken: runs of lower priority leave theirs to more urgent ones that wait."""
+        """All slots are taken: runs of lower priority yield theirs to more urgent ones that wait."""
         runtime = self._runtime
         if not self._slots:
             return
@@ -307,7 +307,7 @@ class Worker:
         more: dict[str, Any] = {"left_by": claimed.left} if claimed.left is not None else {}
         try:
             if before is not None:
-                # It was lost to another and is here again, before what was at it here has heard of that.
+                # The run was lost to another worker and claimed again before its old execution here noticed.
                 await asyncio.wait({before.task})
             _tell(
                 "claimed", run=row.run, agent=row.agent, epoch=claimed.head.epoch, worker=self.name, was=row.status,
@@ -328,7 +328,8 @@ class Worker:
                 _tell_advanced(row.agent, advanced)
 
     async def _run_alone(self, executor: Executor, claimed: Claimed, claim: ClaimedRun) -> RunOutcome | None:
-        """Run a suspect in a process of its own; here, where that cannot be. None: the other process was at it."""
+        """Executes a suspect run in its own process, or here if that is impossible. None: the other process executed
+        it."""
         row, head, runtime = claimed.row, claimed.head, self._runtime
         with self._kept(claimed):
             own = await OwnProcess.start(runtime, head, row.agent, lease_seconds=self._lease_seconds)
@@ -345,7 +346,7 @@ class Worker:
         return None
 
     def _refused(self, claimed: Claimed, error: Exception) -> None:
-        """A run could not be driven here: nobody gets it for a while, so that it does not come back at once."""
+        """A run could not be started here: it is held back for a while, so that it is not claimed again at once."""
         run = claimed.row.run
         self._failures[run] += 1
         least, most = _REST_SECONDS
@@ -362,7 +363,7 @@ class Worker:
         resting.add_done_callback(self._resting.discard)
 
     async def _rested(self, claimed: Claimed, seconds: float) -> None:
-        """Hold a run that nobody can go on with for a while; then it is due again."""
+        """Holds the lease of a run that no worker can execute for a while; then it is due again."""
         runtime, head = self._runtime, claimed.head
         try:
             with self._kept(claimed):
@@ -372,7 +373,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _kept(self, claimed: Claimed) -> Generator[None]:
-        """Keep the lease of a run that no executor has."""
+        """Renews the lease of a run that no executor holds."""
         leases, head = self._runtime.engine.leases, claimed.head
         since = self._runtime.clock.monotonic()
         lease = leases.hold(head.run, head.epoch, seconds=self._lease_seconds, since=since, lost=lambda _: None)
@@ -384,7 +385,7 @@ class Worker:
     # duties -----------------------------------------------------------------------------------
 
     async def _take_up_duties(self) -> None:
-        """Attend to Killick's own logs that are due: triggers and hooks that are declared here."""
+        """Starts background tasks for due internal logs: triggers and hooks that are declared here."""
         if not self._has_duties:
             return
         if not self._duty_agents:
@@ -440,7 +441,7 @@ class Worker:
 
 
 class _Slot:
-    """A run that a worker has in hand."""
+    """A run that a worker executes."""
 
     __slots__ = ("agent", "first_priority", "leaves", "own", "run", "since", "task")
 
@@ -454,20 +455,20 @@ class _Slot:
         self.own: OwnProcess | None = None
 
     def leave(self, executor: Executor) -> None:
-        """Let the run go at its next step."""
+        """Releases the run at its next step."""
         if self.own is not None and not self.leaves:
             self.leaves = True
             self.own.leave()
         executor.leave(self.run)
 
     def priority(self, executor: Executor) -> int:
-        """As it is now: somebody may have changed it meanwhile."""
+        """The current priority, which a command may have changed."""
         now = executor.priority(self.run)
         return self.first_priority if now is None else now
 
 
 class _Resting:
-    """A duty's way to rest. It counts as busy until it does."""
+    """How a background task rests. It counts as busy until then."""
 
     def __init__(self, worker: Worker, duties: set[_Resting]) -> None:
         self._worker = worker
@@ -491,7 +492,7 @@ class _Resting:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0 if self.stopping else seconds):
                 await self.bell.wait()
-        # What rang while nobody rested counts, so it is cleared only by whoever heard it.
+        # A notification before the rest counts, so only its consumer clears it.
         self.bell.clear()
         self.busy = True
 
@@ -503,11 +504,11 @@ def _refuse_odd(concurrency: int, per_agent: Mapping[str, int], lease_seconds: f
         if most < 0:
             raise KillickError(f"per_agent[{agent!r}]={most!r}; give a number from 0")
     if not 0 < lease_seconds < float("inf"):
-        raise KillickError(f"lease_seconds={lease_seconds!r}; a worker's leases have to end, give it some seconds")
+        raise KillickError(f"lease_seconds={lease_seconds!r}; a worker's leases must expire, give a number of seconds")
 
 
 def _ring(loop: asyncio.AbstractEventLoop, rung: Any, run: str) -> None:
-    """From any thread; a loop that is closed wants to hear nothing."""
+    """Called from any thread; a closed loop needs no notification."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(rung, run)
 
@@ -516,7 +517,7 @@ def _ring(loop: asyncio.AbstractEventLoop, rung: Any, run: str) -> None:
 
 
 def _tell(what: str, *, level: int = logging.INFO, exc_info: Any = None, **fields: Any) -> None:
-    """One line a transition, for people and for machines."""
+    """Logs one line per transition, for people and for machines."""
     told = " ".join(f"{name}={value}" for name, value in fields.items())
     logger.log(level, "%s %s", what, told, exc_info=exc_info, extra={"killick": {"what": what, **fields}})
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 Steps = Generator[Any, Any, T]
 """A generator that yields its recursive calls and receives their results, so that depth is not limited by the stack."""
 
-HOLDS_MORE: Final = "stays, for it holds what is ignored or was not there to be seen"
+HOLDS_MORE: Final = "stays, because it has ignored or unreadable files"
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ def _trie(paths: Sequence[bytes] | None) -> _Wanted | None:
     for path in paths:
         names = [name for name in path.split(b"/") if name not in (b"", b".")]
         if b".." in names or path.startswith(b"/"):
-            raise WorkspaceRefused(shown(path), "is not a path inside of the workspace; name it from the folder's top")
+            raise WorkspaceRefused(shown(path), "is not a path inside the workspace; give it relative to the folder")
         if not names:
             return None
         level = top
@@ -114,7 +114,7 @@ class _Planning:
             target = None
         if now is not None and now.sort not in KEPT:
             if target is not None:
-                self.left.append(f"{shown(path)}: a {now.sort} stands there, and is not replaced")
+                self.left.append(f"{shown(path)}: a {now.sort} is there, and is not replaced")
             return None
         if target is None:
             return (yield self._removal(path, now)) if now is not None else None
@@ -152,7 +152,7 @@ class _Planning:
         if not below or target is None:
             return None
         if now is not None:
-            self.left.append(f"{shown(path)}: a {now.sort} stands where a folder is needed, and was not asked for")
+            self.left.append(f"{shown(path)}: a {now.sort} is where a folder is needed, and was not requested")
             return None
         return self._task(path, None, target, below)
 
@@ -203,7 +203,7 @@ class _Planning:
         for name in found:
             # A snapshot may be foreign: a name that leads out of its folder is never followed.
             if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
-                raise SnapshotBroken(entry.ref.hex(), f"holds the name {name!r}, which no file can have")
+                raise SnapshotBroken(entry.ref.hex(), f"holds the name {name!r}, which is not a valid file name")
         return found
 
 

@@ -116,8 +116,8 @@ class Scanner:
         force: Collection[str] = (),
         quiet: Callable[[], None] = lambda: None,
     ) -> Entry:
-        """Scans and stores the folder, and returns its root entry. `thorough`: scan everything, whatever the kernel
-        reported. `quick`: leave the check for files open for writing to the next scan. `force`: paths to include
+        """Scans and stores the folder, and returns its root entry. `thorough`: scan everything, not only the kernel's
+        reports. `quick`: leave the check for files open for writing to the next scan. `force`: paths to include
         despite ignore rules. `quiet`: called once the files may change again."""
         try:
             return self._looked(writing, thorough=thorough, quick=quick, force=force, quiet=quiet)

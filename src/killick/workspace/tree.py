@@ -143,9 +143,9 @@ def _loaded(ref: Id, load: Load, kinds: type | tuple[type, ...]) -> Any:
     try:
         found = _decode(load(ref))
     except msgspec.DecodeError as error:
-        raise SnapshotBroken(ref.hex(), f"is not what it should be: {error}") from error
+        raise SnapshotBroken(ref.hex(), f"is damaged: {error}") from error
     if not isinstance(found, kinds):
-        raise SnapshotBroken(ref.hex(), "is not what it should be")
+        raise SnapshotBroken(ref.hex(), "is damaged")
     return found
 
 

@@ -128,7 +128,7 @@ class Workspace:
     def path(self) -> Path:
         """The folder itself, with links resolved."""
         if RUN in self.declared:
-            raise WorkspaceRefused(self.declared, "is a folder for each run; ask a run for its own")
+            raise WorkspaceRefused(self.declared, "is a template for one folder per run; use the workspace of a run")
         return Path(os.path.realpath(os.path.expanduser(self.declared)))
 
     @property
@@ -207,7 +207,7 @@ class Workspace:
         if self._scanner is None:
             path, home = self.path, Path(os.path.realpath(self.vault.path))
             if path.is_relative_to(home):
-                raise WorkspaceRefused(str(path), f"lies in the vault ({home}) that would keep its files")
+                raise WorkspaceRefused(str(path), f"lies in the vault ({home}) of its files; choose another folder")
             self._scanner = Scanner(
                 path, self.vault, exclude=self.exclude, gitignore=self.gitignore, hidden=(home,), stores=self._hidden,
                 clock=self._clock,
@@ -230,7 +230,7 @@ class Workspace:
         force: Sequence[str] = (),
     ) -> Snapshot:
         if not self.path.is_dir():
-            raise WorkspaceRefused(str(self.path), "there is no such folder; make it, or bring it back from a snapshot")
+            raise WorkspaceRefused(str(self.path), "there is no such folder; create it, or restore it from a snapshot")
         scanner, at_us = self._opened(), self._clock.now_us()
         thorough = thorough or (check and (at_us - scanner.looked_us) * CHECK_SHARE >= scanner.took_us)
         with self.vault.writing() as writing, _doubting(scanner):
@@ -345,7 +345,7 @@ class Workspace:
         """Returns a file's content."""
         entry = tree.find(tree.root(root, self.vault.load), os.fsencode(path), self.vault.load)
         if entry is None or entry.kind != tree.FILE:
-            raise WorkspaceRefused(os.fsdecode(path), f"is no file of snapshot {root.hex()[:12]}")
+            raise WorkspaceRefused(os.fsdecode(path), f"is not a file of snapshot {root.hex()[:12]}")
         return content(entry, self.vault.load)
 
     def diff(self, before: Id, after: Id) -> list[Change]:

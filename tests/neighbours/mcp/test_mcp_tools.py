@@ -91,7 +91,7 @@ def test_people_say_more_of_a_tool_and_choose_which_are_offered(ledger: Path) ->
 
 
 def test_an_option_for_a_tool_that_is_not_there_is_refused_by_name(ledger: Path) -> None:
-    refused = pytest.raises(DeclarationRefused, match=r"pey.*bank offers no such tool; there are: balance, pay")
+    refused = pytest.raises(DeclarationRefused, match=r"pey.*bank offers no such tool; it has: balance, pay")
     with Server(made(ledger), tools={"pey": {"effect": "reads"}}) as bank, refused:
         bank.tools()
 

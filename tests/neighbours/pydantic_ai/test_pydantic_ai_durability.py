@@ -526,7 +526,7 @@ def test_a_gated_toolset_alone_calls_each_tool_once_and_leaves_models_as_they_ar
     tools: FunctionToolset[None] = FunctionToolset(id="bank")
     tools.add_function(pay_, name="pay")
     agent = Agent(script.model, toolsets=[GatedToolset(tools, tools={"pay": {"effect": "idempotent"}})])
-    with pytest.raises(DeclarationRefused, match="there is no host here"):
+    with pytest.raises(DeclarationRefused, match="no host is active here"):
         asyncio.run(agent.run("Pay ann."))
 
     async def ask() -> str:

@@ -140,7 +140,7 @@ class Gate:
         name = options.pop("name", None) or getattr(fn, "__name__", "step")
         tool, takes = open_tool(name, fn, **options), signature(fn)
         if any(each.kind not in _BY_NAME for each in takes.parameters.values()):
-            raise DeclarationRefused(name, "a step takes each argument by its name; give it no * and no /")
+            raise DeclarationRefused(name, "a step takes each argument by its name; remove * and / from its parameters")
 
         def called(args: Any, kwargs: Any) -> Call:
             bound = takes.bind(*args, **kwargs)

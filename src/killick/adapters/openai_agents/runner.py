@@ -182,14 +182,14 @@ class KillickRunner:
             told = "does not know a turn that begins again; give a KillickSession, or the id of one"
             raise DeclarationRefused(type(session).__name__, told)
         if self._client is None:
-            raise DeclarationRefused("KillickRunner", f"knows no store for session {session!r}; give it one")
+            raise DeclarationRefused("KillickRunner", f"has no store for session {session!r}; give it one")
         return KillickSession(session, self._client)
 
     def _hosted(self, session: KillickSession | None, turn: str | None) -> Any:
         """Returns a host outside of any: the run is named after the conversation, or else the turn."""
         run = session.session_id if session is not None else turn
         if self._client is None:
-            raise DeclarationRefused("KillickRunner", "knows no store; give it one, or run it inside of a host")
+            raise DeclarationRefused("KillickRunner", "has no store; give it one, or run it inside a host")
         if run is None:
             raise DeclarationRefused("KillickRunner", "cannot find this run again; give session= or turn=")
         return self._client.host(run, agent=self._name, contract=self._contract)

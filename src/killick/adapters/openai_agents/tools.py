@@ -57,7 +57,7 @@ class Gate:
             return self._gated(tool, self._declared(tool, name))
         if any(getattr(tool, field, None) is not None for field in _LOCAL):
             told = "make it a function tool, or leave it out of the record with"
-            raise DeclarationRefused(name, f"acts here, past the gate; {told} tools={{{name!r}: None}}")
+            raise DeclarationRefused(name, f"runs here without being recorded; {told} tools={{{name!r}: None}}")
         return tool
 
     def _declared(self, tool: FunctionTool | CustomTool, name: str) -> AnyTool:
@@ -89,7 +89,7 @@ class Gate:
         inner = tool._agent_instance  # pyright: ignore[reportPrivateUsage]
         if not hasattr(inner, "_killick_gate"):
             told = f"make it of runner.agent(…): runner.agent({getattr(inner, 'name', 'agent')}).as_tool(…)"
-            raise DeclarationRefused(name, f"runs an agent whose tools do not go through the gate; {told}")
+            raise DeclarationRefused(name, f"runs an agent whose tools are not recorded; {told}")
         gated, own = copy.copy(tool), tool.on_invoke_tool
 
         async def delegate(ctx: ToolContext[Any], input: str) -> Any:  # noqa: A002

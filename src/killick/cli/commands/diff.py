@@ -83,7 +83,7 @@ def _found(shell: Shell, run: str, places: tuple[str, ...], at: str | None) -> D
 def _files(shell: Shell, found: Diff) -> None:
     """The files alone."""
     if found.files is None:
-        raise CommandFailed(found.no_files or f"{found.before.run}: has no workspace, so no files of it are on record")
+        raise CommandFailed(found.no_files or f"{found.before.run}: has no workspace, so no files were recorded")
     if shell.json:
         shell.emit(found.files)
         return

@@ -229,7 +229,7 @@ class _Asking:
         by, told = closed.by, {"by": closed.by, "comment": closed.comment, "rule": self.verdict.ruling.rule}
         told["name"] = self.name if self.name != j.intent.name else None
         if kind == "expired":
-            self.failure = failed_by("nobody agreed to it in time", code=EXPIRED, **told)
+            self.failure = failed_by("it was not approved in time", code=EXPIRED, **told)
         elif kind == "respond":
             value = answer.get("value")
             said = f" ({closed.comment})" if closed.comment else ""
@@ -258,7 +258,7 @@ class _Asking:
         if verdict.ruling.ruling == "reject":
             failure = rejection(verdict.ruling, verdict.contract)
             j.intent.restore(before)
-            note = f"{by}'s edit was rejected by rule {verdict.ruling.rule!r} ({failure.message}); the question stands"
+            note = f"{by}'s edit was rejected by rule {verdict.ruling.rule!r} ({failure.message}); it stays open"
             noted = Entry(e.NoteMade(at=ex.now_us(), step=j.step, by="killick"), {"note": note})
             return [Entry(event, {**values, "failure": failure}), noted, *self._again()]
         j.told = after_edit(j.told, by, closed.comment, changed)
@@ -309,10 +309,10 @@ def edited(j: PendingVerdict, value: Any) -> dict[str, Any]:
     """A person's edit as the tool's arguments: all of them, with those that it names changed."""
     shape = j.intent.shape
     if shape is None or not isinstance(value, dict):
-        raise ValueRefused("edit", 'is to give arguments by name, such as {"amount": 100}')
+        raise ValueRefused("edit", 'must give arguments by name, such as {"amount": 100}')
     changes: dict[str, Any] = {**value}
     if unknown := shape.strangers(changes.keys()):
-        raise ValueRefused(f"edit.{unknown[0]}", f"is no argument of {j.intent.name} ({', '.join(shape.hints)})")
+        raise ValueRefused(f"edit.{unknown[0]}", f"is not an argument of {j.intent.name} ({', '.join(shape.hints)})")
     typed = _typed(TOOLS.get(j.intent.name), through_codec(changes, at="edit"))
     return shape.restore({**j.intent.recording, **typed}, j.intent.arguments)
 
@@ -348,7 +348,7 @@ def refuse_misfit(wait: Wait, value: Any) -> None:
         return
     changes: dict[str, Any] = {**value}
     if unknown := tool.shape.strangers(changes.keys()):
-        raise AnswerRefused(wait.id, f"{unknown[0]!r} is no argument of {tool.name} ({', '.join(tool.shape.hints)})")
+        raise AnswerRefused(wait.id, f"{tool.name} has no argument {unknown[0]!r} ({', '.join(tool.shape.hints)})")
     try:
         tool.shape.restore(_typed(tool, through_codec(changes, at="edit")), {})
     except (ValueRefused, UnicodeError) as refused:

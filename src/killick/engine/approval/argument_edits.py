@@ -56,7 +56,7 @@ def written(wait: Wait, text: str) -> dict[str, Any]:
         try:
             return checked(wait, json.loads(text))
         except ValueError as error:
-            raise AnswerRefused(wait.id, f"is no JSON ({error}); write it as {example(wait)}") from None
+            raise AnswerRefused(wait.id, f"is not JSON ({error}); write it as {example(wait)}") from None
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -71,7 +71,7 @@ def by_name(wait: Wait, pairs: Sequence[str]) -> dict[str, Any]:
     for each in pairs:
         name, equals, text = each.partition("=")
         if not equals or not name:
-            raise AnswerRefused(wait.id, f"{each!r} is no name and value; write it as {example(wait)}")
+            raise AnswerRefused(wait.id, f"{each!r} is not name=value; write it as {example(wait)}")
         changes[name] = _typed(text, _property(schema, name), schema)
     return checked(wait, changes)
 
@@ -83,7 +83,7 @@ def checked(wait: Wait, changes: Any) -> dict[str, Any]:
     found, schema, names = cast("dict[str, Any]", changes), _schema(wait), arguments(wait)
     for name, value in found.items():
         if names and name not in names:
-            raise AnswerRefused(wait.id, f"{name!r} is no argument of {_tool(wait)}; it has {', '.join(names)}")
+            raise AnswerRefused(wait.id, f"{name!r} is not an argument of {_tool(wait)}; it has {', '.join(names)}")
         wanted = _property(schema, name)
         if not _fits(wanted, value, schema):
             kind = wanted.get("type") or "value that it takes"

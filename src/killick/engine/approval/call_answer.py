@@ -28,7 +28,7 @@ class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         told = ", ".join(f"{name} from {old!r} to {new!r}" for name, (old, new) in self.changed.items())
         said = f" ({self.comment})" if self.comment else ""
-        return f"{self.by or 'somebody'} changed {told}{said}" if told else f"{self.by or 'somebody'} agreed{said}"
+        return f"{self.by or 'a person'} changed {told}{said}" if told else f"{self.by or 'a person'} agreed{said}"
 
 
 class Proposed(msgspec.Struct, Generic[T], frozen=True, kw_only=True):

@@ -176,7 +176,7 @@ def approval_of(intent: Intent) -> Approval | None:
             found = approve(**intent.arguments)
             approve = None if found is None else asked_of(found)
         except Exception as error:
-            told = f"its approve= failed for this call ({type(error).__name__}: {error}); mend the function"
+            told = f"its approve= failed for this call ({type(error).__name__}: {error}); correct the function"
             raise DeclarationRefused(intent.name, told) from error
     if approve is None:
         return Approval() if intent.proposed else None

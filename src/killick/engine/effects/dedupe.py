@@ -81,7 +81,7 @@ async def _over(a: StepState, first: asyncio.Future[None], identity: e.Digest) -
     """Wait for the same action in another branch, which may itself wait for a person."""
     outer = a.branch.outer
     if outer is not None and any(each.inflight == (a.intent.name, identity) for each in outer.around()):
-        raise NotDone(f"{a.intent.name} is called inside of itself with the same arguments; give it others")
+        raise NotDone(f"{a.intent.name} calls itself with the same arguments; give other arguments")
     a.ex.mark_idle()
     try:
         await asyncio.shield(first)
@@ -266,9 +266,9 @@ async def _may_go_on(wanted: WantedStep, others: Sequence[str]) -> None:
         await _refused(wanted, Failure.told("killick.EffectRefused", told))
     if others:
         told = "; ".join(others[:3])
-        prompt = f"{call}: before the run was taken back it did {told}, with other arguments. Do this as well?"
+        prompt = f"{call}: before the rewind it did {told}, with other arguments. Do this as well?"
         if not await _agreed(wanted, prompt):
-            told = "a person said not to do it beside what was done before"
+            told = "a person declined to do it in addition to the earlier action"
             await _refused(wanted, Failure.told("killick.Rejected", told))
     elif mode == "recorded":
         prompt = f"{call}: {ex.run_id}, a fork of {ex.run_tree.own.parent}, wants to do it. Do it?"

@@ -52,7 +52,7 @@ def fork(
     facts = found.fold.facts
     refuse_own(facts.agent, parent)
     if not facts.input:
-        raise TimeRefused(parent, "nothing of it is there before its start; fork it at start")
+        raise TimeRefused(parent, "it has no events before its start; fork it at start")
     generation = facts.generation
     if found.keep:
         # What is shared may have been rewound in between.
@@ -82,7 +82,7 @@ def _overridden(log: Log, parent: str, found: Cut, name: e.StepId, output: Any, 
     if step is None or step.status in ("done", "failed", "cancelled"):
         step = past if step is None and past is not None and past.sort == "decision" else None
     if step is None or _goes_on(found.fold, name):
-        raise TimeRefused(parent, f"step {name} had not just ended at {found.label}; fork at {name}:after to change it")
+        raise TimeRefused(parent, f"step {name} did not end at {found.label}; fork at {name}:after to change it")
     if step.sort == "decision":
         told = {**log.data(parent, step.output), "choice": output}
         return Entry(e.DecisionMade(at=at, step=name, by=by or "somebody"), told)

@@ -54,7 +54,7 @@ class RecordedOutcome(NamedTuple):
 def stopped(by: str | None, because: Any) -> Failure:
     """A person stopped the step instead of saying what happened."""
     told = f": {because}" if because else ""
-    return Failure.told("killick.Stopped", f"stopped by {by or 'somebody'}{told}")
+    return Failure.told("killick.Stopped", f"stopped by {by or 'a person'}{told}")
 
 
 async def settle(a: StepState, work: Work | None) -> RecordedOutcome | None:
@@ -173,7 +173,7 @@ async def _ask(a: StepState) -> RecordedOutcome | None:
     if a.step.startswith(OUT_OF_BAND):
         # The person who undoes it gets the outcome at once; the run may be over and waits for no answer.
         told = f"undoing {intent.name} began and its outcome is not known ({a.failure})"
-        raise TimeRefused(ex.run_id, f"{told}; look, and say settled='happened' or 'not'")
+        raise TimeRefused(ex.run_id, f"{told}; check, and give settled='happened' or 'not'")
     call = f"{intent.name}({short(intent.recording)})"
     if intent.undoes is not None:
         call = f"undoing {intent.name} of step {intent.undoes[0]}"

@@ -30,10 +30,10 @@ def rewind(log: Log, run: RunLog, to: str, *, at: int, by: str | None = None, be
     """What takes a run back to a place. Nothing is written behind it: it must be at its head."""
     refuse_own(run.fold.facts.agent, run.run)
     if run.fold.facts.renewed_as is not None:
-        raise TimeRefused(run.run, f"goes on as {run.fold.facts.renewed_as}; rewind that, or fork this one")
+        raise TimeRefused(run.run, f"continues as {run.fold.facts.renewed_as}; rewind that, or fork this one")
     found = cut(log, run.run, to, has_undone=bool(run.fold.facts.beside))
     if found.seq <= run.base and run.base:
-        told = f"what is before @{run.base + 1} is of {run.fold.facts.forked_from}, which it is a fork of"
+        told = f"the events before @{run.base + 1} belong to {run.fold.facts.forked_from}, its fork parent"
         raise TimeRefused(run.run, f"{told}; fork that at {found.label}")
     returned = _returned(log, run.run, found)
     event = e.RunRewound(
@@ -47,7 +47,7 @@ def rewind(log: Log, run: RunLog, to: str, *, at: int, by: str | None = None, be
 def refuse_own(agent: str, run: str) -> None:
     """Triggers, hooks and the like are logs of Killick's own, of which no code is run again."""
     if agent.startswith(OWN_AGENTS):
-        raise TimeRefused(run, f"is a log of Killick's own ({agent}), not a run of an agent")
+        raise TimeRefused(run, f"is an internal log of Killick ({agent}), not a run of an agent")
 
 
 def _returned(log: Log, run: str, found: Cut) -> tuple[int, ...]:
@@ -70,6 +70,6 @@ async def record_rewind(ex: Execution, wanted: Rewinding) -> None:
         found = rewind(ex.engine.log, ex.log, wanted.to, at=ex.now_us(), by=wanted.by, because=wanted.because)
         entries, rights = [Entry(taken), found.entry], found.rights
     except (BoundaryUnknown, TimeRefused) as refused:
-        note = {"note": f"{wanted.by or 'somebody'} wanted the run rewound: {refused.reason}"}
+        note = {"note": f"{wanted.by or 'a person'} wanted the run rewound: {refused.reason}"}
         entries, rights = [Entry(taken), Entry(e.NoteMade(at=ex.now_us(), by="killick"), note)], {}
     await ex.write(*entries, **rights, takes=(wanted.message,))

@@ -211,7 +211,7 @@ async def wait(ex: Execution, branch: Branch, name: str, timeout: Duration | Non
 async def sleep(ex: Execution, branch: Branch, for_seconds: float | None, until_moment: datetime | None) -> None:
     if until_moment is not None:
         if until_moment.tzinfo is None:
-            raise KillickError("run.sleep_until needs a moment with a time zone, such as datetime(…, tzinfo=UTC)")
+            raise KillickError("run.sleep_until needs a datetime with a time zone, such as datetime(…, tzinfo=UTC)")
         deadline = (until_moment - EPOCH) // timedelta(microseconds=1)
     else:
         deadline = ex.now_us() + round((for_seconds or 0) * 1_000_000)

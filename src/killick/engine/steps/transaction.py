@@ -28,7 +28,7 @@ from killick.model import events as e
 from killick.model.chunks import through_codec
 from killick.store.protocol import Append, Store, Transaction
 
-_ABANDONED: Final = "nobody waits for this transaction any more; nothing of it happened"
+_ABANDONED: Final = "this transaction was abandoned; nothing of it happened"
 
 
 class Transacting:

@@ -38,7 +38,7 @@ def refusal(verbs: Sequence[str], options: Sequence[Any], verb: str, value: Any)
             return f"{verb!r} chooses none of {', '.join(map(repr, options))}; respond with one of them"
         if verb == "approve" and "respond" in verbs:
             return "'approve' gives no value, and this asks for one; respond with it"
-        return f"{verb!r} is no answer to this; it takes {', '.join(verbs)}"
+        return f"{verb!r} is not an answer to this; give one of {', '.join(verbs)}"
     if verb == "approve" and value is not None:
         return "'approve' changes nothing, and a value came with it; use edit"
     if verb == "respond" and options and value not in options:
@@ -86,19 +86,19 @@ def refuse_own(id: str | None) -> None:  # noqa: A002
     """Refuse a run id that is reserved for Killick's own logs, or that has control characters."""
     refuse_controls(id)
     if id is not None and is_own(id):
-        raise ValueRefused("id", f"{id!r} is named as Killick's own logs are; choose another")
+        raise ValueRefused("id", f"{id!r} is reserved for Killick's internal logs; choose another")
 
 
 def refuse_controls(id: str | None) -> None:  # noqa: A002
     """Refuse an id that would forge lines of logs and tables, or command a terminal."""
     if id is not None and any(unicodedata.category(each) == "Cc" for each in id):
-        raise ValueRefused("id", f"{id!r} has control characters in it; leave them out")
+        raise ValueRefused("id", f"{id!r} has control characters; remove them")
 
 
 def who(by: object, about: str) -> str | None:
     """The name of a person for the record, or None. AnswerRefused for text that is no name."""
     if by is not None and not isinstance(by, str):
-        raise AnswerRefused(about, f"by={by!r} is no name; give a text")
+        raise AnswerRefused(about, f"by={by!r} is not a name; give a string")
     return (by or "").strip() or None
 
 
@@ -124,7 +124,7 @@ def misfit(schema: Any, value: Any) -> str | None:
     if not isinstance(wanted, str) or wanted not in _JSON_TYPES:
         return None
     fits = isinstance(value, _JSON_TYPES[wanted]) and (wanted == "boolean" or not isinstance(value, bool))
-    return None if fits else f"{value!r} is no {wanted}, which was asked for"
+    return None if fits else f"{value!r} is not of type {wanted}"
 
 
 def binding(run: str, generation: int, step: e.StepId, waits_for: str, **asked: Any) -> e.Digest:
@@ -299,7 +299,7 @@ def _unfit(ex: Execution, waiter: Waiter, message: Message, body: Any) -> object
     asked: dict[str, Any] = {} if waiter.asked is None else dict(waiter.asked.values or {})
     kind = told.get("kind")
     if not isinstance(kind, str):
-        return "it is no answer to this"
+        return "it is not an answer to this"
     if (why := refusal(asked.get("verbs", (kind,)), asked.get("options") or (), kind, told.get("value"))) is not None:
         return why
     if waiter.digest is not None and told.get("digest") != waiter.digest:
@@ -309,7 +309,7 @@ def _unfit(ex: Execution, waiter: Waiter, message: Message, body: Any) -> object
             return "it was asked of others"
     except Exception as error:
         # The caller's function of roles failed: the run is interrupted, and resumes later.
-        raise ex.interrupted(KillickError(f"the roles of {message.by} cannot be told ({error})")) from error
+        raise ex.interrupted(KillickError(f"the roles of {message.by} cannot be determined ({error})")) from error
     try:
         if waiter.fits is not None and kind in ("edit", "respond", "happened"):
             waiter.fits(kind, told.get("value"))
@@ -358,14 +358,14 @@ def dismiss(ex: Execution, step: e.StepId, opened: int) -> None:
         for message in ex.engine.log.store.inbox(ex.run_id, name=name):
             if message.number not in ex.took and _is_for(message, answer):
                 _drop(ex, message)
-                note = f"the answer of {message.by or 'somebody'} came to a question that is not asked any more"
+                note = f"the answer of {message.by or 'a person'} came to a question that is no longer open"
                 ex.write_behind(Entry(e.NoteMade(at=ex.now_us(), step=step, by="killick"), {"note": note}))
 
 
 def _set_aside(ex: Execution, waiter: Waiter, message: Message, misfit: object) -> None:
     """An answer that does not fit counts as none: the same is asked again, under an id that is free."""
     _drop(ex, message)
-    note = f"the answer of {message.by or 'somebody'} does not fit and was set aside: {misfit}"
+    note = f"the answer of {message.by or 'a person'} does not fit and was ignored: {misfit}"
     ex.write_behind(Entry(e.NoteMade(at=ex.now_us(), step=waiter.step, by="killick"), {"note": note}))
     _ask_again(ex, waiter, message)
 

@@ -71,7 +71,7 @@ class Files:
             declared = ex.agent.options.workspace
             for_each = declared is not None and RUN in declared.declared
             if due is None and not for_each and not facts.workspace:
-                raise WorkspaceRefused(path, f"there is no such folder for {ex.run_id} to work in; make it")
+                raise WorkspaceRefused(path, f"the workspace folder of {ex.run_id} does not exist; create it")
             make_folder(self.path)
             if due is None and self._last is not None:
                 due, because = self._last, "gone"  # the folder was removed, and the run needs it
@@ -275,7 +275,7 @@ class Files:
         await self.settle()
         root = ex.log.ledger.files_at(started - 1)
         if root is None:
-            told = f"there is no snapshot of before step {step}; put its files in order and settle the step by hand"
+            told = f"there is no snapshot from before step {step}; correct its files and settle the step by hand"
             raise WorkspaceRefused(str(self.path), told)
         await self._restore(e.from_text(root), "in doubt", step=step, left=(since_us, holder))
         self._back_since[step] = ex.log.seq
@@ -325,8 +325,8 @@ class Files:
             if not again.again and not later:
                 return done, ended
         assert done is not None
-        told = done.left[0] if done.left else "somebody writes to it"
-        raise WorkspaceRefused(str(self.path), f"cannot be brought back while it is written to ({told})")
+        told = done.left[0] if done.left else "another process writes to it"
+        raise WorkspaceRefused(str(self.path), f"cannot be restored while it is written to ({told})")
 
     # undoing ----------------------------------------------------------------------------------
 
@@ -335,7 +335,7 @@ class Files:
         ledger = self.ex.log.ledger
         before, after = ledger.files_at(started - 1), ledger.files_at(ended) if ended else None
         if before is None:
-            raise NotDone(f"{self.path}: there is no snapshot of before the step")
+            raise NotDone(f"{self.path}: there is no snapshot from before the step")
         await self.settle()
         was = e.from_text(after) if after else None
         paths, done = await asyncio.to_thread(self._reverted, e.from_text(before), was)
@@ -355,7 +355,7 @@ class Files:
         others = [os.fsdecode(change.path) for change in done if not _same(held[change.path], change.after)]
         if others:
             more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-            raise NotDone(f"{', '.join(others[:3])}{more}: changed since; put those files in order by hand, or rewind")
+            raise NotDone(f"{', '.join(others[:3])}{more}: changed since; correct those files by hand, or rewind")
         paths = [change.path for change in done]
         told = [os.fsencode(path).decode(errors="replace") for path in paths]
         return told, workspace.restore(before, paths, self.owner) if paths else None

@@ -45,7 +45,7 @@ def damaged_marks(session: Session, q: Statements, names: Mapping[int, str]) -> 
         if row_check(number, seq, total) != checksum or totals[number] != total or number not in names:
             wrong[number] = "the marks are not as they were written"
         totals.pop(number, None)
-    return wrong | dict.fromkeys(totals, "has marks that nobody wrote")
+    return wrong | dict.fromkeys(totals, "has search terms that no writer indexed")
 
 
 def conditions(session: Session, server: PostgresServer, clock: Clock) -> Iterator[Condition]:
@@ -68,7 +68,7 @@ def conditions(session: Session, server: PostgresServer, clock: Clock) -> Iterat
     apart = "timers and leases use both clocks; set them by NTP" if abs(skew_ms) > _SKEW_MS_MAX else None
     yield Condition("clock", f"{skew_ms:+} ms from this machine's", apart)
     few = int(allowed) - used < _SPARE_CONNECTIONS_MIN
-    full = "there is hardly room for another; raise max_connections or stop what does not need one" if few else None
+    full = "there is hardly room for another; raise max_connections or close unused connections" if few else None
     yield Condition("connections", f"{used} of {allowed}, at most {server.sessions_max} from here", full)
     yield Condition("size", f"{size / 1_000_000:,.1f} MB")
     yield Condition("schema", server.schema)

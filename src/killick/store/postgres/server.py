@@ -307,7 +307,7 @@ class PostgresServer:
         try:
             return int(meta["format"]), int(meta["readable_from"])
         except (KeyError, ValueError):
-            raise StoreBroken(self.place, "the number of its format is damaged") from None
+            raise StoreBroken(self.place, "its format number is damaged") from None
 
     # errors -----------------------------------------------------------------------------------
 
@@ -333,11 +333,11 @@ class PostgresServer:
         if code in ("55P03", "57014", *_CONFLICTS):
             return StoreBusy(self.place, self.busy_seconds)
         if code == "23505":
-            return StoreBroken(self.place, f"something stands where something new belongs ({text})")
+            return StoreBroken(self.place, f"a row already exists where a new one belongs ({text})")
         if code in ("XX001", "XX002", "42P01", "3F000", "42703", "42883"):
             return StoreBroken(self.place, text)
         if code in ("22021", "22P05"):
-            return StoreError(f"{self.place}: PostgreSQL keeps no text with a zero character in it; leave it out")
+            return StoreError(f"{self.place}: PostgreSQL stores no text with a NUL character; remove it")
         if failed.lost or code.startswith(("08", "28", "3D", "53", "57")) or code in ("", "42501"):
             return StoreUnavailable(self.place, text or "the connection is lost")
         return StoreError(f"{self.place}: {text} ({code})")
@@ -404,7 +404,7 @@ def _parts(url: str) -> tuple[dict[str, Any], str, str]:
 
 def _spoilt() -> psycopg.Error:
     return psycopg.errors.InFailedSqlTransaction(
-        "a statement failed in this transaction, so PostgreSQL commits nothing of it; give it a savepoint of its own"
+        "a statement failed in this transaction, so PostgreSQL commits nothing of it; use a savepoint"
     )
 
 

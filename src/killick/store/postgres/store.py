@@ -177,7 +177,7 @@ class PostgresStore:
     def joining(self, connection: Any) -> Transaction:
         self._server.refuse_closed()
         if not isinstance(connection, psycopg.Connection):
-            raise StoreError(f"{self.place}: joins a psycopg.Connection, not a {type(connection).__name__}")
+            raise StoreError(f"{self.place}: takes a psycopg.Connection, not a {type(connection).__name__}")
         session = self._server.somebodys(connection)  # pyright: ignore[reportUnknownArgumentType]
         with self._server.explained():
             if session.is_idle and not connection.autocommit:
@@ -458,7 +458,7 @@ class PostgresStore:
         def write(session: Session) -> None:
             number = self._known(session, run)[0]
             if session.rows(self._q.has_fork, run):
-                raise StoreError(f"{run}: a fork stands on it; remove the fork first")
+                raise StoreError(f"{run}: a fork depends on it; remove the fork first")
             session.run(self._q.drop_events, number, -1)
             for drop in (
                 self._q.drop_tags,

@@ -120,7 +120,7 @@ def refusal_of(kind: bytes, run: bytes, *rest: bytes) -> LogError:
         case b"MessageGone":
             return MessageGone(name, int(rest[0]))
         case b"RunBroken":
-            return RunBroken(name, seq=int(rest[0]), reason="something stands where something new belongs")
+            return RunBroken(name, seq=int(rest[0]), reason="a row already exists where a new one belongs")
         case _:
             return RunUnknown(name)
 

@@ -166,7 +166,7 @@ class RedisServer:
                 if self._closed:  # meanwhile, by another thread: the client does not say so in words of its own
                     raise StoreClosed(self.place) from None
                 if "unexpected keyword argument" in str(error):
-                    raise StoreUnavailable(self.place, f"this URL says what cannot be set ({error})") from None
+                    raise StoreUnavailable(self.place, f"this URL has an invalid setting ({error})") from None
                 raise
             time.sleep(nap)
             nap, tries = min(nap * 2, _LONGEST_NAP_SECONDS), tries + 1
@@ -185,17 +185,17 @@ class RedisServer:
         """Translates a failure into a Killick error."""
         text = _first_line(error)
         if "KILLICKGONE" in text:
-            return StoreBroken(self.place, "what it held is gone: the server lost it, or somebody emptied it")
+            return StoreBroken(self.place, "its data is gone: the server lost it, or it was flushed")
         if "used memory > 'maxmemory'" in text:
             return StoreFull(self.place)
         if isinstance(error, ReadOnlyError) or "READONLY" in text:
             return StoreReadOnly(self.place)
         if "MISCONF" in text:
-            return StoreError(f"{self.place}: the server cannot save and takes no writes; see its log ({text})")
+            return StoreError(f"{self.place}: the server cannot persist and accepts no writes; see its log ({text})")
         if isinstance(error, ConnectionError | TimeoutError) or text.startswith(("NOPERM", "NOAUTH", "WRONGPASS")):
             return StoreUnavailable(self.place, text)
         if text.startswith("MOVED"):
-            return StoreUnavailable(self.place, "it is one of a cluster; Killick keeps a store on a server of its own")
+            return StoreUnavailable(self.place, "it is part of a cluster; give Killick a standalone server")
         return StoreError(f"{self.place}: {text}")
 
 

@@ -205,7 +205,7 @@ class RedisStore:
         raise self._without_transactions()
 
     def _without_transactions(self) -> StoreError:
-        return StoreError(f"{self.place}: Redis has no transactions of others; use a SQLite file or PostgreSQL")
+        return StoreError(f"{self.place}: Redis cannot join a transaction of yours; use a SQLite file or PostgreSQL")
 
     # values -----------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ def _settings(file: SqliteFile) -> Iterator[Condition]:
     with file.reading() as db:
         mode = str(db.execute("PRAGMA journal_mode").fetchone()[0]).upper()
     wrong = (
-        None if mode == "WAL" else "commits are not safe in it; close every process that has it open, and look again"
+        None if mode == "WAL" else "commits are not safe in it; close every process that has it open, and check again"
     )
     yield Condition("journal", mode, wrong)
     try:
@@ -74,7 +74,7 @@ def _file(file: SqliteFile) -> Iterator[Condition]:
     yield _permissions(path)
     size = path.stat().st_size
     if size > CHECKED_BYTES_MAX:
-        yield Condition("file", f"not checked, for it is large ({told(size)}); killick verify proves it")
+        yield Condition("file", f"not checked, because it is large ({told(size)}); killick verify proves it")
         return
     with file.reading() as db:
         [line] = db.execute("PRAGMA quick_check(1)").fetchone()

@@ -360,7 +360,7 @@ class SqliteFile:
         if isinstance(error, UnicodeEncodeError):
             return ValueRefused(printable(error.object), LONE_SURROGATE)
         if isinstance(error, UnicodeDecodeError):
-            return StoreBroken(self.place, "holds text that is none")
+            return StoreBroken(self.place, "has text that is not valid UTF-8")
         if not isinstance(error, sqlite3.Error):
             return error
         if isinstance(error, sqlite3.IntegrityError):

@@ -124,4 +124,4 @@ def damaged(db: sqlite3.Cursor, names: Mapping[int, str]) -> dict[int, str]:
         if row_check(number, seq, total) != checksum or totals[number] != total or number not in names:
             wrong[number] = "the marks are not as they were written"
         totals.pop(number, None)
-    return wrong | dict.fromkeys(totals, "has marks that nobody wrote")
+    return wrong | dict.fromkeys(totals, "has search terms that no writer indexed")

@@ -507,7 +507,7 @@ class SqliteStore:
         with self._file.writing() as db:
             found = head_found(db, run)
             if db.execute(Q.has_fork, (run,)).fetchone():
-                raise StoreError(f"{run}: a fork stands on it; remove the fork first")
+                raise StoreError(f"{run}: a fork depends on it; remove the fork first")
             number = found[0]
             first = number << SEQ_BITS
             db.execute(Q.drop_events, (first, first + SEQ_MAX))

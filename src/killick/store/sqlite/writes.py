@@ -154,7 +154,7 @@ class Writes:
         try:
             return self._write(db, found or self._give_birth(db, item), item, rung)
         except sqlite3.IntegrityError as error:
-            reason = f"{item.run}: something stands where the next event belongs ({error})"
+            reason = f"{item.run}: a row already exists where the next event belongs ({error})"
             raise StoreBroken(self._place, reason) from error
 
     def _give_birth(self, db: sqlite3.Cursor, item: Append) -> HeadRow:

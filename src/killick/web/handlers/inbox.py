@@ -304,7 +304,7 @@ def answer(call: Call[WaitAsked, Answering]) -> Took:
     found = next((each for each in waits_of(client.store, client.state(run)) if each.step == step), None)
     value, saw = body.value, body.saw
     if body.saw is None and body.verb in ("approve", "edit"):
-        raise AnswerRefused(wait, f"{body.verb!r} names what was shown; send the question's saw with it")
+        raise AnswerRefused(wait, f"{body.verb!r} needs the version that was shown; send the question's saw with it")
     if found is not None and call.context.veil is not None and call.context.veil.fields:
         intention = cast("Mapping[str, Any]", found.intention or {})
         value = unveiled(value, intention.get("arguments") if body.verb == "edit" else NOTHING)

@@ -119,8 +119,8 @@ def resume(run: RunPreview) -> Will:
         told = f"{run.run} is taken from a process that is gone, and goes on at its last step on record."
         return Will(told, (_TWICE,))
     if run.status == "waiting":
-        raise AnswerRefused(run.run, "it waits, and nothing holds it back; answer what it waits for")
-    raise AnswerRefused(run.run, f"it is {run.status}, and nothing holds it back")
+        raise AnswerRefused(run.run, "it waits, and is not paused; answer its question")
+    raise AnswerRefused(run.run, f"it is {run.status}, and is not paused")
 
 
 def cancel(run: RunPreview, compensate: bool) -> Will:
@@ -242,10 +242,10 @@ WORLD: Final[dict[str, str]] = {
 
 def rewind(run: RunPreview, to: str) -> Will:
     if run.run != run.given:
-        raise TimeRefused(run.given, f"goes on as {run.run}; rewind that, or fork this one")
+        raise TimeRefused(run.given, f"continues as {run.run}; rewind that, or fork this one")
     head = run.client.log.head(run.run)
     if head.parent is not None and boundaries.at(run.client.log, run.run, to).seq <= head.base:
-        raise TimeRefused(run.run, f"what is before {to} is of the run that it was forked from; fork that")
+        raise TimeRefused(run.run, f"the events before {to} belong to the run it was forked from; fork that")
     found = leaving(run.client.log, run.run, to)
     steps = found.steps
     span_ = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}" if steps else "nothing"
@@ -301,7 +301,7 @@ def _free(run: RunPreview) -> str:
 
 def undo(found: Undoing, settled: str | None) -> Will:
     if found.status is None:
-        raise TimeRefused(found.run, f"step {found.step} did nothing that could be undone")
+        raise TimeRefused(found.run, f"step {found.step} has no effect to undo")
     if found.refuses is not None and settled is None:
         by_hand = "; undo it by hand, and say that it is settled" if found.compensated_by is None else ""
         raise TimeRefused(found.run, f"step {found.step} cannot be undone: {found.refuses}{by_hand}")

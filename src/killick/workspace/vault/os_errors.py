@@ -20,9 +20,9 @@ def explain(error: OSError, place: str) -> StoreError:
     if error.errno in _READ_ONLY:
         return StoreReadOnly(place)
     if isinstance(error, FileNotFoundError):
-        return StoreUnavailable(place, "something of this vault is not there any more; check that its folder is whole")
+        return StoreUnavailable(place, "part of this vault is missing; check its folder, or restore it from a backup")
     if isinstance(error, NotADirectoryError | FileExistsError):
-        return StoreUnavailable(place, "is no folder, so it cannot be a vault; choose another name")
+        return StoreUnavailable(place, "is not a folder, so it cannot be a vault; choose another name")
     return StoreUnavailable(place, f"the system says: {error.strerror or error}")
 
 

@@ -91,9 +91,7 @@ class Writing:
 
     def _refuse_failed(self) -> None:
         if self._failed is not None:
-            raise StoreUnavailable(
-                self._place, f"this snapshot cannot be gone on with: {self._failed}; begin a new one"
-            )
+            raise StoreUnavailable(self._place, f"this snapshot failed: {self._failed}; start a new one")
 
     def _is_known(self, ref: Id) -> bool:
         known = self._known

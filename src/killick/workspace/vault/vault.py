@@ -203,7 +203,7 @@ class Vault:
         """Reads an object from its pack. If it moved since the index was read, reads the index again."""
         index = self._opened()
         if index is None:
-            raise SnapshotBroken(ref.hex(), f"is missing, for there is no vault at {self._place}")
+            raise SnapshotBroken(ref.hex(), f"is missing, because there is no vault at {self._place}")
         place, before = index.locate(ref), None
         reason = ""
         while place is not None and place != before:
@@ -258,7 +258,7 @@ class Vault:
             return True
         # A vault has its index before its first pack. A new index would let all packs be overwritten.
         if any(map(self._packs.size_bytes, self._packs.numbers())) and not (path.exists() and path.stat().st_size):
-            raise StoreBroken(self._place, f"the packs of this vault are there, and its {_INDEX} is not")
+            raise StoreBroken(self._place, f"this vault has its packs, but its {_INDEX} is missing")
         return False
 
     def _make(self) -> None:

@@ -92,4 +92,4 @@ def _read(path: bytes, entry: Entry | None, ref: Id, load: Load) -> Iterator[tup
         for block in tree.blocks(ref, load):
             yield path, Entry(entry.name, FILE, entry.mode, entry.mtime_ns, block.size, block.ref), block.ref
     elif len(load(ref)) != entry.size:
-        raise SnapshotBroken(ref.hex(), f"does not have the {entry.size} bytes that it should")
+        raise SnapshotBroken(ref.hex(), f"does not have its {entry.size} bytes")
