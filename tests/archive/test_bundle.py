@@ -309,7 +309,7 @@ def test_what_does_not_hold_or_says_what_was_erased_stays_and_is_named(
     kd.store._pieces.pop(next(iter(lost)))  # type: ignore[attr-defined]
     done = old(kd, clock, tmp_path)
     assert done.runs == ("fine",)
-    assert done.kept["apart"] == "it is set apart (somebody touched it)"
+    assert done.kept["apart"] == "it is quarantined (somebody touched it)"
     assert done.kept["erased"] == "it says which values were erased, and others may have shared them"
     assert done.kept["broken"].startswith("its record does not hold (value ")
     assert bundle.verify(tmp_path / "old.gz").runs == 1

@@ -87,7 +87,7 @@ def test_the_demo_is_started_seen_to_die_at_step_6_and_to_go_on_without_a_reload
             first.wait()
         # Nobody is told of a death; who looks, sees it.
         with watch(server) as another:
-            row = another.goto("/workers").get_by_role("row", name=re.compile("launch_meeting.*orphaned")).first
+            row = another.goto("/workers").get_by_role("row", name=re.compile("launch_meeting.*abandoned")).first
             expect(row).to_be_visible()
         with worker(folder, address):
             expect(status).to_have_text("completed", timeout=20_000)

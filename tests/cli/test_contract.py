@@ -11,8 +11,8 @@ import pytest
 
 import killick
 from killick import rules
-from killick.cli.contract_wording import words
 from killick.cli.main import main
+from killick.presenting.contracts import words
 
 claims = killick.Contract(
     "claims",
@@ -210,7 +210,7 @@ def test_showing_prints_the_whole_contract_for_programs(cli: Cli) -> None:
         (rules.context("pay", latest=True), "pay only while the code has seen its last change"),
         (
             rules.deny("pay", ask=killick.Approval(["mia", "max"], need=2, timeout="24h", escalate=[("ann", "30s")])),
-            "never pay; otherwise ask mia and max, 2 agree, for 1d, then ann for 30 s",
+            "never pay; otherwise ask mia and max, 2 approve, for 1d, then ann for 30 s",
         ),
     ],
 )  # fmt: skip

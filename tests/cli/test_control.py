@@ -41,8 +41,8 @@ def test_each_run_is_reported_on_its_own_line_and_one_refusal_makes_the_exit_cod
     assert found.code == 1
     assert found.out.splitlines() == [
         "claim_17  paused",
-        "done_1    refused: is over (completed)",
-        "claim_19  refused: is paused already",
+        "done_1    refused: it is over (completed)",
+        "claim_19  refused: it is paused already",
         "claim_18  paused",
     ]
     assert statuses()["claim_18"] == "paused"
@@ -75,7 +75,12 @@ def test_a_selection_finds_what_fits_oldest_first(
 def test_a_dry_run_changes_nothing(office: Path, capsys: Capture) -> None:
     before = statuses()
     found = call(capsys, "pause", "--all", "--dry-run")
-    assert (found.code, found.out) == (0, "claim_17  would be paused\nclaim_18  would be paused\n")
+    assert (found.code, found.out) == (
+        0,
+        "".join(
+            f"{run}  stops at its next step and stays there until it is resumed.\n" for run in ("claim_17", "claim_18")
+        ),
+    )
     assert "nothing done" in found.err
     assert statuses() == before
 
@@ -103,7 +108,7 @@ def test_json_says_of_each_what_was_done_or_why_not(office: Path, capsys: Captur
     found = json.loads(call(capsys, "pause", "claim_17", "done_1", "--json").out)
     assert found == [
         {"run": "claim_17", "status": "waiting", "done": "paused", "refused": None, "dry_run": False},
-        {"run": "done_1", "status": "completed", "done": None, "refused": "is over (completed)", "dry_run": False},
+        {"run": "done_1", "status": "completed", "done": None, "refused": "it is over (completed)", "dry_run": False},
     ]
 
 
@@ -122,10 +127,10 @@ def test_resume_does_what_each_run_needs_and_says_which(office: Path, capsys: Ca
     found = call(capsys, "resume", "claim_19", "claim_16", "claim_17", "done_1")
     assert found.code == 1
     assert found.out.splitlines() == [
-        "claim_19  resumed; to go on: killick run app.py:review --id claim_19",
-        "claim_16  rewound to step 1, which failed; to go on: killick run app.py:pay_out --id claim_16",
-        "claim_17  refused: waits for answer claim_17:9; `killick inbox` says how to answer",
-        "done_1    refused: is over (completed); start another",
+        "claim_19  resumed; to continue: killick run app.py:review --id claim_19",
+        "claim_16  rewound to step 1, which failed; to continue: killick run app.py:pay_out --id claim_16",
+        "claim_17  refused: it is waiting, and not held back; `killick inbox` shows how to answer",
+        "done_1    refused: it is over (completed); start another",
     ]
     assert call(capsys, "run", "app.py:pay_out", "--id", "claim_16").out == "paid 13 to Ann\n"
 
@@ -133,8 +138,8 @@ def test_resume_does_what_each_run_needs_and_says_which(office: Path, capsys: Ca
 def test_resume_all_leaves_alone_what_needs_nothing(office: Path, capsys: Capture) -> None:
     found = call(capsys, "resume", "--all", "--dry-run")
     assert found.out.splitlines() == [
-        "claim_19  would be resumed: it is paused",
-        "claim_16  would be resumed: it failed",
+        "claim_19  continues where it was paused.",
+        "claim_16  is rewound to before step 1 (pay), which failed, and makes a new attempt.",
     ]
 
 
@@ -162,12 +167,12 @@ def test_a_run_whose_process_was_killed_is_resumed_and_a_live_one_is_not(office:
     while not (office / "asleep").exists() and time.monotonic() < until:
         time.sleep(0.01)
     found = call(capsys, "resume", "s1")
-    assert (found.code, found.out) == (1, "s1  refused: is being run right now; nothing holds it back\n")
+    assert (found.code, found.out) == (1, "s1  refused: it is running, and not held back\n")
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert "s1        would be resumed: its process is gone" in call(capsys, "resume", "--all", "--dry-run").out
+    assert "s1        is abandoned: its process died." in call(capsys, "resume", "--all", "--dry-run").out
     found = call(capsys, "resume", "s1")
-    assert found.out == "s1  taken from a process that is gone; to go on: killick run slow.py:sleeper --id s1\n"
+    assert found.out == "s1  taken from a process that is gone; to continue: killick run slow.py:sleeper --id s1\n"
     (office / "awake").touch()
     assert call(capsys, "run", "slow.py", "--id", "s1").out == "rested\n"
 
@@ -182,7 +187,7 @@ def test_a_diverged_run_is_resumed_with_mended_code(office: Path, capsys: Captur
     assert found.code == 3
     assert "at step 8 the log has tool fetch_docs" in found.err
     assert found.err.count("\n") == 1
-    assert "would be resumed: its code and its record disagreed" in call(capsys, "resume", "claim_17", "--dry-run").out
+    assert "is tried again: its code and its record disagreed" in call(capsys, "resume", "claim_17", "--dry-run").out
 
 
 # cancel -------------------------------------------------------------------------------------------
@@ -191,8 +196,10 @@ def test_a_diverged_run_is_resumed_with_mended_code(office: Path, capsys: Captur
 def test_a_cancelled_run_ends_when_it_is_run_next(office: Path, capsys: Capture) -> None:
     found = call(capsys, "cancel", "claim_17")
     assert found.out == "claim_17  cancelled when it is run next: killick run app.py:review --id claim_17\n"
-    assert call(capsys, "cancel", "claim_17").out == "claim_17  refused: is being cancelled already\n"
-    assert call(capsys, "resume", "claim_17").out.startswith("claim_17  refused: is being cancelled; to let it end: ")
+    assert call(capsys, "cancel", "claim_17").out == "claim_17  refused: it is being cancelled already\n"
+    assert call(capsys, "resume", "claim_17").out.startswith(
+        "claim_17  refused: it is being cancelled, and ends when it is run next"
+    )
     found = call(capsys, "run", "app.py:review", "--id", "claim_17")
     assert (found.code, found.err.count("\n")) == (1, 1)
     assert statuses()["claim_17"] == "cancelled"
@@ -235,7 +242,7 @@ def test_override_answers_a_question_and_names_the_way_back_for_what_is_over(off
     found = call(capsys, "override", "claim_17", "9", "no", "--because", "too much", "--by", "mia")
     assert (found.code, found.err.strip()) == (
         0,
-        "claim_17: step 9 is given this result; to go on: killick run app.py:review --id claim_17",
+        "claim_17: step 9 is given this result; to continue: killick run app.py:review --id claim_17",
     )
     found = call(capsys, "override", "claim_18", "8", "{}")
     assert found.code == 2

@@ -74,7 +74,7 @@ def test_a_run_that_was_set_apart_is_told_with_its_reason_and_the_next_move(caps
     with killick.open("killick.db") as kd:
         kd.store.quarantine("r", "at event 3 somebody touched it, and it is long since anybody " + "looked " * 20)
     out = did(capsys, code=1)
-    assert "✗ 1 run is broken and quarantined\n" in out
+    assert "✗ 1 run fails verification and is quarantined\n" in out
     assert "    r  doctored  " in out
     assert "\n  killick store repair r\n" in out
     assert out.splitlines()[-1] == "✗ 1 thing is wrong"

@@ -256,7 +256,7 @@ def test_a_fork_has_a_folder_of_its_own(here: Path, capsys: Capture) -> None:
 def test_a_rewind_says_that_files_go_back_and_what_was_kept(here: Path, capsys: Capture) -> None:
     (here / "shop" / "mine.txt").write_text("by hand")
     told = did(capsys, "rewind", "fix", "--to", "2:before", "--dry-run")
-    assert re.search(r"^  files       go back to snapshot [0-9a-f]{12}: 1 added, 1 removed, 1 changed$", told,
+    assert re.search(r"^  files       return to snapshot [0-9a-f]{12}: 1 added, 1 removed, 1 changed$", told,
                      re.MULTILINE)  # fmt: skip
     assert "what is there is kept first" in told
     assert "stays done" not in told

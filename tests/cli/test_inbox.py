@@ -88,7 +88,7 @@ def test_what_is_answered_leaves_the_inbox_before_the_run_goes_on(office: Path, 
     main(["answer", "claim_17", "approve"])
     found = call(capsys, "inbox")
     assert "claim_17" not in found.out
-    assert "claim_17: answered, and goes on when somebody runs it: killick run app.py:review --id claim_17" in found.err
+    assert "claim_17: answered; to continue: killick run app.py:review --id claim_17, or start a worker" in found.err
 
 
 # answer -------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def test_what_is_answered_leaves_the_inbox_before_the_run_goes_on(office: Path, 
 def test_an_answer_is_on_record_with_who_and_why_and_says_what_comes_next(office: Path, capsys: Capture) -> None:
     found = call(capsys, "answer", "claim_17", "reject", "--by", "mia", "--comment", "no receipt")
     assert (found.code, found.out) == (0, "claim_17:9  reject\n")
-    assert found.err == "goes on when somebody runs it: killick run app.py:review --id claim_17\n"
+    assert found.err == "to continue: killick run app.py:review --id claim_17, or start a worker\n"
     assert call(capsys, "run", "app.py:review", "--id", "claim_17").out == "not paid: no receipt\n"
 
 
@@ -143,7 +143,7 @@ def test_json_tells_who_answered_what(office: Path, capsys: Capture) -> None:
     found = json.loads(call(capsys, "answer", "claim_17", "approve", "--by", "mia", "--json").out)
     assert found == {
         "run": "claim_17", "wait": "claim_17:9", "answer": "approve", "by": "mia",
-        "next": "goes on when somebody runs it: killick run app.py:review --id claim_17",
+        "next": "to continue: killick run app.py:review --id claim_17, or start a worker",
     }  # fmt: skip
 
 
@@ -179,10 +179,10 @@ def test_the_inbox_says_which_call_why_of_whom_and_how_many_agreed(refund: Path,
     assert lines[0] == 'r1:1  refund(to="Ann", amount=400, note=null)'
     assert lines[1] == "  amount is 400; at most 100 is allowed (rule large sums)"
     assert lines[2].startswith("  asked of managers (max, mia, moe) ")
-    assert lines[3].startswith("  0 of 2 agreed; until 20")
+    assert lines[3].startswith("  0 of 2 approved; until 20")
     assert lines[4] == "  killick answer r1:1 approve  (or reject, edit --set amount=100, respond --value VALUE)"
     main(["answer", "r1", "approve", "--by", "mia"])
-    assert call(capsys, "inbox").out.splitlines()[3].startswith("  1 of 2 agreed (mia); until 20")
+    assert call(capsys, "inbox").out.splitlines()[3].startswith("  1 of 2 approved (mia); until 20")
     [wait] = json.loads(call(capsys, "inbox", "--to", "moe", "--json").out)
     assert (wait["need"], wait["votes"], wait["rule"], wait["may"]) == (2, ["mia"], "large sums", ["max", "mia", "moe"])
 
@@ -191,15 +191,15 @@ def test_one_of_two_who_agrees_is_told_who_has_to_agree_yet(refund: Path, capsys
     found = call(capsys, "answer", "r1", "approve", "--by", "mia")
     assert (found.code, found.out) == (
         0,
-        'r1:1  approve refund(to="Ann", amount=400, note=null): 1 of 2 agreed (mia)\n',
+        'r1:1  approve refund(to="Ann", amount=400, note=null): 1 of 2 approved (mia)\n',
     )
     assert found.err == "1 more of max or moe has to agree; the votes are kept until then\n"
     again = call(capsys, "answer", "r1", "approve", "--by", "mia")
     assert (again.code, again.out) == (2, "")
     assert again.err.startswith("killick: r1:1: mia agreed already; 1 of 2")
     found = call(capsys, "answer", "r1", "approve", "--by", "max")
-    assert found.out == 'r1:1  approve refund(to="Ann", amount=400, note=null): 2 of 2 agreed (mia, max)\n'
-    assert found.err.startswith("goes on when somebody runs it: ")
+    assert found.out == 'r1:1  approve refund(to="Ann", amount=400, note=null): 2 of 2 approved (mia, max)\n'
+    assert found.err.startswith("to continue: ")
     assert goes_on(capsys) == "gave 400 back to Ann\n"
 
 
@@ -252,11 +252,11 @@ def test_what_was_passed_on_says_from_whom(refund: Path, capsys: Capture) -> Non
     with killick.open("killick.db", clock=clock) as kd:
         kd.advance("r1")
     lines = call(capsys, "inbox").out.splitlines()
-    assert re.fullmatch(r"  asked of directors \(dan, dora\) .*, passed on from managers", lines[2]), lines
+    assert re.fullmatch(r"  asked of directors \(dan, dora\) .*, escalated from managers", lines[2]), lines
     assert call(capsys, "answer", "r1", "approve", "--by", "mia").code == 2
     shown = call(capsys, "show", "r1").out
-    assert "asked of directors (dan, dora), 0 of 2 agreed, passed on from managers" in shown
-    assert "asked managers by rule large sums: nobody answered in time" in shown
+    assert "asked of directors (dan, dora), 0 of 2 approved, escalated from managers" in shown
+    assert "asked managers by rule large sums: no answer in time" in shown
 
 
 @pytest.mark.slow
@@ -264,11 +264,11 @@ def test_a_terminal_asks_who_may_answer_and_takes_an_edit_by_name(refund: Path) 
     me = [sys.executable, "-m", "killick", "answer", "r1"]
     env = plain_environment(NO_COLOR="1")
     code, seen = on_terminal(me, cwd=refund, env=env)
-    assert (code, "r1:1: is asked of managers (max, mia, moe); --by says who answers" in seen) == (2, True), seen
+    assert (code, "r1:1: it is asked of managers (max, mia, moe); --by says who answers" in seen) == (2, True), seen
     types = {"Enter: later": "edit amount=much\n", "as integer": "edit amount=70 'to=Bob B'\n"}
     code, seen = on_terminal([*me, "--by", "mia"], cwd=refund, env=env, types=types)
     assert code == 0, seen
-    assert "0 of 2 agreed" in seen
+    assert "0 of 2 approved" in seen
     assert "edit amount=100; respond VALUE" in seen
     with killick.open(str(refund / "killick.db")) as kd:
         [message] = kd.store.messages("r1")
@@ -301,7 +301,7 @@ def test_a_call_hides_nothing_from_whoever_is_asked(
 def test_what_is_said_waits_for_the_run(office: Path, capsys: Capture) -> None:
     found = call(capsys, "say", "claim_17", "look at [page 2] again", "--by", "mia")
     assert (found.code, found.out) == (0, "")
-    assert found.err.startswith("claim_17: told; goes on when somebody runs it")
+    assert found.err.startswith("claim_17: sent; to continue: ")
     with killick.open("killick.db") as kd:
         [message] = kd.store.messages("claim_17")
     assert (message.name, message.by) == ("killick.said", "mia")

@@ -162,11 +162,11 @@ MISTAKES = [
     ("pause claim17", "did you mean claim_17?"),
     ("pause claim_17 claim17", "did you mean claim_17?"),
     ("pause claim_17 --all", "not both"),
-    ("pause --agent nosuch", "nothing to pause: no run fits (agent nosuch)"),
+    ("pause --agent nosuch", "nothing to pause: no run matches (agent nosuch)"),
     ("pause --status wating", "--status: 'wating' is not one of"),
     ("pause --since soon --all", "'soon' is not a duration"),
     ("pause --all", "pause 3 runs (claim_17, claim_18, refund_20)? Nobody is here to say so; add --yes"),
-    ("cancel --failed --agent nosuch", "nothing to cancel: no run fits (failed, agent nosuch)"),
+    ("cancel --failed --agent nosuch", "nothing to cancel: no run matches (failed, agent nosuch)"),
     ("resume", "resume what?"),
     ("send claim_17", "send: needs NAME"),
     ("send done_1 paid", "done_1: is over (completed) and hears nothing"),
@@ -342,7 +342,7 @@ def test_an_example_in_a_help_text_works(
         line = re.sub(r"--snapshot \w+", f"--snapshot {kept}", line)
     found = call(capsys, *example_args(line))
     # A run that waits for a person is no failure of the example, and a selection may find nothing to do.
-    waits, finds_nothing = found.code == 3, found.code == 2 and "no run fits" in found.err
+    waits, finds_nothing = found.code == 3, found.code == 2 and "no run matches" in found.err
     assert found.code == 0 or waits or finds_nothing, found
 
 

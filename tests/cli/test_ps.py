@@ -111,14 +111,15 @@ def test_every_run_is_a_line_newest_first_and_the_last_line_counts_them(listed: 
     lines = listed()
     assert lines[0].split("  ")[0] == "RUN"
     assert runs(lines) == ALL
-    assert lines[-1] == "1 queued · 2 waiting · 1 paused · 1 completed · 1 failed · 1 orphaned"
+    counts = "1 queued · 2 waiting · 1 paused · 1 completed · 1 failed · 1 abandoned"
+    assert lines[-1] == f"{counts}: its process died. Run `killick resume orphan_1`, or start a worker"
 
 
 def test_a_line_says_where_a_run_is_and_what_it_waits_for(listed: Any) -> None:
     found = {line.split()[0]: " ".join(line.split()[1:]) for line in listed()}
     assert found["ask_1"].startswith("ps_ask waiting ask 2/2 managers: Pay ann? ")
     assert found["fail_1"].startswith("ps_fail failed LookupError: no such account ")
-    assert found["orphan_1"].startswith("ps_dies orphaned step 1 ps_dying killick resume orphan_1 ")
+    assert found["orphan_1"].startswith("ps_dies abandoned step 1 ps_dying killick resume orphan_1 ")
     assert found["paused_1"].startswith("ps_echo paused a person to resume it ")
     assert found["nap_1"].startswith("ps_nap waiting step 1 ps_nap attempt 2 of ps_nap at ")
 
@@ -132,7 +133,7 @@ def test_a_line_says_where_a_run_is_and_what_it_waits_for(listed: Any) -> None:
         (["--waiting", "--failed"], ["nap_1", "ask_1", "fail_1"]),
         (["-s", "queued,paused"], ["paused_1", "queued_1"]),
         (["-s", "queued", "-s", "completed"], ["queued_1", "echo_1"]),
-        (["-s", "orphaned"], ["orphan_1"]),
+        (["-s", "abandoned"], ["orphan_1"]),
         (["--agent", "ps_ask"], ["ask_1"]),
         (["--tag", "night"], ["queued_1"]),
         (["--since", "1h"], ALL),

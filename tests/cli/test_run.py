@@ -138,7 +138,7 @@ def test_a_failed_run_ends_with_1_and_one_line_and_goes_on_when_resumed(office: 
     )
     (office / "bank-closed").unlink()
     assert (
-        "rewound to step 1, which failed; to go on: killick run app.py:pay_out --id p1"
+        "rewound to step 1, which failed; to continue: killick run app.py:pay_out --id p1"
         in call(capsys, "resume", "p1").out
     )
     assert call(capsys, "run", "app.py:pay_out", "--id", "p1").out == "paid 13 to Ann\n"

@@ -234,7 +234,7 @@ def test_the_timeline_has_signs_numbers_calls_attempts_and_reasons(show: Any) ->
         r"✓ 3  Who decides\? → manager\n +chosen by the agent from auto, manager\n +because it is large", told
     )
     assert re.search(r"… 4  asks managers: Pay 80\?", told)
-    assert re.search(r'  context route="manager"\n.*  note asked a manager\n.*  ── approve\n', told)
+    assert re.search(r'  context route="manager"\n.*  note: asked a manager\n.*  ── approve\n', told)
 
 
 def test_a_failure_is_told_with_its_chain_its_place_and_what_was_known(show: Any) -> None:
@@ -295,9 +295,7 @@ def test_a_rewind_shows_what_it_left_behind(store: Path, show: Any) -> None:
         log = kd.log.open("rewound_1")
         log.append(Entry(e.RunRewound(at=step.at, cut=step.intended - 1, generation=1, by="mia"), {"because": "wrong"}))
     told = show("rewound_1")
-    assert re.search(
-        r"taken back to 2:before by mia: wrong\n +left behind ✓ 2 show_fetch\(claim=1\)\n +left behind ✓ 3", told
-    )
+    assert re.search(r"rewound to 2:before by mia: wrong\n +rewound ✓ 2 show_fetch\(claim=1\)\n +rewound ✓ 3", told)
 
 
 # what was judged ----------------------------------------------------------------------------------
@@ -317,14 +315,14 @@ def test_a_page_tells_rejections_questions_votes_and_edits(store: Path, show: An
         assert re.search(
             r'  waits   show_transfer\(to="ann", amount=300\)\n'
             r"          .*\(rule two people\)\n"
-            r"          asked of directors \(dan, dora\), 1 of 2 agreed \(dan\)\n"
+            r"          asked of directors \(dan, dora\), 1 of 2 approved \(dan\)\n"
             r"  next    killick answer judged_1:2 approve  or",
             told,
         ), told
         kd.answer("judged_1", "approve", by="dora")
         kd.advance("judged_1")
     told = show("judged_1")
-    assert f"  judged by contract transfers, 4 rules, {TRANSFERS.digest[:8]}\n" in told
+    assert f"  contract transfers in force, 4 rules, {TRANSFERS.digest[:8]}\n" in told
     assert re.search(
         r'✗ 1  show_transfer\(to="ann", amount=9000\)\n'
         r" +rejected by rule arguments show_transfer: amount is 9000; at most 5000 is\n +allowed\n",
@@ -335,7 +333,7 @@ def test_a_page_tells_rejections_questions_votes_and_edits(store: Path, show: An
         r'✓ 2  show_transfer\(to="ann", amount=300\) → 300 to ann\n'
         r" +asked managers by rule large sums\n"
         r" +edited by mia: amount 400 → 300 “not so much”\n"
-        r" +asked directors by rule two people: dan, dora agreed\n",
+        r" +asked directors by rule two people: dan, dora approved\n",
         told,
     ), told
 
@@ -343,7 +341,7 @@ def test_a_page_tells_rejections_questions_votes_and_edits(store: Path, show: An
 @pytest.mark.parametrize(
     ("verb", "value", "line"),
     [
-        ("reject", None, "asked managers by rule large sums: mia said no “why?”"),
+        ("reject", None, "asked managers by rule large sums: mia rejected it “why?”"),
         ("respond", "ask her", "asked managers by rule large sums: mia answered instead: ask her “why?”"),
     ],
 )
@@ -494,14 +492,14 @@ with killick.open(sys.argv[1]) as kd:
 """
 
 
-def test_a_run_whose_process_was_killed_is_orphaned_and_says_how_to_go_on(store: Path, show: Any) -> None:
+def test_a_run_whose_process_was_killed_is_abandoned_and_says_how_to_go_on(store: Path, show: Any) -> None:
     dead = subprocess.run([sys.executable, "-c", textwrap.dedent(DYING), str(store)], check=False)
     assert dead.returncode == -signal.SIGKILL
     lines = head(show("orphan_1")).splitlines()
-    assert lines[0] == "orphan_1  orphaned  show_dies"
-    assert re.fullmatch(r"  dead    process \d+ was at it and is gone", lines[2])
-    assert lines[3] == "  next    killick resume orphan_1"
-    assert "The process that held the run is gone. Nothing happens until a person resumes the run." in " ".join(
+    assert lines[0] == "orphan_1  abandoned  show_dies"
+    assert re.fullmatch(r"  dead    process \d+ died", lines[2])
+    assert lines[3] == "  next    killick resume orphan_1  or start a worker"
+    assert "The run's process died. Nothing happens until a worker takes the run or a person resumes it." in " ".join(
         show("orphan_1", "--why").split()
     )
 

@@ -183,7 +183,7 @@ def test_a_fork_says_what_it_shares_what_differs_and_how_to_go_on(office: Path, 
         "bill_17-fork leaves bill_17 at 4:after @15",
         "  shares      steps 1 to 4, nothing is copied",
         "  differs     context limit=9",
-        "  world       adopts what bill_17 did (5 pay, 6 mail); what is new is put to a person first",
+        "  world       adopts the effects of bill_17 (5 pay, 6 mail); a new effect needs a person's approval first",
         "  next        killick run --id bill_17-fork",
         "              killick diff bill_17 bill_17-fork",
     ]
@@ -192,7 +192,7 @@ def test_a_fork_says_what_it_shares_what_differs_and_how_to_go_on(office: Path, 
         "bill_17-fork-2 leaves bill_17 at start @1",
         "  shares      its start, nothing is copied",
         "  differs     in nothing",
-        "  world       adopts what bill_17 did (5 pay, 6 mail); what is new fails the step",
+        "  world       adopts the effects of bill_17 (5 pay, 6 mail); a new effect fails its step",
     ]
 
 
@@ -205,7 +205,7 @@ def test_another_output_forks_right_after_its_step_and_the_run_says_where_they_p
         "bill_17-fork leaves bill_17 at 2:after @8",
         "  shares      steps 1 to 2, nothing is copied",
         '  differs     2 returned {"status":"down","rate":0}',
-        "  world       adopts what bill_17 did (5 pay, 6 mail); what is new is put to a person first",
+        "  world       adopts the effects of bill_17 (5 pay, 6 mail); a new effect needs a person's approval first",
         "  now         is completed: not paid: no rate today",
         "  parts at    step 2: the same call, and something else came of it",
         '              bill_17       rate(currency="EUR") → {"status":"up","rate":2}',
@@ -267,14 +267,14 @@ def test_a_fork_whose_agent_is_not_known_is_made_and_says_how_to_run_it(office: 
 # rewind -------------------------------------------------------------------------------------------
 
 LEAVES_3: Final = [
-    "bill_17 would go back to 3:before @8",
+    "bill_17 would be rewound to 3:before @8",
     "  leaves      steps 3 to 7, which stay on record",
-    '  stays done  5   pay(to="b-17", amount=2500, token="T-1") → {"receipt": "PA-2211", "amount": 2500}',
-    '              6   mail(to="ann@example.org", text="Paid, see PA-2211: thanks") → M-77012',
-    "              the same again gets this result; nothing is done twice",
+    '  stays done  step 5, pay(to="b-17", amount=2500, token="T-1") → {"receipt": "PA-2211", "amount": 2500}',
+    '              step 6, mail(to="ann@example.org", text="Paid, see PA-2211: thanks") → M-77012',
+    "              the same call again gets this result; nothing is done twice",
     "  consumed    token; stays so",
     "  returns     to the inbox: note, 1×",
-    "  asked anew  step 3: mia said approve",
+    "  asks again  step 3: mia answered approve",
 ]
 
 
@@ -312,7 +312,7 @@ def test_a_terminal_is_asked_before_effects_are_left_behind(office: Path) -> Non
 def test_nobody_is_asked_where_nothing_was_done_to_the_world(office: Path, capsys: Capture) -> None:
     main(["run", "app.py:reader", "-q", "-i", "1", "--id", "read"])
     assert call(capsys, "rewind", "read", "--to", "2:before").out.splitlines() == [
-        "read would go back to 2:before @5",
+        "read would be rewound to 2:before @5",
         "  leaves      step 2, which stays on record",
         "read  rewound to 2:before",
         "  next        killick run --id read",
@@ -354,16 +354,20 @@ def test_an_undo_says_what_it_undoes_then_undoes_it_and_says_what_came_of_it(off
         '  returned    {"receipt": "PA-2211", "amount": 2500}',
         f"  effect      happened  {key}",
         "  undone by   refund",
+        "  used by     context.receipt is PA-2211",
+        "              step 6 mail: arguments.text has PA-2211  (happened, and stays)",
+        "              result has PA-2211",
+        "  and so by   step 7 decision: because has M-77012, through 6",
         "  consumed    token; stays so",
         "bill_17  undid step 5, pay",
         "  came to     refunded PA-2211",
-        "  next        leave it so, or take the run back to before it:",
+        "  next        leave it, or rewind the run to before it:",
         "              killick rewind bill_17 --to 5:before",
     ]
     assert bank() == ["pay 2500 to b-17", "mail", "refund PA-2211"]
     again = call(capsys, "undo", "bill_17", "--step", "5", "--yes")
     assert again == Called(2, "", "killick: bill_17: step 5 cannot be undone: it was undone already, by step 0.1\n")
-    assert "  undone      5   pay(" in call(capsys, "rewind", "bill_17", "--to", "5:before", "--dry-run").out
+    assert "  undone      step 5, pay(" in call(capsys, "rewind", "bill_17", "--to", "5:before", "--dry-run").out
 
 
 @pytest.mark.slow
@@ -394,7 +398,8 @@ def test_an_undoing_that_is_lost_sight_of_is_settled_and_done_again(office: Path
     again = call(capsys, "undo", "bill_17", "--step", "5", "--yes")
     assert (again.code, again.out) == (2, "")
     assert (
-        "undoing it began, as step 0.1, and whether that happened is not known; look, and say which it is" in again.err
+        "undoing it began, as step 0.1, and whether that happened is not known; check, then say which it is"
+        in again.err
     )
     (office / "line-is-dead").unlink()
     assert call(capsys, "undo", "bill_17", "--step", "5", "--yes", "--settled", "not").code == 0

@@ -68,7 +68,7 @@ def test_triggers_are_listed_with_what_sets_them_off_and_when(office: Path, caps
     take_up()
     call(capsys, "trigger", "pause", "fulfil")
     found = call(capsys, "trigger").out.splitlines()
-    assert found[1] == "        paused; fired nothing yet"
+    assert found[1] == "        paused; has not fired yet"
     assert found[3].startswith("        next in ")
     assert max(map(len, found)) <= 80
     listed = json.loads(call(capsys, "trigger", "--json").out)
@@ -96,17 +96,20 @@ def test_who_mistypes_a_name_is_told_the_nearest(office: Path, capsys: Capture) 
     assert "reprot: no such trigger in" in found.err
     assert "did you mean report?" in found.err
     found = call(capsys, "trigger", "pause", "report")
-    assert (found.code, found.err) == (2, "killick: report: no worker has taken it up yet; `killick worker` does\n")
+    assert (found.code, found.err) == (
+        2,
+        "killick: report: no worker has taken it up yet; start one with `killick worker`\n",
+    )
 
 
 def test_an_event_is_published_to_whoever_listens(office: Path, capsys: Capture) -> None:
     call(capsys, "trigger")
     take_up()
     found = call(capsys, "trigger", "publish", "order.created", '{"number": 17}', "--id", "o17")
-    assert (found.code, found.out) == (0, "order.created  heard by 1 trigger\n")
+    assert (found.code, found.out) == (0, "order.created  received by 1 trigger\n")
     found = call(capsys, "trigger", "publish", "order.craeted", "--json")
     assert (found.code, json.loads(found.out)) == (1, {"event": "order.craeted", "heard": 0})
-    assert "nobody listens to order.craeted" in found.err
+    assert "no trigger listens to order.craeted" in found.err
 
 
 def test_a_history_tells_what_was_fired_and_what_was_passed_and_why(office: Path, capsys: Capture) -> None:
@@ -124,7 +127,7 @@ def test_a_history_tells_what_was_fired_and_what_was_passed_and_why(office: Path
     assert (last["did"], last["by"]) == ("resumed", "ada")
     call(capsys, "trigger", "fire", "fulfil")
     found = call(capsys, "trigger", "history", "fulfil").out.splitlines()
-    assert "no input could be made (killick.errors.ValueRefused" in found[-1]
+    assert "no input could be made: killick.errors.ValueRefused" in found[-1]
 
 
 @pytest.mark.slow

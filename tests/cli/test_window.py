@@ -66,7 +66,7 @@ def test_a_short_run_has_a_line_a_call(show: Any) -> None:
     lines = told.partition("CALL")[2].splitlines()[1:13]
     assert [line.split()[0] for line in lines] == [str(number) for number in range(1, 13)]
     assert "WITHOUT" not in told
-    assert "left     nothing: no window was held; killick.loop(…, budget=…) and killick.Window hold one" in told
+    assert "left     nothing: no window was held; killick.loop(…, budget=…) or killick.Window holds one" in told
     assert "instead" not in told
 
 

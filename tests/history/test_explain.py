@@ -245,7 +245,7 @@ def test_a_doubt_that_nobody_settled_yet_says_what_it_waits_for() -> None:
     assert why(tl, "1")[-2:] == [
         "It was begun at 09:00:01, and its process was gone before it was over. Whether it had happened was not known. "
         "People were asked at 09:01:01 whether it had happened.",
-        "Nothing happens until a person answers whether it happened.",
+        "Nothing happens until a person says whether it happened.",
     ]
 
 
@@ -278,7 +278,7 @@ def test_an_error_whose_outcome_is_unknown_says_so() -> None:
     assert "Whether it had happened was not known. " not in why(tl, "1")[-1]
     assert why(tl, "1")[-2:] == [
         "It failed after 1 second with ConnectionError: “the bank is away”. Whether it had happened was not known.",
-        "Nothing happens until a person answers whether it happened.",
+        "Nothing happens until a person says whether it happened.",
     ]
 
 
@@ -423,7 +423,7 @@ def test_a_question_with_options_names_them() -> None:
             wait("1", 0, "event", "paid", deadline=at(3600)),
             "Step 1 began to wait on 2 March 2026 at 09:00:00 UTC for a message named paid, until 10:00:00 at the "
             "latest.",
-            "It continues when it receives the message paid.",
+            "It continues when a caller sends the message paid.",
         ),
         (
             wait("1", 0, "child", "other/2"),
@@ -675,9 +675,9 @@ def test_a_run_that_failed_at_a_step_explains_that_step() -> None:
 @pytest.mark.parametrize(
     ("more", "options", "told"),
     [
-        ([], {}, "No worker has claimed the run yet."),
+        ([], {}, "No worker has taken the run yet."),
         ([taken(0)], {}, "It has taken no step yet."),
-        ([taken(0)], {"orphaned": True}, "The process that held the run is gone. Nothing happens until a person"),
+        ([taken(0)], {"abandoned": True}, "The run's process died. Nothing happens until a worker"),
         (
             [(e.RunPaused(at=at(9), by="ops"), {"because": "the month is closing"})],
             {},
@@ -692,12 +692,12 @@ def test_a_run_that_failed_at_a_step_explains_that_step() -> None:
             {},
             "The code no longer fits the record, as was found at 09:00:09. At step 2 the log has tool pay(1), "
             "and the "
-            "code has tool mail(2). Nothing happens until the code is corrected and a person resumes the run.",
+            "code came to tool mail(2). Nothing happens until the code is fixed and a person resumes the run.",
         ),
         (
             [(e.RunRepaired(at=at(9), first=1, last=1, hash_before="", hash_head=""), {"because": "torn"})],
             {},
-            "Its record was repaired. Nothing happens until a person has checked it and resumes the run.",
+            "Its record was repaired. Nothing happens until a person has looked at it and resumes the run.",
         ),
         ([taken(0), (e.CancelRequested(at=at(9)), None)], {}, "The run is being cancelled."),
     ],
@@ -713,8 +713,8 @@ def test_a_child_says_who_started_it() -> None:
 def test_a_step_at_work_says_that_it_is_not_over_or_that_its_process_is_gone() -> None:
     tl = read(taken(0), tool("1", "pay", 0, "at_most_once"), begun("1", 0))
     assert why(tl, "1")[-2:] == ["It was begun at 09:00:00.", "It is not over yet."]
-    assert why(tl, "1", orphaned=True)[-1] == (
-        "The process that held the run is gone. Nothing happens until a person resumes the run."
+    assert why(tl, "1", abandoned=True)[-1] == (
+        "The run's process died. Nothing happens until a worker takes the run or a person resumes it."
     )
 
 

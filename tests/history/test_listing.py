@@ -129,7 +129,7 @@ def test_a_paused_run_waits_for_somebody_first(kd: Client) -> None:
     assert [one.text for one in line_of(kd, "ada").about] == ["a person to resume it", "managers: Pay ada?"]
 
 
-def test_a_run_that_nobody_is_at_is_orphaned_and_one_set_apart_is_broken(kd: Client, clock: ManualClock) -> None:
+def test_a_run_that_nobody_is_at_is_abandoned_and_one_set_apart_is_broken(kd: Client, clock: ManualClock) -> None:
     kd.start(agent, "done", id="done")
     started = kd.log.open("done", holder="w1", seconds=30)
     started.append(killick_taken(clock))
@@ -137,7 +137,7 @@ def test_a_run_that_nobody_is_at_is_orphaned_and_one_set_apart_is_broken(kd: Cli
     assert line_of(kd, "done").worker == "w1"
     clock.advance(31)
     line = line_of(kd, "done")
-    assert (line.status, line.about[0].kind) == ("orphaned", "worker")
+    assert (line.status, line.about[0].kind) == ("abandoned", "worker")
     kd.store.quarantine("done", "torn")
     line = line_of(kd, "done")
     assert (line.status, [one.kind for one in line.about]) == ("broken", ["record"])

@@ -92,9 +92,9 @@ def test_the_first_answer_counts_and_the_second_is_told_who_was_first(office: De
     assert [(each["by"], each["verb"]) for each in found["answered"]] == [("mia", "approve")]
     assert "was first" in office.page("/inbox")
     assert "You</strong> said approve" in office.be("mia").page("/inbox")
-    assert office.get(f"/inbox/{wait}")["gone"] == "mia was first and said approve"
+    assert office.get(f"/inbox/{wait}")["gone"] == "mia answered first: approve"
     office.kd.advance("claim")
-    assert office.get(f"/inbox/{wait}")["gone"] == "mia was first and said approve"
+    assert office.get(f"/inbox/{wait}")["gone"] == "mia answered first: approve"
     assert "nothing to answer here any more" in office.page(f"/inbox/{wait}")
 
 
@@ -125,9 +125,10 @@ def test_a_question_that_wants_a_value_offers_no_approval_and_takes_none(office:
 def test_two_who_have_to_agree_are_counted_one_by_one(office: Desk) -> None:
     office.at(at.rollout, 5, run="r")
     told = office.be("lea").post("/inbox/r:1", verb="approve", saw=saw(office, "r:1"))
-    assert told["next"].startswith("1 of 2 agreed (lea); 1 more of leo has to agree")
+    assert told["did"].endswith(": 1 of 2 approved (lea)")
+    assert told["next"].startswith("1 more of leo has to agree")
     [question] = office.get("/inbox")["questions"]
-    assert (question["votes"], question["why_not"]) == (["lea"], "you agreed already")
+    assert (question["votes"], question["why_not"]) == (["lea"], "lea approved it already")
     assert office.post("/inbox/r:1", 409, verb="approve", saw=question["saw"])["code"] == "already_agreed"
     office.be("leo").post("/inbox/r:1", verb="approve", saw=question["saw"])
     office.kd.advance("r")

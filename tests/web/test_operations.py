@@ -33,7 +33,7 @@ def test_a_run_is_paused_and_resumed_with_who_and_why(office: Desk) -> None:
     assert (event.by, data["because"]) == ("mia", "the bank is closed")
     assert office.post("/runs/r/pause", 409)["detail"].endswith("it is paused already")
     will, did = office.does("/runs/r/resume")
-    assert "goes on where it was paused" in will
+    assert "continues where it was paused" in will
     assert did == "resumed"
 
 
@@ -41,12 +41,12 @@ def test_a_failed_run_is_resumed_at_what_failed(office: Desk) -> None:
     office.at(at.fails)
     will, _ = office.does("/runs/r/resume")
     assert "where its code failed" in will
-    assert "nothing is done twice" in will
+    assert "none is made twice" in will
 
 
 def test_cancelling_says_what_stays_done_and_what_is_undone(office: Desk) -> None:
     office.at(at.waits)
-    assert "What it did stays done" in office.post("/runs/r/cancel", dry_run=True)["will"]
+    assert "Its effects stay" in office.post("/runs/r/cancel", dry_run=True)["will"]
     will, _ = office.does("/runs/r/cancel", compensate=True)
     assert "undone, the last first" in will
     office.kd.advance("r")
@@ -70,7 +70,7 @@ def test_priority_note_and_word_are_given(office: Desk) -> None:
     assert office.kd.info("r").priority == 7
     assert "Its code never sees it" in office.does("/runs/r/note", note="called them")[0]
     assert last(office, e.NoteMade)[2]["note"] == "called them"
-    assert "hears it before" in office.does("/runs/r/say", text="hurry")[0]
+    assert "reads it before" in office.does("/runs/r/say", text="hurry")[0]
 
 
 def test_a_message_is_sent_once_by_its_id(office: Desk) -> None:
@@ -86,7 +86,7 @@ def test_a_message_is_sent_once_by_its_id(office: Desk) -> None:
 def test_a_step_is_overridden_skipped_or_tried_now(office: Desk) -> None:
     office.at(at.waits, run="o")
     will, did = office.does("/runs/o/override", step="2", output={"sum": 9})
-    assert "instead of being done" in will
+    assert "instead of being executed" in will
     assert did == "step 2 is given this result"
     office.at(at.waits, run="s")
     assert "killick.Skipped" in office.does("/runs/s/skip", step="2")[0]
@@ -98,8 +98,8 @@ def test_a_step_is_overridden_skipped_or_tried_now(office: Desk) -> None:
 def test_a_rewind_says_what_stays_done(office: Desk) -> None:
     office.at(at.waits)
     will, did = office.does("/runs/r/rewind", to="1:before", because="wrong room")
-    assert "It leaves steps 1 to 2, which stay on record" in will
-    assert 'stays done: step 1, desk_book(room="attic"); the same again gets this result' in will
+    assert "leaves: steps 1 to 2, which stay on record" in will
+    assert 'stays done: step 1, desk_book(room="attic")' in will
     assert did == "rewound to 1:before"
     assert office.post("/runs/r/rewind", 404, to="99:before")["code"] == "boundary_unknown"
 
@@ -107,7 +107,7 @@ def test_a_rewind_says_what_stays_done(office: Desk) -> None:
 def test_a_fork_goes_on_under_other_conditions(office: Desk) -> None:
     office.at(at.claim, at.Claim(name="bob", amount=5))
     will = office.post("/runs/r/fork", at="start", input={"name": "cyd", "amount": 7}, dry_run=True)
-    assert "A new run, r-fork, shares the time of r up to start" in will["will"]
+    assert "A new run, r-fork, has the history of r up to start" in will["will"]
     assert any("other input" in line for line in will["more"])
     assert office.kd.store.head("r-fork") is None
     made = office.post("/runs/r/fork", at="start", id="f", input={"name": "cyd", "amount": 7}, effects="none")
@@ -122,7 +122,7 @@ def test_undoing_says_who_used_it_and_undoes_only_that(office: Desk) -> None:
     office.at(at.waits)
     will, did = office.does("/runs/r/undo", step="1", because="not needed")
     assert "is undone by refund" in will
-    assert "Whoever asks for the same again has it done anew" in will
+    assert "The same call again is executed" in will
     assert did == "undid step 1, desk_book"
     assert "undone already" in office.post("/runs/r/undo", 409, step="1", dry_run=True)["detail"]
 
@@ -131,7 +131,7 @@ def test_only_what_makes_sense_is_offered_and_the_rest_says_why(office: Desk) ->
     office.at(at.waits)
     offers = {each["command"]: each["why_not"] for each in office.get("/runs/r/act")["offers"]}
     assert offers["pause"] is offers["cancel"] is offers["fork"] is offers["undo"] is None
-    assert offers["resume"].startswith("it waits, and is not paused")
+    assert offers["resume"].startswith("it is waiting, and not held back")
     assert offers["retry"] == "no step sits out a delay"
     page = office.page("/runs/r/act")
     assert 'id="do-pause"' in page

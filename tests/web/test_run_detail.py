@@ -17,10 +17,10 @@ import killick
 from killick import rules
 from killick.history.explain import why
 from killick.history.timeline import timeline
+from killick.presenting.steps import reply_text
 from killick.store import MemoryStore
 from killick.store.protocol import Row
 from killick.web.app import asgi
-from killick.web.handlers.step_list import reply_text
 
 XSS = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>{{7*7}}"
 LETTER = "Dear Ada, " * 4_000
@@ -172,7 +172,7 @@ def test_a_failed_run_says_at_which_step_and_why(kd: killick.Client) -> None:
         kd.run(broken, 1, id="r")
     doc = api(kd, "/runs/r")
     assert doc["position"]["where"] == "Failed at step 1 (page_break)"
-    assert doc["position"]["next"] == "Nothing more happens until somebody resumes the run."
+    assert doc["position"]["next"] == "Nothing more happens until a person resumes the run."
     assert [each["type"] for each in doc["failed"]["errors"]] == ["killick.errors.StepFailed", "LookupError"]
 
 

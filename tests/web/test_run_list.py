@@ -118,7 +118,7 @@ def test_runs_come_newest_first_at_either_address(filled: Client, web: TestClien
         ({"q": "%"}, []),
         ({"since": "90s", "status": ["waiting"]}, ["Claim-2/x"]),
         ({"agent": "", "tag": "", "q": "", "since": "", "status": ["completed"]}, ["done-1"]),
-        ({"status": ["orphaned"]}, []),
+        ({"status": ["abandoned"]}, []),
     ],
 )
 def test_filters_filter(filled: Client, web: TestClient, asked: dict[str, Any], found: list[str]) -> None:
@@ -150,7 +150,7 @@ def test_counts_are_of_all_that_match_but_for_their_status(filled: Client, web: 
     assert web.get("/api/v1/runs").json()["agents"] == ["runs.ask", "runs.echo", "runs.fail"]
 
 
-def test_runs_whose_worker_is_gone_are_orphaned_and_not_running(
+def test_runs_whose_worker_is_gone_are_abandoned_and_not_running(
     kd: Client, clock: ManualClock, web: TestClient
 ) -> None:
     for run in ("held", "left"):
@@ -160,12 +160,12 @@ def test_runs_whose_worker_is_gone_are_orphaned_and_not_running(
     clock.advance(20)
     kd.store.keep("w-held", ["held"], seconds=300)
     clock.advance(20)
-    assert runs_of(web, status=["orphaned"]) == ["left"]
-    assert runs_of(web, status=["running", "orphaned"]) == ["left", "held"]
+    assert runs_of(web, status=["abandoned"]) == ["left"]
+    assert runs_of(web, status=["running", "abandoned"]) == ["left", "held"]
     counts = web.get("/api/v1/counts").json()
-    assert (counts["running"], counts["orphaned"], counts["total"]) == (1, 1, 2)
+    assert (counts["running"], counts["abandoned"], counts["total"]) == (1, 1, 2)
     [left] = [line for line in web.get("/api/v1/runs").json()["runs"] if line["run"] == "left"]
-    assert (left["worker"], left["about"][0]["text"]) == ("w-left", "its worker is gone")
+    assert (left["worker"], left["about"][0]["text"]) == ("w-left", "its process died")
 
 
 def test_what_agents_and_people_wrote_is_escaped(filled: Client, web: TestClient) -> None:

@@ -134,7 +134,7 @@ def test_what_was_missed_is_counted_and_said_why(kd: Client, web: TestClient, cl
     kd.blocking(_attended(kd))
     line = often(web)
     assert line["passed"] > 0
-    assert {each["why"] for each in line["recent"] if each["did"] == "passed"} == {"nobody was there"}
+    assert {each["why"] for each in line["recent"] if each["did"] == "passed"} == {"no worker was running"}
 
 
 async def _attended(kd: Client) -> None:
@@ -209,7 +209,7 @@ def test_a_run_whose_holder_is_gone_is_shown_as_left_by_it(kd: Client, web: Test
     kd.store.release("r1", epoch=log.epoch, left=True)
     found = told(web, "/workers")
     assert [(each["run"], each["left_by"]) for each in found["due"]] == [("r1", "worker-7")]
-    assert found["orphaned"] == 1
+    assert found["abandoned"] == 1
 
 
 # health -------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def _ties(store: Store, run: str) -> _Ties:
     found = _Ties(children=[])
     reason = store.quarantined(run)
     if reason is not None:
-        found.stays = f"it is set apart ({reason})"
+        found.stays = f"it is quarantined ({reason})"
         return found
     for body in _bodies(store, run):
         if not body.startswith(_BEGINNINGS):

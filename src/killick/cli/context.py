@@ -241,8 +241,8 @@ def _jsonable(data: Any) -> Any:
 # how people write values --------------------------------------------------------------------------
 
 
-def somebody() -> str | None:
-    """Who is at the keyboard, for the record."""
+def current_user() -> str | None:
+    """The user of this process, for the record; None where the system does not say."""
     with contextlib.suppress(OSError, KeyError):
         return getpass.getuser()
     return None

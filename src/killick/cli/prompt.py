@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from killick.cli.context import current_user
+from killick.client.inbox import agreement
 from killick.engine.approval import argument_edits
-from killick.engine.steps.waits import may_answer
 from killick.errors import AlreadyAnswered, AnswerRefused, RunWaiting
+from killick.presenting import approvals
 from killick.sanitizer import visible
 
 if TYPE_CHECKING:
@@ -29,24 +30,18 @@ _BOLD, _DIM = "1", "2"
 
 
 def can_ask() -> bool:
-    """Whether somebody sits at both ends."""
+    """Whether standard input and standard error are a terminal."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def ask(client: Client, waiting: RunWaiting) -> bool:
-    """Put the run's questions to whoever sits here. False: they would rather not answer now, or may not."""
-    by = _somebody()
+    """Ask the person at the terminal the run's questions. False: they put it off, or may not answer."""
+    by = current_user()
     asked: list[Wait] = [wait for wait in waiting.waits if wait.verbs]
     for wait in asked:
-        if not can_answer(client, wait, by) or not ask_one(client, wait, by=by):
+        if approvals.why_not(client, wait, by) is not None or not ask_one(client, wait, by=by):
             return False
     return bool(asked)
-
-
-def can_answer(client: Client, wait: Wait, by: str | None) -> bool:
-    """Whether somebody is asked, and what they say would count: one of several counts once."""
-    is_asked = may_answer(by, wait.to, wait.may, client.engine.roles)
-    return is_asked and by not in wait.votes and not wait.is_agreed and (by is not None or wait.need == 1)
 
 
 def ask_one(client: Client, wait: Wait, *, by: str | None) -> bool:
@@ -57,8 +52,7 @@ def ask_one(client: Client, wait: Wait, *, by: str | None) -> bool:
         _tell(f"  {argument_edits.visible(wait.reason)}\n")
     about = f"{wait.run}, step {wait.step}" + (f", asked of {', '.join(wait.to)}" if wait.to else "")
     if wait.need > 1:
-        agreed = f" ({', '.join(wait.votes)})" if wait.votes else ""
-        about += f", {len(wait.votes)} of {wait.need} agreed{agreed}"
+        about += f", {agreement(wait.need, wait.votes)}"
     _tell(_shade(f"  {visible(about)}\n", _DIM))
     intention = cast("dict[str, Any] | None", wait.intention)
     # What is in doubt is asked about by the call itself, which need not be said twice.
@@ -108,10 +102,3 @@ def _tell(text: str) -> None:
 
 def _shade(text: str, style: str) -> str:
     return text if os.environ.get("NO_COLOR") else f"\x1b[{style}m{text}\x1b[0m"
-
-
-def _somebody() -> str | None:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return None

@@ -6,24 +6,20 @@ Every line is a Text that fits the width; what is longer is cut, or wrapped wher
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rich.text import Text
 
-from killick.cli import approval_view, moments, style
-from killick.engine.inbox import ANSWER, CHILD, COMMAND, VOTE
-from killick.engine.steps.model_reply import text_of
-from killick.history.listing import asked_of_intention
-from killick.history.narration import alike, is_answered, led_to
-from killick.history.phrasing import NOT_RETRIED, chain, entries_of, scope_words
+from killick.cli import style
+from killick.history.phrasing import chain, entries_of, short
 from killick.history.timeline import Timeline
-from killick.history.timeline_parts import Attempt, Entry, Moment, Step, Wait
+from killick.history.timeline_parts import Entry, Moment, Step, Wait
 from killick.model import events as e
 from killick.model.failure import Failure, Frame
+from killick.presenting import moments, steps
 
 HEAD_MAX: Final = 15
 TAIL_MAX: Final = 35
@@ -35,8 +31,6 @@ WIDE: Final = 160
 VALUE_CHARS: Final = 1_000
 WHOLE: Final = 1_000_000_000
 
-_QUIET: Final = frozenset({"fact.drawn", "page.pinned", "run.tagged"})
-_OURS: Final = frozenset({COMMAND, ANSWER, VOTE, CHILD})
 _FOREIGN: Final = (
     "site-packages", "dist-packages", "/lib/python3", "<frozen",
     "/killick/agents/", "/killick/definitions/", "/killick/engine/", "/killick/llm/",
@@ -59,7 +53,7 @@ class Page:
         self.full = full
         self.digits = max([len(step.number) for step in timeline.steps()] or [1])
         self.width = width
-        self._newcomers = newcomers(timeline.entries)
+        self._is_quiet = moments.trivial(timeline.entries)
         self.room = max(min(width, WIDE) - self.indent, 20)
 
     @property
@@ -71,10 +65,10 @@ class Page:
     def _begun(self) -> list[tuple[int, str]]:
         return sorted((step.seq, step.number) for step in self.timeline.steps())
 
-    def step_before(self, seq: int) -> str | None:
+    def after(self, seq: int) -> str:
         """The last step that had begun at an event."""
         at = bisect_right(self._begun, (seq, "~"))
-        return self._begun[at - 1][1] if at else None
+        return f" after step {self._begun[at - 1][1]}" if at else " at the start"
 
     # lines ------------------------------------------------------------------------------------
 
@@ -118,14 +112,6 @@ class Page:
             if isinstance(entry, Step):
                 yield from self.rows(entry.entries, depth + 1)
 
-    def _is_quiet(self, moment: Moment) -> bool:
-        event = moment.event
-        if isinstance(event, e.RunTaken):
-            return moment.seq not in self._newcomers
-        if isinstance(event, e.MessageTaken):
-            return event.name in _OURS
-        return moment.kind in _QUIET
-
     def timeline_lines(self, *, everything: bool = False) -> Iterator[Text]:
         rows = list(self.rows())
         kept, left_out = rows, 0
@@ -155,7 +141,8 @@ class Page:
         took = style.span(end - step.intended_at) if end is not None and step.sort != "decision" else ""
         sign = Text(style.SIGNS[step.status], style=style.STYLES[step.status])
         body = Text("  " * depth).append_text(self.what(step))
-        output = self.came_to(step)
+        came = steps.came_to(step, self)
+        output = style.text(came) if came is not None else None
         room = self.room
         apart = output is not None and (self.full or body.cell_len + output.cell_len + 3 > room)
         if output is not None and not apart:
@@ -167,34 +154,26 @@ class Page:
             yield from self.more(text, depth, lines=3)
 
     def what(self, step: Step) -> Text:
-        """The step as it would be written, in one line."""
-        given, name = step.given, Text.assemble((step.name, "bold"))
+        """The step as code would have it, in one line."""
+        given, name = steps.given(step, self), Text(step.name, style="bold")
         match step.sort:
             case "decision" if step.decision is not None:
-                return Text(self.value(step.decision.question) or "decision", style="italic")
+                return Text(given or "decision", style="italic")
             case "model":
-                usage = step.usage
-                named = (usage.model if usage is not None else "") or entries_of(given).get("model") or step.name
-                messages: Any = entries_of(given).get("messages") or entries_of(given).get("input")
+                messages: Any = entries_of(step.given).get("messages") or entries_of(step.given).get("input")
                 count = f" ({len(messages)} messages)" if isinstance(messages, list) else ""  # pyright: ignore
-                return Text("model ").append(str(named), style="bold").append(count, style="dim")
+                return Text("model ").append(given or step.name, style="bold").append(count, style="dim")
             case "undo":
                 return Text(f"undo {step.undoes} ").append_text(name)
             case "child":
                 run = step.child.run if step.child is not None else ""
-                given = entries_of(given).get("input")
-                return Text("starts ").append(run, style="bold").append(f" {step.name}({self.value(given)})")
-            case "scope" if step.name == "transition":
-                return Text.assemble(("transition ", "bold")).append(
-                    self.value(step.intended.get("state")), style="dim"
-                )
+                return Text("starts ").append(run, style="bold").append(f" {step.name}({given})")
             case "scope":
-                return Text.assemble((f"{step.name} ", "bold")).append(scope_words(step.name, given))
+                return name.append(" ").append(given, style="dim" if step.name == "transition" else "not bold")
             case "wait":
                 return self.waits_for(step.waits[0]) if step.waits else name
             case _:
-                inside = self.arguments(given) if given else ""
-                return name.append(f"({inside})")
+                return name.append(f"({given})", style="not bold")
 
     def waits_for(self, wait: Wait) -> Text:
         match wait.waits_for:
@@ -206,128 +185,40 @@ class Page:
                 return Text("waits for ").append(wait.name, style="bold")
             case "answer" | "settlement":
                 who = f"asks {', '.join(wait.to)}: " if wait.to else "asks: "
-                return Text.assemble((who, "bold")).append(asked_of(wait))
+                return Text.assemble((who, "bold")).append(steps.asked_of(wait))
             case _:
                 return Text(f"waits for {wait.waits_for} {wait.name}")
 
-    def came_to(self, step: Step) -> Text | None:
-        """What it returned, after an arrow; None where there is nothing to say."""
-        if step.name == "transition" and step.status == "done":
-            return Text(" ".join(f"{name} {self.value(value)}" for name, value in led_to(step).items()))
-        if step.status != "done" or step.sort in ("child", "undo", "scope") or step.sent_to is not None:
-            return None
-        if step.decision is not None:
-            return Text(self.value(step.decision.choice), style="bold")
-        if step.sort == "wait":
-            return self.answered(step.waits[-1]) if step.waits else None
-        if step.sort == "model":
-            said = reply_text(step.output)
-            return Text(said or self.value(step.output))
-        return Text(self.value(step.output)) if step.output is not None else None
-
-    def answered(self, wait: Wait) -> Text | None:
-        if wait.how is None or (wait.waits_for == "time" and wait.how == "expired"):
-            return None
-        if wait.how == "skipped":
-            told = Text(f"skipped by {wait.by or 'somebody'}", style="magenta")
-            return told.append(f" “{wait.comment}”", style="italic") if wait.comment else told
-        if wait.how != "answered":
-            counts = f", so {self.value(wait.default)}" if wait.how == "expired" and wait.default is not None else ""
-            return Text.assemble(("nobody answered in time" if wait.how == "expired" else "given up", "yellow")).append(
-                counts
-            )
-        answer = entries_of(wait.answer)
-        if wait.waits_for == "child":
-            failed = answer.get("status") != "completed"
-            told = Text(str(answer.get("status")), style=style.STYLES.get(str(answer.get("status")), ""))
-            return (
-                told if failed or answer.get("result") is None else told.append(f" {self.value(answer.get('result'))}")
-            )
-        if wait.waits_for == "event":
-            return Text(self.value(wait.answer)).append(f" from {wait.by}" if wait.by else "", style="dim")
-        told = Text.assemble((f"{wait.by or 'somebody'}: ", "bold")).append(str(answer.get("kind")), style="bold")
-        if answer.get("value") is not None:
-            told.append(f" {self.value(answer['value'])}")
-        return told.append(f" “{wait.comment}”", style="italic") if wait.comment else told
-
     def about(self, step: Step) -> Iterator[Text]:
-        """What else there is to know of a step, a line each."""
-        if step.decision is not None:
-            options = [self.value(option) for option in step.decision.options]
-            by = f"the {step.decision.by}" if step.decision.by in ("agent", "model") else step.decision.by
-            yield Text(f"chosen by {by}{' from ' * bool(options)}{', '.join(options)}", style="dim")
-        because = step.decision.because if step.decision is not None else step.because
-        if because:
-            yield Text.assemble(("because ", "dim")).append(self.value(because), style="italic")
-        yield from self.tries(step)
-        yield from approval_view.asked_lines(step)
-        yield from approval_view.ended_lines(step)
+        """What else is on record of a step, a line each."""
+        yield from map(style.text, steps.about(step, self))
+        if step.status == "delayed" and step.delayed_until is not None:
+            when = f"{style.moment(step.delayed_until, date=False)} ({style.ago(step.delayed_until, self.now_us)})"
+            yield Text(f"again at {when}", style="yellow")
         for wait in step.waits:
             if step.sort != "wait" and wait.rule is None:
                 told = Text("asks: did it happen?", style="bold")
                 yield told if wait.waits_for == "settlement" else self.waits_for(wait)
-                if (answer := self.answered(wait)) is not None:
-                    yield Text.assemble(("→ ", "dim")).append_text(answer)
+                if (answer := steps.answered(wait, self)) is not None:
+                    yield Text.assemble(("→ ", "dim")).append_text(style.text(answer))
             elif wait.how is None and wait.deadline is not None and wait.waits_for != "time":
                 default = f", then {self.value(wait.default)}" if wait.default is not None else ""
-                yield Text(
-                    f"until {style.moment(wait.deadline)} ({style.ago(wait.deadline, self.now_us)}){default}",
-                    style="dim",
-                )
-        if step.adopted is not None:
-            yield Text(f"not done again: the result of {step.adopted.key} was taken", style="cyan")
-        if step.overridden_by is not None:
-            because = step.overriding.get("because")
-            said = f" “{self.value(because)}”" if because else ""
-            yield Text.assemble((f"result given by {step.overridden_by}", "magenta"), (said, "italic"))
-        if step.confirmed is False:
-            yield Text("returned, but the world does not show it", style="red")
-        if step.undone_by is not None:
-            yield Text(f"undone by step {step.undone_by}", style="magenta")
-        if step.drifts:
-            yield Text("the code's arguments have changed since; this result stands", style="yellow")
-        for note in step.notes:
-            yield Text.assemble(("note ", "dim")).append(self.value(note.note))
-
-    def tries(self, step: Step) -> Iterator[Text]:
-        """Attempts that did not return, those that failed alike on one line; how a doubt was settled."""
-        for group in _grouped(step.attempts):
-            first, last = group[0], group[-1]
-            name = f"attempt {first.number}" if len(group) == 1 else f"attempts {first.number}–{last.number}"
-            if last.died:
-                yield Text(f"{name}: the process died while it was open", style="red")
-            elif last.failure is not None:
-                took = ", ".join(style.span((each.ended_at or 0) - each.started_at) for each in group[:4])
-                yield (
-                    Text.assemble((f"{name} ", "dim"))
-                    .append(_short(last.failure), style="red")
-                    .append(f" ({took})", style="dim")
-                )
-                if (said := _far_side(last.failure)) is not None:
-                    yield Text.assemble(("  answered ", "dim")).append(said)
-                if last.not_retried is not None and last.not_retried != "no_attempts_left":
-                    yield Text(f"  not tried again: {NOT_RETRIED[last.not_retried]}", style="dim")
-            if last.settled is not None and not is_answered(step, last.settled):
-                how = {"happened": "it happened", "did_not_happen": "it did not happen", "stopped": "stop"}[
-                    last.settled.how
-                ]
-                yield Text(f"settled by {last.settled.by or 'somebody'}: {how}", style="cyan")
-        if step.status == "delayed" and step.delayed_until is not None:
-            when = f"{style.moment(step.delayed_until, date=False)} ({style.ago(step.delayed_until, self.now_us)})"
-            yield Text(f"again at {when}", style="yellow")
+                until = f"until {style.moment(wait.deadline)} ({style.ago(wait.deadline, self.now_us)}){default}"
+                yield Text(until, style="dim")
+        yield from map(style.text, steps.afterwards(step, self))
 
     # between steps ----------------------------------------------------------------------------
 
     def moment(self, moment: Moment, depth: int = 0) -> Iterator[Text]:
-        told = moments.told(self, moment)
-        body = Text("  " * depth).append_text(told)
+        lead = "── " if isinstance(moment.event, e.PlanReached) else ""
+        body = Text("  " * depth + lead).append_text(style.text(moments.line(moment, self)))
         lines = 2 if isinstance(moment.event, e.WorkspaceEvent) else 1
         yield from self.line(moment.at, "", Text(" "), "", body, lines=lines)
         for step in moment.left:
             sign = Text(style.SIGNS[step.status], style=style.STYLES[step.status])
             left = (
                 Text()
-                .append("left behind ", style="dim")
+                .append("rewound ", style="dim")
                 .append_text(sign)
                 .append(f" {step.number} ")
                 .append_text(self.what(step))
@@ -373,51 +264,10 @@ class Page:
                 yield from self.beside(Text("    at "), Text(place(frame), style="cyan"), lines=6)
             for note in each.notes:
                 yield from self.beside(Text("    note ", style="dim"), Text(note), lines=6)
-            if "status" in each.details or "body" in each.details:
-                told = f"{each.details.get('status', '')} {each.details.get('body', '')}".strip()
-                yield from self.beside(Text("    the far side answered "), Text(told, style="bold"), lines=6)
+            if (answered := steps.response(each)) is not None:
+                yield from self.beside(Text("    the far side answered "), Text(answered, style="bold"), lines=6)
             for member in each.members:
-                yield from self.beside(Text("    inside: "), Text(_short(member), style="red"), lines=6)
-
-
-def newcomers(entries: Sequence[Entry]) -> set[int]:
-    """Where another process, or another build of the code, took the run up than the one before."""
-    taken = [(entry.seq, entry.event) for entry in entries if isinstance(entry, Moment)]
-    by = [(seq, event.holder, event.build) for seq, event in taken if isinstance(event, e.RunTaken)]
-    return {after[0] for before, after in pairwise(by) if before[1:] != after[1:]}
-
-
-def asked_of(wait: Wait) -> str:
-    """What a person is asked."""
-    asked = wait.prompt or wait.name
-    return asked_of_intention(wait.waits_for, wait.intention) or (
-        asked if isinstance(asked, str) else style.inline(asked)
-    )
-
-
-def _grouped(attempts: Iterable[Attempt]) -> list[list[Attempt]]:
-    """Attempts that did not return, those in a row that failed alike together."""
-    groups: list[list[Attempt]] = []
-    for attempt in attempts:
-        if attempt.outcome == "returned" or (attempt.ended_at is None and not attempt.died):
-            continue
-        last = groups[-1][-1] if groups else None
-        if last is not None and last.settled is None and alike(last.failure, attempt.failure):
-            groups[-1].append(attempt)
-        else:
-            groups.append([attempt])
-    return groups
-
-
-def _short(failure: Failure) -> str:
-    return f"{failure.type.rpartition('.')[2]}: {failure.message.strip().partition(chr(10))[0]}"
-
-
-def _far_side(failure: Failure) -> str | None:
-    for each in chain(failure):
-        if "status" in each.details or "body" in each.details:
-            return f"{each.details.get('status', '')} {each.details.get('body', '')}".strip()
-    return None
+                yield from self.beside(Text("    inside: "), Text(short(member), style="red"), lines=6)
 
 
 def own_frames(frames: Sequence[Frame]) -> list[Frame]:
@@ -431,11 +281,3 @@ def place(frame: Frame) -> str:
     file = Path(frame.file)
     short = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     return f"{short}:{frame.line} in {frame.function}"
-
-
-def reply_text(reply: Any) -> str | None:
-    """The text of a model's reply; None where it has none, or no known shape."""
-    try:
-        return text_of(reply) or None
-    except Exception:  # a reply may be anything
-        return None

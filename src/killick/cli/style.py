@@ -1,24 +1,26 @@
-"""How things look: times, spans, values on one line, statuses, tables. Knows nothing of commands."""
+"""How a terminal shows what is presented: colours of roles and statuses, local times, tables, wrapped lines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from killick.errors import DurationRefused
+from killick.history.phrasing import arguments as arguments
+from killick.history.phrasing import brief as brief
+from killick.history.phrasing import inline as inline
 from killick.history.phrasing import span as span
-from killick.model.codec import plain
 from killick.model.retry import seconds
+from killick.presenting.phrase import Phrase
 
 STYLES: Final = {
     "queued": "cyan", "running": "blue", "waiting": "yellow", "paused": "magenta",
-    "orphaned": "bold red", "broken": "bold red", "completed": "green", "failed": "red", "cancelled": "dim",
+    "abandoned": "bold red", "broken": "bold red", "completed": "green", "failed": "red", "cancelled": "dim",
     "intended": "dim", "delayed": "yellow", "in_doubt": "bold red", "done": "green",
 }  # fmt: skip
 """The colour of every status, of runs and of steps."""
@@ -28,6 +30,17 @@ SIGNS: Final = {
     "cancelled": "⊘",
 }  # fmt: skip
 """The sign before a step."""
+
+
+_ROLES: Final = {
+    "strong": "bold", "quiet": "dim", "quote": "italic", "good": "green", "bad": "red", "warning": "yellow",
+    "change": "magenta", "notice": "cyan", "busy": "blue",
+}  # fmt: skip
+
+
+def text(phrase: Phrase) -> Text:
+    """A phrase in the colours of its roles."""
+    return Text.assemble(*((part, " ".join(_ROLES[each] for each in roles.split())) for part, roles in phrase.parts))
 
 
 def status(name: str) -> Text:
@@ -47,7 +60,7 @@ def moment(at_us: int, *, date: bool = True) -> str:
 
 
 def moment_of(text: str, now_us: int) -> int:
-    """A time that somebody wrote: how long ago (2h, 3d), a day (2026-11-14), or a moment (2026-11-14T09:30)."""
+    """A time that a person typed: how long ago (2h, 3d), a day (2026-11-14), or a moment (2026-11-14T09:30)."""
     try:
         return now_us - round(seconds(text) * 1_000_000)
     except DurationRefused:
@@ -60,24 +73,6 @@ def moment_of(text: str, now_us: int) -> int:
     return (local - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
-def inline(value: Any) -> str:
-    """A value as one line of JSON, with air between its parts."""
-    return msgspec.json.format(msgspec.json.encode(plain(value)), indent=0).decode()
-
-
-def brief(value: Any, width: int = 60) -> str:
-    """A value on one line: text as it is, the rest as JSON, cut with … where it is longer."""
-    line = " ".join((value if isinstance(value, str) else inline(value)).split())
-    return line if len(line) <= width else f"{line[: max(width - 1, 1)]}…"
-
-
-def arguments(given: Any, width: int = 60) -> str:
-    """The arguments of a call as they would be written: to="ada", amount=5."""
-    if not isinstance(given, Mapping):
-        return brief(given, width)
-    return brief(", ".join(f"{name}={inline(each)}" for name, each in given.items()), width)  # pyright: ignore[reportUnknownVariableType]
-
-
 def table(columns: Sequence[str]) -> Table:
     """A table without lines; columns give way from the right."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
@@ -87,7 +82,7 @@ def table(columns: Sequence[str]) -> Table:
 
 
 def wrapped(lead: Text, body: Text, width: int, lines: int | None = None) -> list[Text]:
-    """A body beside its label, on as many lines as it takes or may take."""
+    """A label and its body, wrapped next to it onto at most so many lines."""
     room = max(width - lead.cell_len, 20)
     found = list(body.wrap(Console(width=room), room))
     if lines is not None and len(found) > lines:

@@ -12,9 +12,10 @@ from rich.text import Text
 from killick.cli import style as paint
 from killick.cli.context import Shell
 from killick.cli.exit_codes import CommandFailed
-from killick.history.phrasing import counted, listed
-from killick.history.window_report import Sent, Windows, grouped, windows
+from killick.history.phrasing import counted
+from killick.history.window_report import Windows, grouped, windows
 from killick.log.boundaries import RunMoment
+from killick.presenting.windows import KINDS, NOT_HELD, WASTES, dollars, happened, share, unpriced
 
 READ_MAX: Final = 1_000
 """Of a run of more calls some are read, unless all of them are asked for."""
@@ -26,17 +27,7 @@ CHART_COLUMNS: Final = 72
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 _HEIGHTS: Final = "▁▂▃▄▅▆▇█"
 
-KINDS: Final = {
-    "system": "system", "schemas": "tool schemas", "files": "file reads", "results": "other results",
-    "documents": "documents", "user": "the user", "assistant": "the assistant", "left": "tombstones",
-}  # fmt: skip
 _COLOURS: Final = {"left": "magenta", "files": "cyan", "results": "blue", "documents": "blue", "schemas": "yellow"}
-
-_WASTES: Final = {
-    "unused": ("unused schemas", "of tools that were never called"),
-    "stale": ("stale", "outdated by a later read or write"),
-    "duplicate": ("duplicate", "it stood in the same request before"),
-}
 
 
 def show(shell: Shell, run: str, place: RunMoment | None, *, everything: bool, full: bool) -> None:
@@ -102,7 +93,7 @@ def _wasted(found: Windows) -> Iterator[Line]:
     yield _line("wasted", f"{wasted:,} tokens over the whole run, {share(wasted, found.sent)} of what was sent")
     for each in sorted(found.waste, key=lambda waste: -waste.tokens):
         if each.tokens:
-            name, why = _WASTES[each.kind]
+            name, why = WASTES[each.kind]
             names = f": {', '.join(each.names)}" if each.names else ""
             lead = Text(f"  {name:<21}{each.tokens:>12,}{share(each.tokens, found.sent):>6}  ")
             yield lead, Text(why + names, style="dim")
@@ -126,23 +117,21 @@ def _sums(found: Windows) -> Iterator[Line]:
 
 def _money(found: Windows) -> Text:
     money = found.money
-    unpriced = listed([name or "a model that is not named" for name in money.unpriced])
+    unknown = unpriced(money.unpriced)
     if money.spent_micros is None or money.without_micros is None:
-        return Text(f"not known: there is no price for {unpriced}", style="dim")
+        return Text(f"not known: there is no price for {unknown}", style="dim")
     told = Text(dollars(money.spent_micros))
     if money.without_micros != money.spent_micros:
         more = money.without_micros - money.spent_micros
         told.append(f" instead of {dollars(money.without_micros)}: ")
         told.append(f"{share(abs(more), money.without_micros)} {'less' if more > 0 else 'more'}",
                     "bold green" if more > 0 else "bold red")  # fmt: skip
-    return told.append(f", without the calls of {unpriced}, which have no price" if unpriced else "", style="dim")
+    return told.append(f", without the calls of {unknown}, without a price" if unknown else "", style="dim")
 
 
 def _paging(found: Windows) -> Iterator[Line]:
     if not found.evictions and not found.faults:
-        yield _line(
-            "left", "nothing: no window was held; killick.loop(…, budget=…) and killick.Window hold one", style="dim"
-        )
+        yield _line("left", f"nothing: {NOT_HELD}", style="dim")
         return
     pages = sum(len(each.pages) for each in found.evictions)
     saved = max(found.at.without - found.at.sent, 0)
@@ -178,12 +167,6 @@ def _calls(found: Windows) -> Table:
             f"{call.counted:>9,}" if call.counted else "", bar, happened(call),
         )  # fmt: skip
     return table
-
-
-def happened(call: Sent) -> str:
-    """What left before a call, and what its reply wanted back."""
-    told = [f"{counted(call.evicted, 'page')} left"] if call.evicted else []
-    return ", ".join([*told, *([f"{counted(call.faulted, 'fault')}"] if call.faulted else [])])
 
 
 def _chart(found: Windows, columns: int) -> Iterator[Text]:
@@ -239,16 +222,6 @@ def _pages(found: Windows, width: int) -> Table:
 
 
 # how it looks -----------------------------------------------------------------------------------------
-
-
-def share(part: int, whole: int) -> str:
-    """A part of something in percent; what is there and rounds to nothing is still there."""
-    percent = 100 * part / whole if whole else 0
-    return f"{'<1' if 0 < percent < 0.5 else round(percent)} %"
-
-
-def dollars(micros: int) -> str:
-    return f"${micros / 1_000_000:,.4f}" if micros < 1_000_000 else f"${micros / 1_000_000:,.2f}"
 
 
 def _bar(part: int, whole: int, columns: int = BAR_COLUMNS) -> str:

@@ -50,9 +50,9 @@ def whom(to: Sequence[str], may: Sequence[str] | None) -> str:
 
 
 def agreement(need: int, voters: Sequence[str]) -> str:
-    """The votes of a quorum: 1 of 2 agreed (mia)."""
+    """How many of the approvals that it needs there are: 1 of 2 approved (mia)."""
     named = f" ({', '.join(voters)})" if voters else ""
-    return f"{len(voters)} of {need} agreed{named}" if need > 1 else ""
+    return f"{len(voters)} of {need} approved{named}" if need > 1 else ""
 
 
 def lacking(wait: Wait, voters: Sequence[str]) -> str:

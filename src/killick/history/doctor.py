@@ -105,11 +105,11 @@ _WORKER: Final = ("worker",)
 _BY_HAND: Final = ("run", "--id", "RUN")
 _REASONS: Final = {
     "broken": _Reason(
-        "run is broken and quarantined", "runs are broken and quarantined",
-        "No worker takes it before the damaged events are moved aside.", (("store", "repair", "RUN"),),
+        "run fails verification and is quarantined", "runs fail verification and are quarantined",
+        "No process continues it before it is repaired.", (("store", "repair", "RUN"),),
     ),
     "left": _Reason(
-        "run was abandoned, and no worker takes it", "runs were abandoned, and no worker takes them",
+        "run is abandoned, and no worker takes it", "runs are abandoned, and no worker takes them",
         "Its process died. Is a worker for {agents} running?", (_WORKER, _BY_HAND),
     ),
     "queued": _Reason(
@@ -118,36 +118,36 @@ _REASONS: Final = {
     ),
     "expired": _Reason(
         "run waits for an answer whose time was up", "runs wait for answers whose time was up",
-        "No worker continues without it. Is a worker for {agents} running?", (_WORKER, _BY_HAND),
+        "No worker continues without the answer. Is a worker for {agents} running?", (_WORKER, _BY_HAND),
     ),
     "due": _Reason(
-        "run is overdue", "runs are overdue",
-        "Its wait is over. Is a worker for {agents} running, and has it slots to spare?",
+        "run is due and not continued", "runs are due and not continued",
+        "What was waited for is there. Is a worker for {agents} running, and has it slots to spare?",
         (_WORKER, _BY_HAND),
     ),
     "child": _Reason(
         "run waits for a child that is over", "runs wait for children that are over",
-        "Its end was not delivered, or it was removed. A run that is resumed checks again.", (_BY_HAND,),
+        "Its end was not delivered, or it was removed. A resumed run looks again.", (_BY_HAND,),
     ),
     "diverged": _Reason(
-        "run waits for corrected code", "runs wait for corrected code",
-        "The code makes other calls than the log has. Correct it, then resume the run.",
+        "run waits for fixed code", "runs wait for fixed code",
+        "The code diverges from the record. Fix it, then resume the run.",
         (("show", "RUN"), ("resume", "RUN")),
     ),
     "quarantined": _Reason(
-        "run is quarantined, because its process died repeatedly",
-        "runs are quarantined, because their processes died repeatedly",
-        "See where they died. Correct the code, then resume the run, or cancel it.",
+        "run is quarantined, because its process died again and again",
+        "runs are quarantined, because their processes died again and again",
+        "See where it died. Fix the code, then resume the run, or cancel it.",
         (("show", "RUN"), ("resume", "RUN")),
     ),
     "repaired": _Reason(
         "run was repaired and waits for a person", "runs were repaired and wait for a person",
-        "See what may have happened in the removed part, then resume the run.",
+        "See what may have happened in the part that was set aside, then resume the run.",
         (("show", "RUN"), ("resume", "RUN")),
     ),
     "endless": _Reason(
         "run is held without end", "runs are held without end",
-        "If the holder dies, that cannot be detected, and no worker takes over. Give such clients lease_seconds.",
+        "If the holder dies, no other process can detect it and take over. Give such clients lease_seconds.",
         (("show", "RUN"),),
     ),
     "unknown": _Reason(
@@ -157,20 +157,20 @@ _REASONS: Final = {
     ),
     "trigger": _Reason(
         "trigger is behind", "triggers are behind",
-        "A due run was not started. Is a worker running, with the app that declares it?", (_WORKER,),
+        "Its runs were not started. Is a worker running, with the app that declares it?", (_WORKER,),
     ),
     "hook": _Reason(
         "hook is behind", "hooks are behind",
         "Events were not delivered yet. Is a worker running, with the app that declares it?", (_WORKER,),
     ),
     "silent": _Reason(
-        "run is held by a process that is alive and silent", "runs are held by processes that are alive and silent",
-        "A long step, or a process that hangs. When that process ends, another worker can continue.",
+        "run is held by a process that lives and says nothing", "runs are held by processes that live and say nothing",
+        "A long step, or a process that hangs. When that process ends, another can continue the run.",
         (("show", "RUN"),), wrong=False,
     ),
     "paused": _Reason(
         "run has been paused for long", "runs have been paused for long",
-        "A person paused it.", (("resume", "RUN"), ("cancel", "RUN")), wrong=False,
+        "It stays paused until a person resumes or cancels it.", (("resume", "RUN"), ("cancel", "RUN")), wrong=False,
     ),
 }  # fmt: skip
 """Every reason to be stuck, the worst first."""
@@ -335,7 +335,7 @@ class _Look:
             return
         if head.holder is None:
             if row.wake_at_us is None:
-                self._say("left", row, row.changed_at_us, "by an unknown holder")
+                self._say("left", row, row.changed_at_us, "by an unknown process")
         elif head.lease_until_us is None and self._store.lives(head.holder):
             if not self._store.proves_life:
                 self._say("endless", row, row.changed_at_us, f"by {head.holder}")

@@ -36,16 +36,16 @@ def why(
     zone: tzinfo = UTC,
     chars: int = 160,
     text_of: Callable[[Any], str | None] = lambda _: None,
-    orphaned: bool = False,
+    abandoned: bool = False,
 ) -> list[str]:
     """Returns paragraphs about a step; without a number, about the run and its current step. Unknown number: none.
 
     zone       the time zone of displayed times
     chars      the maximum length of a displayed value
     text_of    extracts the text of a model's reply
-    orphaned   whether the run's process is known to be dead
+    abandoned  whether the run's process is known to be dead
     """
-    told = _Why(timeline, zone, chars, text_of, orphaned=orphaned)
+    told = _Why(timeline, zone, chars, text_of, abandoned=abandoned)
     if number is None:
         return told.run(timeline.at_work)
     step = timeline.step(number)
@@ -62,11 +62,11 @@ class _Why(Course):
     """Writes about one timeline."""
 
     def __init__(
-        self, timeline: Timeline, zone: tzinfo, chars: int, text_of: Callable[[Any], str | None], *, orphaned: bool
+        self, timeline: Timeline, zone: tzinfo, chars: int, text_of: Callable[[Any], str | None], *, abandoned: bool
     ) -> None:
         super().__init__(zone, chars, text_of)
         self.timeline = timeline
-        self.orphaned = orphaned
+        self.abandoned = abandoned
         self.steps = list(timeline.steps())
         bound = (moment.event for moment in self.moments(e.ContractBound))
         self.contracts = {event.digest: event.name for event in bound if isinstance(event, e.ContractBound)}
@@ -117,21 +117,21 @@ class _Why(Course):
             recorded, found = held.data.get("recorded"), held.data.get("found")
             return [
                 f"The code no longer fits the record, as was found {self.when(held.at)}.",
-                f"At step {held.event.step} the log has {recorded}, and the code has {found}.",
-                "Nothing happens until the code is corrected and a person resumes the run.",
+                f"At step {held.event.step} the record has {recorded}, and the code came to {found}.",
+                "Nothing happens until the code is fixed and a person resumes the run.",
             ]
         if held is not None and isinstance(held.event, e.RunQuarantined):
             died = f"The process that ran it died {counted(held.event.deaths, 'time')} in a row."
             return [died, "Nothing happens until a person resumes or cancels the run."]
         if held is not None:
-            return ["Its record was repaired.", "Nothing happens until a person has checked it and resumes the run."]
+            return ["Its record was repaired.", "Nothing happens until a person has looked at it and resumes the run."]
         if tl.ended_at is not None:
             return []
-        if self.orphaned:
-            return ["The process that held the run is gone.", "Nothing happens until a person resumes the run."]
+        if self.abandoned:
+            return ["The run's process died.", "Nothing happens until a worker takes the run or a person resumes it."]
         if tl.cancelling:
             return ["The run is being cancelled."]
-        return ["No worker has claimed the run yet."] if tl.status == "queued" else []
+        return ["No worker has taken the run yet."] if tl.status == "queued" else []
 
     # a step -----------------------------------------------------------------------------------
 
@@ -317,14 +317,14 @@ class _Why(Course):
         elif step.status in ("waiting", "in_doubt") and self.timeline.held_back is None:
             told = self.waits_on(step)
         else:
-            stays = self.orphaned or self.timeline.ended_at is not None or self.timeline.held_back is not None
+            stays = self.abandoned or self.timeline.ended_at is not None or self.timeline.held_back is not None
             told = [] if stays else ["It is not over yet."]
         return told + self.held_up()
 
     def waits_on(self, step: Step) -> list[str]:
         wait = next((wait for wait in reversed(step.waits) if wait.how is None), None)
         if wait is None or wait.waits_for == "settlement":
-            return ["Nothing happens until a person answers whether it happened."]
+            return ["Nothing happens until a person says whether it happened."]
         if wait.rule is not None:
             return [self.lacking(wait)]
         match wait.waits_for:
@@ -333,7 +333,7 @@ class _Why(Course):
             case "child":
                 return [f"It continues when the run {wait.name} has ended."]
             case "event":
-                return [f"It continues when it receives the message {wait.name}."]
+                return [f"It continues when a caller sends the message {wait.name}."]
             case _:
                 until = ", or until its time is up" if wait.deadline is not None else ""
                 by = f" from {listed(wait.to)}" if wait.to else ""

@@ -17,10 +17,9 @@ import msgspec
 from msgspec.structs import replace
 
 from killick.errors import KillickError, ValueErased
-from killick.history.phrasing import crash_told, entries_of
+from killick.history.phrasing import arguments, crash_told, cut, entries_of
 from killick.log.log import Log
 from killick.model import events as e
-from killick.model.codec import plain
 from killick.model.crash_loop import Crashes
 from killick.model.failure import Failure
 from killick.model.fold import Fold, Wait
@@ -28,7 +27,7 @@ from killick.model.state import State
 from killick.model.typed import convert
 from killick.store.protocol import CRASHING, Head, RunQuery, RunRow, RunStanding, Store, shown_tags
 
-STATUSES: Final = ("queued", "running", "waiting", "paused", "completed", "failed", "cancelled", "orphaned")
+STATUSES: Final = ("queued", "running", "waiting", "paused", "completed", "failed", "cancelled", "abandoned")
 """The statuses of listings; a quarantined run is also broken."""
 
 KEPT_MAX: Final = 4_096
@@ -129,7 +128,7 @@ class Listing:
         if standing.quarantined is not None:
             status = "broken"
         elif status == "running" and is_left(standing.head):
-            status = "orphaned"
+            status = "abandoned"
         with self._mutex:
             kept = self._kept.get(row.run)
         if kept is None or kept[:2] != (seq, status):
@@ -158,7 +157,7 @@ class Listing:
             return line if not seq else self._standing(line, row.status)
         except KillickError as error:
             # One unreadable log must not hide the other runs.
-            return replace(line, about=(About(kind="record", text=brief(f"cannot be read: {error}")),))
+            return replace(line, about=(About(kind="record", text=cut(f"cannot be read: {error}", CHARS_MAX)),))
 
     def _standing(self, line: Line, status: str) -> Line:
         state = self._log.state(line.run, line.seq)
@@ -180,8 +179,8 @@ class Listing:
         about = tuple(islice(self._about(state), ABOUT_MAX + 1))
         if len(about) > ABOUT_MAX:
             about = (*about[:-1], About(kind="more", text=f"and {len(facts.waits) - ABOUT_MAX + 1} more"))
-        if line.status == "orphaned":
-            about = (About(kind="worker", text="its worker is gone"), *about)
+        if line.status == "abandoned":
+            about = (About(kind="worker", text="its process died"), *about)
         since = min((wait.at for wait in facts.waits.values()), default=None)
         return replace(line, about=about, since_us=since, changed_at_us=self._log.event(line.run, state.seq).at)
 
@@ -193,9 +192,9 @@ class Listing:
         if facts.crashes is not None and facts.crashes.quarantined:
             yield About(kind="person", text="a person to resume or cancel it")
         elif facts.mend and isinstance(self._log.event(state.run, facts.mend), e.RunDiverged):
-            yield About(kind="code", text="corrected code")
+            yield About(kind="code", text="fixed code")
         elif facts.paused or facts.mend:
-            because = ", for its record was repaired" if facts.mend else ""
+            because = ", because its record was repaired" if facts.mend else ""
             yield About(kind="person", text=f"a person to resume it{because}")
         for wait in facts.waits.values():
             yield self._waits(state.run, wait)
@@ -218,7 +217,7 @@ class Listing:
                 asked = asked_of_intention(wait.waits_for, data.get("intention"))
                 prompt = data.get("prompt")
                 asked = asked or (prompt if isinstance(prompt, str) and prompt else wait.name)
-                return About(kind="person", text=brief(f"{', '.join(wait.to)}: {asked}" if wait.to else asked))
+                return About(kind="person", text=cut(f"{', '.join(wait.to)}: {asked}" if wait.to else asked, CHARS_MAX))
 
     def _failed(self, run: str, seq: int, fold: Fold | None) -> tuple[str | None, tuple[About, ...]]:
         """Returns where and how a run failed; from its last event, if that says so."""
@@ -234,7 +233,7 @@ class Listing:
         while failure.type.endswith((".StepFailed", ".ChildFailed")) and failure.cause is not None:
             failure = failure.cause
         text = f"{failure.type.rpartition('.')[2]}: {failure.message}"
-        return step, (About(kind="failure", text=brief(text)),)
+        return step, (About(kind="failure", text=cut(text, CHARS_MAX)),)
 
     def _data(self, run: str, seq: int) -> Mapping[str, Any]:
         with contextlib.suppress(ValueErased):
@@ -259,8 +258,8 @@ def counted(store: Store, query: RunQuery) -> Counter[str]:
     """Counts runs by status, of those that match in all else. Abandoned runs do not count as running."""
     counts = Counter(store.counts(query))
     if counts["running"] and (holders := gone(store)):
-        counts["orphaned"] = store.counts(replace(query, holders=holders)).get("running", 0)
-        counts["running"] -= counts["orphaned"]
+        counts["abandoned"] = store.counts(replace(query, holders=holders)).get("running", 0)
+        counts["running"] -= counts["abandoned"]
     return +counts
 
 
@@ -269,20 +268,4 @@ def asked_of_intention(waits_for: str, intention: Any) -> str | None:
     told = entries_of(intention)
     if waits_for != "settlement" or "arguments" not in told:
         return None
-    given = told["arguments"]
-    arguments = (
-        ", ".join(f"{name}={_inline(each)}" for name, each in entries_of(given).items())
-        if isinstance(given, Mapping)
-        else _inline(given)
-    )
-    return f"Did {told.get('tool')}({brief(arguments, 200)}) happen?"
-
-
-def brief(text: str, chars: int = CHARS_MAX) -> str:
-    """Returns text on one line, cut with …."""
-    line = " ".join(text.split())
-    return line if len(line) <= chars else f"{line[: chars - 1]}…"
-
-
-def _inline(value: Any) -> str:
-    return msgspec.json.format(msgspec.json.encode(plain(value)), indent=0).decode()
+    return f"Did {told.get('tool')}({arguments(told['arguments'], 200)}) happen?"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, tzinfo
 from typing import Any, Final
 
@@ -23,9 +23,10 @@ _ORDINALS: Final = ("first", "second", "third", "fourth", "fifth", "sixth", "sev
 _UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 
 
-def listed(words: Sequence[str]) -> str:
+def listed(words: Iterable[str], last: str = "and") -> str:
     """a, b and c."""
-    return " ".join(words) if len(words) < 2 else f"{', '.join(words[:-1])} and {words[-1]}"
+    *some, end = words or ("",)
+    return f"{', '.join(some)} {last} {end}" if some else end
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
@@ -42,11 +43,15 @@ def crash_told(crashes: Crashes, last: e.LeaseLapsed | None) -> str:
 
 def lapse_told(event: e.LeaseLapsed) -> str:
     """Describes a crashed process, its step and its build."""
-    pid = event.holder.partition("-")[0]
-    process = f"process {pid}" if pid.isdigit() else event.holder
     at = f"at {'steps' if len(event.steps) > 1 else 'step'} {listed(event.steps)}" if event.steps else "between steps"
     build = " ".join(filter(None, (event.build.version, event.build.commit[:7])))
-    return f"{process} {at}{', alone' if event.alone else ''}{f', build {build}' if build else ''}"
+    return f"{process(event.holder)} {at}{', alone' if event.alone else ''}{f', build {build}' if build else ''}"
+
+
+def process(holder: str) -> str:
+    """A holder by the id of its process, where its name begins with one."""
+    pid = holder.partition("-")[0]
+    return f"process {pid}" if pid.isdigit() else holder
 
 
 def scope_words(name: str, given: Any) -> str:
@@ -57,10 +62,11 @@ def scope_words(name: str, given: Any) -> str:
     return f"{count} branches"
 
 
-_CAME_BACK: Final = {
-    "recalled": "recalled", "repeated": "asked for again, from the record", "reread": "read again, and the same",
-    "found": "found", "called": "its stub was called",
+CAME_BACK: Final = {
+    "recalled": "recalled by its handle", "repeated": "read again, answered from the record",
+    "reread": "read again, and the same", "found": "its schema was looked up", "called": "its stub was called",
 }  # fmt: skip
+"""How an evicted page came back."""
 
 
 def paged(event: e.PageEvent) -> str:
@@ -70,7 +76,7 @@ def paged(event: e.PageEvent) -> str:
             pages = counted(len(event.pages), "page")
             return f"{pages} left the window ({event.because}), {event.tokens:,} tokens less a call"
         case e.PageFaulted():
-            return f"{event.page} came back to the window: {_CAME_BACK[event.how]}"
+            return f"{event.page} came back to the window: {CAME_BACK[event.how]}"
         case e.PagePinned():
             return f"{event.page} stays in the window until turn {event.until:,}"
 
@@ -211,6 +217,37 @@ def chain(failure: Failure) -> Iterator[Failure]:
         below = below.cause or below.context
 
 
+# values -------------------------------------------------------------------------------------------
+
+
+def inline(value: Any) -> str:
+    """A value as one line of JSON, with spaces between its parts."""
+    return msgspec.json.format(msgspec.json.encode(plain(value)), indent=0).decode()
+
+
+def cut(text: str, chars: int) -> str:
+    """A text on one line, cut with … where it is longer than `chars`."""
+    line = " ".join(text[: chars * 8].split())
+    return line if len(line) <= chars else f"{line[: max(chars - 1, 1)]}…"
+
+
+def brief(value: Any, chars: int = 60) -> str:
+    """A value on one line: text as it is, anything else as JSON; cut where it is longer."""
+    return cut(value if isinstance(value, str) else inline(value), chars)
+
+
+def arguments(given: Any, chars: int = 60) -> str:
+    """The arguments of a call as code has them: to="ada", amount=5."""
+    if not isinstance(given, Mapping):
+        return brief(given, chars)
+    return cut(", ".join(f"{name}={inline(each)}" for name, each in entries_of(given).items()), chars)
+
+
+def short(failure: Failure) -> str:
+    """An error on one line: its type without its module, and the first line of its message."""
+    return f"{failure.type.rpartition('.')[2]}: {failure.message.strip().partition(chr(10))[0]}"
+
+
 class Prose:
     """Writes values and times. The first date is written once; times of other days include theirs."""
 
@@ -258,8 +295,7 @@ class Prose:
         return f"“{' '.join(text.split())}”" if isinstance(text, str) else self.value(text)
 
     def cut(self, text: str) -> str:
-        line = " ".join(text.split())
-        return line if len(line) <= self.chars else f"{line[: self.chars - 1]}…"
+        return cut(text, self.chars)
 
     def given(self, arguments: Any) -> str:
         """claim 18 and to “Bob”; empty without arguments."""

@@ -62,7 +62,7 @@ _NUMBER_CHARS: Final = 5
 
 _OURS: Final = words_of(get_args(e.AnyEvent)) | frozenset(get_args(Status)) | frozenset(
     {"arguments", "input", "output", "result", "failure", "prompt", "schema", "options", "verbs", "intention", "value",
-     "comment", "choice", "question", "because", "progress", "changes", "body", "data", "event", "orphaned", "broken"}
+     "comment", "choice", "question", "because", "progress", "changes", "body", "data", "event", "abandoned", "broken"}
 )  # fmt: skip
 """Words that documents are made of. A value that is one of them is hidden in its own field, and nowhere else: without
 them nobody could read a document."""

@@ -14,8 +14,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from killick.history.phrasing import sized, span
+from killick.history.phrasing import CAME_BACK, cut, sized, span
 from killick.model.events import Scope
+from killick.presenting import windows
 from killick.sanitizer import visible
 from killick.web.addresses import API, address
 from killick.web.app_context import AppContext
@@ -45,7 +46,7 @@ def environment() -> Environment:
         "sized": sized, "visible": shown,
     }  # fmt: skip
     made.filters.update(filters)
-    ours: Mapping[str, Any] = {"static": _static, "form_of": form_of}
+    ours: Mapping[str, Any] = {"static": _static, "form_of": form_of, "windows": windows, "CAME_BACK": CAME_BACK}
     made.globals.update(ours)
     return made
 
@@ -141,12 +142,8 @@ def written(value: Any) -> str:
 
 
 def brief(value: Any, chars: int = BRIEF_CHARS) -> str:
-    """A value on one line: text as it is, the rest as JSON, cut with … where it is longer."""
-    if isinstance(value, str):
-        line = " ".join(value[: chars * 8].split())
-    else:
-        line = msgspec.json.encode(value).decode()
-    return visible(line if len(line) <= chars else f"{line[: max(chars - 1, 1)]}…")
+    """A value of a document on one line, cut where it is longer, with invisible characters written out."""
+    return visible(cut(value if isinstance(value, str) else written(value), chars))
 
 
 def size(count: int) -> str:

@@ -17,7 +17,6 @@ from rich.text import Text
 from killick.cli import apps
 from killick.cli import style as paint
 from killick.cli.context import Shell, command, complete_file
-from killick.cli.contract_wording import listed, words
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.selection import STATUSES, Selection, complete_agent_name, complete_named, complete_tag, select
 from killick.contracts.contract import Contract
@@ -26,7 +25,9 @@ from killick.definitions.agents import AGENTS, Agent, read_contract
 from killick.definitions.tools import TOOLS, AnyTool
 from killick.errors import AgentUnknown, ContractRefused
 from killick.history.backtest import Change, Judged, Rejudged, rejudge
+from killick.history.phrasing import listed
 from killick.model.fold import ContractInForce
+from killick.presenting.contracts import words
 
 _STYLES: Final = {"accept": "green", "ask": "yellow", "reject": "red"}
 _CHANGES: Final[dict[Change, str]] = {

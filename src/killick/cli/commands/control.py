@@ -1,4 +1,4 @@
-"""The commands that act on runs: `pause`, `resume`, `cancel` on one or on many, `send` on one."""
+"""The commands `pause`, `resume` and `cancel`, on one run or on many, and `send` on one."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import click
 from rich.text import Text
 
 from killick.cli.commands.inbox import refuse_deaf
-from killick.cli.context import Shell, command, run_argument, somebody, value_of
+from killick.cli.context import Shell, command, current_user, run_argument, value_of
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.selection import Selection, select, selecting
 from killick.engine.views import Listed
 from killick.errors import KillickError
-from killick.model import events as e
+from killick.history.phrasing import counted
+from killick.presenting import previews
+from killick.presenting.previews import RunPreview, Will
 from killick.store import protocol as store
-from killick.store.protocol import ENDED
 
 LIVE: Final = ("queued", "running", "waiting", "paused")
 
 
 class Act(NamedTuple):
-    """What a command does to one run. `plan` says it in advance, or raises Told; `do` does it and says what it did."""
+    """A command on one run: `plan` previews it, or raises why it is refused; `do` gives it, and returns what it did."""
 
     verb: str
     usual: tuple[str, ...]
-    plan: Callable[[Listed], str]
+    plan: Callable[[RunPreview], Will]
     do: Callable[[str], str]
 
 
@@ -44,45 +45,39 @@ by_option: Final = click.option("--by", metavar="WHO", help="Who does it, for th
 
 
 def _act(shell: Shell, act: Act, selection: Selection, *, dry_run: bool, yes: bool) -> Exit | None:
-    """Do it to every run that was meant, and say of each what came of it."""
+    """Give a command to every selected run, and report the outcome of each."""
     found = select(shell, selection, act.verb, act.usual)
-    planned: list[tuple[Listed, str | CommandFailed]] = [(run, _planned(act, run)) for run in found]
+    planned = [(run, _planned(shell, act, run)) for run in found]
     if not selection.is_named:
-        planned = [(run, plan) for run, plan in planned if isinstance(plan, str) or selection.status]
+        planned = [(run, plan) for run, plan in planned if plan.refused is None or selection.status]
     if not planned:
-        raise CommandFailed(f"nothing to {act.verb}: no run fits ({selection}); `killick ps` lists them")
-    if dry_run:
-        outcomes = [_foretold(run, plan) for run, plan in planned]
-    else:
-        count = "1 run" if len(planned) == 1 else f"{len(planned)} runs"
+        raise CommandFailed(f"nothing to {act.verb}: no run matches ({selection}); `killick ps` lists them")
+    outcomes = [plan for _, plan in planned]
+    if not dry_run:
         named = ", ".join(run.run for run, _ in planned[:3]) + (", …" if len(planned) > 3 else "")
-        if not selection.is_named and not shell.confirm(f"{act.verb} {count} ({named})?", yes=yes):
+        question = f"{act.verb} {counted(len(planned), 'run')} ({named})?"
+        if not selection.is_named and not shell.confirm(question, yes=yes):
             raise CommandFailed("nothing done", Exit.BAD)
-        outcomes = [_done(act, run, plan) for run, plan in planned]
+        outcomes = [_done(act, plan) for plan in outcomes]
     _report(shell, act, outcomes, dry_run=dry_run)
     return Exit.BAD if any(outcome.refused for outcome in outcomes) and not dry_run else None
 
 
-def _planned(act: Act, run: Listed) -> str | CommandFailed:
+def _planned(shell: Shell, act: Act, run: Listed) -> Outcome:
     try:
-        return act.plan(run)
-    except CommandFailed as told:
-        return told
-
-
-def _foretold(run: Listed, plan: str | CommandFailed) -> Outcome:
-    if isinstance(plan, CommandFailed):
-        return Outcome(run.run, run.status, refused=str(plan))
-    return Outcome(run.run, run.status, done=plan)
-
-
-def _done(act: Act, run: Listed, plan: str | CommandFailed) -> Outcome:
-    if isinstance(plan, CommandFailed):
-        return Outcome(run.run, run.status, refused=str(plan))
-    try:
-        return Outcome(run.run, run.status, done=act.do(run.run))
+        will = act.plan(RunPreview(shell.client, run.run)).will
+        return Outcome(run.run, run.status, done=will.removeprefix(f"{run.run} "))
     except KillickError as error:
         return Outcome(run.run, run.status, refused=str(error).removeprefix(f"{run.run}: "))
+
+
+def _done(act: Act, planned: Outcome) -> Outcome:
+    if planned.refused is not None:
+        return planned
+    try:
+        return planned._replace(done=act.do(planned.run))
+    except KillickError as error:
+        return planned._replace(done=None, refused=str(error).removeprefix(f"{planned.run}: "))
 
 
 def _report(shell: Shell, act: Act, outcomes: list[Outcome], *, dry_run: bool) -> None:
@@ -95,15 +90,10 @@ def _report(shell: Shell, act: Act, outcomes: list[Outcome], *, dry_run: bool) -
         if outcome.refused:
             line.append("refused: ", style="red").append(outcome.refused)
         else:
-            line.append("would be " if dry_run else "", style="dim").append(outcome.done or "", style="green")
+            line.append(outcome.done or "", style="green")
         shell.out.print(line, soft_wrap=True)
     if dry_run:
         shell.note(f"nothing done; without --dry-run, {act.verb} does this")
-
-
-def _refuse_ended(run: Listed) -> None:
-    if run.status in ENDED:
-        raise CommandFailed(f"is over ({run.status})")
 
 
 # pause, cancel ------------------------------------------------------------------------------------
@@ -116,29 +106,23 @@ def _refuse_ended(run: Listed) -> None:
 def pause_command(
     shell: Shell, selection: Selection, dry_run: bool, yes: bool, because: str | None, by: str | None
 ) -> Exit | None:
-    """Stop runs at their next step, until somebody resumes them.
+    """Stop runs at their next step, until they are resumed.
 
     \b
       killick pause claim_17 --because "the bank is closed"
       killick pause --agent review --waiting --dry-run
     """
 
-    def plan(run: Listed) -> str:
-        _refuse_ended(run)
-        if run.status == "paused":
-            raise CommandFailed("is paused already")
-        return "paused"
-
     def do(run: str) -> str:
-        shell.client.pause(run, because=because, by=by or somebody())
+        shell.client.pause(run, because=because, by=by or current_user())
         return "paused, at its next step" if is_held(shell, run) else "paused"
 
-    return _act(shell, Act("pause", LIVE[:3], plan, do), selection, dry_run=dry_run, yes=yes)
+    return _act(shell, Act("pause", LIVE[:3], previews.pause, do), selection, dry_run=dry_run, yes=yes)
 
 
 @command("cancel")
 @selecting
-@click.option("--compensate", is_flag=True, help="Undo what they did, in reverse order.")
+@click.option("--compensate", is_flag=True, help="Undo their effects, in reverse order.")
 @because_option
 @by_option
 def cancel_command(
@@ -150,36 +134,36 @@ def cancel_command(
     because: str | None,
     by: str | None,
 ) -> Exit | None:
-    """End runs. With --compensate, what they did is undone, where the tools say how.
+    """End runs. With --compensate their effects are undone, where the tools declare how.
 
     \b
       killick cancel claim_18 --compensate
       killick cancel --paused --since 7d --dry-run
     """
 
-    def plan(run: Listed) -> str:
-        _refuse_ended(run)
-        if shell.client.state(run.run).fold.facts.cancelling:
-            raise CommandFailed("is being cancelled already")
-        return "cancelled, and what it did undone" if compensate else "cancelled"
-
     def do(run: str) -> str:
-        shell.client.cancel(run, compensate=compensate, because=because, by=by or somebody())
+        shell.client.cancel(run, compensate=compensate, because=because, by=by or current_user())
         if is_held(shell, run):
             return "cancelled, at its next step"
         return f"cancelled when it is run next: {goes_on(shell, run)}"
 
-    return _act(shell, Act("cancel", LIVE, plan, do), selection, dry_run=dry_run, yes=yes)
+    return _act(
+        shell,
+        Act("cancel", LIVE, lambda run: previews.cancel(run, compensate), do),
+        selection,
+        dry_run=dry_run,
+        yes=yes,
+    )
 
 
 def is_held(shell: Shell, run: str) -> bool:
-    """Whether somebody is at it right now."""
+    """Whether a process has the run leased."""
     head = shell.client.store.head(run)
     return head is not None and store.is_held(shell.client.store, head)
 
 
 def goes_on(shell: Shell, run: str) -> str:
-    """What to type to let a run go on."""
+    """The command that continues a run."""
     return shell.goes_on(run, shell.client.state(run).agent)
 
 
@@ -193,49 +177,21 @@ def goes_on(shell: Shell, run: str) -> str:
 def resume_command(
     shell: Shell, selection: Selection, dry_run: bool, yes: bool, because: str | None, by: str | None
 ) -> Exit | None:
-    """Let runs go on that are paused, failed, orphaned by a process that is gone, or at odds with their code.
+    """Resume runs that are paused, failed, abandoned (their process died), quarantined or diverged from their code.
 
-    Does what each one needs and says which. A run that failed goes back to the step that failed.
+    Does what each one needs, and says which. A failed run is rewound to the step that failed.
 
     \b
       killick resume claim_16
       killick resume --failed --agent review --since 2d --dry-run
     """
 
-    def plan(run: Listed) -> str:
-        return f"resumed: {_need(shell, run)}"
-
     def do(run: str) -> str:
-        said = shell.client.resume(run, because=because, by=by or somebody())
-        return f"{said}; to go on: {goes_on(shell, run)}"
+        said = shell.client.resume(run, because=because, by=by or current_user())
+        return f"{said}; to continue: {goes_on(shell, run)}"
 
-    act = Act("resume", ("paused", "failed", "running", "waiting"), plan, do)
+    act = Act("resume", ("paused", "failed", "running", "waiting"), previews.resume, do)
     return _act(shell, act, selection, dry_run=dry_run, yes=yes)
-
-
-def _need(shell: Shell, run: Listed) -> str:
-    """Why a run does not go on by itself; Told where nothing keeps it, or nothing can be done."""
-    client = shell.client
-    if run.status in ("completed", "cancelled"):
-        raise CommandFailed(f"is over ({run.status}); start another")
-    facts = client.state(run.run).fold.facts
-    if facts.cancelling:
-        raise CommandFailed(f"is being cancelled; to let it end: {goes_on(shell, run.run)}")
-    if run.status in ("paused", "failed"):
-        return f"it {'is paused' if run.status == 'paused' else 'failed'}"
-    if facts.mend:
-        held = client.log.event(run.run, facts.mend)
-        if isinstance(held, e.RunQuarantined):
-            return f"its process died {held.deaths} times in a row"
-        return "its code and its record disagreed" if isinstance(held, e.RunDiverged) else "its record was repaired"
-    if run.status == "running":
-        if is_held(shell, run.run):
-            raise CommandFailed("is being run right now; nothing holds it back")
-        return "its process is gone"
-    if run.status == "queued":
-        raise CommandFailed(f"is queued and nothing holds it back; to run it: {goes_on(shell, run.run)}")
-    what = ", ".join(f"{wait.waits_for} {wait.id}" for wait in client.info(run.run).waits) or "its time"
-    raise CommandFailed(f"waits for {what}; `killick inbox` says how to answer")
 
 
 # send -------------------------------------------------------------------------------------------
@@ -254,6 +210,6 @@ def send_command(shell: Shell, run: str, name: str, body: str | None, message: s
       killick send claim_17 paid '{"amount": 80}'
     """
     refuse_deaf(shell, shell.run(run))
-    shell.client.send(run, name, value_of(body), id=message, by=by or somebody())
-    said = "taken by whoever runs it" if is_held(shell, run) else f"to go on: {goes_on(shell, run)}"
+    shell.client.send(run, name, value_of(body), id=message, by=by or current_user())
+    said = "the process that has the run takes it" if is_held(shell, run) else f"to continue: {goes_on(shell, run)}"
     shell.note(f"{run}: {name} sent; {said}")

@@ -12,13 +12,14 @@ import click
 from rich.text import Text
 
 from killick.cli import style as paint
-from killick.cli.context import Shell, command, run_argument, somebody
+from killick.cli.context import Shell, command, current_user, run_argument
 from killick.cli.exit_codes import CommandFailed
 from killick.cli.selection import complete_place
 from killick.client.file_restore import Restoration
 from killick.history import workspace_files as history
 from killick.history.phrasing import counted, sized
 from killick.history.workspace_files import FileChange, Files, FilesDiff, How, Listed, Listing
+from killick.presenting.time_travel import changed_files
 from killick.workspace import tree
 
 LINES_MAX: Final = 48
@@ -108,7 +109,7 @@ def _listing(shell: Shell, found: Listing, folded: Listing | None) -> Iterator[T
     yield _labelled("folder", Text(found.folder))
     yield _labelled("snapshot", Text.assemble((found.snapshot[: history.ID_DIGITS], "cyan"), f"  {held}"))
     if found.since is not None:
-        yield _labelled("since", Text(f"{found.since}: ").append_text(counts_of(found.changed)))
+        yield _labelled("since", Text(f"{found.since}: ").append_text(paint.text(changed_files(found.changed))))
     entries = (folded or found).entries
     changed = [each for each in found.entries if each.how is not None] if folded is not None else []
     changed = [each for each in changed if each not in entries]
@@ -158,12 +159,6 @@ def _at(label: str, seq: int) -> str:
     return label if label == f"@{seq}" or label.startswith("snapshot") else f"{label} @{seq}"
 
 
-def counts_of(counts: Mapping[How, int]) -> Text:
-    """2 added, 1 changed: each in its colour."""
-    told = [Text.assemble((f"{counts[how]:,} {how}", style)) for how, (_, style) in SIGNS.items() if counts.get(how)]
-    return Text(", ").join(told) if told else Text("nothing changed", style="dim")
-
-
 # diff -----------------------------------------------------------------------------------------------
 
 
@@ -173,7 +168,7 @@ def print_diff(shell: Shell, found: FilesDiff, *, whole: bool = False) -> None:
     head = Text.assemble(("files", "bold"))
     for between, side in (("  ", one), (" → ", two)):
         head.append(between, style="dim").append(side.snapshot[: history.ID_DIGITS], style="cyan")
-    shell.out.print(head.append("  ").append_text(counts_of(found.counts)), soft_wrap=True)
+    shell.out.print(head.append("  ").append_text(paint.text(changed_files(found.counts))), soft_wrap=True)
     told = found.changes if whole else found.changes[:TOLD_MAX]
     room = TOLD_MAX * 5
     for change in told:
@@ -247,7 +242,7 @@ def restore_command(
     if (at is None) == (snapshot is None):
         raise CommandFailed("name what to bring back: --at PLACE or --snapshot ID")
     done = shell.client.restore(
-        run, at, snapshot=snapshot, paths=paths, to=to, by=by or somebody(), dry_run=dry_run,
+        run, at, snapshot=snapshot, paths=paths, to=to, by=by or current_user(), dry_run=dry_run,
     )  # fmt: skip
     if shell.json:
         shell.emit(done)

@@ -12,17 +12,18 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from killick.cli import approval_view, prompt
+from killick.cli import prompt
 from killick.cli import style as paint
-from killick.cli.context import Shell, Unparsed, command, completing, parsed, run_argument, somebody, text_of
+from killick.cli.context import Shell, Unparsed, command, completing, current_user, parsed, run_argument, text_of
 from killick.cli.exit_codes import CommandFailed
-from killick.client.inbox import agreement, lacking, whom
+from killick.client.inbox import agreement, whom
 from killick.engine.approval import argument_edits
 from killick.engine.steps.waits import QUESTION_VERBS, SETTLEMENT_VERBS, Verb
 from killick.engine.views import Wait
 from killick.errors import AlreadyAnswered, AnswerRefused, NotAsked
 from killick.history.timeline import timeline
-from killick.store.protocol import ENDED, is_held
+from killick.presenting import approvals
+from killick.store.protocol import ENDED
 
 VERBS: Final[tuple[Verb, ...]] = (*QUESTION_VERBS, *SETTLEMENT_VERBS)
 _ALSO: Final = {
@@ -86,12 +87,12 @@ def _approval(shell: Shell, wait: Wait, width: int, now: int) -> Iterator[Text]:
     """What is to be agreed to: the call, why that is asked, of whom and until when, and who agreed so far."""
     head = Text().append(wait.id, style="bold cyan").append("  ")
     yield from paint.wrapped(head, Text(argument_edits.call(wait.intention), style="bold"), width)
-    rule = approval_view.by_rule(wait.rule)
+    rule = approvals.by_rule(wait.rule)
     reason = Text(argument_edits.visible(wait.reason or f"{wait.run} wants to do this"))
     reason.append(f" ({rule})" if rule else "", style="dim")
     asked = Text(f"asked of {whom(wait.to, wait.may)} {paint.ago(wait.since_us, now)}", style="dim")
     if wait.round:
-        asked.append(f", {approval_view.passed_on(timeline(shell.client.log, wait.run).step(wait.step))}", style="dim")
+        asked.append(f", {approvals.passed_on(timeline(shell.client.log, wait.run).step(wait.step))}", style="dim")
     voted, until = Text(agreement(wait.need, wait.votes), style="yellow"), _until(wait, now)
     if until is not None:
         voted.append("; " if voted else "", style="dim").append_text(until)
@@ -165,7 +166,7 @@ def inbox_command(shell: Shell, to: str | None, limit: int) -> None:
         shell.note(f"\n{len(waiting) - limit} more; --limit {len(waiting)} shows them all")
     for run in dict.fromkeys(wait.run for wait in shell.client.inbox(to=to, answered=True)):
         agent = shell.client.info(run).agent
-        shell.note(f"{run}: answered, and goes on when somebody runs it: {shell.goes_on(run, agent)}")
+        shell.note(f"{run}: answered; to continue: {shell.goes_on(run, agent)}, or start a worker")
 
 
 def _fields(wait: Wait) -> dict[str, Any]:
@@ -218,7 +219,7 @@ def answer_command(
       killick answer refund_20 edit --set amount=100 --set to=Bob --by mia
     """
     run, waits = _open_waits(shell, wait)
-    by, given = by or somebody(), None
+    by, given = by or current_user(), None
     if verb is None:
         _ask(shell, wait, waits, by)
         verb = "answered"
@@ -239,27 +240,23 @@ def answer_command(
 def _tell_answered(
     shell: Shell, run: str, waits: Sequence[Wait], wait: str, verb: str, by: str | None, given: Any
 ) -> None:
-    """What was answered, who takes it from here, and where several have to agree how many did."""
+    """Print the answer, how many approvals there are where it needs several, and what happens next."""
     answered = ", ".join(each.id for each in waits) or wait
-    voted = waits[0] if len(waits) == 1 and waits[0].need > 1 and verb == "approve" else None
+    one = waits[0] if len(waits) == 1 else None
+    voted = one if one is not None and one.need > 1 and verb == "approve" else None
     voters = tuple(dict.fromkeys((*voted.votes, str(by)))) if voted is not None else ()
     agreed = agreement(voted.need, voters) if voted is not None else ""
-    following = lacking(voted, voters) if voted is not None and len(voters) < voted.need else _next(shell, run)
+    following = (approvals.lacks(one, by, verb) if one is not None else None) or _next(shell, run)
     if shell.json:
         told = {"run": run, "wait": answered, "answer": verb, "by": by, "next": following}
         shell.emit({**told, "agreed": voters} if agreed else told)
         return
     line = Text().append(answered, style="bold cyan").append(f"  {verb}", style="green")
-    if len(waits) == 1 and waits[0].rule is not None:
-        # What was asked when it was answered, which may be another call than the one that somebody saw before.
-        line.append(f" {argument_edits.call(waits[0].intention)}")
-        line.append(f" with {_pairs(given)}" if verb == "edit" else "")
+    if one is not None and one.rule is not None:
+        # The call as it was when it was answered, which may be another one than an older screen shows.
+        line.append(approvals.answered(one, verb, given))
     shell.out.print(line.append(f": {agreed}" if agreed else ""), soft_wrap=True)
     shell.note(following)
-
-
-def _pairs(given: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={argument_edits.shown(value)}" for name, value in given.items())
 
 
 def _edit(asked: Wait | None, wait: str, verb: str, value: str | None, sets: Sequence[str]) -> Any:
@@ -320,20 +317,16 @@ def _ask(shell: Shell, wait: str, waits: Sequence[Wait], by: str | None) -> None
         takes = "; ".join(f"{each.id} takes {', '.join(each.verbs)}" for each in waits)
         raise CommandFailed(f"{wait}: answer what? {takes or 'nothing is asked; `killick inbox` shows what is'}")
     for each in waits:
-        if not prompt.can_answer(shell.client, each, by):
-            said = f"{by} agreed already" if by in each.votes else f"is asked of {whom(each.to, each.may)}"
-            raise CommandFailed(f"{each.id}: {said}; --by says who answers")
+        if (refused := approvals.why_not(shell.client, each, by)) is not None:
+            raise CommandFailed(f"{each.id}: {refused}; --by says who answers")
         if not prompt.ask_one(shell.client, each, by=by):
             raise CommandFailed(f"{each.id}: not answered; it waits on")
 
 
 def _next(shell: Shell, run: str) -> str:
-    """Who takes it from here."""
-    client = shell.client
-    head = client.log.head(run)
-    if is_held(client.store, head):
-        return f"{run} is being run by {head.holder}, which takes it from here"
-    return f"goes on when somebody runs it: {shell.goes_on(run, client.info(run).agent)}"
+    """How a run continues after an answer or a message."""
+    goes_on = shell.goes_on(run, shell.client.info(run).agent)
+    return approvals.continues(shell.client, run, f"to continue: {goes_on}, or start a worker")
 
 
 # say ----------------------------------------------------------------------------------------------
@@ -350,8 +343,8 @@ def say_command(shell: Shell, run: str, text: str, by: str | None) -> None:
       killick say claim_17 "the second invoice is the right one"
     """
     refuse_deaf(shell, shell.run(run))
-    shell.client.say(run, text_of(text), by=by or somebody())
-    shell.note(f"{run}: told; {_next(shell, run)}")
+    shell.client.say(run, text_of(text), by=by or current_user())
+    shell.note(f"{run}: sent; {_next(shell, run)}")
 
 
 def refuse_deaf(shell: Shell, run: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from killick.cli.commands.control import because_option, by_option, goes_on, is_held
-from killick.cli.context import Shell, command, completing, pair, run_argument, somebody, value_of
+from killick.cli.context import Shell, command, completing, current_user, pair, run_argument, value_of
 from killick.cli.exit_codes import CommandFailed
 
 
@@ -27,7 +27,7 @@ def _said(shell: Shell, run: str, done: str, **told: Any) -> None:
     if shell.json:
         shell.emit({"run": run, **told, "done": done})
         return
-    then = "" if is_held(shell, run) else f"; to go on: {goes_on(shell, run)}"
+    then = "" if is_held(shell, run) else f"; to continue: {goes_on(shell, run)}"
     shell.note(f"{run}: {done}{then}")
 
 
@@ -62,7 +62,7 @@ def set_command(
         raise CommandFailed(f"{own[0]}: cannot be set from here; set it in the agent, with run.update")
     shell.run(run)
     shell.load_app()
-    done = shell.client.set(run, saw=saw, because=because, by=by or somebody(), unset=unset, **given)
+    done = shell.client.set(run, saw=saw, because=because, by=by or current_user(), unset=unset, **given)
     names = ", ".join([*given, *unset])
     if shell.json:
         version = shell.client.state(run).context.version
@@ -87,7 +87,7 @@ def override_command(shell: Shell, run: str, step: str, value: str, because: str
     """
     shell.run(run)
     shell.load_app()
-    done = shell.client.override(run, step, value_of(value), because=because, by=by or somebody())
+    done = shell.client.override(run, step, value_of(value), because=because, by=by or current_user())
     _said(shell, run, done, step=step)
 
 
@@ -105,7 +105,7 @@ def skip_command(shell: Shell, run: str, step: str, because: str | None, by: str
       killick skip claim_17 9 --because "nobody is there"
     """
     shell.run(run)
-    done = shell.client.skip(run, step, because=because, by=by or somebody())
+    done = shell.client.skip(run, step, because=because, by=by or current_user())
     _said(shell, run, done, step=step)
 
 
@@ -117,7 +117,7 @@ def skip_command(shell: Shell, run: str, step: str, because: str | None, by: str
 def retry_command(shell: Shell, run: str, step: str | None, because: str | None, by: str | None) -> None:
     """Let a step that sits out a backoff or a rate limit go on now. STEP may be left out where only one does."""
     shell.run(run)
-    done = shell.client.retry(run, step, because=because, by=by or somebody())
+    done = shell.client.retry(run, step, because=because, by=by or current_user())
     _said(shell, run, done, step=step)
 
 
@@ -132,7 +132,7 @@ def note_command(shell: Shell, run: str, text: str, by: str | None) -> None:
       killick note claim_17 "called the customer, who is content"
     """
     shell.run(run)
-    shell.client.note(run, value_of(text), by=by or somebody())
+    shell.client.note(run, value_of(text), by=by or current_user())
     if shell.json:
         shell.emit({"run": run, "done": "noted"})
         return
@@ -151,7 +151,7 @@ def prioritize_command(shell: Shell, run: str, priority: int, because: str | Non
       killick prioritize claim_17 10
     """
     shell.run(run)
-    shell.client.prioritize(run, priority, because=because, by=by or somebody())
+    shell.client.prioritize(run, priority, because=because, by=by or current_user())
     if shell.json:
         shell.emit({"run": run, "priority": priority, "done": "prioritized"})
         return

@@ -20,6 +20,7 @@ from killick.cli.context import Shell, command
 from killick.cli.exit_codes import CommandFailed
 from killick.history import listing
 from killick.history.listing import STATUSES, About, Line
+from killick.presenting.runs import revived
 from killick.store.protocol import RunQuery, RunRow
 
 LOOK_SECONDS: Final = 0.5
@@ -55,13 +56,13 @@ class ListRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def query(self) -> RunQuery:
-        statuses = tuple(dict.fromkeys("running" if each == "orphaned" else each for each in self.status))
+        statuses = tuple(dict.fromkeys("running" if each == "abandoned" else each for each in self.status))
         return RunQuery(status=statuses, agent=self.agent, tag=self.tag, since_us=self.since_us)
 
     def has(self, status: str) -> bool:
         if not self.status or status in self.status:
             return True
-        return status == "broken" or (status == "orphaned" and "running" in self.status)
+        return status == "broken" or (status == "abandoned" and "running" in self.status)
 
 
 @command("ps")
@@ -114,7 +115,7 @@ def ps_command(
     if shell.json:
         shell.emit(seen)
     elif seen:
-        for line in (*drawn(seen, now, shell.out.width), listing.last_line(len(seen))):
+        for line in (*drawn(seen, now, shell.out.width), listing.last_line(len(seen), seen)):
             shell.out.print(line, soft_wrap=True)
     else:
         shell.note(listing.nothing())
@@ -171,13 +172,18 @@ class Listing:
         """How many there are of each status, of those that match in all else."""
         return listing.counted(self.client.store, self.wanted.query)
 
-    def last_line(self, shown: int) -> Text:
+    def last_line(self, shown: int, seen: Sequence[Seen] = ()) -> Text:
+        """The counts by status. With `seen`, also the next move for abandoned runs."""
         counts = self.counts()
         line = Text()
         for name in STATUSES:
             if counts[name]:
                 line.append(" · " if line else "").append_text(style.status(f"{counts[name]} {name}"))
                 line.stylize(style.STYLES[name], len(line) - len(f"{counts[name]} {name}"))
+        if seen and counts["abandoned"]:
+            found = [each.run for each in seen if each.status == "abandoned"]
+            resume = self.shell.typed("resume", found[0] if len(found) == counts["abandoned"] == 1 else "RUN")
+            line.append(f": {revived(counts['abandoned'], resume)}")
         matching = sum(count for name, count in counts.items() if self.wanted.has(name))
         if shown < matching:
             more = f"{shown} of {matching} shown; --all shows the rest"
@@ -197,7 +203,7 @@ class Listing:
 def _is_stuck(line: Line) -> bool:
     """Whether a person has to resume it."""
     quarantined = any(about.kind == "crash" and about.at_us is None for about in line.about)
-    return quarantined or line.status in ("orphaned", "paused", "failed")
+    return quarantined or line.status in ("abandoned", "paused", "failed")
 
 
 def _told(about: About) -> str:
@@ -250,7 +256,7 @@ def drawn(seen: Sequence[Seen], now_us: int, width: int, marked: Container[str] 
 
 def _cells(seen: Seen, now_us: int) -> list[Text]:
     about = Text(style.brief(seen.about, 400), style="red" if seen.status in ("broken", "failed") else "")
-    if seen.status == "orphaned":
+    if seen.status == "abandoned":
         about = Text(str(seen.next), style="green")
     tries = f" ×{seen.attempts}" if seen.attempts > 1 else ""
     return [

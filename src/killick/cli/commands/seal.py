@@ -19,7 +19,7 @@ from killick.audit.proof import Proved, has_grown_out_of, verify_proof
 from killick.audit.seal import SEALS, Sealed
 from killick.cli import style
 from killick.cli.commands.store import LISTED_MAX, many, progress, say, say_next
-from killick.cli.context import Shell, command, run_argument, somebody
+from killick.cli.context import Shell, command, current_user, run_argument
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.errors import ProofBroken
 from killick.permissions import create_private
@@ -53,7 +53,7 @@ def seal_command(shell: Shell, key: Path | None, new_key: Path | None, out: Path
         _check_older(shell, out)
     signer = _key(shell, key, new_key)
     with progress(shell) as tell:
-        done = kd.seal(signer, by=somebody(), progress=tell)
+        done = kd.seal(signer, by=current_user(), progress=tell)
     if out is not None:
         written(out, done.file.encode())
     lost = [run for run, file in done.gone.items() if file is None]

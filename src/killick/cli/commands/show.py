@@ -14,13 +14,12 @@ import click
 import msgspec
 from rich.text import Text
 
-from killick.cli import approval_view, moments, style
+from killick.cli import style
 from killick.cli.commands.files import show as show_files
 from killick.cli.commands.inbox import commands
 from killick.cli.context import Shell, command, run_argument
 from killick.cli.exit_codes import CommandFailed, Exit
-from killick.cli.moments import process
-from killick.cli.run_view import VALUE_CHARS, WHOLE, Page, asked_of, reply_text
+from killick.cli.run_view import VALUE_CHARS, WHOLE, Page
 from killick.cli.window import show as show_window
 from killick.client.client import Client
 from killick.client.inbox import agreement, whom
@@ -33,7 +32,7 @@ from killick.history.explain import why
 from killick.history.graph.graph import Past, family, generations
 from killick.history.graph.svg import svg as svg_of
 from killick.history.graph.text import outline
-from killick.history.phrasing import counted
+from killick.history.phrasing import counted, process
 from killick.history.timeline import Timeline, timeline
 from killick.history.timeline_parts import Moment, Wait
 from killick.log import boundaries
@@ -42,6 +41,8 @@ from killick.log.log import Recorded
 from killick.model import events as e
 from killick.model.codec import plain
 from killick.permissions import open_output
+from killick.presenting import approvals, moments
+from killick.presenting.steps import asked_of, reply_text
 from killick.store.protocol import ENDED, is_held, shown_tags
 
 LOOK_SECONDS: Final = 0.25
@@ -170,7 +171,7 @@ def _labelled(shell: Shell, page: Page, status: str, *, live: bool) -> Iterator[
         again = "" if about.at_us is None else f"; a worker tries again {style.moment(about.at_us)}"
         yield "crashed", [Text(f"{about.text}{again}", style="red")]
     if tl.held_back is not None:
-        yield "held", [moments.told(page, tl.held_back)]
+        yield "held", [style.text(moments.line(tl.held_back, page))]
     waits = [line for wait in tl.waits for line in _waits(shell, page, wait)]
     for step in tl.steps() if tl.ended_at is None else ():
         if step.status == "delayed" and step.delayed_until is not None:
@@ -180,9 +181,9 @@ def _labelled(shell: Shell, page: Page, status: str, *, live: bool) -> Iterator[
         yield "waits", waits
     if status == "broken":
         yield "broken", [Text(str(shell.client.store.quarantined(tl.run)), style="red")]
-    if status == "orphaned":
+    if status == "abandoned":
         holder = shell.client.log.head(tl.run).holder or tl.holder
-        yield "dead", [Text(f"{process(holder)} was at it and is gone" if holder else "nobody is at it", style="red")]
+        yield "dead", [Text(f"{process(holder) if holder else 'its process'} died", style="red")]
     if live and (lines := _next(shell, tl, status, now)):
         yield "next", lines
 
@@ -223,7 +224,7 @@ def _waits(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
 def _approval(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
     """What is to be agreed to: the call, why it is asked, of whom, and who agreed so far."""
     yield Text(argument_edits.call(wait.intention, WHOLE if page.full else argument_edits.ARGUMENT_CHARS), style="bold")
-    rule = approval_view.by_rule(wait.rule)
+    rule = approvals.by_rule(wait.rule)
     reason = wait.reason or f"{page.timeline.run} wants to do this"
     yield Text(argument_edits.visible(reason)).append(f" ({rule})" if rule else "", style="dim")
     voters = [vote.by for vote in wait.votes]
@@ -231,7 +232,7 @@ def _approval(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
     for each in shell.client.info(page.timeline.run).waits if is_now else ():
         voters = list(each.votes) if each.step == wait.step else voters
     told = [f"asked of {whom(wait.to, wait.may)}", agreement(wait.need, voters)]
-    told.append(approval_view.passed_on(page.timeline.step(wait.step)) if wait.round else "")
+    told.append(approvals.passed_on(page.timeline.step(wait.step)) if wait.round else "")
     yield Text(", ".join(filter(None, told)), style="dim")
 
 
@@ -255,8 +256,9 @@ def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
         return [Text.assemble((verify, "bold green"), ("  says where; then  ", "dim"), (repair, "bold green"))]
     if tl.held_back is not None and isinstance(tl.held_back.event, e.RunDiverged):
         return [Text.assemble("mend the code, then  ", (shell.goes_on(tl.run, tl.agent), "bold green"))]
-    if status in ("failed", "paused", "orphaned") or tl.held_back is not None:
-        return [Text(shell.typed("resume", tl.run), style="bold green")]
+    if status in ("failed", "paused", "abandoned") or tl.held_back is not None:
+        worker = ("  or start a worker", "dim") if status == "abandoned" else ""
+        return [Text.assemble((shell.typed("resume", tl.run), "bold green"), worker)]
     index = shell.client.store.index(tl.run)
     is_due = index is not None and index.wake_at_us is not None and index.wake_at_us <= now_us
     if is_due and not _is_only_voted(shell, tl, now_us):
@@ -319,10 +321,10 @@ def standing(client: Client, run: str, status: str) -> str:
     """How a run stands: by its record, unless its record does not hold or nobody is at it."""
     if client.store.quarantined(run) is not None:
         return "broken"
-    return "orphaned" if is_orphaned(client, run, status) else status
+    return "abandoned" if is_abandoned(client, run, status) else status
 
 
-def is_orphaned(client: Client, run: str, status: str) -> bool:
+def is_abandoned(client: Client, run: str, status: str) -> bool:
     """Whether a run is marked as running while nobody is at it any more."""
     if status != "running":
         return False
@@ -333,9 +335,9 @@ def is_orphaned(client: Client, run: str, status: str) -> bool:
 
 
 def _why(shell: Shell, found: Timeline, number: str, *, live: bool, full: bool) -> None:
-    orphaned = live and is_orphaned(shell.client, found.run, found.status)
+    abandoned = live and is_abandoned(shell.client, found.run, found.status)
     zone = datetime.fromtimestamp(found.started_at / 1_000_000, UTC).astimezone().tzinfo or UTC
-    told = why(found, number or None, zone=zone, chars=WHOLE if full else 160, text_of=reply_text, orphaned=orphaned)
+    told = why(found, number or None, zone=zone, chars=WHOLE if full else 160, text_of=reply_text, abandoned=abandoned)
     if not told:
         steps = [step.number for step in found.steps()]
         there = f"it has {steps[0]} to {steps[-1]}" if steps else "it has taken none yet"

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.text import Text
 
 from killick.audit.seal import SEALS
-from killick.cli.context import Shell, command, run_argument, somebody
+from killick.cli.context import Shell, command, current_user, run_argument
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.engine.commands import leased
 from killick.errors import LogError
@@ -104,7 +104,7 @@ def repair_command(shell: Shell, run: str, reason: str, dry_run: bool, yes: bool
         agreed(shell, f"{run} holds up to event {kept}; then: {what}. Set aside what comes after it?", yes=yes)
     was_apart = kd.store.quarantined(run) is not None
     try:
-        event = repair(kd.log, run, at=kd.clock.now_us(), reason=reason, by=somebody())
+        event = repair(kd.log, run, at=kd.clock.now_us(), reason=reason, by=current_user())
     except LogError as said:
         if what or not was_apart:
             raise
@@ -178,7 +178,7 @@ def _listed(places: Sequence[int | str]) -> str:
 def _erase(shell: Shell, run: str, seqs: list[int], pieces: set[bytes], reason: str) -> None:
     kd = shell.client
     with leased(kd.log, run, kd.ids.new("command")) as log:
-        kd.log.erase(log, at=kd.clock.now_us(), reason=reason, seqs=seqs, pieces=sorted(pieces), by=somebody())
+        kd.log.erase(log, at=kd.clock.now_us(), reason=reason, seqs=seqs, pieces=sorted(pieces), by=current_user())
 
 
 _BETWEEN: Final = (

@@ -1,9 +1,8 @@
-"""The commands that change a run's course in time: `fork`, `rewind`, `undo`. Each says first what stays as it is."""
+"""The commands `fork`, `rewind` and `undo`. Each shows first what stays as it is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import groupby
 from typing import Any, Final, Literal, get_args
 
 import click
@@ -11,10 +10,9 @@ import msgspec
 from rich.text import Text
 
 from killick.cli import style as paint
-from killick.cli.commands.files import counts_of
 from killick.cli.commands.inbox import print_wait
 from killick.cli.commands.run import Progress, fitting
-from killick.cli.context import Shell, Unparsed, command, completing, parsed, run_argument, somebody, text_of
+from killick.cli.context import Shell, Unparsed, command, completing, current_user, parsed, run_argument, text_of
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.selection import complete_place, named_run
 from killick.definitions.agents import AGENTS, AnyAgent
@@ -22,11 +20,11 @@ from killick.engine.effects.recorded_effects import effects_of
 from killick.errors import AgentUnknown, RunCancelled, RunFailed, RunWaiting, TimeRefused
 from killick.history.compare_runs import changed_in, parting
 from killick.history.phrasing import snapshot
-from killick.history.rewind_preview import STANDING, Leaving, LeftEffect, leaving, left, rights
-from killick.history.undo_preview import SharedBy, Undoing
+from killick.history.rewind_preview import STANDING, Leaving, leaving, left
+from killick.history.undo_preview import Undoing
 from killick.log import boundaries
 from killick.model import events as e
-from killick.model.ledger import Spend
+from killick.presenting import time_travel as present
 from killick.store.protocol import ENDED
 
 COMMAND: Final = "green"
@@ -64,10 +62,6 @@ def _fields(part: msgspec.Struct) -> dict[str, Any]:
     return {name: getattr(part, name) for name in part.__struct_fields__}
 
 
-def _call(name: str, arguments: Any, width: int = 60) -> str:
-    return f"{name}({paint.arguments(arguments, width)})"
-
-
 def _said(option: str, text: str) -> Any:
     """A value as people write it; what begins as JSON has to be JSON."""
     raw = text_of(text)
@@ -93,12 +87,6 @@ def _pairs(option: str, texts: Iterable[str]) -> dict[str, Any]:
 
 # fork ---------------------------------------------------------------------------------------------
 
-_WORLD: Final[dict[e.ForkEffects, str]] = {
-    "recorded": "what is new is put to a person first",
-    "live": "what is new is done for real",
-    "none": "what is new fails the step",
-}
-
 
 @command("fork", app=True)
 @run_argument
@@ -114,12 +102,12 @@ _WORLD: Final[dict[e.ForkEffects, str]] = {
 @click.option("--model", metavar="NAME", help="The model to ask from there on.")
 @click.option(
     "--effects", type=click.Choice(get_args(e.ForkEffects)), default="recorded", show_default=True,
-    help="What becomes of effects that its lineage has not done yet: ask a person, do them, or fail.",
+    help="What becomes of new effects: ask a person first, execute them, or fail their step.",
 )  # fmt: skip
 @click.option("--workspace", metavar="DIR", help="Where its files are to be.  [default: beside its parent's folder]")
 @_because
 @_by
-@click.option("--run", "go", is_flag=True, help="Run it here, and say where the two part.")
+@click.option("--run", "go", is_flag=True, help="Run it here, and say where the two diverge.")
 def fork_command(
     shell: Shell,
     run: str,
@@ -136,11 +124,11 @@ def fork_command(
     by: str | None,
     go: bool,
 ) -> Exit | None:
-    """Make a run that leaves another one at a place in its time, under other conditions. The other stays as it is.
+    """Fork a run at a place in its history, under other conditions. The run itself does not change.
 
-    What the two have in common is not copied. Models and reads are asked for real; what RUN did to the world counts for
-    the fork too, and is not done again. Where RUN has a workspace, the fork has a folder of its own, with the files as
-    they were at that place.
+    The shared history is not copied. Models and reads are called again; the effects of RUN count for the fork too, and
+    are not made twice. Where RUN has a workspace, the fork gets a folder of its own, with the files as they were at
+    that place.
 
     \b
       killick fork claim_17 --output 8='["c.pdf"]' --run --app app.py
@@ -160,7 +148,7 @@ def fork_command(
     try:
         made = shell.client.fork(
             run, at, id=name, output=outputs or None, set=given_set or None, unset=unset, model=model, effects=effects,
-            by=by or somebody(), because=because, **conditions,
+            by=by or current_user(), because=because, **conditions,
         )  # fmt: skip
     except TimeRefused as refused:
         raise CommandFailed(str(refused).replace("with workspace=", "with --workspace DIR")) from refused
@@ -206,7 +194,7 @@ def _print_fork(shell: Shell, run: str, fork: str, place: boundaries.RunMoment, 
     done = effects_of(log, run, steps)
     standing = [f"{step} {each.effect.tool}" for step, each in done.items() if each.effect.status in STANDING]
     named = f" ({paint.brief(', '.join(standing), 60)})" if standing else ""
-    _report(shell, "world", [f"adopts what {run} did{named}; {_WORLD[effects]}"])
+    _report(shell, "world", [f"adopts the effects of {run}{named}; {present.WORLD[effects]}"])
 
 
 def _fork_document(shell: Shell, run: str, fork: str, place: boundaries.RunMoment) -> dict[str, Any]:
@@ -231,7 +219,7 @@ def _next(shell: Shell, run: str) -> str:
 
 
 def _driven(shell: Shell, run: str) -> Exit | None:
-    """Run it here, to its end or until it waits."""
+    """Run it here, until it ends or waits."""
     client, state = shell.client, shell.client.state(run)
     try:
         agent: AnyAgent = AGENTS.get(state.agent)
@@ -284,10 +272,10 @@ def _print_parting(shell: Shell, run: str, fork: str) -> None:
 def rewind_command(
     shell: Shell, run: str, to: str, because: str | None, by: str | None, yes: bool, dry_run: bool
 ) -> None:
-    """Take a run back to a place in its time; from there its code runs again. Says first what that does not take back.
+    """Rewind a run to a place in its history; its code runs again from there. Shows first what it does not take back.
 
-    The log is never edited: what is left behind stays on record as an earlier generation. What was done to the world
-    stays done: a step that asks for the same again gets the recorded result. `undo` takes one effect back.
+    The log is never edited: the rewound steps stay on record as an earlier generation. Their effects stay: the same
+    call again gets the recorded result. `undo` takes one effect back.
 
     \b
       killick rewind claim_17 --to 4:before --because "the rate was wrong"
@@ -302,7 +290,7 @@ def rewind_command(
         happened = any(effect.status in STANDING for effect in found.effects)
         if happened and not shell.confirm(f"rewind {run} to {found.to}?", yes=yes):
             raise CommandFailed("nothing done", Exit.BAD)
-        done = shell.client.rewind(run, to, by=by or somebody(), because=because)
+        done = shell.client.rewind(run, to, by=by or current_user(), because=because)
     if shell.json:
         shell.emit({**_fields(found), "done": done})
     elif done is None:
@@ -313,50 +301,14 @@ def rewind_command(
 
 
 def _print_leaving(shell: Shell, found: Leaving) -> None:
-    head = Text().append(found.run, style="bold cyan").append(" would go back to ")
+    head = Text().append(found.run, style="bold cyan").append(" would be rewound to ")
     shell.out.print(head.append(_at(boundaries.RunMoment(found.seq, found.to)), style="bold"), soft_wrap=True)
-    steps = found.steps
-    told = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}" if steps else "nothing"
-    _report(shell, "leaves", [Text().append(told).append(_KEPT[len(steps) > 1] if steps else "", style="dim")])
-    for status, label, means in _STAYS:
-        effects = [effect for effect in found.effects if effect.status in status]
-        _report(shell, label, [_effect(effect, shell.out.width) for effect in effects])
-        if effects:
-            _report(shell, "", [Text(means, style="dim")])
-    _report(shell, "consumed", [f"{', '.join(found.consumed)}; stays so"] if found.consumed else [])
-    _report(shell, "spent", [f"{spend}; stays so"] if (spend := _money(found.spend)) else [])
-    children = [f"{child.run} ({child.status}), which goes on" for child in found.children]
-    _report(shell, "children", children)
-    returned = [f"{name}, {len(list(same))}×" for name, same in groupby(sorted(found.messages))]
-    _report(shell, "returns", [f"to the inbox: {', '.join(returned)}"] if returned else [])
-    if found.files is not None:
-        there = Text(f"go back to snapshot {found.files.snapshot[:12]}: ").append_text(counts_of(found.files.counts))
-        _report(shell, "files", [there, Text(f"in {found.files.folder}; what is there is kept first", style="dim")])
-    _report(shell, "asked anew", [f"step {one.step}: {one.by} said {one.answer}" for one in found.answers])
+    _print_parts(shell, present.rewind(found, max(shell.out.width - LABEL - 8, 40)))
 
 
-_KEPT: Final = (", which stays on record", ", which stay on record")
-_STAYS: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
-    (("happened",), "stays done", "the same again gets this result; nothing is done twice"),
-    (("in_doubt", "open"), "in doubt", "the same again has to wait until this is settled"),
-    (("undone",), "undone", "the same again is done anew"),
-)
-
-
-def _effect(effect: LeftEffect, width: int) -> Text:
-    """One line: the call, and what came of it."""
-    room = max(width - LABEL - 8, 40)
-    came = f" → {paint.brief(effect.output, max(room // 3, 12))}" if effect.output is not None else ""
-    call = _call(effect.tool, effect.arguments, room - len(came) - len(effect.tool) - 2)
-    return Text().append(f"{effect.step:<3} ", style="bold").append(call).append(came, style="dim")
-
-
-def _money(spend: Spend) -> str:
-    if not spend.model_calls:
-        return ""
-    calls = "1 model call" if spend.model_calls == 1 else f"{spend.model_calls} model calls"
-    tokens = f", {spend.tokens_in + spend.tokens_out:,} tokens" if spend.tokens_in + spend.tokens_out else ""
-    return calls + tokens + (f", ${spend.cost_micros / 1_000_000:,.4f}" if spend.cost_micros else "")
+def _print_parts(shell: Shell, parts: present.Report) -> None:
+    for label, lines in parts:
+        _report(shell, label, map(paint.text, lines))
 
 
 # undo ---------------------------------------------------------------------------------------------
@@ -370,7 +322,7 @@ def _money(spend: Spend) -> str:
 )  # fmt: skip
 @click.option(
     "--settled", type=click.Choice(("happened", "not")),
-    help="What you know of its undoing: that it happened, by hand or before it was lost sight of; or did not.",
+    help="How undoing it ended, where Killick does not know: it happened, or it did not.",
 )  # fmt: skip
 @_because
 @_by
@@ -386,10 +338,10 @@ def undo_command(
     yes: bool,
     dry_run: bool,
 ) -> None:
-    """Undo the effect of one step, by the compensation that its tool declares. The run itself goes on as it is.
+    """Undo the effect of one step, by the compensation that its tool declares. The run itself continues.
 
-    Says first which later steps used what it returned: by the ledger, and by values that were new and turn up again.
-    Whoever asks for the same again after that has it done anew. What you undid by hand is told with --settled happened.
+    Shows first which later steps used its result: by the ledger, and by new values that turn up again. The same call
+    again is executed. Say --settled happened where you undid it by hand.
     """
     shell.run(run)
     shell.load_app()
@@ -403,7 +355,7 @@ def undo_command(
         if not shell.confirm(f"undo step {step} of {run}?", yes=yes):
             raise CommandFailed("nothing done", Exit.BAD)
         try:
-            done = shell.client.undo(run, step, by=by or somebody(), because=because, settled=settled)
+            done = shell.client.undo(run, step, by=by or current_user(), because=because, settled=settled)
         except TimeRefused as refused:
             line = str(refused).replace("settled='happened' or 'not'", "--settled happened, or --settled not")
             raise CommandFailed(line.replace("settled='happened'", "--settled happened"), Exit.BAD) from refused
@@ -418,17 +370,17 @@ def undo_command(
         said = state.output_of(undid[-1]) if undid else None
         _report(shell, "came to", [paint.brief(said, 200)] if said is not None else [])
         if settled != "not":
-            _report(shell, "next", ["leave it so, or take the run back to before it:"])
+            _report(shell, "next", ["leave it, or rewind the run to before it:"])
             _report(shell, "", [shell.typed("rewind", run, "--to", f"{step}:before")], COMMAND)
 
 
 def _way_out(shell: Shell, found: Undoing) -> str:
-    """The next move of somebody who cannot undo it."""
+    """What to do about an effect that cannot be undone."""
     refuses = found.refuses or ""
     if found.status in ("open", "in_doubt"):
         return f": {shell.typed('answer', f'{found.run}:{found.step}', 'happened')}, or not"
     if refuses.startswith("undoing it began"):
-        return "; look, and say which it is: --settled happened, or --settled not"
+        return "; check, then say which it is: --settled happened, or --settled not"
     if found.status != "happened" or found.compensated_by is not None:
         return ""
     return "; name its module with --app" if "declared" in refuses else "; undo it by hand, then --settled happened"
@@ -436,19 +388,5 @@ def _way_out(shell: Shell, found: Undoing) -> str:
 
 def _print_undoing(shell: Shell, found: Undoing) -> None:
     head = Text().append(found.run, style="bold cyan").append(f" step {found.step}: ")
-    shell.out.print(head.append(_call(found.tool, found.arguments, 200), style="bold"), soft_wrap=True)
-    width = max(shell.out.width - LABEL - 4, 30)
-    _report(shell, "returned", [paint.brief(found.result, width)] if found.result is not None else [])
-    status = (found.status or "no effect").replace("_", " ")
-    _report(shell, "effect", [Text().append(status).append(f"  {found.key}" if found.key else "", style="dim")])
-    _report(shell, "undone by", [found.compensated_by] if found.compensated_by else [])
-    _report(shell, "shared by", [_shared(use, found.run) for use in found.shared_by])
-    consumed = rights(found.claims)
-    _report(shell, "consumed", [f"{', '.join(consumed)}; stays so"] if consumed else [])
-
-
-def _shared(use: SharedBy, run: str) -> Text:
-    """One line of a step that shares the effect."""
-    where = "" if use.run == run else f"{use.run} "
-    line = Text().append(f"{where}{use.step:<3} ", style="bold").append(f"{use.name}  ")
-    return line.append("stands on the same effect" if use.how == "inherited" else "took its result as its own")
+    shell.out.print(head.append(present.call_line(found.tool, found.arguments, 200), style="bold"), soft_wrap=True)
+    _print_parts(shell, present.undo(found, max(shell.out.width - LABEL - 4, 30)))

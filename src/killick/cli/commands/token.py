@@ -10,7 +10,7 @@ import click
 from rich.text import Text
 
 from killick.cli import style
-from killick.cli.context import Shell, command, completing, somebody
+from killick.cli.context import Shell, command, completing, current_user
 from killick.cli.exit_codes import CommandFailed
 from killick.errors import AccessRefused, DurationRefused
 from killick.model.events import Scope
@@ -67,7 +67,7 @@ def _create(shell: Shell, name: str, scope: Scope, expires: str | None, by: str 
     """
     try:
         holds = None if expires is None else seconds(expires)
-        made, text = tokens.issue(shell.creating().engine, name, scope, expires_seconds=holds, by=by or somebody())
+        made, text = tokens.issue(shell.creating().engine, name, scope, expires_seconds=holds, by=by or current_user())
     except (AccessRefused, DurationRefused) as error:
         raise CommandFailed(str(error)) from None
     if shell.json:
@@ -120,7 +120,7 @@ def _revoke(shell: Shell, token: str, because: str | None, by: str | None) -> No
     killick token revoke ann --because "left the company"
     """
     try:
-        gone = tokens.revoke(shell.client.engine, token, by=by or somebody(), because=because)
+        gone = tokens.revoke(shell.client.engine, token, by=by or current_user(), because=because)
     except AccessRefused as error:
         raise CommandFailed(str(error)) from None
     shell.out.print(Text(f"{gone.id}  ", style="bold cyan").append(f"{gone.name}  ").append("revoked", style="green"))

@@ -10,18 +10,15 @@ import click
 from rich.text import Text
 
 from killick.cli import style
-from killick.cli.context import Shell, command, completing, somebody, value_of
+from killick.cli.context import Shell, command, completing, current_user, value_of
 from killick.cli.exit_codes import CommandFailed, Exit
-from killick.definitions.triggers import LOG, Spec, TriggerInfo
+from killick.definitions.triggers import LOG, TriggerInfo
+from killick.history.phrasing import counted
 from killick.log import Log, Recorded
 from killick.model import events as e
-from killick.model.failure import Failure
-from killick.model.typed import convert
+from killick.presenting import triggers
 
 NAME_COLUMNS_MAX: Final = 24
-
-_BETWEEN: Final = (e.RunStarted, e.MessageTaken, e.RunTagged)
-"""What a log has that says nothing beyond the event that comes with it."""
 
 
 class _Listing(click.Group):
@@ -56,20 +53,19 @@ _by: Final = click.option("--by", metavar="WHO", help="Who does it, for the reco
 def _found(shell: Shell, name: str) -> TriggerInfo:
     """A trigger by its name, or one line with the nearest one."""
     shell.load_app()
-    known = {each.name: each for each in shell.client.triggers()}
-    found = known.get(name.removeprefix(LOG))
+    found = triggers.named(shell.client, name)
     if found is None:
-        close = get_close_matches(name, known, 1, 0.5)
+        close = get_close_matches(name, [each.name for each in shell.client.triggers()], 1, 0.5)
         hint = f"did you mean {close[0]}?" if close else "`killick trigger` lists them"
         raise CommandFailed(f"{name}: no such trigger in {shell.store}; {hint}")
     return found
 
 
 def _on_record(shell: Shell, name: str) -> str:
-    """The log of a trigger that a worker has seen to."""
+    """The log of a trigger that a worker has taken up."""
     found = _found(shell, name)
     if not found.is_set:
-        raise CommandFailed(f"{found.name}: no worker has taken it up yet; `killick worker` does")
+        raise CommandFailed(f"{found.name}: {triggers.NOT_SET}")
     return LOG + found.name
 
 
@@ -90,7 +86,7 @@ def _list(shell: Shell) -> None:
         return
     if not found:
         shell.note(
-            "no triggers; declare them beside the agents: killick.cron, killick.every, killick.when, killick.on_event"
+            "no triggers; declare them next to the agents: killick.cron, killick.every, killick.when, killick.on_event"
         )
     wide = min(max((len(each.name) for each in found), default=0), NAME_COLUMNS_MAX)
     now = shell.client.clock.now_us()
@@ -106,7 +102,7 @@ def _list(shell: Shell) -> None:
 
 
 def _standing(shell: Shell, trigger: TriggerInfo, now_us: int) -> Text:
-    """Where a trigger is: when it is due, what it started last, and whether anybody attends to it."""
+    """The state of a trigger: when it is due, its last run, and whether a worker has taken it up."""
     parts: list[Text] = []
     if not trigger.declared and shell.app is not None:
         parts.append(Text("not declared in the app any more", style="bold red"))
@@ -125,7 +121,7 @@ def _standing(shell: Shell, trigger: TriggerInfo, now_us: int) -> Text:
         last = Text("last ", style="dim").append(trigger.run).append(" ")
         parts.append(last.append_text(style.status(trigger.status or "removed")))
     elif trigger.is_set:
-        parts.append(Text("fired nothing yet", style="dim"))
+        parts.append(Text("has not fired yet", style="dim"))
     return Text("; ").join(parts)
 
 
@@ -143,69 +139,38 @@ def _history(shell: Shell, name: str, limit: int) -> None:
     killick trigger history report --limit 50
     """
     run = _on_record(shell, name)
-    client = shell.client
-    seq = client.log.head(run).seq
-    told: list[dict[str, Any]] = []
-    while seq > 0 and len(told) < limit:
-        page = client.events(run, after=max(seq - 500, 0), limit=min(seq, 500))
-        told += [_told(client.log, run, each) for each in reversed(page) if not isinstance(each.event, _BETWEEN)]
-        seq -= 500
-    told = told[:limit][::-1]
+    log = shell.client.log
+    found = list(triggers.history(shell.client, run, limit))[::-1]
     if shell.json:
-        shell.emit(told)
+        shell.emit([_fields(log, run, each) for each in found])
         return
-    for each in told:
-        at, did, about = each["at_us"], each["did"], _about(each)
-        line = Text(f"{style.moment(at)}  ", style="dim").append(f"{did:<8}", style=_STYLES.get(did, ""))
-        shell.out.print(line.append(f"  {about}".rstrip()), soft_wrap=True)
+    for recorded in found:
+        each = triggers.did(shell.client, run, recorded)
+        line = Text(f"{style.moment(each.at_us)}  ", style="dim").append(
+            f"{each.did:<8}", style=_STYLES.get(each.did, "")
+        )
+        shell.out.print(line.append(f"  {_about(each, recorded.event)}".rstrip()), soft_wrap=True)
 
 
 _STYLES: Final = {"fired": "green", "passed": "yellow", "queued": "cyan", "paused": "magenta", "cancelled": "dim"}
 
 
-def _told(log: Log, run: str, recorded: Recorded) -> dict[str, Any]:
-    """An event of a trigger's log for programs: what was done, the fields of the event, and its values."""
+def _fields(log: Log, run: str, recorded: Recorded) -> dict[str, Any]:
+    """An event of a trigger's log for programs: its kind, its fields and its values."""
     event = recorded.event
-    kind = str(event.__struct_config__.tag)
-    did = {"cancel.requested": "cancelled", "note.made": "noted"}.get(kind, kind.partition(".")[2])
     fields = {name: getattr(event, name) for name in event.__struct_fields__ if name not in ("at", "data", "digest")}
+    did = triggers.verb(event)
     return {"seq": recorded.seq, "at_us": event.at, "did": did, **fields, **log.data(run, recorded.seq)}
 
 
-def _about(told: dict[str, Any]) -> str:
-    """What there is to say of it, on one line."""
-    match told["did"]:
-        case "fired":
-            return f"{told['run']}{_by_whom(told)}"
-        case "passed":
-            first, last = style.moment(told["first"]), style.moment(told["last"])
-            many = f"{told['count']:,} from {first} to {last}" if told["count"] > 1 else first
-            why = f" ({convert(told['failure'], Failure, at='failure')})" if told.get("failure") else ""
-            return f"{many}: {_BECAUSE[told['because']]}{why}"
-        case "queued":
-            return f"number {told['number']} waits for the run before it"
-        case "turned":
-            return "holds" if told["holds"] else "does not hold any more"
-        case "set":
-            spec = convert(told["spec"], Spec, at="spec")
-            return f"{spec}, starts {spec.agent}"
-        case "noted":
-            return str(told["note"])
-        case _:
-            because = f": {told['because']}" if told.get("because") else ""
-            return f"{_by_whom(told).strip()}{because}"
-
-
-_BECAUSE: Final = {
-    "missed": "nobody was there",
-    "paused": "it was paused",
-    "overlap": "the run before had not ended",
-    "input failed": "no input could be made",
-}
-
-
-def _by_whom(told: dict[str, Any]) -> str:
-    return f" by {told['by']}" if told.get("by") else ""
+def _about(each: triggers.Did, event: e.Event) -> str:
+    """The run, the firings that were passed, by whom and why, on one line."""
+    about = [each.run] if each.run else []
+    if isinstance(event, e.TriggerPassed):
+        first, last = style.moment(event.first), style.moment(event.last)
+        about.append(f"{each.count:,} from {first} to {last}" if each.count > 1 else first)
+    about += [f"by {each.by}"] if each.by else []
+    return ": ".join(filter(None, (" ".join(about), each.why)))
 
 
 # acting -------------------------------------------------------------------------------------------
@@ -216,13 +181,13 @@ def _by_whom(told: dict[str, Any]) -> str:
 @_because
 @_by
 def _pause(shell: Shell, name: str, because: str | None, by: str | None) -> None:
-    """Let a trigger start nothing until it is resumed. What comes meanwhile is missed; events wait.
+    """Pause a trigger: it starts nothing until it is resumed. Its times are missed meanwhile; events wait.
 
     \b
     killick trigger pause report --because "the numbers are wrong"
     """
     run = _on_record(shell, name)
-    shell.client.pause(run, by=by or somebody(), because=because)
+    shell.client.pause(run, by=by or current_user(), because=because)
     _say(shell, name, "paused")
 
 
@@ -231,13 +196,13 @@ def _pause(shell: Shell, name: str, because: str | None, by: str | None) -> None
 @_because
 @_by
 def _resume(shell: Shell, name: str, because: str | None, by: str | None) -> None:
-    """Let a paused trigger go on; its policy says what becomes of what it missed.
+    """Resume a paused trigger; its policy decides what becomes of what it missed.
 
     \b
     killick trigger resume report
     """
     run = _on_record(shell, name)
-    _say(shell, name, shell.client.resume(run, by=by or somebody(), because=because))
+    _say(shell, name, shell.client.resume(run, by=by or current_user(), because=because))
 
 
 @command("fire", app=True)
@@ -245,7 +210,7 @@ def _resume(shell: Shell, name: str, because: str | None, by: str | None) -> Non
 @click.option("--input", "given", metavar="VALUE", help="The input of the run, instead of the one it declares.")
 @_by
 def _fire(shell: Shell, name: str, given: str | None, by: str | None) -> None:
-    """Start what a trigger starts, now. Where the app is not known here, a worker does it.
+    """Fire a trigger now. Where its app is not known here, a worker starts the run.
 
     \b
     killick trigger fire report
@@ -253,12 +218,12 @@ def _fire(shell: Shell, name: str, given: str | None, by: str | None) -> None:
     """
     found = _found(shell, name)
     options = {} if given is None else {"input": value_of(given)}
-    run = shell.client.fire(found.name, by=by or somebody(), **options)
+    run = shell.client.fire(found.name, by=by or current_user(), **options)
     started = shell.client.store.head(run) is not None
     if shell.json:
         shell.emit({"trigger": found.name, "run": run, "started": started})
         return
-    _say(shell, found.name, f"started {run}" if started else f"asked for {run}; whoever attends to it starts it")
+    _say(shell, found.name, f"started {run}" if started else f"asked for {run}; a worker starts it")
 
 
 @command("publish", app=True)
@@ -273,13 +238,13 @@ def _publish(shell: Shell, event: str, body: str | None, id: str | None, by: str
     killick trigger publish order.created '{"number": 17}' --id order-17
     """
     shell.load_app()
-    heard = shell.client.publish(event, value_of(body), id=id, by=by or somebody())
+    heard = shell.client.publish(event, value_of(body), id=id, by=by or current_user())
     if shell.json:
         shell.emit({"event": event, "heard": heard})
     elif heard:
-        _say(shell, event, f"heard by {heard} trigger{'' if heard == 1 else 's'}")
+        _say(shell, event, f"received by {counted(heard, 'trigger')}")
     if not heard:
-        shell.note(f"nobody listens to {event}; killick.on_event declares who does, and a worker takes it up")
+        shell.note(f"no trigger listens to {event}; declare one with killick.on_event, and start a worker")
     return None if heard else Exit.BAD
 
 

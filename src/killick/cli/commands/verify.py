@@ -55,12 +55,12 @@ def verify_command(
 ) -> Exit:
     """Re-read the record and prove it: of one run, of the whole store, or of a file.
 
-    Recomputes the chain of hashes, compares every copy, folds everything again. What is derived and wrong is
-    rebuilt; a run whose log does not hold is set apart, alone. Exits with 1 when something does not hold.
-    A file is what `killick export` or `killick store prune` wrote; for it no store is needed.
+    Recomputes the chain of hashes, compares every copy and folds every event again. Rebuilds derived data that is
+    wrong. Quarantines a run whose log fails verification; other runs are not affected. Exits with 1 when something
+    fails. A file is one that `killick export` or `killick store prune` wrote; it needs no store.
 
-    What was sealed (`killick store seal`) is held against what is there. Whoever can write the store can rewrite its
-    seals too, but not a checkpoint that is kept elsewhere: that is what proves.
+    Sealed events (`killick store seal`) are compared with the store. A process that can write the store can also
+    rewrite its seals, but not a checkpoint kept elsewhere: keep one, and verify against it.
     """
     if proof is not None:
         return verify_file(shell, proof, key, checkpoint)

@@ -12,8 +12,9 @@ from starlette.responses import Response
 from killick.history.graph.graph import Graph, Lane, Node, family
 from killick.history.graph.svg import svg
 from killick.history.page import RedactData
+from killick.presenting.steps import reply_text
 from killick.web.handlers.boundary import RunId
-from killick.web.handlers.step_list import reply_text, through_of
+from killick.web.handlers.step_list import through_of
 from killick.web.routes import Call, Nothing, Route, get, raw
 
 RUNS_MAX: Final = 24

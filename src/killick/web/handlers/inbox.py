@@ -15,7 +15,6 @@ from killick.client.client import Client
 from killick.engine.approval import argument_edits
 from killick.engine.approval.contracts_in_force import APPROVE
 from killick.engine.inbox import ANSWER, VOTE, answer_id, body_of
-from killick.engine.steps import waits
 from killick.engine.steps.waits import Verb
 from killick.engine.views import Wait
 from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused
@@ -27,7 +26,7 @@ from killick.model.failure import Failure
 from killick.model.fold import Step
 from killick.model.state import State
 from killick.model.typed import convert
-from killick.store.protocol import is_held
+from killick.presenting import approvals
 from killick.web.forms import NOTHING, JsonSchema, unveiled
 from killick.web.problems import Problem
 from killick.web.routes import Call, get, post
@@ -151,7 +150,7 @@ def inbox(call: Call[InboxAsked, Any]) -> Inbox:
 
     def chosen(wait: Wait) -> bool:
         addressed = wanted.to is None or wanted.to in wait.to or wanted.to in (wait.may or ())
-        return addressed and (not wanted.mine or why_not(client, wait, call.person.name) is None)
+        return addressed and (not wanted.mine or approvals.why_not(client, wait, call.person.name) is None)
 
     rows = asked.asking(client.store, call.now_us)
     found = asked.page(client.log, chosen, rows, now_us=call.now_us, limit=wanted.limit, after=wanted.cursor)
@@ -219,20 +218,9 @@ def question(client: Client, wait: Wait, person: str) -> Question:
         since_us=wait.since_us,
         deadline_us=wait.deadline_us,
         saw=wait.digest,
-        why_not=why_not(client, wait, person),
+        why_not=approvals.why_not(client, wait, person),
         tried=_tried(client, state, step) if wait.waits_for == "settlement" else None,
     )
-
-
-def why_not(client: Client, wait: Wait, person: str) -> str | None:
-    """Why somebody cannot answer; None where they can."""
-    if not waits.may_answer(person, wait.to, wait.may, client.engine.roles):
-        return f"it is asked of {asked.whom(wait.to, wait.may)}"
-    if person in wait.votes:
-        return "you agreed already"
-    if wait.deadline_us is not None and wait.deadline_us < client.clock.now_us():
-        return "its time is up; the run goes on without an answer"
-    return None
 
 
 def _because(state: State, step: Step | None) -> Any:
@@ -288,7 +276,7 @@ def _gone(client: Client, run: str, step: str, state: State) -> str:
     for message in reversed(client.store.messages(run)):
         if message.name == ANSWER and f":{step}@" in message.id:
             body = cast("Mapping[str, Any]", body_of(client.log, message))
-            return f"{message.by or 'somebody'} was first and said {body.get('kind')}"
+            return f"{message.by or 'a person'} answered first: {body.get('kind')}"
     if state.fold.step(step) is None:
         raise Problem(404, f"{run}: asks nothing at step {step}", code="wait_unknown")
     return f"it is not asked any more; the run is {state.status}"
@@ -320,7 +308,15 @@ def answer(call: Call[WaitAsked, Answering]) -> Took:
         # Whoever lost the answer to their own answer asks again with its key; another answer is another thing.
         if call.key is None or first.by != by or not _said(client, run, step, by, body.verb, value, body.comment):
             raise
-    return Took(wait=wait, run=run, did=_did(found, body.verb, value), next=_next(client, found, by, body.verb))
+    did, following = _SAID[body.verb], ""
+    if found is not None:
+        did += approvals.answered(found, body.verb, value)
+        following = approvals.lacks(found, by, body.verb) or approvals.continues(
+            client, run, f"{run} continues when a worker takes it"
+        )
+        voters = tuple(dict.fromkeys((*found.votes, by)))
+        did += f": {agreed}" if body.verb == "approve" and (agreed := asked.agreement(found.need, voters)) else ""
+    return Took(wait=wait, run=run, did=did, next=following)
 
 
 def _said(client: Client, run: str, step: str, by: str, verb: str, value: Any, comment: str | None) -> bool:
@@ -343,30 +339,6 @@ _SAID: Final[dict[str, str]] = {
     "approve": "approved", "reject": "rejected", "edit": "edited", "respond": "answered",
     "happened": "settled: it happened", "not": "settled: it did not happen", "stop": "stopped",
 }  # fmt: skip
-
-
-def _did(wait: Wait | None, verb: str, value: Any) -> str:
-    said = _SAID[verb]
-    if wait is not None and wait.rule is not None:
-        said += f" {argument_edits.call(wait.intention, 60)}"
-        if verb == "edit":
-            said += f" with {', '.join(f'{name}={argument_edits.shown(each, 60)}' for name, each in value.items())}"
-    elif verb == "respond":
-        said += f" {argument_edits.shown(value, 60)}"
-    return said
-
-
-def _next(client: Client, wait: Wait | None, by: str, verb: str) -> str:
-    """Who takes it from here."""
-    if wait is None:
-        return ""
-    voters = tuple(dict.fromkeys((*wait.votes, by)))
-    if verb == "approve" and len(voters) < wait.need:
-        return f"{asked.agreement(wait.need, voters)}; {asked.lacking(wait, voters)}"
-    head = client.store.head(wait.run)
-    if head is not None and is_held(client.store, head):
-        return f"{head.holder} is at {wait.run} and takes it from here"
-    return f"{wait.run} goes on as soon as a worker takes it"
 
 
 ROUTES: Final = (

@@ -18,9 +18,9 @@ from killick.engine.steps import waits
 from killick.errors import KillickError
 from killick.model.codec import plain
 from killick.model.fold import OUT_OF_BAND
+from killick.presenting import previews
+from killick.presenting.previews import RunPreview, Will
 from killick.web.forms import JsonSchema, unveiled
-from killick.web.handlers import preview
-from killick.web.handlers.preview import RunPreview, Will
 from killick.web.problems import Problem
 from killick.web.render import VALUE_CHARS
 from killick.web.routes import Call, get, post
@@ -248,9 +248,9 @@ def _offers(run: RunPreview, pending: int, delayed: bool, undoable: int) -> list
         over = broken
     no_step = over or (None if pending else "no step is pending")
     tries: dict[str, Callable[[], Will]] = {
-        "pause": lambda: preview.pause(run),
-        "resume": lambda: preview.resume(run),
-        "cancel": lambda: preview.cancel(run, False),
+        "pause": lambda: previews.pause(run),
+        "resume": lambda: previews.resume(run),
+        "cancel": lambda: previews.cancel(run, False),
     }
     own = "it is a log of Killick's own" if run.facts.agent.startswith("killick.") else None
     said = {
@@ -290,13 +290,13 @@ def _carried_out(
 def pause(call: Call[RunAsked, Act]) -> Did:
     """Stop a run at its next step, until somebody resumes it."""
     options = {"by": call.person.name, "because": call.body.because}
-    return _carried_out(call, preview.pause, lambda: call.client.pause(call.asked.run, **options), "paused")
+    return _carried_out(call, previews.pause, lambda: call.client.pause(call.asked.run, **options), "paused")
 
 
 def resume(call: Call[RunAsked, Act]) -> Did:
-    """Let a paused, failed or orphaned run go on."""
+    """Let a paused, failed or abandoned run go on."""
     options = {"by": call.person.name, "because": call.body.because}
-    return _carried_out(call, preview.resume, lambda: call.client.resume(call.asked.run, **options))
+    return _carried_out(call, previews.resume, lambda: call.client.resume(call.asked.run, **options))
 
 
 def cancel(call: Call[RunAsked, Cancel]) -> Did:
@@ -306,7 +306,7 @@ def cancel(call: Call[RunAsked, Cancel]) -> Did:
     def do() -> None:
         call.client.cancel(call.asked.run, compensate=body.compensate, by=by, because=body.because)
 
-    return _carried_out(call, lambda run: preview.cancel(run, body.compensate), do, "cancelled when it is run next")
+    return _carried_out(call, lambda run: previews.cancel(run, body.compensate), do, "cancelled when it is run next")
 
 
 def change(call: Call[RunAsked, Change]) -> Did:
@@ -315,7 +315,7 @@ def change(call: Call[RunAsked, Change]) -> Did:
     changes = _shown(call, body.set)
 
     def will(run: RunPreview) -> Will:
-        return preview.change(run, changes, body.unset, body.saw)
+        return previews.change(run, changes, body.unset, body.saw)
 
     def do() -> str:
         return call.client.set(
@@ -342,13 +342,13 @@ def prioritize(call: Call[RunAsked, Prioritize]) -> Did:
         call.client.prioritize(call.asked.run, body.priority, by=by, because=body.because)
 
     done = f"has priority {body.priority} from its next step on"
-    return _carried_out(call, lambda run: preview.prioritize(run, body.priority), do, done)
+    return _carried_out(call, lambda run: previews.prioritize(run, body.priority), do, done)
 
 
 def note(call: Call[RunAsked, Note]) -> Did:
     """Put a remark into a run's record."""
     body, by = call.body, call.person.name
-    return _carried_out(call, preview.note, lambda: call.client.note(call.asked.run, body.note, by=by), "noted")
+    return _carried_out(call, previews.note, lambda: call.client.note(call.asked.run, body.note, by=by), "noted")
 
 
 def override(call: Call[RunAsked, Override]) -> Did:
@@ -358,7 +358,7 @@ def override(call: Call[RunAsked, Override]) -> Did:
     def do() -> str:
         return call.client.override(call.asked.run, body.step, body.output, by=by, because=body.because)
 
-    return _carried_out(call, lambda run: preview.override(run, body.step, body.output), do)
+    return _carried_out(call, lambda run: previews.override(run, body.step, body.output), do)
 
 
 def skip(call: Call[RunAsked, OfStep]) -> Did:
@@ -368,7 +368,7 @@ def skip(call: Call[RunAsked, OfStep]) -> Did:
     def do() -> str:
         return call.client.skip(call.asked.run, body.step, by=by, because=body.because)
 
-    return _carried_out(call, lambda run: preview.skip(run, body.step), do)
+    return _carried_out(call, lambda run: previews.skip(run, body.step), do)
 
 
 def retry(call: Call[RunAsked, Retry]) -> Did:
@@ -378,7 +378,7 @@ def retry(call: Call[RunAsked, Retry]) -> Did:
     def do() -> str:
         return call.client.retry(call.asked.run, body.step, by=by, because=body.because)
 
-    return _carried_out(call, lambda run: preview.retry(run, body.step), do)
+    return _carried_out(call, lambda run: previews.retry(run, body.step), do)
 
 
 def rewind(call: Call[RunAsked, Rewind]) -> Did:
@@ -388,7 +388,7 @@ def rewind(call: Call[RunAsked, Rewind]) -> Did:
     def do() -> str:
         return call.client.rewind(call.asked.run, body.to, by=by, because=body.because)
 
-    return _carried_out(call, lambda run: preview.rewind(run, body.to), do)
+    return _carried_out(call, lambda run: previews.rewind(run, body.to), do)
 
 
 def fork(call: Call[RunAsked, Fork]) -> Did:
@@ -402,7 +402,7 @@ def fork(call: Call[RunAsked, Fork]) -> Did:
         output=body.output, set=_shown(call, body.set), unset=tuple(body.unset), input=input_, model=body.model,
         effects=body.effects,
     )  # fmt: skip
-    told = preview.forked(RunPreview(client, given), body.at, body.id, conditions)
+    told = previews.forked(RunPreview(client, given), body.at, body.id, conditions)
     if body.dry_run:
         return Did(run=given, will=told.will, more=told.more)
     made = client.fork(
@@ -416,7 +416,7 @@ def fork(call: Call[RunAsked, Fork]) -> Did:
 def undo(call: Call[RunAsked, Undo]) -> Did:
     """Undo the effect of one step, and nothing else."""
     body, client, run = call.body, call.client, call.asked.run
-    told = preview.undo(client.undoing(run, body.step), body.settled)
+    told = previews.undo(client.undoing(run, body.step), body.settled)
     if body.dry_run:
         return Did(run=run, will=told.will, more=told.more)
     said = client.undo(run, body.step, by=call.person.name, because=body.because, settled=body.settled)
@@ -442,14 +442,14 @@ def _one(call: Call[Any, Many], run: str) -> Result:
         standing = RunPreview(client, run)
         do: Callable[[], str | None]
         if body.command == "pause":
-            told, do = preview.pause(standing), partial(client.pause, run, by=by, because=because)
+            told, do = previews.pause(standing), partial(client.pause, run, by=by, because=because)
         elif body.command == "resume":
-            told, do = preview.resume(standing), partial(client.resume, run, by=by, because=because)
+            told, do = previews.resume(standing), partial(client.resume, run, by=by, because=because)
         elif body.command == "cancel":
-            told = preview.cancel(standing, body.compensate)
+            told = previews.cancel(standing, body.compensate)
             do = partial(client.cancel, run, compensate=body.compensate, by=by, because=because)
         else:
-            told = preview.prioritize(standing, body.priority or 0)
+            told = previews.prioritize(standing, body.priority or 0)
             do = partial(client.prioritize, run, body.priority or 0, by=by, because=because)
         said = told.will if body.dry_run else do() or _DONE[body.command]
         return Result(run=run, done=True, said=said)

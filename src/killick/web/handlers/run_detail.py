@@ -18,16 +18,17 @@ from killick.engine.views import Wait
 from killick.errors import RunUnknown
 from killick.history.explain import why as explained
 from killick.history.page import STEPS_MAX
+from killick.history.phrasing import process
 from killick.history.run_info import waits_of
 from killick.history.timeline import Timeline, part_of
 from killick.model import events as e
 from killick.model.fold import Fold
 from killick.model.ledger import Ledger
+from killick.presenting.steps import reply_text
 from killick.store.protocol import Head, is_held, shown_tags
 from killick.web.handlers.step_detail import ErrorSeen, StepId, about, errors_of, unknown
-from killick.web.handlers.step_list import Doc, RunAsked, RunId, Steps, found_steps, reply_text, state_of, through_of
+from killick.web.handlers.step_list import Doc, RunAsked, RunId, Steps, found_steps, state_of, through_of
 from killick.web.routes import Call, Nothing, Route, get, post, raw
-from killick.web.wording import process
 
 TAIL_STEPS: Final = 12
 """How many of the last steps are read to say where a run is."""
@@ -168,8 +169,8 @@ def run_page(call: Call[RunPageAsked, Nothing]) -> RunSeen:
     facts = fold.facts
     broken = client.store.quarantined(run)
     worker = _worker(client, head)
-    orphaned = facts.status == "running" and (worker is None or not worker.lives)
-    status = "broken" if broken is not None else "orphaned" if orphaned else facts.status
+    abandoned = facts.status == "running" and (worker is None or not worker.lives)
+    status = "broken" if broken is not None else "abandoned" if abandoned else facts.status
     tail = part_of(log, run, limit=TAIL_STEPS, through=through_of(call, run), fold=fold, known=False)
     failed = tail.failed
     return RunSeen(
@@ -214,7 +215,7 @@ def _position(tl: Timeline, status: str, broken: str | None) -> PositionSeen:
     number = step.number if step is not None else tl.failed.step if tl.failed is not None else tl.current
     named = f"step {number} ({step.name})" if step is not None else f"step {number}" if number else ""
     at = tl.plan.index(tl.stage) if tl.stage in tl.plan else None
-    paragraphs = explained(tl, text_of=reply_text, orphaned=status == "orphaned")
+    paragraphs = explained(tl, text_of=reply_text, abandoned=status == "abandoned")
     following = paragraphs[-1] if paragraphs else ""
     since = tl.waits[0].opened_at if tl.waits else tl.changed_at
     if status == "running" and step is not None:
@@ -228,11 +229,11 @@ def _position(tl: Timeline, status: str, broken: str | None) -> PositionSeen:
             since = tl.ended_at or since
         case "failed":
             where, since = f"Failed at {named}" if number else "Failed in the agent's own code", tl.ended_at or since
-            following = "Nothing more happens until somebody resumes the run."
+            following = "Nothing more happens until a person resumes the run."
         case "queued":
             over = step is not None and step.is_over
             where = f"Queued {'after' if over else 'at'} {named}" if named else "Queued"
-            following = "Nobody has taken the run up yet."
+            following = "No worker has taken the run yet."
         case _:
             where = f"{status.capitalize()} at {named}" if named else status.capitalize()
     return PositionSeen(where=where, since_us=since, next=following, step=number, place=tl.place, at_stage=at)

@@ -19,7 +19,7 @@ from killick.web.app_context import AppContext
 from killick.web.problems import Problem
 from killick.web.routes import Call, get
 
-Status = Literal["queued", "running", "waiting", "paused", "completed", "failed", "cancelled", "orphaned"]
+Status = Literal["queued", "running", "waiting", "paused", "completed", "failed", "cancelled", "abandoned"]
 Text = Annotated[str, msgspec.Meta(max_length=200)]
 
 
@@ -39,7 +39,7 @@ class RunsAsked(CountsAsked, frozen=True, kw_only=True):
 
     status: Annotated[
         tuple[Status, ...],
-        msgspec.Meta(max_length=20, description="Runs that nobody is at any more are orphaned, and running as well."),
+        msgspec.Meta(max_length=20, description="Runs that nobody is at any more are abandoned, and running as well."),
     ] = ()
     cursor: (
         Annotated[str, msgspec.Meta(pattern=r"^[1-9][0-9]{0,17}$", description="From `next` of the page before.")]
@@ -49,7 +49,7 @@ class RunsAsked(CountsAsked, frozen=True, kw_only=True):
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many runs there are of each status, of those that match in all else. Orphaned ones are not running."""
+    """How many runs there are of each status, of those that match in all else. Abandoned ones are not running."""
 
     queued: int = 0
     running: int = 0
@@ -58,7 +58,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     completed: int = 0
     failed: int = 0
     cancelled: int = 0
-    orphaned: int = 0
+    abandoned: int = 0
     total: int = 0
 
 
@@ -125,10 +125,10 @@ def _query(call: Call[Any, Any]) -> RunQuery:
 
 
 def _page(store: Store, asked: RunsAsked, query: RunQuery, before: int | None) -> list[RunRow]:
-    """The rows of a page, and one more where there are more. No index knows who is orphaned: their holders are gone."""
-    statuses = tuple(dict.fromkeys("running" if each == "orphaned" else each for each in asked.status))
+    """The rows of a page, and one more where there are more. No index has abandoned runs: they are found by holder."""
+    statuses = tuple(dict.fromkeys("running" if each == "abandoned" else each for each in asked.status))
     query = replace(query, status=statuses)
-    if "orphaned" not in asked.status or "running" in asked.status:
+    if "abandoned" not in asked.status or "running" in asked.status:
         return store.runs(query, before=before, limit=asked.limit + 1)
     holders = gone(store)
     left = replace(query, status=("running",), holders=holders)

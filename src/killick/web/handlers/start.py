@@ -9,10 +9,10 @@ import msgspec
 from killick.definitions.agents import AGENTS, AnyAgent
 from killick.definitions.tools import TOOLS
 from killick.errors import AgentUnknown
+from killick.presenting import previews
+from killick.presenting.previews import RunPreview
 from killick.web.forms import JsonSchema
-from killick.web.handlers import preview
 from killick.web.handlers.operations import Act, Did, Name, Priority, RunAsked, schema_of
-from killick.web.handlers.preview import RunPreview
 from killick.web.idempotency import derived
 from killick.web.routes import Call, Made, get, post
 
@@ -144,7 +144,7 @@ def send(call: Call[RunAsked, Send]) -> Did:
     body, client = call.body, call.client
     run = RunPreview(client, call.asked.run)
     if body.dry_run:
-        told = preview.send(run, body.name)
+        told = previews.send(run, body.name)
         return Did(run=run.run, will=told.will, more=told.more)
     message = body.id or derived(call, "msg")
     if message is not None and client.store.message(run.run, message) is not None:
@@ -157,7 +157,7 @@ def say(call: Call[RunAsked, Say]) -> Did:
     """Say something to a run; its loop hears it before it asks its model again."""
     body, client = call.body, call.client
     run = RunPreview(client, call.asked.run)
-    told = preview.say(run, body.text)
+    told = previews.say(run, body.text)
     if body.dry_run:
         return Did(run=run.run, will=told.will, more=told.more)
     client.say(run.run, body.text, by=call.person.name)

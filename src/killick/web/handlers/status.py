@@ -28,7 +28,7 @@ HELD_MAX: Final = 50
 """Runs of all holders that are told of one by one."""
 
 APART_MAX: Final = 50
-"""Runs of a status that are asked whether they were set apart."""
+"""The number of runs of each status that are checked for quarantine."""
 
 DUE_MAX: Final = 50
 """Runs that are due of which more is said than that they are."""
@@ -84,7 +84,7 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerLine, ...]
     due: tuple[DueLine, ...]
     due_more: bool
-    orphaned: int
+    abandoned: int
     late: bool
     advice: str | None = None
 
@@ -99,7 +99,7 @@ def workers(call: Call[Nothing, Nothing]) -> Workers:
         workers=held,
         due=due,
         due_more=len(due) == DUE_MAX,
-        orphaned=sum(each.left_by is not None for each in due),
+        abandoned=sum(each.left_by is not None for each in due),
         late=late,
         advice=_advice(held, due, late=late),
     )
@@ -194,7 +194,7 @@ class SealLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Apart(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that does not hold and was set apart, and why."""
+    """A quarantined run: its log fails verification, and why."""
 
     run: str
     agent: str
@@ -212,8 +212,7 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """How a store is, by what is quick to see. `wrong` counts what is wrong.
 
-    `looked_at` is how many runs, the newest of each status, were asked whether they were set apart; the whole record is
-    for `killick verify` to prove.
+    `looked_at` is the number of runs checked for quarantine, the newest of each status. `killick verify` checks all.
     """
 
     store: str
@@ -241,7 +240,7 @@ class Alive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def health(call: Call[Nothing, Nothing]) -> Health:
-    """What the store's promises rest on, what is due and waits, what was set apart, and the last seal."""
+    """What the store's promises rest on, what is due and waits, the quarantined runs, and the last seal."""
     client, store = call.client, call.client.store
     due = tuple(_due(client, call.now_us))
     oldest = min(due, key=lambda each: each.since_us, default=None)
@@ -270,7 +269,7 @@ def health(call: Call[Nothing, Nothing]) -> Health:
 
 
 def _apart(client: Client) -> tuple[tuple[Apart, ...], int]:
-    """Whether a run was set apart is known of each by itself, so the newest of each status are asked about."""
+    """The quarantined runs among the newest of each status. No index has them."""
     found: list[Apart] = []
     looked_at = 0
     for status in ("running", "waiting", "queued", "paused", "failed", "completed"):

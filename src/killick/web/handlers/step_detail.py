@@ -22,8 +22,9 @@ from killick.log.log import Log
 from killick.model import events as e
 from killick.model.failure import Failure
 from killick.model.fold import Fold
+from killick.presenting.steps import reply_text
 from killick.web.handlers.boundary import Changed, changed, veiled
-from killick.web.handlers.step_list import Doc, RunId, reply_text, span_of, through_of
+from killick.web.handlers.step_list import Doc, RunId, span_of, through_of
 from killick.web.problems import Problem
 from killick.web.routes import Call, Nothing, Route, get
 

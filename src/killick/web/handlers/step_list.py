@@ -13,24 +13,24 @@ from typing import Annotated, Any, Final, NamedTuple, cast
 import msgspec
 from msgspec import Meta
 
-from killick.engine.steps.model_reply import text_of
 from killick.history import timeline_parts
-from killick.history.narration import led_to
 from killick.history.page import STEPS_MAX, RedactData, RunPage, section
-from killick.history.phrasing import entries_of, scope_words
+from killick.history.phrasing import cut, inline, short
 from killick.history.timeline_parts import Entry, Moment, Step
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.chunks import unpack
 from killick.model.codec import plain
-from killick.model.failure import Failure
 from killick.model.fold import Fold
 from killick.model.state import State
+from killick.presenting import moments
+from killick.presenting import steps as presented
+from killick.presenting.phrase import Briefly
 from killick.web.routes import Call, Nothing, Route, get
-from killick.web.wording import told, trivial
 
 BRIEF_CHARS: Final = 240
-"""How much of a value stands in a line."""
+"""How much of a value a line has."""
+_BRIEF: Final = Briefly(BRIEF_CHARS)
 
 SEARCH_STEPS: Final = 500
 """How many steps one search looks through; the next goes on where it ended."""
@@ -193,11 +193,15 @@ def searched(step: Step) -> str:
     """The text of a step that somebody may look for."""
     failures = [attempt.failure for attempt in step.attempts if attempt.failure is not None]
     failures += [step.failure] if step.failure is not None else []
-    told = [step.number, step.name, _text(step.given), _text(step.output), *map(str, failures)]
+    told = [step.number, step.name, _searched(step.given), _searched(step.output), *map(str, failures)]
     if step.decision is not None:
-        told += [_text(step.decision.question), _text(step.decision.because)]
-    told += [_text(wait.prompt) for wait in step.waits] + [_text(step.because)]
+        told += [_searched(step.decision.question), _searched(step.decision.because)]
+    told += [_searched(wait.prompt) for wait in step.waits] + [_searched(step.because)]
     return "\n".join(told).casefold()
+
+
+def _searched(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else inline(value)
 
 
 def lines(
@@ -205,7 +209,7 @@ def lines(
 ) -> Iterator[Row]:
     """Entries as rows, those inside scopes deeper."""
     longest = max((span_of(step, now_us) or 0 for step in timeline_parts.walked(entries)), default=0)
-    quiet = trivial(entries, is_first=is_first)
+    quiet = moments.trivial(entries, is_first=is_first)
 
     def of(entries: Sequence[Entry], depth: int) -> Iterator[Row]:
         for entry in entries:
@@ -243,7 +247,8 @@ def _moment(moment: Moment) -> MomentLine:
     event = moment.event
     left = tuple(LeftLine(number=each.number, name=each.name, status=each.status) for each in moment.left)
     stage = event.stage if isinstance(event, e.PlanReached) else None
-    return MomentLine(kind=moment.kind, text=told(moment, brief), by=getattr(event, "by", None), stage=stage, left=left)
+    text = str(moments.line(moment, _BRIEF))
+    return MomentLine(kind=moment.kind, text=text, by=getattr(event, "by", None), stage=stage, left=left)
 
 
 def _line(step: Step, now_us: int, longest: int) -> StepLine:
@@ -252,12 +257,14 @@ def _line(step: Step, now_us: int, longest: int) -> StepLine:
     failure = step.failure or next((each.failure for each in reversed(step.attempts) if each.failure is not None), None)
     edits = [edit.by for edit in step.edits if edit.stands]
     because = step.decision.because if step.decision is not None else step.because
+    came = presented.came_to(step, _BRIEF)
     return StepLine(
         number=step.number, sort=step.sort, name=step.name, status=step.status, stage=step.stage, took_us=took,
         ended_us=step.ended_at, bar=_bar(took, longest),
         seen=f"{step.status}.{len(step.attempts)}.{len(step.waits)}.{len(step.notes)}.{step.undone_by or ''}",
-        what=_what(step), came_to=_came_to(step), error=_short(failure) if step.status != "done" else None,
-        because=brief(because) if because else None, effect=step.effect, attempts=len(step.attempts),
+        what=presented.given(step, _BRIEF), came_to=str(came) if came is not None else None,
+        error=cut(short(failure), BRIEF_CHARS) if step.status != "done" and failure is not None else None,
+        because=_BRIEF.value(because) if because else None, effect=step.effect, attempts=len(step.attempts),
         retry_us=step.delayed_until, ruling=verdict.ruling if verdict is not None else None,
         rule=verdict.rule if verdict is not None else None, by=step.decision.by if step.decision else step.ended_by,
         waits_for=wait.waits_for if wait is not None and step.status in ("waiting", "in_doubt") else None,
@@ -279,95 +286,6 @@ def span_of(step: Step, now_us: int) -> int | None:
 
 def _bar(took: int | None, longest: int) -> int:
     return round(100 * log2(1 + took) / log2(1 + longest)) if took and longest else 0
-
-
-def _what(step: Step) -> str:
-    """What was asked for, without the name: arguments, a question, a state."""
-    match step.sort:
-        case "decision" if step.decision is not None:
-            return brief(step.decision.question or "")
-        case "model":
-            return step.usage.model if step.usage is not None else ""  # its messages are long, and are in the trace
-        case "scope" if step.name == "transition":
-            return brief(step.intended.get("state"))
-        case "scope":
-            return scope_words(step.name, step.given)
-        case "wait" if step.waits:
-            asked = step.waits[0]
-            return brief(asked.prompt) if asked.prompt else asked.name
-        case "child":
-            return brief(entries_of(step.given).get("input"))
-        case _:
-            given = step.given
-            return "" if not given else brief(arguments(given))
-
-
-def _came_to(step: Step) -> str | None:
-    """What it returned, in brief; None where there is nothing to say."""
-    if step.name == "transition" and step.status == "done":
-        return brief(" ".join(f"{name} {brief(value)}" for name, value in led_to(step).items()))
-    if step.status != "done" or step.sort in ("undo", "scope") or (step.sort == "child" and step.output is None):
-        return None
-    if step.decision is not None:
-        return brief(step.decision.choice)
-    if step.sort == "wait" and step.waits:
-        return _answered(step.waits[-1])
-    output = step.output
-    said = reply_text(output) if step.sort == "model" else None
-    return None if output is None else brief(said or output)
-
-
-def _answered(wait: timeline_parts.Wait) -> str | None:
-    if wait.how is None or (wait.waits_for == "time" and wait.how == "expired"):
-        return None
-    if wait.how != "answered":
-        default = f", so {brief(wait.default)}" if wait.how == "expired" and wait.default is not None else ""
-        return (
-            f"nobody answered in time{default}" if wait.how == "expired" else f"{wait.how} by {wait.by or 'somebody'}"
-        )
-    if wait.waits_for in ("child", "event"):
-        answer = entries_of(wait.answer)
-        return brief(answer.get("result", answer.get("status")) if wait.waits_for == "child" else wait.answer)
-    answer = entries_of(wait.answer)
-    value = f" {brief(answer['value'])}" if answer.get("value") is not None else ""
-    comment = f" “{brief(wait.comment)}”" if wait.comment else ""
-    return f"{wait.by or 'somebody'}: {answer.get('kind')}{value}{comment}"
-
-
-def brief(value: Any, chars: int = BRIEF_CHARS) -> str:
-    """A value on one line, cut where it is longer."""
-    text = value[: chars * 8] if isinstance(value, str) else _text(value)
-    line = " ".join(text.split())
-    return line if len(line) <= chars else f"{line[: chars - 1]}…"
-
-
-def arguments(given: Any) -> str:
-    """The arguments of a call as they would be written."""
-    if not isinstance(given, dict):
-        return _text(given)
-    return ", ".join(f"{name}={_json(value)}" for name, value in cast("dict[str, Any]", given).items())
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else value if isinstance(value, str) else _json(value)
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(plain(value)).decode()
-
-
-def _short(failure: Failure | None) -> str | None:
-    if failure is None:
-        return None
-    return brief(f"{failure.type.rpartition('.')[2]}: {failure.message.strip().partition(chr(10))[0]}")
-
-
-def reply_text(reply: Any) -> str | None:
-    """The text of a model's reply; None where it has none, or no known shape."""
-    try:
-        return text_of(reply) or None
-    except Exception:  # a reply may be anything
-        return None
 
 
 def through_of(call: Call[Any, Any], run: str) -> RedactData | None:

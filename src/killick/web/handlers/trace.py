@@ -16,9 +16,10 @@ from killick.model import events as e
 from killick.model.failure import Failure
 from killick.model.state import State, Traced
 from killick.model.typed import convert
+from killick.presenting.steps import reply_text
 from killick.web.handlers.record import PageAsked, paged
 from killick.web.handlers.step_detail import ErrorSeen, errors_of
-from killick.web.handlers.step_list import Doc, reply_text, state_of
+from killick.web.handlers.step_list import Doc, state_of
 from killick.web.routes import Call, Nothing, Route, get
 
 TRACED_MAX: Final = 30

@@ -12,10 +12,9 @@ import msgspec
 
 from killick.client.client import Client
 from killick.definitions.triggers import LOG, TRIGGERS, Spec, TriggerInfo
-from killick.errors import KillickError
 from killick.model import events as e
-from killick.model.failure import Failure
-from killick.model.typed import convert
+from killick.presenting import triggers as present
+from killick.presenting.triggers import Did
 from killick.store.protocol import OWN_AGENTS, RunQuery, RunRow
 from killick.web.problems import Problem
 from killick.web.routes import Call, Nothing, get, post
@@ -35,17 +34,6 @@ class TriggerAsked(msgspec.Struct, frozen=True, kw_only=True):
     """A trigger by its name."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=200, description="The trigger's name.")]
-
-
-class Did(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a trigger did, or that was done to it: when, what, the run that it started, by whom and why."""
-
-    at_us: int
-    did: str
-    run: str | None = None
-    count: int = 1
-    by: str | None = None
-    why: str | None = None
 
 
 class TriggerLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +137,8 @@ def triggers(call: Call[Nothing, Nothing]) -> Triggers:
 
 def _trigger_line(client: Client, info: TriggerInfo) -> TriggerLine:
     spec = _spec(client, info)
-    did = tuple(_deeds(client, LOG + info.name)) if info.is_set else ()
+    log = LOG + info.name
+    did = [present.did(client, log, each) for each in present.history(client, log, TAIL_EVENTS)] if info.is_set else []
     return TriggerLine(
         name=info.name,
         sort=info.sort,
@@ -157,7 +146,7 @@ def _trigger_line(client: Client, info: TriggerInfo) -> TriggerLine:
         agent=info.agent,
         missed=spec.missed,
         overlap=spec.overlap,
-        takes_input=_takes(spec),
+        takes_input=present.takes(spec),
         next_us=info.next_us,
         fired=info.fired,
         queued=info.queued,
@@ -169,7 +158,7 @@ def _trigger_line(client: Client, info: TriggerInfo) -> TriggerLine:
         last_us=next((each.at_us for each in did if each.did == "fired"), info.last_us),
         declared=info.declared,
         is_set=info.is_set,
-        recent=did[:RECENT_MAX],
+        recent=tuple(did[:RECENT_MAX]),
     )
 
 
@@ -181,59 +170,6 @@ def _spec(client: Client, info: TriggerInfo) -> Spec:
     known = client.log.state(LOG + info.name).fold.facts.trigger
     assert known is not None
     return trigger_runner.spec_of(client.log, LOG + info.name, known)
-
-
-def _takes(spec: Spec) -> str:
-    """Where the input of its runs comes from, in words."""
-    if spec.makes_input is not None:
-        return f"made by {spec.makes_input}"
-    if spec.input is not None:
-        return "always the same"
-    return {"event": "the event's body", "when": "what the condition returned"}.get(spec.sort, "none")
-
-
-_BECAUSE: Final = {
-    "missed": "nobody was there",
-    "paused": "it was paused",
-    "overlap": "the run before had not ended",
-    "input failed": "no input could be made",
-}
-
-
-def _deeds(client: Client, run: str) -> Iterator[Did]:
-    """What stands at the end of a trigger's log, the latest first."""
-    seq = client.log.head(run).seq
-    for recorded in reversed(client.events(run, after=max(seq - TAIL_EVENTS, 0), limit=TAIL_EVENTS)):
-        match recorded.event:
-            case e.TriggerFired(at=at, run=started, by=by):
-                yield Did(at_us=at, did="fired", run=started, by=by)
-            case e.TriggerPassed(at=at, because=because, count=count, by=by):
-                yield Did(at_us=at, did="passed", count=count, by=by, why=_passed(client, run, recorded.seq, because))
-            case e.TriggerQueued(at=at, by=by):
-                yield Did(at_us=at, did="queued", by=by, why="waits for the run before it")
-            case e.TriggerTurned(at=at, holds=holds):
-                yield Did(at_us=at, did="turned", why="holds" if holds else "does not hold any more")
-            case e.TriggerSet(at=at):
-                yield Did(at_us=at, did="set", why="declared")
-            case e.RunPaused(at=at, by=by) | e.RunResumed(at=at, by=by):
-                did = "paused" if isinstance(recorded.event, e.RunPaused) else "resumed"
-                yield Did(at_us=at, did=did, by=by, why=client.log.data(run, recorded.seq).get("because"))
-            case _:
-                pass
-
-
-def _passed(client: Client, run: str, seq: int, because: str) -> str:
-    failure = client.log.data(run, seq).get("failure")
-    why = _BECAUSE.get(because, because)
-    return f"{why}: {_brief_failure(failure)}" if failure else why
-
-
-def _brief_failure(told: Any) -> str:
-    try:
-        failure = convert(told, Failure, at="failure")
-        return f"{failure.type}: {failure.message}"
-    except KillickError:
-        return "what went wrong cannot be read"
 
 
 def hook_lines(client: Client) -> Iterator[HookLine]:
@@ -276,7 +212,7 @@ def _undelivered(client: Client, run: str, recorded: Any) -> Undelivered:
         at_us=event.at,
         attempt=event.attempt,
         retry_at_us=getattr(event, "retry_at", None),
-        why=_brief_failure(client.log.data(run, recorded.seq).get("failure")),
+        why=present.failed(client.log.data(run, recorded.seq).get("failure")),
     )
 
 
@@ -305,7 +241,7 @@ def resume(call: Call[TriggerAsked, Because]) -> Turned:
 
 
 def _known(client: Client, name: str) -> TriggerInfo:
-    found = next((each for each in client.triggers() if each.name == name), None)
+    found = present.named(client, name)
     if found is None:
         raise Problem(404, f"{name}: no such trigger; /api/v1/triggers lists them", code="trigger_unknown")
     return found
@@ -314,7 +250,7 @@ def _known(client: Client, name: str) -> TriggerInfo:
 def _on_record(client: Client, name: str) -> str:
     found = _known(client, name)
     if not found.is_set:
-        raise Problem(409, f"{name}: no worker has taken it up yet; `killick worker` does", code="trigger_not_set")
+        raise Problem(409, f"{name}: {present.NOT_SET}", code="trigger_not_set")
     return found.name
 
 

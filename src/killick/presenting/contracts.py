@@ -1,13 +1,13 @@
-"""Contracts in plain words: what each rule says, as a person would say it. Decides nothing."""
+"""The rules of a contract, each in one plain sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from killick.cli import style
 from killick.contracts.contract import Approval
 from killick.contracts.rules import Rule
+from killick.history.phrasing import inline, listed, span
 
 _TYPES: Final = {
     "string": "text", "integer": "a whole number", "number": "a number", "boolean": "true or false", "array": "a list",
@@ -16,7 +16,7 @@ _TYPES: Final = {
 
 
 def words(rule: Rule) -> str:
-    """A rule in one sentence, with what happens where it does not hold."""
+    """A rule in one sentence, with the approval that it asks for where it does not hold."""
     said = _SAYS[rule.kind](rule)
     if rule.scope == "run":
         said += ", in the run alone"
@@ -24,12 +24,9 @@ def words(rule: Rule) -> str:
 
 
 def asking(approval: Approval) -> str:
-    """Who is asked, in words."""
-    told = (
-        f"ask {listed(approval.to, 'or')}"
-        if approval.need == 1
-        else f"ask {listed(approval.to)}, {approval.need} agree"
-    )
+    """Who is asked for an approval, and how long."""
+    several = f"{listed(approval.to)}, {approval.need} approve"
+    told = f"ask {listed(approval.to, 'or') if approval.need == 1 else several}"
     if approval.timeout is not None:
         told += f", for {lasting(approval.timeout)}"
     for each in approval.escalate:
@@ -37,15 +34,9 @@ def asking(approval: Approval) -> str:
     return told
 
 
-def listed(names: Iterable[str], last: str = "and") -> str:
-    """Names in a row: a, b and c."""
-    *some, end = names
-    return f"{', '.join(some)} {last} {end}" if some else end
-
-
 def lasting(seconds: float) -> str:
-    """How long, without fractions that nobody wrote."""
-    return style.span(seconds * 1_000_000).removesuffix(".0 s") + (" s" if seconds < 59.95 and seconds % 1 == 0 else "")
+    """A duration without fractions that the contract does not have."""
+    return span(seconds * 1_000_000).removesuffix(".0 s") + (" s" if seconds < 59.95 and seconds % 1 == 0 else "")
 
 
 def _tools(rule: Rule) -> str:
@@ -107,19 +98,19 @@ def _may(bound: Mapping[str, Any]) -> str:
 def bounded(bound: Mapping[str, Any]) -> str:
     """What a value may be, after "is"."""
     types: Sequence[str] = [bound["type"]] if isinstance(bound.get("type"), str) else bound.get("type", ())
-    span = ""
+    limits = ""
     if "min" in bound and "max" in bound:
-        span = f"from {bound['min']} to {bound['max']}"
+        limits = f"from {bound['min']} to {bound['max']}"
     elif "min" in bound or "max" in bound:
-        span = f"at least {bound['min']}" if "min" in bound else f"at most {bound['max']}"
+        limits = f"at least {bound['min']}" if "min" in bound else f"at most {bound['max']}"
     kind = listed([_TYPES[name] for name in types], "or") if types else ""
-    said = [f"{kind} {span}".strip()] if kind or span else []
+    said = [f"{kind} {limits}".strip()] if kind or limits else []
     if "length" in bound:
         least, most = (0, bound["length"]) if isinstance(bound["length"], int) else bound["length"]
         said.append(f"at most {most} long" if not least else f"{least} to {most or 'any'} long")
     said += [f"like {bound['matches']}"] if "matches" in bound else []
-    said += [listed([style.inline(each) for each in bound["one_of"]], "or")] if "one_of" in bound else []
-    said += [f"not {listed([style.inline(each) for each in bound['none_of']], 'or')}"] if "none_of" in bound else []
+    said += [listed([inline(each) for each in bound["one_of"]], "or")] if "one_of" in bound else []
+    said += [f"not {listed([inline(each) for each in bound['none_of']], 'or')}"] if "none_of" in bound else []
     said += [f"each {bounded(bound['each'])}"] if "each" in bound else []
     if "fields" in bound:
         more = " and more" if bound.get("others") else ""

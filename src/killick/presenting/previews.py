@@ -1,11 +1,11 @@
-"""What a command will do to a run, in plain words, before it is done. Changes nothing; refuses what cannot be done.
+"""What a command will do to a run, in plain words, before it is given. Raises the error that the command would raise.
 
-Said from the record as it is now: a run that somebody is at may have gone on by the time it lands.
+Reads the record as it is now: a worker may have advanced the run by the time that the command takes effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 import msgspec
@@ -13,17 +13,18 @@ import msgspec
 from killick.client import time_travel
 from killick.client.client import Client
 from killick.engine import renewals
-from killick.engine.approval.argument_edits import call, shown
+from killick.engine.approval.argument_edits import shown
 from killick.engine.effects.fork import UNCHANGED, Conditions, fork
 from killick.engine.interventions import entries_of
 from killick.engine.steps import waits
 from killick.errors import AnswerRefused, RunBroken, RunExists, RunUnknown, TimeRefused
 from killick.history.phrasing import counted, listed, span
-from killick.history.rewind_preview import Leaving, LeftEffect, leaving
-from killick.history.undo_preview import SharedBy, Undoing
+from killick.history.rewind_preview import leaving
+from killick.history.undo_preview import Undoing
 from killick.log import boundaries
 from killick.model import events as e
 from killick.model.fold import Facts, Step
+from killick.presenting import time_travel as report
 from killick.store.protocol import ENDED, is_held
 
 LINES_MAX: Final = 12
@@ -38,7 +39,7 @@ class Will(msgspec.Struct, frozen=True):
 
 
 class RunPreview:
-    """How a run stands, for whoever is about to act on it."""
+    """The state of a run that a command is about to act on."""
 
     def __init__(self, client: Client, run: str) -> None:
         self.client = client
@@ -69,18 +70,18 @@ class RunPreview:
 
     @property
     def lands(self) -> str:
-        """When a command takes hold."""
+        """When a command takes effect."""
         if self.holder is None:
-            return "It takes hold at once: nobody is at the run."
-        return f"It takes hold at the next step boundary: {self.holder} is at the run."
+            return "It takes effect at once: no process has the run."
+        return f"It takes effect at the next step boundary: {self.holder} has the run."
 
     def step(self, name: str) -> str:
         found = self.fold.step(name)
         return f"step {name} ({found.name})" if found is not None else f"step {name}"
 
     def tried(self, command: str, **body: Any) -> None:
-        """Refuse what the record says cannot be done."""
-        entries_of(self.fold, {"command": command, **body}, by="somebody", at=self.client.clock.now_us())
+        """Raise where the record rules the command out."""
+        entries_of(self.fold, {"command": command, **body}, by="a person", at=self.client.clock.now_us())
 
 
 # commands -----------------------------------------------------------------------------------------
@@ -89,10 +90,10 @@ class RunPreview:
 def pause(run: RunPreview) -> Will:
     run.refuse_over()
     if run.facts.cancelling:
-        raise AnswerRefused(run.run, "it is being cancelled")
+        raise AnswerRefused(run.run, "it is being cancelled, and ends when it is run next")
     if run.status == "paused":
         raise AnswerRefused(run.run, "it is paused already")
-    told = f"{run.run} stops at its next step and stays there until somebody resumes it."
+    told = f"{run.run} stops at its next step and stays there until it is resumed."
     return Will(told, (*_open(run), "What people are asked can still be answered.", run.lands))
 
 
@@ -101,26 +102,26 @@ def resume(run: RunPreview) -> Will:
     if run.status in ("completed", "cancelled"):
         raise AnswerRefused(run.run, f"it is over ({run.status}); start another")
     if facts.cancelling:
-        raise AnswerRefused(run.run, "it is being cancelled")
+        raise AnswerRefused(run.run, "it is being cancelled, and ends when it is run next")
     if run.status == "failed":
         failed: Any = run.client.log.event(run.run, facts.ended)
         at = f"to before {run.step(failed.step)}, which failed" if failed.step else "to where its code failed"
-        told = f"{run.run} goes back {at}, and from there on again. A new attempt is made."
-        return Will(told, ("If steps were undone because it failed, it goes back to the first of them.", _TWICE))
+        told = f"{run.run} is rewound {at}, and makes a new attempt."
+        return Will(told, ("If steps were undone because it failed, it is rewound to the first of them.", _TWICE))
     if run.status == "paused":
-        return Will(f"{run.run} goes on where it was paused.", (_TWICE,))
+        return Will(f"{run.run} continues where it was paused.", (_TWICE,))
     if facts.mend:
         held = run.client.log.event(run.run, facts.mend)
         why = "its code and its record disagreed" if isinstance(held, e.RunDiverged) else "its record was repaired"
         if isinstance(held, e.RunQuarantined):
             why = f"its process died {held.deaths} times in a row"
-        return Will(f"{run.run} is tried again: {why}.", ("If nothing was mended, it stops there again.",))
+        return Will(f"{run.run} is tried again: {why}.", ("If nothing was fixed, it stops there again.",))
     if run.status == "running" and run.holder is None:
-        told = f"{run.run} is taken from a process that is gone, and goes on at its last step on record."
+        told = f"{run.run} is abandoned: its process died. It continues after its last recorded step."
         return Will(told, (_TWICE,))
     if run.status == "waiting":
-        raise AnswerRefused(run.run, "it waits, and is not paused; answer its question")
-    raise AnswerRefused(run.run, f"it is {run.status}, and is not paused")
+        raise AnswerRefused(run.run, "it is waiting, and not held back; `killick inbox` shows how to answer")
+    raise AnswerRefused(run.run, f"it is {run.status}, and not held back")
 
 
 def cancel(run: RunPreview, compensate: bool) -> Will:
@@ -129,11 +130,11 @@ def cancel(run: RunPreview, compensate: bool) -> Will:
         raise AnswerRefused(run.run, "it is being cancelled already")
     count = len(run.fold.effects)
     if compensate:
-        told = f"{run.run} ends as cancelled, and what it did is undone, the last first."
-        more = f"{counted(count, 'step')} touched the world; those with a compensation are undone, the rest is listed."
+        told = f"{run.run} ends as cancelled, and its effects are undone, the last first."
+        more = f"{counted(count, 'step')} with an effect; those with a compensation are undone, the others are listed."
     else:
-        told = f"{run.run} ends as cancelled. What it did stays done."
-        more = f"{counted(count, 'step')} touched the world, and nothing of that is undone." if count else ""
+        told = f"{run.run} ends as cancelled. Its effects stay."
+        more = f"{counted(count, 'step')} with an effect; none is undone." if count else ""
     asked = len([each for each in run.facts.waits.values() if each.waits_for in ("answer", "settlement")])
     lines = (
         more,
@@ -158,27 +159,27 @@ def change(run: RunPreview, changes: Mapping[str, Any], unset: Sequence[str], sa
              for name, value in changes.items()]  # fmt: skip
     lines += [f"{name}: {shown(context.get(name), CHARS)} → nothing" for name in unset]
     told = f"The context of {run.run} goes from version {version} to {version + 1}."
-    return Will(told, (*lines, "Its code sees that when its next step returns.", run.lands))
+    return Will(told, (*lines, "Its code sees the change when its next step returns.", run.lands))
 
 
 def prioritize(run: RunPreview, priority: int) -> Will:
     run.refuse_over()
     told = f"{run.run} has priority {priority} instead of {run.facts.priority}."
-    return Will(told, ("Of runs that are due, those with the highest go first.",))
+    return Will(told, ("Of the runs that are due, workers take those with the highest priority first.",))
 
 
 def note(run: RunPreview) -> Will:
     run.refuse_over()
-    return Will(f"A remark is put into the record of {run.run}, with your name. Its code never sees it.")
+    return Will(f"A note with your name is added to the record of {run.run}. Its code never sees it.")
 
 
 def override(run: RunPreview, step: str, output: Any) -> Will:
     run.refuse_over()
     run.tried("override", step=step, output=output)
     run.client._refuse_answer(run.run, step, output)  # pyright: ignore[reportPrivateUsage]
-    told = f"{run.step(step)} of {run.run} is given this result instead of being done: {shown(output, CHARS)}."
-    asked = ("Whoever was asked there is not asked any more.",) if step in run.facts.waits else ()
-    return Will(_begun(told), (*asked, "The result stands on record as yours, not as the tool's.", run.lands))
+    told = f"{run.step(step)} of {run.run} is given this result instead of being executed: {shown(output, CHARS)}."
+    asked = ("The question that it waits for is withdrawn.",) if step in run.facts.waits else ()
+    return Will(_begun(told), (*asked, "The record names you as the source of the result, not the tool.", run.lands))
 
 
 def skip(run: RunPreview, step: str) -> Will:
@@ -188,13 +189,13 @@ def skip(run: RunPreview, step: str) -> Will:
     found = run.fold.step(step)
     if found is not None and found.sort == "wait":
         then = (
-            "A sleep is over then."
+            "Its sleep ends."
             if wait is not None and wait.waits_for == "time"
-            else "Its default is taken, if it has one; else its code meets killick.Skipped."
+            else "It takes its default; without one its code gets killick.Skipped."
         )
     else:
-        then = "It is not done; its code meets killick.Skipped."
-    return Will(_begun(f"{run.step(step)} of {run.run} ends without being done."), (then, run.lands))
+        then = "It is not executed; its code gets killick.Skipped."
+    return Will(_begun(f"{run.step(step)} of {run.run} ends without being executed."), (then, run.lands))
 
 
 def retry(run: RunPreview, step: str | None) -> Will:
@@ -204,13 +205,15 @@ def retry(run: RunPreview, step: str | None) -> Will:
     found = run.fold.step(step) if step else delayed[0]
     assert found is not None
     left = (found.delayed_until or 0) - run.client.clock.now_us()
-    told = f"{_begun(run.step(found.id))} goes on now instead of in {span(max(left, 0))}."
+    told = f"{_begun(run.step(found.id))} is retried now instead of in {span(max(left, 0))}."
     return Will(told, (f"{counted(len(found.attempts), 'attempt')} made so far; this is the next one.", run.lands))
 
 
 def say(run: RunPreview, text: str) -> Will:
     run.refuse_over()
-    return Will(f"{run.run} is told: {shown(text, CHARS)}.", ("Its loop hears it before it asks its model again.",))
+    return Will(
+        f"{run.run} gets the message: {shown(text, CHARS)}.", ("Its loop reads it before its next model call.",)
+    )
 
 
 def send(run: RunPreview, name: str) -> Will:
@@ -218,57 +221,30 @@ def send(run: RunPreview, name: str) -> Will:
     if name.startswith("killick."):
         raise AnswerRefused(run.run, f"messages named {name!r} are Killick's own; choose another name")
     waiting = [wait.step for wait in run.facts.waits.values() if wait.waits_for == "event" and wait.name == name]
-    then = f"{_begun(run.step(waiting[0]))} waits for it, and goes on with it." if waiting else (
-        "Nothing waits for it now: it is kept until the run asks for its name."
+    then = f"{_begun(run.step(waiting[0]))} waits for it, and continues with it." if waiting else (
+        "Nothing waits for it now: it stays in the inbox until the run asks for its name."
     )  # fmt: skip
     return Will(f"The message {name} is put into the inbox of {run.run}.", (then, "The same id again counts once."))
 
 
 # time ---------------------------------------------------------------------------------------------
 
-_TWICE: Final = "What it did stays on its ledger: nothing is done twice."
-_STAYS: Final = {
-    "happened": ("stays done", "the same again gets this result"),
-    "in_doubt": ("in doubt", "the same again waits until that is settled"),
-    "open": ("in doubt", "the same again waits until that is settled"),
-    "undone": ("was undone", "the same again is done anew"),
-}
-WORLD: Final[dict[str, str]] = {
-    "recorded": "What is new is put to a person first.",
-    "live": "What is new is done for real.",
-    "none": "What is new fails its step.",
-}
+_TWICE: Final = "Its effects stay on its ledger: none is made twice."
 
 
 def rewind(run: RunPreview, to: str) -> Will:
     if run.run != run.given:
-        raise TimeRefused(run.given, f"continues as {run.run}; rewind that, or fork this one")
+        raise TimeRefused(run.given, f"continues as {run.run}; rewind that run, or fork this one")
     head = run.client.log.head(run.run)
     if head.parent is not None and boundaries.at(run.client.log, run.run, to).seq <= head.base:
-        raise TimeRefused(run.run, f"the events before {to} belong to the run it was forked from; fork that")
+        raise TimeRefused(run.run, f"what is before {to} belongs to the run that it was forked from; fork that run")
     found = leaving(run.client.log, run.run, to)
-    steps = found.steps
-    span_ = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}" if steps else "nothing"
-    stay = f", which {'stay' if len(steps) > 1 else 'stays'} on record" if steps else ""
-    told = f"{run.run} goes back to {found.to} and runs on from there. It leaves {span_}{stay}."
-    return Will(told, _cut([*_left(found), run.lands]))
+    told = f"{run.run} is rewound to {found.to}, and continues from there."
+    return Will(told, _cut([*_lines(report.rewind(found, CHARS)), run.lands]))
 
 
-def _left(found: Leaving) -> Iterator[str]:
-    yield from (_effect(effect) for effect in found.effects)
-    if found.consumed:
-        yield f"consumed: {', '.join(found.consumed)}; stays so"
-    if found.spend.model_calls:
-        yield f"spent: {counted(found.spend.model_calls, 'model call')}; stays so"
-    yield from (f"child {child.run} ({child.status}) goes on" for child in found.children)
-    if found.messages:
-        yield f"back to the inbox: {', '.join(sorted(found.messages))}"
-    yield from (f"asked anew: step {each.step}, where {each.by} said {each.answer}" for each in found.answers)
-
-
-def _effect(effect: LeftEffect) -> str:
-    word, means = _STAYS.get(effect.status, ("stays", "as it is"))
-    return f"{word}: step {effect.step}, {call({'tool': effect.tool, 'arguments': effect.arguments}, 40)}; {means}"
+def _lines(parts: report.Report) -> list[str]:
+    return [f"{label}: {line}" for label, lines in parts for line in lines]
 
 
 def forked(run: RunPreview, at: str, name: str | None, conditions: Conditions) -> Will:
@@ -285,13 +261,15 @@ def forked(run: RunPreview, at: str, name: str | None, conditions: Conditions) -
     lines += [f"context without {each}" for each in conditions.unset]
     lines += [] if conditions.input is UNCHANGED else [f"other input: {shown(conditions.input, CHARS)}"]
     lines += [f"model: {conditions.model}"] if conditions.model else []
-    told = f"A new run, {called}, shares the time of {run.given} up to {place.label} and goes on from there."
-    world = f"It adopts what {run.given} did after that, where it wants the same. {WORLD[conditions.effects]}"
-    return Will(told, _cut([*(lines or ["nothing is different"]), world, f"{run.given} itself stays as it is."]))
+    told = f"A new run, {called}, has the history of {run.given} up to {place.label} and continues from there."
+    world = (
+        f"It adopts the later effects of {run.given} where it makes the same calls; {report.WORLD[conditions.effects]}."
+    )
+    return Will(told, _cut([*(lines or ["nothing is different"]), world, f"{run.given} itself does not change."]))
 
 
 def _free(run: RunPreview) -> str:
-    """The name that a fork is given when it is given none."""
+    """The name of a fork that was given none."""
     number, name = 1, f"{run.given}-fork"
     while run.client.store.head(name) is not None:
         number += 1
@@ -301,30 +279,23 @@ def _free(run: RunPreview) -> str:
 
 def undo(found: Undoing, settled: str | None) -> Will:
     if found.status is None:
-        raise TimeRefused(found.run, f"step {found.step} has no effect to undo")
+        raise TimeRefused(found.run, f"step {found.step} has no effect that could be undone")
     if found.refuses is not None and settled is None:
-        by_hand = "; undo it by hand, and say that it is settled" if found.compensated_by is None else ""
+        by_hand = "; undo it by hand, then settle it" if found.compensated_by is None else ""
         raise TimeRefused(found.run, f"step {found.step} cannot be undone: {found.refuses}{by_hand}")
-    what = call({"tool": found.tool, "arguments": found.arguments}, 60)
-    how = {"happened": "is noted as undone: you say that it was", "not": "is noted as not undone"}.get(
+    how = {"happened": "is recorded as undone, as you say", "not": "is recorded as not undone"}.get(
         settled or "", f"is undone by {found.compensated_by or 'its compensation'}"
     )
-    told = f"Step {found.step}, {what}, {how}. The run itself goes on as it is."
-    shared = [_shared(use, found.run) for use in found.shared_by]
-    return Will(told, _cut([*shared, "Whoever asks for the same again has it done anew."]))
-
-
-def _shared(use: SharedBy, run: str) -> str:
-    where = "" if use.run == run else f"{use.run}, "
-    did = "stands on the same effect" if use.how == "inherited" else "took its result as its own"
-    return f"{where}step {use.step} {use.name} {did}"
+    told = f"Step {found.step}, {report.call_line(found.tool, found.arguments)}, {how}. The run itself continues."
+    used = [line for line in _lines(report.undo(found, CHARS)) if line.startswith(("used by", "and so by"))]
+    return Will(told, _cut([*used, "The same call again is executed."]))
 
 
 # small things -------------------------------------------------------------------------------------
 
 
 def _open(run: RunPreview) -> tuple[str, ...]:
-    """What is being done right now, and ends first."""
+    """Attempts that are open, and end first."""
     pending = [run.fold.steps[index] for index in list(run.facts.pending.values())[:50]]
     tried = [step for step in pending if _is_tried(step)][:3]
     return tuple(f"{_begun(run.step(step.id))} is being tried; that attempt ends first." for step in tried)

@@ -1,0 +1,107 @@
+"""Triggers: what each did and why, where the input of its runs comes from, and the refusals of an unknown one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from killick.client.client import Client
+from killick.definitions.triggers import LOG, Spec, TriggerInfo
+from killick.errors import KillickError
+from killick.log.log import Recorded
+from killick.model import events as e
+from killick.model.failure import Failure
+from killick.model.typed import convert
+
+NOT_SET: Final = "no worker has taken it up yet; start one with `killick worker`"
+_PAGE: Final = 500
+_BETWEEN: Final = (e.RunStarted, e.MessageTaken, e.RunTagged)
+"""Events of a trigger's log that come with another one, and say nothing beyond it."""
+_DID: Final = {"cancel.requested": "cancelled", "note.made": "noted"}
+_PASSED: Final = {
+    "missed": "no worker was running",
+    "paused": "it was paused",
+    "overlap": "the run before had not ended",
+    "input failed": "no input could be made",
+}
+
+
+class Did(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a trigger did, or that was done to it: when, what, the run that it started, by whom and why."""
+
+    at_us: int
+    did: str
+    run: str | None = None
+    count: int = 1
+    by: str | None = None
+    why: str | None = None
+
+
+def named(client: Client, name: str) -> TriggerInfo | None:
+    """A trigger by its name, or by the id of its log."""
+    return next((each for each in client.triggers() if each.name == name.removeprefix(LOG)), None)
+
+
+def history(client: Client, run: str, limit: int) -> Iterator[Recorded]:
+    """The events of a trigger's log that say something, the latest first; as many events are read as it takes."""
+    seq = client.log.head(run).seq
+    while seq > 0 and limit > 0:
+        for recorded in reversed(client.events(run, after=max(seq - _PAGE, 0), limit=min(seq, _PAGE))):
+            if not isinstance(recorded.event, _BETWEEN) and limit > 0:
+                limit -= 1
+                yield recorded
+        seq -= _PAGE
+
+
+def verb(event: e.Event) -> str:
+    """What an event of a trigger's log says that was done."""
+    kind = str(event.__struct_config__.tag)
+    return _DID.get(kind, kind.partition(".")[2])
+
+
+def did(client: Client, run: str, recorded: Recorded) -> Did:
+    """An event of a trigger's log in words."""
+    event, data = recorded.event, client.log.data(run, recorded.seq)
+    return Did(
+        at_us=event.at, did=verb(event), by=getattr(event, "by", None),
+        run=event.run if isinstance(event, e.TriggerFired) else None, count=getattr(event, "count", 1),
+        why=_why(event, data),
+    )  # fmt: skip
+
+
+def _why(event: e.Event, data: Mapping[str, Any]) -> str | None:
+    match event:
+        case e.TriggerPassed():
+            why = _PASSED.get(event.because, event.because)
+            return f"{why}: {failed(data['failure'])}" if data.get("failure") else why
+        case e.TriggerQueued():
+            return f"number {event.number} waits for the run before it"
+        case e.TriggerTurned():
+            return "holds" if event.holds else "does not hold any more"
+        case e.TriggerSet():
+            spec = convert(data["spec"], Spec, at="spec")
+            return f"{spec}, starts {spec.agent}"
+        case e.NoteMade():
+            return str(data.get("note"))
+        case _:
+            return data.get("because")
+
+
+def failed(failure: Any) -> str:
+    """A recorded failure on one line."""
+    try:
+        found = convert(failure, Failure, at="failure")
+        return f"{found.type}: {found.message}"
+    except KillickError:
+        return "the recorded error cannot be read"
+
+
+def takes(spec: Spec) -> str:
+    """Where the input of its runs comes from."""
+    if spec.makes_input is not None:
+        return f"made by {spec.makes_input}"
+    if spec.input is not None:
+        return "always the same"
+    return {"event": "the event's body", "when": "what the condition returned"}.get(spec.sort, "none")
