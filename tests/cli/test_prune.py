@@ -103,7 +103,7 @@ def test_a_dry_run_says_the_same_and_changes_nothing(capsys: Capture, here: Path
     assert out.splitlines()[0].startswith("1 run, with 6 events, ended before ")
     assert "moved" not in out
     _, err = did(capsys, "store", "prune", "--to", "x.gz", code=2)
-    assert "Move 1 run into x.gz, and out of the store? Nobody is here to say so" in err
+    assert "Move 1 run into x.gz, and out of the store? There is no terminal to confirm at" in err
     with killick.open("killick.db") as kd:
         assert len(kd.list()) == 3
     assert not list(here.glob("*.gz*"))

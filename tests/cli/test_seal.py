@@ -69,7 +69,7 @@ def test_without_a_key_the_next_move_is_named(capsys: Capture) -> None:
 
 def test_a_new_key_is_for_its_owner_alone_and_never_overwritten(capsys: Capture) -> None:
     out, err = did(capsys, "store", "seal", "--new-key", "new.pem", "--out", "one.seal")
-    assert err == "made a new key: new.pem, for nobody but who seals; new.pem.pub is for whoever verifies\n"
+    assert err == "made a new key: new.pem, keep it private; new.pem.pub is the verifier's key\n"
     assert out.startswith("✓ seal 1: 2 runs, 8 new events, signed with key ")
     assert stat.S_IMODE(os.stat("new.pem").st_mode) == 0o600
     assert did(capsys, "verify", "--key", "new.pem.pub", "--checkpoint", "one.seal")[0].startswith("✓")

@@ -212,7 +212,7 @@ def test_a_run_for_which_an_answer_came_is_due_and_needs_no_other(store: Path, s
             kd.run(review, 20, id="answered_1")
         kd.answer("answered_1", "approve", by="mia")
     assert re.search(
-        r"  next    killick run .*--id answered_1  it is due, and goes on when somebody", show("answered_1")
+        r"  next    killick run .*--id answered_1  it is due, and continues when a worker", show("answered_1")
     )
 
 

@@ -135,8 +135,11 @@ def status(run: str) -> str:
         (["rewind", "bill_17"], "rewind: needs"),
         (["rewind", "bill_17", "--to", "9:before"], "bill_17: there is no step 9; it has step 1 to 7"),
         (["rewind", "bill_17", "--to", "4~3:before"], "there is no generation 3"),
-        (["rewind", "bill_17", "--to", "5:before"], "Nobody is here to say so; add --yes, or --dry-run to only look"),
-        (["rewind", "old", "--to", "start"], "old: continues as old+2; rewind that, or fork this one"),
+        (
+            ["rewind", "bill_17", "--to", "5:before"],
+            "There is no terminal to confirm at; add --yes, or --dry-run to only look",
+        ),
+        (["rewind", "old", "--to", "start"], "old: goes on as old+2; rewind that, or fork this one"),
         (["undo", "bill17", "--step", "5"], "bill17: no such run in killick.db; did you mean bill_17?"),
         (["undo", "bill_17"], "undo: needs"),
         (["undo", "bill_17", "--step", "9"], "bill_17: there is no step 9; it has step 1 to 7"),
@@ -146,7 +149,10 @@ def status(run: str) -> str:
             ["undo", "bill_17", "--step", "6"],
             "step 6 cannot be undone: mail has no compensate=; undo it by hand, then --settled happened",
         ),
-        (["undo", "bill_17", "--step", "5"], "Nobody is here to say so; add --yes, or --dry-run to only look"),
+        (
+            ["undo", "bill_17", "--step", "5"],
+            "There is no terminal to confirm at; add --yes, or --dry-run to only look",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_changes_nothing(office: Path, capsys: Capture, args: list[str], line: str) -> None:

@@ -90,8 +90,8 @@ def test_the_first_answer_counts_and_the_second_is_told_who_was_first(office: De
     found = office.get("/inbox")
     assert found["questions"] == []
     assert [(each["by"], each["verb"]) for each in found["answered"]] == [("mia", "approve")]
-    assert "was first" in office.page("/inbox")
-    assert "You</strong> said approve" in office.be("mia").page("/inbox")
+    assert "answered first" in office.page("/inbox")
+    assert "You</strong> answered approve" in office.be("mia").page("/inbox")
     assert office.get(f"/inbox/{wait}")["gone"] == "mia answered first: approve"
     office.kd.advance("claim")
     assert office.get(f"/inbox/{wait}")["gone"] == "mia answered first: approve"

@@ -112,7 +112,7 @@ def test_where_much_is_new_a_question_says_how_far_it_is_and_the_next_goes_on(
     first = web.get("/api/v1/find", params={"what": "calls"}).json()
     assert first["found"] == []
     assert first["marked"] > 0
-    assert "Go on" in web.get("/find", params={"what": "calls"}).text
+    assert "Continue" in web.get("/find", params={"what": "calls"}).text
     asked = 0
     while web.get("/api/v1/find", params={"what": "calls"}).json()["marked"] is not None:
         asked += 1

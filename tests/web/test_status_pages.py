@@ -199,7 +199,7 @@ def test_runs_that_are_due_and_nobody_takes_are_a_warning_that_says_what_to_star
     found = told(web, "/workers")
     assert [(each["run"], each["left_by"]) for each in found["due"]] == [("r1", None)]
     assert found["late"] is True
-    assert "nobody holds anything" in found["advice"]
+    assert "no worker holds a run" in found["advice"]
     assert "killick worker" in web.get("/workers").text
 
 

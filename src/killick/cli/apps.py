@@ -125,7 +125,7 @@ def _look_in(folder: Path) -> None:
 
 
 def _broken(name: str, error: BaseException) -> CommandFailed:
-    """Somebody's module does not import: say where, in one line."""
+    """The user's module fails to import: say where, in one line."""
     if isinstance(error, SyntaxError):
         place, told = f"{_near(Path(error.filename or name))}:{error.lineno}", f"SyntaxError: {error.msg}"
     else:

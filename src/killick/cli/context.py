@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 DEFAULT_STORE: Final = "killick.db"
 PIPE_COLUMNS: Final = 160
-"""How wide lines may be where nobody sees them wrap."""
+"""The line width where output is no terminal."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -131,7 +131,7 @@ class Shell:
 
     @property
     def exists(self) -> bool:
-        """Whether the store is there, as far as can be told without opening it. An empty file is none yet."""
+        """Whether the store exists, as far as that is known without opening it. An empty file is no store."""
         if self._file is None:
             return not self.store.startswith("memory:")
         return self._file.exists() and self._file.stat().st_size > 0
@@ -177,14 +177,14 @@ class Shell:
         self.err.print(line, style="dim", soft_wrap=True, markup=False)
 
     def typed(self, *words: str) -> str:
-        """A command as somebody would type it to reach the same store."""
+        """A command line that reaches the same store."""
         named = ("--store", self._store) if self._store and self._store != os.environ.get("KILLICK_STORE") else ()
         if named and urlsplit(self._store or "").password:
             named = ("--store", "URL")  # a password is for nobody's screen
         return shlex.join(("killick", *words, *named))
 
     def goes_on(self, run: str, agent: str | None = None) -> str:
-        """The command that goes on with a run; where no app is named it has to say where the agent is."""
+        """The command that continues a run. Without a configured app it names the agent's app."""
         target: tuple[str, ...] = ()
         if agent and agent.startswith(OWN_AGENTS):
             return self.typed("worker")  # which attends to what Killick keeps for itself
@@ -193,6 +193,10 @@ class Shell:
             target = (here[0] if here else f"APP.py:{agent}",)
         named = ("--app", self._app) if self._app else ()
         return self.typed("run", *target, "--id", run, *named)
+
+    def continues(self, run: str) -> str:
+        """The command that continues a run, by the agent on record."""
+        return self.goes_on(run, self.client.state(run).agent)
 
     # what is found ----------------------------------------------------------------------------
 
@@ -219,11 +223,11 @@ class Shell:
         raise CommandFailed(f"{run}: no such run in {self.store}; {hint}") from RunUnknown(run)
 
     def confirm(self, question: str, *, yes: bool) -> bool:
-        """Whether to go on: by --yes, or by asking where somebody sits."""
+        """Whether to proceed: by --yes, or by asking at a terminal."""
         if yes:
             return True
         if not sys.stdin.isatty():
-            raise CommandFailed(f"{question} Nobody is here to say so; add --yes, or --dry-run to only look")
+            raise CommandFailed(f"{question} There is no terminal to confirm at; add --yes, or --dry-run to only look")
         return click.confirm(visible(question), default=False, err=True)
 
 
@@ -307,11 +311,11 @@ def pair(text: str) -> tuple[str, Any]:
 
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 BUSY_SECONDS: Final = 0.2
-"""How long a completion waits for a store that somebody writes to."""
+"""How long a completion waits for a locked store."""
 
 
 def completing(find: Callable[[Shell, click.Context], Iterable[str | tuple[str, str]]]) -> Completer:
-    """What fits so far of what is found, each with a remark perhaps. Never an error: nobody could read it."""
+    """The candidates that fit the incomplete word, with their help. Suppresses errors: a completion cannot show one."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         store = context.params.get("store") or os.environ.get("KILLICK_STORE")
@@ -334,11 +338,24 @@ def complete_run(shell: Shell, context: click.Context) -> Iterable[tuple[str, st
 
 
 def complete_file(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Whatever the shell itself knows of files."""
+    """File names, completed by the shell itself."""
     return [CompletionItem(incomplete, type="file")]
 
 
 run_argument: Final = click.argument("run", shell_complete=complete_run)
+because_option: Final = click.option("--because", metavar="TEXT", help="The reason, for the record.")
+by_option: Final = click.option("--by", metavar="NAME", default=current_user, help="Your name.  [default: your login]")
+yes_option: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
+agent_option: Final = click.option("--agent", "-a", metavar="NAME", help="Only runs of this agent.")
+tag_option: Final = click.option("--tag", metavar="TAG", help="Only runs with this tag.")
+since_option: Final = click.option("--since", metavar="WHEN", help="Only runs that changed since: 2h, 3d, 2026-11-14.")
+dry_run_option: Final = click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
+
+
+def limit_option(default: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """How many lines a listing has at the most."""
+    return click.option("--limit", "-n", type=click.IntRange(1), default=default, show_default=True, metavar="N",
+                        help="The maximum to list.")  # fmt: skip
 
 
 # declaring commands -------------------------------------------------------------------------------
@@ -363,7 +380,7 @@ def command(name: str, *, json: bool = True, app: bool = False) -> Callable[[Cal
             "--store",
             metavar="URL",
             envvar="KILLICK_STORE",
-            help="Where the store is: a path or a URL.",
+            help="The store: a path or a URL.",
             shell_complete=complete_file,
         )(invoked)
         if app:

@@ -26,7 +26,7 @@ class Exit(IntEnum):
     BAD = 1, "done, and something is wrong: a run failed or refused, the record does not hold, a check found a fault"
     MISTYPED = 2, "not done: what was asked for does not exist or makes no sense; nothing changed"
     WAITING = 3, "the run waits: for a person, for an outside event, for mended code, or because it is paused"
-    BUSY = 4, "not done: somebody else is at it; try again"
+    BUSY = 4, "not done: another process has the run; try again"
     BUG = 70, "not done: Killick itself is at fault"
     INTERRUPTED = 130, "interrupted by a person"
 
@@ -55,7 +55,7 @@ _CODES: Final[tuple[tuple[type[errors.KillickError], Exit], ...]] = (
 
 
 def code_of(error: errors.KillickError) -> Exit:
-    """The exit code that stands for an error."""
+    """The exit code of an error."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), Exit.MISTYPED)
 
 

@@ -22,53 +22,53 @@ from killick.errors import KillickError
 
 GROUPS: Final[dict[str, dict[str, str]]] = {
     "try": {
-        "demo": "watch an agent die, go on",
-        "check": "find what would break it",
+        "demo": "see a crash and a recovery",
+        "check": "inject faults, find bugs",
     },
     "run": {
         "run": "run an agent here",
         "start": "create a run for a worker",
-        "worker": "serve the runs that are due",
-        "serve": "the dashboard and the API",
-        "proxy": "page and record any agent",
-        "trigger": "what starts by itself",
+        "worker": "execute the due runs",
+        "serve": "dashboard and HTTP API",
+        "proxy": "record and page model calls",
+        "trigger": "schedules and events",
     },
     "look": {
-        "ps": "runs, and where they are",
-        "show": "one run: what, and why",
-        "diff": "what changed between times",
-        "find": "ask across all runs",
-        "verify": "prove the record",
+        "ps": "list runs",
+        "show": "one run in detail",
+        "diff": "compare places or runs",
+        "find": "search all runs",
+        "verify": "verify the record",
     },
     "people": {
-        "inbox": "what waits for a person",
-        "answer": "answer it",
-        "say": "tell a run something",
+        "inbox": "questions to people",
+        "answer": "answer a question",
+        "say": "send a text to a run's loop",
     },
     "act": {
         "pause": "stop at the next step",
-        "resume": "let runs go on",
-        "cancel": "end, and undo if asked",
+        "resume": "continue runs",
+        "cancel": "end runs",
         "send": "send a run a message",
         "set": "change a run's context",
         "override": "give a step its result",
-        "skip": "do without a step",
-        "retry": "now, not after a backoff",
-        "note": "a remark on the record",
-        "prioritize": "which goes first",
+        "skip": "skip a step",
+        "retry": "retry without the backoff",
+        "note": "add a note to the record",
+        "prioritize": "set a priority",
     },
     "time": {
-        "replay": "its code, on its record",
-        "fork": "go another way from there",
-        "rewind": "take a run back",
+        "replay": "re-run code on its record",
+        "fork": "branch off a new run",
+        "rewind": "return to an earlier step",
         "undo": "undo one effect",
-        "restore": "its files, and no more",
-        "export": "a run as a file",
+        "restore": "restore a run's files",
+        "export": "write a run to a file",
     },
     "keep": {
         "contract": "check, show, rejudge",
         "store": "doctor, prune, repair",
-        "token": "who may ask the server",
+        "token": "access to the server",
         "completion": "for your shell",
     },
 }
@@ -170,7 +170,7 @@ def killick() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns its exit code; a person sees one line for whatever went wrong."""
+    """Run one command. Returns its exit code; an error is one line on stderr."""
     if asked := os.environ.get(COMPLETING):
         return _complete(asked)
     args = list(sys.argv[1:] if argv is None else argv)

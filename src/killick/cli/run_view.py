@@ -85,7 +85,7 @@ class Page:
         return self.beside(Text(" " * (self.indent + 2 * depth)), body, lines)
 
     def beside(self, head: Text, body: Text, lines: int = 1) -> list[Text]:
-        """A body beside its head, on so many lines at the most: cut where it is longer, unless the whole is wanted."""
+        """A body next to its head, on a limited number of lines: cut where it is longer, unless all is wanted."""
         room = max(min(self.width, WIDE) - head.cell_len, 20)
         if lines == 1 and not self.full:
             body = Text(" ").join(body.split("\n", allow_blank=True))

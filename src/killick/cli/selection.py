@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from killick.cli import style
-from killick.cli.context import Shell, completing
+from killick.cli.context import Shell, completing, dry_run_option, yes_option
 from killick.cli.exit_codes import CommandFailed
 from killick.engine.views import Listed
 from killick.errors import RunUnknown
@@ -28,7 +28,7 @@ PAGE: Final = 1_000
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody asked for: runs by name, or whatever fits."""
+    """The selected runs: by name, or by filters."""
 
     runs: tuple[str, ...] = ()
     status: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ def complete_tag(shell: Shell, context: click.Context) -> Iterable[str]:
 
 
 def named_run(context: click.Context) -> str:
-    """The run of a line that is not finished; behind an option without its value, click has not told what is what."""
+    """The run of an incomplete line. After an option without its value, click has not parsed it yet."""
     named: str = context.params.get("run") or context.args[0]
     return named
 
@@ -98,14 +98,14 @@ def selecting(fn: Callable[..., Any]) -> Callable[..., Any]:
         click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_named),
         *[click.option(f"--{flag}", is_flag=True, help=line) for flag, line in FLAGS.items()],
         click.option(
-            "--status", metavar="STATUS", type=click.Choice(STATUSES), multiple=True, help="Those of this status."
+            "--status", metavar="STATUS", type=click.Choice(STATUSES), multiple=True, help="Select runs of this status."
         ),
-        click.option("--agent", metavar="NAME", help="Those of this agent.", shell_complete=complete_agent_name),
-        click.option("--tag", metavar="TAG", help="Those with this tag.", shell_complete=complete_tag),
-        click.option("--since", metavar="TIME", help="Those that changed since: 2h, 3d, 2026-11-14."),
-        click.option("--all", is_flag=True, help="All that this can be done to."),
-        click.option("--dry-run", is_flag=True, help="Only say what would be done."),
-        click.option("--yes", "-y", is_flag=True, help="Do not ask first."),
+        click.option("--agent", metavar="NAME", help="Select runs of this agent.", shell_complete=complete_agent_name),
+        click.option("--tag", metavar="TAG", help="Select runs with this tag.", shell_complete=complete_tag),
+        click.option("--since", metavar="TIME", help="Select runs that changed since: 2h, 3d, 2026-11-14."),
+        click.option("--all", is_flag=True, help="Select every run that the command applies to."),
+        dry_run_option,
+        yes_option,
     ]):  # fmt: skip
         wrapped = declare(wrapped)
     return wrapped  # type: ignore[no-any-return]

@@ -68,7 +68,7 @@ def show(shell: Shell, run: str, place: RunMoment | None, *, everything: bool, f
 
 
 Line: TypeAlias = tuple[Text, Text]
-"""What a line begins with, and what is set beside it, on as many lines as it takes."""
+"""A lead and its text, wrapped next to it."""
 
 
 def _line(label: str, told: Text | str, *, style: str = "") -> Line:

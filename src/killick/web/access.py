@@ -39,7 +39,7 @@ LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """What a server without tokens may be called: any other name may be a page's that points here."""
 
 OWNER: Final = "owner"
-"""What stands for a token's id in the session of the store's owner. No token has an id as short."""
+"""The token id in the session of the store's owner. No token has an id as short."""
 
 NAME_CHARS_MAX: Final = 200
 
@@ -58,7 +58,7 @@ _FORWARDED: Final = (
 
 Told: TypeAlias = Person | tuple[str, Any] | str | None
 Identify: TypeAlias = Callable[[Request], Told | Awaitable[Told]]
-"""What an app knows of who asks: a Person, a name and a scope, a name alone, which is an operator's; None: nobody."""
+"""What an app's `identify` returns: a Person, a name and a scope, or an operator's name. None: not signed in."""
 
 
 def derived(client: Client, purpose: str) -> bytes:
@@ -220,7 +220,7 @@ class TokenAccess(_Door):
 class OwnerAccess(TokenAccess):
     """The store's owner, by a key that only they can read, as long as the store has no token; then tokens alone.
 
-    The address alone identifies nobody: every process of the machine reaches it. A page of another site could point a
+    The address alone identifies no user: every process of the machine reaches it. A page of another site could point a
     name of its own here: so only names of this machine are answered to.
     """
 
@@ -279,7 +279,7 @@ class OwnerAccess(TokenAccess):
         return self._person if known else None
 
     def refuse_stranger(self, request: Request) -> None:
-        """Raise a Problem where a request cannot be the owner's, whatever it shows."""
+        """Raise a Problem where a request cannot be the owner's, with or without credentials."""
         host = re.sub(r":\d*$", "", request.headers.get("host", "").lower())
         if host not in self._names:
             told = f"{host[:100] or 'no name'}: not a name of this machine; serve with --host-name if it is one"
@@ -288,9 +288,7 @@ class OwnerAccess(TokenAccess):
         if site in ("cross-site", "same-site") and mode != "navigate":
             raise Problem(403, "another site's page asked for this; open the dashboard itself", code="cross_site")
         if any(name.startswith(_FORWARDED) for name in request.headers):
-            told = (
-                "this came through a proxy, and whoever is behind that is unknown; `killick token create` makes tokens"
-            )
+            told = "this came through a proxy, and its client is unknown; `killick token create` makes tokens"
             raise Problem(403, told, code="forwarded")
 
 
@@ -328,7 +326,7 @@ def person_of(told: Told) -> Person | None:
 
 
 def access_for(client: Client, identify: Identify | None = None) -> TokenAccess | Identified:
-    """How an app knows people: as it is told, or by their tokens."""
+    """How an app identifies people: by its own function, or by their tokens."""
     return TokenAccess(client) if identify is None else Identified(client, identify)
 
 

@@ -1,4 +1,4 @@
-"""Named events that somebody publishes: every trigger that listens to one fires."""
+"""Named events: each one fires every trigger that listens to it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 def publish(call: Call[Nothing, Publish]) -> Published:
     """Publish an event: every trigger that listens to it fires.
 
-    One that nobody listens to is not kept. With an id, or an `Idempotency-Key`, it counts once.
+    An event without a listening trigger is not kept. With an id, or an `Idempotency-Key`, it counts once.
     """
     event = call.body
     heard = call.client.publish(event.name, event.body, id=event.id or derived(call, "event"), by=call.person.name)

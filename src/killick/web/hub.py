@@ -1,7 +1,7 @@
 """The hub: one poller that knows how far every watched run is, for all who follow. Pushes nothing and keeps no queues.
 
-A follower asks for what comes after where it is. Those at the same place share one reading, and one that is slow reads
-on from the log by itself, so nobody holds anybody up and memory is bounded by the number of followers. Everything that
+A follower asks for the events after its position. Followers at the same position share one read. A slow one reads the
+log by itself, so it delays no other, and memory is bounded by the number of followers. Everything that
 touches the store happens off the loop.
 """
 
@@ -37,7 +37,7 @@ COUNT_SECONDS: Final = 1.0
 """How often runs are counted at the most."""
 
 FOLLOWERS_MAX: Final = 500
-"""Fewer than a server has connections: whoever only looks is let in beside those who follow."""
+"""Fewer than the server has connections, so that plain requests are served while streams are open."""
 
 PAGE_EVENTS: Final = 100
 PAGE_BYTES: Final = 262_144
@@ -69,7 +69,7 @@ class Page(NamedTuple):
 
 
 class Follower:
-    """Somebody who follows; woken when what they follow moved, to look for themselves."""
+    """A follower; woken when one of its runs changed, to read for itself."""
 
     def __init__(self) -> None:
         self._bell = asyncio.Event()
@@ -159,7 +159,7 @@ class Hub:
         return known
 
     def known(self, run: str) -> Position | None:
-        """How far a run is that is watched, if somebody looked already."""
+        """The seq of a watched run, if the poller has read it."""
         return self._positions.get(run)
 
     @property
@@ -182,7 +182,7 @@ class Hub:
             raise
 
     async def renewed_as(self, run: str, seq: int) -> str | None:
-        """The run as which a run goes on that is over."""
+        """The run that continues an ended one."""
         last = await asyncio.to_thread(self._client.log.event, run, seq)
         return last.run if isinstance(last, e.RunRenewed) else None
 

@@ -1,9 +1,8 @@
 """Writes that count once by their `Idempotency-Key`, for as many processes as share the store. Decides nothing else.
 
-The intention goes on record before the effect, and the response after it: as messages in a log of Killick's own, one
-for
-each day, where the first of an id wins. So a client that lost the answer asks again with the same key, and whoever dies
-in between leaves a key of which it is known that its outcome is not.
+The request is recorded before its effect, and the response after it: as messages in a log of Killick's own, one for
+each day, where the first of an id wins. A client that lost the response repeats the request with the same key. A
+process that dies in between leaves a key whose outcome is known to be unknown.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 def derived(call: Call[Any, Any], prefix: str) -> str | None:
-    """An id that is the same whenever somebody uses the same key; None where there is no key."""
+    """The message id of a key; None without a key."""
     return None if call.key is None else f"{prefix}_{_named(call)[:16]}"
 
 
@@ -154,7 +153,7 @@ class Once:
         return _Known(log, digest, intended.at_us, kept)
 
     def _done(self, log: str, named: str, kept: StoredResponse, call: Call[Any, Any]) -> StoredResponse | None:
-        """Put a response on record; the one that is there already, if somebody was quicker."""
+        """Record a response. Returns the recorded one, if another process was first."""
         message = self._deliver(log, msgspec.to_builtins(kept), call, id=_done_id(named))
         return None if message is None else msgspec.convert(self._body(message), ready(StoredResponse))
 
@@ -176,7 +175,7 @@ class Once:
         return DAY + today.isoformat(), DAY + (today - timedelta(days=1)).isoformat()
 
     def _ensure(self, log: str) -> None:
-        """See to it that a day's log is there. It is over from the start, so nobody ever has to attend to it."""
+        """Create a day's log if it is missing. It is ended from the start, so no worker takes it."""
         if log in self._days:
             return
         client = self._client

@@ -1,7 +1,7 @@
-"""Stands before the app: what is too long, too large, too slow or too often is refused; every response is dressed.
+"""Limits requests by length, size, time and rate before the app, and sets the headers of every response.
 
-Pure ASGI. Knows no routes and nobody's rights; reads a request's body before the app sees it, so that no handler can
-be kept waiting for one.
+Pure ASGI. Knows no routes and no permissions. Reads a request's body before the app sees it, so that no handler waits
+for one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HEADERS: Final = tuple(
         "cross-origin-resource-policy": "same-origin",
     }.items()
 )
-"""What every response says, whatever else it says."""
+"""The headers of every response."""
 
 VISIT: Final = "killick.visit"
 """Where in a request's scope its Visit is."""
@@ -71,7 +71,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Visit:
-    """One request on its way. Whoever finds out who asks, says so here."""
+    """One request in progress. The access check records the caller here."""
 
     __slots__ = ("person",)
 
@@ -80,7 +80,7 @@ class Visit:
 
 
 class Buckets:
-    """A token bucket for each key; the oldest are forgotten, so that nobody can fill the memory with new ones."""
+    """A token bucket for each key. The oldest are dropped, so that new keys cannot fill the memory."""
 
     def __init__(self, clock: Clock, rate: float, burst: int) -> None:
         self._clock = clock
@@ -101,7 +101,7 @@ class Buckets:
         return 0.0 if taken else (1 - level) / self._rate
 
     def forgive(self, key: object) -> None:
-        """Forget what somebody took."""
+        """Refund the tokens of a key."""
         self._levels.pop(key, None)
 
 
@@ -146,7 +146,7 @@ class Guard:
             raise Problem(429, told, code="too_many_requests", headers=after)
 
     def remember(self, scope: Scope, person: Person | None) -> None:
-        """From now on, what was shown stands for this person; or for nobody."""
+        """Bind the shown credentials to this person; None: to no one."""
         shown = _shown(scope)
         if shown is None:
             return
@@ -164,7 +164,7 @@ def _header(scope: Scope, name: bytes) -> bytes | None:
 
 
 def _shown(scope: Scope) -> bytes | None:
-    """What somebody is known by, without keeping it: the digest of their token, or of their cookies."""
+    """A digest of the request's token or cookies, which identifies the caller without storing them."""
     given = _header(scope, b"authorization") or _header(scope, b"cookie")
     return sha256(given).digest() if given else None
 
@@ -235,7 +235,7 @@ class _Passage:
         self._body.reverse()
 
     async def receive(self) -> Message:
-        """The body, which is there; and after it nothing but that somebody goes: whoever asked, or the server."""
+        """The body, then a disconnect: of the client, or of the server."""
         if self._body:
             return self._body.pop()
         closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -29,11 +29,11 @@ _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (errors.StoreError, 503),
     (errors.KillickError, 409),
 )
-"""The first that fits counts. What is left is a conflict with how things stand: nothing was changed."""
+"""The first match counts. Any other error is a conflict: nothing was changed."""
 
 TITLES: Final = {
     400: "The request cannot be read",
-    401: "Nobody is signed in",
+    401: "Not signed in",
     403: "Not allowed",
     404: "Not found",
     405: "Not done this way",
@@ -98,7 +98,7 @@ class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def problem_of(error: Exception) -> Problem:
-    """An error as a problem. What is not Killick's own is logged, and said to nobody."""
+    """An error as a problem. An error that is not Killick's own is logged, and not shown to the caller."""
     if isinstance(error, Problem):
         return error
     for kind, status in _STATUSES:

@@ -1,4 +1,4 @@
-"""Hides values: of fields that rules name, in every document, and wherever else they stand in a run's texts.
+"""Redacts values: of fields that rules name, in every document, and wherever else they occur in a run's texts.
 
 Works on plain documents just before they become JSON or a page. What the fields of a run hold is gathered from its log
 once and kept up to date, so that a page costs what is new. Without rules it does nothing at all.
@@ -64,8 +64,8 @@ _OURS: Final = words_of(get_args(e.AnyEvent)) | frozenset(get_args(Status)) | fr
     {"arguments", "input", "output", "result", "failure", "prompt", "schema", "options", "verbs", "intention", "value",
      "comment", "choice", "question", "because", "progress", "changes", "body", "data", "event", "abandoned", "broken"}
 )  # fmt: skip
-"""Words that documents are made of. A value that is one of them is hidden in its own field, and nowhere else: without
-them nobody could read a document."""
+"""Words that documents are made of. A value that is one of them is hidden in its own field, and nowhere else:
+a document without them would be unreadable."""
 
 
 class _Gathered(NamedTuple):
@@ -116,7 +116,7 @@ class Redaction:
 
     def redaction(self, run: str) -> tuple[str, ...] | bool:
         """What an export of a run is to redact: the fields that it has; everything, where others of its family have
-        such values, which may stand in it under any name."""
+        such values, which may occur in it under any name."""
         own = self._up_to_date(run)
         others = [self._up_to_date(each) for each in self._family([run]) if each != run]
         if any(each.texts - own.texts for each in others):
@@ -238,7 +238,7 @@ class _Words:
 
 
 def _is_inside(text: str, at: int) -> bool:
-    """Whether what stands there is part of a word."""
+    """Whether a match is part of a word."""
     return at < len(text) and (text[at].isalnum() or text[at] == "_")
 
 

@@ -33,7 +33,7 @@ YEAR_10_000_US: Final = 253_402_300_800_000_000
 
 @cache
 def environment() -> Environment:
-    """The templates. What a template names and nobody gave is an error, not an empty place."""
+    """The templates. A name that is undefined in a template is an error, not an empty string."""
     made = Environment(
         loader=PackageLoader("killick.web", "templates"),
         autoescape=True,
@@ -115,7 +115,7 @@ def ago(at_us: int | None, now_us: int) -> str:
 
 
 def moment(at_us: int | None) -> str:
-    """A time, in UTC; the browser shows it by the clock of whoever looks."""
+    """A time, in UTC; the browser shows it in its own time zone."""
     if at_us is None:
         return ""
     if not 0 <= at_us < YEAR_10_000_US:

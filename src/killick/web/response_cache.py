@@ -1,8 +1,8 @@
-"""Answers that many ask for at once: made once, and given to all of them. Keeps nothing while the server has time.
+"""Request coalescing: a document that many clients request at once is made once. Caches nothing on an idle server.
 
-A document is made from a store that others write to, so it is never newer than a moment ago. When more are being made
-than this process can make side by side, whoever asks for the same as somebody did a moment before gets the same: a
-crowd costs about as much as one of it. What was written here is seen by whoever asks after it.
+A document is made from a store that other processes write to, so it is always slightly stale. When more are in progress
+than this process can make in parallel, a request that equals a recent one gets the same response: many equal requests
+cost about as much as one. A write through this server is visible to every later request.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Answers:
         self._made: OrderedDict[tuple[bytes | str, ...], _Made] = OrderedDict()
         self._making = 0
         self.shared = 0
-        """How many were given an answer that was made for somebody else."""
+        """How many requests got a response that was made for another one."""
 
     async def given(self, call: Call[Any, Any], make: Make) -> Response:
         """The answer to a read: a fresh one, or while there is no time for that, one from a moment ago.
@@ -112,7 +112,7 @@ class Answers:
             self._making -= 1
 
     def _unkept(self, asked: tuple[bytes | str, ...], made: _Made) -> None:
-        """What failed, or is large, is kept for nobody."""
+        """A failed or large response is not kept."""
         answer = made.answer
         failed = answer.cancelled() or answer.exception() is not None
         if self._made.get(asked) is made and (failed or len(answer.result().body) > ANSWER_BYTES_MAX):

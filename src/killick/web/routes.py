@@ -52,7 +52,7 @@ class Call(Generic[A, B]):
 
     @property
     def written(self) -> bytes:
-        """What is asked for, letter for letter: no two things are taken for the same."""
+        """The request line, byte for byte: two different requests never compare equal."""
         scope = self.request.scope
         path = scope.get("raw_path") or scope["path"].encode()
         return b"%s %s?%s" % (scope["method"].encode(), path, scope["query_string"])
@@ -62,7 +62,7 @@ class Call(Generic[A, B]):
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that can be asked for. A `page` is the template over its document; `at` is where that page is."""
+    """One route of the API. A `page` is the template over its document; `at` is where that page is."""
 
     method: Method
     path: str
@@ -80,7 +80,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     keeps: bool = True
     """Whether its answer may be kept for its key; not where it tells a secret."""
     veils: bool = True
-    """Whether it may say what is not to be seen; what is made of nobody's values does not."""
+    """Whether its response may contain redacted values; one that is made of no run's values does not."""
 
     @property
     def summary(self) -> str:

@@ -1,6 +1,6 @@
-"""Serves the app: binds the address, refuses to let strangers in, cuts off who dribbles, and stops when it is told to.
+"""Serves the app: binds the address, requires tokens off loopback, closes slow connections, and stops on a signal.
 
-An address that others can reach takes tokens. Nothing of a request is logged but who wrote what to which path.
+An address that other machines can reach needs tokens. Of a request only its writer and its path are logged.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ HEAD_SECONDS: Final = 10.0
 """Within which the head of a request has to be there, from its first byte or from when the connection was made."""
 HEAD_BYTES_MAX: Final = 65_536
 CONNECTIONS_MAX: Final = 800
-"""How many connections there may be at once; one more is told to come again."""
+"""The maximum number of connections; another one gets a 503."""
 DRAIN_SECONDS: Final = 5
-"""How long requests may take to finish when the server is told to stop. Streams are ended at once."""
+"""How long requests may take to finish when the server stops. Streams are ended at once."""
 
 NICE: Final = 5
 SWITCH_SECONDS: Final = 0.001
@@ -49,9 +49,9 @@ _FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-
 
 
 class _Hurried:
-    """Lets no connection stand around: one that brings no whole head in time, or too long a one, is closed.
+    """Closes a connection that sends no complete head in time, or too long a one.
 
-    Goes before a protocol of uvicorn's, which waits for the head of a request for ever.
+    Wraps uvicorn's protocol, which waits for the head of a request without a limit.
     """
 
     head_seconds: float = HEAD_SECONDS
@@ -110,7 +110,7 @@ def _protocol() -> type[asyncio.Protocol]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address, whatever its name resolves to."""
+    """Whether only this machine reaches an address. Resolves its name."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -149,7 +149,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(bound: socket.socket) -> str:
-    """Where a server is, as a browser would be told."""
+    """The URL of a server, for a browser."""
     host, port = bound.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
@@ -158,7 +158,7 @@ def url_of(bound: socket.socket) -> str:
 
 
 class _Server(uvicorn.Server):
-    """Ends streams when it stops, and leaves signals to whoever runs it."""
+    """Ends streams when it stops, and leaves signals to the caller."""
 
     guard: Guard
 
@@ -171,7 +171,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def stop(self) -> None:
-        """Finish what is at work; told twice, do not."""
+        """Finish the requests in progress; the second call does not wait for them."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -189,11 +189,11 @@ async def serve(
     ready: Callable[[str, str | None], None] = lambda url, link: None,
     renewed: Callable[[str], None] = lambda link: None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; `ready` is told where, once it can be asked, and by which link to sign in.
+    """Serve until SIGTERM or SIGINT; `ready` is called with the URL and the sign-in link once it accepts requests.
 
-    renewed     is told the next link when one was used: each signs in once
+    renewed     is called with the next link when one was used: each signs in once
     host_names  further names that a server without tokens answers to
-    redact      the names of fields whose values nobody is shown
+    redact      the names of fields whose values are not shown
     worker      also advance runs that are due, here
     """
     access = access_at(client, host, host_names=host_names)
@@ -237,7 +237,7 @@ async def serve(
 
 
 def _give_way() -> None:
-    """Whoever shows runs yields to who works on them, on a machine that has few cores for both."""
+    """Lowers the priority of the server below that of workers, on a machine with few cores."""
     with contextlib.suppress(OSError):
         os.nice(NICE)
     # Every question to SQLite lets other threads run, and is not to wait long for its turn after it.

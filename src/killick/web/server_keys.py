@@ -1,7 +1,7 @@
 """Keys of a server: one signs its sessions, one lets the store's owner in. Neither is ever in the store.
 
-A process that reads the store can therefore forge no session. Each key is a 0600 file: beside a store that is a file,
-else in the user's state folder. A store in memory has keys that last as long as the process.
+A process that reads the store can therefore forge no session. Each key is a 0600 file: next to
+a store that is a file, else in the user's state folder. A store in memory has keys that last as long as the process.
 """
 
 from __future__ import annotations

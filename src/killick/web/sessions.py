@@ -1,4 +1,4 @@
-"""Signing in and out: a token, or the owner's key, is given once, and a signed cookie stands for it from then on.
+"""Signing in and out: a token, or the owner's key, is exchanged once for a signed session cookie.
 
 Neither is in a cookie, address, log or page; the key of a link opens one session and nothing after that. A session ends
 after twelve hours, and at once when its token is revoked or expires.
@@ -50,7 +50,7 @@ class _SigningIn:
         self._failures = Buckets(context.client.clock, FAILURES_PER_MINUTE / 60, FAILURES_PER_MINUTE)
 
     async def shown(self, request: Request) -> Response:
-        """The form; a person who is known already goes on, and so does one who comes by a link of ours."""
+        """The form. A signed-in person is redirected, and so is one with a valid sign-in link."""
         wanted = _ours(request, request.query_params.get("next"))
         try:
             known = await self.access.identify(request)
@@ -144,7 +144,7 @@ async def _fields(request: Request) -> dict[str, str]:
 
 
 def _ours(request: Request, wanted: str | None) -> str:
-    """Where somebody wanted to go, if that is a path of ours; else the first page."""
+    """The page to return to, if it is a path of this app; else the first page."""
     base = str(request.scope.get("root_path", ""))
     is_path = wanted is not None and wanted.isascii() and wanted.isprintable() and "\\" not in wanted
     if wanted is not None and is_path and wanted.startswith(f"{base}/") and not wanted.startswith("//"):

@@ -1,6 +1,6 @@
 """Streams (Server-Sent Events): a run's events as they are committed, and hints for pages that something moved.
 
-Neither keeps anything for anybody: whoever comes back says where they were, and reads on from there.
+Neither keeps state for a client: a client that reconnects sends its position, and reads on from there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from killick.web.hub import Hub
 
 HEARTBEAT_SECONDS: Final = 15.0
-"""How long a stream is silent at the most, so that whatever stands between keeps it open."""
+"""The maximum silence of a stream, so that proxies keep it open."""
 
 RETRY_MS: Final = 2_000
 HINT_SECONDS: Final = 0.3
@@ -31,7 +31,7 @@ SEND_SECONDS: Final = 60.0
 """How long a follower may take to take what is sent, before it is let go."""
 
 KNOWN_SECONDS: Final = 2.0
-"""How often it is asked whether whoever follows still may."""
+"""How often the permission of a follower is checked again."""
 
 LIVE_RUNS_MAX: Final = 200
 _BEAT: Final = b": still here\n\n"
@@ -42,8 +42,8 @@ Message = MutableMapping[str, Any]
 
 
 class Stream(Response):
-    """A response that goes on. Ends when its frames do, when the client leaves or takes nothing any more, when they may
-    not follow any longer, and when the hub closes."""
+    """A streaming response. Ends when its frames end, when the client leaves or stops reading, when its permission
+    ends, and when the hub closes."""
 
     media_type = "text/event-stream"
 
@@ -88,7 +88,7 @@ async def _left(receive: Any) -> None:
 
 
 async def _quietly(work: Awaitable[Any]) -> None:
-    """Whoever is gone, or takes nothing, is not an error of ours."""
+    """A client that left or stopped reading is no error of the server."""
     with contextlib.suppress(OSError, TimeoutError):
         await work
 
@@ -109,8 +109,8 @@ async def follow(call: Call[FollowAsked, Nothing]) -> Response:
     """Follow a run: its events as they are committed.
 
     A stream of events, in order and without gaps: `id` is the seq, `event` the kind, `data` the event with its values.
-    It ends with `event: end` when the run is over; where the run goes on as another, that names it. Whoever is cut off
-    comes back with `Last-Event-ID`, which browsers send by themselves.
+    It ends with `event: end` when the run is over, which names the run that continues it, if any. A client that was
+    cut off reconnects with `Last-Event-ID`, as browsers do by themselves.
     """
     hub, run = call.context.hub, call.asked.run
     await hub.position(run)
@@ -162,7 +162,7 @@ async def _events(hub: Hub, run: str, after: int) -> Frames:
 
 
 class LiveAsked(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody looks at."""
+    """What a page shows."""
 
     run: Annotated[
         tuple[str, ...],
@@ -172,11 +172,11 @@ class LiveAsked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def live(call: Call[LiveAsked, Nothing]) -> Response:
-    """Hear that something moved: hints for pages, a few a second at the most.
+    """Follow changes: hints for pages, a few a second at the most.
 
     `event: changed` says how far which of the runs are (`runs`: `run`, `seq`, `status`), and how many runs there are of
-    each status (`counts`), where that is not what was said before. Where each stands comes first. Runs that are not
-    there are passed over.
+    each status (`counts`), where that is not what was said before. The current values come first. Unknown runs are
+    ignored.
     """
     hub = call.context.hub
     return Stream(call, await _begun(_hints(hub, frozenset(call.asked.run), counts=call.asked.counts)))

@@ -60,7 +60,7 @@ async def receive(call: Call[HookAsked, Nothing]) -> Received:
 async def receive_for_run(call: Call[HookToRunAsked, Nothing]) -> Received:
     """Take a webhook for one run: send it what it says, as the message that it waits for by that name.
 
-    The run's id is no secret and no proof: whoever has the secret of this name may send to every run.
+    The run's id is no secret: a caller with the secret of this name may send to every run.
     """
     name = call.asked.name
     id_, body = await _verified(call, name)

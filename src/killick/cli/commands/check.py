@@ -32,13 +32,13 @@ PATIENCE_SECONDS: Final = 60
 @command("check", app=True)
 @click.argument("target", metavar="APP.PY:AGENT")
 @click.option("--input", "-i", "given", metavar="VALUE", help="The agent's input: JSON, @file or text. [a sample]")
-@click.option("--fake", "fakes", metavar="NAME=VALUE", multiple=True, help="What a tool or a model gives. [a sample]")
-@click.option("--answer", "answers", metavar="[QUESTION=]ANSWER", multiple=True, help="How people answer. [approve]")
+@click.option("--fake", "fakes", metavar="NAME=VALUE", multiple=True, help="A tool's or model's result. [a sample]")
+@click.option("--answer", "answers", metavar="[QUESTION=]ANSWER", multiple=True, help="A person's answer. [approve]")
 @click.option("--message", "messages", metavar="NAME=VALUE", multiple=True, help="A message that a run waits for.")
-@click.option("--real", metavar="TOOL", multiple=True, help="Run this tool for real, hundreds of times; * for all.")
-@click.option("--like", metavar="RUN", shell_complete=complete_run, help="Input, values and answers of this run.")
-@click.option("--max", "most", type=click.IntRange(1), default=STORIES_MAX, show_default=True, help="Rehearsals.")
-@click.option("--strict", is_flag=True, help="Count advice as faults.")
+@click.option("--real", metavar="TOOL", multiple=True, help="Execute this tool for real, hundreds of times; * for all.")
+@click.option("--like", metavar="RUN", shell_complete=complete_run, help="Use this run's input, results and answers.")
+@click.option("--max", "most", type=click.IntRange(1), default=STORIES_MAX, show_default=True, help="Maximum of runs.")
+@click.option("--strict", is_flag=True, help="Exit with 1 on advice, too.")
 def check_command(
     shell: Shell,
     target: str,
@@ -51,11 +51,11 @@ def check_command(
     most: int,
     strict: bool,
 ) -> int:
-    """Interrupt an agent in every way there is, and say what breaks.
+    """Inject every fault into an agent, and report what breaks.
 
     Runs the agent once for every way it could be interrupted: dying before and after every write and every effect,
     timeouts, lost answers, rate limits, pauses, late and second answers, deadlines, a new release. Tools and models
-    are not called: each gives a sample of its declared type, or what you say. Nothing is written to a store.
+    are not called: each returns a sample of its declared type, or your value. Nothing is written to a store.
 
     \b
     killick check app.py:review
@@ -133,7 +133,7 @@ def _go_on() -> None:
 
 @contextlib.contextmanager
 def _patiently(case: Case) -> Generator[None]:
-    """Quietly, and not for ever: code that never lets go is stopped by nobody but the operating system."""
+    """Only the operating system can stop code that never yields, so the wait is bounded and silent."""
 
     def ring(number: int, frame: Any) -> None:
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "somewhere"

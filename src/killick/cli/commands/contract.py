@@ -25,7 +25,7 @@ from killick.definitions.agents import AGENTS, Agent, read_contract
 from killick.definitions.tools import TOOLS, AnyTool
 from killick.errors import AgentUnknown, ContractRefused
 from killick.history.backtest import Change, Judged, Rejudged, rejudge
-from killick.history.phrasing import listed
+from killick.history.phrasing import counted, listed
 from killick.model.fold import ContractInForce
 from killick.presenting.contracts import words
 
@@ -56,7 +56,7 @@ def _check(shell: Shell, targets: Sequence[str]) -> Exit:
     """Lint contracts: TOML files, or contracts and agents in Python. Every problem at once.
 
     Where an app is known, the names of tools and of their arguments are looked up in it. Exits with 1 when a contract
-    does not hold together; what only looks wrong is told, and does not count.
+    has an error. Warnings are printed, and do not change the exit code.
 
     \b
     killick contract check claims.toml
@@ -124,10 +124,10 @@ def _show_linted(shell: Shell, found: Linted, wide: int) -> None:
     sign, style = ("✓", "bold green") if found.contract is not None else ("✗", "bold red")
     line = Text.assemble((f"{sign} ", style), (f"{found.target:<{wide}}", "bold"), "  ")
     if found.contract is not None:
-        line.append(f"{found.contract.name} holds: {_counted(len(found.contract.rules), 'rule')}")
+        line.append(f"{found.contract.name} holds: {counted(len(found.contract.rules), 'rule')}")
         line.append(f", sha256 {found.contract.digest[:_DIGEST_CHARS]}", style="dim")
     else:
-        line.append(_counted(sum(each.severity == "error" for each in found.problems), "problem"), style="red")
+        line.append(counted(sum(each.severity == "error" for each in found.problems), "problem"), style="red")
     shell.out.print(line, soft_wrap=True)
     for problem in sorted(found.problems, key=lambda problem: problem.line or 0):
         place = [f"line {problem.line}"] if problem.line is not None else []
@@ -173,7 +173,7 @@ def _show(shell: Shell, target: str) -> None:
 
 
 def _show_contract(shell: Shell, contract: Contract, of: str) -> None:
-    head = Text.assemble((contract.name, "bold"), f"  {_counted(len(contract.rules), 'rule')}", (f"{of}", "dim"))
+    head = Text.assemble((contract.name, "bold"), f"  {counted(len(contract.rules), 'rule')}", (f"{of}", "dim"))
     head.append(f"\n  sha256 {contract.digest}", style="dim")
     shell.out.print(head, soft_wrap=True)
     wide = min(max((len(rule.name) for rule in contract.rules), default=0), 24)
@@ -188,7 +188,7 @@ def _show_contract(shell: Shell, contract: Contract, of: str) -> None:
 
 
 def _found(shell: Shell, target: str) -> Iterator[tuple[str, Contract]]:
-    """The contracts that somebody means, each with a remark on whose it is."""
+    """The contracts that TARGET names, each with the agent or tool that it belongs to."""
     if _is_file(target):
         yield "", _read(target)
     elif ":" in target and not (shell.exists and shell.client.store.head(target) is not None):
@@ -248,7 +248,7 @@ def _is_file(target: str) -> bool:
 
 
 def _file(target: str) -> Path:
-    """A contract's file. Functions that it names are looked for beside it, too."""
+    """A contract's file. Functions that it names are also looked for in its folder."""
     path = Path(target)
     if not path.is_file():
         raise CommandFailed(f"{target}: no such file; name a contract in TOML, or app.py:name")
@@ -263,7 +263,7 @@ def _file(target: str) -> Path:
 @command("rejudge", app=True)
 @click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_named)
 @click.option("--contract", "target", metavar="FILE", shell_complete=complete_file,
-              help="Judge by this contract, a TOML file or module:name. [those on record]")  # fmt: skip
+              help="Evaluate this contract: a TOML file or module:name. [those on record]")  # fmt: skip
 @click.option("--agent", metavar="NAME", help="Runs of this agent.", shell_complete=complete_agent_name)
 @click.option("--tag", metavar="TAG", help="Runs with this tag.", shell_complete=complete_tag)
 @click.option("--since", metavar="TIME", help="Runs that changed since: 2h, 3d, 2026-11-14.")
@@ -272,11 +272,11 @@ def _rejudge(
     shell: Shell, runs: tuple[str, ...], target: str | None, agent: str | None, tag: str | None, since: str | None,
     all: bool,  # noqa: A002
 ) -> Exit:  # fmt: skip
-    """Judge again what runs intended, and say what comes out otherwise: what a contract would have stopped.
+    """Evaluate contracts on the calls of recorded runs, and report each verdict that differs.
 
-    Each intention is judged by what was known just before it, from the record alone; nothing is called. With the
-    contracts on record every verdict has to come out as it is there: that is an audit. What comes after something
-    that would have been stopped is marked with ?, for it might never have been. Exits with 1 when anything differs.
+    Evaluates each call with the facts known just before it, from the record alone; calls nothing. With the contracts
+    on record every verdict must be the recorded one: that is an audit. A call after one that would have been stopped
+    is marked with ?, because it might not have been made. Exits with 1 when a verdict differs.
 
     \b
     killick contract rejudge claim_17 --contract claims.toml
@@ -350,7 +350,7 @@ def _row(found: Rejudged, judged: Judged, width: int) -> tuple[Text | str, ...]:
 def summary(found: Sequence[Rejudged], contract: Contract | None) -> str:
     """What came of it, in one line."""
     count = Counter(judged.change for each in found for judged in each.judged)
-    of = f"of {_counted(count.total(), 'intention')} in {_counted(len(found), 'run')}"
+    of = f"of {counted(count.total(), 'intention')} in {counted(len(found), 'run')}"
     said = [f"{count[change]} {told}" for change, told in _CHANGES.items() if count[change]]
     if not said:
         return f"{of}: " + ("all come out as they are on record" if contract is None else "nothing would be different")
@@ -380,10 +380,6 @@ def _rejudged_document(found: Sequence[Rejudged], refused: Sequence[tuple[str, s
         ],
         "refused": [{"run": run, "reason": reason} for run, reason in refused],
     }
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 for _part in (_check, _show, _rejudge):

@@ -9,7 +9,7 @@ import click
 from rich.text import Text
 
 from killick.cli.commands.inbox import refuse_deaf
-from killick.cli.context import Shell, command, current_user, run_argument, value_of
+from killick.cli.context import Shell, because_option, by_option, command, run_argument, value_of
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.selection import Selection, select, selecting
 from killick.engine.views import Listed
@@ -38,10 +38,6 @@ class Outcome(NamedTuple):
     status: str
     done: str | None = None
     refused: str | None = None
-
-
-because_option: Final = click.option("--because", metavar="TEXT", help="Why, for the record.")
-by_option: Final = click.option("--by", metavar="WHO", help="Who does it, for the record.  [default: you]")
 
 
 def _act(shell: Shell, act: Act, selection: Selection, *, dry_run: bool, yes: bool) -> Exit | None:
@@ -114,7 +110,7 @@ def pause_command(
     """
 
     def do(run: str) -> str:
-        shell.client.pause(run, because=because, by=by or current_user())
+        shell.client.pause(run, because=because, by=by)
         return "paused, at its next step" if is_held(shell, run) else "paused"
 
     return _act(shell, Act("pause", LIVE[:3], previews.pause, do), selection, dry_run=dry_run, yes=yes)
@@ -142,10 +138,10 @@ def cancel_command(
     """
 
     def do(run: str) -> str:
-        shell.client.cancel(run, compensate=compensate, because=because, by=by or current_user())
+        shell.client.cancel(run, compensate=compensate, because=because, by=by)
         if is_held(shell, run):
             return "cancelled, at its next step"
-        return f"cancelled when it is run next: {goes_on(shell, run)}"
+        return f"cancelled when it is run next: {shell.continues(run)}"
 
     return _act(
         shell,
@@ -162,11 +158,6 @@ def is_held(shell: Shell, run: str) -> bool:
     return head is not None and store.is_held(shell.client.store, head)
 
 
-def goes_on(shell: Shell, run: str) -> str:
-    """The command that continues a run."""
-    return shell.goes_on(run, shell.client.state(run).agent)
-
-
 # resume -------------------------------------------------------------------------------------------
 
 
@@ -179,7 +170,7 @@ def resume_command(
 ) -> Exit | None:
     """Resume runs that are paused, failed, abandoned (their process died), quarantined or diverged from their code.
 
-    Does what each one needs, and says which. A failed run is rewound to the step that failed.
+    Prints what it did to each. A failed run is rewound to the step that failed.
 
     \b
       killick resume claim_16
@@ -187,8 +178,8 @@ def resume_command(
     """
 
     def do(run: str) -> str:
-        said = shell.client.resume(run, because=because, by=by or current_user())
-        return f"{said}; to continue: {goes_on(shell, run)}"
+        said = shell.client.resume(run, because=because, by=by)
+        return f"{said}; to continue: {shell.continues(run)}"
 
     act = Act("resume", ("paused", "failed", "running", "waiting"), previews.resume, do)
     return _act(shell, act, selection, dry_run=dry_run, yes=yes)
@@ -201,15 +192,15 @@ def resume_command(
 @run_argument
 @click.argument("name")
 @click.argument("body", required=False)
-@click.option("--id", "message", metavar="ID", help="Its id: the same id again counts once.")
+@click.option("--id", "message", metavar="ID", help="The idempotency key: the same id again counts once.")
 @by_option
 def send_command(shell: Shell, run: str, name: str, body: str | None, message: str | None, by: str | None) -> None:
-    """Send a run a message. It waits there until the run asks for its name. BODY is JSON, text, @FILE or -.
+    """Send a run a message. The inbox keeps it until the run waits for its name. BODY is JSON, text, @FILE or -.
 
     \b
       killick send claim_17 paid '{"amount": 80}'
     """
     refuse_deaf(shell, shell.run(run))
-    shell.client.send(run, name, value_of(body), id=message, by=by or current_user())
-    said = "the process that has the run takes it" if is_held(shell, run) else f"to continue: {goes_on(shell, run)}"
+    shell.client.send(run, name, value_of(body), id=message, by=by)
+    said = "the process that has the run takes it" if is_held(shell, run) else f"to continue: {shell.continues(run)}"
     shell.note(f"{run}: {name} sent; {said}")

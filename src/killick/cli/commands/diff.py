@@ -23,7 +23,7 @@ from killick.model.codec import plain
 
 STYLES: Final = {"+": "green", "-": "red", "~": "yellow"}
 STEPS_MAX: Final = 40
-"""So many steps are shown beside each other; the others are counted."""
+"""The maximum number of steps shown side by side; the others are counted."""
 
 LABEL: Final = 9
 
@@ -32,23 +32,23 @@ LABEL: Final = 9
 @run_argument
 @click.argument("places", nargs=-1, metavar="STEP | FROM [TO] | RUN_B")
 @click.option("--at", metavar="PLACE", help="Where to compare two runs.  [default: now]")
-@click.option("--files", is_flag=True, help="Only the files of the workspace, with all lines that are other.")
+@click.option("--files", is_flag=True, help="Only the files of the workspace, with every changed line.")
 def diff_command(shell: Shell, run: str, places: tuple[str, ...], at: str | None, files: bool) -> None:
-    """What changed between two places of a run, or what is different in another run.
+    """Show what changed between two places of a run, or how two runs differ.
 
     \b
       killick diff RUN 6                   what step 6 changed
       killick diff RUN 6:before 8:after    from one place to another
       killick diff RUN 6:before            from there to now
       killick diff RUN @17                 what one event changed
-      killick diff RUN_A RUN_B             where two runs part and why: a run and its fork
+      killick diff RUN_A RUN_B             where two runs diverge and why: a run and its fork
       killick diff RUN_A RUN_B --at 6      the two at the same place
       killick diff fix_17 6 --files        what step 6 did to files, line by line
 
     Places: 6:before, 6:after, 6.1.2:after in a gather, 4~1:before in generation 1, @17, start, now.
     With --json it is a patch (RFC 6902) from the first state's JSON to the second's; of two runs, unless --at is
-    given, an object with what they share, the conditions, where they part, the steps from there, and the patch. Of
-    files it is told with --files.
+    given, an object with what they share, the conditions, where they diverge, the steps from there, and the patch.
+    With --files it includes files.
     """
     run = shell.run(run)
     found = _found(shell, run, places, at)
@@ -136,7 +136,7 @@ def _condition(condition: Condition, room: int, *, named: bool) -> Text:
 
 
 def _beside(found: Parting, width: int) -> Iterator[Text]:
-    """The steps of both from where they part, those of one number beside each other."""
+    """The steps of both runs from where they diverge, side by side by number."""
     digits = max(len(pair.step) for pair in found.pairs)
     room = max((width - digits - 7) // 2, 16)
     head = Text(f"  {'':<{digits}}  ").append(_fitted(found.one.run, room), style="bold").append(" │ ", style="dim")

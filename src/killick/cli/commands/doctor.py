@@ -22,11 +22,11 @@ from killick.store.protocol import Condition
 
 @command("doctor", app=True)
 def doctor_command(shell: Shell) -> Exit:
-    """What is wrong with the store, and what to do about it.
+    """Diagnose the store, and print the next move for each problem.
 
-    Looks at what the store's promises rest on, and at runs that are stuck, by reason. Quick, however many runs there
-    are: it says what it did not look at, and `killick verify` proves the record itself. With an app it also names runs
-    of agents that the app does not declare. Changes nothing; exits with 1 when something is wrong.
+    Checks the store's configuration, and lists stuck runs by reason. It is quick however many runs there are: it prints
+    what it did not check, and `killick verify` verifies the record itself. With an app it also lists runs of agents
+    that the app does not declare. Changes nothing; exits with 1 when it finds a problem.
     """
     try:
         kd = shell.client
@@ -61,7 +61,7 @@ def _data(shell: Shell, found: Diagnosis) -> dict[str, Any]:
 
 
 def _typed(shell: Shell, finding: Finding) -> list[str]:
-    """Commands as somebody would type them; those that run agents say where the agents are."""
+    """The commands to type; those that run agents name the app."""
     first = finding.runs[0]
     typed: list[str] = []
     for words in finding.next:
@@ -76,7 +76,7 @@ def _typed(shell: Shell, finding: Finding) -> list[str]:
 
 
 def _app_of(shell: Shell, agent: str) -> tuple[str, ...]:
-    """What a worker has to be told to know an agent: nothing, where the settings say it."""
+    """The arguments by which a worker finds an agent: none, where the settings name the app."""
     if shell.app:
         named: str | None = click.get_current_context().params.get("app")
         return (named,) if named else ()
@@ -114,7 +114,7 @@ class _Screen:
         self._row(condition.name, body, sign="✗")
 
     def _row(self, name: str, body: str | Text, sign: str = "✓") -> None:
-        """A label, and beside it what there is to say of it."""
+        """A label and its text."""
         style = "bold red" if sign == "✗" else "green"
         lead = Text.assemble((f"{sign} ", style), (f"{name:<{self._label}}", "dim" if sign == "✓" else "bold"))
         text = Text(body) if isinstance(body, str) else body

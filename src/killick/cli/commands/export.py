@@ -20,8 +20,8 @@ _ALL: Final = "*"
 
 @command("export", json=False)
 @run_argument
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="A file.  [default: stdout]")
-@click.option("--with-children", is_flag=True, help="With the runs that it spawned, and theirs.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The file.  [default: stdout]")
+@click.option("--with-children", is_flag=True, help="Include its child runs, and theirs.")
 @click.option(
     "--redact",
     "fields",
@@ -29,13 +29,13 @@ _ALL: Final = "*"
     is_flag=False,
     flag_value=_ALL,
     multiple=True,
-    help="Put stand-ins in the place of values: of all, or of the fields that are named.",
+    help="Replace values by pseudonyms: all, or the named fields.",
 )
 def export_command(shell: Shell, run: str, output: Path | None, with_children: bool, fields: tuple[str, ...]) -> None:
-    """A run as one file of JSON lines: its events, their values, and the chain that proves them.
+    """Write a run to one file of JSON lines: its events, their values, and the hash chain that proves them.
 
     `killick replay run.killick` and killick.testing.replay("run.killick", agent) take it, with no store. The file
-    holds what the run saw and did: treat it as you treat that, or redact it.
+    has the data of the run: protect it as you protect that data, or redact it.
 
     \b
       killick export claim_17 -o claim_17.killick

@@ -12,7 +12,7 @@ import click
 from rich.text import Text
 
 from killick.cli import style as paint
-from killick.cli.context import Shell, command, current_user, run_argument
+from killick.cli.context import Shell, by_option, command, dry_run_option, run_argument
 from killick.cli.exit_codes import CommandFailed
 from killick.cli.selection import complete_place
 from killick.client.file_restore import Restoration
@@ -32,7 +32,7 @@ _AT_ONCE: Final = 1_000
 """So many lines are printed at once: one by one they take longer than they were long in the making."""
 
 READ_MAX: Final = 4 << 20
-"""How much of a file is told as JSON."""
+"""The maximum size of a file in JSON output."""
 
 SIGNS: Final[Mapping[How, tuple[str, str]]] = {
     "added": ("+", "green"), "removed": ("-", "red"), "changed": ("~", "yellow"), "touched": ("·", "cyan"),
@@ -213,10 +213,10 @@ def _diff_lines(change: FileChange, limit: int, width: int) -> Iterator[Text]:
     "--at", metavar="PLACE", help="As they were then: 6:before, 6:after, 4~1:before, @17, start.",
     shell_complete=complete_place,
 )  # fmt: skip
-@click.option("--snapshot", "snapshot", metavar="ID", help="As a snapshot has them: one that a restore kept, perhaps.")
-@click.option("--to", metavar="DIR", help="Into another folder, which is made, or is empty; the run's own stays.")
-@click.option("--by", metavar="WHO", help="Who does it, for the record.  [default: you]")
-@click.option("--dry-run", is_flag=True, help="Only say what it would do.")
+@click.option("--snapshot", "snapshot", metavar="ID", help="Restore this snapshot, such as one that a restore kept.")
+@click.option("--to", metavar="DIR", help="Write to this folder instead, which must be new or empty.")
+@by_option
+@dry_run_option
 def restore_command(
     shell: Shell,
     run: str,
@@ -227,10 +227,10 @@ def restore_command(
     by: str | None,
     dry_run: bool,
 ) -> None:
-    """Bring back the files of a run's workspace as they were at a place: all of them, or those that are named.
+    """Restore the files of a run's workspace as they were at a place: all of them, or those named.
 
-    Files only: the run stays where it is; `rewind` takes both back. What is there is kept as a snapshot first, whose
-    id is said, so nothing is lost. While somebody is at the run its own folder is not touched; --to writes elsewhere.
+    Files only: the run itself does not change; `rewind` takes both back. The current files are kept as a snapshot,
+    and its id is printed. While a process has the run leased, its folder is not changed; --to writes elsewhere.
 
     \b
       killick restore fix_17 --at 6:before
@@ -242,7 +242,7 @@ def restore_command(
     if (at is None) == (snapshot is None):
         raise CommandFailed("name what to bring back: --at PLACE or --snapshot ID")
     done = shell.client.restore(
-        run, at, snapshot=snapshot, paths=paths, to=to, by=by or current_user(), dry_run=dry_run,
+        run, at, snapshot=snapshot, paths=paths, to=to, by=by, dry_run=dry_run,
     )  # fmt: skip
     if shell.json:
         shell.emit(done)

@@ -37,7 +37,7 @@ _STANDING: Final = {"stands": ("✓", "green"), "undone": ("↶", "magenta"), "i
 
 
 class _Questions(click.Group):
-    """The questions by their names, in the plural as they stand or in the singular."""
+    """The kinds of search by name, singular or plural."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

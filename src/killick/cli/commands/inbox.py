@@ -14,7 +14,17 @@ from rich.text import Text
 
 from killick.cli import prompt
 from killick.cli import style as paint
-from killick.cli.context import Shell, Unparsed, command, completing, current_user, parsed, run_argument, text_of
+from killick.cli.context import (
+    Shell,
+    Unparsed,
+    by_option,
+    command,
+    completing,
+    limit_option,
+    parsed,
+    run_argument,
+    text_of,
+)
 from killick.cli.exit_codes import CommandFailed
 from killick.client.inbox import agreement, whom
 from killick.engine.approval import argument_edits
@@ -31,7 +41,7 @@ _ALSO: Final = {
     "refuse": "reject", "change": "edit", "reply": "respond", "done": "happened", "did": "happened", "retry": "not",
     "didnt": "not", "abort": "stop",
 }  # fmt: skip
-"""What people type instead, so that they can be told the word."""
+"""Common mistypings of verbs, for the error message."""
 
 _NEEDS_VALUE: Final = ("edit", "respond")
 
@@ -40,7 +50,7 @@ _NEEDS_VALUE: Final = ("edit", "respond")
 
 
 def commands(shell: Shell, wait: Wait) -> list[str]:
-    """What somebody can type to end a wait."""
+    """The commands that end a wait."""
     return [shell.typed(*words) for words in _commands(wait)]
 
 
@@ -109,7 +119,7 @@ def _until(wait: Wait, now: int) -> Text | None:
 
 
 def _print_commands(shell: Shell, wait: Wait, out: Console) -> None:
-    """What can be typed, on a line that can be copied; what else could be, beside it or below."""
+    """The first command on a line to copy, and the alternatives after or below it."""
     first, *others = _commands(wait) or [("verify", wait.run)]
     line = Text().append(f"  {shell.typed(*first)}", style="green")
     also = Text(f"(or {_others(others)})", style="dim") if others else Text()
@@ -143,10 +153,10 @@ def intended(wait: Wait) -> str | None:
 
 
 @command("inbox")
-@click.option("--to", metavar="WHO", help="Only what is asked of them.")
-@click.option("--limit", metavar="N", type=click.IntRange(1), default=50, show_default=True, help="At most so many.")
+@click.option("--to", metavar="WHO", help="Only questions to this person or role.")
+@limit_option(50)
 def inbox_command(shell: Shell, to: str | None, limit: int) -> None:
-    """Everything that waits for a person, the most urgent first, with what to type.
+    """List the questions to people, the most urgent first, with the commands that answer them.
 
     \b
       killick inbox
@@ -194,10 +204,10 @@ def complete_verb(shell: Shell, context: click.Context) -> Iterable[str]:
 @command("answer")
 @click.argument("wait", metavar="WAIT_OR_RUN", shell_complete=complete_wait)
 @click.argument("verb", required=False, shell_complete=complete_verb)
-@click.option("--value", metavar="VALUE", help="What to answer: JSON, text, @FILE or - for stdin.")
-@click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Edit one argument of the call; repeatable.")
-@click.option("--by", metavar="WHO", help="Who answers.  [default: you]")
-@click.option("--comment", metavar="TEXT", help="Why, for the record and for the agent.")
+@click.option("--value", metavar="VALUE", help="The answer: JSON, text, @FILE or - for stdin.")
+@click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Edit an argument. May be repeated.")
+@by_option
+@click.option("--comment", metavar="TEXT", help="The reason, for the record and for the agent.")
 def answer_command(
     shell: Shell,
     wait: str,
@@ -207,11 +217,11 @@ def answer_command(
     by: str | None,
     comment: str | None,
 ) -> None:
-    """Answer what a run waits for. The run is enough where it waits for one thing; the first answer counts.
+    """Answer a question of a run. Where the run has only one, its id is enough. The first answer counts.
 
     A question takes approve, reject, edit or respond. An edit of a call names only the arguments that change, by
-    --set or as JSON. What is in doubt takes happened (with --value, what it returned), not (it did not happen) or
-    stop. On a terminal, without VERB, it asks you.
+    --set or as JSON. An effect in doubt takes happened (with --value, its result), not (it did not happen) or
+    stop. On a terminal, without VERB, the command asks you.
 
     \b
       killick answer claim_17 approve
@@ -219,7 +229,7 @@ def answer_command(
       killick answer refund_20 edit --set amount=100 --set to=Bob --by mia
     """
     run, waits = _open_waits(shell, wait)
-    by, given = by or current_user(), None
+    given = None
     if verb is None:
         _ask(shell, wait, waits, by)
         verb = "answered"
@@ -312,7 +322,7 @@ def _value(wait: Wait | None, given: str | None) -> Any:
 
 
 def _ask(shell: Shell, wait: str, waits: Sequence[Wait], by: str | None) -> None:
-    """Put the question to whoever sits here."""
+    """Ask the person at the terminal."""
     if not (prompt.can_ask() and sys.stdout.isatty()) or shell.json:
         takes = "; ".join(f"{each.id} takes {', '.join(each.verbs)}" for each in waits)
         raise CommandFailed(f"{wait}: answer what? {takes or 'nothing is asked; `killick inbox` shows what is'}")
@@ -325,8 +335,7 @@ def _ask(shell: Shell, wait: str, waits: Sequence[Wait], by: str | None) -> None
 
 def _next(shell: Shell, run: str) -> str:
     """How a run continues after an answer or a message."""
-    goes_on = shell.goes_on(run, shell.client.info(run).agent)
-    return approvals.continues(shell.client, run, f"to continue: {goes_on}, or start a worker")
+    return approvals.continues(shell.client, run, f"to continue: {shell.continues(run)}, or start a worker")
 
 
 # say ----------------------------------------------------------------------------------------------
@@ -335,15 +344,15 @@ def _next(shell: Shell, run: str) -> str:
 @command("say", json=False)
 @run_argument
 @click.argument("text")
-@click.option("--by", metavar="WHO", help="Who says it.  [default: you]")
+@by_option
 def say_command(shell: Shell, run: str, text: str, by: str | None) -> None:
-    """Tell a run something. Its loop hears it before it asks its model again.
+    """Send a run a text. Its loop reads it before its next model call.
 
     \b
       killick say claim_17 "the second invoice is the right one"
     """
     refuse_deaf(shell, shell.run(run))
-    shell.client.say(run, text_of(text), by=by or current_user())
+    shell.client.say(run, text_of(text), by=by)
     shell.note(f"{run}: sent; {_next(shell, run)}")
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from killick.cli.commands.control import because_option, by_option, goes_on, is_held
-from killick.cli.context import Shell, command, completing, current_user, pair, run_argument, value_of
+from killick.cli.commands.control import is_held
+from killick.cli.context import Shell, because_option, by_option, command, completing, pair, run_argument, value_of
 from killick.cli.exit_codes import CommandFailed
 
 
@@ -23,19 +23,20 @@ def complete_pending(shell: Shell, context: click.Context) -> Iterable[tuple[str
 _step = click.argument("step", shell_complete=complete_pending)
 
 
-def _said(shell: Shell, run: str, done: str, **told: Any) -> None:
+def _said(shell: Shell, run: str, done: str, line: str = "", **told: Any) -> None:
+    """Report what was done; as `line`, where given, or with the command that continues the run."""
     if shell.json:
         shell.emit({"run": run, **told, "done": done})
         return
-    then = "" if is_held(shell, run) else f"; to continue: {goes_on(shell, run)}"
-    shell.note(f"{run}: {done}{then}")
+    then = "" if is_held(shell, run) else f"; to continue: {shell.continues(run)}"
+    shell.note(f"{run}: {line or f'{done}{then}'}")
 
 
 @command("set", app=True)
 @run_argument
 @click.argument("changes", nargs=-1, metavar="[NAME=VALUE]...")
-@click.option("--unset", metavar="NAME", multiple=True, help="Take an entry out. May be repeated.")
-@click.option("--saw", metavar="N", type=click.IntRange(0), help="The version it rests on; refused if it is another.")
+@click.option("--unset", metavar="NAME", multiple=True, help="Remove an entry. May be repeated.")
+@click.option("--saw", metavar="N", type=click.IntRange(0), help="The context version that you saw; refuses another.")
 @because_option
 @by_option
 def set_command(
@@ -47,7 +48,7 @@ def set_command(
     because: str | None,
     by: str | None,
 ) -> None:
-    """Change entries of a run's context; its code sees that when its next step returns.
+    """Change entries of a run's context; its code sees the change when its next step returns.
 
     \b
       killick set claim_17 route=manager limit=500
@@ -62,13 +63,10 @@ def set_command(
         raise CommandFailed(f"{own[0]}: cannot be set from here; set it in the agent, with run.update")
     shell.run(run)
     shell.load_app()
-    done = shell.client.set(run, saw=saw, because=because, by=by or current_user(), unset=unset, **given)
-    names = ", ".join([*given, *unset])
-    if shell.json:
-        version = shell.client.state(run).context.version
-        shell.emit({"run": run, "names": [*given, *unset], "version": version, "done": done})
-        return
-    shell.note(f"{run}: {names} {done}; its code sees it when its next step returns")
+    done = shell.client.set(run, saw=saw, because=because, by=by, unset=unset, **given)
+    names, version = [*given, *unset], shell.client.state(run).context.version
+    line = f"{', '.join(names)} {done}; its code sees it when its next step returns"
+    _said(shell, run, done, line, names=names, version=version)
 
 
 @command("override", app=True)
@@ -78,16 +76,16 @@ def set_command(
 @because_option
 @by_option
 def override_command(shell: Shell, run: str, step: str, value: str, because: str | None, by: str | None) -> None:
-    """Give a step that is not over its result, instead of doing it. VALUE is JSON, text, @FILE or -.
+    """Give a pending step its result, instead of executing it. VALUE is JSON, text, @FILE or -.
 
-    To a question it is a response. What is over is changed by `killick rewind` or `killick fork`.
+    For a question the value is the response. A step that has ended is changed by `killick rewind` or `killick fork`.
 
     \b
       killick override claim_17 9 no --because "they withdrew"
     """
     shell.run(run)
     shell.load_app()
-    done = shell.client.override(run, step, value_of(value), because=because, by=by or current_user())
+    done = shell.client.override(run, step, value_of(value), because=because, by=by)
     _said(shell, run, done, step=step)
 
 
@@ -97,15 +95,15 @@ def override_command(shell: Shell, run: str, step: str, value: str, because: str
 @because_option
 @by_option
 def skip_command(shell: Shell, run: str, step: str, because: str | None, by: str | None) -> None:
-    """End a step that is not over without doing it.
+    """End a pending step without executing it.
 
-    A sleep is over, a wait with a default takes that; the code of any other step meets killick.Skipped.
+    A sleep ends. A wait with a default takes it. Any other step raises killick.Skipped in the agent's code.
 
     \b
-      killick skip claim_17 9 --because "nobody is there"
+      killick skip claim_17 9 --because "the office is closed"
     """
     shell.run(run)
-    done = shell.client.skip(run, step, because=because, by=by or current_user())
+    done = shell.client.skip(run, step, because=because, by=by)
     _said(shell, run, done, step=step)
 
 
@@ -115,9 +113,9 @@ def skip_command(shell: Shell, run: str, step: str, because: str | None, by: str
 @because_option
 @by_option
 def retry_command(shell: Shell, run: str, step: str | None, because: str | None, by: str | None) -> None:
-    """Let a step that sits out a backoff or a rate limit go on now. STEP may be left out where only one does."""
+    """Retry a step now that waits for a backoff or a rate limit. STEP is optional where only one does."""
     shell.run(run)
-    done = shell.client.retry(run, step, because=because, by=by or current_user())
+    done = shell.client.retry(run, step, because=because, by=by)
     _said(shell, run, done, step=step)
 
 
@@ -126,17 +124,14 @@ def retry_command(shell: Shell, run: str, step: str | None, because: str | None,
 @click.argument("text")
 @by_option
 def note_command(shell: Shell, run: str, text: str, by: str | None) -> None:
-    """Put a remark into a run's record. TEXT is JSON, text, @FILE or -.
+    """Add a note to a run's record. TEXT is JSON, text, @FILE or -.
 
     \b
       killick note claim_17 "called the customer, who is content"
     """
     shell.run(run)
-    shell.client.note(run, value_of(text), by=by or current_user())
-    if shell.json:
-        shell.emit({"run": run, "done": "noted"})
-        return
-    shell.note(f"{run}: noted; killick show {run} shows it")
+    shell.client.note(run, value_of(text), by=by)
+    _said(shell, run, "noted", f"noted; killick show {run} shows it")
 
 
 @command("prioritize")
@@ -145,14 +140,12 @@ def note_command(shell: Shell, run: str, text: str, by: str | None) -> None:
 @because_option
 @by_option
 def prioritize_command(shell: Shell, run: str, priority: int, because: str | None, by: str | None) -> None:
-    """Give a run another priority: of runs that are due, the one with the highest goes first.
+    """Give a run another priority: workers take the due run with the highest one first.
 
     \b
       killick prioritize claim_17 10
     """
     shell.run(run)
-    shell.client.prioritize(run, priority, because=because, by=by or current_user())
-    if shell.json:
-        shell.emit({"run": run, "priority": priority, "done": "prioritized"})
-        return
-    shell.note(f"{run}: has priority {priority} from its next step on")
+    shell.client.prioritize(run, priority, because=because, by=by)
+    line = f"has priority {priority} from its next step on"
+    _said(shell, run, "prioritized", line, priority=priority)

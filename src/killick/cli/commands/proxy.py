@@ -1,4 +1,4 @@
-"""`killick proxy`: stands between agents and a model provider, pages what they send and records every call."""
+"""`killick proxy`: a proxy for model providers that pages requests and records every call."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ EXTRA: Final = ("httpx", "uvicorn")
 @command("proxy")
 @click.option("--upstream", metavar="URL", required=True, help="The provider: https://api.openai.com.")
 @click.option("--budget", metavar="TOKENS", type=click.IntRange(1), default=100_000, show_default=True,
-              help="How many tokens a call may take before pages leave it.")  # fmt: skip
-@click.option("--paging/--no-paging", default=True, help="Page what is sent, or only record it.  [default: page]")
+              help="The tokens that a call may have before pages are evicted.")  # fmt: skip
+@click.option("--paging/--no-paging", default=True, help="Page the requests, or only record them.  [default: page]")
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="The address to serve on.")
 @click.option("--port", metavar="N", type=click.IntRange(0, 65_535), default=8787, show_default=True,
               help="The port; 0 takes a free one.")  # fmt: skip
 @click.option("--agent", metavar="NAME", default="proxy", show_default=True,
-              help="The agent that conversations are recorded as runs of.")  # fmt: skip
+              help="The agent name of the recorded runs.")  # fmt: skip
 @click.option("--timeout", metavar="SECONDS", type=click.FloatRange(min=0, min_open=True), default=600.0,
               show_default=True, help="How long the provider may be silent.")  # fmt: skip
 @click.option("--body-mb", metavar="N", type=click.IntRange(1), default=64, show_default=True,
-              help="Larger requests are passed on without being read.")  # fmt: skip
+              help="Larger requests are passed on unread.")  # fmt: skip
 def proxy_command(
     shell: Shell, upstream: str, budget: int, paging: bool, host: str, port: int, agent: str, timeout: float,
     body_mb: int,
 ) -> Exit:  # fmt: skip
-    """Stand between agents and a model provider: page what they send, record every call.
+    """Proxy model calls to a provider: page the requests, and record every call.
 
-    Clients are pointed at it and need no change. What they ask of the chat completions, responses and messages of
-    OpenAI and Anthropic is recorded, a run for each conversation; everything else is passed on as it is.
+    Point a client's base URL at it; the client needs no other change. Calls of OpenAI's chat completions and responses
+    and of Anthropic's messages are recorded, one run for each conversation. Other requests are passed on unchanged.
 
     \b
       killick proxy --upstream https://api.openai.com

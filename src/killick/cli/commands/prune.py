@@ -12,8 +12,8 @@ from rich.filesize import decimal
 from killick.archive.bundle import name_at
 from killick.archive.prune import Chosen, Pruned, choose, prune
 from killick.cli import style
-from killick.cli.commands.store import LISTED_MAX, agreed, dry_run_option, many, progress, say, yes_option
-from killick.cli.context import Shell, command
+from killick.cli.commands.store import LISTED_MAX, agreed, many, progress, say
+from killick.cli.context import Shell, agent_option, command, dry_run_option, yes_option
 from killick.cli.exit_codes import Exit
 from killick.history.phrasing import sized
 from killick.history.vaults import Cleaned
@@ -21,9 +21,9 @@ from killick.store.protocol import ENDED
 
 
 @command("prune")
-@click.option("--older", metavar="WHEN", default="90d", show_default=True, help="Not changed for so long, or since.")
+@click.option("--older", metavar="WHEN", default="90d", show_default=True, help="Unchanged since: 90d, 2026-08-01.")
 @click.option("--status", "-s", metavar="STATUS", multiple=True, help=f"Only these: {', '.join(ENDED)}.")
-@click.option("--agent", "-a", metavar="NAME", help="Only runs of this agent.")
+@agent_option
 @click.option("--to", metavar="FILE", help="The archive.  [default: killick-pruned-TIME.jsonl.gz here]")
 @dry_run_option
 @yes_option
@@ -32,10 +32,10 @@ def prune_command(
 ) -> Exit:
     """Move runs that ended long ago into an archive.
 
-    The archive is one new file. It is complete, on the device and proved before the first run leaves the store; with
-    the runs go the values that nothing needs any more. A run stays while something that stays may need it, and the
-    command says why. Ids stay taken, and rights that were used up stay used. `killick verify FILE` proves an archive.
-    Snapshots of the files of runs that are gone, which no archive has, leave the vault for good.
+    The archive is one new file. It is complete, synced and verified before the first run is removed from the store.
+    Values that no other run needs are removed too. A run that another run may need stays, and the command says why.
+    Ids and consumed rights stay taken. `killick verify FILE` verifies an archive. File snapshots of the removed runs
+    are deleted from the vault; the archive does not have them.
 
     \b
       killick store prune --older 90d --dry-run

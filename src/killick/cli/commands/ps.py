@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from killick.cli import style
-from killick.cli.context import Shell, command
+from killick.cli.context import Shell, agent_option, command, limit_option, since_option, tag_option
 from killick.cli.exit_codes import CommandFailed
 from killick.history import listing
 from killick.history.listing import STATUSES, About, Line
@@ -25,7 +25,7 @@ from killick.store.protocol import RunQuery, RunRow
 
 LOOK_SECONDS: Final = 0.5
 MARKED_US: Final = 3_000_000
-"""How long what changed stands out."""
+"""How long a changed run is highlighted."""
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which runs somebody asked for."""
+    """The filters of a listing."""
 
     status: tuple[str, ...] = ()
     agent: str | None = None
@@ -66,18 +66,16 @@ class ListRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @command("ps")
-@click.option("--status", "-s", metavar="STATUS", multiple=True, help=f"Only these: {', '.join(STATUSES)}.")
-@click.option("--failed", "short", flag_value="failed", multiple=True, help="Only failed ones.")
-@click.option("--waiting", "short", flag_value="waiting", multiple=True, help="Only waiting ones.")
-@click.option("--running", "short", flag_value="running", multiple=True, help="Only running ones.")
-@click.option("--agent", "-a", metavar="NAME", help="Only runs of this agent.")
-@click.option("--tag", metavar="TAG", help="Only runs with this tag.")
-@click.option("--since", metavar="WHEN", help="Only what changed since: 2h, 3d, 2026-11-14.")
-@click.option(
-    "--limit", "-n", metavar="N", type=click.IntRange(1), default=30, show_default=True, help="At most so many."
-)
-@click.option("--all", "everything", is_flag=True, help="All of them.")
-@click.option("--watch", "-w", is_flag=True, help="Go on showing them as they change, until q or Ctrl-C.")
+@click.option("--status", "-s", metavar="STATUS", multiple=True, help=f"Only runs that are {', '.join(STATUSES)}.")
+@click.option("--failed", "short", flag_value="failed", multiple=True, help="Only failed runs.")
+@click.option("--waiting", "short", flag_value="waiting", multiple=True, help="Only waiting runs.")
+@click.option("--running", "short", flag_value="running", multiple=True, help="Only running runs.")
+@agent_option
+@tag_option
+@since_option
+@limit_option(30)
+@click.option("--all", "everything", is_flag=True, help="List all runs.")
+@click.option("--watch", "-w", is_flag=True, help="Refresh the list as runs change, until q or Ctrl-C.")
 def ps_command(
     shell: Shell,
     status: tuple[str, ...],
@@ -89,7 +87,7 @@ def ps_command(
     everything: bool,
     watch: bool,
 ) -> None:
-    """Runs, and where each one is, newest first.
+    """List runs and where each one is, newest first.
 
     \b
       killick ps
@@ -125,7 +123,7 @@ def ps_command(
 
 
 class Listing:
-    """Which runs somebody asked for, as they stand."""
+    """The runs that match the filters, as they are now."""
 
     def __init__(self, shell: Shell, wanted: ListRequest) -> None:
         self.shell = shell
@@ -207,7 +205,7 @@ def _is_stuck(line: Line) -> bool:
 
 
 def _told(about: About) -> str:
-    """What a run waits for, by the clocks of whoever is at the terminal."""
+    """What a run waits for, in the terminal's time zone."""
     match about.kind:
         case "worker":
             return ""  # the command that helps is told instead
@@ -357,7 +355,7 @@ class Watching:
 
 @contextlib.contextmanager
 def keys() -> Generator[Callable[[float], bool]]:
-    """A function that waits so long and says whether somebody pressed q; where nobody can, it only waits."""
+    """A function that waits and returns whether q was pressed. Without a terminal it only waits."""
     try:
         import select
         import termios

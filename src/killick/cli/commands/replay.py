@@ -43,11 +43,11 @@ def replay_command(
     target: str | None,
     run: str | None,
 ) -> Exit:
-    """Run the agent's code again against a record, with the world shut off, and say where they part.
+    """Run the agent's code again on a run's record, without any I/O, and report where they diverge.
 
-    On a copy in memory, of a run or of a file that `killick export` wrote. Nothing is called: a step that is on record
-    gives its recorded outcome, one that is not stops the replay, and so does I/O outside of a step. Exits with 1 when
-    the code parts from the record.
+    Replays a copy in memory: of a run, or of a file that `killick export` wrote. A recorded step returns its recorded
+    outcome. A step without a record stops the replay, and so does I/O outside of a step. Exits with 1 when the code
+    diverges from the record.
 
     \b
       killick replay claim_17

@@ -1,4 +1,4 @@
-"""The commands that run agents: `run` drives one here and shows it go, `start` leaves it to somebody else."""
+"""The commands that run agents: `run` executes one in this process, `start` queues it for a worker."""
 
 from __future__ import annotations
 
@@ -52,12 +52,10 @@ def complete_agent(shell: Shell, context: click.Context) -> Iterable[str]:
 def _about_a_run(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The parameters that `run` and `start` share."""
     for declare in (
-        click.option("--tag", "tags", metavar="TAG", multiple=True, help="A tag to find it by. May be repeated."),
-        click.option("--priority", metavar="N", type=int, help="Higher goes first."),
-        click.option("--id", "run", metavar="ID", help="The run's id: the same id again goes on with the same run."),
-        click.option(
-            "--input", "-i", "text", metavar="VALUE", help="What to give it: JSON, text, @FILE, or - (stdin)."
-        ),
+        click.option("--tag", "tags", metavar="TAG", multiple=True, help="A tag of the run. May be repeated."),
+        click.option("--priority", metavar="N", type=int, help="The priority; workers take higher ones first."),
+        click.option("--id", "run", metavar="ID", help="The run's id: the same id again continues the same run."),
+        click.option("--input", "-i", "text", metavar="VALUE", help="The input: JSON, text, @FILE, or - (stdin)."),
         click.argument("agent", required=False, shell_complete=complete_agent),
     ):
         fn = declare(fn)
@@ -69,8 +67,8 @@ def _about_a_run(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @command("run", app=True)
 @_about_a_run
-@click.option("--fresh", is_flag=True, help="A new run, even where one of the same input was not finished.")
-@click.option("--quiet", "-q", is_flag=True, help="Only the result.")
+@click.option("--fresh", is_flag=True, help="Start a new run, even where one of the same input is not finished.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the result.")
 def run_command(
     shell: Shell,
     agent: str | None,
@@ -81,10 +79,11 @@ def run_command(
     fresh: bool,
     quiet: bool,
 ) -> Exit:
-    """Run an agent here: starts it, or goes on with it. Prints its result.
+    """Run an agent in this process: start a run, or continue one. Prints its result.
 
-    AGENT is app.py:agent, module:agent, or a name in the app of [tool.killick]. Without it, --id names a run to go on
-    with. Timers are sat out. Where it waits for a person it asks you, or without a terminal ends with exit code 3.
+    AGENT is app.py:agent, module:agent, or a name in the app of [tool.killick]. Without it, --id names the run to
+    continue. The command waits for timers. Where the run waits for a person, it asks you; without a terminal it exits
+    with code 3.
 
     \b
       killick run app.py:review --input '{"id": 17}'
@@ -128,7 +127,7 @@ class Going(NamedTuple):
     run: str | None
 
     def again(self, shell: Shell) -> str:
-        """The command that goes on with it."""
+        """The command that continues the run."""
         if self.target is None or shell.app:
             return shell.goes_on(str(self.run), self.agent.name)
         return shell.typed("run", self.target, "--id", str(self.run))
@@ -169,7 +168,7 @@ def _outcome(shell: Shell, going: Going, *, quiet: bool) -> Any:
 
 
 def _drive(shell: Shell, going: Going, *, quiet: bool) -> Any:
-    """Drive a run to its result, asking whoever sits here what it asks."""
+    """Run to the result, and ask the person at the terminal the run's questions."""
     client, run = shell.client, str(going.run)
 
     async def go() -> Any:
@@ -187,7 +186,7 @@ def _drive(shell: Shell, going: Going, *, quiet: bool) -> Any:
 
 
 def _stopped(shell: Shell, going: Going, stopped: RunWaiting | RunFailed) -> Exit:
-    """Say where a run stands that has no result, and what to do about it."""
+    """Print the status of a run that has no result, and the next move."""
     run = stopped.run
     if isinstance(stopped, RunFailed):
         failure = stopped.failure
@@ -210,7 +209,7 @@ def _stopped(shell: Shell, going: Going, stopped: RunWaiting | RunFailed) -> Exi
         raise CommandFailed(str(stopped), Exit.WAITING)
     if not stopped.waits:
         raise CommandFailed(
-            f"{run}: waits for somebody to look at it; `{shell.typed('resume', run)}` lets it go on", Exit.WAITING
+            f"{run}: waits for a person to look at it; `{shell.typed('resume', run)}` continues it", Exit.WAITING
         )
     if not shell.json:
         for wait in stopped.waits:
@@ -249,7 +248,7 @@ def _hushed() -> Generator[None, None, None]:
 def start_command(
     shell: Shell, agent: str | None, text: str | None, run: str | None, priority: int | None, tags: tuple[str, ...]
 ) -> None:
-    """Create a run for somebody else to advance, and print its id. The same id again is the same run.
+    """Create a run for a worker to execute, and print its id. The same id again is the same run.
 
     \b
       killick start app.py:review --input @claim.json --id claim_20 --priority 5
@@ -274,7 +273,7 @@ def start_command(
 
 
 def fitting(agent: AnyAgent, text: str | None) -> Any:
-    """The input that somebody wrote, as what the agent takes; or one line that says what it takes."""
+    """The given input as the type that the agent takes; an error names that type."""
     takes = f"{agent.name} takes {_shape(agent.input_type)}"
     if text is None:
         if agent.takes_input and _refused(agent, None) is not None:

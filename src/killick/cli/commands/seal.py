@@ -35,15 +35,15 @@ _file: Final = click.Path(dir_okay=False, path_type=Path)
 
 @command("seal")
 @click.option("--key", type=_file, envvar=KEY, help=f"The private key to sign with, in PEM.  [env: {KEY}]")
-@click.option("--new-key", type=_file, help="Make a key here, and seal with it; FILE.pub is for whoever verifies.")
-@click.option("--out", type=_file, help="Write the checkpoint here, and not to stdout.")
+@click.option("--new-key", type=_file, help="Create a key here, and seal with it; FILE.pub is the verifier's key.")
+@click.option("--out", type=_file, help="Write the checkpoint to this file instead of stdout.")
 def seal_command(shell: Shell, key: Path | None, new_key: Path | None, out: Path | None) -> Exit:
-    """Seal what changed since the last seal.
+    """Seal the events since the last seal.
 
-    A seal says what every run was, in one tree of hashes whose root is signed. That signed root is the checkpoint: keep
-    it where nobody can change it together with the store. Whoever has it and the public key can tell that an event was
-    changed, a run removed, or the whole store rolled back, with `killick verify --checkpoint FILE --key PUB`. The
-    private key is nowhere in the store.
+    A seal covers every run, in one Merkle tree whose root is signed. The signed root is the checkpoint: keep it where
+    no process can change it together with the store. With it and the public key, `killick verify --checkpoint FILE
+    --key PUB` detects a changed event, a removed run, or a store that was rolled back. The private key is never in the
+    store.
 
     \b
       killick store seal --new-key seal.pem --out monday.seal
@@ -83,7 +83,7 @@ def _key(shell: Shell, key: Path | None, new: Path | None) -> bytes:
             ) from None
         except OSError as error:
             raise CommandFailed(f"{path}: cannot be written ({error.strerror}); name another file") from None
-    shell.note(f"made a new key: {new}, for nobody but who seals; {pub} is for whoever verifies")
+    shell.note(f"made a new key: {new}, keep it private; {pub} is the verifier's key")
     return private
 
 
@@ -120,9 +120,13 @@ def _print_sealed(shell: Shell, done: Sealed, out: Path | None) -> None:
         say(shell, "✓", f"nothing changed since seal {done.number:,}, signed with key {done.key}")
     if out is None:
         shell.out.print(done.file.partition("\n{")[0], markup=False, soft_wrap=True)
-        say(shell, "", "Keep this where nobody can change it together with the store; --out FILE writes it, and more.")
+        say(
+            shell,
+            "",
+            "Keep this where no process can change it together with the store; --out FILE writes it, and more.",
+        )
     else:
-        say(shell, "", "  ", (str(out), "bold"), "  keep it where nobody can change it together with the store")
+        say(shell, "", "  ", (str(out), "bold"), "  keep it where no process can change it together with the store")
 
 
 # prove --------------------------------------------------------------------------------------------
@@ -131,13 +135,13 @@ def _print_sealed(shell: Shell, done: Sealed, out: Path | None) -> None:
 @command("prove")
 @run_argument
 @click.argument("seq")
-@click.option("--values", is_flag=True, help="Show the event's values too, and not only their hash.")
-@click.option("--since", type=_file, help="A checkpoint that the reader keeps: shows that the seals grew out of it.")
-@click.option("--out", type=_file, help="Write the proof here, and not to stdout.")
+@click.option("--values", is_flag=True, help="Include the event's values, not only their hash.")
+@click.option("--since", type=_file, help="A checkpoint of the verifier: the proof shows that the seals extend it.")
+@click.option("--out", type=_file, help="Write the proof to this file instead of stdout.")
 def prove_command(shell: Shell, run: str, seq: str, values: bool, since: Path | None, out: Path | None) -> None:
-    """Prove one event to somebody who has no store.
+    """Write a proof of one event, for a verifier without the store.
 
-    The proof is one small file that shows that event alone; `killick verify --proof FILE --key PUB` verifies it
+    The proof is one small file that reveals that event alone; `killick verify --proof FILE --key PUB` verifies it
     anywhere. The event has to be sealed. `killick show RUN --log` lists events and their numbers.
     """
     run = shell.run(run)
@@ -164,7 +168,7 @@ def prove_command(shell: Shell, run: str, seq: str, values: bool, since: Path | 
 def verify_file(shell: Shell, path: Path, key: Path | None, kept: Path | None) -> Exit:
     """Verify a proof, for which no store is needed."""
     if key is None:
-        raise CommandFailed("--proof: needs --key PUB, the public key of whoever sealed the store")
+        raise CommandFailed("--proof: needs --key PUB, the public key of the seals")
     public, known = found_in(key), None if kept is None else found_in(kept)
     broken, proved = None, None
     try:

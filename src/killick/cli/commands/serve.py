@@ -31,26 +31,26 @@ EXTRA: Final = ("jinja2", "starlette", "uvicorn")
 @command("serve", app=True)
 @click.argument("target", metavar="[APP]", required=False)
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True,
-              help="The address to serve on. One that others can reach takes tokens.")  # fmt: skip
+              help="The address to serve on. Any but loopback needs tokens.")  # fmt: skip
 @click.option("--port", metavar="N", type=click.IntRange(0, 65_535), default=8300, show_default=True,
               help="The port; 0 takes a free one.")  # fmt: skip
-@click.option("--worker/--no-worker", default=False, help="Also serve the runs that are due.  [default: no]")
+@click.option("--worker/--no-worker", default=False, help="Also execute due runs.  [default: no]")
 @click.option("--redact", metavar="FIELD", multiple=True,
-              help="Show the values of this field to nobody, nor where else they stand. May be repeated.")  # fmt: skip
+              help="Redact the values of this field, wherever they occur. May be repeated.")  # fmt: skip
 @click.option("--webhook", "webhooks", metavar="NAME=ENV", multiple=True,
-              help="Take webhooks as events of this name; the variable has their secret. May be repeated.")  # fmt: skip
+              help="Accept webhooks as events of this name; the variable has the secret. May be repeated.")  # fmt: skip
 @click.option("--host-name", "host_names", metavar="NAME", multiple=True,
-              help="A further name of this machine, for a server without tokens. May be repeated.")  # fmt: skip
-@click.option("--open", "opens", is_flag=True, help="Open it in a browser.")
+              help="Another host name of this machine, for a server without tokens. May be repeated.")  # fmt: skip
+@click.option("--open", "opens", is_flag=True, help="Open the dashboard in a browser.")
 def serve_command(
     shell: Shell, target: str | None, host: str, port: int, worker: bool, redact: tuple[str, ...],
     webhooks: tuple[str, ...], host_names: tuple[str, ...], opens: bool,
 ) -> Exit:  # fmt: skip
-    """Serve the dashboard and the HTTP API, until it is told to stop.
+    """Serve the dashboard and the HTTP API, until SIGTERM or Ctrl-C.
 
     APP is the file or module that declares the agents, so that they can be started; without it, the app of
-    [tool.killick]. Until the store has a token, its owner signs in by a one-time link that is printed; any address
-    but this machine's own is refused without a token.
+    [tool.killick]. Until the store has a token, its owner signs in by a one-time link that is printed, and
+    the server binds to loopback only.
 
     \b
       killick serve app.py --worker

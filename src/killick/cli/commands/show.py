@@ -55,20 +55,18 @@ _HIDDEN: Final = frozenset({"kind", "at", "data", "digest", "identity"})
 @command("show")
 @run_argument
 @click.argument("path", required=False)
-@click.option("--why", "number", metavar="[STEP]", is_flag=False, flag_value="", help="Explain a step, or where it is.")
-@click.option("--at", metavar="PLACE", help="As it was then: 6:before, 6:after, @17.")
+@click.option("--why", "number", metavar="[STEP]", is_flag=False, flag_value="", help="Explain a step, or the run.")
+@click.option("--at", metavar="PLACE", help="Show the run at this place: 6:before, 6:after, @17.")
 @click.option("--state", is_flag=True, help="The whole state, as JSON.")
 @click.option("--log", is_flag=True, help="Every event.")
 @click.option("--history", is_flag=True, help="The places that --at, diff, fork and rewind can name.")
 @click.option("--graph", is_flag=True, help="An outline of it with its forks, children and rewinds.")
 @click.option("--svg", metavar="FILE", help="A drawing of the same into a file; - is the standard output.")
-@click.option("--window", is_flag=True, help="What its models were sent: what fills it, what is wasted, what left.")
-@click.option(
-    "--files", is_flag=True, help="The files of its workspace; with PATH those of a folder, or what one holds."
-)
-@click.option("--follow", "-f", is_flag=True, help="Print what happens as it is committed, until the run has ended.")
-@click.option("--full", is_flag=True, help="Values whole, and what is usually left out.")
-@click.option("--all", "everything", is_flag=True, help="Every step of a long run; with --history what was left, too.")
+@click.option("--window", is_flag=True, help="The context window: its contents, its waste, its evictions.")
+@click.option("--files", is_flag=True, help="The files of its workspace; with PATH, a folder or one file's content.")
+@click.option("--follow", "-f", is_flag=True, help="Print events as they are committed, until the run ends.")
+@click.option("--full", is_flag=True, help="Show whole values, and every entry.")
+@click.option("--all", "everything", is_flag=True, help="Every step of a long run; with --history also rewound ones.")
 def show_command(
     shell: Shell,
     run: str,
@@ -86,7 +84,7 @@ def show_command(
     full: bool,
     everything: bool,
 ) -> Exit | None:
-    """One run: where it is, what it waits for and what to type next; then what happened and why.
+    """Show one run: its position, what it waits for and the next command; then what happened and why.
 
     \b
       killick show claim_17
@@ -241,7 +239,7 @@ def _until(at_us: int, now_us: int) -> str:
 
 
 def _child(shell: Shell, run: str) -> Text:
-    """How a child stands, and what it waits for itself."""
+    """The status of a child run, and what it waits for."""
     if shell.client.store.head(run) is None:
         return Text()
     child = shell.client.info(run)
@@ -250,7 +248,7 @@ def _child(shell: Shell, run: str) -> Text:
 
 
 def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
-    """The very commands to type: one whole, and what else could stand in its place."""
+    """The commands to type: the first one whole, then its alternatives."""
     if status == "broken":
         verify, repair = shell.typed("verify", tl.run), shell.typed("store", "repair", tl.run)
         return [Text.assemble((verify, "bold green"), ("  says where; then  ", "dim"), (repair, "bold green"))]
@@ -263,7 +261,7 @@ def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
     is_due = index is not None and index.wake_at_us is not None and index.wake_at_us <= now_us
     if is_due and not _is_only_voted(shell, tl, now_us):
         # Its time has come, or something came for it that it has not taken yet.
-        due = "" if status == "queued" else "  it is due, and goes on when somebody runs it"
+        due = "" if status == "queued" else "  it is due, and continues when a worker takes it"
         return [Text.assemble((shell.goes_on(tl.run, tl.agent), "bold green"), (due, "dim"))]
     if status == "running":
         return [Text(shell.typed("show", tl.run, "--follow"), style="bold green")]
@@ -287,7 +285,7 @@ def _is_only_voted(shell: Shell, tl: Timeline, now_us: int) -> bool:
 
 
 def _waits_below(client: Client, run: str) -> Iterator[views.Wait]:
-    """What somebody can do something about, also where it is a child that waits."""
+    """The waits that a person can end, including those of child runs."""
     for wait in client.info(run).waits:
         is_there = wait.waits_for == "child" and client.store.head(wait.name) is not None
         below = list(_waits_below(client, wait.name)) if is_there else []
@@ -318,14 +316,14 @@ def _foot(shell: Shell, page: Page) -> Iterator[Text]:
 
 
 def standing(client: Client, run: str, status: str) -> str:
-    """How a run stands: by its record, unless its record does not hold or nobody is at it."""
+    """The status of a run: broken, abandoned, or the one on record."""
     if client.store.quarantined(run) is not None:
         return "broken"
     return "abandoned" if is_abandoned(client, run, status) else status
 
 
 def is_abandoned(client: Client, run: str, status: str) -> bool:
-    """Whether a run is marked as running while nobody is at it any more."""
+    """Whether a run is marked as running and no process has it leased."""
     if status != "running":
         return False
     return not is_held(client.store, client.log.head(run))

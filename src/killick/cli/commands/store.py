@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.text import Text
 
 from killick.audit.seal import SEALS
-from killick.cli.context import Shell, command, current_user, run_argument
+from killick.cli.context import Shell, command, current_user, dry_run_option, run_argument, yes_option
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.engine.commands import leased
 from killick.errors import LogError
@@ -25,13 +25,10 @@ from killick.store.protocol import ENDED, Head, Store
 LISTED_MAX: Final = 20
 """Runs and places of one sort that are listed; of the rest only the number."""
 
-yes_option: Final = click.option("--yes", is_flag=True, help="Do it without asking.")
-dry_run_option: Final = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
-
 
 @contextmanager
 def progress(shell: Shell) -> Generator[Callable[[str, int, int], None]]:
-    """Bars on stderr where somebody sees them; a function that says what is being done, how much of it, and of what."""
+    """Progress bars on stderr, on a terminal. Yields a function that takes the phase, the count and the total."""
     if not shell.err.is_terminal:
         yield lambda what, done, total: None
         return
@@ -77,7 +74,7 @@ def heads(store: Store) -> Iterator[Head]:
 @click.group("store", invoke_without_command=True, context_settings={"max_content_width": 100})
 @click.pass_context
 def store_command(context: click.Context) -> None:
-    """Look after the store."""
+    """Maintain the store."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
@@ -88,10 +85,10 @@ def store_command(context: click.Context) -> None:
 @dry_run_option
 @yes_option
 def repair_command(shell: Shell, run: str, reason: str, dry_run: bool, yes: bool) -> None:
-    """Set aside what does not hold of a run.
+    """Repair a run whose log fails verification.
 
-    The run then waits for a person. Nothing is deleted: what is set aside stays in the store, and every effect in it
-    is in doubt from then on.
+    Sets the failing part of its log aside, without deleting it. Every effect in that part is in doubt from then on. The
+    run then waits for a person.
     """
     run = shell.run(run)
     kd = shell.client
@@ -132,7 +129,7 @@ def agreed(shell: Shell, question: str, *, yes: bool) -> None:
 
 @command("erase")
 @run_argument
-@click.option("--step", metavar="N", help="Everything that a step was given, returned and said.")
+@click.option("--step", metavar="N", help="The arguments, results and texts of a step.")
 @click.option("--seq", metavar="N", type=int, help="The values of one event.")
 @click.option("--reason", metavar="WHY", required=True, help="Why, for the record.")
 @dry_run_option
@@ -140,10 +137,10 @@ def agreed(shell: Shell, question: str, *, yes: bool) -> None:
 def erase_command(
     shell: Shell, run: str, step: str | None, seq: int | None, reason: str, dry_run: bool, yes: bool
 ) -> None:
-    """Take values out of the store for good.
+    """Erase values from the store for good.
 
-    For personal data, or a secret that leaked. Their hashes and your reason stay, so that the record still proves
-    itself and says that they were erased. A value that is used in several places goes from all of them.
+    For personal data, or a secret that leaked. Their hashes and your reason stay, so that the record can still be
+    verified and shows the erasure. A value that occurs in several places is erased in all of them.
     """
     run = shell.run(run)
     kd = shell.client
@@ -185,7 +182,7 @@ _BETWEEN: Final = (
     e.FactDrawn, e.NoteMade, e.PlanMade, e.PlanReached, e.ContextChanged, e.MessageTaken, e.PageEvicted, e.PageFaulted,
     e.PagePinned,
 )  # fmt: skip
-"""Events that name the step they stand before, and are not of it."""
+"""Events that name the step after them, and do not belong to it."""
 
 
 def _seqs(log: Log, run: str, step: str | None, seq: int | None) -> list[int]:

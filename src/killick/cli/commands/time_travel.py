@@ -12,7 +12,19 @@ from rich.text import Text
 from killick.cli import style as paint
 from killick.cli.commands.inbox import print_wait
 from killick.cli.commands.run import Progress, fitting
-from killick.cli.context import Shell, Unparsed, command, completing, current_user, parsed, run_argument, text_of
+from killick.cli.context import (
+    Shell,
+    Unparsed,
+    because_option,
+    by_option,
+    command,
+    completing,
+    dry_run_option,
+    parsed,
+    run_argument,
+    text_of,
+    yes_option,
+)
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.selection import complete_place, named_run
 from killick.definitions.agents import AGENTS, AnyAgent
@@ -33,11 +45,6 @@ LABEL: Final = 12
 
 NAMED_MAX: Final = 12
 """How many things of a kind are named before the rest is counted."""
-
-_because: Final = click.option("--because", metavar="TEXT", help="Why, for the record.")
-_by: Final = click.option("--by", metavar="WHO", help="Who does it, for the record.  [default: you]")
-_yes: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask first.")
-_dry: Final = click.option("--dry-run", is_flag=True, help="Only say what it would mean.")
 
 
 @completing
@@ -91,23 +98,23 @@ def _pairs(option: str, texts: Iterable[str]) -> dict[str, Any]:
 @command("fork", app=True)
 @run_argument
 @click.option(
-    "--at", metavar="PLACE", help="Where it leaves: 5:after, 5:before, @17, start.  [default: after --output, or now]",
+    "--at", metavar="PLACE", help="The place: 5:after, 5:before, @17, start.  [default: after --output, or now]",
     shell_complete=complete_place,
 )  # fmt: skip
-@click.option("--id", "name", metavar="ID", help="The fork's own id.  [default: RUN-fork]")
-@click.option("--output", metavar="STEP=VALUE", multiple=True, help="What a step returned instead. May be repeated.")
+@click.option("--id", "name", metavar="ID", help="The id of the fork.  [default: RUN-fork]")
+@click.option("--output", metavar="STEP=VALUE", multiple=True, help="Another result for a step. May be repeated.")
 @click.option("--set", "changes", metavar="NAME=VALUE", multiple=True, help="Change an entry of its context.")
-@click.option("--unset", metavar="NAME", multiple=True, help="Take an entry out of its context.")
+@click.option("--unset", metavar="NAME", multiple=True, help="Remove an entry of its context.")
 @click.option("--input", "-i", "given", metavar="VALUE", help="Another input: JSON, text, @FILE, or - (stdin).")
-@click.option("--model", metavar="NAME", help="The model to ask from there on.")
+@click.option("--model", metavar="NAME", help="The model to call from there on.")
 @click.option(
     "--effects", type=click.Choice(get_args(e.ForkEffects)), default="recorded", show_default=True,
-    help="What becomes of new effects: ask a person first, execute them, or fail their step.",
+    help="New effects: ask a person first, execute them, or fail their step.",
 )  # fmt: skip
-@click.option("--workspace", metavar="DIR", help="Where its files are to be.  [default: beside its parent's folder]")
-@_because
-@_by
-@click.option("--run", "go", is_flag=True, help="Run it here, and say where the two diverge.")
+@click.option("--workspace", metavar="DIR", help="The folder of its files.  [default: next to its parent's folder]")
+@because_option
+@by_option
+@click.option("--run", "go", is_flag=True, help="Run the fork here, and show where the two diverge.")
 def fork_command(
     shell: Shell,
     run: str,
@@ -148,7 +155,7 @@ def fork_command(
     try:
         made = shell.client.fork(
             run, at, id=name, output=outputs or None, set=given_set or None, unset=unset, model=model, effects=effects,
-            by=by or current_user(), because=because, **conditions,
+            by=by, because=because, **conditions,
         )  # fmt: skip
     except TimeRefused as refused:
         raise CommandFailed(str(refused).replace("with workspace=", "with --workspace DIR")) from refused
@@ -162,7 +169,7 @@ def fork_command(
         _print_parting(shell, run, made.id)
     diff = shell.typed("diff", run, made.id)
     is_over = shell.client.info(made.id).status in ENDED
-    _report(shell, "next", [diff] if is_over else [_next(shell, made.id), diff], COMMAND)
+    _report(shell, "next", [diff] if is_over else [shell.continues(made.id), diff], COMMAND)
     for wait in shell.client.info(made.id).waits if go else ():
         shell.out.print()
         print_wait(shell, wait)
@@ -206,16 +213,12 @@ def _fork_document(shell: Shell, run: str, fork: str, place: boundaries.RunMomen
         "run": fork, "parent": run, "at": place.label, "cut": forked.cut, "keep": forked.keep,
         "generation": forked.generation, "effects": forked.effects, "conditions": conditions,
         "workspace": forked.workspace, "status": shell.client.info(fork).status, "parts": parting(log, run, fork).why(),
-        "next": _next(shell, fork),
+        "next": shell.continues(fork),
     }  # fmt: skip
 
 
 def _at(place: boundaries.RunMoment) -> str:
     return place.label if place.label == f"@{place.seq}" else f"{place.label} @{place.seq}"
-
-
-def _next(shell: Shell, run: str) -> str:
-    return shell.goes_on(run, shell.client.state(run).agent)
 
 
 def _driven(shell: Shell, run: str) -> Exit | None:
@@ -262,13 +265,13 @@ def _print_parting(shell: Shell, run: str, fork: str) -> None:
 @command("rewind")
 @run_argument
 @click.option(
-    "--to", metavar="PLACE", required=True, help="Where to: 4:before, 4:after, 4~1:before, @17, start.",
+    "--to", metavar="PLACE", required=True, help="The place: 4:before, 4:after, 4~1:before, @17, start.",
     shell_complete=complete_place,
 )  # fmt: skip
-@_because
-@_by
-@_yes
-@_dry
+@because_option
+@by_option
+@yes_option
+@dry_run_option
 def rewind_command(
     shell: Shell, run: str, to: str, because: str | None, by: str | None, yes: bool, dry_run: bool
 ) -> None:
@@ -290,14 +293,14 @@ def rewind_command(
         happened = any(effect.status in STANDING for effect in found.effects)
         if happened and not shell.confirm(f"rewind {run} to {found.to}?", yes=yes):
             raise CommandFailed("nothing done", Exit.BAD)
-        done = shell.client.rewind(run, to, by=by or current_user(), because=because)
+        done = shell.client.rewind(run, to, by=by, because=because)
     if shell.json:
         shell.emit({**_fields(found), "done": done})
     elif done is None:
         shell.note("nothing done; without --dry-run, rewind does this")
     else:
         shell.out.print(Text().append(run, style="bold cyan").append(f"  {done}", style="green"), soft_wrap=True)
-        _report(shell, "next", [_next(shell, run)], COMMAND)
+        _report(shell, "next", [shell.continues(run)], COMMAND)
 
 
 def _print_leaving(shell: Shell, found: Leaving) -> None:
@@ -322,12 +325,12 @@ def _print_parts(shell: Shell, parts: present.Report) -> None:
 )  # fmt: skip
 @click.option(
     "--settled", type=click.Choice(("happened", "not")),
-    help="How undoing it ended, where Killick does not know: it happened, or it did not.",
+    help="The outcome of an undo that is in doubt: it happened, or it did not.",
 )  # fmt: skip
-@_because
-@_by
-@_yes
-@_dry
+@because_option
+@by_option
+@yes_option
+@dry_run_option
 def undo_command(
     shell: Shell,
     run: str,
@@ -341,7 +344,7 @@ def undo_command(
     """Undo the effect of one step, by the compensation that its tool declares. The run itself continues.
 
     Shows first which later steps used its result: by the ledger, and by new values that turn up again. The same call
-    again is executed. Say --settled happened where you undid it by hand.
+    again is executed. Give --settled happened where you undid it by hand.
     """
     shell.run(run)
     shell.load_app()
@@ -355,7 +358,7 @@ def undo_command(
         if not shell.confirm(f"undo step {step} of {run}?", yes=yes):
             raise CommandFailed("nothing done", Exit.BAD)
         try:
-            done = shell.client.undo(run, step, by=by or current_user(), because=because, settled=settled)
+            done = shell.client.undo(run, step, by=by, because=because, settled=settled)
         except TimeRefused as refused:
             line = str(refused).replace("settled='happened' or 'not'", "--settled happened, or --settled not")
             raise CommandFailed(line.replace("settled='happened'", "--settled happened"), Exit.BAD) from refused

@@ -10,7 +10,7 @@ import click
 from rich.text import Text
 
 from killick.cli import style
-from killick.cli.context import Shell, command, completing, current_user
+from killick.cli.context import Shell, because_option, by_option, command, completing
 from killick.cli.exit_codes import CommandFailed
 from killick.errors import AccessRefused, DurationRefused
 from killick.model.events import Scope
@@ -46,20 +46,17 @@ def _complete_token(shell: Shell, context: click.Context) -> Iterable[tuple[str,
     return [(each.id, f"{each.name} {each.scope}") for each in tokens.tokens(shell.client.engine) if each.holds(now)]
 
 
-_by: Final = click.option("--by", metavar="WHO", help="Who does it, for the record.  [default: you]")
-
-
 @command("create")
 @click.argument("name")
 @click.option("--scope", type=click.Choice(get_args(Scope)), default="viewer", show_default=True,
-              help="A viewer looks; an operator also acts on runs; an admin also makes tokens.")  # fmt: skip
-@click.option("--expires", metavar="SPAN", help="How long it holds, such as 30d.  [default: until it is revoked]")
-@_by
+              help="A viewer reads; an operator also acts on runs; an admin also manages tokens.")  # fmt: skip
+@click.option("--expires", metavar="SPAN", help="Its lifetime, such as 30d.  [default: until it is revoked]")
+@by_option
 def _create(shell: Shell, name: str, scope: Scope, expires: str | None, by: str | None) -> None:
-    """Make a token for NAME, and print it: it is kept nowhere and cannot be shown again.
+    """Create a token for NAME, and print it. It is not stored, and cannot be shown again.
 
-    NAME goes on the record with everything that is done with it. A server that ran without tokens asks for them from
-    the first one on.
+    The record has NAME with every action of the token. A server that ran without tokens requires them from the first
+    one on.
 
     \b
     killick token create ann --scope operator
@@ -67,7 +64,7 @@ def _create(shell: Shell, name: str, scope: Scope, expires: str | None, by: str 
     """
     try:
         holds = None if expires is None else seconds(expires)
-        made, text = tokens.issue(shell.creating().engine, name, scope, expires_seconds=holds, by=by or current_user())
+        made, text = tokens.issue(shell.creating().engine, name, scope, expires_seconds=holds, by=by)
     except (AccessRefused, DurationRefused) as error:
         raise CommandFailed(str(error)) from None
     if shell.json:
@@ -80,7 +77,7 @@ def _create(shell: Shell, name: str, scope: Scope, expires: str | None, by: str 
 
 @command("list")
 def _list(shell: Shell) -> None:
-    """Every token: whose it is, what it allows, and whether it still opens anything.
+    """List the tokens: owner, scope, and whether each is valid.
 
     \b
     killick token list --json
@@ -111,16 +108,16 @@ def _standing(token: Token, now_us: int) -> Text:
 
 @command("revoke", json=False)
 @click.argument("token", shell_complete=_complete_token)
-@click.option("--because", metavar="TEXT", help="Why, for the record.")
-@_by
+@because_option
+@by_option
 def _revoke(shell: Shell, token: str, because: str | None, by: str | None) -> None:
-    """Let a token, by its id or its name, open nothing from the next request on; its sessions end.
+    """Revoke a token, by its id or its name: the next request is refused, and its sessions end.
 
     \b
     killick token revoke ann --because "left the company"
     """
     try:
-        gone = tokens.revoke(shell.client.engine, token, by=by or current_user(), because=because)
+        gone = tokens.revoke(shell.client.engine, token, by=by, because=because)
     except AccessRefused as error:
         raise CommandFailed(str(error)) from None
     shell.out.print(Text(f"{gone.id}  ", style="bold cyan").append(f"{gone.name}  ").append("revoked", style="green"))

@@ -10,7 +10,7 @@ import click
 from rich.text import Text
 
 from killick.cli import style
-from killick.cli.context import Shell, command, completing, current_user, value_of
+from killick.cli.context import Shell, because_option, by_option, command, completing, limit_option, value_of
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.definitions.triggers import LOG, TriggerInfo
 from killick.history.phrasing import counted
@@ -46,8 +46,6 @@ def _complete_name(shell: Shell, context: click.Context) -> Iterable[tuple[str, 
 
 
 _name: Final = click.argument("name", shell_complete=_complete_name)
-_because: Final = click.option("--because", metavar="TEXT", help="Why, for the record.")
-_by: Final = click.option("--by", metavar="WHO", help="Who does it, for the record.  [default: you]")
 
 
 def _found(shell: Shell, name: str) -> TriggerInfo:
@@ -74,7 +72,7 @@ def _on_record(shell: Shell, name: str) -> str:
 
 @command("list", app=True)
 def _list(shell: Shell) -> None:
-    """Every trigger: what sets it off, when next, and its last run.
+    """List the triggers: what fires each, when next, and its last run.
 
     \b
     killick trigger list --json
@@ -131,9 +129,9 @@ def _upcoming(at_us: int, now_us: int) -> str:
 
 @command("history", app=True)
 @_name
-@click.option("--limit", metavar="N", type=click.IntRange(1), default=20, show_default=True, help="At most so many.")
+@limit_option(20)
 def _history(shell: Shell, name: str, limit: int) -> None:
-    """What a trigger did, the latest last: what it fired, what it passed and why.
+    """Show the actions of a trigger, the latest last: what it fired, what it skipped and why.
 
     \b
     killick trigger history report --limit 50
@@ -178,8 +176,8 @@ def _about(each: triggers.Did, event: e.Event) -> str:
 
 @command("pause", json=False, app=True)
 @_name
-@_because
-@_by
+@because_option
+@by_option
 def _pause(shell: Shell, name: str, because: str | None, by: str | None) -> None:
     """Pause a trigger: it starts nothing until it is resumed. Its times are missed meanwhile; events wait.
 
@@ -187,28 +185,28 @@ def _pause(shell: Shell, name: str, because: str | None, by: str | None) -> None
     killick trigger pause report --because "the numbers are wrong"
     """
     run = _on_record(shell, name)
-    shell.client.pause(run, by=by or current_user(), because=because)
+    shell.client.pause(run, by=by, because=because)
     _say(shell, name, "paused")
 
 
 @command("resume", json=False, app=True)
 @_name
-@_because
-@_by
+@because_option
+@by_option
 def _resume(shell: Shell, name: str, because: str | None, by: str | None) -> None:
-    """Resume a paused trigger; its policy decides what becomes of what it missed.
+    """Resume a paused trigger; its policy decides what it does about missed times.
 
     \b
     killick trigger resume report
     """
     run = _on_record(shell, name)
-    _say(shell, name, shell.client.resume(run, by=by or current_user(), because=because))
+    _say(shell, name, shell.client.resume(run, by=by, because=because))
 
 
 @command("fire", app=True)
 @_name
 @click.option("--input", "given", metavar="VALUE", help="The input of the run, instead of the one it declares.")
-@_by
+@by_option
 def _fire(shell: Shell, name: str, given: str | None, by: str | None) -> None:
     """Fire a trigger now. Where its app is not known here, a worker starts the run.
 
@@ -218,7 +216,7 @@ def _fire(shell: Shell, name: str, given: str | None, by: str | None) -> None:
     """
     found = _found(shell, name)
     options = {} if given is None else {"input": value_of(given)}
-    run = shell.client.fire(found.name, by=by or current_user(), **options)
+    run = shell.client.fire(found.name, by=by, **options)
     started = shell.client.store.head(run) is not None
     if shell.json:
         shell.emit({"trigger": found.name, "run": run, "started": started})
@@ -229,8 +227,8 @@ def _fire(shell: Shell, name: str, given: str | None, by: str | None) -> None:
 @command("publish", app=True)
 @click.argument("event")
 @click.argument("body", required=False)
-@click.option("--id", metavar="ID", help="Makes it count once, however often it is published.")
-@_by
+@click.option("--id", metavar="ID", help="The idempotency key: the same id again counts once.")
+@by_option
 def _publish(shell: Shell, event: str, body: str | None, id: str | None, by: str | None) -> Exit | None:  # noqa: A002
     """Publish an event: every trigger that listens to it fires. BODY is a value.
 
@@ -238,7 +236,7 @@ def _publish(shell: Shell, event: str, body: str | None, id: str | None, by: str
     killick trigger publish order.created '{"number": 17}' --id order-17
     """
     shell.load_app()
-    heard = shell.client.publish(event, value_of(body), id=id, by=by or current_user())
+    heard = shell.client.publish(event, value_of(body), id=id, by=by)
     if shell.json:
         shell.emit({"event": event, "heard": heard})
     elif heard:

@@ -46,14 +46,14 @@ for _part in (doctor_command, repair_command, prune_command, erase_command, seal
 
 @command("verify")
 @click.argument("run", required=False, shell_complete=complete_run)
-@click.option("--checkpoint", type=_file, help="Hold it against a checkpoint that was kept outside; needs --key.")
+@click.option("--checkpoint", type=_file, help="Compare with a checkpoint that was kept elsewhere; needs --key.")
 @click.option("--key", type=_file, help="The public key that the seals are signed with, in PEM.")
 @click.option("--proof", type=_file, help="Verify a proof of one event instead; needs --key, and no store.")
-@click.option("--files", is_flag=True, help="Prove also that every snapshot of files on record is whole in its vault.")
+@click.option("--files", is_flag=True, help="Also verify that the vault has every file of the recorded snapshots.")
 def verify_command(
     shell: Shell, run: str | None, checkpoint: Path | None, key: Path | None, proof: Path | None, files: bool
 ) -> Exit:
-    """Re-read the record and prove it: of one run, of the whole store, or of a file.
+    """Verify the record of one run, of the whole store, or of a file.
 
     Recomputes the chain of hashes, compares every copy and folds every event again. Rebuilds derived data that is
     wrong. Quarantines a run whose log fails verification; other runs are not affected. Exits with 1 when something
@@ -65,7 +65,7 @@ def verify_command(
     if proof is not None:
         return verify_file(shell, proof, key, checkpoint)
     if checkpoint is not None and key is None:
-        raise CommandFailed("--checkpoint: needs --key PUB, the public key of whoever sealed the store")
+        raise CommandFailed("--checkpoint: needs --key PUB, the public key of the seals")
     if run is not None and Path(run).is_file():
         is_run = not bundle.is_archive(run) and shell.exists and shell.client.store.head(run) is not None
         if not is_run:
@@ -146,7 +146,7 @@ def _verify_file(shell: Shell, path: str) -> Exit:
 
 
 def _first_breaks(report: Report) -> list[Problem]:
-    """For each run that does not hold its first break, and whatever else is wrong with the store itself."""
+    """The first problem of each run that fails verification, and the problems of the store itself."""
     names = dict.fromkeys(problem.run for problem in report.problems if problem.run and not problem.healed)
     firsts = [report.first(name) for name in names]
     loose = [problem for problem in report.problems if problem.run is None and not problem.healed]

@@ -35,24 +35,24 @@ logger: Final = get_logger("killick")
 @command("worker", app=True)
 @click.argument("target", metavar="[APP]", required=False)
 @click.option("--concurrency", "-c", metavar="N", type=click.IntRange(min=1), default=10, show_default=True,
-              help="How many runs at once.")  # fmt: skip
+              help="The maximum number of runs at once.")  # fmt: skip
 @click.option("--agent", "agents", metavar="NAME", multiple=True, help="Only runs of this agent. May be repeated.")
-@click.option("--per-agent", metavar="NAME=N", multiple=True, help="At most so many of one agent. May be repeated.")
+@click.option("--per-agent", metavar="NAME=N", multiple=True, help="The maximum of runs of one agent. May be repeated.")
 @click.option("--lease", metavar="SPAN", default="30s", show_default=True,
-              help="How long a run stays with a worker that froze before another takes it.")  # fmt: skip
+              help="The lease: how long before another worker takes the run of a frozen one.")  # fmt: skip
 @click.option("--slice", "least", metavar="SPAN", default="1s", show_default=True,
-              help="What a run is given at the least before a more urgent one may have its slot.")  # fmt: skip
-@click.option("--metrics", metavar="[HOST:]PORT", help="Show what it does to Prometheus, at /metrics of this port.")
-@click.option("--until-idle", is_flag=True, help="End when nothing is due and nothing runs here.")
+              help="The minimum time of a run before a more urgent one may take its slot.")  # fmt: skip
+@click.option("--metrics", metavar="[HOST:]PORT", help="Serve Prometheus metrics at /metrics of this port.")
+@click.option("--until-idle", is_flag=True, help="Exit when no run is due and none is running here.")
 def worker_command(
     shell: Shell, target: str | None, concurrency: int, agents: tuple[str, ...], per_agent: tuple[str, ...],
     lease: str, least: str, metrics: str | None, until_idle: bool,
 ) -> Exit:  # fmt: skip
-    """Serve runs that are due, fire triggers and call hooks, until it is told to stop.
+    """Execute due runs, fire triggers and call hooks, until SIGTERM or Ctrl-C.
 
     APP is the file or module that declares the agents; without it, the app of [tool.killick]. Start as many workers as
     you like, on one SQLite file or on one PostgreSQL from many machines. SIGTERM (or Ctrl-C) drains: each run
-    finishes its step and is left to the others. A second one stops now.
+    finishes its step, and other workers continue it. A second signal stops at once.
 
     \b
       killick worker app.py
@@ -93,7 +93,7 @@ def _most(text: str) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def _shown(client: Client, metrics: str | None) -> Generator[None]:
-    """The meters, where somebody wants to see them; on this machine only, unless a host is named."""
+    """Serves the metrics, where --metrics asks for them. Binds to loopback, unless a host is named."""
     if metrics is None:
         yield
         return
@@ -149,7 +149,7 @@ class telling(logging.Handler):  # noqa: N801
         self._logger.setLevel(level)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record. Where nobody reads any more, as after `| head`, the work goes on and nothing is printed."""
+        """Print a log record. After a broken pipe, as with `| head`, the worker continues and prints nothing."""
         try:
             self._print(record)
         except BrokenPipeError:

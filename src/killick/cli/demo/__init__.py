@@ -1,8 +1,8 @@
-"""The demo: an agent with nine steps, four tools and a flaky API is killed at step 6, and another process goes on.
+"""The demo: an agent with nine steps, four tools and a flaky API is killed at step 6, and another process continues it.
 
-Owns the folder, the processes and the order of events; `telling` says what they look like. Nothing is acted: the API
-is a server, the agent's process is really killed, and what is shown is read from the record or asked of the server.
-Whatever does not hold ends the demo with exit code 1.
+Owns the folder, the processes and the order of events; `story` says what they look like. Nothing is simulated: the API
+is a server, the agent's process is really killed, and the output is read from the record or the server. A failed check
+ends the demo with exit code 1.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _write(file: Path, data: bytes) -> None:
 
 
 def _keep_changed(file: Path, source: Path) -> None:
-    """What somebody changed in an earlier demo's folder is set aside, not lost."""
+    """Files that a person changed in an earlier demo's folder are moved aside, not lost."""
     if file.is_file() and file.read_bytes() != source.read_bytes():
         file.replace(file.with_suffix(".yours.py"))
 

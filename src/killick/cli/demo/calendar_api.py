@@ -99,13 +99,13 @@ class Calendar(BaseHTTPRequestHandler):
 
 
 def _end_with_stdin() -> None:
-    """Whoever started this process holds its stdin; when they are gone, however they went, so is this."""
+    """The parent process holds this process's stdin; when the parent ends, this process exits."""
     sys.stdin.buffer.read()
     os._exit(0)
 
 
 def main(port: int = PORT, *, bound: bool = False) -> None:
-    """Serve until somebody interrupts; `bound`: or until stdin ends."""
+    """Serve until an interrupt; with `bound`, also until stdin ends."""
     with ThreadingHTTPServer(("127.0.0.1", port), Calendar) as server:
         sys.stdout.write(f"127.0.0.1:{server.server_port}\n")
         sys.stdout.flush()

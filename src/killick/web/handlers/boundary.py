@@ -24,7 +24,7 @@ from killick.model.state import Decision, EffectSeen, Failure, Output, Pending, 
 from killick.web.routes import Call, Nothing, Route, get, raw
 
 SHOWN_MAX: Final = 12
-"""So many items of each part are told, the latest; the whole is at `/runs/{run}/state`."""
+"""The maximum number of items of each part, the latest; the whole is at `/runs/{run}/state`."""
 
 MARKS_MAX: Final = 60
 """So many boundaries of one sort are marked; of more, as many, evenly."""
@@ -103,7 +103,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MomentSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a run at a boundary. `since` is the boundary before, from which `changes` are told."""
+    """The state of a run at a boundary. `since` is the boundary before, and the base of `changes`."""
 
     run: str
     n: int
@@ -139,7 +139,7 @@ def moment_at(call: Call[PlaceAsked, Nothing]) -> MomentSeen:
 
 
 def numbered(log: Log, run: str, now: Fold, text: str) -> Numbered:
-    """The boundary that a text names. A place that is no boundary of the current timeline stands by the nearest."""
+    """The boundary that a text names. A place that is no boundary of the timeline resolves to the nearest one."""
     place = boundaries.at(log, run, text)
     name, _, side = place.label.partition(":")
     if place.seq >= now.facts.seq:
@@ -226,7 +226,7 @@ def _sign(text: str) -> Literal["+", "-", "~"]:
 
 
 def veiled(call: Call[Any, Any], run: str) -> Callable[[State], State]:
-    """A state as whoever asks may see it. What is told of it in words is told after that."""
+    """A state, redacted for the caller. Its texts are made from the redacted values."""
     veil = call.context.veil
     if veil is None or not veil.fields:
         return lambda state: state

@@ -149,7 +149,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Side:
-    """A run as it is now, read where somebody looks."""
+    """A run as it is now, read lazily."""
 
     def __init__(self, call: Call[Any, Any], run: str) -> None:
         self.log, self.run = call.client.log, run

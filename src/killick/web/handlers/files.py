@@ -1,7 +1,7 @@
 """The files of a run: its snapshots, and what changed from one to the next. Changes nothing.
 
-What is in files is not a value of the record, so no rule can find in it what nobody is to see: where anything is
-hidden, files are told by their names alone.
+The contents of files are not values of the record, so redaction rules cannot search them: with redaction, only the
+names of files are shown.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from killick.web.routes import Call, Nothing, Route, get
 SNAPSHOTS_MAX: Final = 200
 CHANGES_MAX: Final = 200
 LINES_MAX: Final = 400
-"""How many lines of one file are told."""
+"""The maximum number of lines of one file."""
 
 
 class FilesAsked(Doc, frozen=True):
-    """`at` is the place whose files are told; the last snapshot, unless it says otherwise."""
+    """`at` is the place whose files are shown; the last snapshot by default."""
 
     run: RunId
     at: PlaceText | None = None
@@ -49,8 +49,8 @@ class SnapshotSeen(Doc, frozen=True):
 
 
 class FilesSeen(Doc, frozen=True):
-    """The snapshots of a run, the last first, and what changed from `since` to `at`; `problem` is why that cannot be
-    told here."""
+    """The snapshots of a run, the last first, and what changed from `since` to `at`; `problem` is why the changes
+    cannot be shown."""
 
     run: str
     folder: str | None = None

@@ -71,7 +71,7 @@ def _drawn(call: Call[Any, Nothing], run: str) -> Graph:
 
 
 def _veiled(lane: Lane, veil: RedactData) -> Lane:
-    """What a fork was given is told as its values may be seen."""
+    """The conditions of a fork, redacted for the caller."""
     given = tuple(replace(each, **veil({"value": each.value, "was": each.was})) for each in lane.conditions)
     return replace(lane, conditions=given)
 

@@ -64,7 +64,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that somebody is asked. `saw` is what an answer is bound to.
+    """A question to a person. `saw` is what an answer is bound to.
 
     `sort` is `approval` (may this call be made), `question`, or `doubt` (did this call happen). `why_not` says why the
     caller cannot answer it.
@@ -169,7 +169,7 @@ def inbox(call: Call[InboxAsked, Any]) -> Inbox:
 
 
 def one(call: Call[WaitAsked, Any]) -> Inbox:
-    """One thing that somebody is asked; or who answered it first."""
+    """One question; or who answered it first."""
     client, wait = call.client, call.asked.wait
     run, _, step = wait.rpartition(":")
     state = client.state(run)
@@ -187,7 +187,7 @@ def one(call: Call[WaitAsked, Any]) -> Inbox:
 
 
 def question(client: Client, wait: Wait, person: str) -> Question:
-    """A wait with everything that somebody needs to know to answer it."""
+    """A wait with the facts that a person needs to answer it."""
     state = client.log.state(wait.run)
     facts, step = state.fold.facts, state.fold.step(wait.step)
     intention: Mapping[str, Any] = cast("Mapping[str, Any]", wait.intention or {})
@@ -320,7 +320,7 @@ def answer(call: Call[WaitAsked, Answering]) -> Took:
 
 
 def _said(client: Client, run: str, step: str, by: str, verb: str, value: Any, comment: str | None) -> bool:
-    """Whether the last that somebody said to a question is just this."""
+    """Whether a person's last answer to a question equals this one."""
     for message in reversed(client.store.messages(run)):
         if message.name in (ANSWER, VOTE) and message.by == by and f":{step}@" in message.id:
             said = cast("Mapping[str, Any]", body_of(client.log, message))
@@ -330,7 +330,7 @@ def _said(client: Client, run: str, step: str, by: str, verb: str, value: Any, c
 
 
 def _refuse_misfit(wait: Wait, value: Any) -> None:
-    """Refuse what does not fit while somebody is there to mend it; the run would set it aside later."""
+    """Refuse an answer that does not fit while the person can correct it; the run would discard it later."""
     if (misfit := argument_edits.misfit(wait.schema, value)) is not None:
         raise AnswerRefused(wait.id, misfit)
 

@@ -1,4 +1,4 @@
-"""The meters: what runs do in this process and how the store stands, as Prometheus reads it."""
+"""Metrics of the runs in this process and of the store, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from killick.workers import metrics as meters
 
 
 def metrics(call: Call[Nothing, Nothing]) -> Response:
-    """What runs do in this process and how the store stands, in Prometheus' text format; also at `/metrics`."""
+    """Metrics of the runs in this process and of the store, in Prometheus' text format; also at `/metrics`."""
     return Response(meters.exposed(call.client.engine), media_type=meters.MEDIA)
 
 
@@ -21,6 +21,6 @@ ROUTES: Final = (raw("/metrics", metrics, media="text/plain"),)
 
 
 def routes(endpoints: Endpoints) -> list[StarletteRoute]:
-    """The address that Prometheus looks at unless it is told another."""
+    """Prometheus' default address."""
     meters.counting()
     return [endpoints.at("/metrics", ROUTES[0])]

@@ -1,16 +1,16 @@
-"""Acting on runs: every command that a person has. Each says first what it will do, where `dry_run` asks for that.
+"""Commands to runs. With `dry_run` each returns its preview and changes nothing.
 
-The name on record is the caller's. What cannot be done as things stand is refused, with the reason and the next move.
+The record has the caller's name. A command that the run's state rules out is refused with the next move.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from killick.client.client import Client
 from killick.definitions.agents import AGENTS
 from killick.engine import renewals
 from killick.engine.effects.fork import UNCHANGED, Conditions
@@ -69,7 +69,7 @@ class Prioritize(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Note(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A remark for whoever reads the record."""
+    """A note on the record."""
 
     note: Any
 
@@ -113,7 +113,7 @@ class Fork(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Undo(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Undo the effect of one step. `settled` tells of an undoing that somebody knows the outcome of."""
+    """Undo the effect of one step. `settled` gives the known outcome of an undo that is in doubt."""
 
     step: StepNumber
     settled: Literal["happened", "not"] | None = None
@@ -197,7 +197,7 @@ class Acts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _is_small(value: Any) -> bool:
-    """Whether a value may be put into a form: nobody edits a document of that length in a field."""
+    """Whether a value is small enough for a form field."""
     return len(msgspec.json.encode(plain(value))) <= VALUE_CHARS
 
 
@@ -232,7 +232,7 @@ def acts(call: Call[RunAsked, Any]) -> Acts:
 
 
 def schema_of(kind: Any) -> Any:
-    """The JSON schema of a type; None where it has none, or none can be told."""
+    """The JSON schema of a type; None where it has none."""
     if kind is None or kind is Any:
         return None
     try:
@@ -272,123 +272,98 @@ def _why_not(run: str, plan: Callable[[], Will]) -> str | None:
 
 # commands -----------------------------------------------------------------------------------------
 
-
-def _carried_out(
-    call: Call[RunAsked, Any], will: Callable[[RunPreview], Will], do: Callable[[], str | None], done: str = ""
-) -> Did:
-    """Say what a command will do, or do it and say what it did. What is foretold as refused is refused either way."""
-    run = RunPreview(call.client, call.asked.run)
-    run.refuse_broken()
-    told = will(run)
-    if call.body.dry_run:
-        return Did(run=run.run, will=told.will, more=told.more)
-    said = do()
-    later = f"; {run.holder} is at it and takes it up at its next step" if done and run.holder else ""
-    return Did(run=run.run, did=f"{said or done}{later}")
+By = dict[str, str | None]
+"""The name of the caller and the reason, for the record."""
 
 
-def pause(call: Call[RunAsked, Act]) -> Did:
-    """Stop a run at its next step, until somebody resumes it."""
-    options = {"by": call.person.name, "because": call.body.because}
-    return _carried_out(call, previews.pause, lambda: call.client.pause(call.asked.run, **options), "paused")
+class Command(NamedTuple):
+    """A command to a run: its body, its preview, how it is carried out, and its outcome where that says none."""
+
+    summary: str
+    takes: type[Act]
+    will: Callable[[RunPreview, Any], Will]
+    do: Callable[[Client, str, Any, By], str | None]
+    done: str = ""
 
 
-def resume(call: Call[RunAsked, Act]) -> Did:
-    """Let a paused, failed or abandoned run go on."""
-    options = {"by": call.person.name, "because": call.body.because}
-    return _carried_out(call, previews.resume, lambda: call.client.resume(call.asked.run, **options))
+COMMANDS: Final[dict[str, Command]] = {
+    "pause": Command(
+        "Stop a run at its next step, until it is resumed.", Act,
+        lambda run, _: previews.pause(run), lambda client, run, _, by: client.pause(run, **by), "paused",
+    ),
+    "resume": Command(
+        "Continue a paused, failed or abandoned run.", Act,
+        lambda run, _: previews.resume(run), lambda client, run, _, by: client.resume(run, **by),
+    ),
+    "cancel": Command(
+        "End a run; with `compensate`, undo its effects.", Cancel,
+        lambda run, body: previews.cancel(run, body.compensate),
+        lambda client, run, body, by: client.cancel(run, compensate=body.compensate, **by),
+        "cancelled when it is run next",
+    ),
+    "set": Command(
+        "Change entries of a run's context; its code sees the change when its next step returns.", Change,
+        lambda run, body: previews.change(run, body.set, body.unset, body.saw),
+        lambda client, run, body, by: client.set(run, saw=body.saw, unset=body.unset, **by, **body.set),
+    ),
+    "prioritize": Command(
+        "Give a run another priority.", Prioritize, lambda run, body: previews.prioritize(run, body.priority),
+        lambda client, run, body, by: client.prioritize(run, body.priority, **by),
+        "has the new priority from its next step on",
+    ),
+    "note": Command(
+        "Add a note to a run's record.", Note, lambda run, _: previews.note(run),
+        lambda client, run, body, by: client.note(run, body.note, by=by["by"]), "noted",
+    ),
+    "override": Command(
+        "Give a pending step its result, instead of executing it.", Override,
+        lambda run, body: previews.override(run, body.step, body.output),
+        lambda client, run, body, by: client.override(run, body.step, body.output, **by),
+    ),
+    "skip": Command(
+        "End a pending step without executing it.", OfStep, lambda run, body: previews.skip(run, body.step),
+        lambda client, run, body, by: client.skip(run, body.step, **by),
+    ),
+    "retry": Command(
+        "Retry a step now that waits for a backoff or a rate limit.", Retry,
+        lambda run, body: previews.retry(run, body.step),
+        lambda client, run, body, by: client.retry(run, body.step, **by),
+    ),
+    "rewind": Command(
+        "Rewind a run to a place in its history; its code runs again from there.", Rewind,
+        lambda run, body: previews.rewind(run, body.to),
+        lambda client, run, body, by: client.rewind(run, body.to, **by),
+    ),
+}  # fmt: skip
 
 
-def cancel(call: Call[RunAsked, Cancel]) -> Did:
-    """End a run; with `compensate`, undo what it did."""
-    body, by = call.body, call.person.name
+def _handler(name: str, command: Command) -> Callable[[Call[RunAsked, Any]], Did]:
+    """The handler of a command: returns its preview, or carries it out. A refusal is the same either way."""
 
-    def do() -> None:
-        call.client.cancel(call.asked.run, compensate=body.compensate, by=by, because=body.because)
+    def handler(call: Call[RunAsked, Any]) -> Did:
+        client, body = call.client, call.body
+        run = RunPreview(client, call.asked.run)
+        run.refuse_broken()
+        if isinstance(body, Change):
+            body = msgspec.structs.replace(body, set=_shown(call, body.set))
+        told = command.will(run, body)
+        if body.dry_run:
+            return Did(run=run.run, will=told.will, more=told.more)
+        said = command.do(client, call.asked.run, body, {"by": call.person.name, "because": body.because})
+        later = f"; {run.holder} has the run, and takes it at its next step" if command.done and run.holder else ""
+        return Did(run=run.run, did=f"{said or command.done}{later}")
 
-    return _carried_out(call, lambda run: previews.cancel(run, body.compensate), do, "cancelled when it is run next")
-
-
-def change(call: Call[RunAsked, Change]) -> Did:
-    """Change entries of a run's context; its code sees that when its next step returns."""
-    body, by = call.body, call.person.name
-    changes = _shown(call, body.set)
-
-    def will(run: RunPreview) -> Will:
-        return previews.change(run, changes, body.unset, body.saw)
-
-    def do() -> str:
-        return call.client.set(
-            call.asked.run, saw=body.saw, by=by, because=body.because, unset=body.unset, **changes
-        )  # fmt: skip
-
-    return _carried_out(call, will, do)
+    handler.__name__, handler.__doc__ = name, command.summary
+    return handler
 
 
 def _shown(call: Call[RunAsked, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Changes of a context, with what the page did not show as it was."""
+    """Changes of a context, in which values that the page redacted are unchanged."""
     if call.context.veil is None or not call.context.veil.fields:
         return changes
     document: Any = call.client.state(renewals.latest(call.client.log, call.asked.run)).context.document
     shown: dict[str, Any] = unveiled(changes, document, "set")
     return shown
-
-
-def prioritize(call: Call[RunAsked, Prioritize]) -> Did:
-    """Give a run another priority."""
-    body, by = call.body, call.person.name
-
-    def do() -> None:
-        call.client.prioritize(call.asked.run, body.priority, by=by, because=body.because)
-
-    done = f"has priority {body.priority} from its next step on"
-    return _carried_out(call, lambda run: previews.prioritize(run, body.priority), do, done)
-
-
-def note(call: Call[RunAsked, Note]) -> Did:
-    """Put a remark into a run's record."""
-    body, by = call.body, call.person.name
-    return _carried_out(call, previews.note, lambda: call.client.note(call.asked.run, body.note, by=by), "noted")
-
-
-def override(call: Call[RunAsked, Override]) -> Did:
-    """Give a step that is not over its result, instead of doing it."""
-    body, by = call.body, call.person.name
-
-    def do() -> str:
-        return call.client.override(call.asked.run, body.step, body.output, by=by, because=body.because)
-
-    return _carried_out(call, lambda run: previews.override(run, body.step, body.output), do)
-
-
-def skip(call: Call[RunAsked, OfStep]) -> Did:
-    """End a step that is not over, without doing it."""
-    body, by = call.body, call.person.name
-
-    def do() -> str:
-        return call.client.skip(call.asked.run, body.step, by=by, because=body.because)
-
-    return _carried_out(call, lambda run: previews.skip(run, body.step), do)
-
-
-def retry(call: Call[RunAsked, Retry]) -> Did:
-    """Let a step that sits out a backoff or a rate limit go on now."""
-    body, by = call.body, call.person.name
-
-    def do() -> str:
-        return call.client.retry(call.asked.run, body.step, by=by, because=body.because)
-
-    return _carried_out(call, lambda run: previews.retry(run, body.step), do)
-
-
-def rewind(call: Call[RunAsked, Rewind]) -> Did:
-    """Take a run back to a place in its time; from there its code runs again."""
-    body, by = call.body, call.person.name
-
-    def do() -> str:
-        return call.client.rewind(call.asked.run, body.to, by=by, because=body.because)
-
-    return _carried_out(call, lambda run: previews.rewind(run, body.to), do)
 
 
 def fork(call: Call[RunAsked, Fork]) -> Did:
@@ -437,40 +412,23 @@ def many(call: Call[Any, Many]) -> Results:
 
 
 def _one(call: Call[Any, Many], run: str) -> Result:
-    body, client, by, because = call.body, call.client, call.person.name, call.body.because
+    body, command = call.body, COMMANDS[call.body.command]
     try:
-        standing = RunPreview(client, run)
-        do: Callable[[], str | None]
-        if body.command == "pause":
-            told, do = previews.pause(standing), partial(client.pause, run, by=by, because=because)
-        elif body.command == "resume":
-            told, do = previews.resume(standing), partial(client.resume, run, by=by, because=because)
-        elif body.command == "cancel":
-            told = previews.cancel(standing, body.compensate)
-            do = partial(client.cancel, run, compensate=body.compensate, by=by, because=because)
-        else:
-            told = previews.prioritize(standing, body.priority or 0)
-            do = partial(client.prioritize, run, body.priority or 0, by=by, because=because)
-        said = told.will if body.dry_run else do() or _DONE[body.command]
-        return Result(run=run, done=True, said=said)
+        told = command.will(RunPreview(call.client, run), body)
+        if body.dry_run:
+            return Result(run=run, done=True, said=told.will)
+        said = command.do(call.client, run, body, {"by": call.person.name, "because": body.because})
+        return Result(run=run, done=True, said=said or command.done)
     except KillickError as refused:
         return Result(run=run, done=False, said=str(refused).removeprefix(f"{run}: "))
 
 
-_DONE: Final = {"pause": "paused", "cancel": "cancelled when it is run next", "prioritize": "prioritized"}
-
 ROUTES: Final = (
     get("/runs/{run}/act", acts, asks=RunAsked, gives=Acts, page="act.html"),
-    post("/runs/{run}/pause", pause, asks=RunAsked, takes=Act, gives=Did),
-    post("/runs/{run}/resume", resume, asks=RunAsked, takes=Act, gives=Did),
-    post("/runs/{run}/cancel", cancel, asks=RunAsked, takes=Cancel, gives=Did),
-    post("/runs/{run}/set", change, asks=RunAsked, takes=Change, gives=Did),
-    post("/runs/{run}/prioritize", prioritize, asks=RunAsked, takes=Prioritize, gives=Did),
-    post("/runs/{run}/note", note, asks=RunAsked, takes=Note, gives=Did),
-    post("/runs/{run}/override", override, asks=RunAsked, takes=Override, gives=Did),
-    post("/runs/{run}/skip", skip, asks=RunAsked, takes=OfStep, gives=Did),
-    post("/runs/{run}/retry", retry, asks=RunAsked, takes=Retry, gives=Did),
-    post("/runs/{run}/rewind", rewind, asks=RunAsked, takes=Rewind, gives=Did),
+    *(
+        post(f"/runs/{{run}}/{name}", _handler(name, command), asks=RunAsked, takes=command.takes, gives=Did)
+        for name, command in COMMANDS.items()
+    ),
     post("/runs/{run}/fork", fork, asks=RunAsked, takes=Fork, gives=Did),
     post("/runs/{run}/undo", undo, asks=RunAsked, takes=Undo, gives=Did),
     post("/runs/act", many, takes=Many, gives=Results),

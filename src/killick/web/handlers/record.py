@@ -1,6 +1,6 @@
 """The parts of a run's record one after the other: decisions, failures, effects and the log itself. Changes nothing.
 
-Each is told from its end, a page at a time; the cursor is the place where the page before it begins.
+Each is read from its end, a page at a time; the cursor is where the page before begins.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class EffectLine(Doc, frozen=True):
 
 
 class Effects(Doc, frozen=True):
-    """Effects, the last first, of `total`; whatever was rewound, they stay."""
+    """Effects, the last first, of `total`. A rewind does not remove them."""
 
     run: str
     total: int

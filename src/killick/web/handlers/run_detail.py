@@ -1,4 +1,4 @@
-"""One run: where it is, why it stands there and what will wake it; its family, its sums, its proof, and its last steps.
+"""One run: its position, why it waits and what wakes it; its relatives, its usage, its seal, and its last steps.
 
 Reads the head, a section of the steps and the ledger's sums, however long the run is. Verifies and exports when asked.
 """
@@ -161,7 +161,7 @@ class RunSeen(Doc, frozen=True):
 
 
 def run_page(call: Call[RunPageAsked, Nothing]) -> RunSeen:
-    """A run: where it is, why it stands there and what will wake it, and its last steps."""
+    """A run: its position, why it waits and what wakes it, and its last steps."""
     asked, client, log = call.asked, call.client, call.client.log
     run, head = asked.run, log.head(asked.run)
     state = state_of(call, run)
@@ -195,7 +195,7 @@ def run_page(call: Call[RunPageAsked, Nothing]) -> RunSeen:
 
 
 def _before(asked: RunPageAsked, fold: Fold) -> int | None:
-    """Where the section ends that is to be shown: a step that is asked for stands in its middle."""
+    """The end of the section to show. A requested step is in its middle."""
     if asked.step is None:
         return int(asked.cursor) if asked.cursor is not None else None
     own = int(asked.step.partition(".")[0])
@@ -210,7 +210,7 @@ def _worker(client: Client, head: Head) -> WorkerSeen | None:
 
 
 def _position(tl: Timeline, status: str, broken: str | None) -> PositionSeen:
-    """Where it is, why it stands there, and what will wake it."""
+    """The position of a run, why it waits, and what wakes it."""
     step = tl.at_work
     number = step.number if step is not None else tl.failed.step if tl.failed is not None else tl.current
     named = f"step {number} ({step.name})" if step is not None else f"step {number}" if number else ""

@@ -1,7 +1,7 @@
-"""Finding across runs and time: a question in a form, and what answers it, with links to the run and the step.
+"""Search across runs and time: a form, and its results, with links to the run and the step.
 
-Asks what `kd.find` can be asked and nothing else. What is new since somebody last asked is marked first; where that
-takes long it is done in parts, and whoever asks is told how far it is.
+Searches what `kd.find` can search and nothing else. A search first indexes new events. Where that takes long it is
+done in parts, and the response has its progress.
 """
 
 from __future__ import annotations

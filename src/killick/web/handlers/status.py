@@ -25,7 +25,7 @@ from killick.web.routes import Call, Nothing, get
 from killick.workers.hooks import TAG as HOOK_TAG
 
 HELD_MAX: Final = 50
-"""Runs of all holders that are told of one by one."""
+"""The maximum number of held runs that are listed."""
 
 APART_MAX: Final = 50
 """The number of runs of each status that are checked for quarantine."""
@@ -38,7 +38,7 @@ DUE_MAX: Final = 50
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that somebody holds, and what it is at."""
+    """A leased run and its current step."""
 
     run: str
     agent: str
@@ -50,9 +50,9 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody who holds runs. `lease_seconds` is how long the soonest of its leases has left; None: it has no end.
+    """A process that has runs leased. `lease_seconds` is the time left of its first lease to expire, if any expires.
 
-    `duties` are triggers and hooks that it attends to. One that is not alive left its runs in the middle.
+    `duties` are its triggers and hooks. A holder that is not alive abandoned its runs.
     """
 
     holder: str
@@ -65,7 +65,7 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DueLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that should go on and that nobody has; `left_by` names who left it in the middle."""
+    """A due run without a holder; `left_by` is the process that abandoned it."""
 
     run: str
     agent: str
@@ -76,9 +76,9 @@ class DueLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workers(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds runs now, and what is due. `late` says that something has been due for longer than it should.
+    """The holders of runs, and the due runs. `late`: a run has been due for longer than expected.
 
-    Whoever is idle holds nothing, and is not seen.
+    An idle worker holds nothing, and is not listed.
     """
 
     workers: tuple[WorkerLine, ...]
@@ -90,7 +90,7 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def workers(call: Call[Nothing, Nothing]) -> Workers:
-    """Who holds runs now and what they are at, and the runs that are due and that nobody takes."""
+    """The holders of runs with their runs, and the due runs without a holder."""
     client = call.client
     held = tuple(_workers(client))
     due = tuple(_due(client, call.now_us))
@@ -112,12 +112,12 @@ def _advice(held: tuple[WorkerLine, ...], due: tuple[DueLine, ...], *, late: boo
     agents = sorted({each.agent for each in due})
     named = ", ".join(agents[:3]) + (f" and {len(agents) - 3} more" if len(agents) > 3 else "")
     if nobody:
-        return f"Runs of {named} are due, and nobody holds anything. Start a worker with the app that declares them."
+        return f"Runs of {named} are due, and no worker holds a run. Start a worker with the app that declares them."
     return f"Runs of {named} have been due for long. Is a worker for them running, and has it slots to spare?"
 
 
 def _workers(client: Client) -> Iterator[WorkerLine]:
-    """Everybody who is named on a head, with as many of their runs as are told of."""
+    """Every holder named by a head, with the runs that are listed."""
     holding: dict[str, list[RunRow]] = {}
     for row in _held_rows(client):
         head = client.store.head(row.run)
@@ -140,7 +140,7 @@ def _workers(client: Client) -> Iterator[WorkerLine]:
 
 
 def _held_rows(client: Client) -> Iterator[RunRow]:
-    """Rows of runs that somebody may hold: those that run, and the logs of triggers and hooks."""
+    """Rows of runs that may be leased: running ones, and the logs of triggers and hooks."""
     yield from client.store.runs(RunQuery(status=("running",)), limit=HELD_MAX)
     for tag in (TRIGGER_TAG, HOOK_TAG):
         yield from client.store.runs(RunQuery(tag=tag), limit=HELD_MAX)
@@ -166,7 +166,7 @@ def _held(client: Client, row: RunRow) -> Held:
 
 
 def _due(client: Client, now_us: int) -> Iterator[DueLine]:
-    """What nobody has, as it would be taken: by priority, then by how long it has been due."""
+    """The due runs in the order in which workers take them: by priority, then by how long they have been due."""
     for row in client.store.due(now_us, limit=DUE_MAX):
         head = client.store.head(row.run)
         yield DueLine(
@@ -234,7 +234,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alive(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody answers."""
+    """The server answers."""
 
     alive: Literal[True] = True
 
@@ -294,7 +294,7 @@ def _last_seal(client: Client) -> SealLine | None:
 
 
 async def alive(call: Call[Nothing, Nothing]) -> Alive:
-    """Whether somebody answers. Asks nobody who they are, and says nothing else."""
+    """Whether the server answers. Needs no sign-in, and returns nothing else."""
     return Alive()
 
 

@@ -33,7 +33,7 @@ BRIEF_CHARS: Final = 240
 _BRIEF: Final = Briefly(BRIEF_CHARS)
 
 SEARCH_STEPS: Final = 500
-"""How many steps one search looks through; the next goes on where it ended."""
+"""The number of steps that one search scans; the next search continues where it ended."""
 
 INSIDE_MAX: Final = 60
 """How many lines a scope has; the last, or those around the step that is asked for."""
@@ -62,8 +62,8 @@ class StepsAsked(Doc, frozen=True):
 
 
 class StepLine(Doc, frozen=True):
-    """A step in one line. `bar` is how long it took beside the longest of its section, from 0 to 100, by its order of
-    magnitude; `seen` is another one when there is something new to see of it."""
+    """A step in one line. `bar` is its duration relative to the longest of its section, from 0 to 100, on a
+    logarithmic scale; `seen` changes when the line changes."""
 
     number: str
     sort: e.Sort
@@ -100,7 +100,7 @@ class StepLine(Doc, frozen=True):
 
 
 class LeftLine(Doc, frozen=True):
-    """A step that a rewind left behind."""
+    """A step that was rewound."""
 
     number: str
     name: str
@@ -190,7 +190,7 @@ def sectioned(run: str, part: RunPage, limit: int, now_us: int, around: str | No
 
 
 def searched(step: Step) -> str:
-    """The text of a step that somebody may look for."""
+    """The text of a step for searches."""
     failures = [attempt.failure for attempt in step.attempts if attempt.failure is not None]
     failures += [step.failure] if step.failure is not None else []
     told = [step.number, step.name, _searched(step.given), _searched(step.output), *map(str, failures)]

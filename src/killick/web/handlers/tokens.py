@@ -1,4 +1,4 @@
-"""Tokens by HTTP: who has one, one more, one less. For admins; a token's text is told once, to whoever made it."""
+"""Tokens by HTTP: list, create, revoke. For admins. A token's text is returned once, to its creator."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TokenWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TokenMade(msgspec.Struct, frozen=True, kw_only=True):
-    """A new token, with its text, which is kept nowhere: this is the only time that it is told."""
+    """A new token with its text, which is not stored and returned only this once."""
 
     token: str
     made: TokenDocument

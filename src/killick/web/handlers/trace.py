@@ -1,6 +1,6 @@
 """The reasoning trace of a run: model calls and tool calls in order, with what each was sent, said and used.
 
-A conversation grows by a few messages a call: only those are told, and how many were there before. Changes nothing.
+A conversation grows by a few messages a call: only those are returned, and the number of earlier ones. Changes nothing.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class CallSeen(Doc, frozen=True):
 
 
 class TracedSeen(Doc, frozen=True):
-    """A model or tool call. Of a model's messages those are told that the call before had not; `before` counts these.
+    """A model or tool call. Has the messages that the call before did not have; `before` counts the others.
 
-    `rest` is what a model was sent beside its messages, such as its name and its tools.
+    `rest` is the rest of the request, such as the model's name and its tools.
     """
 
     step: str

@@ -22,7 +22,7 @@ from killick.workers import trigger_runner
 from killick.workers.hooks import HOOKS, TAG
 
 RECENT_MAX: Final = 8
-"""Things that a trigger or a hook did that are told of."""
+"""The maximum number of actions listed for a trigger or a hook."""
 
 TAIL_EVENTS: Final = 60
 """Events at the end of a log of a trigger or a hook that are read."""
@@ -64,8 +64,8 @@ class TriggerLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Undelivered(msgspec.Struct, frozen=True, kw_only=True):
-    """What a hook did not take: which event of which run, how often it was told, and why it did not take it.
-    Without `retry_at_us` it is not told again."""
+    """A failed delivery to a hook: the event, the number of attempts, and the error. Without `retry_at_us` there is
+    no further attempt."""
 
     run: str
     seq: int
@@ -76,8 +76,8 @@ class Undelivered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HookLine(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a hook is along the feed: `behind` counts what was told after its cursor, whether it listens to it or
-    not. `failing` is what it is told of again; `undelivered` what it did not take lately."""
+    """A hook's progress along the feed: `behind` counts the entries after its cursor, also those it does not listen
+    to. `failing` are deliveries that are retried; `undelivered` the latest that were given up."""
 
     name: str
     to: str
@@ -113,7 +113,7 @@ class Because(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Fired(msgspec.Struct, frozen=True, kw_only=True):
-    """The run that a trigger starts. Where `started` is False, whoever attends to the trigger starts it."""
+    """The run that a trigger starts. Where `started` is False, a worker starts it."""
 
     trigger: str
     run: str
@@ -220,7 +220,7 @@ def _undelivered(client: Client, run: str, recorded: Any) -> Undelivered:
 
 
 def fire(call: Call[TriggerAsked, Fire]) -> Fired:
-    """Start what a trigger starts, now; where its code is not at hand, whoever attends to it does."""
+    """Fire a trigger now. Where its code is not loaded here, a worker fires it."""
     name = _known(call.client, call.asked.name).name
     options = {} if call.body.input is msgspec.UNSET else {"input": call.body.input}
     run = call.client.fire(name, by=call.person.name, **options)

@@ -30,7 +30,7 @@ from killick.web.routes import Call, Nothing, Route, get
 from killick.window.usage import Filling, Kind, request_of
 
 READ_MAX: Final = 200
-"""How many calls are read before somebody asks for all of them."""
+"""The number of calls that are read by default."""
 POINTS_MAX: Final = 160
 """How many points the drawing has at the most."""
 LISTED_MAX: Final = 100
@@ -56,9 +56,9 @@ class PointSeen(Doc, frozen=True):
 
 
 class WindowSeen(Doc, frozen=True):
-    """What the model calls of a run were sent; `at` is the last of them, whose filling and pages are told.
+    """What the model calls of a run were sent; `at` is the last of them, whose contents and pages are returned.
 
-    Of `calls`, so many were `read`, and sums are estimates where these are fewer. Evictions, faults and pins are told
+    Of `calls`, so many were `read`, and sums are estimates where these are fewer. Evictions, faults and pins are listed
     from the last, and counted; `left` are the different pages that left, and `wanted` is how often one was wanted back.
     """
 
@@ -179,7 +179,7 @@ class CallWindow(Doc, frozen=True):
 
 
 def called(call: Call[CallAsked, Nothing]) -> CallWindow:
-    """What the model saw at one call, message by message, with what stands where pages had left."""
+    """The request of one model call, message by message, with the tombstones of evicted pages."""
     run, number = call.asked.run, call.asked.step
     state = state_of(call, run)
     step = state.fold.step(number)
