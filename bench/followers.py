@@ -223,9 +223,9 @@ async def _work(url: str) -> None:
 
 
 async def _serve(url: str) -> None:
+    from killick.web.auth.server_keys import owner_key
     from killick.web.middleware import Limits
     from killick.web.server import serve
-    from killick.web.server_keys import owner_key
 
     with killick.open(url) as kd:
         # All of it comes from one address here, and from many elsewhere.

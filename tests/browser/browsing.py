@@ -15,8 +15,8 @@ import uvicorn
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, ViewportSize, sync_playwright
 
 from killick.client.client import Client
-from killick.web.access import Identified
 from killick.web.app import asgi
+from killick.web.auth.access import Identified
 from killick.web.middleware import Limits
 
 FLAGS: Final = [

@@ -14,8 +14,8 @@ import killick
 from killick import rules
 from killick.client.client import Client
 from killick.clock import ManualClock
-from killick.web.access import Identified
 from killick.web.app import asgi
+from killick.web.auth.access import Identified
 
 PEOPLE = {"managers": ["mia", "max"], "leads": ["lea", "leo"]}
 

@@ -21,9 +21,9 @@ import killick
 from killick.errors import AccessRefused
 from killick.model.events import to_text
 from killick.store import MemoryStore
-from killick.web import server_keys
-from killick.web.access import CSRF, SESSION, SESSION_SECONDS, Identified, OwnerAccess, TokenAccess
 from killick.web.app import ROUTES, asgi
+from killick.web.auth import server_keys
+from killick.web.auth.access import CSRF, SESSION, SESSION_SECONDS, Identified, OwnerAccess, TokenAccess
 from killick.web.middleware import CSP, Guard
 from killick.web.routes import Route
 from killick.workers.tokens import Person, issue, revoke

@@ -21,8 +21,8 @@ from killick.client.client import Client
 from killick.log import Entry
 from killick.model import events as e
 from killick.web import idempotency
-from killick.web.access import OwnerAccess
 from killick.web.app import asgi
+from killick.web.auth.access import OwnerAccess
 from killick.web.hub import FOLLOWERS_MAX
 from killick.web.server import CONNECTIONS_MAX
 from killick.workers import tokens

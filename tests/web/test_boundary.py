@@ -17,8 +17,8 @@ from killick.history.diff import between, passed
 from killick.log import Log, boundaries
 from killick.model import events as e
 from killick.store import MemoryStore
-from killick.web.access import Identified
 from killick.web.app import asgi
+from killick.web.auth.access import Identified
 
 tries = 0
 

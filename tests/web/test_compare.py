@@ -13,8 +13,8 @@ from families import Family
 from killick.history.compare_runs import parting
 from killick.log import Log
 from killick.store import MemoryStore
-from killick.web.access import Identified
 from killick.web.app import asgi
+from killick.web.auth.access import Identified
 from killick.web.handlers.compare import PAGE, apart
 
 

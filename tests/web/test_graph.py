@@ -18,8 +18,8 @@ from killick.history.graph.truncation import HEAD, LONG, TAIL
 from killick.log import Entry, Log
 from killick.model import events as e
 from killick.store import MemoryStore
-from killick.web.access import Identified
 from killick.web.app import asgi
+from killick.web.auth.access import Identified
 
 SVG = "{http://www.w3.org/2000/svg}"
 

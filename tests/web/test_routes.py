@@ -14,9 +14,9 @@ from starlette.testclient import TestClient
 
 import killick
 from killick.errors import RunUnknown, StoreBusy
-from killick.web.access import Identified
 from killick.web.addresses import Paths, address
 from killick.web.app_context import AppContext
+from killick.web.auth.access import Identified
 from killick.web.documents import document
 from killick.web.endpoints import Endpoints
 from killick.web.problems import Problem, problem_of

@@ -16,8 +16,8 @@ from killick.client.client import Client
 from killick.clock import ManualClock
 from killick.log import Entry
 from killick.model import events as e
-from killick.web.access import Identified
 from killick.web.app import asgi
+from killick.web.auth.access import Identified
 
 NASTY = "<img src=x onerror=alert(1)>"
 

@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 import killick
 from killick.client.client import Client
 from killick.clock import ManualClock
-from killick.web.access import Identified
 from killick.web.app import asgi
+from killick.web.auth.access import Identified
 from killick.web.handlers import search
 
 

@@ -27,7 +27,7 @@ import killick
 from killick.errors import AccessRefused
 from killick.store import MemoryStore
 from killick.web import server
-from killick.web.access import OwnerAccess, TokenAccess
+from killick.web.auth.access import OwnerAccess, TokenAccess
 from killick.web.middleware import Guard, Limits
 from killick.workers.tokens import issue, revoke
 

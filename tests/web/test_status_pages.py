@@ -18,8 +18,8 @@ from killick.definitions.triggers import TRIGGERS
 from killick.errors import RunUnknown
 from killick.model import events as e
 from killick.store.protocol import RunQuery
-from killick.web.access import Identified
 from killick.web.app import asgi
+from killick.web.auth.access import Identified
 from killick.workers import hooks, trigger_runner
 
 

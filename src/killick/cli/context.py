@@ -160,8 +160,7 @@ class Shell:
 
     def emit(self, data: Any) -> None:
         """Data for a program: JSON, one document, keys as they are documented."""
-        text = msgspec.json.format(msgspec.json.encode(_jsonable(data)), indent=2).decode()
-        self.write(text)
+        self.write(msgspec.json.format(msgspec.json.encode(_jsonable(data)), indent=2).decode())
 
     def emit_line(self, data: Any) -> None:
         """One line of many: JSON lines."""

@@ -95,7 +95,7 @@ MODULES: Final = {
         "killick.cli.commands.files": "restore",
         "killick.cli.commands.replay": "replay",
         "killick.cli.commands.export": "export",
-        "killick.cli.commands.verify": "verify store",
+        "killick.cli.commands.store.verify": "verify store",
         "killick.cli.commands.contract": "contract",
         "killick.cli.commands.token": "token",
         "killick.cli.completion": "completion",

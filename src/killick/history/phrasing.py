@@ -17,7 +17,7 @@ _MONTHS: Final = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
     "December",
 )  # fmt: skip
-_YEAR_10_000_US: Final = 253_402_300_800_000_000
+YEAR_10_000_US: Final = 253_402_300_800_000_000
 """Beyond the range of datetime."""
 _ORDINALS: Final = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 _UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
@@ -267,7 +267,7 @@ class Prose:
         return f"{time} on {day}" if day else time
 
     def _moment(self, at_us: int) -> tuple[str, str]:
-        if not 0 <= at_us < _YEAR_10_000_US:
+        if not 0 <= at_us < YEAR_10_000_US:
             return f"{at_us} µs", ""
         local = datetime.fromtimestamp(at_us / 1_000_000, UTC).astimezone(self.zone)
         day = f"{local.day} {_MONTHS[local.month - 1]} {local.year}"

@@ -95,7 +95,7 @@ class _Making:
             required=required,
             nullable=nullable,
             hidden=hidden,
-            was=None if value is NOTHING else _json(value),
+            was=None if value is NOTHING else written(value),
             takes=_takes(wanted),
             shown="" if hidden else _shown(kind, value),
             length_max=_int(wanted.get("maxLength")) if kind in ("text", "long") else None,
@@ -105,7 +105,7 @@ class _Making:
         if kind == "list":
             return replace(made, **self._rows(_mapping(wanted.get("items")), value, depth + 1))
         if kind == "choice":
-            return replace(made, choices=tuple(Choice(_label(each), _json(each)) for each in _choices(wanted)))
+            return replace(made, choices=tuple(Choice(_label(each), written(each)) for each in _choices(wanted)))
         return made
 
     def _rows(self, item: Mapping[str, Any], value: Any, depth: int) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class _Making:
         fits: bool
         match kind:
             case "choice":
-                fits = any(_json(value) == _json(each) for each in _choices(wanted))
+                fits = any(written(value) == written(each) for each in _choices(wanted))
             case "boolean":
                 fits = isinstance(value, bool)
             case "integer":
@@ -226,8 +226,8 @@ def _shown(kind: Kind, value: Any) -> str:
     if value is NOTHING or (value is None and kind != "json"):
         return ""
     if kind == "json":
-        return msgspec.json.format(_json(value), indent=2)
-    return value if isinstance(value, str) else _json(value)
+        return msgspec.json.format(written(value), indent=2)
+    return value if isinstance(value, str) else written(value)
 
 
 def _takes(wanted: Mapping[str, Any]) -> str:
@@ -254,7 +254,7 @@ def _choices(wanted: Mapping[str, Any]) -> list[Any]:
 
 
 def _label(value: Any) -> str:
-    return value if isinstance(value, str) else "yes" if value is True else "no" if value is False else _json(value)
+    return value if isinstance(value, str) else "yes" if value is True else "no" if value is False else written(value)
 
 
 def _like(value: Any) -> Mapping[str, Any]:
@@ -267,7 +267,8 @@ def _about(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {name: schema[name] for name in ("title", "description", "default") if name in schema}
 
 
-def _json(value: Any) -> str:
+def written(value: Any) -> str:
+    """A value as JSON, to be sent back as it is."""
     return msgspec.json.encode(value).decode()
 
 

@@ -23,7 +23,7 @@ from killick.errors import KillickError
 from killick.model import events as e
 from killick.model.chunks import unpack
 from killick.model.fold import Status
-from killick.web.access import derived
+from killick.web.auth.access import derived
 from killick.web.documents import words_of
 
 if TYPE_CHECKING:

@@ -14,21 +14,19 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from killick.history.phrasing import CAME_BACK, cut, sized, span
+from killick.history.phrasing import CAME_BACK, YEAR_10_000_US, cut, sized, span
 from killick.model.events import Scope
 from killick.presenting import windows
 from killick.sanitizer import visible
 from killick.web.addresses import API, address
 from killick.web.app_context import AppContext
-from killick.web.forms import form_of
+from killick.web.forms import form_of, written
 from killick.web.problems import Problem
 from killick.workers.tokens import Person
 
 BRIEF_CHARS: Final = 120
 VALUE_CHARS: Final = 65_536
 """How much of a value a page shows at the most; the API gives all of it."""
-YEAR_10_000_US: Final = 253_402_300_800_000_000
-"""What no calendar has a date for."""
 
 
 @cache
@@ -134,11 +132,6 @@ def pretty(value: Any) -> str:
 def shown(text: Any) -> Any:
     """A text for people to read, with what cannot be seen written out; what is no text stays as it is."""
     return visible(text) if isinstance(text, str) else text
-
-
-def written(value: Any) -> str:
-    """A value as JSON, to be sent back as it is."""
-    return msgspec.json.encode(value).decode()
 
 
 def brief(value: Any, chars: int = BRIEF_CHARS) -> str:

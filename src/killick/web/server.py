@@ -20,8 +20,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from killick.errors import AccessRefused
-from killick.web.access import OwnerAccess, TokenAccess
 from killick.web.app import asgi
+from killick.web.auth.access import OwnerAccess, TokenAccess
 from killick.web.middleware import Guard, Limits
 from killick.workers.tokens import Tokens
 

@@ -10,7 +10,7 @@ import click
 import msgspec
 from rich.filesize import decimal
 
-from killick.cli.commands.store import many
+from killick.cli.commands.store.maintenance import many
 from killick.cli.context import Shell, command, run_argument
 from killick.cli.exit_codes import CommandFailed
 from killick.permissions import open_output

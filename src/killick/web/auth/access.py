@@ -22,9 +22,9 @@ from starlette.responses import Response
 
 from killick.errors import AccessRefused
 from killick.model.events import to_text
+from killick.web.auth.server_keys import owner_key, session_key
 from killick.web.middleware import VISIT
 from killick.web.problems import Problem
-from killick.web.server_keys import owner_key, session_key
 from killick.workers.tokens import Person, Tokens
 
 if TYPE_CHECKING:

@@ -13,10 +13,8 @@ import msgspec
 from killick.archive import bundle
 from killick.archive.export import read
 from killick.audit.seal import SEALS
-from killick.cli.commands.doctor import doctor_command
-from killick.cli.commands.prune import prune_command
-from killick.cli.commands.seal import found_in, prove_command, seal_command, verify_file
-from killick.cli.commands.store import (
+from killick.cli.commands.store.doctor import doctor_command
+from killick.cli.commands.store.maintenance import (
     LISTED_MAX,
     erase_command,
     heads,
@@ -27,6 +25,8 @@ from killick.cli.commands.store import (
     say_next,
     store_command,
 )
+from killick.cli.commands.store.prune import prune_command
+from killick.cli.commands.store.seal import found_in, prove_command, seal_command, verify_file
 from killick.cli.context import Shell, command, complete_run
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.errors import ExportBroken, ProofBroken

@@ -15,8 +15,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route as StarletteRoute
 
 from killick.logger import get_logger
-from killick.web.access import SESSION, SESSION_SECONDS, Admitted, OwnerAccess, TokenAccess, set_cookie
 from killick.web.addresses import address
+from killick.web.auth.access import SESSION, SESSION_SECONDS, Admitted, OwnerAccess, TokenAccess, set_cookie
 from killick.web.middleware import VISIT, Buckets
 from killick.web.problems import Problem
 from killick.web.render import problem_page, render

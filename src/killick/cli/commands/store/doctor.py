@@ -11,7 +11,7 @@ from rich.text import Text
 
 from killick.cli import apps
 from killick.cli import style as paint
-from killick.cli.commands.store import many, say
+from killick.cli.commands.store.maintenance import many, say
 from killick.cli.context import Shell, command
 from killick.cli.exit_codes import Exit
 from killick.definitions.agents import AGENTS

@@ -1,0 +1,1 @@
+"""The command `verify` and the commands of `killick store`: doctor, erase, prove, prune, repair, seal."""
