@@ -20,16 +20,17 @@ CIRCLES: Final = ()
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6743, "agents": 1234, "archive": 1850, "audit": 1282, "check": 2946, "cli": 9157, "client": 1931,
-    "contracts": 2998, "definitions": 2161, "engine": 12296, "history": 8419, "llm": 1149, "log": 2422, "model": 4538,
-    "proxy": 2444, "replay": 967, "store": 7274, "testing": 3883, "top": 1542, "web": 9302, "window": 2682,
-    "workers": 2397, "workspace": 5253,
+    "adapters": 6742, "agents": 1238, "archive": 1850, "audit": 1278, "check": 2870, "cli": 8273, "client": 1926,
+    "contracts": 2996, "definitions": 2172, "engine": 12495, "history": 7976, "llm": 1147, "log": 2415, "model": 4556,
+    "presenting": 1193, "proxy": 2444, "replay": 727, "store": 7290, "testing": 1167, "top": 1382, "web": 8623,
+    "window": 2682, "workers": 2391, "workspace": 4922,
 }  # fmt: skip
 """Lines of Python by package."""
 
 FOLDER_MODULES_MAX: Final = 24
 FILE_LINES: Final = {
-    "check/crashes.py": 618, "errors.py": 759, "model/events.py": 863, "model/fold.py": 919, "store/protocol.py": 760,
+    "engine/execution.py": 601, "engine/steps/step_execution.py": 620, "model/events.py": 862, "model/fold.py": 919,
+    "store/protocol.py": 764,
 }  # fmt: skip
 """Files of more than 600 lines, each with its budget."""
 FILE_LINES_MAX: Final = 600
@@ -40,8 +41,7 @@ VAGUE: Final = re.compile(
     re.IGNORECASE,
 )
 VAGUE_IN_A_THOUSAND: Final = {
-    "archive": 13.7, "audit": 12.8, "cli": 12.2, "client": 11.7, "replay": 19.5, "top": 14.3, "web": 15.1,
-    "workers": 20.7,
+   
 }  # fmt: skip
 """Vague words in a thousand words of docstrings, by package. The aim is 5."""
 VAGUE_AIM: Final = 5

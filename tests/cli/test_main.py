@@ -164,7 +164,7 @@ MISTAKES = [
     ("pause claim_17 --all", "not both"),
     ("pause --agent nosuch", "nothing to pause: no run matches (agent nosuch)"),
     ("pause --status wating", "--status: 'wating' is not one of"),
-    ("pause --since soon --all", "'soon' is no duration"),
+    ("pause --since soon --all", "'soon' is not a duration"),
     ("pause --all", "pause 3 runs (claim_17, claim_18, refund_20)? There is no terminal to confirm at; add --yes"),
     ("cancel --failed --agent nosuch", "nothing to cancel: no run matches (failed, agent nosuch)"),
     ("resume", "resume what?"),

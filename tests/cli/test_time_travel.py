@@ -139,7 +139,7 @@ def status(run: str) -> str:
             ["rewind", "bill_17", "--to", "5:before"],
             "There is no terminal to confirm at; add --yes, or --dry-run to only look",
         ),
-        (["rewind", "old", "--to", "start"], "old: goes on as old+2; rewind that, or fork this one"),
+        (["rewind", "old", "--to", "start"], "old: continues as old+2; rewind that, or fork this one"),
         (["undo", "bill17", "--step", "5"], "bill17: no such run in killick.db; did you mean bill_17?"),
         (["undo", "bill_17"], "undo: needs"),
         (["undo", "bill_17", "--step", "9"], "bill_17: there is no step 9; it has step 1 to 7"),

@@ -104,7 +104,7 @@ class Turn:
         try:
             return await executor.advance(run, claim=claim)
         except BaseException:
-            client.engine.let_go(run, head.epoch, left=True)
+            client.engine.release(run, head.epoch, left=True)
             raise
 
     def _stands(self, advanced: RunOutcome) -> TurnOutcome:

@@ -112,7 +112,7 @@ class Fakes:
         found = self.for_(intent)
         return None if found is None else await found.apply(intent, place)
 
-    async def aside(self, fn: Callable[..., Any], effect: Effect, place: ToolStep | None = None) -> Applied | None:
+    async def call_hook(self, fn: Callable[..., Any], effect: Effect, place: ToolStep | None = None) -> Applied | None:
         """Returns a faked reconciler's or confirmation's result; None without a fake."""
         found = self._by_function_of(fn) or self._by_name.get(name_of(fn))
         if found is not None:

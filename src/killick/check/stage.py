@@ -233,7 +233,7 @@ class Stage(World):
             made[self.doer[label]] += count
         return made
 
-    async def aside(self, fn: Callable[..., Any], effect: Effect, real: Callable[[], Awaitable[Any]]) -> Any:
+    async def call_hook(self, fn: Callable[..., Any], effect: Effect, real: Callable[[], Awaitable[Any]]) -> Any:
         """Answers a reconciler or a confirmation from this world's effects."""
         living().point(f"before looking what became of {effect.tool}")
         if self._is_real(effect.tool):

@@ -38,7 +38,7 @@ def begin(ex: Execution, branch: Branch, work: Callable[[], Coroutine[Any, Any, 
     ex.busy = 1
     task = asyncio.get_running_loop().create_task(_until_signal(work), context=context)
     ex.main = branch.task = task
-    task.add_done_callback(partial(_stir, ex))
+    task.add_done_callback(partial(_wake, ex))
     return task
 
 
@@ -48,7 +48,7 @@ async def _until_signal(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await work()
 
 
-def _stir(ex: Execution, main: asyncio.Future[Any]) -> None:
+def _wake(ex: Execution, main: asyncio.Future[Any]) -> None:
     if not main.cancelled():
         main.exception()  # retrieved here, because no task awaits the code of a parked run
     ex.stirred.set()

@@ -150,14 +150,14 @@ def command(
             if found.log is not None:
                 _append(engine, found.log, body, by, sent)
                 return True
-            return found.is_taken and sent is not None and _came_of(engine, sent, after)
+            return found.is_taken and sent is not None and _recorded_outcome(engine, sent, after)
 
 
 def _append(engine: Engine, log: RunLog, body: Body, by: str | None, sent: Message | None) -> None:
     """Carry a command out on a run that is leased for it."""
     fold, at = log.fold, engine.clock.now_us()
     rights: AppendExtras = {} if sent is None else {"takes": (sent.number,)}
-    first = [] if sent is None else [Entry(_taken(sent, at))]
+    first = [] if sent is None else [Entry(_message_taken(sent, at))]
     if body["command"] == "forked":
         if body["fork"] not in log.ledger.facts.forks:
             log.append(*entries_of(fold, body, by=by, at=at))  # also to a run that is over: it may be rewound
@@ -172,11 +172,11 @@ def _append(engine: Engine, log: RunLog, body: Body, by: str | None, sent: Messa
         if isinstance(refused, ContextStale):
             raise stale(engine, log.run, refused.saw) from None
         raise
-    log.append(*first, *entries, *_goes_on(fold, body, by, at), **rights)
+    log.append(*first, *entries, *_resumption(fold, body, by, at), **rights)
     _raise_rejected(log.run, entries)
 
 
-def _goes_on(fold: Fold, body: Body, by: str | None, at: int) -> list[Entry]:
+def _resumption(fold: Fold, body: Body, by: str | None, at: int) -> list[Entry]:
     """A run is due after a person ended one of its steps, unless it is paused or diverged."""
     facts = fold.facts
     if body["command"] not in ("override", "skip") or not facts.taken or facts.paused or facts.mend:
@@ -203,7 +203,7 @@ def _may_block() -> bool:
     return False
 
 
-def _came_of(engine: Engine, message: Message, after: int) -> bool:
+def _recorded_outcome(engine: Engine, message: Message, after: int) -> bool:
     """What the holder did with a command, from the record; raises the refusal recorded there."""
     taken = False
     while rows := engine.log.read(message.run, after=after, limit=1_000):
@@ -283,7 +283,7 @@ class Changed(NamedTuple):
 # taking, by the holder of the run -----------------------------------------------------------------
 
 
-def take(ex: Execution, message: Message) -> None:
+def receive(ex: Execution, message: Message) -> None:
     """Take a command from the inbox of a held run; it takes effect between steps."""
     body: Body = inbox.body_of(ex.engine.log, message)
     ex.took.add(message.number)
@@ -299,11 +299,11 @@ def take(ex: Execution, message: Message) -> None:
             entries = []  # it is being cancelled already
     except (AnswerRefused, ContextStale) as refused:
         entries = _refusal(fold, body, by, at, message, refused)
-    seq = ex.write_behind(Entry(_taken(message, at)), *entries, takes=(message.number,))
+    seq = ex.write_behind(Entry(_message_taken(message, at)), *entries, takes=(message.number,))
     obey(ex, entries, seq)
 
 
-def _taken(message: Message, at: int) -> e.MessageTaken:
+def _message_taken(message: Message, at: int) -> e.MessageTaken:
     return e.MessageTaken(at=at, message=message.number, name=message.name, id=message.id, by=message.by)
 
 

@@ -52,10 +52,10 @@ async def finish(ex: Execution, branch: Branch, result: Any, error: BaseExceptio
 
 async def _end(ex: Execution, last: Entry) -> None:
     """The last event, and with it the message that wakes a parent which waits for this run."""
-    await ex.write(last, **_told(ex))
+    await ex.write(last, **_message_to_parent(ex))
 
 
-def _told(ex: Execution) -> dict[str, Any]:
+def _message_to_parent(ex: Execution) -> dict[str, Any]:
     parent = ex.log.fold.facts.parent
     if parent is None:
         return {}
@@ -64,7 +64,7 @@ def _told(ex: Execution) -> dict[str, Any]:
 
 
 async def renew(ex: Execution, branch: Branch, input: Any) -> NoReturn:  # noqa: A002
-    """Close the log and go on in a fresh one that follows it, in one write. What is in the inbox goes along."""
+    """Close the log and continue in a fresh one, in one write. Untaken messages move along."""
     if branch.scope is not None:
         raise KillickError(f"{ex.run_id}: run.renew ends the whole run's log; use it outside of run.gather")
     agent, log, facts = ex.agent, ex.engine.log, ex.log.fold.facts
@@ -110,7 +110,7 @@ def _successor(ex: Execution) -> str:
 def _refuse_early_end(ex: Execution, branch: Branch, found: str) -> None:
     """Code that ends before its record does has diverged, unless only compensation follows."""
     nothing_undone = not ex.record.undoing
-    if ex.record.goes_on(branch.path, branch.count) and nothing_undone:
+    if ex.record.has_more(branch.path, branch.count) and nothing_undone:
         step = ex.record.step(branch.position)
         if step is not None and step.sort == "wait" and step.name in _children(ex):
             return
@@ -156,7 +156,7 @@ async def _cancel_children(ex: Execution, branch: Branch, *, compensate: bool) -
 
 
 async def cancel(ex: Execution, branch: Branch) -> None:
-    """Carry out a cancellation: children first, open attempts settled, then what is to be undone, in reverse order."""
+    """Carry out a cancellation: cancel children, settle open attempts, then compensate in reverse order."""
     requested = _request(ex)
     _close_waits(ex, keep_settlements=requested.compensate)
     await _cancel_children(ex, branch, compensate=requested.compensate)
@@ -169,7 +169,7 @@ async def cancel(ex: Execution, branch: Branch) -> None:
 
 
 def _close_waits(ex: Execution, *, keep_settlements: bool) -> None:
-    """What the run asked and waited for is of no interest any more, but for what must be known to undo it."""
+    """Close the open waits of the run, except those that compensation needs."""
     undoing = {step.id for step in ex.record.steps.values() if step.name.startswith("undo ") or step.sort == "undo"}
     for wait in list(ex.log.fold.facts.waits.values()):
         if wait.step in undoing or (keep_settlements and wait.waits_for == "settlement"):
@@ -187,7 +187,7 @@ def _request(ex: Execution) -> e.CancelRequested:
 
 
 async def _settle_open(ex: Execution, branch: Branch) -> None:
-    """Attempts whose outcome is not known are settled before anything is undone."""
+    """Settle the attempts in doubt before anything is undone."""
     for past in list(ex.record.steps.values()):
         tool = TOOLS.get(past.name)
         doubtful = past.sort == "tool" and past.attempts and past.effect in ("at_most_once", "transaction")

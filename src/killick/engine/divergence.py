@@ -18,15 +18,15 @@ from killick.model.typed import convert
 
 
 async def recorded_step(
-    ex: Execution, branch: Branch, step: e.StepId, asked: RequestedStep, found: Any, told: str | None = None
+    ex: Execution, branch: Branch, step: e.StepId, asked: RequestedStep, found: Any, label: str | None = None
 ) -> Step | None:
     """The step on record that the code asks for, after the divergence check; None for a new step.
 
-    `told` names what the code asks for, where `asked` alone does not.
+    `label` names what the code asks for, where `asked` alone does not.
     """
     past = ex.record.step(step)
     if past is None:
-        await refuse_gap(ex, branch, step, told or asked)
+        await refuse_gap(ex, branch, step, label or asked)
     else:
         await agree(ex, branch, past, asked, found)
     return past
@@ -34,7 +34,7 @@ async def recorded_step(
 
 async def refuse_gap(ex: Execution, branch: Branch, step: e.StepId, found: object) -> None:
     """Code may not ask for a step that the record passed over, unless a sibling's end kept it from that step."""
-    if ex.record.goes_on(branch.path, branch.count):
+    if ex.record.has_more(branch.path, branch.count):
         diverge(ex, step, "nothing here, and continues after it", str(found))
     if branch.over_at:
         await ex.await_turn(branch.over_at - 0.5, computed=True)

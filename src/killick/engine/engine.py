@@ -62,7 +62,7 @@ class Engine:
     def secret_key(self) -> bytes:
         return self.log.store.secret_key
 
-    def let_go(self, run: str, epoch: int, *, left: bool, dropped: Callable[[], object] = lambda: None) -> None:
+    def release(self, run: str, epoch: int, *, left: bool, dropped: Callable[[], object] = lambda: None) -> None:
         """Release a run. While a call of it still runs here, the lease is kept, and its outcome is recorded first.
 
         `dropped` is called when the lease is kept no longer. A run that is kept already stays so.
@@ -78,11 +78,11 @@ class Engine:
         self.live.then(run, partial(self._release, run, kept))
 
     def keeps(self, run: str) -> bool:
-        """Whether a run stays leased only because a call of it lives here."""
+        """Whether a run stays leased only because a call of it still runs here."""
         return run in self._kept
 
     def take_over(self, run: str, *, seconds: float) -> tuple[Head, bool] | None:
-        """Go on with a run that is kept here: its head, and whether it was left in the middle. None: it is not."""
+        """Take over a run that is kept here: its head, and whether it was left in the middle. None if none is kept."""
         with self._mutex:
             kept = self._kept.pop(run, None)
         if kept is None:

@@ -74,13 +74,13 @@ class Branch:
         self.stopped: Stopped | None = None
         self.streaming = False
         self.told: CallAnswer | None = None
-        """What a person said of the last call, and changed in it."""
+        """The approver's answer to the last call, with their edits."""
         self.guest: str | None = None
-        """By what code that Killick did not start finds this branch again."""
+        """The key by which external code finds this branch again."""
         self.inner: InnerSteps | None = None
-        """What the attempt that is open in this branch takes itself."""
+        """The inner steps of the open attempt of this branch."""
         self.outer: InnerSteps | None = None
-        """Those of the attempt whose code began this branch."""
+        """The inner steps of the attempt whose code began this branch."""
         self.awaited_by: list[InnerSteps] = []
 
     @property
@@ -97,7 +97,7 @@ class Branch:
 
     @property
     def position(self) -> str:
-        """Before which step the branch is."""
+        """The id of the next step."""
         return f"{self.path}.{self.count + 1}" if self.path else str(self.count + 1)
 
     @property
@@ -106,7 +106,7 @@ class Branch:
 
     @property
     def replaying(self) -> bool:
-        return self.execution.record.goes_on(self.path, self.count)
+        return self.execution.record.has_more(self.path, self.count)
 
     def tell(self) -> tuple[str, str | None, int | None]:
         return self.execution.run_id, self.position, None
@@ -118,7 +118,7 @@ class Branch:
 
 
 class Scope:
-    """A gather under way: its branches, and whether they may begin anything new."""
+    """A running gather: its branches, and whether they may begin new steps."""
 
     __slots__ = ("branch", "branches", "over_at", "running", "step", "winner")
 
@@ -222,10 +222,10 @@ class Execution:
         """By step, its approvers, who are also asked any other question about it."""
         self.inflight: dict[tuple[str, e.Digest], asyncio.Future[None]] = {}
         self.consuming: set[UniqueRight] = set()
-        """Rights that attempts of this execution took, of which the store may not know yet."""
+        """Unique rights that attempts of this execution claimed and that may not be committed yet."""
         self.transacting = asyncio.Lock()
         self.after_death = False
-        """Whether the process before died, and the run has made no progress since."""
+        """Whether the previous process died, and the run has made no progress since."""
         self.was_left = False
         """Whether the previous holder left the run in the middle."""
         self.files: RunFiles | None = None
@@ -234,7 +234,7 @@ class Execution:
 
     @property
     def folder(self) -> Path | None:
-        """The folder that the run works in; where it is only rehearsed or replayed, nothing is taken of it."""
+        """The folder that the run works in. A rehearsal or replay takes no snapshot of it."""
         if self.files is not None:
             return self.files.path
         declared = self.agent.options.workspace
@@ -242,7 +242,7 @@ class Execution:
 
     @cached_property
     def judge(self) -> ContractsInForce:
-        """What its intentions are judged by."""
+        """The contracts in force."""
         return ContractsInForce(self.engine, self.agent, self.log, self.context.latest, lambda: self.context.version)
 
     @cached_property
@@ -253,12 +253,12 @@ class Execution:
 
     @cached_property
     def run_tree(self) -> RunTree:
-        """The effects that count for this run besides its own."""
+        """The effects of the other runs of its run tree."""
         return RunTree(self.engine.log, self.log, self.record)
 
     @property
     def is_outside(self) -> bool:
-        """Whether calls come from outside of any agent: a caller that gave one up may make it again."""
+        """Whether calls come from outside of any agent: an external caller may repeat one that it gave up."""
         return self.hosted is not None and self.hosted.outside
 
     # time and writing -------------------------------------------------------------------------
@@ -287,14 +287,14 @@ class Execution:
         return Written(seq, cancelled)
 
     async def barrier(self) -> None:
-        """Everything written so far holds."""
+        """Wait until everything written so far is committed."""
         try:
             await self.log.barrier_soon()
         except KillickError as error:
             self._failed(error)
 
     def _failed(self, error: KillickError) -> None:
-        """A commit failed: nothing more is applied. A value that cannot be stored is the caller's own error."""
+        """Close the handle after a failed commit. A value that cannot be stored is an error of the caller."""
         if isinstance(error, ValueRefused):
             raise error
         self.close(Interrupted(self.log.failure or error), cut=True)
@@ -313,7 +313,7 @@ class Execution:
 
     @property
     def may_record(self) -> bool:
-        """Whether outcomes can still be recorded, though the handle may be closed: nothing is wrong with the store."""
+        """Whether outcomes can still be recorded, also if the handle is closed: lease and store are intact."""
         cause = self.signal.cause if isinstance(self.signal, Interrupted) else None
         lost = cause is not None and not isinstance(cause, StillRunning)
         return not lost and self.is_ours and self.log.failure is None
@@ -347,7 +347,7 @@ class Execution:
             raise self.signal
 
     async def is_closing(self) -> bool:
-        """Whether the handle is closed, or is within this turn of the loop or the next."""
+        """Whether the handle is closed, or will be within the next turns of the loop."""
         if self.parked:
             self.close(Interrupted())
         for _ in range(3):
@@ -381,13 +381,12 @@ class Execution:
         self.turns.computing -= 1
 
     def _left_open(self, branch: Branch) -> bool:
-        """Whether a process that died left an attempt open in a branch: though it begins nothing new any more, what
-        became of that is found out first."""
+        """Whether a dead process left an attempt open in a stopped branch, which is reconciled first."""
         inside = f"{branch.path}."
         return any(step.startswith(inside) and self.is_open(step) for step in self.record.open)
 
     def is_open(self, step: e.StepId) -> bool:
-        """Whether an attempt of a step is open, so that it may have reached the world."""
+        """Whether an attempt of a step is open, so that it may have had effects."""
         found = self.log.fold.step(step)
         return found is not None and bool(found.attempts) and not found.attempts[-1].ended and not found.ended
 
@@ -395,7 +394,7 @@ class Execution:
         self.turns.computing += 1
 
     def refuse(self, branch: Branch) -> None:
-        """Raise what closed the handle, or what stopped the branch."""
+        """Raise the signal that closed the handle, or that stopped the branch."""
         if self.signal is not None:
             raise self.signal
         if branch.stopped is not None:
@@ -447,7 +446,7 @@ class Execution:
             self.engine.tracer.given(self, seq)
 
     @contextmanager
-    def hears(self, hold: Hold) -> Generator[None]:
+    def awaiting_commit(self, hold: Hold) -> Generator[None]:
         """While a step ends in a transaction, whose commit is on record before this loop learns of it."""
         heard = asyncio.Event()
         self._ahead = hold, heard
@@ -458,7 +457,7 @@ class Execution:
             heard.set()
 
     async def recorded(self, seq: int) -> None:
-        """An outcome is on record now: it becomes the code's when its turn comes."""
+        """Wait until the code may see an outcome that is on record now."""
         if self._ahead is not None:
             hold, heard = self._ahead
             if hold.seq is not None and hold.seq < seq:
@@ -484,7 +483,7 @@ class Execution:
             await asyncio.sleep(_PARKED_SECONDS)
 
     async def until_over(self, steps: Iterable[e.StepId]) -> None:
-        """Until steps that were begun here are over, or the handle is closed."""
+        """Wait until steps that were begun here are over, or the handle is closed."""
         wanted, inner = set(steps), InnerSteps("", None, None, None)
         branches = [branch for branch in self.branches if f"{branch.path}.1" in wanted and branch.task is not None]
         for branch in branches:
@@ -496,8 +495,8 @@ class Execution:
             for branch in branches:
                 self.inner_waits.end(inner, branch)
 
-    async def rest(self, seconds: float | None) -> bool:
-        """Until the agent ended or every branch waits or something came; False when the time was up first."""
+    async def until_idle(self, seconds: float | None) -> bool:
+        """Wait until the agent ended, every branch is idle, or a message came. False after a timeout."""
         if self.stirred.is_set():
             return True
         try:
@@ -533,7 +532,7 @@ class Execution:
 
     @property
     def patience_seconds(self) -> float:
-        """How long threads are still waited for, since the handle was closed."""
+        """How long to wait for threads after the handle was closed."""
         return max(self._patient_until - self.loop.time(), 0.0)
 
     async def unwind(self) -> None:

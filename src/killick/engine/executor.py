@@ -61,7 +61,7 @@ WARM_MAX: Final = 64
 """Runs that wait and are kept in memory."""
 
 POLL_SECONDS: Final = 0.25
-"""How often a run that is busy looks whether another process sent it something."""
+"""The interval at which a busy run reads its inbox."""
 
 _AGAIN: Final = (AlreadyClaimed, MessageGone, RunExists, HeadMoved)
 """Refusals of a commit after which the run is opened again. A worker that lost its lease gets EpochStale instead."""
@@ -135,9 +135,9 @@ class Executor:
         try:
             advanced = await self._driven(ex, sit_out=sit_out, hosts=hosts)
         except BaseException as error:
-            observers.let_go(ex, error=error)
+            observers.end_span(ex, error=error)
             raise
-        observers.let_go(ex, advanced)
+        observers.end_span(ex, advanced)
         return advanced
 
     async def _driven(self, ex: Execution, *, sit_out: bool, hosts: bool) -> RunOutcome:
@@ -162,7 +162,7 @@ class Executor:
             raise
 
     def leave(self, run: str) -> bool:
-        """Let a run that is live here go at its next step, with open attempts finished; it is due again at once."""
+        """Release a live run at its next step, after its open attempts; it is due again at once."""
         ex = self._live.get(run)
         if ex is None or ex.signal is not None:
             return False
@@ -175,14 +175,14 @@ class Executor:
         return None if ex is None else ex.log.fold.facts.priority
 
     def notify(self, run: str) -> bool:
-        """Something came for a run; if it is live here it looks at once. True: it is."""
+        """Wake a run to read its inbox. True if it is live here."""
         ex = self._live.get(run)
         if ex is not None:
             ex.stirred.set()
         return run in self._live
 
     def notify_all(self) -> None:
-        """Something came for some run: all that are live here look."""
+        """Wake all live runs to read their inboxes."""
         for ex in self._live.values():
             if ex is not None:
                 ex.stirred.set()
@@ -214,7 +214,7 @@ class Executor:
     # taking a run -----------------------------------------------------------------------------
 
     def _begun(self, start: Start) -> Execution:
-        """A new run, written with its first step; nothing of it is to be seen before."""
+        """A new run. Its first events are committed with its first step."""
         engine, started = self.engine, start.started
         since = engine.clock.monotonic()
         log = engine.log.begin(started.run, holder=engine.holder, seconds=engine.lease_seconds)
@@ -245,7 +245,7 @@ class Executor:
         head = claim.head
         if head.seq != ex.log.seq or head.hash != ex.log.hash or (claim.patient and claim.lapsed):
             if ours:
-                engine.let_go(run, head.epoch, left=False)
+                engine.release(run, head.epoch, left=False)
             self._children.unwind(ex)
             return None
         ex.parked = False
@@ -259,7 +259,7 @@ class Executor:
         try:
             waits.look(ex)
         except BaseException as error:
-            observers.let_go(ex, error=error)
+            observers.end_span(ex, error=error)
             self._release(ex, left=True)
             raise
         for waiter in ex.waiters.values():
@@ -283,7 +283,7 @@ class Executor:
             if stays is not None:
                 if not stays.suspect:
                     mark_delivered(engine, log)
-                    engine.let_go(run, log.epoch, left=False)
+                    engine.release(run, log.epoch, left=False)
                 return stays
             facts = log.fold.facts
             agent = agent or AGENTS.get(facts.agent)
@@ -314,9 +314,9 @@ class Executor:
                 waits.look(ex)
             self._start(ex, point)
         except BaseException as error:
-            observers.let_go(ex, error=error)
+            observers.end_span(ex, error=error)
             if ours:
-                engine.let_go(run, claim.head.epoch, left=claim.left is not None)
+                engine.release(run, claim.head.epoch, left=claim.left is not None)
             raise
         return ex
 
@@ -328,14 +328,14 @@ class Executor:
         ex = Execution(engine, agent, log, record, recorded_context(agent, record, base))
         ex.on_child = partial(self._children.schedule, ex) if hosts else _nobody
         ex.on_message = self.notify
-        ex.on_command = partial(commands.take, ex)
+        ex.on_command = partial(commands.receive, ex)
         workspace = agent.options.workspace
         if workspace is not None and engine.stand_in is None:
             ex.files = Files(ex, engine.folders.of(workspace, log.run, log.ledger))
         return ex
 
     def _leased(self, ex: Execution, epoch: int, since: float, seconds: float) -> None:
-        """From now on the lease is kept; when it is lost all the same, the handle is closed."""
+        """Renew the lease from now on; its loss closes the handle."""
 
         def lost(error: LogError) -> None:
             with contextlib.suppress(RuntimeError):
@@ -354,7 +354,7 @@ class Executor:
         begin(ex, branch, partial(run_agent, ex, branch, point, self._run_of))
 
     async def _drive(self, ex: Execution, *, sit_out: bool) -> None:
-        """Until the agent's code is over, or something closed the handle, or the run only waits."""
+        """Wait until the agent's code is over, the handle is closed, or the run only waits."""
         assert ex.main is not None
         clock = self.engine.clock
         while not ex.main.done():
@@ -362,7 +362,7 @@ class Executor:
             if ex.signal is not None:
                 if not ex.attempts or isinstance(ex.signal, Interrupted | Cancelling):
                     return
-                await ex.rest(self.poll_seconds)  # open attempts finish first
+                await ex.until_idle(self.poll_seconds)  # open attempts finish first
                 self.engine.leases.look()
                 continue
             wake = waits.next_deadline(ex)
@@ -387,7 +387,7 @@ class Executor:
                     most = ex.lease.seconds / 3 if ex.lease is not None else math.inf
                     wait = min(max((wake - ex.now_us()) / 1_000_000, 0.0), most)
                     nap = min(clock.nap_seconds(wait), self.poll_seconds)
-            await ex.rest(max(nap, 0.0))
+            await ex.until_idle(max(nap, 0.0))
             self.engine.leases.look()
             if not ex.main.done():
                 waits.look(ex)
@@ -492,7 +492,7 @@ class Executor:
                 ex, claim, step, partial(compensation.undo, by=by, because=because, settled=settled)
             )
         finally:
-            self.engine.let_go(run, claim.head.epoch, left=claim.left is not None, dropped=dropped or (lambda: None))
+            self.engine.release(run, claim.head.epoch, left=claim.left is not None, dropped=dropped or (lambda: None))
             self._live.pop(run, None)
             self._left.set()
 
@@ -524,7 +524,7 @@ class Executor:
             await _shielded(self._quieted(ex))
             raise
         finally:
-            observers.let_go(ex)
+            observers.end_span(ex)
         return told[0]
 
     def _retaken(self, ex: Execution) -> bool:
@@ -534,7 +534,7 @@ class Executor:
         except RunBusy:
             return False
         if (claim.head.seq, claim.head.hash) != (ex.log.seq, ex.log.hash):
-            self.engine.let_go(ex.run_id, claim.head.epoch, left=False)
+            self.engine.release(ex.run_id, claim.head.epoch, left=False)
             return False
         ex.log.go_on(claim.head)
         self._drop_lease(ex)
@@ -553,7 +553,7 @@ class Executor:
     # parking ----------------------------------------------------------------------------------
 
     def _release(self, ex: Execution, *, left: bool = False) -> None:
-        self.engine.let_go(ex.run_id, ex.log.epoch, left=left, dropped=partial(self._drop_lease, ex))
+        self.engine.release(ex.run_id, ex.log.epoch, left=left, dropped=partial(self._drop_lease, ex))
 
     def _drop_lease(self, ex: Execution) -> None:
         if ex.lease is not None:
@@ -579,7 +579,7 @@ async def _shielded(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _nobody(child: str) -> None:
-    """Children of a run that was claimed are claimed by themselves."""
+    """Schedule no child: workers claim the children of a claimed run."""
 
 
 def _lose(ex: Execution, error: LogError) -> None:

@@ -340,7 +340,7 @@ def _shortened(text: str, chars_max: int) -> str:
     return printable(text if len(text) <= chars_max else f"{text[:chars_max]}… (cut)")
 
 
-def _told(obj: object) -> str:
+def _text_of(obj: object) -> str:
     try:
         return str(obj)
     except Exception as trouble:
@@ -349,13 +349,13 @@ def _told(obj: object) -> str:
 
 def _message(error: BaseException) -> str:
     # The text of a group says how many are inside; so do its members.
-    return error.message if isinstance(error, BaseExceptionGroup) else _told(error)
+    return error.message if isinstance(error, BaseExceptionGroup) else _text_of(error)
 
 
 def _notes(error: BaseException) -> tuple[str, ...]:
     notes = _part(error, "__notes__")
     given: list[object] = list(notes) if isinstance(notes, list | tuple) else []  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    return tuple(_shortened(_told(note), MESSAGE_CHARS_MAX) for note in given[:NOTES_MAX])
+    return tuple(_shortened(_text_of(note), MESSAGE_CHARS_MAX) for note in given[:NOTES_MAX])
 
 
 def _frames(traceback: TracebackType | None, skip: tuple[str, ...], *, is_ours: bool) -> tuple[Frame, ...]:

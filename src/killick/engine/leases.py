@@ -19,17 +19,17 @@ from killick.store.protocol import Store
 logger: Final = get_logger("killick")
 
 LEASE_SECONDS: Final = 30.0
-"""How long a lease lasts unless it is kept, where nothing else is said."""
+"""The default duration of a lease."""
 
 _SHARE: Final = 3
-"""A lease is kept when a third of its time is gone, so that two failures in a row do not lose it."""
+"""A lease is renewed after a third of its time, so that two failures in a row do not lose it."""
 
 
 Lost = Callable[[LogError], None]
 
 
 class Lease:
-    """The right to advance one run: for as long as `until` lies ahead on our own monotonic clock."""
+    """The right to advance one run until `until` on the local monotonic clock."""
 
     __slots__ = ("epoch", "lost", "run", "seconds", "until")
 
@@ -65,7 +65,7 @@ class Leases:
         return lease
 
     def drop(self, lease: Lease) -> None:
-        """Keep a lease no longer."""
+        """Stop renewing a lease."""
         with self._mutex:
             if self._held.get(lease.run) is lease:
                 del self._held[lease.run]
@@ -97,7 +97,7 @@ class Leases:
                 self._keeping.release()
 
     def close(self) -> None:
-        """Keep nothing any more."""
+        """Stop renewing all leases."""
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()

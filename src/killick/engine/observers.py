@@ -223,10 +223,10 @@ def taken(ex: Execution, event: e.RunTaken, *, started: e.RunStarted | None = No
     return event if trace is None else replace(event, trace=trace)
 
 
-def let_go(ex: Execution | None, advanced: RunOutcome | None = None, *, error: BaseException | None = None) -> None:
+def end_span(ex: Execution | None, advanced: RunOutcome | None = None, *, error: BaseException | None = None) -> None:
     """A run is released. One that waits in memory is observed again when it is leased again."""
     if ex is not None and isinstance(ex.log.hearing, Watch):
-        ex.log.hearing.let_go(advanced, error)
+        ex.log.hearing.end(advanced, error)
 
 
 def applying(ex: Execution, place: ToolStep, intent: Intent) -> AbstractContextManager[Any]:
@@ -269,7 +269,7 @@ class Watch:
     def begin(self, event: e.RunTaken, started: e.RunStarted | None, *, warm: bool) -> str | None:
         ex = self.ex
         if self.stretch is not None:
-            self.let_go(None, None)
+            self.end(None, None)
         facts = ex.log.fold.facts
         stretch = self.stretch = RunSpan(ex.run_id, ex.agent.name, event)
         if started is not None:
@@ -283,7 +283,7 @@ class Watch:
         self._tell(lambda observer: told.extend(filter(None, [observer.began(stretch)])))
         return told[0] if told else None
 
-    def let_go(self, advanced: RunOutcome | None, error: BaseException | None) -> None:
+    def end(self, advanced: RunOutcome | None, error: BaseException | None) -> None:
         stretch, self.stretch = self.stretch, None
         now = self.ex.now_us()
         for attempt in self.attempts.values():

@@ -30,7 +30,7 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     not_undone: tuple[str, ...] = ()
     renewed_as: str | None = None
     left: bool = False
-    """Whether it was left in the middle, for something more urgent or because the process ends; it is due at once."""
+    """Whether it was preempted, or interrupted by the end of the process; it is due at once."""
     suspect: bool = False
     """Whether it is to be run alone, because its processes died; its lease is still held."""
 
@@ -40,7 +40,7 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ended(engine: Engine, run: str) -> RunOutcome:
-    """How a run ended, from its record; RunBroken where that does not hold. One that was renewed says as what."""
+    """How a run ended, from its record, with the id of its renewal; RunBroken for a damaged record."""
     if (reason := engine.log.store.quarantined(run)) is not None:
         raise RunBroken(run, seq=engine.log.head(run).seq, reason=reason)
     state = engine.log.state(run)

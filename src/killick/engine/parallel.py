@@ -1,4 +1,4 @@
-"""Work side by side: a gather is one step with a scope, and each of its branches numbers its own steps."""
+"""Parallel branches: a gather is one step with a scope, and each of its branches numbers its own steps."""
 
 from __future__ import annotations
 
@@ -145,11 +145,11 @@ async def _start(
 def _guarded(
     ex: Execution, scope: Scope, race: _Race, index: int, child: Branch, code: Any, enough: int | None
 ) -> Callable[[], Any]:
-    """A branch's code that tells its siblings at once how it ended, in the very turn in which it did."""
+    """Run a branch's code, and stop its siblings in the same turn of the loop in which it ended."""
 
     def ended(error: BaseException | None, value: Any) -> None:
         over = child.stopped is not None or isinstance(error, asyncio.CancelledError)
-        if ex.record.goes_on(child.path, child.count) and not over:
+        if ex.record.has_more(child.path, child.count) and not over:
             diverge(ex, child.position, "more steps in this branch", f"its end ({error or 'it returned'})")
         if scope.winner not in (None, index):
             return  # on record another one was first
@@ -208,7 +208,7 @@ def _stop(ex: Execution, branches: Sequence[Branch]) -> None:
 
 
 async def _all(ex: Execution, futures: Sequence[asyncio.Future[Any]]) -> None:
-    """Until every branch is over. Cancelled by the agent's own code, the branches are cancelled and waited for."""
+    """Wait until every branch is over. If the agent's own code cancels, cancel the branches and wait for them."""
     waiting = set(futures)
     cancelled: asyncio.CancelledError | None = None
     while waiting:

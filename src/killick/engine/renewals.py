@@ -9,12 +9,12 @@ from killick.store.protocol import Delivery, Message, RunQuery
 
 
 def renewals(root: str) -> str:
-    """The tag of every log as which a run went on, so that the last is found when those between are archived."""
+    """The tag of every renewal of a run, so that the last is found when those between are archived."""
     return f"renews:{root}"
 
 
 def root_of(run: str) -> tuple[str, int]:
-    """What a run was called before it was renewed, and the how manyth of its logs this is: `name+3`."""
+    """The original id of a renewed run, and the number of this log: `name+3`."""
     root, plus, number = run.rpartition("+")
     return (root, int(number)) if plus and number.isdigit() else (run, 1)
 

@@ -1,6 +1,6 @@
-"""What is on record of a run, as its code meets it again: steps by id, and what was drawn between them.
+"""The record of a run for replay: steps by id, and the events between them.
 
-Reads what was loaded when the run was opened; writes nothing and decides nothing but whether code and record agree.
+Loaded when the run is opened. Writes nothing; decides only whether code and record agree.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Outside(msgspec.Struct, frozen=True):
 
 
 class Record:
-    """The steps of a run's timeline and what lies between them. Grows no more once loaded."""
+    """The steps of a run's timeline and the events between them. Does not grow once loaded."""
 
     def __init__(self, log: Log, run: str, fold: Fold, *, after: int = 0, rows: Sequence[Row] | None = None) -> None:
         self._log = log
@@ -74,9 +74,9 @@ class Record:
         """Steps of which an attempt was left open."""
         self.outside: deque[Outside] = deque()
         self.ruled_out: dict[str, int] = {}
-        """Keys of effects of which it was settled that they did not happen, up to which attempt."""
+        """Keys of effects that were settled as not happened, with the last such attempt."""
         self.undoing: dict[int, e.StepId] = {}
-        """By where an effect started, the step that undoes it because the run ends."""
+        """By the seq at which an effect started, the step that compensates it at the end of the run."""
         self.undoing_beside: dict[int, e.StepId] = {}
         """The same, for effects that a person has undone out of band."""
         for step in self.steps.values():
@@ -147,7 +147,7 @@ class Record:
         return self._of_step.get(step, [])
 
     def holder_of(self, epoch: int) -> str | None:
-        """Who held the run at an epoch."""
+        """The holder of the run at an epoch."""
         for row in self._rows.values():
             if row.body.startswith(b'{"kind":"run.taken"'):
                 event: Any = e.decode(row.body)
@@ -190,7 +190,7 @@ class Record:
         return found
 
     def learn(self, fold: Fold, name: e.StepId) -> None:
-        """Know a step that was begun since this was loaded, as it is on record now."""
+        """Add a step that was begun since this was loaded, as it is on record now."""
         step = fold.step(name)
         if step is None:
             return
@@ -205,7 +205,7 @@ class Record:
                 if kind in _OF_STEPS and event.step == name:
                     self._of_step[name].append((row.seq, event))
 
-    def goes_on(self, path: str, count: int) -> bool:
+    def has_more(self, path: str, count: int) -> bool:
         """Whether more steps are on record in a scope after this many."""
         return self.last.get(path, 0) > count
 
@@ -225,7 +225,7 @@ def _standing(log: Log, run: str, after: int, read: Sequence[Row] | None) -> Seq
 
 
 class RequestedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What code asks for at a step, in the terms in which it must agree with the record."""
+    """The step that code asks for, in the terms of the divergence check."""
 
     sort: e.Sort
     name: str

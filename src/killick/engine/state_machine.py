@@ -141,7 +141,7 @@ async def _transition(
     finally:
         inside = branch.count
         branch.path, branch.count = outside
-    if ex.record.goes_on(number, inside):
+    if ex.record.has_more(number, inside):
         diverge(ex, f"{number}.{inside + 1}", "more steps in this transition", "its end")
     if isinstance(outcome, Next | WaitFor):
         state, waits = _going_on(outcome)

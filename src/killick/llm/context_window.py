@@ -80,7 +80,7 @@ class Pager:
         """The messages to send. On replay the recorded decision is used."""
         recorded = [event for _, event in self._taken(ex, branch, lambda event: True)]
         decided: list[Decision] = []
-        if not ex.record.goes_on(branch.path, branch.count):
+        if not ex.record.has_more(branch.path, branch.count):
             decided = _missing(recorded, self.window.plan(messages, tools, system=system))
             self._put_on_record(ex, branch, decided)
         elif recorded:
@@ -93,7 +93,7 @@ class Pager:
     ) -> Answer | None:
         """The window's own answer to a tool call; None if the tool must be executed as the next step."""
         is_own = call.name in self.window.own
-        is_live = not ex.record.goes_on(branch.path, branch.count)
+        is_live = not ex.record.has_more(branch.path, branch.count)
         recorded = self._taken(ex, branch, _is_answer)
         found = self._found(ex, call, changes, known=bool(recorded)) if is_live or is_own else None
         decided = _missing([event for _, event in recorded], found.decisions) if is_live and found is not None else []

@@ -149,5 +149,5 @@ class Shutter:
     async def apply(self, intent: Intent, place: ToolStep, real: Callable[[], Awaitable[Applied]]) -> Applied:
         self._world.refuse(place.id, f"{intent.sort} {intent.name}({short(intent.recording)})")
 
-    async def aside(self, fn: Callable[..., Any], effect: Effect, real: Callable[[], Awaitable[Any]]) -> Any:
+    async def call_hook(self, fn: Callable[..., Any], effect: Effect, real: Callable[[], Awaitable[Any]]) -> Any:
         self._world.refuse(effect.step, f"{getattr(fn, '__name__', 'a function')} about {effect.tool}")

@@ -173,9 +173,9 @@ class Process:
             return Applied(error=asyncio.CancelledError()) if self.dead else await play.fail(fault)
         return applied
 
-    async def aside(self, fn: Callable[..., Any], effect: Effect, real: Callable[[], Awaitable[Any]]) -> Any:
+    async def call_hook(self, fn: Callable[..., Any], effect: Effect, real: Callable[[], Awaitable[Any]]) -> Any:
         try:
-            applied = await self._play.fakes.aside(fn, effect)
+            applied = await self._play.fakes.call_hook(fn, effect)
         except _FAULTS as fault:
             return await self._play.fail(fault)
         if applied is None:

@@ -258,7 +258,7 @@ class Worker:
 
     def _give_back(self, claimed: Sequence[Claimed]) -> None:
         for each in claimed:
-            self._runtime.engine.let_go(each.head.run, each.head.epoch, left=True)
+            self._runtime.engine.release(each.head.run, each.head.epoch, left=True)
 
     async def _give_way(self, executor: Executor) -> None:
         """All slots are taken: runs of lower priority yield theirs to more urgent ones that wait."""
@@ -369,7 +369,7 @@ class Worker:
             with self._kept(claimed):
                 await asyncio.sleep(runtime.clock.nap_seconds(seconds))
         finally:
-            runtime.engine.let_go(head.run, head.epoch, left=True)
+            runtime.engine.release(head.run, head.epoch, left=True)
 
     @contextlib.contextmanager
     def _kept(self, claimed: Claimed) -> Generator[None]:

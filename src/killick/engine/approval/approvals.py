@@ -52,7 +52,7 @@ async def agreed(j: PendingVerdict, *, adopts: bool = False) -> None:
             if not any(isinstance(entry.event, e.ContractBound) for entry in j.unwritten):
                 j.unwritten[:0] = j.ex.judge.unbound()
             return
-        await _Asking(j, verdict).go()
+        await ApprovalQuestion(j, verdict).ask()
 
 
 def void(j: PendingVerdict) -> None:
@@ -63,7 +63,7 @@ def void(j: PendingVerdict) -> None:
         dismiss(j.ex, j.step, wait.opened)
 
 
-class _Asking:
+class ApprovalQuestion:
     """One question about one intention, until it is answered or everybody's time was up."""
 
     def __init__(self, j: PendingVerdict, verdict: Verdict) -> None:
@@ -76,7 +76,7 @@ class _Asking:
         """Whether the code gave up while the question was written."""
         self.failure: Any = None
 
-    async def go(self) -> None:
+    async def ask(self) -> None:
         j, ex = self.j, self.ex
         waiter = self.waiter = await self._opened()
         try:
@@ -367,7 +367,7 @@ def schema_of_call(j: PendingVerdict) -> Any:
 # from the record -----------------------------------------------------------------------------------
 
 
-def taken_up(j: PendingVerdict, past: Step) -> None:
+def restore_answers(j: PendingVerdict, past: Step) -> None:
     """Restore the recorded approvals and edits of a step after a crash."""
     record, intent = j.ex.record, j.intent
     asked: e.WaitOpened | None = None
@@ -378,7 +378,7 @@ def taken_up(j: PendingVerdict, past: Step) -> None:
             if event.rule is not None:
                 j.ex.asked_of[past.id] = event.to, data.get("may")
         elif isinstance(event, e.WaitClosed) and asked is not None and kind_of(record.data(seq)) == "approve":
-            _taken(j, asked, data)
+            _restore_approval(j, asked, data)
             j.told = after_approval(j.told, event.by, record.data(seq).get("comment"))
         elif isinstance(event, e.StepEdited) and (event.verdict is None or event.verdict.ruling != "reject"):
             edit = record.data(seq)
@@ -386,10 +386,10 @@ def taken_up(j: PendingVerdict, past: Step) -> None:
                 intent.edit(intent.shape.restore(edit["arguments"], intent.arguments), past.id, j.ex.engine.secret_key)
             j.told = after_edit(j.told, event.by, edit.get("comment"), pairs_of(edit))
             if edit.get("grants") and asked is not None:
-                _taken(j, asked, data)
+                _restore_approval(j, asked, data)
 
 
-def _taken(j: PendingVerdict, asked: e.WaitOpened, data: Mapping[str, Any]) -> None:
+def _restore_approval(j: PendingVerdict, asked: e.WaitOpened, data: Mapping[str, Any]) -> None:
     if asked.rule is not None and data.get("generation", 0) == j.ex.generation:
         who = tuple(data.get("may") or sorted(asked.to))
         j.paths = data.get("paths") or {}
@@ -434,7 +434,7 @@ async def intend(
     if past is None:
         judged.intended()
     else:
-        taken_up(judged, past)
+        restore_answers(judged, past)
     if judged.concerns_rules:
         await agreed(judged, adopts=adopts)
     if judged.unwritten and isinstance(judged.unwritten[-1].event, e.StepIntended):

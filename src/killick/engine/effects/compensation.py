@@ -69,7 +69,7 @@ def _undoing(ex: Execution, tool: AnyTool, effect: ledger.Effect, step: e.StepId
     by_itself = Policy(effect="idempotent") if effect.effect == "workspace" else Policy()
     policy: Policy = undo.policy if isinstance(undo, Tool) else by_itself
     shape = Shape(fn, tool.name)
-    arguments = {next(iter(shape.hints), "effect"): _told(ex, tool, effect)}
+    arguments = {next(iter(shape.hints), "effect"): _input_of(ex, tool, effect)}
     key = {"key": effect.key}
     return Intent(
         "undo", tool.name, fn, shape, arguments, policy, told=key, recording=key, undoes=(step, effect.started)
@@ -91,7 +91,7 @@ async def _undone(ex: Execution, branch: Branch, tool: AnyTool, effect: ledger.E
             told = convert(failure, Failure, at="failure") if not isinstance(failure, Failure) else failure
             raise StepFailed(step, tool.name, told)
     except StepFailed as failed:
-        return await _given_up(ex, branch, step, tool, effect, failed)
+        return await _ask_person(ex, branch, step, tool, effect, failed)
     return True
 
 
@@ -166,7 +166,7 @@ def _again(branch: Branch, step: e.StepId | None) -> e.StepId:
     return step
 
 
-async def _given_up(
+async def _ask_person(
     ex: Execution, branch: Branch, step: e.StepId, tool: AnyTool, effect: ledger.Effect, failed: StepFailed
 ) -> bool:
     """What could not be undone waits for a person: it was undone by hand, or is left."""
@@ -192,7 +192,7 @@ async def _given_up(
     return True
 
 
-def _told(ex: Execution, tool: AnyTool, effect: ledger.Effect) -> Effect:
+def _input_of(ex: Execution, tool: AnyTool, effect: ledger.Effect) -> Effect:
     """The input of a compensation: the arguments and, where recorded, result, progress and failure."""
     log = ex.engine.log
     arguments = log.data(ex.run_id, effect.intended).get("arguments", {})

@@ -43,7 +43,7 @@ async def _announced(ex: Execution, branch: Branch) -> None:
         return
     for parent, fork in tree.ancestry():
         body, pause = {"command": "forked", "fork": fork.run, "cut": fork.base}, _ANNOUNCE_SECONDS
-        while not tree.knows(parent, fork.run):
+        while not tree.has_fork(parent, fork.run):
             try:
                 if command(ex.engine, parent, body, by=None, id=f"forked:{fork.run}"):
                     break
@@ -68,7 +68,7 @@ async def earlier(a: StepState) -> RecordedOutcome | None:
         return None
     identity = e.to_text(intent.identity or intent.digest)
     while a.inflight is None and (first := ex.inflight.get((intent.name, identity))) is not None:
-        await _over(a, first, identity)
+        await _until_over(a, first, identity)
     done = ex.run_tree.stood(intent.name, identity, a.step)
     if done is not None and (intent.policy.repeat == "recorded" or not await _may_repeat(a, done.effect)):
         return await _adopt(a, done)
@@ -77,7 +77,7 @@ async def earlier(a: StepState) -> RecordedOutcome | None:
     return None
 
 
-async def _over(a: StepState, first: asyncio.Future[None], identity: e.Digest) -> None:
+async def _until_over(a: StepState, first: asyncio.Future[None], identity: e.Digest) -> None:
     """Wait for the same action in another branch, which may itself wait for a person."""
     outer = a.branch.outer
     if outer is not None and any(each.inflight == (a.intent.name, identity) for each in outer.around()):
@@ -92,7 +92,7 @@ async def _over(a: StepState, first: asyncio.Future[None], identity: e.Digest) -
 
 async def _may_repeat(a: StepState, effect: ledger.Effect) -> bool:
     prompt = f"{a.intent.name}({short(a.intent.recording)}) was done at step {effect.step} already. Do it again?"
-    return await _agreed(_wanted(a), prompt)
+    return await _agreed(_wanted_step(a), prompt)
 
 
 async def _agreed(wanted: WantedStep, prompt: str) -> bool:
@@ -130,7 +130,7 @@ class WantedStep(NamedTuple):
     """What is still to be written of the intention."""
 
 
-def _wanted(a: StepState) -> WantedStep:
+def _wanted_step(a: StepState) -> WantedStep:
     intent = a.intent
     identity = e.to_text(intent.identity or intent.digest)
     return WantedStep(a.ex, a.branch, a.step, intent.name, intent.recording, identity, a.written)
@@ -140,13 +140,13 @@ async def sent_before(wanted: WantedStep) -> bool:
     """Whether a message to another run was sent before, on an abandoned timeline or by another run of the run tree."""
     ex = wanted.ex
     await _announced(ex, wanted.branch)
-    left = ex.run_tree.left(SENDING, wanted.step)
+    left = ex.run_tree.adoptable(SENDING, wanted.step)
     for done in left:
         if done.effect.identity == wanted.identity:
             event = e.StepAdopted(
                 at=ex.now_us(), step=wanted.step, run=done.run, key=done.effect.key, seq=done.effect.started
             )
-            ex.run_tree.stands_on(done, wanted.step)
+            ex.run_tree.adopt(done, wanted.step)
             await ex.recorded(ex.write_behind(Entry(event)))
             return True
     others = [f"that of step {done.effect.step}" for done in left if done.is_of(ex.run_id)]
@@ -156,7 +156,7 @@ async def sent_before(wanted: WantedStep) -> bool:
 
 def is_sent(wanted: WantedStep) -> bool:
     """Whether a message was sent before, so that it is not sent again."""
-    return any(done.effect.identity == wanted.identity for done in wanted.ex.run_tree.left(SENDING, wanted.step))
+    return any(done.effect.identity == wanted.identity for done in wanted.ex.run_tree.adoptable(SENDING, wanted.step))
 
 
 def is_spawned(wanted: WantedStep) -> bool:
@@ -193,21 +193,21 @@ def is_left(a: StepState) -> bool:
     if intent.effect in OWN_ONLY:
         return False
     identity = e.to_text(intent.identity or intent.digest)
-    return any(done.effect.identity == identity for done in a.ex.run_tree.left(intent.name, a.step))
+    return any(done.effect.identity == identity for done in a.ex.run_tree.adoptable(intent.name, a.step))
 
 
 async def _adopted(a: StepState) -> RecordedOutcome | None:
     """R18: the recorded result of an effect of the same identity on an abandoned timeline, even if worded otherwise."""
     ex, intent = a.ex, a.intent
-    lineage = ex.run_tree
+    tree = ex.run_tree
     identity = e.to_text(intent.identity or intent.digest)
     await _announced(ex, a.branch)
-    left = lineage.left(intent.name, a.step)
-    if lineage.is_shared and a.inflight is None:
+    left = tree.adoptable(intent.name, a.step)
+    if tree.is_shared and a.inflight is None:
         # The same action in another branch takes its right first, and then this one another.
         while (first := ex.inflight.get((intent.name, identity))) is not None:
-            await _over(a, first, identity)
-            left = lineage.left(intent.name, a.step)
+            await _until_over(a, first, identity)
+            left = tree.adoptable(intent.name, a.step)
         a.begins(intent.name, identity)
     a.forks = ex.log.ledger.facts.forks
     # What a repair left in doubt is known by its tool alone: its arguments went with the record.
@@ -218,19 +218,19 @@ async def _adopted(a: StepState) -> RecordedOutcome | None:
         if effect.status != "happened" and effect.effect == "idempotent" and effect.identity is not None:
             # The far side honours the key: going on under it cannot do it twice.
             a.key = effect.key
-            lineage.stands_on(done, a.step)
+            tree.adopt(done, a.step)
             return None
         if effect.status != "happened" and (run := _at_work(ex, done)) is not None:
             await _until_known(a, done, run)
             return await _adopted(a)
-        lineage.stands_on(done, a.step)  # from here on no other branch may take it
+        tree.adopt(done, a.step)  # from here on no other branch may take it
         if effect.status == "happened" or await _settle_left(a, done):
             return await _adopt(a, done)
-        lineage.leaves(done)  # another step may still do it
+        tree.release(done)  # another step may still do it
         return await _adopted(a)
     others = [each for each in left if each.is_of(ex.run_id) and each.effect.identity not in (identity, None)]
     a.beside = [f"{each.effect.tool} at step {each.effect.step}" for each in others]
-    a.slot = lineage.slot(intent.name, identity)
+    a.slot = tree.slot(intent.name, identity)
     return None
 
 
@@ -244,7 +244,7 @@ def _at_work(ex: Execution, done: RecordedEffect) -> str | None:
 async def allowed(a: StepState) -> None:
     """Ask a person about an effect that was not done before, once a step."""
     if a.ex.left_behind and not a.made and a.intent.effect not in OWN_ONLY and a.intent.sort != "undo":
-        await _may_go_on(_wanted(a), a.beside)
+        await _may_go_on(_wanted_step(a), a.beside)
 
 
 async def _until_known(a: StepState, done: RecordedEffect, run: str) -> None:
@@ -304,7 +304,7 @@ async def _settle_left(a: StepState, done: RecordedEffect) -> bool:
         )  # fmt: skip
         verb, by = closed.answer["kind"], closed.by
         if verb == "stop":
-            await _refused(_wanted(a), stopped(closed.by, closed.comment))
+            await _refused(_wanted_step(a), stopped(closed.by, closed.comment))
         found = Happened(closed.answer.get("value")) if verb == "happened" else DidNotHappen()
     happened = isinstance(found, Happened)
     event = e.AttemptSettled(

@@ -81,7 +81,7 @@ def _overridden(log: Log, parent: str, found: Cut, name: e.StepId, output: Any, 
     step = found.fold.step(name)
     if step is None or step.status in ("done", "failed", "cancelled"):
         step = past if step is None and past is not None and past.sort == "decision" else None
-    if step is None or _goes_on(found.fold, name):
+    if step is None or _has_successor(found.fold, name):
         raise TimeRefused(parent, f"step {name} did not end at {found.label}; fork at {name}:after to change it")
     if step.sort == "decision":
         told = {**log.data(parent, step.output), "choice": output}
@@ -95,7 +95,7 @@ def _overridden(log: Log, parent: str, found: Cut, name: e.StepId, output: Any, 
     return Entry(e.StepOverridden(at=at, step=name, by=by or "somebody"), values)
 
 
-def _goes_on(fold: Fold, name: e.StepId) -> bool:
+def _has_successor(fold: Fold, name: e.StepId) -> bool:
     """Whether the line that a step is in went on after it."""
     path, dot, number = name.rpartition(".")
     return fold.step(f"{path}{dot}{int(number) + 1}") is not None

@@ -37,7 +37,7 @@ RECONCILED_MAX: Final = 4
 """How many attempts a reconciler may repeat before a person is asked."""
 
 
-def left(inside: Sequence[e.StepId]) -> Failure:
+def left_failure(inside: Sequence[e.StepId]) -> Failure:
     """An attempt was left because steps that its own code took wait, or because its process died in them."""
     steps = f"step{'s' if len(inside) > 1 else ''} {', '.join(inside)} inside of it waited" if inside else "it waited"
     told = "what else it did is not known; 'not' enters it again, with those steps from the record"
@@ -240,11 +240,11 @@ async def call_hook(ex: Execution, fn: Callable[..., Any], effect: Effect, *, st
     fn = fn.fn if isinstance(fn, Tool) else fn
     stand_in = ex.engine.stand_in
     if stand_in is not None:
-        return await stand_in.aside(fn, effect, partial(_aside, ex, fn, effect, step))
-    return await _aside(ex, fn, effect, step)
+        return await stand_in.call_hook(fn, effect, partial(_called_hook, ex, fn, effect, step))
+    return await _called_hook(ex, fn, effect, step)
 
 
-async def _aside(ex: Execution, fn: Callable[..., Any], effect: Effect, step: e.StepId) -> Any:
+async def _called_hook(ex: Execution, fn: Callable[..., Any], effect: Effect, step: e.StepId) -> Any:
     place = ToolStep(ex.run_id, step, 0, Key(effect.key), lambda _: None)
     if is_async(fn):
         token = HERE.set(place)
@@ -271,7 +271,7 @@ async def stays_confirmed(ex: Execution, branch: Branch, past: Step, intent: Int
     looked = ex.record.of(past.id, e.EffectConfirmed)
     if looked:
         return bool(looked[-1][1].confirmed)
-    if intent.policy.confirm is None or not past.attempts or ex.record.goes_on(branch.path, branch.count):
+    if intent.policy.confirm is None or not past.attempts or ex.record.has_more(branch.path, branch.count):
         return True
     key = ex.record.event(past.attempts[0].started).key
     effect = Effect(tool=intent.name, step=past.id, key=key, arguments=intent.arguments)

@@ -51,7 +51,7 @@ class RunTree:
         fold, found = run.fold, run.ledger
         places = {attempt.started: step.id for step in fold.steps for attempt in step.attempts}
         places |= {step.output: step.id for step in fold.steps if step.output}
-        self._standing: dict[str, e.StepId] = dict.fromkeys(fold.facts.adopted, "")
+        self._used: dict[str, e.StepId] = dict.fromkeys(fold.facts.adopted, "")
         """The keys that this timeline uses, with their steps."""
         self._own: dict[str, int] = {}
         """Where on the run's ledger a key is."""
@@ -61,26 +61,26 @@ class RunTree:
             self._own[effect.key] = index
             step = next((places[seq] for seq in (effect.started, *effect.adopted) if seq in places), None)
             if step is not None:
-                self._standing[effect.key] = step
-            elif effect.key not in self._standing and self._is_own(self.own, effect):
+                self._used[effect.key] = step
+            elif effect.key not in self._used and self._is_own(self.own, effect):
                 self._left.append(index)
         self._noted = len(found.effects)
         self._children = {child.run for child in found.children if child.spawned in places}
         self.is_announced = False
         """Whether all ancestors know of this fork."""
 
-    def stands_on(self, done: RecordedEffect, step: e.StepId) -> None:
+    def adopt(self, done: RecordedEffect, step: e.StepId) -> None:
         """Record that a step of this timeline adopted an effect, or continues under its key."""
-        self._standing[done.effect.key] = step
+        self._used[done.effect.key] = step
 
-    def leaves(self, done: RecordedEffect) -> None:
+    def release(self, done: RecordedEffect) -> None:
         """Record that an effect did not happen: its key is free until another attempt."""
-        self._standing.pop(done.effect.key, None)
+        self._used.pop(done.effect.key, None)
 
-    def _stands(self, key: str, step: e.StepId) -> bool:
+    def _is_used(self, key: str, step: e.StepId) -> bool:
         """Whether another step of this timeline uses a key. A failed step does not use the key of an effect that did
         not happen, even if another run used that key since."""
-        by = self._standing.get(key)
+        by = self._used.get(key)
         if by is None or by == step:
             return False
         found, index = self._run.fold.step(by), self._own.get(key)
@@ -88,7 +88,7 @@ class RunTree:
             return True
         return index is not None and self._run.ledger.effects[index].status != "did_not_happen"
 
-    def left(self, tool: str, step: e.StepId) -> list[RecordedEffect]:
+    def adoptable(self, tool: str, step: e.StepId) -> list[RecordedEffect]:
         """Effects of a tool that happened, or may have, and that no other step of this timeline uses; one a key, oldest
         first."""
         undone = self._look()
@@ -97,7 +97,7 @@ class RunTree:
             effect = done.effect
             if effect.tool == tool and not effect.undoes and effect.key not in undone and self._may_be(effect):
                 found.setdefault(effect.key, []).append(done)
-        return [_merged(records) for key, records in found.items() if not self._stands(key, step)]
+        return [_merged(records) for key, records in found.items() if not self._is_used(key, step)]
 
     def stood(self, tool: str, identity: e.Digest, step: e.StepId) -> RecordedEffect | None:
         """The first effect of an identity that happened and that another step of this timeline uses."""
@@ -106,7 +106,7 @@ class RunTree:
         for done in chain(own, self._records()):
             effect = done.effect
             same = effect.tool == tool and effect.identity == identity and not effect.undoes
-            if same and effect.status == "happened" and effect.key not in undone and self._stands(effect.key, step):
+            if same and effect.status == "happened" and effect.key not in undone and self._is_used(effect.key, step):
                 return done
         return None
 
@@ -179,7 +179,7 @@ class RunTree:
         heads = (head for head, _ in ancestry(self.own, self._head))
         return ((parent.run, fork) for fork, parent in pairwise(heads))
 
-    def knows(self, parent: str, fork: str) -> bool:
+    def has_fork(self, parent: str, fork: str) -> bool:
         """Whether a parent has a fork on its ledger; one that cannot be read does nothing any more."""
         try:
             return fork in self._log.ledger(parent).facts.forks
@@ -193,7 +193,7 @@ class RunTree:
         own = self._run.ledger
         for index in range(self._noted, len(own.effects)):
             self._own[own.effects[index].key] = index
-            self._standing.setdefault(own.effects[index].key, own.effects[index].step)
+            self._used.setdefault(own.effects[index].key, own.effects[index].step)
         self._noted = len(own.effects)
         if self.own.parent is None and not own.facts.forks:
             self._members = {self.own.run: self._read(self.own, own)}

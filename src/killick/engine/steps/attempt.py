@@ -42,7 +42,7 @@ class ToolInterceptor(Protocol):
         """One attempt of a tool, a model call, or an undoing."""
         ...
 
-    async def aside(self, fn: Callable[..., Any], effect: Effect, real: Callable[[], Awaitable[Any]]) -> Any:
+    async def call_hook(self, fn: Callable[..., Any], effect: Effect, real: Callable[[], Awaitable[Any]]) -> Any:
         """What a reconciler or a confirmation says."""
         ...
 

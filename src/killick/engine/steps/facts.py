@@ -42,7 +42,7 @@ def patched(ex: Execution, branch: Branch, name: str) -> bool:
     known = ex.patches.get(name)
     if known is None:
         marked = ex.record.take(branch.position, "fact.drawn", f"patched:{name}") is not None
-        if not marked and not ex.record.goes_on(branch.path, branch.count):
+        if not marked and not ex.record.has_more(branch.path, branch.count):
             ex.write_behind(Entry(e.FactDrawn(at=ex.now_us(), name=f"patched:{name}", step=branch.position)))
             marked = True
         known = ex.patches[name] = marked

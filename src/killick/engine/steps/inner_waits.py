@@ -38,7 +38,7 @@ class InnerWaits:
         inner.running += 1
         if inner.running == 1:
             if inner.live is not None:
-                inner.live.rest()
+                inner.live.mark_idle()
             self._mark_idle()
 
     def end(self, inner: InnerSteps, branch: AwaitedBranch) -> None:
@@ -48,7 +48,7 @@ class InnerWaits:
             inner.running -= 1
             if not inner.running and inner.is_open:
                 if inner.live is not None:
-                    inner.live.stir()
+                    inner.live.mark_running()
                 self._mark_busy()
 
     def close(self, inner: InnerSteps) -> None:

@@ -1,4 +1,4 @@
-"""Intentions: a call as data, what it means to the world, and how its values come back. Does nothing."""
+"""Intentions: a call as data, its effect class, and the types of its values. Has no effects."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ class Intent:
 
     @classmethod
     def of(cls, sort: e.Sort, name: str, arguments: dict[str, Any], digest: e.Digest) -> Intent:
-        """What is intended by a step that is no call: a child, a message."""
+        """The intention of a step that is no call: a child, a message."""
         intent = cls(sort, name, _nothing, None, arguments, Policy())
         intent.digest = e.from_text(digest)
         return intent
 
     def classify(self, step: e.StepId, secret_key: bytes) -> None:
-        """Digest it and say what it does to the world. Refuses arguments that cannot be stored, naming the step."""
+        """Compute its digest and effect class. Refuses arguments that cannot be stored, naming the step."""
         policy = self.policy
         try:
             self.digest = arguments_digest(self.told, secret_key=secret_key)
@@ -93,7 +93,7 @@ class Intent:
                 raise DeclarationRefused(self.name, f"its effect is {self.effect!r}, not one of {', '.join(EFFECTS)}")
             refuse_tx_misfit(self.name, self.effect, self.shape)
 
-    def take_up(self, recorded: dict[str, Any], intended: e.StepIntended, step: e.StepId, secret_key: bytes) -> None:
+    def replay(self, recorded: dict[str, Any], intended: e.StepIntended, step: e.StepId, secret_key: bytes) -> None:
         """Take the arguments from the record instead of from the code."""
         assert self.shape is not None
         effect = self.effect
@@ -106,7 +106,7 @@ class Intent:
         self.identity = None if intended.identity is None else e.from_text(intended.identity)
 
     def edit(self, arguments: dict[str, Any], step: e.StepId, secret_key: bytes) -> dict[str, tuple[Any, Any]]:
-        """Intend it with other arguments; returns what changed, by name."""
+        """Replace the arguments; returns the changes by name."""
         before = through_codec(self.recording, at="arguments", secret_key=secret_key)
         self.arguments = self.told = arguments
         self.recording = through_codec(arguments, at="arguments", secret_key=secret_key)
@@ -122,7 +122,7 @@ class Intent:
         return copy(self)
 
     def restore(self, before: Intent) -> None:
-        """Intend again what was intended before an edit."""
+        """Restore the arguments from before an edit."""
         for name in ("arguments", "told", "recording", "settled", "digest", "identity", "claims", "effect"):
             setattr(self, name, getattr(before, name))
 

@@ -1,6 +1,6 @@
-"""Calls of this process that may still touch the world, by run: threads, child processes, coroutines.
+"""Calls of this process that may still have effects, by run: threads, child processes, coroutines.
 
-A transition that lets a lease go, settles what is in doubt or undoes an effect asks here first. Knows no store.
+A release of a lease, a settlement and a compensation check here first. Knows no store.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from killick.model.events import StepId
 
 ABANDON_SECONDS: Final = 30.0
-"""How long a call that was given up is still waited for."""
+"""How long to wait for an abandoned call."""
 
 Late = Callable[[Any, BaseException | None], object]
 """Records the outcome of a call whose execution is gone: its result, or its error."""
 
 
 class LiveCall:
-    """One call, from before it begins until nothing of it can act any more."""
+    """One call, from before it begins until it can have no more effects."""
 
     __slots__ = ("_calls", "is_over", "is_resting", "late", "run", "step", "tool", "work")
 
@@ -45,13 +45,13 @@ class LiveCall:
         """It is over. From any thread."""
         self._calls.end(self)
 
-    def rest(self) -> None:
+    def mark_idle(self) -> None:
         """Its code awaits steps of the same run, and touches nothing until one of them is over."""
-        self._calls.rest(self)
+        self._calls.mark_idle(self)
 
-    def stir(self) -> None:
+    def mark_running(self) -> None:
         """Mark its code as running again."""
-        self._calls.stir(self)
+        self._calls.mark_running(self)
 
     def record_late(self) -> None:
         """Record its outcome, where its thread ended after its execution."""
@@ -61,7 +61,7 @@ class LiveCall:
 
 
 class LiveCalls:
-    """The calls that live, by run, and what is to be done when the last one of a run is over."""
+    """The running calls by run, and the callbacks for the end of the last one of a run."""
 
     def __init__(self) -> None:
         self._mutex = threading.RLock()
@@ -80,7 +80,7 @@ class LiveCalls:
         return call
 
     def end(self, call: LiveCall) -> None:
-        """A call is over; after the last one of its run comes what waits for that, in this thread."""
+        """End a call. After the last one of its run the callbacks run, in this thread."""
         with self._mutex:
             if call.is_over:
                 return
@@ -89,7 +89,7 @@ class LiveCalls:
                 return
         self._leave(call)
 
-    def rest(self, call: LiveCall) -> None:
+    def mark_idle(self, call: LiveCall) -> None:
         """Mark a call as idle: it awaits steps of the same run and touches nothing else."""
         with self._mutex:
             if call.is_over or call.is_resting:
@@ -97,7 +97,7 @@ class LiveCalls:
             call.is_resting = True
         self._leave(call)
 
-    def stir(self, call: LiveCall) -> None:
+    def mark_running(self, call: LiveCall) -> None:
         """Mark a resting call as running again."""
         with self._mutex:
             if call.is_resting and not call.is_over:
@@ -132,7 +132,7 @@ class LiveCalls:
             return [call for calls in found for call in calls if step is None or call.step == step]
 
     def then(self, run: str | None, do: Callable[[], object]) -> None:
-        """Do something once no call of a run lives, or of any: at once, or in the thread that ends the last one."""
+        """Call back when no call of a run, or of any, is running: at once, or in the thread that ends the last one."""
         with self._mutex:
             waits = run in self._calls if run is not None else bool(self._calls or self._ending)
             if waits:
@@ -174,7 +174,7 @@ class LiveCalls:
         return [work.live for work in works if work.live is not None and work.outcome is not None]
 
     def forget(self, run: str, step: StepId) -> None:
-        """A step is over: a thread of it that has ended is of no more use."""
+        """Forget the ended thread of a step that is over."""
         work = self._works.get((run, step))
         if work is not None and not work.alive:
             del self._works[run, step]

@@ -24,7 +24,7 @@ async def heard(ex: Execution, branch: Branch) -> list[Any]:
     said: list[Any] = []
     while (seq := ex.record.take(branch.position, "message.taken", SAID)) is not None:
         said.append(ex.record.data(seq)["body"])
-    if said or ex.record.goes_on(branch.path, branch.count):
+    if said or ex.record.has_more(branch.path, branch.count):
         return said
     for message in ex.engine.log.store.inbox(ex.run_id, name=SAID):
         if message.number in ex.took:

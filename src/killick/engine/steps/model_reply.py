@@ -79,18 +79,18 @@ class _Reasoning(str):
     """What a model says to itself."""
 
 
-def _said(reply: Any) -> Iterator[str | ToolCall]:
+def _parts(reply: Any) -> Iterator[str | ToolCall]:
     """The parts of a reply, in order."""
     if isinstance(reply, str):
         yield reply
         return
-    read = {"anthropic": _said_by_anthropic, "openai-responses": _said_by_responses, "openai": _said_by_openai}
+    read = {"anthropic": _parts_of_anthropic, "openai-responses": _parts_of_responses, "openai": _parts_of_openai}
     for part in read[provider_of(reply)](reply):
         if part is not None and part != "":
             yield part
 
 
-def _said_by_anthropic(reply: Any) -> Iterator[str | ToolCall | None]:
+def _parts_of_anthropic(reply: Any) -> Iterator[str | ToolCall | None]:
     for block in _all(reply, "content"):
         match _of(block, "type"):
             case "text":
@@ -103,7 +103,7 @@ def _said_by_anthropic(reply: Any) -> Iterator[str | ToolCall | None]:
                 pass
 
 
-def _said_by_responses(reply: Any) -> Iterator[str | ToolCall | None]:
+def _parts_of_responses(reply: Any) -> Iterator[str | ToolCall | None]:
     for item in _all(reply, "output"):
         match _of(item, "type"):
             case "message":
@@ -118,7 +118,7 @@ def _said_by_responses(reply: Any) -> Iterator[str | ToolCall | None]:
                 pass
 
 
-def _said_by_openai(reply: Any) -> Iterator[str | ToolCall | None]:
+def _parts_of_openai(reply: Any) -> Iterator[str | ToolCall | None]:
     for choice in _all(reply, "choices")[:1]:
         message = _of(choice, "message") or _of(choice, "delta")
         for name in ("reasoning_content", "reasoning"):
@@ -148,18 +148,18 @@ def _tool_call(id: Any, call: Any, name: str) -> ToolCall:  # noqa: A002
 
 def text_of(reply: Any) -> str:
     """What the model said, without its reasoning; its refusal, where that is all it said."""
-    parts = [part for part in _said(reply) if isinstance(part, str) and not isinstance(part, _Reasoning)]
+    parts = [part for part in _parts(reply) if isinstance(part, str) and not isinstance(part, _Reasoning)]
     return "".join([part for part in parts if not isinstance(part, _Refusal)] or parts)
 
 
 def reasoning_of(reply: Any) -> str | None:
     """What the model said to itself, as far as its provider shows it."""
-    return "\n\n".join(part for part in _said(reply) if isinstance(part, _Reasoning)) or None
+    return "\n\n".join(part for part in _parts(reply) if isinstance(part, _Reasoning)) or None
 
 
 def tool_calls_of(reply: Any) -> list[ToolCall]:
     """The tools that the model wants called, in order."""
-    return [part for part in _said(reply) if isinstance(part, ToolCall)]
+    return [part for part in _parts(reply) if isinstance(part, ToolCall)]
 
 
 def is_paused(reply: Any) -> bool:

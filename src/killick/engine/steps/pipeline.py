@@ -1,6 +1,6 @@
-"""The one way to the world: intend, record, fence, apply, record. A step is carried out here, attempt by attempt.
+"""The step pipeline, the only path to effects: intend, record, fence, apply, record; attempt by attempt.
 
-What to do when it is in doubt, done before or to be undone is in `effects`.
+Reconciliation, deduplication and compensation are in `effects`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def execute_step(ex: Execution, branch: Branch, intent: Intent, step: e.St
     if not ex.is_solo:
         await ex.await_turn()
     attempting = StepExecution(ex, branch, step, intent, past)
-    return await concluded(attempting, attempting.go())
+    return await concluded(attempting, attempting.run())
 
 
 async def concluded(execution: StepExecution, outcome: Coroutine[Any, Any, Any]) -> Any:
@@ -96,7 +96,7 @@ def _failure_of(ex: Execution, past: Step, data: Mapping[str, Any]) -> Failure |
 async def run_step(
     ex: Execution, do: Callable[..., Coroutine[Any, Any, T]], *args: Any, branch: Branch | None = None, **kwargs: Any
 ) -> T:
-    """A step, from the moment it is awaited: it belongs to the branch whose code awaits it."""
+    """Run a step when it is awaited, in the branch whose code awaits it."""
     task = None if branch is None else asyncio.current_task()
     branch = branch or ex.branch_here()
     try:

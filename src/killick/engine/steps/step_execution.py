@@ -66,17 +66,17 @@ class StepExecution(StepState):
         if past is None:
             self.intended()
         else:
-            self._go_on(past)
+            self._resume(past)
 
-    def _go_on(self, past: Step) -> None:
-        """Take up a step that another execution left: what is on record of it counts, not what code says now."""
+    def _resume(self, past: Step) -> None:
+        """Resume a step of another execution, with the recorded arguments instead of those of the code."""
         record = self.ex.record
         intended: e.StepIntended = record.event(past.intended)
         self.intent.effect = intended.effect
         if self.intent.shape is not None and self.intent.undoes is None:
             recorded = record.data(past.intended)["arguments"]
-            self.intent.take_up(recorded, intended, self.step, self.ex.engine.secret_key)
-            approvals.taken_up(self, past)
+            self.intent.replay(recorded, intended, self.step, self.ex.engine.secret_key)
+            approvals.restore_answers(self, past)
             self.paths = record.data(past.edited or past.intended).get("paths") or {}
             self.intent.arguments = with_paths(self.intent.arguments, self.paths)
         self.made = len(past.attempts)
@@ -107,8 +107,8 @@ class StepExecution(StepState):
 
     # the loop ---------------------------------------------------------------------------------
 
-    async def go(self) -> Any:
-        """Attempts until one returns, or none is left."""
+    async def run(self) -> Any:
+        """Make attempts until one returns, or none is left."""
         ex = self.ex
         raise_if_intervened(ex, self.step)
         policy = self.intent.policy
@@ -214,8 +214,8 @@ class StepExecution(StepState):
         await dedupe.allowed(self)
         return None
 
-    async def opened(self) -> Any:
-        """As `go`, for a stream: what was opened, of which nothing is recorded yet."""
+    async def open_stream(self) -> Any:
+        """As `run`, for a stream: returns the open stream, before any chunk is recorded."""
         while True:
             if self.counted >= self.allowed:
                 return await self._give_up()
@@ -228,7 +228,7 @@ class StepExecution(StepState):
             await self._raised(applied)
 
     def note_failed(self, failure: Failure) -> None:
-        """A stream broke off: it is not tried again, since its first chunks were seen."""
+        """Fail a stream that broke off. It is not retried, since its first chunks were seen."""
         self._note_failed(failure, "unknown", None)
 
     async def _ended(self, seq: int, value: Any) -> Any:
@@ -262,7 +262,7 @@ class StepExecution(StepState):
             self.ex.write_behind(Entry(e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="cancelled")))
 
     async def _refuse_consumed(self) -> None:
-        """A right that exists once and was used before: the step fails before anything is touched."""
+        """Fail a step whose unique right was consumed before, without any call."""
         self.holds = self._has_consumed()
         for claim in self.intent.claims if not self.holds else ():
             owner = self.ex.engine.log.store.owner(claim)
@@ -308,7 +308,7 @@ class StepExecution(StepState):
             return applied
 
     def _refuse_shared_files(self) -> None:
-        """A tool that has the workspace for itself would wait for ever for the one that it is inside of."""
+        """Refuse a tool with exclusive use of the workspace inside of another one: it would deadlock."""
         for around in self.branch.outer.around() if self.branch.outer is not None else ():
             effects_of = {self.intent.effect, around.effect}
             if "workspace" in effects_of and not effects_of & {"reads", None}:
@@ -450,11 +450,11 @@ class StepExecution(StepState):
         """The attempt may have effects from now on. A late outcome of its thread is recorded too."""
         if self.intent.effect in ("reads", None):
             return None
-        late = None if self.intent.effect in ("transaction", "workspace") else self._came_late
+        late = None if self.intent.effect in ("transaction", "workspace") else self._record_late
         return self.ex.engine.live.begin(self.ex.run_id, self.step, self.intent.name, late)
 
     def _in_thread(self, call: Callable[[], Any]) -> Any:
-        """A thread may begin a good while after it was asked for: it looks at the lease again."""
+        """Check the lease again in the thread, which may start late."""
         if not self.ex.is_ours:
             raise _TooLate
         return call()
@@ -468,7 +468,7 @@ class StepExecution(StepState):
         return injected
 
     def record_progress(self, value: Any) -> None:
-        """A tool says how far it got, from whichever thread it runs in."""
+        """Record a tool's progress, from any thread."""
         loop = self.ex.loop
         self.progress = self.ex.progress[self.step] = through_codec(value)
         entry = Entry(
@@ -523,7 +523,7 @@ class StepExecution(StepState):
 
     def _note_left(self) -> None:
         again = self.ex.now_us() if self.intent.effect in SAFE else None
-        self._note_failed(reconcile.left(self.ex.log.fold.inside(self.step)), "unknown", again, limited=True)
+        self._note_failed(reconcile.left_failure(self.ex.log.fold.inside(self.step)), "unknown", again, limited=True)
 
     async def _raised(self, applied: Applied) -> None:
         """Record a failure, and decide: again later, in doubt, or over."""
@@ -590,11 +590,11 @@ class StepExecution(StepState):
             raise self.ex.interrupted(StillRunning(self.ex.run_id, still))
 
     def _leave(self) -> None:
-        """The outcome is on record. Where the run is cancelled or interrupted, nothing more is done with it."""
+        """Return a recorded outcome; raise the signal if the run is cancelled or interrupted."""
         if isinstance(self.ex.signal, Interrupted | Cancelling):
             raise self.ex.signal
 
-    def _came_late(self, value: Any, error: BaseException | None) -> None:
+    def _record_late(self, value: Any, error: BaseException | None) -> None:
         """Record the outcome of a thread whose execution is gone, in any thread, while the lease is valid."""
         ex, log = self.ex, self.ex.log
         if not ex.may_record:

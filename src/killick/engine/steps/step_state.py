@@ -24,7 +24,7 @@ from killick.model.fold import Step
 from killick.store.protocol import UniqueRight
 
 RATE_LIMIT_SECONDS: Final = 1.0
-"""The first wait where the far side names none; doubled each time."""
+"""The first delay where the server names none; doubled each time."""
 
 SAFE: Final = frozenset({"reads", "idempotent", "workspace", None})
 """Effect classes whose attempt in doubt may be repeated: of the workspace, because its files are restored first. A
@@ -50,7 +50,7 @@ class StepState(PendingVerdict):
         self.late: Happened | None = None
         self.slot: UniqueRight | None = None
         self.forks: tuple[str, ...] = ()
-        """The forks of the run when it was last looked what was done before."""
+        """The forks of the run at the last deduplication."""
         self.beside: list[str] = []
         self.waited = 0
         self.began_us = self.started = 0
@@ -87,7 +87,7 @@ class StepState(PendingVerdict):
         return late
 
     def _has_consumed(self) -> bool:
-        """Whether this very action, by its key, has used up its rights, in an attempt of any run."""
+        """Whether this action, by its key, consumed its rights in an attempt of any run."""
         log = self.ex.engine.log
         for claim in self.intent.claims:
             owner = log.store.owner(claim)
@@ -122,9 +122,9 @@ class StepState(PendingVerdict):
         return seq
 
     def _limited(self, error: BaseException) -> float | None:
-        """How long a rate limit asks us to wait; None when it is none.
+        """The delay that a rate limit asks for; None for other errors.
 
-        A status alone does not prove that nothing happened: the tool may have acted before it was turned away.
+        A status alone does not prove that nothing happened: the tool may have acted before it was refused.
         """
         if self.intent.effect == "at_most_once" and not self.says_nothing_happened(error):
             return None

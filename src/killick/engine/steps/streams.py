@@ -1,4 +1,4 @@
-"""A model's reply as it comes: chunks reach the agent live, and are recorded whole when the last one came."""
+"""Streamed model replies: chunks reach the agent live, and are recorded as a whole after the last one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ END: Final[Any] = object()
 
 
 async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None) -> AsyncGenerator[Any]:
-    """One step whose outcome comes in chunks. No other step may begin before its end."""
+    """One step whose outcome is a stream of chunks. No other step may begin before its end."""
     branch = branch or ex.branch_here()
     ex.enter(branch, task=asyncio.current_task())
     inside, reading = True, None
@@ -97,7 +97,7 @@ class _Reading:
         self.chunks: list[Any] = []
 
     async def open(self) -> AsyncIterator[Any]:
-        source = await self.attempting.opened()
+        source = await self.attempting.open_stream()
         return self._read(source)
 
     async def _read(self, source: Any) -> AsyncIterator[Any]:

@@ -63,7 +63,7 @@ class Transacting:
                 return Applied(error=Untouched())
             ex.check_lease()
             hold = self._attempting.hold = ex.log.hold()
-            with ex.hears(hold):
+            with ex.awaiting_commit(hold):
                 try:
                     return await self._within(hold, timeout)
                 finally:
@@ -106,7 +106,7 @@ class Transacting:
     # in the thread ----------------------------------------------------------------------------
 
     def _work(self, hold: Hold) -> None:
-        """Call the tool, and commit. Returns only when that is done; what it raises did not happen."""
+        """Call the tool and commit. If it raises, nothing was committed."""
         try:
             self._commit(hold)
         except (StoreError, LogError) as error:
@@ -132,7 +132,7 @@ class Transacting:
                     raise
 
     def _called(self, transaction: Transaction) -> tuple[Entry, Any]:
-        """Call the tool: the event that tells what it returned, and the value as code sees it."""
+        """Call the tool; returns the event of its outcome, and the value as code sees it."""
         ex, intent, step = self._ex, self._intent, self._place.id
         self._in_tool = True
         self._connection = transaction.connection
