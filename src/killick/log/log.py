@@ -24,7 +24,7 @@ from killick.errors import (
 )
 from killick.log.ancestry import ancestry, owner_of, segments
 from killick.log.group_commit import Committer
-from killick.log.writer import SNAPSHOT_EVERY, Entry, RunLog, SnapshotRoot
+from killick.log.writer import SNAPSHOT_EVERY, Entry, RunLog, SnapshotRoot, apply_events
 from killick.model import hashing
 from killick.model.chunks import Blob, children, references, unpack
 from killick.model.events import (
@@ -167,9 +167,7 @@ class Log:
         if folds is None or any(goes_back(event) for _, event in events):
             return *self.folds(head.run, head.seq), None
         fold, ledger = folds
-        for seq, event in events:
-            fold.apply(seq, event)
-            ledger.apply(seq, event)
+        apply_events(fold, ledger, events)
         return fold, ledger, rows if snapshot is None else None
 
     def _handle(

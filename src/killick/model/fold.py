@@ -248,10 +248,15 @@ class Fold:
 
     # the fold ---------------------------------------------------------------------------------
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the run is running and stays so while plain steps begin and return."""
+        facts = self.facts
+        return facts.status == "running" and not (facts.idle or facts.hosted or facts.crashes)
+
     def are_quiet(self, events: Iterable[tuple[int, e.Event]]) -> bool:
         """Returns whether these events leave the run's index row unchanged: no wait is open, and they open none."""
-        facts = self.facts
-        if facts.idle or facts.hosted or facts.crashes is not None or facts.status != "running":
+        if not self.is_running:
             return False
         for _, event in events:
             if type(event) not in _QUIET and not (isinstance(event, e.AttemptEnded) and event.outcome == "returned"):
@@ -276,6 +281,22 @@ class Fold:
         if status != facts.status:
             facts.status = status
             facts.changed_at = event.at
+
+    def apply_step(self, seq: int, intended: e.StepIntended, started: e.AttemptStarted, ended: e.AttemptEnded) -> None:
+        """Applies the three events of a plain step at once, from the seq of its intention; see `is_plain_step`."""
+        facts, name, last = self.facts, intended.name, seq + 2
+        attempt = Attempt(seq + 1, started.at, started.epoch, last, ended.at, "returned")
+        step = Step(
+            intended.step, "tool", name, seq, intended.at, "done", intended.effect, last, ended.at, last, [attempt]
+        )
+        index = self.steps.append(step)
+        self.tops.append(index)
+        self.trace.append(index)
+        if intended.effect != "reads":
+            self.effects.append(index)
+        facts.seq, facts.current = last, intended.step
+        facts.committed += 1
+        facts.done[name] = facts.done.get(name, 0) + 1
 
     @property
     def wake_at(self) -> int | None:
@@ -420,6 +441,28 @@ class Fold:
                     undone = self.steps.changing(index)
                     undone.undone = True
                     facts.done[undone.name] = facts.done.get(undone.name, 1) - 1
+
+
+def is_plain_step(intended: e.Event, started: e.Event, ended: e.Event) -> bool:
+    """Whether three consecutive events are a tool call at the top level that returned at its first attempt, of a run
+    that was never rewound: `apply_step` of both folds then does what their `apply` does."""
+    return (
+        type(intended) is e.StepIntended
+        and type(started) is e.AttemptStarted
+        and type(ended) is e.AttemptEnded
+        and intended.step == started.step == ended.step
+        and intended.sort == "tool"
+        and intended.effect in _PLAIN_EFFECTS
+        and intended.step.isdigit()
+        and not (intended.verdict or intended.undoes or intended.within or intended.claims)
+        and started.attempt == ended.attempt == 1
+        and not (started.claims or started.action)
+        and ended.outcome == "returned"
+        and not (ended.usage or ended.released or ended.key)
+    )
+
+
+_PLAIN_EFFECTS: Final = frozenset({"reads", "idempotent", "at_most_once"})
 
 
 def intended_name(sort: e.Sort, name: str) -> str:

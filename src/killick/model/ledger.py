@@ -160,6 +160,21 @@ class Ledger:
         if handler is not None:
             handler(self, seq, event)
 
+    def apply_step(self, seq: int, intended: e.StepIntended, started: e.AttemptStarted) -> None:
+        """Applies the events of a plain step that returned, from the seq of its intention."""
+        facts, name, last = self.facts, intended.name, seq + 2
+        counts = facts.counts
+        counts.spend.attempts += 1
+        counts.calls[name] = counts.calls.get(name, 0) + 1
+        if intended.effect is not None and intended.effect != "reads":
+            counts.effects[name] = counts.effects.get(name, 0) + 1
+            identity = intended.identity or intended.digest
+            effect = intended.effect
+            self.effects.append(
+                Effect(started.key, intended.step, 0, name, effect, identity, seq, seq + 1, 1, last, "happened")
+            )
+        facts.seq = last
+
     @property
     def spend(self) -> Spend:
         return self.facts.counts.spend
