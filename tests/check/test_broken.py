@@ -27,7 +27,7 @@ FAULTS = {
     "sleeps_in_memory": ("sleeps", "asyncio.sleep()", "run.sleep"),
     "sleeps_in_a_thread": ("sleeps", "time.sleep()", "run.sleep"),
     "cannot_undo": ("not_undone", "book_flight is not undone", "compensate="),
-    "unstorable": ("fails", "cannot store a function", "mend"),
+    "unstorable": ("fails", "cannot store a function", "correct"),
     "writes_when_reading": ("writes", "looks like writing", "effect="),
     "no_default": ("expires", "nobody answers", "default="),
     "own_tasks": ("tasks", "asyncio.gather()", "run.gather"),

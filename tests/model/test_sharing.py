@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from killick.errors import ValueBroken
-from killick.model.chunks import Blob, Erased, Sharing, pack, unpack
+from killick.model.chunks import Blob, Erased, SharedReader, pack, unpack
 from seeds import repeats
 
 
@@ -39,7 +39,7 @@ def talk(count: int) -> dict[str, Any]:
 def test_what_is_alike_in_two_values_is_the_same_object() -> None:
     pieces = Pieces()
     raws = [pieces.put(talk(count)) for count in (80, 81)]
-    sharing = Sharing(pieces)
+    sharing = SharedReader(pieces)
     old, new = (sharing.unpack(raw)["arguments"]["messages"] for raw in raws)
     assert (old, new) == (talk(80)["arguments"]["messages"], talk(81)["arguments"]["messages"])
     assert sum(one is other for one, other in zip(old, new, strict=False)) > 70
@@ -48,7 +48,7 @@ def test_what_is_alike_in_two_values_is_the_same_object() -> None:
 def test_a_conversation_that_grows_is_fetched_at_the_cost_of_what_is_new() -> None:
     pieces = Pieces()
     raws = [pieces.put(talk(count)) for count in range(1, 161)]
-    sharing = Sharing(pieces)
+    sharing = SharedReader(pieces)
     sharing.expect(raws)
     once = pieces.fetched
     assert once == len(pieces.known)
@@ -75,7 +75,7 @@ VALUES = st.recursive(
 def test_values_read_as_they_do_alone(values: list[Any]) -> None:
     pieces = Pieces()
     raws = [pieces.put(value) for value in [*values, values, [values] * 3]]
-    sharing = Sharing(pieces)
+    sharing = SharedReader(pieces)
     assert [sharing.unpack(raw) for raw in raws] == [unpack(raw, pieces) for raw in raws]
 
 
@@ -84,7 +84,7 @@ def test_what_was_erased_is_told_and_what_is_missing_is_broken() -> None:
     raw = pieces.put({"letter": "x" * 3_000, "name": "Ada"})
     [digest] = [each for each, blob in pieces.known.items() if blob.codec == "text"]
     pieces.known[digest] = Blob(digest, "text", None)
-    assert Sharing(pieces).unpack(raw) == {"letter": Erased(digest), "name": "Ada"}
+    assert SharedReader(pieces).unpack(raw) == {"letter": Erased(digest), "name": "Ada"}
     del pieces.known[digest]
     with pytest.raises(ValueBroken, match="missing"):
-        Sharing(pieces).unpack(raw)
+        SharedReader(pieces).unpack(raw)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from killick.proxy.conversation_match import course_of, print_of_messages, tip_of
+from killick.proxy.conversation_match import digests_of, print_of_messages, tip_of
 
 CHAT: list[Any] = [
     {"role": "system", "content": "be good"},
@@ -33,23 +33,23 @@ BOTH = pytest.mark.parametrize(("shape", "said"), [("openai", CHAT), ("anthropic
 
 @BOTH
 def test_a_history_goes_on_where_each_of_its_replies_stood(shape: str, said: list[Any]) -> None:
-    whole = course_of(said, shape)
+    whole = digests_of(said, shape)
     replies = [index for index, message in enumerate(said) if message["role"] == "assistant"]
     stood = [
-        tip_of(course_of(said[:index], shape).chain, print_of_messages(said[index : index + 1])) for index in replies
+        tip_of(digests_of(said[:index], shape).chain, print_of_messages(said[index : index + 1])) for index in replies
     ]
     assert whole.tips == tuple(reversed(stood))
-    assert whole.root == course_of(said[: replies[0]], shape).root
+    assert whole.root == digests_of(said[: replies[0]], shape).root
 
 
 @BOTH
 def test_what_is_said_otherwise_is_another_history(shape: str, said: list[Any]) -> None:
-    courses = {course_of(said, shape).asked, course_of(said, "another").asked}
+    courses = {digests_of(said, shape).asked, digests_of(said, "another").asked}
     for index in range(len(said)):
         if said[index]["role"] != "system":
             edited = copy.deepcopy(said)
             edited[index] = {"role": edited[index]["role"], "content": "something else"}
-            courses |= {course_of(edited, shape).asked, course_of(said[:index], shape).asked}
+            courses |= {digests_of(edited, shape).asked, digests_of(said[:index], shape).asked}
     assert len(courses) == 2 + 2 * len([message for message in said if message["role"] != "system"])
 
 
@@ -58,14 +58,14 @@ def test_what_clients_do_on_the_way_makes_no_difference() -> None:
     marked[0]["content"] = [{"type": "text", "text": "read a", "cache_control": {"type": "ephemeral"}}]
     marked[2]["content"][0]["cache_control"] = {"type": "ephemeral"}
     marked[3] = {"role": "assistant", "content": "It is a.\n"}
-    assert course_of(marked, "anthropic") == course_of(MESSAGES, "anthropic")
+    assert digests_of(marked, "anthropic") == digests_of(MESSAGES, "anthropic")
     written = copy.deepcopy(CHAT)
     written[0]["content"] = "be good; it is noon"
     written[1]["name"] = None
     written[2] |= {"content": "", "refusal": None, "annotations": []}
-    assert course_of(written, "openai") == course_of(CHAT, "openai")
+    assert digests_of(written, "openai") == digests_of(CHAT, "openai")
 
 
 @pytest.mark.parametrize("said", [[], ["no message"], [None, 3], [{"role": "user"}], [{"type": "reasoning"}]])
 def test_whatever_a_request_holds_it_has_a_course(said: list[Any]) -> None:
-    assert course_of(said, "openai").asked
+    assert digests_of(said, "openai").asked

@@ -10,7 +10,7 @@ import pytest
 
 from killick.window import Decision, Shape, Window, estimate
 from killick.window.messages import as_json, size_of
-from killick.window.usage import Filled, Filling, Left, request_of
+from killick.window.usage import Filling, Left, RequestUsage, request_of
 
 SHAPES: tuple[Shape, ...] = ("openai", "openai-responses", "anthropic")
 
@@ -52,7 +52,7 @@ def words(chance: random.Random, count: int) -> str:
     return " ".join(f"w{chance.randrange(10_000)}" for _ in range(count))
 
 
-def one(messages: list[Any], tools: list[Any] | None = None, system: Any = None) -> Filled:
+def one(messages: list[Any], tools: list[Any] | None = None, system: Any = None) -> RequestUsage:
     return Filling().fill(messages, tools or [], system)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from killick.workspace import Workspace, batch_reader
-from killick.workspace.vault.snapshot_writer import Writing
+from killick.workspace.vault.snapshot_writer import SnapshotWriter
 
 
 def test_what_a_look_that_failed_had_heard_of_is_found_by_the_next(
@@ -20,11 +20,11 @@ def test_what_a_look_that_failed_had_heard_of_is_found_by_the_next(
         first = workspace.capture()
         (folder / "deep" / "er" / "a").write_text("two")
 
-        def full(writing: Writing, data: object) -> bytes:
+        def full(writing: SnapshotWriter, data: object) -> bytes:
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patched:
-            patched.setattr(Writing, "add", full)
+            patched.setattr(SnapshotWriter, "add", full)
             with pytest.raises(OSError, match="No space"):
                 workspace.capture()
         later = workspace.capture()
@@ -60,7 +60,7 @@ def test_what_was_stored_for_a_snapshot_that_was_not_published_is_stored_again(
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patched:
-            patched.setattr(Writing, "publish", full)
+            patched.setattr(SnapshotWriter, "publish", full)
             with pytest.raises(OSError, match="No space"):
                 workspace.capture()
         later = workspace.capture()

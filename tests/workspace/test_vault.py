@@ -19,7 +19,7 @@ from killick.errors import SnapshotBroken, StoreClosed, StoreUnavailable
 from killick.workspace import tree
 from killick.workspace.vault import snapshot_writer
 from killick.workspace.vault.compression import compressed, decompressed
-from killick.workspace.vault.vault import Reference, Restoring, Swept, Vault
+from killick.workspace.vault.vault import Reference, RestoreRecord, Swept, Vault
 from seeds import draw_seed
 from workspace.vaults import add, packed_bytes, packs, publish, read, some_files
 
@@ -326,8 +326,8 @@ def test_the_journal_keeps_what_is_being_restored_until_it_ends(tmp_path: Path) 
     vault.begin_restoring("/w", target, before, [b"a", b"\xff/b"])
     vault.begin_restoring("/other", before, None, None)
     another = Vault(vault.path)
-    assert another.restoring("/w") == Restoring("/w", target, before, (b"a", b"\xff/b"), 5)
-    assert another.restoring("/other") == Restoring("/other", before, None, None, 5)
+    assert another.restoring("/w") == RestoreRecord("/w", target, before, (b"a", b"\xff/b"), 5)
+    assert another.restoring("/other") == RestoreRecord("/other", before, None, None, 5)
     another.begin_restoring("/w", before, None, [])
     assert vault.restoring("/w") is not None
     assert vault.restoring("/w").paths == ()  # type: ignore[union-attr]

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from killick.workspace import tree
 from killick.workspace.tree import BLOCK_BYTES, FILE, FOLDER, Block, Entry, Id
-from killick.workspace.vault.vault import Vault, Writing
+from killick.workspace.vault.vault import SnapshotWriter, Vault
 
 Files = Mapping[bytes, bytes]
 
 
-def add(writing: Writing, files: Files) -> Id:
+def add(writing: SnapshotWriter, files: Files) -> Id:
     """Add everything that a snapshot of these files stands on; its root. Names may have one folder in them."""
     folders: dict[bytes, list[Entry]] = {b"": []}
     for path, data in sorted(files.items()):

@@ -23,7 +23,7 @@ from killick.errors import EpochStale, HandleClosed, HeadMoved, RunExists, RunUn
 from killick.log.log import Log
 from killick.log.writer import Entry, RunLog
 from killick.model import events as e
-from killick.model.chunks import Sharing
+from killick.model.chunks import SharedReader
 from killick.store.protocol import OWN_AGENTS, OWN_RUNS, Head, Row, RunQuery
 
 OPEN_MAX: Final = 256
@@ -242,7 +242,7 @@ class ShelfLog:
                 after = rows[-1].seq
         if len(raws) < len(seqs):
             raise RunUnknown(self._run)
-        sharing = Sharing(store.pieces)
+        sharing = SharedReader(store.pieces)
         sharing.expect(raws.values())
         return {seq: sharing.unpack(raw)["value"] for seq, raw in raws.items()}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from killick.check.comparison import Alike, Judge, place_of, relative
+from killick.check.comparison import Alike, FindingCollector, place_of, relative
 from killick.check.crashes import WRITES, Ended, Saved, Scenario, Story, simulate
 from killick.check.findings import ALONE, Faulty, Finding, Report
 from killick.check.samples import sample
@@ -87,7 +87,7 @@ class _Checking:
         self.stories_max = stories_max
         self.ways: Counter[str] = Counter()
         self.spots = read_agent(case.agent)
-        self.judge = Judge(case.agent, self.spots)
+        self.judge = FindingCollector(case.agent, self.spots)
         self.cut_short = ""
         self.draws = False
         """Whether the agent draws random values, which differ if a process died before recording them."""

@@ -156,7 +156,7 @@ def relative(file: str) -> str:
     return near if not near.startswith("..") else file
 
 
-class Judge:
+class FindingCollector:
     """Collects observations and reports one finding for each cause."""
 
     def __init__(self, agent: AnyAgent, spots: Sequence[Spot]) -> None:

@@ -78,10 +78,10 @@ def rejudge(log: Log, run: str, contract: Contract | None = None) -> Rejudged:
 
     For a fork, only its own intentions; the rest are its parent's.
     """
-    return _Rejudging(log, run, contract).outcome()
+    return _Backtester(log, run, contract).outcome()
 
 
-class _Rejudging:
+class _Backtester:
     """One pass over a log, from its first event."""
 
     def __init__(self, log: Log, run: str, contract: Contract | None) -> None:

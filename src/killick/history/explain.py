@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, tzinfo
 from typing import Any, Final
 
-from killick.history.narration import Course
+from killick.history.narration import StepNarrator
 from killick.history.phrasing import counted, entries_of, listed, scope_words, sentence, who
 from killick.history.timeline import Timeline
 from killick.history.timeline_parts import Decision, Entry, Moment, Step, Wait
@@ -58,7 +58,7 @@ def _paragraphs(*paragraphs: Iterable[str]) -> list[str]:
     return [_TWO_STOPS.sub(r"\1”", paragraph) for paragraph in joined if paragraph]
 
 
-class _Why(Course):
+class _Why(StepNarrator):
     """Writes about one timeline."""
 
     def __init__(

@@ -14,7 +14,7 @@ DIGEST_CHARS = 8
 """The length of a displayed contract hash."""
 
 
-class Judged(Prose):
+class VerdictNarrator(Prose):
     """Writes about the verdicts and approvals before a step began."""
 
     contracts: Mapping[e.Digest, str]

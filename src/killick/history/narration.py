@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import tzinfo
 from typing import Any, Final
 
-from killick.history.explain_verdict import Judged
+from killick.history.explain_verdict import VerdictNarrator
 from killick.history.phrasing import NOT_RETRIED, counted, entries_of, lasted, ordinal, sentence, who
 from killick.history.timeline_parts import Attempt, Settled, Step, Wait
 from killick.model.failure import Failure
@@ -20,7 +20,7 @@ _VERBS: Final = {
 }  # fmt: skip
 
 
-class Course(Judged):
+class StepNarrator(VerdictNarrator):
     """Describes how steps went."""
 
     def __init__(self, zone: tzinfo, chars: int, text_of: Callable[[Any], str | None]) -> None:

@@ -90,7 +90,7 @@ def section(
     fold      the run's fold, if the caller has it
     """
     fold = fold or log.state(run).fold
-    return Making(log, run, fold, through=through).section(*bounds(fold, before, limit))
+    return PageBuilder(log, run, fold, through=through).section(*bounds(fold, before, limit))
 
 
 def bounds(fold: folds.Fold, before: int | None, limit: int) -> tuple[int, int]:
@@ -103,7 +103,7 @@ def bounds(fold: folds.Fold, before: int | None, limit: int) -> tuple[int, int]:
     return min(first, last) or 1, last
 
 
-class Making:
+class PageBuilder:
     """Builds the entries of one run from its events, as of one of them and those of `keep`."""
 
     def __init__(

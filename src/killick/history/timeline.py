@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from killick.history.page import STEPS_MAX, Making, RedactData, bounds
+from killick.history.page import STEPS_MAX, PageBuilder, RedactData, bounds
 from killick.history.timeline_parts import Entry, Failed, Moment, Part, Said, Step, Values, Wait, walked
 from killick.log.log import Log
 from killick.model import events as e
@@ -133,7 +133,7 @@ def timeline(
     log: Log, run: str, at: int | None = None, *, keep: Sequence[int] = (), through: RedactData | None = None
 ) -> Timeline:
     """Returns a run's timeline at its head, or as of an event and those of `keep`."""
-    making = Making(log, run, log.state(run, at, keep=keep).fold, at, keep, through=through)
+    making = PageBuilder(log, run, log.state(run, at, keep=keep).fold, at, keep, through=through)
     return _around(making, run, making.everything())
 
 
@@ -152,7 +152,7 @@ def part_of(
     If requested, the contracts and the context at the page's start precede it; that reads every context change.
     """
     fold = fold or log.state(run).fold
-    making = Making(log, run, fold, through=through)
+    making = PageBuilder(log, run, fold, through=through)
     found = making.section(*bounds(fold, before, limit))
     before_it = making.known_before(found) if known else ()
     return _around(making, run, (*before_it, *found.entries), skipped=found.first - 1)
@@ -161,7 +161,7 @@ def part_of(
 _HOLDS_BACK: Final = (e.RunPaused, e.RunDiverged, e.RunRepaired, e.RunQuarantined)
 
 
-def _around(making: Making, run: str, entries: tuple[Entry, ...], skipped: int = 0) -> Timeline:
+def _around(making: PageBuilder, run: str, entries: tuple[Entry, ...], skipped: int = 0) -> Timeline:
     """Combines entries with the run's position."""
     facts = making.fold.facts
     taken = making.last(entries, e.RunTaken)
@@ -182,7 +182,7 @@ def _around(making: Making, run: str, entries: tuple[Entry, ...], skipped: int =
     )  # fmt: skip
 
 
-def _run_failed(making: Making, seq: int) -> Failed:
+def _run_failed(making: PageBuilder, seq: int) -> Failed:
     event = making.event(seq)
     step = event.step if isinstance(event, e.RunFailed) else None
     return Failed(at=event.at, step=step, values=making.values(seq))

@@ -18,12 +18,12 @@ from killick.contracts.prices import Prices
 from killick.log.boundaries import RunMoment
 from killick.log.log import Log
 from killick.model import events as e
-from killick.model.chunks import Sharing
+from killick.model.chunks import SharedReader
 from killick.model.fold import Fold, Step, timeline
 from killick.store.protocol import Row
 from killick.window.messages import is_list, is_map
 from killick.window.pages import Tokens, estimate
-from killick.window.usage import KINDS, OWN_TOOLS, Filled, Filling, Kind, Left, request_of
+from killick.window.usage import KINDS, OWN_TOOLS, Filling, Kind, Left, RequestUsage, request_of
 
 WINDOWS_VERSION: Final = 1
 """The version of the JSON form, which docs/showing.md describes."""
@@ -216,7 +216,7 @@ class _Line(msgspec.Struct):
     step: Step
     usage: e.Usage
     model: str = ""
-    filled: Filled | None = None
+    filled: RequestUsage | None = None
     described: Mapping[str, int] = {}
     evicted: int = 0
     faulted: int = 0
@@ -239,7 +239,7 @@ class _Reading:
         steps = [fold.steps[index] for index in fold.trace]
         self._steps = [step for step in steps if step.sort == "model" and (step.edited or step.intended) in rows]
         self._called = {step.name for step in steps if step.sort == "tool"}
-        self._sharing = Sharing(log.store.pieces)
+        self._sharing = SharedReader(log.store.pieces)
         self._fillings: dict[str, Filling] = {}
         self._scopes = {step.id.rpartition(".")[0] for step in self._steps}
         self._latest: dict[str, int] = {}

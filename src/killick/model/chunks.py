@@ -28,7 +28,7 @@ from killick.model.codec import Erased, plain, restore
 from killick.model.hashing import value_hash
 from killick.model.typed import convert
 
-__all__ = ["Blob", "Erased", "Fetch", "Packed", "Sharing", "check", "children", "pack", "references", "unpack"]
+__all__ = ["Blob", "Erased", "Fetch", "Packed", "SharedReader", "check", "children", "pack", "references", "unpack"]
 
 STRING_BYTES_MAX: Final = 512
 """A longer string or bytes value, as encoded, is stored as chunks."""
@@ -118,7 +118,7 @@ def unpack(raw: bytes, fetch: Fetch, type: Any = Any) -> Any:  # noqa: A002
         raise ValueBroken(digest, "nested too deeply to read") from None
 
 
-class Sharing:
+class SharedReader:
     """Reads many values that share chunks, each chunk once. Equal parts of two values are the same object.
 
     Reading a growing conversation costs only its new part. Callers must not mutate the values.

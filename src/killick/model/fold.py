@@ -571,7 +571,7 @@ def _run_tagged(fold: Fold, seq: int, event: e.RunTagged) -> None:
     fold.facts.tags = event.tags
 
 
-def _needs_mending(fold: Fold, seq: int, event: e.Event) -> None:
+def _blocked(fold: Fold, seq: int, event: e.Event) -> None:
     fold.facts.mend = seq
 
 
@@ -849,7 +849,7 @@ def _hook_failed(fold: Fold, seq: int, event: e.HookFailed) -> None:
         fold.facts.hook = Hook(hook.cursor, hook.set, event.position, event.attempt, event.retry_at)
 
 
-def _kept_for_itself(fold: Fold, seq: int, event: e.Event) -> None:
+def _system_log(fold: Fold, seq: int, event: e.Event) -> None:
     # The seal log and the token log end after each entry, so that they are never due. Later entries are still appended.
     fold.facts.ended, fold.facts.ended_as = seq, "completed"
 
@@ -864,9 +864,9 @@ _HANDLERS: Final[dict[type[e.Event], Callable[[Fold, int, Any], None]]] = {
     e.RunResumed: _run_resumed,
     e.RunPrioritized: _run_prioritized,
     e.RunTagged: _run_tagged,
-    e.RunDiverged: _needs_mending,
+    e.RunDiverged: _blocked,
     e.RunRewound: _run_rewound,
-    e.RunRepaired: _needs_mending,
+    e.RunRepaired: _blocked,
     e.RunRenewed: _run_renewed,
     e.CancelRequested: _cancel_requested,
     e.RunCompleted: _run_completed,
@@ -903,11 +903,11 @@ _HANDLERS: Final[dict[type[e.Event], Callable[[Fold, int, Any], None]]] = {
     e.HookFailed: _hook_failed,
     e.HookDropped: _hook_moved,
     e.HookMoved: _hook_moved,
-    e.StoreSealed: _kept_for_itself,
-    e.TokenIssued: _kept_for_itself,
-    e.EntryKept: _kept_for_itself,
-    e.EntryDropped: _kept_for_itself,
-    e.TokenRevoked: _kept_for_itself,
+    e.StoreSealed: _system_log,
+    e.TokenIssued: _system_log,
+    e.EntryKept: _system_log,
+    e.EntryDropped: _system_log,
+    e.TokenRevoked: _system_log,
 }
 
 

@@ -16,10 +16,10 @@ import msgspec
 from killick.errors import AccessRefused, KillickError, ValueRefused
 from killick.logger import get_logger
 from killick.proxy.anthropic_messages import Messages
-from killick.proxy.conversation_match import course_of
+from killick.proxy.conversation_match import digests_of
 from killick.proxy.conversation_registry import Conversations
 from killick.proxy.credentials import whose
-from killick.proxy.exchange import Caller, Calling, Send, relay
+from killick.proxy.exchange import Caller, ProxyRequest, Send, relay
 from killick.proxy.openai_chat import Chat
 from killick.proxy.openai_responses import Responses
 from killick.proxy.upstream import RUN_HEADER, Headers, Upstream
@@ -127,8 +127,8 @@ class Proxy:
             await relay(self.upstream, scope["method"], url, headers, content, caller, wire or _wire_like(scope))
             return
         name = next((value.decode("latin-1") for key, value in headers if key.lower() == RUN_HEADER), None)
-        course = course_of(asked.messages, wire.shape, whose(headers))
-        calling = Calling(
+        course = digests_of(asked.messages, wire.shape, whose(headers))
+        calling = ProxyRequest(
             self.upstream, wire, asked, course, url=url, headers=headers, content=content, caller=caller
         )  # fmt: skip
         told = {"shape": wire.shape, "upstream": str(self.upstream.url), "model": asked.body.get("model")}

@@ -27,7 +27,7 @@ _MARKS: Final = frozenset({"cache_control"})
 _encode: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
-class Course(NamedTuple):
+class Digests(NamedTuple):
     """A request's history as it is looked up."""
 
     root: str | None
@@ -37,7 +37,7 @@ class Course(NamedTuple):
     chain: bytes
 
 
-def course_of(messages: Sequence[Any], shape: str, whose: bytes = b"") -> Course:
+def digests_of(messages: Sequence[Any], shape: str, whose: bytes = b"") -> Digests:
     """Returns a request's digests. `whose` separates clients that start with the same words."""
     chain, root = sha256(shape.encode() + b"\x00" + whose).digest(), None
     places: list[tuple[bytes, bytes]] = []
@@ -55,7 +55,7 @@ def course_of(messages: Sequence[Any], shape: str, whose: bytes = b"") -> Course
         if root is None and is_map(messages[index]) and messages[index].get("role") == "user":
             root = _text(b"root", chain)
         index += 1
-    return Course(root, _text(b"asked", chain), tuple(tip_of(*place) for place in places[: -LOOKS_MAX - 1 : -1]), chain)
+    return Digests(root, _text(b"asked", chain), tuple(tip_of(*at) for at in places[: -LOOKS_MAX - 1 : -1]), chain)
 
 
 def tip_of(chain: bytes, said: bytes) -> str:

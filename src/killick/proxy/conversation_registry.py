@@ -16,7 +16,7 @@ from killick.engine.steps.waits import refuse_own
 from killick.errors import AccessRefused, KillickError, LogError
 from killick.logger import get_logger
 from killick.proxy.conversation import Conversation
-from killick.proxy.conversation_match import ROOT_TAG, TIP_TAG, Course
+from killick.proxy.conversation_match import ROOT_TAG, TIP_TAG, Digests
 from killick.proxy.openai_chat import Chat
 from killick.proxy.wire import Wire
 from killick.store.protocol import RunQuery, RunRow, is_held
@@ -55,7 +55,7 @@ class Conversations:
 
     @asynccontextmanager
     async def taken(
-        self, wire: Wire, course: Course, *, name: str | None, told: Mapping[str, Any]
+        self, wire: Wire, course: Digests, *, name: str | None, told: Mapping[str, Any]
     ) -> AsyncGenerator[Conversation]:
         """Returns the conversation that a request continues, or a new one, for the duration of the request."""
         claiming = asyncio.ensure_future(self._claimed(wire, course, name, told))
@@ -70,7 +70,7 @@ class Conversations:
         finally:
             self._free(conversation)
 
-    async def _claimed(self, wire: Wire, course: Course, name: str | None, told: Mapping[str, Any]) -> Conversation:
+    async def _claimed(self, wire: Wire, course: Digests, name: str | None, told: Mapping[str, Any]) -> Conversation:
         await self._outwait(course)
         while True:
             async with self._finding:
@@ -91,7 +91,7 @@ class Conversations:
         self._settle(conversation)
         conversation.freed.set()
 
-    async def _outwait(self, course: Course) -> None:
+    async def _outwait(self, course: Digests) -> None:
         """Waits for an identical earlier request: its client has most likely just disconnected."""
         for tip in _tips(course):
             for known in self._tips.get(tip, [])[:]:
@@ -120,7 +120,7 @@ class Conversations:
 
     # finding ------------------------------------------------------------------------------------
 
-    async def _found(self, wire: Wire, course: Course, name: str | None) -> tuple[Conversation | None, str | None]:
+    async def _found(self, wire: Wire, course: Digests, name: str | None) -> tuple[Conversation | None, str | None]:
         """Returns the free conversation, if any; else the run from which this one branches, if any."""
         if name is not None:
             return await self._named(wire, course, name)
@@ -159,7 +159,7 @@ class Conversations:
         rows = self.client.store.runs(RunQuery(agent=self.agent, tag=f"{ROOT_TAG}{root}"), limit=1)
         return rows[0].run if rows else None
 
-    async def _named(self, wire: Wire, course: Course, name: str) -> tuple[Conversation | None, str | None]:
+    async def _named(self, wire: Wire, course: Digests, name: str) -> tuple[Conversation | None, str | None]:
         """Returns the run of that name; if its history differs, the last one made for it."""
         refuse_own(name)
         if not name or len(name) > NAME_CHARS_MAX or not name.isprintable():
@@ -185,7 +185,7 @@ class Conversations:
         return None, last
 
     def _begun(
-        self, wire: Wire, course: Course, name: str | None, left: str | None, told: Mapping[str, Any]
+        self, wire: Wire, course: Digests, name: str | None, left: str | None, told: Mapping[str, Any]
     ) -> Conversation:
         run = name or self.client.ids.new(self.agent)
         if name is not None and left is not None:
@@ -255,7 +255,7 @@ class Conversations:
             await self._let_go(conversation)
 
 
-def _tips(course: Course) -> Iterator[str]:
+def _tips(course: Digests) -> Iterator[str]:
     yield course.asked
     yield from course.tips
 

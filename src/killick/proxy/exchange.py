@@ -20,7 +20,7 @@ from killick.logger import get_logger
 from killick.model.events import PageFaulted, to_text
 from killick.model.failure import Failure
 from killick.proxy.conversation import GONE, Conversation, Exchange
-from killick.proxy.conversation_match import Course, print_of_messages, shown_of, tip_of
+from killick.proxy.conversation_match import Digests, print_of_messages, shown_of, tip_of
 from killick.proxy.credentials import unsecret, without
 from killick.proxy.sse_frames import Frames
 from killick.proxy.upstream import Headers, Upstream, answering, asking
@@ -71,7 +71,7 @@ class Caller:
             await self.answer(status, [(b"content-type", b"application/json")], msgspec.json.encode(error))
 
 
-class Sending(msgspec.Struct):
+class OutgoingRequest(msgspec.Struct):
     """The outgoing request. Without `body` it is unchanged."""
 
     arguments: dict[str, Any]
@@ -93,11 +93,11 @@ class Round(msgspec.Struct):
     decisions: list[Decision]
 
 
-class Calling:
+class ProxyRequest:
     """A request in progress."""
 
     def __init__(
-        self, upstream: Upstream, wire: Wire, asked: Asked, course: Course, *, url: httpx.URL, headers: Headers,
+        self, upstream: Upstream, wire: Wire, asked: Asked, course: Digests, *, url: httpx.URL, headers: Headers,
         content: bytes, caller: Caller,
     ) -> None:  # fmt: skip
         self._upstream = upstream
@@ -136,12 +136,12 @@ class Calling:
 
     # planning -----------------------------------------------------------------------------------
 
-    def _planned(self, conversation: Conversation) -> Sending:
+    def _planned(self, conversation: Conversation) -> OutgoingRequest:
         asked, window = self._asked, conversation.window
         if window is None:
-            return Sending(asked.body)
+            return OutgoingRequest(asked.body)
         if why := asked.unpaged or conversation.unpaged:
-            return Sending(asked.body, note=f"not paged: {why}")
+            return OutgoingRequest(asked.body, note=f"not paged: {why}")
         try:
             history = [*conversation.history(asked.messages), *self._said]
             decisions: list[Decision] = []
@@ -157,17 +157,17 @@ class Calling:
             given = {_tool_name(tool): tool for tool in asked.tools}
             own = {_tool_name(tool) for tool in sent.tools} - given.keys()
             stubs = {name for name in given if window.is_stub(name)}
-            return Sending(body, msgspec.json.encode(body), decisions, frozenset(own), frozenset(stubs))
+            return OutgoingRequest(body, msgspec.json.encode(body), decisions, frozenset(own), frozenset(stubs))
         except Exception as error:
             logger.warning(
                 "%s: is not paged: %s", conversation.run, error, exc_info=not isinstance(error, KillickError)
             )
             conversation.unpaged = f"paging failed ({type(error).__name__}: {error})"
-            return Sending(asked.body, note=f"not paged: {conversation.unpaged}")
+            return OutgoingRequest(asked.body, note=f"not paged: {conversation.unpaged}")
 
     # sending ------------------------------------------------------------------------------------
 
-    async def _sent(self, conversation: Conversation, step: str, sending: Sending) -> bool:
+    async def _sent(self, conversation: Conversation, step: str, sending: OutgoingRequest) -> bool:
         """Sends, and relays the response; True: there is another round."""
         fresh = sending.body is not None
         content = sending.body if sending.body is not None else self._content
@@ -224,7 +224,7 @@ class Calling:
             return None
 
     async def _whole(
-        self, conversation: Conversation, step: str, sending: Sending, response: httpx.Response
+        self, conversation: Conversation, step: str, sending: OutgoingRequest, response: httpx.Response
     ) -> bool:  # fmt: skip
         """Handles a reply without streaming."""
         body = await self._read(conversation, step, response)
@@ -247,7 +247,7 @@ class Calling:
         return False
 
     async def _streamed(
-        self, conversation: Conversation, step: str, sending: Sending, response: httpx.Response
+        self, conversation: Conversation, step: str, sending: OutgoingRequest, response: httpx.Response
     ) -> bool:  # fmt: skip
         """Relays a streamed reply."""
         caller = self._caller
@@ -282,7 +282,7 @@ class Calling:
     # what came ----------------------------------------------------------------------------------
 
     async def _ended(
-        self, conversation: Conversation, step: str, sending: Sending, reply: dict[str, Any]
+        self, conversation: Conversation, step: str, sending: OutgoingRequest, reply: dict[str, Any]
     ) -> bool:  # fmt: skip
         """Records a complete reply with the window's answers; True: call the model again."""
         done = self._judged(conversation, sending, reply)
@@ -309,7 +309,7 @@ class Calling:
             conversation.is_lost = True
         return False
 
-    def _judged(self, conversation: Conversation, sending: Sending, reply: dict[str, Any]) -> Round:
+    def _judged(self, conversation: Conversation, sending: OutgoingRequest, reply: dict[str, Any]) -> Round:
         """Returns a reply's calls that the window answers, and its answers."""
         calls, window = self._wire.calls(reply), conversation.window
         asked = [call for call in calls if call.name in sending.own or call.name in sending.stubs]

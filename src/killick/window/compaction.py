@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from killick.window.messages import Message
 from killick.window.pages import History, Page
-from killick.window.renderer import Rendering
-from killick.window.state import Decided
+from killick.window.renderer import Renderer
+from killick.window.state import WindowState
 
 NOTE_TOKENS: Final = 80
 """The approximate minimum size of the note that replaces a range of turns."""
@@ -23,7 +23,7 @@ LOW: Final = 0.5
 """Turns are evicted down to this fraction of the budget, so that eviction does not recur every turn."""
 
 
-class Stretch(NamedTuple):
+class TurnRange(NamedTuple):
     """Whole turns that are evicted together."""
 
     first: int
@@ -40,8 +40,8 @@ class Stretch(NamedTuple):
 
 def squeezed(
     history: History,
-    decided: Decided,
-    rendering: Rendering,
+    decided: WindowState,
+    rendering: Renderer,
     pages: Sequence[Page],
     gone: set[str],
     *,
@@ -50,7 +50,7 @@ def squeezed(
     recent: int,
     stays: Callable[[Page], bool],
     is_kept: Callable[[Page], bool],
-) -> tuple[list[Page], list[Stretch]]:
+) -> tuple[list[Page], list[TurnRange]]:
     """Returns pages and turn ranges that free the needed tokens, as far as possible. `gone` is already being
     evicted."""
     stretches = _folded(history, decided, rendering, _foldable(history, decided, is_kept, recent), gone, need=low)
@@ -84,7 +84,7 @@ def _is_words(said: Message) -> bool:
 
 
 def _foldable(
-    history: History, decided: Decided, is_kept: Callable[[Page], bool], recent: int
+    history: History, decided: WindowState, is_kept: Callable[[Page], bool], recent: int
 ) -> list[tuple[int, int]]:
     """Returns the turns that can be evicted whole, oldest first: a reply and its results, with no protected page. Later
     user messages stay."""
@@ -113,13 +113,13 @@ def _foldable(
 
 def _folded(
     history: History,
-    decided: Decided,
-    rendering: Rendering,
+    decided: WindowState,
+    rendering: Renderer,
     turns: Sequence[tuple[int, int]],
     gone: set[str],
     *,
     need: int,
-) -> list[Stretch]:
+) -> list[TurnRange]:
     runs: list[list[int]] = []
     total = 0
     before = {last + 1: first for first, last in decided.folds}
@@ -139,7 +139,7 @@ def _folded(
         total += size
     # A short range is no larger than its note.
     return [
-        Stretch(first, last, *history.summary(first, last), freed, history.mark("-", (first, last)))
+        TurnRange(first, last, *history.summary(first, last), freed, history.mark("-", (first, last)))
         for first, last, freed in runs
         if freed > 0
     ]

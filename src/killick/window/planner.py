@@ -14,12 +14,12 @@ import msgspec
 
 from killick.model.events import EvictedBecause, FaultedHow, PageEvent, PageEvicted, PageFaulted, PagePinned
 from killick.window import tombstones
-from killick.window.compaction import ENOUGH, LOW, Stretch, squeezed
+from killick.window.compaction import ENOUGH, LOW, TurnRange, squeezed
 from killick.window.pages import MARK_CHARS, History, Page, Tokens
 from killick.window.policy import Policy, Rates, Situation
-from killick.window.renderer import Rendering
+from killick.window.renderer import Renderer
 from killick.window.schemas import Schemas
-from killick.window.state import Decided
+from killick.window.state import WindowState
 
 RECENT_TURNS: Final = 3
 """The last turns are sent whole."""
@@ -46,8 +46,8 @@ class View(msgspec.Struct, frozen=True):
     """The inputs of a plan."""
 
     history: History
-    decided: Decided
-    rendering: Rendering
+    decided: WindowState
+    rendering: Renderer
     schemas: Schemas
     tokens: Tokens
     policy: Policy
@@ -104,7 +104,7 @@ def faulted(page: Page, how: FaultedHow, view: View) -> list[Decision]:
     ]
 
 
-def left(pages: Sequence[Page], stretches: Sequence[Stretch], because: EvictedBecause, turn: int) -> Decision:
+def left(pages: Sequence[Page], stretches: Sequence[TurnRange], because: EvictedBecause, turn: int) -> Decision:
     """Evicts pages and ranges of whole turns together."""
     told = [_told(page.handle, page.kind, page.source, page.tokens, page.stale or because) for page in pages]
     told += [_told(each.handle, "turns", each.source, each.tokens, because) for each in stretches]
@@ -179,7 +179,7 @@ def _evicted(view: View, again: Sequence[Page]) -> list[Decision]:
     )  # fmt: skip
     may_leave = {id(page) for page in offered}
     chosen = [page for page in view.policy.choose(offered, now) or () if id(page) in may_leave]
-    stretches: list[Stretch] = []
+    stretches: list[TurnRange] = []
     rest = total - sum(page.saves for page in chosen)
     # If the budget forces it and the policy offers no more, evict enough that it does not recur every turn.
     if total > view.budget and rest > view.budget * ENOUGH:

@@ -11,16 +11,16 @@ from typing import Any, Final
 from killick.window import tombstones
 from killick.window.messages import Shape, is_user, joined, noted, replaced, size_of
 from killick.window.pages import History, Page, Tokens
-from killick.window.state import Decided
+from killick.window.state import WindowState
 
 UNSETTLED: Final = 8
 """The number of last messages that are always rendered again: clients move cache markers in place."""
 
 
-class Rendering:
+class Renderer:
     """A history's rendering under the decisions so far."""
 
-    def __init__(self, history: History, decided: Decided, tokens: Tokens, shape: Shape, recall: str) -> None:
+    def __init__(self, history: History, decided: WindowState, tokens: Tokens, shape: Shape, recall: str) -> None:
         self._history = history
         self._decided = decided
         self._tokens = tokens

@@ -31,7 +31,7 @@ def places(handle: str) -> tuple[int, int] | None:
     return int(found[1]), int(found[2] or found[1])
 
 
-class Decided:
+class WindowState:
     """The fold of a window's decisions."""
 
     def __init__(self) -> None:

@@ -80,7 +80,7 @@ class Seen(NamedTuple):
     calls: tuple[Call, ...]
 
 
-class Filled(msgspec.Struct, frozen=True):
+class RequestUsage(msgspec.Struct, frozen=True):
     """One request: tokens by kind, and how many of them are stale or duplicate. `without` is its size without
     evictions."""
 
@@ -145,7 +145,7 @@ class Filling:
         self._turns: dict[int, int] = {}
         """The turn of each position: after turns are folded they cannot be counted."""
 
-    def fill(self, messages: Sequence[Any], tools: Sequence[Any] = (), system: Any = None) -> Filled:
+    def fill(self, messages: Sequence[Any], tools: Sequence[Any] = (), system: Any = None) -> RequestUsage:
         """Analyses the next request."""
         given = list(messages)
         # Until the wire format is known, messages are simple enough for any.
@@ -170,7 +170,7 @@ class Filling:
         kinds["system"] += instructed
         counts["system"] += 1 if instructed else 0
         tokens = sum(kinds.values())
-        return Filled(
+        return RequestUsage(
             messages=len(given), tokens=tokens, kinds=kinds, counts=counts, stale=self._stale,
             without=tokens + self._saves + sum(each.saves for each in schemas), duplicate=self._duplicate,
         )  # fmt: skip

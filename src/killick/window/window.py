@@ -18,9 +18,9 @@ from killick.window.messages import Shape, as_json, of, shape_of
 from killick.window.pages import History, Page, Reads, Tokens, estimate, identify
 from killick.window.planner import PIN_TURNS, RECENT_TURNS, Decision, View, faulted, planned
 from killick.window.policy import Policy, Rates, WorkingSet
-from killick.window.renderer import Rendering
+from killick.window.renderer import Renderer
 from killick.window.schemas import Schemas
-from killick.window.state import Decided, places
+from killick.window.state import WindowState, places
 
 PAGE_CHARS_MIN: Final = 400
 """A shorter part is no page: its tombstone would be as long."""
@@ -90,10 +90,10 @@ class Window:
         self._whole = frozenset(whole)
         self._reads = reads
         self._record = record
-        self._decided = Decided()
+        self._decided = WindowState()
         self._schemas: Schemas | None = None
         self._history: History | None = None
-        self._rendering: Rendering | None = None
+        self._rendering: Renderer | None = None
         self._system: tuple[Any, int] = (None, 0)
         self._planned: Sequence[Any] | None = None
 
@@ -224,7 +224,7 @@ class Window:
     def _turn(self) -> int:
         return self._history.turn if self._history is not None else 0
 
-    def _seen(self, messages: Sequence[Any], tools: Sequence[Any], system: Any) -> tuple[History, Rendering]:
+    def _seen(self, messages: Sequence[Any], tools: Sequence[Any], system: Any) -> tuple[History, Renderer]:
         if system is not self._system[0]:
             self._system = (system, 0 if system is None else self._tokens(_text(system)))
         schemas = self._schemas_of(tools, messages)
@@ -245,7 +245,7 @@ class Window:
             own = (schemas.recall_name, schemas.find_name)
             shape: Shape = self._shape or "openai"
             history = History(shape, self._tokens, self._reads, smallest=PAGE_CHARS_MIN, own=own)
-            rendering = Rendering(history, self._decided, self._tokens, shape, schemas.recall_name)
+            rendering = Renderer(history, self._decided, self._tokens, shape, schemas.recall_name)
             self._history, self._rendering = history, rendering
         history.extend(messages[len(history.messages) :])
         if (first := self._decided.look(history)) is not None:
@@ -267,7 +267,7 @@ class Window:
         history, rendering = self._seen(messages, tools, system)
         return self._viewed(history, rendering, self._schemas_of(tools))
 
-    def _viewed(self, history: History, rendering: Rendering, schemas: Schemas) -> View:
+    def _viewed(self, history: History, rendering: Renderer, schemas: Schemas) -> View:
         return View(
             history, self._decided, rendering, schemas, self._tokens, self._policy, self.rates, self.budget,
             self._system[1],

@@ -8,15 +8,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from killick.clock import Clock
-from killick.workspace.file_reader import Moving, Taken, taken
+from killick.workspace.file_reader import CapturedFile, UnstableFile, taken
 from killick.workspace.scan_cache import Folder
-from killick.workspace.vault.snapshot_writer import Writing
+from killick.workspace.vault.snapshot_writer import SnapshotWriter
 
 _LONG_BYTES: Final = 128 << 10
 _ALONE_BYTES: Final = 4 << 20
 """Up to this size, this thread reads alone."""
 
-Found = Mapping[str, Taken | Moving | None]
+Found = Mapping[str, CapturedFile | UnstableFile | None]
 """Files of a folder by name, as read; None for a vanished one."""
 
 
@@ -29,7 +29,7 @@ class FileRequest(NamedTuple):
     changed: set[str]
 
 
-class Gathering:
+class BatchReader:
     """Files to be read. Short files gain nothing from more threads; long ones need one extra thread."""
 
     def __init__(self, opened: Callable[[str], int], clock: Clock) -> None:
@@ -40,7 +40,7 @@ class Gathering:
         self._reading: list[tuple[FileRequest, Future[Found]]] = []
         self._pool: ThreadPoolExecutor | None = None
 
-    def want(self, wanted: FileRequest, sizes: Mapping[str, int], writing: Writing) -> None:
+    def want(self, wanted: FileRequest, sizes: Mapping[str, int], writing: SnapshotWriter) -> None:
         """Queues files of a folder. If long files add up, starts reading those at once."""
         long = {name: each for name, each in wanted.names.items() if sizes[name] > _LONG_BYTES}
         short = {name: each for name, each in wanted.names.items() if name not in long} if long else wanted.names
@@ -58,7 +58,7 @@ class Gathering:
             self._reading.append((each, self._pool.submit(self._read, each, writing)))
         self._long.clear()
 
-    def taken(self, writing: Writing) -> Iterator[tuple[FileRequest, Found]]:
+    def taken(self, writing: SnapshotWriter) -> Iterator[tuple[FileRequest, Found]]:
         """Returns all queued files, as read."""
         wanted, self._short, self._long, self._bytes = [*self._short, *self._long], [], [], 0
         reading, self._reading = self._reading, []
@@ -80,7 +80,7 @@ class Gathering:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
 
-    def _read(self, wanted: FileRequest, writing: Writing) -> Found:
+    def _read(self, wanted: FileRequest, writing: SnapshotWriter) -> Found:
         """Reads the files of one folder by name; None for an unreadable or vanished one."""
         try:
             fd = self._opened(wanted.path)

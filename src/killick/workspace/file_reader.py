@@ -30,7 +30,7 @@ Key = tuple[int, int, int, int, int]
 """A file's identity: mtime, ctime, size, inode, mode."""
 
 
-class Taken(msgspec.Struct, array_like=True, gc=False):
+class CapturedFile(msgspec.Struct, array_like=True, gc=False):
     """A file as read. `racy`: a later change may have left the same stat data."""
 
     key: Key
@@ -38,11 +38,11 @@ class Taken(msgspec.Struct, array_like=True, gc=False):
     racy: bool = False
 
 
-class Moving(msgspec.Struct, frozen=True):
+class UnstableFile(msgspec.Struct, frozen=True):
     """A file that kept changing while it was read, or that is unreadable."""
 
     reason: str
-    last: Taken | None = None
+    last: CapturedFile | None = None
 
 
 def key_of(status: os.stat_result) -> Key:
@@ -62,10 +62,12 @@ def is_racy(key: Key, at_ns: int) -> bool:
     return latest > at_ns - (COARSE_NS if is_coarse else FINE_NS)
 
 
-def taken(above: int, name: str, add: Add, clock: Clock, at_ns: int, *, regular: bool) -> Taken | Moving | None:
+def taken(
+    above: int, name: str, add: Add, clock: Clock, at_ns: int, *, regular: bool
+) -> CapturedFile | UnstableFile | None:
     """Reads and stores a non-folder entry; None if it vanished. Opens only `regular` files: opening a pipe or a device
     has side effects. `at_ns` is an earlier moment."""
-    last: Taken | None = None
+    last: CapturedFile | None = None
     for again in range(_AGAIN_MAX):
         if again:
             time.sleep(0.002 * (again - 1))
@@ -78,9 +80,9 @@ def taken(above: int, name: str, add: Add, clock: Clock, at_ns: int, *, regular:
             regular = True
             continue  # replaced just now, or gone
         except PermissionError:
-            return Moving("cannot be read")
+            return UnstableFile("cannot be read")
         except OSError as error:
-            return Moving(f"cannot be read: {error.strerror}")
+            return UnstableFile(f"cannot be read: {error.strerror}")
         if ref is None:
             continue
         if stat.S_ISDIR(before.st_mode):
@@ -90,9 +92,9 @@ def taken(above: int, name: str, add: Add, clock: Clock, at_ns: int, *, regular:
         size = key[2] if kind == tree.FILE else 0
         entry = Entry(encoded(name), kind, key[4] & 0o7777, key[0], size, ref)
         if key == key_of(after):
-            return Taken(key, entry, is_racy(key, at_ns))
-        last = Taken(key, entry, racy=True)
-    return Moving("changed while it was read", last) if last is not None else None
+            return CapturedFile(key, entry, is_racy(key, at_ns))
+        last = CapturedFile(key, entry, racy=True)
+    return UnstableFile("changed while it was read", last) if last is not None else None
 
 
 def encoded(name: str) -> bytes:

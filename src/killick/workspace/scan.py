@@ -21,15 +21,15 @@ import msgspec
 from killick.clock import Clock
 from killick.logger import get_logger
 from killick.workspace import scan_cache, tree
-from killick.workspace.batch_reader import FileRequest, Found, Gathering
-from killick.workspace.file_reader import Moving, Taken, encoded, key_of, opened
+from killick.workspace.batch_reader import BatchReader, FileRequest, Found
+from killick.workspace.file_reader import CapturedFile, UnstableFile, encoded, key_of, opened
 from killick.workspace.ignore import IGNORE_FILES, Rules
 from killick.workspace.inotify import Watch, is_trusted
 from killick.workspace.processes import written
 from killick.workspace.restore import PREFIX
 from killick.workspace.scan_cache import Folder, every, refs_of, walk
 from killick.workspace.tree import Entry, Id
-from killick.workspace.vault.vault import Vault, Writing
+from killick.workspace.vault.vault import SnapshotWriter, Vault
 
 logger: Final = get_logger("killick")
 
@@ -49,7 +49,7 @@ class _Sifted:
     __slots__ = ("files", "folders", "ignored", "is_linked", "new", "wanted")
 
     def __init__(self) -> None:
-        self.files: dict[str, Taken] = {}
+        self.files: dict[str, CapturedFile] = {}
         self.folders: dict[str, Folder] = {}
         self.ignored: set[str] = set()
         self.wanted: dict[str, bool] = {}
@@ -93,7 +93,7 @@ class Scanner:
         self._may_watch = is_trusted(self._root)
         self._saved: Id | None = None
         self._deep: list[str] = []
-        self._gathering = Gathering(self._open, clock)
+        self._gathering = BatchReader(self._open, clock)
         self._force: Collection[str] = ()
         self._was_forced = False
         self._unwatched: set[str] = set()
@@ -109,7 +109,7 @@ class Scanner:
 
     def look(
         self,
-        writing: Writing,
+        writing: SnapshotWriter,
         *,
         thorough: bool = False,
         quick: bool = False,
@@ -133,7 +133,7 @@ class Scanner:
         self._generation = -1
 
     def _looked(
-        self, writing: Writing, *, thorough: bool, quick: bool, force: Collection[str], quiet: Callable[[], None]
+        self, writing: SnapshotWriter, *, thorough: bool, quick: bool, force: Collection[str], quiet: Callable[[], None]
     ) -> Entry:
         self.changed, self.left_out = 0, []
         self._force = frozenset(part for path in force for part in _upwards(path))
@@ -168,7 +168,7 @@ class Scanner:
         """Whether the kernel reports changes."""
         return self._watch is not None
 
-    def _settle_generation(self, writing: Writing) -> None:
+    def _settle_generation(self, writing: SnapshotWriter) -> None:
         """A sweep may have deleted stored objects that no snapshot references."""
         generation = writing.sweeps
         if generation == self._generation:
@@ -213,7 +213,7 @@ class Scanner:
         paths = {os.fsdecode(path[below:]) for path in changed if path[: below - 1] == self._root}
         return paths | self._doubted | self._unwatched | self._suspected.keys()
 
-    def _look_everywhere(self, writing: Writing, told: set[str] | None) -> None:
+    def _look_everywhere(self, writing: SnapshotWriter, told: set[str] | None) -> None:
         """Scans every folder. If the kernel should have reported and did not, stops watching."""
         assert self._top is not None
         first, missed = self.looked_us == 0, set[str]()
@@ -237,7 +237,7 @@ class Scanner:
             self._drop_watch()
         self._look_at(again, writing)  # what changed in the meantime
 
-    def _look_at(self, paths: Iterable[str], writing: Writing) -> None:
+    def _look_at(self, paths: Iterable[str], writing: SnapshotWriter) -> None:
         """Scans some folders, and the new ones in them."""
         for path in sorted(paths):
             self._scan_at(path, writing, deep=False, changed=set())
@@ -245,7 +245,7 @@ class Scanner:
             self._scan_at(self._deep.pop(), writing, deep=True, changed=set())
         self._take(writing)
 
-    def _look_again(self, writing: Writing) -> None:
+    def _look_again(self, writing: SnapshotWriter) -> None:
         """Scans entries again that changed during the scan, for as long as they seem to settle."""
         for _ in range(ROUNDS_MAX):
             if self._watch is None:
@@ -279,7 +279,7 @@ class Scanner:
                 os.close(above)
         return fd
 
-    def _scan_at(self, path: str, writing: Writing, *, deep: bool, changed: set[str]) -> None:
+    def _scan_at(self, path: str, writing: SnapshotWriter, *, deep: bool, changed: set[str]) -> None:
         folder = self._find(path)
         if folder is None:
             return  # it went, with the one above
@@ -301,7 +301,7 @@ class Scanner:
             os.close(fd)
 
     def _scan(
-        self, fd: int, path: str, folder: Folder, writing: Writing, *, deep: bool, changed: set[str]
+        self, fd: int, path: str, folder: Folder, writing: SnapshotWriter, *, deep: bool, changed: set[str]
     ) -> None:  # fmt: skip
         """Lists a folder and its new or changed entries. With `deep`, also its known subfolders."""
         place = self._root + b"/" + os.fsencode(path) if path else self._root
@@ -370,7 +370,7 @@ class Scanner:
             found.is_linked |= status.st_nlink > 1
         return found
 
-    def _scan_below(self, fd: int, path: str, folder: Folder, writing: Writing, changed: set[str]) -> None:
+    def _scan_below(self, fd: int, path: str, folder: Folder, writing: SnapshotWriter, changed: set[str]) -> None:
         if path.count("/") % _DEPTH_MAX == _DEPTH_MAX - 1:
             self._deep.append(path)  # so many folders are not held open at once
             return
@@ -443,7 +443,7 @@ class Scanner:
 
     # files ------------------------------------------------------------------------------------
 
-    def _take(self, writing: Writing) -> None:
+    def _take(self, writing: SnapshotWriter) -> None:
         """Reads new and changed files."""
         for wanted, found in self._gathering.taken(writing):
             self._keep(wanted.path, wanted.folder, found, wanted.changed)
@@ -451,7 +451,7 @@ class Scanner:
     def _keep(self, path: str, folder: Folder, found: Found, changed: set[str]) -> None:
         for name, each in found.items():
             known = folder.files.get(name)
-            if isinstance(each, Moving):
+            if isinstance(each, UnstableFile):
                 self._leave_out(f"{path}/{name}" if path else name, each.reason)
                 each = each.last
             if each is None:
@@ -474,7 +474,7 @@ class Scanner:
 
     # storing ----------------------------------------------------------------------------------
 
-    def _store(self, top: Folder, writing: Writing) -> None:
+    def _store(self, top: Folder, writing: SnapshotWriter) -> None:
         """Stores unstored folders, bottom-up."""
         waiting: list[tuple[Folder, bool]] = [(top, False)]
         while waiting:

@@ -12,7 +12,7 @@ import msgspec
 
 from killick.permissions import create_private, make_folder
 from killick.workspace import tree
-from killick.workspace.file_reader import Taken, decoded, encoded
+from killick.workspace.file_reader import CapturedFile, decoded, encoded
 from killick.workspace.ignore import Scope
 from killick.workspace.tree import Entry, Id
 
@@ -31,7 +31,7 @@ class Folder:
         self.inode = inode
         self.mode: int = 0
         self.mtime_ns: int = 0
-        self.files: dict[str, Taken] = {}
+        self.files: dict[str, CapturedFile] = {}
         self.folders: dict[str, Folder] = {}
         self.ignored: set[str] = set()
         self.ref: Id | None = None
@@ -54,7 +54,7 @@ class _Remembered(msgspec.Struct, array_like=True):
     ref: Id | None
     totals: tuple[int, int]
     rules: tuple[bytes | None, ...]
-    files: dict[bytes, Taken]
+    files: dict[bytes, CapturedFile]
     folders: dict[bytes, _Remembered]
 
 

@@ -157,7 +157,7 @@ def family(log: Log, run: str, *, runs_max: int = RUNS_MAX, through: RedactData 
     """Returns the run tree of a run, from its root, with all children."""
     lineage = [head.run for head, _ in log.ancestry(run)]
     root = lineage[-1]
-    making = _Making(log, run, through)
+    making = _GraphBuilder(log, run, through)
     waiting, seen, left_out = [root], {root}, 0
     while waiting:
         name = waiting.pop(0)
@@ -181,7 +181,7 @@ def _children(ledger: Ledger) -> list[str]:
     return list(dict.fromkeys(child.run for child in ledger.children[-CHILDREN_MAX:]))
 
 
-class _Making:
+class _GraphBuilder:
     """Builds lanes, run by run, each after its parent."""
 
     def __init__(self, log: Log, asked: str, through: RedactData | None) -> None:

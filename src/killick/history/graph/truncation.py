@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from killick.history.compare_runs import Path
-from killick.history.page import Making, RedactData
+from killick.history.page import PageBuilder, RedactData
 from killick.history.timeline import Timeline
 from killick.history.timeline_parts import Step
 from killick.log.log import Log
@@ -61,7 +61,7 @@ class Line(Protocol):
     def key(self, number: str) -> tuple[Any, ...]: ...
 
 
-def told_of(timeline: Timeline) -> LaneSummary:
+def lane_summary(timeline: Timeline) -> LaneSummary:
     """Returns the facts about a run with a known timeline."""
     failure = timeline.failed.failure if timeline.failed is not None else None
     names = [name for name in LaneSummary.__struct_fields__ if name != "failed"]
@@ -75,14 +75,14 @@ def _words(failure: Failure | None) -> str | None:
     return f"{cause.type.rpartition('.')[2]}: {cause.message.strip().partition(chr(10))[0]}".removesuffix(": ")
 
 
-class _Unstaged(Making):
+class _Unstaged(PageBuilder):
     """Builds steps for a graph, which omits the stages of a plan."""
 
     def _stage_before(self, step: folds.Step) -> str | None:
         return None
 
 
-class Glimpse:
+class TruncatedTimeline:
     """A long timeline: its ends, the steps near the given events, and the notable ones.
 
     since   steps up to this event are on another lane; of those only the last, the branch point, is included
@@ -176,8 +176,8 @@ def line_of(
     """Returns a run's timeline at its head or after an event, and its facts."""
     if len(fold.steps) <= LONG:
         path = Path(log, run, at, through=through)
-        return path, told_of(path.timeline)
-    glimpse = Glimpse(log, run, fold, at, since=since, near=near, through=through)
+        return path, lane_summary(path.timeline)
+    glimpse = TruncatedTimeline(log, run, fold, at, since=since, near=near, through=through)
     return glimpse, glimpse.told()
 
 

@@ -16,7 +16,7 @@ import msgspec
 from killick.history.compare_runs import Pair, conditions_between, paired
 from killick.history.diff import PARTS, last_shared, passed
 from killick.history.diff import values as changed_values
-from killick.history.page import Making
+from killick.history.page import PageBuilder
 from killick.history.state_items import as_written
 from killick.history.timeline_parts import Step, walked
 from killick.log import boundaries
@@ -155,7 +155,7 @@ class _Side:
         self.log, self.run = call.client.log, run
         self.state = veiled(call, run)(self.log.state(run))
         self.fold = self.state.fold
-        self._making = Making(self.log, run, self.fold, through=through_of(call, run))
+        self._making = PageBuilder(self.log, run, self.fold, through=through_of(call, run))
         self._owners = [(head.base, head.run) for head, _ in self.log.ancestry(run)]
 
     def key(self, index: int) -> tuple[Any, ...]:

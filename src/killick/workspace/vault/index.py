@@ -38,7 +38,7 @@ class ObjectLocation(NamedTuple):
     size: int
 
 
-class Placed(NamedTuple):
+class ObjectRow(NamedTuple):
     """An object and its location, as a row."""
 
     id: Id
@@ -56,7 +56,7 @@ class Reference(msgspec.Struct, frozen=True):
     at_us: int
 
 
-class Restoring(msgspec.Struct, frozen=True):
+class RestoreRecord(msgspec.Struct, frozen=True):
     """An unfinished restore; `paths` is None for the whole folder."""
 
     workspace: str
@@ -105,11 +105,11 @@ class Index:
         with self._file.reading() as db:
             return {ref for (ref,) in db.execute(Q.ids)}
 
-    def objects(self) -> Iterator[Placed]:
+    def objects(self) -> Iterator[ObjectRow]:
         """Yields every object from one database snapshot."""
         with self._file.reading() as db:
             for row in db.execute(Q.objects):
-                yield Placed(*row)
+                yield ObjectRow(*row)
 
     # packs ------------------------------------------------------------------------------------
 
@@ -132,12 +132,12 @@ class Index:
         with self._file.reading() as db:
             return [number for (number,) in db.execute(Q.loose_packs)]
 
-    def members(self, pack: int) -> list[Placed]:
+    def members(self, pack: int) -> list[ObjectRow]:
         """Returns a loose pack's objects in file order."""
         with self._file.reading() as db:
             ids: bytes = (db.execute(Q.members, (pack,)).fetchone() or (None,))[0] or b""
             refs = [ids[at : at + 32] for at in range(0, len(ids), 32)]
-            found = [Placed(ref, *row) for ref in refs for row in db.execute(Q.locate, (ref,))]
+            found = [ObjectRow(ref, *row) for ref in refs for row in db.execute(Q.locate, (ref,))]
         return sorted((each for each in found if each.pack == pack), key=lambda each: each.offset)
 
     def settle(self, pack: int) -> None:
@@ -165,7 +165,7 @@ class Index:
     # publishing -------------------------------------------------------------------------------
 
     def publish(
-        self, rows: Sequence[Placed], ends: Mapping[int, int], reference: Reference, *, loose: Collection[int] = ()
+        self, rows: Sequence[ObjectRow], ends: Mapping[int, int], reference: Reference, *, loose: Collection[int] = ()
     ) -> None:
         """Publishes a whole snapshot at once: its objects, the packs' lengths, the loose packs, and its owner."""
         ordered = sorted(rows)
@@ -203,16 +203,16 @@ class Index:
 
     # restoring --------------------------------------------------------------------------------
 
-    def restoring(self, workspace: str) -> Restoring | None:
+    def restoring(self, workspace: str) -> RestoreRecord | None:
         with self._file.reading() as db:
             found = db.execute(Q.restore, (workspace,)).fetchone()
         return None if found is None else _restoring(found)
 
-    def unfinished(self) -> list[Restoring]:
+    def unfinished(self) -> list[RestoreRecord]:
         with self._file.reading() as db:
             return [_restoring(found) for found in db.execute(Q.restores)]
 
-    def begin_restoring(self, restoring: Restoring) -> None:
+    def begin_restoring(self, restoring: RestoreRecord) -> None:
         paths = None if restoring.paths is None else msgspec.msgpack.encode(restoring.paths)
         row = (restoring.workspace, restoring.target, restoring.before, paths, restoring.at_us)
         with self._file.writing() as db:
@@ -238,7 +238,7 @@ class Index:
             db.execute(Q.raise_counter, ("sweeps" if refs else "commits",))
 
     def move(
-        self, moves: Sequence[tuple[Placed, ObjectLocation]], ends: Mapping[int, int], gone: Collection[int]
+        self, moves: Sequence[tuple[ObjectRow, ObjectLocation]], ends: Mapping[int, int], gone: Collection[int]
     ) -> None:
         """Moves objects to new locations, and deletes their former packs."""
         counts = dict.fromkeys(ends, 0)
@@ -261,6 +261,6 @@ class Index:
             return int(db.execute(query, columns).fetchone()[0])
 
 
-def _restoring(row: tuple[str, Id, Id | None, bytes | None, int]) -> Restoring:
+def _restoring(row: tuple[str, Id, Id | None, bytes | None, int]) -> RestoreRecord:
     workspace, target, before, paths, at_us = row
-    return Restoring(workspace, target, before, None if paths is None else tuple(_paths.decode(paths)), at_us)
+    return RestoreRecord(workspace, target, before, None if paths is None else tuple(_paths.decode(paths)), at_us)

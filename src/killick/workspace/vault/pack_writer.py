@@ -30,7 +30,7 @@ _Write: TypeAlias = tuple[Pack, int, int, list[bytes]]
 """A pack, an offset, a total length, and the data."""
 
 
-class Appending:
+class PackWriter:
     """Appends objects to as many packs as needed, or to loose ones. Thread-safe. Readers find nothing before the index
     has it."""
 

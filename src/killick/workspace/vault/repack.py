@@ -6,9 +6,9 @@ import contextlib
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
-from killick.workspace.vault.index import Index, ObjectLocation, Placed
+from killick.workspace.vault.index import Index, ObjectLocation, ObjectRow
 from killick.workspace.vault.locks import let_go
-from killick.workspace.vault.pack_writer import Appending
+from killick.workspace.vault.pack_writer import PackWriter
 from killick.workspace.vault.packs import Packs
 
 
@@ -26,16 +26,16 @@ def locking(packs: Packs, numbers: Iterable[int]) -> Generator[list[int], None, 
 
 
 def move_out(
-    index: Index, packs: Packs, number: int, held: Sequence[Placed], pack_up: Callable[[bytes], bytes] = bytes
+    index: Index, packs: Packs, number: int, held: Sequence[ObjectRow], pack_up: Callable[[bytes], bytes] = bytes
 ) -> bool:
     """Moves the remaining objects out of a locked pack, and deletes it. False: one is damaged, and all stay.
 
     The copies are synced before the rows move, in one transaction, and the pack is deleted after that. A reader with an
     old row finds the pack gone, and reads the index again.
     """
-    appending = Appending(packs, index)
+    appending = PackWriter(packs, index)
     try:
-        moves = list[tuple[Placed, ObjectLocation]]()
+        moves = list[tuple[ObjectRow, ObjectLocation]]()
         for each in sorted(held, key=lambda each: each.offset):
             stored = packs.read(ObjectLocation(*each[1:]))
             if isinstance(stored, str):

@@ -10,8 +10,8 @@ from typing import Final
 from killick.errors import SnapshotBroken, StoreUnavailable
 from killick.workspace.tree import Id
 from killick.workspace.vault.compression import compressed
-from killick.workspace.vault.index import Index, Placed, Reference
-from killick.workspace.vault.pack_writer import Appending
+from killick.workspace.vault.index import Index, ObjectRow, Reference
+from killick.workspace.vault.pack_writer import PackWriter
 from killick.workspace.vault.packs import Packs
 
 _COMPRESSED_BYTES_MAX: Final = 4 << 20
@@ -24,7 +24,7 @@ _KNOWN_MAX: Final = 400_000
 """The maximum number of ids in memory, at about 100 bytes each."""
 
 
-class Writing:
+class SnapshotWriter:
     """Returned by `Vault.writing`. Threads may add concurrently; publish after all of them."""
 
     def __init__(self, index: Index, packs: Packs, place: str) -> None:
@@ -32,12 +32,12 @@ class Writing:
         """The vault's `generation`. While unchanged, every id seen since still exists."""
         self._index = index
         self._place = place
-        self._appending = Appending(packs, index)
-        self._loose = Appending(packs, index, loose=True)
+        self._appending = PackWriter(packs, index)
+        self._loose = PackWriter(packs, index, loose=True)
         self._new_bytes = 0
         self._mutex = threading.Lock()
         self._added: dict[Id, object] = {}
-        self._rows: list[Placed] = []
+        self._rows: list[ObjectRow] = []
         self._asked = 0
         count = index.count()
         self._may_know = count <= _KNOWN_MAX
@@ -62,7 +62,7 @@ class Writing:
             else:
                 stored = bytes(data)
                 pack, offset = self._loose.append(stored)
-            self._rows.append(Placed(ref, pack, offset, len(stored), size))
+            self._rows.append(ObjectRow(ref, pack, offset, len(stored), size))
         except BaseException as error:
             # Other threads may have relied on its presence.
             self._failed = str(error) or type(error).__name__

@@ -19,7 +19,7 @@ import msgspec
 from killick.errors import SnapshotBroken
 from killick.workspace import tree
 from killick.workspace.tree import Id, Load
-from killick.workspace.vault.index import Index, Placed
+from killick.workspace.vault.index import Index, ObjectRow
 from killick.workspace.vault.os_errors import explained
 from killick.workspace.vault.packs import Packs
 from killick.workspace.vault.recompress import settle
@@ -107,7 +107,7 @@ def sweep(
 def _rewrite(index: Index, packs: Packs, numbers: Sequence[int]) -> None:
     """Copies live objects out of packs, and deletes these. Packs in use wait for another sweep."""
     with locking(packs, numbers) as locked:
-        left: dict[int, list[Placed]] = {number: [] for number in locked}
+        left: dict[int, list[ObjectRow]] = {number: [] for number in locked}
         for each in index.objects():
             if each.pack in left:
                 left[each.pack].append(each)

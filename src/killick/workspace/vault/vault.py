@@ -27,15 +27,15 @@ from killick.workspace.vault import recompress
 from killick.workspace.vault import sweep as sweeping
 from killick.workspace.vault import verify as verifying
 from killick.workspace.vault.compression import decompressed
-from killick.workspace.vault.index import Index, ObjectLocation, Reference, Restoring
+from killick.workspace.vault.index import Index, ObjectLocation, Reference, RestoreRecord
 from killick.workspace.vault.locks import locked, locked_alone
 from killick.workspace.vault.os_errors import explained
 from killick.workspace.vault.packs import Packs, sync_folder
-from killick.workspace.vault.snapshot_writer import Writing
+from killick.workspace.vault.snapshot_writer import SnapshotWriter
 from killick.workspace.vault.sweep import Swept
 from killick.workspace.vault.verify import Progress
 
-__all__ = ["Reference", "Restoring", "Swept", "Vault", "Writing"]
+__all__ = ["Reference", "RestoreRecord", "SnapshotWriter", "Swept", "Vault"]
 
 _INDEX: Final = "index.db"
 _WRITING_BUSY_SECONDS: Final = 600.0
@@ -96,11 +96,11 @@ class Vault:
     # writing ----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def writing(self) -> Generator[Writing, None, None]:
+    def writing(self) -> Generator[SnapshotWriter, None, None]:
         """Opens a snapshot writer. Sweeps wait meanwhile; unpublished objects are discarded."""
         index = self._made()
         with self._writers(shared=True):
-            writing = Writing(index, self._packs, self._place)
+            writing = SnapshotWriter(index, self._packs, self._place)
             try:
                 yield writing
             finally:
@@ -118,12 +118,12 @@ class Vault:
 
     # restoring --------------------------------------------------------------------------------
 
-    def restoring(self, workspace: str) -> Restoring | None:
+    def restoring(self, workspace: str) -> RestoreRecord | None:
         """Returns the unfinished restore of a folder."""
         index = self._opened()
         return None if index is None else index.restoring(workspace)
 
-    def unfinished(self) -> list[Restoring]:
+    def unfinished(self) -> list[RestoreRecord]:
         """Returns every unfinished restore."""
         index = self._opened()
         return [] if index is None else index.unfinished()
@@ -131,7 +131,7 @@ class Vault:
     def begin_restoring(self, workspace: str, target: Id, before: Id | None, paths: Sequence[bytes] | None) -> None:
         """Records durably that a folder is being restored; replaces an earlier record."""
         named = None if paths is None else tuple(paths)
-        self._made().begin_restoring(Restoring(workspace, target, before, named, self._clock.now_us()))
+        self._made().begin_restoring(RestoreRecord(workspace, target, before, named, self._clock.now_us()))
 
     def end_restoring(self, workspace: str) -> None:
         """Records that the restore is finished."""
