@@ -12,7 +12,7 @@ from decimal import Decimal
 from hashlib import sha256
 from inspect import getsource, iscoroutinefunction
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, Unpack, cast, get_args
 
 import msgspec
 
@@ -107,18 +107,23 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 # The rules ----------------------------------------------------------------------------------------
 
 
-def allow(
-    *tools: str, name: str = "", ask: Asking | None = None, code: str | None = None, message: str | None = None
-) -> Rule:
+class RuleOptions(TypedDict, total=False):
+    """The options of every rule: its name, who may approve a refused call, and what the refusal says."""
+
+    name: str
+    ask: Asking | None
+    code: str | None
+    message: str | None
+
+
+def allow(*tools: str, **options: Unpack[RuleOptions]) -> Rule:
     """Allows only these tools, children (`spawn:AGENT`) and messages (`send`)."""
-    return _rule("allow", list(tools), (), name=name, ask=ask, code=code, message=message)
+    return _rule("allow", list(tools), (), **options)
 
 
-def deny(
-    *tools: str, name: str = "", ask: Asking | None = None, code: str | None = None, message: str | None = None
-) -> Rule:
+def deny(*tools: str, **options: Unpack[RuleOptions]) -> Rule:
     """Rejects all of these."""
-    return _rule("deny", list(tools), (), name=name, ask=ask, code=code, message=message)
+    return _rule("deny", list(tools), (), **options)
 
 
 def arguments(
@@ -159,27 +164,17 @@ def budget(
     money: str | Decimal | int | None = None,
     time: Duration | None = None,
     scope: Literal["lineage", "run"] = "lineage",
-    name: str = "",
-    ask: Asking | None = None,
-    code: str | None = None,
-    message: str | None = None,
+    **options: Unpack[RuleOptions],
 ) -> Rule:
     """Limits the use of these tools, or of all."""
     said = {"calls": calls, "effects": effects, "tokens": tokens, "money": money, "time": time}
     terms = {measure: limit for measure, limit in said.items() if limit is not None}
-    return _rule("budget", terms, tools, scope=scope, name=name, ask=ask, code=code, message=message)
+    return _rule("budget", terms, tools, scope=scope, **options)
 
 
-def once(
-    *tools: str,
-    scope: Literal["lineage", "run"] = "lineage",
-    name: str = "",
-    ask: Asking | None = None,
-    code: str | None = None,
-    message: str | None = None,
-) -> Rule:
+def once(*tools: str, scope: Literal["lineage", "run"] = "lineage", **options: Unpack[RuleOptions]) -> Rule:
     """Allows each of these at most once, unless it was compensated."""
-    return _rule("once", list(tools), (), scope=scope, name=name, ask=ask, code=code, message=message)
+    return _rule("once", list(tools), (), scope=scope, **options)
 
 
 def total(
@@ -190,27 +185,16 @@ def total(
     max: Number | str,  # noqa: A002
     by: str | None = None,
     scope: Literal["lineage", "run"] = "lineage",
-    name: str = "",
-    ask: Asking | None = None,
-    code: str | None = None,
-    message: str | None = None,
+    **options: Unpack[RuleOptions],
 ) -> Rule:
     """Limits the sum of an argument over all effects, so that splitting a call gains nothing."""
     terms = {"argument": argument, "max": max} | ({} if by is None else {"by": by})
-    return _rule("total", terms, tools, scope=scope, name=name, ask=ask, code=code, message=message)
+    return _rule("total", terms, tools, scope=scope, **options)
 
 
-def after(
-    tools: Tools,
-    /,
-    *needed: str,
-    name: str = "",
-    ask: Asking | None = None,
-    code: str | None = None,
-    message: str | None = None,
-) -> Rule:
+def after(tools: Tools, /, *needed: str, **options: Unpack[RuleOptions]) -> Rule:
     """Allows these only after all of those have returned."""
-    return _rule("after", list(needed), tools, name=name, ask=ask, code=code, message=message)
+    return _rule("after", list(needed), tools, **options)
 
 
 def context(
@@ -230,18 +214,9 @@ def context(
     return _rule("context", terms, tools, latest=latest, name=name, ask=ask, code=code, message=message)
 
 
-def check(
-    function: Check | str,
-    /,
-    *,
-    tools: Tools = (),
-    name: str = "",
-    ask: Asking | None = None,
-    code: str | None = None,
-    message: str | None = None,
-) -> Rule:
+def check(function: Check | str, /, *, tools: Tools = (), **options: Unpack[RuleOptions]) -> Rule:
     """Calls a pure function, which returns None, a text for a rejection, `Reject` or `Ask`. An exception rejects."""
-    return _rule("check", function, tools, name=name, ask=ask, code=code, message=message)
+    return _rule("check", function, tools, **options)
 
 
 def _rule(kind: Kind, terms: Any, tools: Tools, **said: Any) -> Rule:
