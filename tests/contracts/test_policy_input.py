@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from folded import fold_ledger
 from killick.contracts.contract import Ruling
 from killick.contracts.policy_input import model_arguments, of_change, of_step, of_the_context, own_part, past_of, pasts
 from killick.model import events as e
-from killick.model.ledger import Counts, Ledger, fold_ledger
+from killick.model.ledger import Counts, Ledger
 
 
 def paid(number: int, tool: str = "pay", outcome: e.Outcome = "returned") -> list[tuple[int, e.Event]]:

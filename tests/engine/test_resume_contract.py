@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 import killick
 from engine.delivering import DELIVERED, FAR, Asked, Lineage, asked, deliverer, letters
+from folded import fold_ledger, fold_timeline
 from killick.check.crashes import RUN, Saved, Story, simulate
 from killick.ids import SeededIds
 from killick.log import Log
 from killick.log.log import FOLD
 from killick.model import events as e
 from killick.model.chunks import Blob
-from killick.model.fold import fold_timeline, timeline
-from killick.model.ledger import fold_ledger
+from killick.model.fold import timeline
 from killick.store import MemoryStore
 from killick.store.protocol import Append, Snapshot
 from processes import Processes

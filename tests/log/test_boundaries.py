@@ -8,10 +8,11 @@ import pytest
 from stories import Story, started
 
 import killick
+from folded import fold_timeline
 from killick.errors import BoundaryUnknown
 from killick.log import Log, boundaries
 from killick.model import events as e
-from killick.model.fold import fold_timeline, timeline
+from killick.model.fold import timeline
 from killick.store import Store
 
 broken = True

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from stories import START_US, Story, started
 
+from folded import fold_ledger, fold_timeline
 from killick.errors import (
     EpochStale,
     HandleClosed,
@@ -23,8 +24,7 @@ from killick.errors import (
 from killick.log import Entry, Log, RunLog, verify
 from killick.model import events as e
 from killick.model.chunks import Blob
-from killick.model.fold import FOLD, fold_timeline, timeline
-from killick.model.ledger import fold_ledger
+from killick.model.fold import FOLD, timeline
 from killick.store import SqliteStore
 from killick.store.protocol import Append, Snapshot
 

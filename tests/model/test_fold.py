@@ -5,10 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stories import START_US, Story, started
 
+from folded import fold_ledger, fold_timeline
 from killick.model import events as e
 from killick.model.chunks import Blob
-from killick.model.fold import Fold, fold_timeline, timeline
-from killick.model.ledger import Ledger, fold_ledger
+from killick.model.fold import Fold, timeline
+from killick.model.ledger import Ledger
 from seeds import repeats
 
 Told = list[tuple[int, e.Event]]

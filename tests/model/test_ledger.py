@@ -1,7 +1,8 @@
 """The ledger: what the world has seen stays seen, whatever happens to the timeline."""
 
+from folded import fold_ledger
 from killick.model import events as e
-from killick.model.ledger import Ledger, fold_ledger
+from killick.model.ledger import Ledger
 
 
 def ledger(*events: e.Event) -> Ledger:

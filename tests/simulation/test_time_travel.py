@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import killick
-from killick.model.fold import fold_timeline
-from killick.model.ledger import fold_ledger
+from folded import fold_ledger, fold_timeline
 from killick.store import MemoryStore, SqliteStore, Store
 from seeds import repeats
 from simulation.random_agents import Program, Touched, agents, another_world

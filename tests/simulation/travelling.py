@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 import msgspec
 
 import killick
+from folded import fold_ledger, fold_timeline
 from killick.engine.signals import Signal
 from killick.errors import (
     AlreadyAnswered,
@@ -26,8 +27,8 @@ from killick.errors import (
 )
 from killick.ids import SeededIds
 from killick.model import events as e
-from killick.model.fold import Fold, fold_timeline
-from killick.model.ledger import Ledger, fold_ledger
+from killick.model.fold import Fold
+from killick.model.ledger import Ledger
 from killick.store import Store
 from killick.store.protocol import ENDED, RunQuery
 from killick.testing import replay

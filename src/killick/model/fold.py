@@ -933,14 +933,6 @@ _QUIET: Final = frozenset(
 )
 
 
-def fold_timeline(timeline: Iterable[tuple[int, e.Event]], fold: Fold | None = None) -> Fold:
-    """Folds a timeline."""
-    fold = fold or Fold()
-    for seq, event in timeline:
-        fold.apply(seq, event)
-    return fold
-
-
 def goes_back(event: e.Event) -> bool:
     """Returns whether the timeline jumps at this event: a rewind, or a fork that kept later events."""
     return isinstance(event, e.RunRewound) or (isinstance(event, e.RunForked) and bool(event.keep))

@@ -536,11 +536,3 @@ _HANDLERS: Final[dict[type[e.Event], Callable[[Ledger, int, Any], None]]] = {
     e.WorkspaceCaptured: _workspace_captured,
     e.WorkspaceRestored: _workspace_restored,
 }
-
-
-def fold_ledger(log: Iterable[tuple[int, e.Event]], ledger: Ledger | None = None) -> Ledger:
-    """Folds a whole log."""
-    ledger = ledger or Ledger()
-    for seq, event in log:
-        ledger.apply(seq, event)
-    return ledger
