@@ -34,7 +34,7 @@ SLOW_MAX: Final = 12
 LOOKS: Final = 0.5
 """How likely a process is to look at its inbox while it is inside an action."""
 
-for _name in ("judge", "lineage"):
+for _name in ("judge", "run_tree"):
     # Python 3.11 computes a cached property under one lock for all instances. Processes share no locks.
     if hasattr(found := vars(Execution)[_name], "lock"):
         found.lock = contextlib.nullcontext()
