@@ -75,13 +75,7 @@ def decisions(call: Call[PageAsked, Nothing]) -> Decisions:
     """What was decided, with the options, the reason and who chose; the last first."""
     run, state = call.asked.run, state_of(call, call.asked.run)
     found, following = paged(state.decisions, call.asked)
-    told = tuple(
-        DecisionLine(
-            step=each.step, at_us=each.at, by=each.by, question=each.question, options=each.options,
-            choice=each.choice, because=each.because,
-        )
-        for each in reversed(found)
-    )  # fmt: skip
+    told = tuple(map(DecisionLine.of, reversed(found)))
     return Decisions(run=run, total=len(state.fold.decisions), decisions=told, next=following)
 
 
@@ -110,13 +104,7 @@ def failures(call: Call[PageAsked, Nothing]) -> Failures:
     """What went wrong, with its whole context: every failed attempt, rejection and failed step; the last first."""
     run, state = call.asked.run, state_of(call, call.asked.run)
     found, following = paged(state.failures, call.asked)
-    told = tuple(
-        FailureLine(
-            at_us=each.at, step=each.step, tool=each.tool, attempt=each.attempt, input=each.input,
-            progress=each.progress, errors=errors_of(_failure(each.error)),
-        )
-        for each in reversed(found)
-    )  # fmt: skip
+    told = tuple(FailureLine.of(each, errors=errors_of(_failure(each.error))) for each in reversed(found))
     return Failures(run=run, total=len(state.fold.failures), failures=told, next=following)
 
 
@@ -167,9 +155,8 @@ def effects(call: Call[PageAsked, Nothing]) -> Effects:
 def _effect(state: State, known: Sequence[ledgers.Effect], effect: ledgers.Effect, undone_by: str | None) -> EffectLine:
     undone = _started(known, effect.undoes) if effect.undoes else None
     happened = effect.ended and effect.status in ("happened", "undone")
-    return EffectLine(
-        key=effect.key, step=effect.step, tool=effect.tool, effect=effect.effect, status=effect.status,
-        attempts=effect.attempts, generation=effect.generation, is_left=not _stands(state.fold, effect),
+    return EffectLine.of(
+        effect, is_left=not _stands(state.fold, effect),
         undoes=undone.step if undone is not None else None, undone_by=undone_by, started_seq=effect.started,
         arguments=state.data(effect.intended).get("arguments"),
         result=state.data(effect.ended).get("output") if happened else None,

@@ -173,19 +173,13 @@ def run_page(call: Call[RunPageAsked, Nothing]) -> RunSeen:
     status = "broken" if broken is not None else "abandoned" if abandoned else facts.status
     tail = part_of(log, run, limit=TAIL_STEPS, through=through_of(call, run), fold=fold, known=False)
     failed = tail.failed
-    return RunSeen(
-        run=run, agent=facts.agent, status=status, position=_position(tail, status, broken), seq=facts.seq,
-        generation=facts.generation, plan=facts.plan, stage=facts.stage, current=facts.current,
-        priority=facts.priority, tags=tuple(shown_tags(facts.tags)), started_us=facts.started_at,
-        changed_us=facts.changed_at, ended_us=tail.ended_at, wake_us=fold.wake_at, is_cancelling=facts.cancelling,
-        worker=worker, build=facts.build, parent=facts.parent, parent_step=facts.parent_step,
-        forked_from=facts.forked_from, forks=ledger.facts.forks, renewed_as=facts.renewed_as, follows=facts.follows,
-        children=tuple(
-            ChildSeen(run=each.run, agent=each.agent, step=each.step, status=each.status)
-            for each in ledger.children[-CHILDREN_MAX:]
-        ),
+    return RunSeen.of(
+        facts, run=run, status=status, position=_position(tail, status, broken), tags=tuple(shown_tags(facts.tags)),
+        ended_us=tail.ended_at, wake_us=fold.wake_at, is_cancelling=facts.cancelling, worker=worker,
+        forks=ledger.facts.forks,
+        children=tuple(map(ChildSeen.of, ledger.children[-CHILDREN_MAX:])),
         broken=broken, waits=tuple(islice(waits_of(client.store, state), WAITS_MAX)),
-        usage=_usage(ledger), counts=_counts(fold, ledger),
+        usage=UsageSeen.of(ledger.spend), counts=_counts(fold, ledger),
         failed=None if failed is None else FailedSeen(
             at_us=failed.at, step=failed.step, errors=errors_of(failed.failure), not_undone=tuple(failed.not_undone),
         ),
@@ -237,14 +231,6 @@ def _position(tl: Timeline, status: str, broken: str | None) -> PositionSeen:
         case _:
             where = f"{status.capitalize()} at {named}" if named else status.capitalize()
     return PositionSeen(where=where, since_us=since, next=following, step=number, place=tl.place, at_stage=at)
-
-
-def _usage(ledger: Ledger) -> UsageSeen:
-    spend = ledger.spend
-    return UsageSeen(
-        model_calls=spend.model_calls, tokens_in=spend.tokens_in, tokens_out=spend.tokens_out,
-        tokens_cached=spend.tokens_cached, cost_micros=spend.cost_micros,
-    )  # fmt: skip
 
 
 def _counts(fold: Fold, ledger: Ledger) -> CountsSeen:

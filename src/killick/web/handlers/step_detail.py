@@ -63,10 +63,9 @@ class ErrorSeen(Doc, frozen=True):
 def errors_of(failure: Failure | None) -> tuple[ErrorSeen, ...]:
     """An error, and those that led to it."""
     return tuple(
-        ErrorSeen(
-            type=each.type, message=each.message, kind=each.kind, notes=each.notes, details=each.details or None,
-            frames=tuple(FrameLine(file=frame.file, line=frame.line, function=frame.function) for frame in each.frames),
-            inside=tuple(str(member) for member in each.members),
+        ErrorSeen.of(
+            each, details=each.details or None, frames=tuple(map(FrameLine.of, each.frames)),
+            inside=tuple(map(str, each.members)),
         )
         for each in (chain(failure) if failure is not None else ())
     )  # fmt: skip
@@ -283,58 +282,32 @@ def _seen(
     now_us: int,
 ) -> StepSeen:
     decision = step.decision
-    return StepSeen(
-        run=run, number=step.number, sort=step.sort, name=step.name, status=step.status, stage=step.stage,
-        effect=step.effect, at_us=step.intended_at, ended_us=step.ended_at, took_us=span_of(step, now_us),
-        intended_seq=step.seq, output_seq=output_seq, arguments=step.arguments, given=step.given, output=step.output,
-        because=step.because, errors=errors_of(step.failure), attempts=tuple(map(_attempt, step.attempts)),
-        waits=tuple(map(_wait, step.waits)), verdict=step.verdict, last_verdict=step.last_verdict,
-        decision=None if decision is None else DecisionSeen(
-            by=decision.by, question=decision.question, options=list(decision.options), choice=decision.choice,
-            because=decision.because,
-        ),
-        ended_by=step.ended_by, edits=tuple(map(_edit, step.edits)),
-        delays=tuple(DelaySeen(at_us=each.at, until_us=each.until, because=each.because) for each in step.delays),
-        drifts=tuple(DriftSeen(at_us=each.at, recorded=each.recorded, found=each.found) for each in step.drifts),
-        notes=tuple(NoteSeen(at_us=each.at, by=each.by, note=each.note) for each in step.notes),
+    return StepSeen.of(
+        step, run=run, at_us=step.intended_at, took_us=span_of(step, now_us), intended_seq=step.seq,
+        output_seq=output_seq, errors=errors_of(step.failure), attempts=tuple(map(_attempt, step.attempts)),
+        waits=tuple(map(_wait, step.waits)),
+        decision=None if decision is None else DecisionSeen.of(decision, options=list(decision.options)),
+        edits=tuple(map(_edit, step.edits)), delays=tuple(map(DelaySeen.of, step.delays)),
+        drifts=tuple(map(DriftSeen.of, step.drifts)), notes=tuple(map(NoteSeen.of, step.notes)),
         retry_us=step.delayed_until, standing=standing,
-        adopted_from=step.adopted.run if step.adopted is not None else None, overridden_by=step.overridden_by,
-        overriding=step.overriding.get("because"), is_confirmed=step.confirmed, undoes=step.undoes,
-        undone_by=step.undone_by, child=step.child.run if step.child is not None else None, sent_to=step.sent_to,
-        changes=changes, why=tuple(told),
+        adopted_from=step.adopted.run if step.adopted is not None else None,
+        overriding=step.overriding.get("because"), is_confirmed=step.confirmed,
+        child=step.child.run if step.child is not None else None, changes=changes, why=tuple(told),
     )  # fmt: skip
 
 
 def _attempt(attempt: timeline_parts.Attempt) -> AttemptSeen:
-    settled = attempt.settled
-    return AttemptSeen(
-        number=attempt.number, key=attempt.key, started_us=attempt.started_at, ended_us=attempt.ended_at,
-        outcome=attempt.outcome, died=attempt.died, retry_us=attempt.retry_at, is_limited=attempt.limited,
-        not_retried=attempt.not_retried, usage=attempt.usage, errors=errors_of(attempt.failure),
-        reasoning=attempt.reasoning, progress=attempt.progress,
-        settled=None if settled is None else SettledSeen(
-            at_us=settled.at, how=settled.how, by=settled.by, because=settled.because
-        ),
-    )  # fmt: skip
+    settled = None if attempt.settled is None else SettledSeen.of(attempt.settled)
+    return AttemptSeen.of(attempt, is_limited=attempt.limited, errors=errors_of(attempt.failure), settled=settled)
 
 
 def _wait(wait: timeline_parts.Wait) -> WaitSeen:
-    return WaitSeen(
-        waits_for=wait.waits_for, name=wait.name, to=wait.to, since_us=wait.opened_at, deadline_us=wait.deadline,
-        closed_us=wait.closed_at, how=wait.how, by=wait.by, need=wait.need, round=wait.round, rule=wait.rule,
-        votes=tuple(
-            VoteSeen(at_us=each.at, by=each.by, answer=each.answer, comment=each.comment) for each in wait.votes
-        ),
-        prompt=wait.prompt, options=list(wait.options) or None, default=wait.default, intention=wait.intention,
-        reason=wait.reason, answer=wait.answer, comment=wait.comment,
-    )  # fmt: skip
+    votes = tuple(map(VoteSeen.of, wait.votes))
+    return WaitSeen.of(wait, since_us=wait.opened_at, votes=votes, options=list(wait.options) or None)
 
 
 def _edit(edit: timeline_parts.Edit) -> EditSeen:
-    return EditSeen(
-        at_us=edit.at, by=edit.by, stands=edit.stands, rule=edit.verdict.rule if edit.verdict is not None else None,
-        arguments=edit.arguments, changed=edit.changed, comment=edit.comment,
-    )  # fmt: skip
+    return EditSeen.of(edit, rule=edit.verdict.rule if edit.verdict is not None else None)
 
 
 ROUTES: Final[tuple[Route, ...]] = (

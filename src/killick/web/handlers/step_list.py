@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import log2
-from typing import Annotated, Any, Final, NamedTuple, cast
+from typing import Annotated, Any, Final, NamedTuple, Self, cast
 
 import msgspec
 from msgspec import Meta
@@ -43,6 +43,17 @@ RunId = Annotated[str, Meta(min_length=1, max_length=512)]
 
 class Doc(msgspec.Struct, frozen=True, kw_only=True):
     """A document of this slice."""
+
+    @classmethod
+    def of(cls, source: Any, **given: Any) -> Self:
+        """A document with the fields that `source` has by the same name, and `given`. Times end in `_us` here."""
+        for name in cls.__struct_fields__:
+            stem = name.removesuffix("_us")
+            for each in () if name in given else (name,) if stem == name else (name, f"{stem}_at", stem):
+                if hasattr(source, each):
+                    given[name] = getattr(source, each)
+                    break
+        return cls(**given)
 
 
 class RunAsked(Doc, frozen=True):
@@ -201,7 +212,10 @@ def searched(step: Step) -> str:
 
 
 def _searched(value: Any) -> str:
-    return "" if value is None else value if isinstance(value, str) else inline(value)
+    """The text of a value for searches: as compact JSON, and as a line shows it."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{msgspec.json.encode(plain(value)).decode()}\n{inline(value)}"
 
 
 def lines(
@@ -245,7 +259,7 @@ def _more(scope: Step, depth: int, count: int, where: str) -> Iterator[Row]:
 
 def _moment(moment: Moment) -> MomentLine:
     event = moment.event
-    left = tuple(LeftLine(number=each.number, name=each.name, status=each.status) for each in moment.left)
+    left = tuple(map(LeftLine.of, moment.left))
     stage = event.stage if isinstance(event, e.PlanReached) else None
     text = str(moments.line(moment, _BRIEF))
     return MomentLine(kind=moment.kind, text=text, by=getattr(event, "by", None), stage=stage, left=left)
@@ -258,20 +272,18 @@ def _line(step: Step, now_us: int, longest: int) -> StepLine:
     edits = [edit.by for edit in step.edits if edit.stands]
     because = step.decision.because if step.decision is not None else step.because
     came = presented.came_to(step, _BRIEF)
-    return StepLine(
-        number=step.number, sort=step.sort, name=step.name, status=step.status, stage=step.stage, took_us=took,
-        ended_us=step.ended_at, bar=_bar(took, longest),
+    return StepLine.of(
+        step, took_us=took, bar=_bar(took, longest),
         seen=f"{step.status}.{len(step.attempts)}.{len(step.waits)}.{len(step.notes)}.{step.undone_by or ''}",
         what=presented.given(step, _BRIEF), came_to=str(came) if came is not None else None,
         error=cut(short(failure), BRIEF_CHARS) if step.status != "done" and failure is not None else None,
-        because=_BRIEF.value(because) if because else None, effect=step.effect, attempts=len(step.attempts),
+        because=_BRIEF.value(because) if because else None, attempts=len(step.attempts),
         retry_us=step.delayed_until, ruling=verdict.ruling if verdict is not None else None,
         rule=verdict.rule if verdict is not None else None, by=step.decision.by if step.decision else step.ended_by,
         waits_for=wait.waits_for if wait is not None and step.status in ("waiting", "in_doubt") else None,
         waits_to=wait.to if wait is not None else (), deadline_us=wait.deadline if wait is not None else None,
-        child=step.child.run if step.child is not None else None, undoes=step.undoes, undone_by=step.undone_by,
-        is_adopted=step.adopted is not None, is_drifted=bool(step.drifts), edited_by=edits[-1] if edits else None,
-        overridden_by=step.overridden_by, notes=len(step.notes),
+        child=step.child.run if step.child is not None else None, is_adopted=step.adopted is not None,
+        is_drifted=bool(step.drifts), edited_by=edits[-1] if edits else None, notes=len(step.notes),
         tokens=usage.tokens_in + usage.tokens_out if usage is not None else None,
         inside=sum(1 for _ in timeline_parts.walked(step.entries)),
     )  # fmt: skip

@@ -99,14 +99,11 @@ def window(call: Call[WindowAsked, Nothing]) -> WindowSeen:
     veil = call.context.veil
     if veil is not None and veil.fields:
         found = _bare(found)
-    return WindowSeen(
-        run=run, calls=len(found.calls), read=found.read, budget=found.budget, at=found.at, largest=found.largest,
-        messages=found.messages, fills=tuple(sorted(found.fills, key=lambda fill: -fill.tokens)),
-        pages=tuple(sorted(found.pages, key=lambda page: -page.tokens)[:PAGES_MAX]), sent=found.sent,
-        without=found.without, counted=found.counted, cached=found.cached, waste=found.waste, money=found.money,
-        batches=len(found.evictions), evicted=sum(len(each.pages) for each in found.evictions),
-        faulted=len(found.faults), pinned=len(found.pins), left=found.left, wanted=found.wanted,
-        thrashed=found.thrashed, evictions=found.evictions[: -LISTED_MAX - 1 : -1],
+    return WindowSeen.of(
+        found, run=run, calls=len(found.calls), fills=tuple(sorted(found.fills, key=lambda fill: -fill.tokens)),
+        pages=tuple(sorted(found.pages, key=lambda page: -page.tokens)[:PAGES_MAX]), batches=len(found.evictions),
+        evicted=sum(len(each.pages) for each in found.evictions), faulted=len(found.faults), pinned=len(found.pins),
+        evictions=found.evictions[: -LISTED_MAX - 1 : -1],
         faults=found.faults[: -LISTED_MAX - 1 : -1], pins=found.pins[: -LISTED_MAX - 1 : -1],
         points=tuple(_point(group) for group in grouped(found.calls, POINTS_MAX)),
     )  # fmt: skip

@@ -1,0 +1,160 @@
+"""A common step is taken in one coroutine. Whatever it meets, its record is the one that the pipeline writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import killick
+from killick.engine.steps import fast_path
+from killick.log.writer import apply_events
+from killick.model import events as e
+from killick.model.fold import Fold
+from killick.model.ledger import Ledger
+from killick.store import MemoryStore
+
+CALLS: list[str] = []
+
+
+class Bill(msgspec.Struct):
+    to: str
+    amount: int
+
+
+@killick.tool
+async def pay(to: str, amount: int = 7) -> str:
+    CALLS.append(to)
+    return f"paid {amount} to {to}"
+
+
+@killick.tool(effect="reads")
+async def look(at: str) -> dict[str, Any]:
+    return {"at": at, "found": [1, 2.5, None]}
+
+
+@killick.tool(effect="idempotent")
+async def draft(to: str) -> Bill:
+    return Bill(to, 3)
+
+
+@killick.tool(effect="idempotent", retry=killick.Retry(attempts=3, first=0.001))
+async def flaky(key: str) -> int:
+    CALLS.append(key)
+    if CALLS.count(key) < 3:
+        raise ConnectionError("the far side hung up")
+    return CALLS.count(key)
+
+
+@killick.tool
+async def refuses(reason: str) -> None:
+    raise killick.NotDone(reason)
+
+
+@killick.tool
+async def misfit(to: str) -> int:
+    return to  # type: ignore[return-value]
+
+
+@killick.tool
+async def reports(to: str) -> str:
+    step = killick.ToolStep.here()
+    assert step is not None
+    step.progress({"half": to})
+    return to
+
+
+@killick.agent
+async def everything(run: killick.Run) -> list[Any]:
+    found: list[Any] = [await run.call(pay, "ann"), await run.call(pay, to="bob", amount=2**70)]
+    found.append(await run.call(look, "é\n$ref"))
+    found.append((await run.call(draft, "cid")).amount)
+    found.append(await run.call(flaky, "k"))
+    found.append(await run.call(reports, "dan"))
+    try:
+        await run.call(refuses, "closed")
+    except killick.StepFailed as failed:
+        found.append(str(failed))
+    found += await run.gather(run.call(pay, "eve"), run.call(pay, "fay"))
+    await run.update(seen=3)
+    found.append(await run.call(pay, "gil"))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    CALLS.clear()
+    yield
+
+
+def recorded(kd: killick.Client) -> list[tuple[Any, Any]]:
+    """The events of the run with their values, without what no two runs share."""
+    found = []
+    for each in kd.events("r"):
+        body = msgspec.to_builtins(each.event)
+        for name in ("at", "holder", "build", "retry_at"):
+            body.pop(name, None)
+        values = kd.log.data("r", each.seq)
+        if "failure" in values:  # its traceback names lines of the engine
+            body.pop("data")
+            values["failure"] = {name: values["failure"][name] for name in ("kind", "type", "message")}
+        found.append((body, values))
+    return found
+
+
+def test_both_ways_write_the_same_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    with killick.Client(MemoryStore()) as kd:
+        fast = kd.run(everything, id="r"), recorded(kd)
+    CALLS.clear()
+    monkeypatch.setattr(fast_path, "is_common", lambda branch, ex: False)
+    with killick.Client(MemoryStore()) as kd:
+        assert (kd.run(everything, id="r"), recorded(kd)) == fast
+
+
+def test_most_steps_are_taken_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bool] = []
+    real = fast_path.is_common
+
+    def noted(branch: object, ex: Any) -> bool:
+        taken.append(real(branch, ex))
+        return taken[-1]
+
+    monkeypatch.setattr(fast_path, "is_common", noted)
+    with killick.Client(MemoryStore()) as kd:
+        kd.run(everything, id="r")
+    assert taken == [True] * 7 + [False, False, True]
+
+
+def test_a_result_of_another_type_than_declared_is_in_doubt_in_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    @killick.agent
+    async def lying(run: killick.Run) -> int:
+        return await run.call(misfit, "ann")
+
+    found = []
+    for is_fast in (True, False):
+        if not is_fast:
+            monkeypatch.setattr(fast_path, "is_common", lambda branch, ex: False)
+        with killick.Client(MemoryStore()) as kd:
+            kd.start(lying, id="r")
+            kd.advance("r")
+            found.append(recorded(kd))
+    assert found[0] == found[1]
+
+
+def test_whole_steps_and_single_events_fold_to_the_same_snapshots(tmp_path: Path) -> None:
+    with killick.open(tmp_path / "killick.db") as kd:
+        kd.run(everything, id="r")
+        events = [(each.seq, each.event) for each in kd.events("r")]
+    whole, single = (Fold(), Ledger()), (Fold(), Ledger())
+    apply_events(*whole, events)
+    for seq, event in events:
+        single[0].apply(seq, event)
+        single[1].apply(seq, event)
+    for left, right in zip(whole, single, strict=True):
+        pieces: tuple[list[Any], list[Any]] = ([], [])
+        assert left.save(pieces[0]) == right.save(pieces[1])
+        assert pieces[0] == pieces[1]
+    assert sum(isinstance(event, e.AttemptStarted) for _, event in events) > 8
