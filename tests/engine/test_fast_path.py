@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +84,8 @@ async def everything(run: killick.Run) -> list[Any]:
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
+def fresh() -> None:
     CALLS.clear()
-    yield
 
 
 def recorded(kd: killick.Client) -> list[tuple[Any, Any]]:

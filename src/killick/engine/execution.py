@@ -269,7 +269,7 @@ class Execution:
     def write_behind(self, *entries: Entry, **rights: Any) -> int:
         """Write without waiting; returns the seq of the last event."""
         try:
-            return self.log.append_behind(*self._mended(entries), **rights)
+            return self.log.append_behind(*(entries if self.diverged_at is None else self._mended(entries)), **rights)
         except KillickError as error:
             self._failed(error)
         return self.log.seq
@@ -278,7 +278,7 @@ class Execution:
         """Write and wait until the commit, also if this task is cancelled meanwhile."""
         cancelled, seq = False, 0
         try:
-            writing = self.log.append_begun(*self._mended(entries), **rights)
+            writing = self.log.append_begun(*(entries if self.diverged_at is None else self._mended(entries)), **rights)
             seq = writing.item.last[0]
             if not writing.done or writing.error is not None:  # its commit may be over, and refused, already
                 cancelled = await self.log.settled(writing)
