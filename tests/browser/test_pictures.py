@@ -107,6 +107,8 @@ def test_pictures_are_made(kd: Client, watch: Watch) -> None:
 
 def _shot(window: Watched, name: str, path: str | None = None) -> None:
     page: Page = window.goto(path) if path is not None else window.page
+    if path is not None and path.startswith("/runs/"):
+        expect(page.get_by_role("button", name="Fork…")).to_be_visible()
     page.wait_for_timeout(700)  # for what a page fetches when it has come
     if "?tab=" in page.url:
         page.evaluate("scrollTo(0, document.querySelector('nav.tabs').offsetTop - 60)")
