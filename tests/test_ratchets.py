@@ -21,15 +21,15 @@ CIRCLES: Final = ()
 
 LINES: Final = {
     "adapters": 6742, "agents": 1238, "archive": 1850, "audit": 1278, "check": 2870, "cli": 8273, "client": 1926,
-    "contracts": 2996, "definitions": 2172, "engine": 12495, "history": 7976, "llm": 1147, "log": 2415, "model": 4556,
-    "presenting": 1193, "proxy": 2444, "replay": 727, "store": 7290, "testing": 1167, "top": 1382, "web": 8623,
-    "window": 2682, "workers": 2391, "workspace": 4922,
+    "contracts": 2971, "definitions": 2172, "engine": 12495, "history": 7976, "llm": 1147, "log": 2439, "model": 4598,
+    "presenting": 1193, "proxy": 2444, "replay": 727, "store": 7290, "testing": 1167, "top": 1382, "web": 8578,
+    "window": 2682, "workers": 2391, "workspace": 4924,
 }  # fmt: skip
 """Lines of Python by package."""
 
 FOLDER_MODULES_MAX: Final = 24
 FILE_LINES: Final = {
-    "engine/execution.py": 601, "engine/steps/step_execution.py": 620, "model/events.py": 862, "model/fold.py": 919,
+    "engine/execution.py": 601, "engine/steps/step_execution.py": 620, "model/events.py": 862, "model/fold.py": 954,
     "store/protocol.py": 764,
 }  # fmt: skip
 """Files of more than 600 lines, each with its budget."""
@@ -41,7 +41,7 @@ VAGUE: Final = re.compile(
     re.IGNORECASE,
 )
 VAGUE_IN_A_THOUSAND: Final = {
-
+   
 }  # fmt: skip
 """Vague words in a thousand words of docstrings, by package. The aim is 5."""
 VAGUE_AIM: Final = 5

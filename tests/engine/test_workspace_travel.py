@@ -124,7 +124,7 @@ def test_files_that_cannot_go_back_at_once_go_back_when_the_run_goes_on(
     kd.run(agent, ORDERS, id="r")
     folder.rename(tmp_path / "elsewhere")
     folder.write_text("in the way")
-    assert "when it goes on" in kd.rewind("r", "3:before")
+    assert "when it is resumed" in kd.rewind("r", "3:before")
     folder.unlink()
     (tmp_path / "elsewhere").rename(folder)
     assert kd.run(agent, ORDERS, id="r") == ["c", "deep/b"]

@@ -692,7 +692,7 @@ def test_a_run_that_failed_at_a_step_explains_that_step() -> None:
             {},
             "The code no longer fits the record, as was found at 09:00:09. At step 2 the log has tool pay(1), "
             "and the "
-            "code came to tool mail(2). Nothing happens until the code is fixed and a person resumes the run.",
+            "code has tool mail(2). Nothing happens until the code is fixed and a person resumes the run.",
         ),
         (
             [(e.RunRepaired(at=at(9), first=1, last=1, hash_before="", hash_head=""), {"because": "torn"})],

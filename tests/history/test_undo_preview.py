@@ -174,5 +174,5 @@ def test_leaving_counts_what_was_spent_started_and_taken_and_names_answers() -> 
     assert found.effects == ()
     assert leaving(told.log, "r", "now").steps == ()
     told.event(e.RunRenewed(at=1, run="r+2"), input=None)
-    with pytest.raises(TimeRefused, match=r"r: goes on as r\+2; rewind that, or fork this one"):
+    with pytest.raises(TimeRefused, match=r"r: continues as r\+2; rewind that, or fork this one"):
         leaving(told.log, "r", "2:before")

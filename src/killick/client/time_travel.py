@@ -62,7 +62,7 @@ def rewound(engine: Engine, run: str, to: str, *, by: str | None, because: str |
     with lease_or_send(engine, run, send) as reached:
         handle, sent = reached.log, reached.sent
         if handle is None:
-            holder = f", by {reached.holder}, who is at it" if reached.holder else ""
+            holder = f", by {reached.holder}, which holds it" if reached.holder else ""
             return f"{'' if reached.is_taken else 'will be '}taken back to {label}{holder}"
         found = rewind(log, handle, to, at=clock.now_us(), by=by, because=because)
         if sent is None:

@@ -117,7 +117,7 @@ class _Why(StepNarrator):
             recorded, found = held.data.get("recorded"), held.data.get("found")
             return [
                 f"The code no longer fits the record, as was found {self.when(held.at)}.",
-                f"At step {held.event.step} the record has {recorded}, and the code came to {found}.",
+                f"At step {held.event.step} the log has {recorded}, and the code has {found}.",
                 "Nothing happens until the code is fixed and a person resumes the run.",
             ]
         if held is not None and isinstance(held.event, e.RunQuarantined):
