@@ -41,7 +41,7 @@ VAGUE: Final = re.compile(
     re.IGNORECASE,
 )
 VAGUE_IN_A_THOUSAND: Final = {
-   
+
 }  # fmt: skip
 """Vague words in a thousand words of docstrings, by package. The aim is 5."""
 VAGUE_AIM: Final = 5

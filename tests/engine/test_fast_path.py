@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 import killick
+from killick.engine import observers
 from killick.engine.steps import fast_path
 from killick.log.writer import apply_events
 from killick.model import events as e
@@ -121,6 +122,7 @@ def test_most_steps_are_taken_the_short_way(monkeypatch: pytest.MonkeyPatch) -> 
         return taken[-1]
 
     monkeypatch.setattr(fast_path, "is_common", noted)
+    monkeypatch.setattr(observers, "_observers", [])  # another test may have left one
     with killick.Client(MemoryStore()) as kd:
         kd.run(everything, id="r")
     assert taken == [True] * 7 + [False, False, True]
