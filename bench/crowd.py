@@ -17,7 +17,8 @@ from bench.postgres import server, store_url, version
 from bench.serving import asks, hears
 from killick.client.client import Client
 from killick.clock import SystemClock
-from killick.store.protocol import Append, CreateRun, Delivery, Row, RunIndex, RunQuery, Store
+from killick.store.protocol import Store
+from killick.store.records import Append, CreateRun, Delivery, Row, RunIndex, RunQuery
 
 _now_us: Final = SystemClock().now_us
 

@@ -15,7 +15,7 @@ from typing import Final
 from bench.measure import Measure, interleaved, ratio, seconds
 from bench.workload import LONG, long_run
 from killick.log import Log
-from killick.model.events import decode
+from killick.model.event_codec import decode
 from killick.store import SqliteStore
 
 ROUNDS: Final = 5

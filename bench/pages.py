@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import killick
 from bench.measure import Measure, seconds
 from bench.population import LONG_RUN, fill
-from killick.store.protocol import RunQuery
+from killick.store.records import RunQuery
 
 RUNS: Final = 100_000
 STEPS: Final = 20_000

@@ -22,7 +22,7 @@ from killick.log import Entry, Log
 from killick.log.writer import RunLog
 from killick.model import events as e
 from killick.model.codec import canonical
-from killick.store.protocol import Append
+from killick.store.records import Append
 
 SEED: Final = 20_261_115
 BATCH: Final = 500

@@ -14,7 +14,7 @@ import killick
 from bench.measure import Measure, interleaved, ratio
 from bench.postgres import server, store_url, version
 from bench.serving import WAIT_SECONDS, lingers, workers
-from killick.store.protocol import RunQuery
+from killick.store.records import RunQuery
 
 ROUNDS: Final = 5
 CONCURRENCY: Final = 10

@@ -431,7 +431,7 @@ def test_every_error_has_a_line_in_the_docs(house: House) -> None:
 
 
 def test_every_event_kind_has_a_line_in_the_docs(house: House) -> None:
-    events = importlib.import_module("killick.model.events")
+    events = importlib.import_module("killick.model.event_codec")
     holds(undocumented_kinds(house, events.KINDS))
 
 

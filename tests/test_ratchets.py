@@ -20,17 +20,16 @@ CIRCLES: Final = ()
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6742, "agents": 1238, "archive": 1850, "audit": 1278, "check": 2870, "cli": 8273, "client": 1926,
-    "contracts": 2971, "definitions": 2172, "engine": 12495, "history": 7976, "llm": 1147, "log": 2439, "model": 4598,
-    "presenting": 1193, "proxy": 2444, "replay": 727, "store": 7290, "testing": 1167, "top": 1382, "web": 8578,
-    "window": 2682, "workers": 2391, "workspace": 4924,
+    "adapters": 6755, "agents": 1238, "archive": 1853, "audit": 1279, "check": 2873, "cli": 8277, "client": 1928,
+    "contracts": 2972, "definitions": 2173, "engine": 12500, "history": 7992, "llm": 1154, "log": 2426, "model": 4675,
+    "presenting": 1196, "proxy": 2447, "replay": 730, "store": 7323, "testing": 1168, "top": 1382, "web": 8586,
+    "window": 2682, "workers": 2402, "workspace": 4924,
 }  # fmt: skip
 """Lines of Python by package."""
 
 FOLDER_MODULES_MAX: Final = 24
 FILE_LINES: Final = {
-    "engine/execution.py": 601, "engine/steps/step_execution.py": 620, "model/events.py": 862, "model/fold.py": 954,
-    "store/protocol.py": 764,
+
 }  # fmt: skip
 """Files of more than 600 lines, each with its budget."""
 FILE_LINES_MAX: Final = 600

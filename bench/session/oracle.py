@@ -29,7 +29,7 @@ from bench.session.desk import FETCH_OUTPUT, FETCH_TOKENS, RECENT_TURNS, SAVES_M
 from bench.session.meter import ANTHROPIC, encoded
 from bench.session.play import Outcome, Player
 from bench.session.script import Move, Session
-from killick.model.events import PageEvicted
+from killick.model.page_events import PageEvicted
 from killick.window import Rates, Window, estimate
 from killick.window.compaction import LOW
 from killick.window.tombstones import left

@@ -11,7 +11,7 @@ from typing import Any
 import killick
 from killick.adapters.engine_turns import Turn
 from killick.adapters.engine_wakeups import Waking
-from killick.store.protocol import RunRow
+from killick.store.records import RunRow
 
 
 @killick.agent

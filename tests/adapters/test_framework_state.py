@@ -18,7 +18,7 @@ from killick.adapters.framework_state import TRIES, FrameworkState, StateEntry
 from killick.audit.checkpoint import new_key
 from killick.errors import HeadMoved, RunUnknown, ValueRefused
 from killick.store import Store
-from killick.store.protocol import RunQuery
+from killick.store.records import RunQuery
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from killick.archive.export import export
 from killick.errors import ArchiveRefused, ExportBroken, RunError, RunUnknown
 from killick.model import events as e
 from killick.store import MemoryStore
-from killick.store.protocol import RunIndex
+from killick.store.records import RunIndex
 
 DAY = 86_400
 LONG = "a note that several runs share, and that is long enough to be stored apart " * 40

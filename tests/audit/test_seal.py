@@ -29,10 +29,12 @@ from killick.log import Log, repair
 from killick.log import verify as verify_logs
 from killick.model import events as e
 from killick.model import hashing as chain
+from killick.model import system_events
 from killick.model.chunks import pack
 from killick.model.merkle import Frontier
 from killick.store import MemoryStore, SqliteStore
-from killick.store.protocol import Store, row_check
+from killick.store.protocol import Store
+from killick.store.records import row_check
 
 KEY, PUB = new_key()
 OTHER_KEY, OTHER_PUB = new_key()
@@ -81,7 +83,7 @@ def test_a_seal_has_an_entry_for_every_run_and_the_checkpoint_is_its_signed_root
     assert [(entry.run, entry.seq) for entry in entries] == [("a", 6), ("b", 6), ("c", 6)]
     assert [entry.hash for entry in entries] == [e.to_text(kd.log.head(run).hash) for run in ("a", "b", "c")]
     event = kd.events(SEALS)[-1].event
-    assert isinstance(event, e.StoreSealed)
+    assert isinstance(event, system_events.StoreSealed)
     assert (event.size, event.root, event.key, event.by) == (3, done.root, done.key, "ann")
     assert kd.verify(key=PUB, checkpoint=done.file).holds
 

@@ -9,6 +9,7 @@ from killick.client.client import Client
 from killick.definitions.triggers import LOG, OWN, TAG
 from killick.log import Entry
 from killick.model import events as e
+from killick.model import system_events
 
 FIRED: Final = "killick_payload_fired"
 
@@ -175,10 +176,13 @@ def _trigger(kd: Client, at: int) -> None:
     log = kd.log.begin(LOG + name)
     log.append(
         Entry(e.RunStarted(at=at, run=LOG + name, agent=OWN + name, tags=(TAG,))),
-        Entry(e.TriggerSet(at=at, digest="d", sort="every", agent=evil("agent"), next=at + 60_000_000), {"spec": spec}),
-        Entry(e.TriggerFired(at=at, number=1, run=RUN, by=evil("fired-by"))),
         Entry(
-            e.TriggerPassed(at=at, first=at, last=at, because="input failed", by=evil("passed-by")),
+            system_events.TriggerSet(at=at, digest="d", sort="every", agent=evil("agent"), next=at + 60_000_000),
+            {"spec": spec},
+        ),
+        Entry(system_events.TriggerFired(at=at, number=1, run=RUN, by=evil("fired-by"))),
+        Entry(
+            system_events.TriggerPassed(at=at, first=at, last=at, because="input failed", by=evil("passed-by")),
             {"failure": failure("input")},
         ),
         Entry(e.RunPaused(at=at, by=evil("paused-by")), {"because": evil("paused-because")}),
@@ -191,11 +195,11 @@ def _hook(kd: Client, at: int) -> None:
     log.append(
         Entry(e.RunStarted(at=at, run=name, agent="killick." + name, tags=("hook",))),
         Entry(
-            e.HookSet(at=at, position=0),
+            system_events.HookSet(at=at, position=0),
             {"spec": {"to": evil("hook-to"), "kinds": [evil("kind")], "agents": [evil("a")]}},
         ),
         Entry(
-            e.HookFailed(at=at, position=1, run=RUN, seq=1, attempt=1, retry_at=at + 5_000_000),
+            system_events.HookFailed(at=at, position=1, run=RUN, seq=1, attempt=1, retry_at=at + 5_000_000),
             {"failure": failure("h")},
         ),
     )

@@ -20,7 +20,7 @@ import killick.testing
 from killick.check.findings import FindingKind
 from killick.cli.main import GROUPS
 from killick.cli.main import killick as commands
-from killick.model.events import KINDS
+from killick.model.event_codec import KINDS
 from pages import ROOT, pages, run, run_page, split, write_page
 
 WRITE: Final = os.environ.get("KILLICK_DOCS") == "write"

@@ -15,7 +15,7 @@ from killick.history.listing import Listing
 from killick.model import crash_loop
 from killick.model import events as e
 from killick.store import MemoryStore
-from killick.store.protocol import RunQuery
+from killick.store.records import RunQuery
 
 SECOND = 1_000_000
 

@@ -20,7 +20,7 @@ import killick
 from engine.counting import CountingServer, World, fetched, receipts
 from killick.client.client import Client
 from killick.store import SqliteStore
-from killick.store.protocol import Append
+from killick.store.records import Append
 from seeds import draw_seed, repeats
 
 PROGRAM = Path(__file__).with_name("killing.py")

@@ -20,6 +20,7 @@ import pytest
 
 import killick
 from killick.errors import DeclarationRefused, ValueRefused
+from killick.model import event_codec
 from killick.model import events as e
 
 SECOND = 1_000_000
@@ -62,7 +63,7 @@ def waited_for(kd: killick.Client) -> list[list[str]]:
     inner = committer.begin
 
     def counted(item: Any) -> Any:
-        seen.append([str(e.decode(row.body).__struct_config__.tag) for row in item.rows])
+        seen.append([str(event_codec.decode(row.body).__struct_config__.tag) for row in item.rows])
         return inner(item)
 
     committer.begin = counted  # type: ignore[method-assign]

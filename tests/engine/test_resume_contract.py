@@ -22,11 +22,12 @@ from killick.check.crashes import RUN, Saved, Story, simulate
 from killick.ids import SeededIds
 from killick.log import Log
 from killick.log.log import FOLD
+from killick.model import event_codec
 from killick.model import events as e
 from killick.model.chunks import Blob
 from killick.model.fold import timeline
 from killick.store import MemoryStore
-from killick.store.protocol import Append, Snapshot
+from killick.store.records import Append, Snapshot
 from processes import Processes
 from seeds import repeats
 from simulation.around import answering, book, mail, pay, price, redeem, redeem_at_the_second_try, reserve
@@ -112,7 +113,10 @@ class TestPrefixContinuation:
             fold = Log(saved.store).state(RUN).fold
             over = {step.id for step in fold.steps if step.ended}
             begun = {step.id for step in fold.steps} - over
-            later = [e.decode(body) for _, _, body in rows(simulate(told, saved=saved, seed=SEED).store)[len(before) :]]
+            later = [
+                event_codec.decode(body)
+                for _, _, body in rows(simulate(told, saved=saved, seed=SEED).store)[len(before) :]
+            ]
             steps = [event.step for event in later if getattr(event, "step", None)]
             where = f"killed at {saved.point} ({saved.place})"
             assert not over & set(steps), f"{where}: {over & set(steps)} had ended, and were gone on with"
@@ -248,7 +252,7 @@ class TestForkDeterminism:
             kd.advance(kd.fork(RUN, at, **conditions).id)
             after = rows(store)
             assert after[: len(before)] == before, at
-            added = [type(e.decode(body)) for _, _, body in after[len(before) :]]
+            added = [type(event_codec.decode(body)) for _, _, body in after[len(before) :]]
             assert added == [e.ForkMade], at
             assert lasting(store)[RUN] == state, at
             assert kd.verify().problems == []
@@ -486,5 +490,5 @@ class TestRecoveryDeterminism:
             assert self._told(one) == self._told(two), saved.place
 
     def _told(self, story: Story) -> list[tuple[str, str | None]]:
-        events = [e.decode(body) for _, _, body in rows(story.store)]
+        events = [event_codec.decode(body) for _, _, body in rows(story.store)]
         return [(str(event.__struct_config__.tag), getattr(event, "step", None)) for event in events]

@@ -16,7 +16,7 @@ from killick.history import doctor
 from killick.history.doctor import Diagnosis, Finding, examine
 from killick.model import events as e
 from killick.store import MemoryStore, Store
-from killick.store.protocol import Condition, RunIndex
+from killick.store.records import Condition, RunIndex
 from killick.store.sqlite.conditions import kind_of_file_system
 from killick.store.sqlite.file import PAGE_BYTES
 

@@ -14,7 +14,7 @@ from killick.client.client import Client
 from killick.clock import ManualClock
 from killick.history import listing
 from killick.history.listing import About, Line, Listing
-from killick.store.protocol import ASKS, RunQuery
+from killick.store.records import ASKS, RunQuery
 
 
 @killick.tool(name="line_look", effect="reads", retry=killick.Retry(attempts=3, on=(ConnectionError,), first="1h"))

@@ -16,7 +16,7 @@ from killick.history.timeline import part_of, timeline
 from killick.history.timeline_parts import Entry, Moment, Step, walked
 from killick.model.codec import plain
 from killick.store import MemoryStore
-from killick.store.protocol import Row
+from killick.store.records import Row
 from processes import Processes
 
 SEEDS = range(24)

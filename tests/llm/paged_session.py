@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import killick
 from killick.engine.steps.model_reply import Provider
 from killick.model import events as e
+from killick.model import page_events
 from playing import JSON, chat, message, response, response_call, response_text, text_block, use_block
 from processes import told
 
@@ -179,7 +180,7 @@ def paged(kd: killick.Client, run: str) -> list[str]:
     return [
         str(recorded.event.__struct_config__.tag)
         for recorded in kd.events(run)
-        if isinstance(recorded.event, e.PageEvent)
+        if isinstance(recorded.event, page_events.PageEvent)
     ]
 
 

@@ -13,8 +13,9 @@ import killick
 from killick.check.checker import interrupt_everywhere
 from killick.engine.steps.model_reply import Provider, assistant_messages
 from killick.errors import DeclarationRefused, StoreUnavailable
+from killick.model import event_codec, page_events
 from killick.model import events as e
-from killick.store.protocol import Append
+from killick.store.records import Append
 from killick.testing import call, play, scripted, turn
 from killick.window import Page, Situation, WorkingSet
 from llm.paged_session import (
@@ -92,9 +93,9 @@ def test_a_run_shows_what_the_model_saw_at_every_call(provider: Provider, proces
     asker, kd = Asker(provider), processes.new()
     assert kd.run(asker.agent(), "Go.", id="r") == f"Turn {len(SCRIPT)}."
     assert [as_bytes(each) for each in asked(kd, "r")] == [as_bytes(each) for each in asker.requests]
-    hows = {each.event.how for each in told(kd, "r", e.PageFaulted)}
+    hows = {each.event.how for each in told(kd, "r", page_events.PageFaulted)}
     assert {"repeated", "found", "called"} < hows
-    because = {each.event.because for each in told(kd, "r", e.PageEvicted)}
+    because = {each.event.because for each in told(kd, "r", page_events.PageEvicted)}
     assert {"budget", "unused"} <= because
     assert not kd.verify().problems
 
@@ -104,7 +105,11 @@ def test_what_is_decided_of_a_window_stands_before_the_step_that_follows_it(proc
     kd.run(asker.agent(), "Go.", id="r")
     numbers = [step.id for step in kd.state("r").fold.steps]
     intended = {step.id: step.intended for step in kd.state("r").fold.steps}
-    decided = [each for kind in (e.PageEvicted, e.PageFaulted, e.PagePinned) for each in told(kd, "r", kind)]
+    decided = [
+        each
+        for kind in (page_events.PageEvicted, page_events.PageFaulted, page_events.PagePinned)
+        for each in told(kd, "r", kind)
+    ]
     for each in decided:
         assert each.event.step in numbers
         assert each.seq < intended[each.event.step]
@@ -116,7 +121,7 @@ def test_what_one_call_decides_is_appended_at_once(processes: Processes, far: Fa
     append = processes.store.append
 
     def noted(items: Sequence[Append]) -> Any:
-        appended.extend([e.KINDS[_kind(row.body)].__name__ for row in item.rows] for item in items)
+        appended.extend([event_codec.KINDS[_kind(row.body)].__name__ for row in item.rows] for item in items)
         return append(items)
 
     processes.store.append = noted  # type: ignore[method-assign]
@@ -213,7 +218,7 @@ def test_another_budget_counts_from_where_the_record_ends(processes: Processes, 
     assert [as_bytes(each) for each in after[: len(before)]] == [as_bytes(each) for each in before]
     drifted = {each.event.step for each in told(kd, "r", e.StepDrifted)}
     assert not drifted, "what is replayed is what was decided then"
-    forced = [each.event.turn for each in told(kd, "r", e.PageEvicted) if each.event.because == "budget"]
+    forced = [each.event.turn for each in told(kd, "r", page_events.PageEvicted) if each.event.because == "budget"]
     assert 7 <= max(forced) <= 14
 
 
@@ -274,7 +279,7 @@ def test_what_a_cut_within_a_decision_left_out_is_decided_again(processes: Proce
     asker, kd = Asker(), processes.new()
     agent = asker.agent()
     kd.run(agent, "Go.", id="r")
-    cuts = [each for kind in (e.PageFaulted, e.PagePinned) for each in told(kd, "r", kind)]
+    cuts = [each for kind in (page_events.PageFaulted, page_events.PagePinned) for each in told(kd, "r", kind)]
     models = {step.id: number for number, step in enumerate(s for s in kd.state("r").fold.steps if s.sort == "model")}
     checked = 0
     for each in cuts:
@@ -293,7 +298,7 @@ def test_a_rewind_to_before_an_eviction_brings_the_pages_back(processes: Process
     asker, kd = Asker(script=SCRIPT[:8]), processes.new()
     agent = asker.agent()
     kd.run(agent, "Go.", id="r")
-    evicted = next(each for each in told(kd, "r", e.PageEvicted) if each.event.because == "budget")
+    evicted = next(each for each in told(kd, "r", page_events.PageEvicted) if each.event.because == "budget")
     assert "left the window" in json.dumps(asker.requests[evicted.event.turn])
     models = [step for step in kd.state("r").fold.steps if step.sort == "model"]
     start = len(asker.requests)
@@ -338,7 +343,7 @@ def test_a_read_that_ran_again_and_found_something_else_is_no_fault(processes: P
     written = Call("paged_write", {"path": "file_0.py", "text": "x"})
     asker, kd = Asker(script=[*LONG, (written,), (read(0),)]), processes.new()
     kd.run(asker.agent(), "Go.", id="r")
-    assert not told(kd, "r", e.PageFaulted)
+    assert not told(kd, "r", page_events.PageFaulted)
     assert page("file_0.py", 1) in json.dumps(asker.requests[-1]).replace("\\n", "\n")
 
 
@@ -575,7 +580,7 @@ def test_windows_that_decide_before_the_same_step_are_told_apart(processes: Proc
     assert kd.run(pair, id="r") > 4
     assert kd.replay("r", pair).status == "completed"
     assert fitted[0] == fitted[1]
-    cut = [each for each in told(kd, "r", e.PageEvicted) if each.data.get("window") == 1][-1]
+    cut = [each for each in told(kd, "r", page_events.PageEvicted) if each.data.get("window") == 1][-1]
     kd.run(pair, id=kd.fork("r", f"@{cut.seq - 1}").id)
     assert fitted[2] == fitted[0]
 

@@ -21,7 +21,7 @@ from stories import START_US, started
 from killick.log import Entry, Log, RunLog, verify
 from killick.model import events as e
 from killick.store import SqliteStore
-from killick.store.protocol import Delivery, UniqueRight
+from killick.store.records import Delivery, UniqueRight
 
 RUNS = 6
 THREADS = 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from killick.log.ancestry import Segment, ancestry, owner_of, segments
-from killick.store.protocol import Head
+from killick.store.records import Head
 
 HEADS = {
     head.run: head

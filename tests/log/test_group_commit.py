@@ -13,7 +13,7 @@ from killick.log import Committer, Entry, Log, RunLog, verify
 from killick.log.group_commit import Ticket
 from killick.model import events as e
 from killick.store import MemoryStore
-from killick.store.protocol import Append, Head
+from killick.store.records import Append, Head
 
 
 class Watched(MemoryStore):

@@ -26,7 +26,7 @@ from killick.model import events as e
 from killick.model.chunks import Blob
 from killick.model.fold import FOLD, timeline
 from killick.store import SqliteStore
-from killick.store.protocol import Append, Snapshot
+from killick.store.records import Append, Snapshot
 
 
 def note(text: object, at: int = START_US) -> Entry:

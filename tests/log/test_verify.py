@@ -15,7 +15,7 @@ from killick.errors import KillickError, RunBroken, StoreBroken
 from killick.log import Entry, Log, Report, repair, verify
 from killick.model import events as e
 from killick.store import SqliteStore
-from killick.store.protocol import Delivery, UniqueRight
+from killick.store.records import Delivery, UniqueRight
 from seeds import draw_seed
 
 TRUTH = ("meta", "heads", "events", "pieces", "inbox", "claims", "aside")

@@ -17,6 +17,7 @@ import pytest
 
 import killick
 from killick.model import events as e
+from killick.model import page_events
 from processes import told
 from proxy.agents import READ, Loop, text_of, tool
 from proxy.provider import Desk, Fails, Says, desk
@@ -97,7 +98,7 @@ def test_over_many_turns_every_request_is_valid_and_within_the_budget(here: Desk
         run = only_run(kd)
         sent = [data["arguments"] for _, _, data in told(kd, run, e.StepIntended)]
         assert sent == here.provider.bodies, "on record is what really went out"
-        assert told(kd, run, e.PageEvicted)
+        assert told(kd, run, page_events.PageEvicted)
         assert not kd.verify(run).problems
 
 
@@ -182,7 +183,7 @@ def test_what_the_window_is_asked_never_reaches_the_client(here: Desk, shape: st
         assert (last.choices[0].finish_reason, last.usage.completion_tokens) == ("stop", 20)
     with here.record() as kd:
         run = only_run(kd)
-        assert [event.how for _, event, _ in told(kd, run, e.PageFaulted)] == ["recalled"]
+        assert [event.how for _, event, _ in told(kd, run, page_events.PageFaulted)] == ["recalled"]
         assert len(told(kd, run, e.StepIntended)) == 13
 
 

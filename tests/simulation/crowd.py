@@ -24,7 +24,7 @@ from killick.engine.steps.live_calls import LiveCall, Work
 from killick.engine.steps.threads import Threads
 from killick.errors import EpochStale, KillickError, RunBusy
 from killick.store import MemoryStore
-from killick.store.protocol import ENDED, RunQuery
+from killick.store.records import ENDED, RunQuery
 from simulation.random_agents import FarSide, Program
 from simulation.travelling import HANG_SECONDS, Dead, Journey, Leap, Life, _advanced
 

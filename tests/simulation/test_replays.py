@@ -16,7 +16,7 @@ from killick.definitions.agents import AGENTS
 from killick.log import Log
 from killick.model.state import State
 from killick.replay.replay import Replay
-from killick.store.protocol import RunQuery
+from killick.store.records import RunQuery
 from simulation.agents import SCENARIOS
 
 pytestmark = pytest.mark.slow

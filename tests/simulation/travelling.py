@@ -26,11 +26,12 @@ from killick.errors import (
     TimeRefused,
 )
 from killick.ids import SeededIds
+from killick.model import event_codec
 from killick.model import events as e
 from killick.model.fold import Fold
 from killick.model.ledger import Ledger
 from killick.store import Store
-from killick.store.protocol import ENDED, RunQuery
+from killick.store.records import ENDED, RunQuery
 from killick.testing import replay
 from simulation.random_agents import ACTING, AGENTS, ONCE, FarSide, Program, action_of, input_of
 
@@ -64,7 +65,7 @@ def plainly(store: Store, run: str) -> Plain:
         log = [(seq, event) for seq, event in above.log if seq <= head.base]
         lines = {seq: line for seq, line in above.lines.items() if seq <= head.base}
     for row in store.read(run, after=head.base, limit=100_000):
-        event = e.decode(row.body)
+        event = event_codec.decode(row.body)
         line = lines[row.seq - 1]
         if isinstance(event, e.RunRewound | e.RunForked):
             events = dict(log)

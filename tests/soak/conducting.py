@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import killick
 from killick.errors import AlreadyAnswered, AnswerRefused, KillickError
-from killick.store.protocol import RunQuery
+from killick.store.records import RunQuery
 from servers import Server
 from soak import errands, farside
 from soak.draws import Blow, blow, restarts

@@ -12,7 +12,8 @@ from killick.clock import Clock
 from killick.errors import RunUnknown, StoreFull, StoreUnavailable
 from killick.model.hashing import genesis, link
 from killick.store.memory import MemoryStore
-from killick.store.protocol import Append, CreateRun, Delivery, Head, Row, Store
+from killick.store.protocol import Store
+from killick.store.records import Append, CreateRun, Delivery, Head, Row
 from store_contract import StoreContract
 
 

@@ -18,7 +18,7 @@ from killick.errors import (
     StoreUnavailable,
 )
 from killick.store.postgres.store import PostgresStore
-from killick.store.protocol import Append, Delivered, Head, OutboxRow
+from killick.store.records import Append, Delivered, Head, OutboxRow
 from store_contract.builders import TOKEN, birth, blob, cached, following, indexed, letter
 from store_contract.probes import born, chained, commit, deliver, found
 

@@ -23,7 +23,7 @@ from killick.errors import (
 from killick.store import open_store
 from killick.store.postgres import server as postgres_server
 from killick.store.postgres.store import PostgresStore
-from killick.store.protocol import ASKS, Head, RunQuery
+from killick.store.records import ASKS, Head, RunQuery
 from killick.store.sql import schema as schema_of
 from store_contract.builders import TOKEN, birth, blob, cached, following, indexed, letter
 from store_contract.concurrency import in_threads

@@ -17,7 +17,7 @@ from killick.errors import (
     StoreBusy,
 )
 from killick.store.postgres.store import PostgresStore
-from killick.store.protocol import OutboxRow
+from killick.store.records import OutboxRow
 from store_contract.builders import birth, blob, following, indexed, letter
 from store_contract.concurrency import in_threads
 from store_contract.probes import born, chained, found

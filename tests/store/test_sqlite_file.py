@@ -27,7 +27,7 @@ from killick.errors import (
 from killick.log import Entry, Log, RunLog, verify
 from killick.model import events as e
 from killick.store import SqliteStore, open_store
-from killick.store.protocol import STORE_FORMAT
+from killick.store.records import STORE_FORMAT
 from killick.store.sql import schema
 from killick.store.sqlite import file
 from store_contract.builders import birth, indexed

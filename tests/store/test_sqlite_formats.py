@@ -14,7 +14,7 @@ from killick.log import Entry, Log, verify
 from killick.model import events as e
 from killick.model.hashing import genesis
 from killick.store import SqliteStore
-from killick.store.protocol import ASKS, OutboxItem, RunQuery, row_check
+from killick.store.records import ASKS, OutboxItem, RunQuery, row_check
 from killick.store.sql import schema
 from store_contract.outbox import tells
 from store_contract.probes import born

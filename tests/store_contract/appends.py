@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from killick.clock import ManualClock
 from killick.errors import AlreadyClaimed, EpochStale, HeadMoved, LogError, MessageGone, RunExists, RunUnknown
 from killick.model.hashing import genesis
-from killick.store.protocol import READ_LIMIT, CreateRun, Head, Store, UniqueRight
+from killick.store.protocol import Store
+from killick.store.records import READ_LIMIT, CreateRun, Head, UniqueRight
 from store_contract.builders import TOKEN, birth, blob, cached, chain, following, indexed, letter, moved
 from store_contract.probes import born, chained, commit, deliver, event, everything, refused
 

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from killick.model.chunks import Blob
 from killick.model.hashing import genesis, link, value_hash
-from killick.store.protocol import Append, CreateRun, Delivery, Head, Row, RunIndex, Snapshot, Store, UniqueRight
+from killick.store.protocol import Store
+from killick.store.records import Append, CreateRun, Delivery, Head, Row, RunIndex, Snapshot, UniqueRight
 
 SECOND_US: Final = 1_000_000
 TOKEN: Final = UniqueRight("token", b"17")

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from killick.clock import ManualClock
 from killick.errors import RunBusy
-from killick.store.protocol import ENDED, Claimed, CreateRun, Head, Store
+from killick.store.protocol import Store
+from killick.store.records import ENDED, Claimed, CreateRun, Head
 from store_contract.builders import SECOND_US, following, indexed, letter
 from store_contract.concurrency import THREADS, in_threads
 from store_contract.probes import Again, born, commit, deliver, found, line

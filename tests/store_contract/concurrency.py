@@ -11,7 +11,8 @@ from typing import Final, TypeVar
 import pytest
 
 from killick.errors import AlreadyClaimed, HeadMoved, LogError, MessageGone, RunBusy, RunExists
-from killick.store.protocol import Delivered, Head, Store
+from killick.store.protocol import Store
+from killick.store.records import Delivered, Head
 from store_contract.builders import TOKEN, birth, blob, following, indexed, letter
 from store_contract.probes import Again, born, chained, commit, deliver, found, line
 

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from killick.clock import ManualClock
 from killick.errors import HeadMoved, RunBusy, RunExists, RunUnknown
 from killick.model.hashing import genesis
-from killick.store.protocol import CreateRun, Store
+from killick.store.protocol import Store
+from killick.store.records import CreateRun
 from store_contract.builders import SECOND_US, birth, chain, following, fork, moved
 from store_contract.probes import born, commit, event, everything, refused
 

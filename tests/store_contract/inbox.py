@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from killick.errors import MessageGone, RunUnknown
-from killick.store.protocol import Delivered, Message, Store
+from killick.store.protocol import Store
+from killick.store.records import Delivered, Message
 from store_contract.builders import birth, blob, following, letter
 from store_contract.probes import born, commit, deliver, refused
 

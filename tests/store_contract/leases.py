@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from killick.clock import ManualClock
 from killick.errors import AlreadyClaimed, RunBusy, RunUnknown
-from killick.store.protocol import ENDED, Owner, Store, UniqueRight
+from killick.store.protocol import Store
+from killick.store.records import ENDED, Owner, UniqueRight
 from store_contract.builders import SECOND_US, TOKEN, birth, following, indexed, moved
 from store_contract.probes import absent, born, commit, found, refused
 

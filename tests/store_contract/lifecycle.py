@@ -9,8 +9,9 @@ import pytest
 
 from killick.clock import ManualClock
 from killick.errors import HeadMoved, RunBusy, RunExists, StoreClosed
-from killick.store.protocol import READ_LIMIT, RunQuery, Store
-from killick.store.protocol import Opening as Opened
+from killick.store.protocol import Store
+from killick.store.records import READ_LIMIT, RunQuery
+from killick.store.records import Opening as Opened
 from store_contract.builders import SECOND_US, TOKEN, birth, blob, cached, following, fork, indexed, letter
 from store_contract.probes import Again, absent, born, commit, deliver, everything, refused, repaired
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from killick.clock import ManualClock
-from killick.store.protocol import ENDED, RunQuery, Store
+from killick.store.protocol import Store
+from killick.store.records import ENDED, RunQuery
 from store_contract.builders import SECOND_US, following, indexed, letter
 from store_contract.probes import born, commit, deliver, line
 

@@ -6,7 +6,8 @@ import pytest
 
 from killick.clock import ManualClock
 from killick.errors import AlreadyClaimed, KillickError, RunExists, RunUnknown, StoreError
-from killick.store.protocol import Head, Owner, RunQuery, Store
+from killick.store.protocol import Store
+from killick.store.records import Head, Owner, RunQuery
 from store_contract.builders import TOKEN, birth, blob, cached, chain, following, fork, indexed, letter
 from store_contract.probes import absent, born, commit, deliver, everything, refused, repaired
 

@@ -7,7 +7,8 @@ from queue import Empty, Queue
 
 import pytest
 
-from killick.store.protocol import FEED_RANG, OutboxRow, Store
+from killick.store.protocol import Store
+from killick.store.records import FEED_RANG, OutboxRow
 from store_contract.builders import birth, following, indexed, letter
 from store_contract.probes import Again, born, commit, deliver
 

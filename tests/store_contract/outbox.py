@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from killick.errors import AlreadyClaimed, EpochStale, HeadMoved, LogError, MessageGone, RunExists, RunUnknown
-from killick.store.protocol import READ_LIMIT, CreateRun, Head, OutboxItem, OutboxRow, Owner, Store
+from killick.store.protocol import Store
+from killick.store.records import READ_LIMIT, CreateRun, Head, OutboxItem, OutboxRow, Owner
 from store_contract.builders import TOKEN, birth, blob, cached, following, fork, indexed, letter, moved
 from store_contract.concurrency import in_threads
 from store_contract.probes import born, chained, commit, deliver, everything, found, line, refused

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from killick.errors import LogError
 from killick.model.hashing import genesis, link
-from killick.store.protocol import Append, Delivered, Delivery, Head, Message, References, Row, RunRow, Store
+from killick.store.protocol import Store
+from killick.store.records import Append, Delivered, Delivery, Head, Message, References, Row, RunRow
 from store_contract.builders import birth, chain
 
 Refusal = TypeVar("Refusal", bound=LogError)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from killick.store.protocol import Store, TermBatch, TermPosition, TermRow
+from killick.store.protocol import Store
+from killick.store.records import TermBatch, TermPosition, TermRow
 from store_contract.builders import following, fork
 from store_contract.probes import Again, born, commit, repaired
 

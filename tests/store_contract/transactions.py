@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from killick.errors import HeadMoved, RunExists, StoreClosed, StoreError
-from killick.store.protocol import Delivered, Head, Store, Transaction
+from killick.store.protocol import Store, Transaction
+from killick.store.records import Delivered, Head
 from store_contract.builders import birth, blob, following, indexed, letter, moved
 from store_contract.probes import Again, born, chained, commit, found
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from killick.store.protocol import References, Snapshot, Store
+from killick.store.protocol import Store
+from killick.store.records import References, Snapshot
 from store_contract.builders import birth, blob, cached, following, fork, letter
 from store_contract.probes import born, chained, commit, deliver, event, found, repaired
 

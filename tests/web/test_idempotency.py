@@ -17,7 +17,7 @@ from starlette.responses import Response
 import killick
 from killick.errors import RunUnknown, StoreUnavailable
 from killick.store import MemoryStore, SqliteStore, Store
-from killick.store.protocol import RunQuery
+from killick.store.records import RunQuery
 from killick.web.app_context import AppContext
 from killick.web.endpoints import Endpoints
 from killick.web.idempotency import AGENT, DAY, Once, derived

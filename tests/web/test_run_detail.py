@@ -19,7 +19,7 @@ from killick.history.explain import why
 from killick.history.timeline import timeline
 from killick.presenting.steps import reply_text
 from killick.store import MemoryStore
-from killick.store.protocol import Row
+from killick.store.records import Row
 from killick.web.app import asgi
 
 XSS = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>{{7*7}}"

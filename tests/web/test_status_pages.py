@@ -16,8 +16,8 @@ from killick.client.client import Client
 from killick.clock import ManualClock
 from killick.definitions.triggers import TRIGGERS
 from killick.errors import RunUnknown
-from killick.model import events as e
-from killick.store.protocol import RunQuery
+from killick.model import system_events
+from killick.store.records import RunQuery
 from killick.web.app import asgi
 from killick.web.auth.access import Identified
 from killick.workers import hooks, trigger_runner
@@ -159,7 +159,7 @@ def test_a_hook_that_fails_is_shown_with_what_it_did_not_take(kd: Client, web: T
         hooks.ensure(kd.engine)
         async with kd.worker():
             await kd.start.soon(report, "x", id="r1")
-            while not any(isinstance(each.event, e.HookFailed) for each in _recorded(kd)):
+            while not any(isinstance(each.event, system_events.HookFailed) for each in _recorded(kd)):
                 await asyncio.sleep(0.01)
 
     kd.blocking(until_it_failed())

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 import killick
 from killick.errors import AccessRefused, ValueRefused
 from killick.ids import SeededIds
-from killick.model import events as e
+from killick.model import system_events
 from killick.store import MemoryStore
 from killick.web.app import asgi
 from killick.workers.tokens import AGENT, TOKENS, Person, Tokens, issue, revoke, tokens
@@ -120,7 +120,7 @@ def test_the_log_of_tokens_verifies_is_never_due_and_is_listed_among_no_runs(
     row = kd.store.index(TOKENS)
     assert row is not None
     assert (row.agent, row.status, row.wake_at_us) == (AGENT, "completed", None)
-    assert isinstance(kd.log.event(TOKENS, 2), e.TokenIssued)
+    assert isinstance(kd.log.event(TOKENS, 2), system_events.TokenIssued)
     assert kd.log.data(TOKENS, 3) == {"because": "lost"}
 
 

@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
-from killick.model.events import PageEvicted, PageFaulted
+from killick.model.page_events import PageEvicted, PageFaulted
 from killick.window import Decision, Page, Situation, Window
 
 

@@ -11,7 +11,8 @@ from openai.types.chat import ChatCompletionMessage
 from openai.types.responses import ResponseOutputItem
 from pydantic import TypeAdapter
 
-from killick.model.events import PageEvicted, PageFaulted, PagePinned, decode, encode
+from killick.model.event_codec import decode, encode
+from killick.model.page_events import PageEvicted, PageFaulted, PagePinned
 from killick.window import Policy, Sent, Window
 from window import published
 from window.histories import name_of

@@ -10,7 +10,7 @@ import pytest
 
 from killick import Window
 from killick.errors import WindowRefused
-from killick.model.events import PageEvicted, PageFaulted, PagePinned
+from killick.model.page_events import PageEvicted, PageFaulted, PagePinned
 from killick.testing import call, scripted
 from killick.window import Decision, Page, Sent, Shape, Situation, WorkingSet
 

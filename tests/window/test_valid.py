@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from killick.model.events import PageEvicted, PagePinned
+from killick.model.page_events import PageEvicted, PagePinned
 from killick.window import Answer, Decision, Sent, estimate
 from killick.window.messages import as_json, size_of
 from window import published

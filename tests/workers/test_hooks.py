@@ -14,7 +14,8 @@ import killick
 from killick.errors import DeclarationRefused, EpochStale, HandleClosed, RunBroken, StoreUnavailable
 from killick.ids import SeededIds
 from killick.model import events as e
-from killick.model.fold import Hook as Cursor
+from killick.model import system_events
+from killick.model.facts import Hook as Cursor
 from killick.store import MemoryStore, SqliteStore, Store
 from killick.workers import hooks
 from killick.workers.hooks import HOOKS, HookEvent, attend, ensure, trim
@@ -299,7 +300,9 @@ def test_a_failing_hook_backs_off_by_the_clock_and_delays_only_itself(kd: killic
     assert tried == [("run-1", 1, 0), ("run-1", 2, 10), ("run-1", 3, 40), ("run-1", 4, 130), ("run-2", 1, 130)]
     assert max(duty.rested) == hooks.OBEY_SECONDS
     assert kinds_of(kd, "hook:flaky")[2:] == [*["hook.failed"] * 3, "hook.called", "hook.called"]
-    failed = next(recorded for recorded in kd.events("hook:flaky") if isinstance(recorded.event, e.HookFailed))
+    failed = next(
+        recorded for recorded in kd.events("hook:flaky") if isinstance(recorded.event, system_events.HookFailed)
+    )
     assert "not now" in kd.log.data("hook:flaky", failed.seq)["failure"]["message"]
     attended(kd, "tell")
     assert heard == ["run-1:3:tell", "run-2:3:tell"]
@@ -370,7 +373,9 @@ def test_a_hook_that_hangs_is_given_up_after_its_time(kd: killick.Client, is_asy
     some_runs(kd, 1)
     attended(kd, "slow")
     done.set()
-    failed = next(recorded for recorded in kd.events("hook:slow") if isinstance(recorded.event, e.HookFailed))
+    failed = next(
+        recorded for recorded in kd.events("hook:slow") if isinstance(recorded.event, system_events.HookFailed)
+    )
     assert kd.log.data("hook:slow", failed.seq)["failure"]["kind"] == "timeout"
 
 
@@ -444,7 +449,9 @@ def test_killed_at_each_append_nothing_is_lost_nor_out_of_order(world: World, wh
     assert len(heard) <= 6 + 2 + deaths
     assert {key for _, key in heard} == {f"run-{number}:3:tell" for number in range(1, 7)}
     last = world.process()
-    called = [recorded.event for recorded in last.events("hook:tell") if isinstance(recorded.event, e.HookCalled)]
+    called = [
+        recorded.event for recorded in last.events("hook:tell") if isinstance(recorded.event, system_events.HookCalled)
+    ]
     assert [event.run for event in called] == ["run-1", "run-2", "run-3", "run-5", "run-6"]
     assert kinds_of(last, "hook:tell").count("hook.dropped") == 1
     assert last.verify().problems == []
@@ -526,7 +533,7 @@ def test_a_changed_declaration_is_recorded_and_keeps_its_cursor(kd: killick.Clie
     assert heard == ["run-2:1:tell"]
     assert kinds_of(kd, "hook:tell")[2:] == ["hook.called", "hook.set", "hook.called"]
     assert kd.log.data("hook:tell", 4)["spec"]["kinds"] == ["run.started"]
-    assert cast("e.HookSet", kd.log.event("hook:tell", 4)).position == at
+    assert cast("system_events.HookSet", kd.log.event("hook:tell", 4)).position == at
     attended(kd, "tell")
     assert kinds_of(kd, "hook:tell").count("hook.set") == 2
 
@@ -642,7 +649,9 @@ def test_the_cursor_passes_what_it_does_not_listen_to_without_an_event_for_each(
     ensure(kd.engine)
     some_runs(kd, *range(10))
     attended(kd, "tell")
-    moved = [recorded.event for recorded in kd.events("hook:tell") if isinstance(recorded.event, e.HookMoved)]
+    moved = [
+        recorded.event for recorded in kd.events("hook:tell") if isinstance(recorded.event, system_events.HookMoved)
+    ]
     assert 1 < len(moved) <= 4
     assert kd.store.feed_end() - cursor_of(kd, "tell").cursor < 3
     assert heard == []

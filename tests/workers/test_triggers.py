@@ -28,8 +28,9 @@ from killick.errors import (
     StoreUnavailable,
 )
 from killick.model import events as e
+from killick.model import system_events
 from killick.store import SqliteStore
-from killick.store.protocol import ENDED
+from killick.store.records import ENDED
 from killick.workers import trigger_runner as firing
 from seeds import repeats
 
@@ -147,7 +148,7 @@ def test_a_schedule_starts_a_run_when_it_is_due_and_not_before(world: World, clo
     assert world.kd.run(report, "monday", id="report@2026-11-16T09:00Z") == "report of monday"
     assert attend(world.kd) == []
     [fired] = told(world.kd, "report")
-    assert isinstance(fired, e.TriggerFired)
+    assert isinstance(fired, system_events.TriggerFired)
     assert (fired.number, fired.due, fired.next) == (1, NINE, NINE + 86_400_000_000)
 
 
@@ -181,7 +182,7 @@ def test_what_nobody_was_there_for_is_passed_or_made_up_for(
     clock.advance(4 * HOUR + 600)
     attend(world.kd)
     assert runs(world.kd) == [f"poll@2026-11-16T{time}Z" for time in fired]
-    left_out = [event for event in told(world.kd, "poll") if isinstance(event, e.TriggerPassed)]
+    left_out = [event for event in told(world.kd, "poll") if isinstance(event, system_events.TriggerPassed)]
     assert sum(event.count for event in left_out) == passed
     assert {event.because for event in left_out} <= {"missed"}
     assert attend(world.kd) == []
@@ -247,7 +248,7 @@ FIRST, SECOND, THIRD = (f"asking@2026-11-16T{hour}:00Z" for hour in ("09", "10",
 def test_a_firing_is_passed_while_the_run_before_has_not_ended(world: World, clock: killick.LeapingClock) -> None:
     assert overlapping(world, clock, "skip") == [FIRST]
     passed = told(world.kd, "asking")[-1]
-    assert isinstance(passed, e.TriggerPassed)
+    assert isinstance(passed, system_events.TriggerPassed)
     assert passed.because == "overlap"
     world.kd.answer(FIRST, "approve")
     world.kd.advance(FIRST)
@@ -282,7 +283,7 @@ def test_a_firing_that_waits_is_on_record_and_goes_on_when_the_run_before_has_en
 ) -> None:
     assert overlapping(world, clock, "queue") == [FIRST]
     queued = told(world.kd, "asking")[-1]
-    assert isinstance(queued, e.TriggerQueued)
+    assert isinstance(queued, system_events.TriggerQueued)
     assert world.kd.triggers()[0].queued == 1
     world.process()
     assert attend(world.kd, Duty(clock, rests=3)) == ["trigger:asking"], "it is due for whoever comes"
@@ -373,7 +374,7 @@ def test_an_input_that_cannot_be_made_is_on_record_and_the_trigger_goes_on(
         attend(world.kd)
     assert runs(world.kd) == ["report@2026-11-16T11:00Z"]
     first, second, _ = world.kd.events("trigger:report", after=2)
-    assert isinstance(first.event, e.TriggerPassed)
+    assert isinstance(first.event, system_events.TriggerPassed)
     assert first.event.because == "input failed"
     assert world.kd.log.data("trigger:report", first.seq)["failure"]["message"] == "the calendar is down"
     assert world.kd.log.data("trigger:report", second.seq)["failure"]["type"].endswith("ValueRefused")
@@ -396,7 +397,7 @@ def test_every_event_starts_one_run_and_the_id_makes_it_count_once(world: World)
     assert [input_of(world.kd, run) for run in runs(world.kd)] == [{"number": 1}, {"number": 2}]
     taken, fired = told(world.kd, "fulfil")[:2]
     assert isinstance(taken, e.MessageTaken)
-    assert isinstance(fired, e.TriggerFired)
+    assert isinstance(fired, system_events.TriggerFired)
     assert (taken.id, fired.by) == ("o1", "shop")
 
 
@@ -470,7 +471,7 @@ def test_a_condition_fires_when_it_begins_to_hold_and_only_then(world: World, cl
     attend(world.kd, duty)
     assert runs(world.kd) == ["low#1", "low#2"]
     assert [input_of(world.kd, run) for run in runs(world.kd)] == ["5", "7"]
-    turned = [event.holds for event in told(world.kd, "low") if isinstance(event, e.TriggerTurned)]
+    turned = [event.holds for event in told(world.kd, "low") if isinstance(event, system_events.TriggerTurned)]
     assert turned == [True, False, True]
     assert max(duty.rested) <= firing.HEAR_SECONDS
 
@@ -693,7 +694,7 @@ def test_what_was_due_while_it_was_paused_is_missed(world: World, clock: killick
     assert world.kd.triggers()[0].paused
     world.kd.resume("trigger:poll")
     attend(world.kd)
-    [passed] = [event for event in told(world.kd, "poll") if isinstance(event, e.TriggerPassed)]
+    [passed] = [event for event in told(world.kd, "poll") if isinstance(event, system_events.TriggerPassed)]
     assert (passed.because, passed.count) == ("paused", 3)
     assert runs(world.kd) == []
 
@@ -722,7 +723,7 @@ def test_a_trigger_can_be_fired_by_hand_whatever_it_waits_for(world: World, cloc
     assert run.startswith("asking#hand_")
     assert [input_of(world.kd, each) for each in (run, other)] == ["what", "else"]
     fired = told(world.kd, "asking")[0]
-    assert isinstance(fired, e.TriggerFired)
+    assert isinstance(fired, system_events.TriggerFired)
     assert (fired.by, fired.due, fired.next) == ("ada", None, NINE)
     clock.advance(HOUR)
     attend(world.kd)
@@ -817,7 +818,7 @@ def everything(world: World, clock: killick.LeapingClock, *, dies: tuple[int, st
     tend()
     assert world.kd.verify().problems == []
     for name in ("poll", "fulfil", "asking", "low"):
-        fired = [event.run for event in told(world.kd, name) if isinstance(event, e.TriggerFired)]
+        fired = [event.run for event in told(world.kd, name) if isinstance(event, system_events.TriggerFired)]
         listed = [listed.run for listed in reversed(world.kd.list(tag=f"trigger:{name}"))]
         assert fired == listed, "a firing and its run are both there, or neither"
     return sorted(runs(world.kd)), len(appends)
@@ -899,8 +900,8 @@ def test_whatever_clocks_and_workers_do_each_time_is_fired_or_passed_once(
     clock.set_wall(furthest + 7_200_000_000)
     attend(world.kd)
     events = told(world.kd, "poll")
-    fired = [event.due for event in events if isinstance(event, e.TriggerFired)]
-    passed = sum(event.count for event in events if isinstance(event, e.TriggerPassed))
+    fired = [event.due for event in events if isinstance(event, system_events.TriggerFired)]
+    passed = sum(event.count for event in events if isinstance(event, system_events.TriggerPassed))
     cron = Cron(expression, "Europe/Berlin")
     first = cron.begin(begin)
     dues = cron.dues(first, clock.now_us()) if first <= clock.now_us() else None

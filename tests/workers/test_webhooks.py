@@ -19,8 +19,9 @@ import pytest
 import killick
 from killick.errors import DeclarationRefused, WebhookRefused
 from killick.model import events as e
+from killick.model import system_events
 from killick.store import MemoryStore, SqliteStore
-from killick.store.protocol import OutboxItem
+from killick.store.records import OutboxItem
 from killick.workers.hooks import HOOKS, HookEvent, attend, ensure
 from killick.workers.webhooks import document
 
@@ -337,7 +338,7 @@ def test_the_far_side_may_ask_for_patience(
     open_wait(kd)
     attended(kd)
     failed = kd.log.event("hook:ops", 3)
-    assert isinstance(failed, e.HookFailed)
+    assert isinstance(failed, system_events.HookFailed)
     assert failed.retry_at == NOW_US + waits * 1_000_000
 
 

@@ -19,7 +19,7 @@ from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome, ended
 from killick.errors import RunBusy
 from killick.model.codec import plain
-from killick.store.protocol import ENDED, RunRow
+from killick.store.records import ENDED, RunRow
 
 SIT_SECONDS: Final = 0.5
 """Shorter waits are slept through: an engine's timer would cost more."""

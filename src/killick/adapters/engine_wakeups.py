@@ -15,7 +15,8 @@ from typing import Final
 from killick.client.client import Client
 from killick.definitions.agents import AGENTS
 from killick.logger import get_logger
-from killick.store.protocol import ENDED, FEED_RANG, READ_LIMIT, Head, RunRow, is_held
+from killick.store.protocol import is_held
+from killick.store.records import ENDED, FEED_RANG, READ_LIMIT, Head, RunRow
 
 logger: Final = get_logger("killick.adapters")
 

@@ -22,9 +22,10 @@ from killick.client.client import open as open_client
 from killick.errors import EpochStale, HandleClosed, HeadMoved, RunExists, RunUnknown, ValueErased
 from killick.log.log import Log
 from killick.log.writer import Entry, RunLog
+from killick.model import event_codec, system_events
 from killick.model import events as e
 from killick.model.chunks import SharedReader
-from killick.store.protocol import OWN_AGENTS, OWN_RUNS, Head, Row, RunQuery
+from killick.store.records import OWN_AGENTS, OWN_RUNS, Head, Row, RunQuery
 
 OPEN_MAX: Final = 256
 """The number of recently used logs whose entries are cached."""
@@ -57,7 +58,7 @@ class StateEntry:
         self._run = ""
 
     @classmethod
-    def on_record(cls, log: Log, run: str, seq: int, event: e.EntryKept) -> StateEntry:
+    def on_record(cls, log: Log, run: str, seq: int, event: system_events.EntryKept) -> StateEntry:
         """Returns an entry from a log's event."""
         kept = cls(event.name, None, event.labels, seq, event.at)
         kept._log, kept._run = log, run
@@ -89,7 +90,10 @@ class FrameworkState:
         With `expect`, only if the head is there (0: empty); else raises HeadMoved.
         """
         at = self.client.clock.now_us()
-        entries = [Entry(e.EntryKept(at=at, name=one.name, labels=one.labels), {"value": one.value}) for one in kept]
+        entries = [
+            Entry(system_events.EntryKept(at=at, name=one.name, labels=one.labels), {"value": one.value})
+            for one in kept
+        ]
         log = self.log(id)
         with log.lock:
             return log.append(entries, expect)
@@ -120,7 +124,11 @@ class FrameworkState:
         at, log = self.client.clock.now_us(), self.log(id)
         with log.lock:
             log.refresh()
-            entries = [Entry(e.EntryDropped(at=at, name=name)) for name in dict.fromkeys(names) if name in log.standing]
+            entries = [
+                Entry(system_events.EntryDropped(at=at, name=name))
+                for name in dict.fromkeys(names)
+                if name in log.standing
+            ]
             if entries:
                 log.append(entries, None)
 
@@ -187,10 +195,10 @@ class ShelfLog:
     def take_in(self, seq: int, event: e.Event) -> None:
         """Applies the next event."""
         match event:
-            case e.EntryKept():
+            case system_events.EntryKept():
                 self.standing.pop(event.name, None)  # what is kept again comes last
                 self.standing[event.name] = StateEntry.on_record(self._client.log, self._run, seq, event)
-            case e.EntryDropped():
+            case system_events.EntryDropped():
                 self.standing.pop(event.name, None)
             case _:
                 pass
@@ -206,7 +214,7 @@ class ShelfLog:
             if not rows:
                 break
             for row in rows:
-                self._apply(row.seq, e.decode(row.body))
+                self._apply(row.seq, event_codec.decode(row.body))
 
     def _head(self) -> Head | None:
         """Returns the log's head, or None."""
@@ -329,7 +337,7 @@ class ShelfLog:
 
 def _data(row: Row) -> bytes:
     if row.data is None:
-        raise ValueErased(e.from_text(e.decode(row.body).data or ""))
+        raise ValueErased(e.from_text(event_codec.decode(row.body).data or ""))
     return row.data
 
 

@@ -29,7 +29,7 @@ from killick.client.start import Handle
 from killick.definitions.agents import AnyAgent
 from killick.engine.leases import LEASE_SECONDS
 from killick.errors import AnswerRefused, KillickError, RunBusy, RunUnknown
-from killick.store.protocol import RunRow
+from killick.store.records import RunRow
 
 STIR: Final = "stir"
 

@@ -33,7 +33,7 @@ from killick.client.client import Client
 from killick.definitions.agents import AnyAgent
 from killick.engine.leases import LEASE_SECONDS
 from killick.errors import AnswerRefused, RunBusy, RunUnknown
-from killick.store.protocol import RunRow
+from killick.store.records import RunRow
 
 ADVANCE: Final = "killick.advance"
 CANCEL: Final = "killick.cancel"

@@ -27,7 +27,7 @@ from killick.model import events as e
 from killick.model import hashing
 from killick.permissions import create_private
 from killick.store.memory import MemoryStore
-from killick.store.protocol import ENDED
+from killick.store.records import ENDED
 
 FORMAT: Final = "killick.archive"
 VERSION: Final = 1

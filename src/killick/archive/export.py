@@ -23,11 +23,11 @@ from killick.ids import RandomIds
 from killick.log.log import Log
 from killick.log.verify import verify
 from killick.log.writer import index_of
+from killick.model import event_codec, hashing
 from killick.model import events as e
-from killick.model import hashing
 from killick.model.chunks import Blob, Fetch, children, references
 from killick.store.memory import MemoryStore
-from killick.store.protocol import Append, CreateRun, Delivery, Message, Row
+from killick.store.records import Append, CreateRun, Delivery, Message, Row
 
 M = TypeVar("M", bound=MemoryStore)
 
@@ -163,7 +163,7 @@ def _part(log: Log, ancestor: Ancestor, *, whole: bool) -> Part:
     rows = _rows(log, ancestor)
     messages = log.store.messages(ancestor.run)
     if not whole:  # what came to an elder after the cut is none of the run's
-        taken = {number for row in rows for number in rebuild.rights(e.decode(row.body)).takes}
+        taken = {number for row in rows for number in rebuild.rights(event_codec.decode(row.body)).takes}
         messages = messages[: max(taken, default=0)]
     return Part(ancestor.run, ancestor.base, ancestor.parent, e.from_text(ancestor.genesis), rows, messages)
 
@@ -208,7 +208,7 @@ def _rows(log: Log, ancestor: Ancestor) -> list[Row]:
     before = e.from_text(ancestor.genesis)
     for row in rows:
         try:
-            event = e.decode(row.body)
+            event = event_codec.decode(row.body)
         except LogError as error:
             raise RunBroken(ancestor.run, seq=row.seq, reason="its body cannot be read") from error
         if isinstance(event, e.RunRepaired):

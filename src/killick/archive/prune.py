@@ -20,8 +20,10 @@ from killick.errors import ArchiveRefused, ExportBroken, LogError, RunBusy, RunU
 from killick.history import vaults
 from killick.log.log import Log
 from killick.log.progress import Progress, untold
+from killick.model import event_codec
 from killick.model import events as e
-from killick.store.protocol import ENDED, READ_LIMIT, Head, RunQuery, RunRow, Store
+from killick.store.protocol import Store
+from killick.store.records import ENDED, READ_LIMIT, Head, RunQuery, RunRow
 
 OWN: Final = "killick."
 """The prefix of agent names of internal logs."""
@@ -105,7 +107,7 @@ def _ties(store: Store, run: str) -> _Ties:
         if not body.startswith(_BEGINNINGS):
             continue
         try:
-            event = e.decode(body)
+            event = event_codec.decode(body)
         except LogError:
             found.stays = "its record cannot be read"
             return found

@@ -11,10 +11,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from killick.errors import LogError
+from killick.model import event_codec, hashing
 from killick.model import events as e
-from killick.model import hashing
 from killick.store.memory import MemoryStore
-from killick.store.protocol import Append, Head, Row, UniqueRight
+from killick.store.records import Append, Head, Row, UniqueRight
 
 
 class Written(NamedTuple):
@@ -33,9 +33,9 @@ def chained(written: Iterable[Written], before: bytes) -> list[Row]:
             event = msgspec.structs.replace(event, hash_before=e.to_text(before))
             before = e.from_text(event.hash_head)
         if data is None:
-            body = e.encode(event)  # what was erased is named by a hash all the same
+            body = event_codec.encode(event)  # what was erased is named by a hash all the same
         else:
-            body = e.encode(msgspec.structs.replace(event, data=None), hashing.data_hash(data))
+            body = event_codec.encode(msgspec.structs.replace(event, data=None), hashing.data_hash(data))
         before = hashing.link(before, body)
         rows.append(Row(seq, body, data, before))
     return rows
@@ -83,7 +83,7 @@ def append_all(store: MemoryStore, run: str, rows: Sequence[Row]) -> None:
     held = _still_held(rows)
     plain: list[Row] = []
     for row in rows:
-        event = e.decode(row.body)
+        event = event_codec.decode(row.body)
         found = rights(event)
         claims = tuple(claim for claim in found.claims if held.get(claim) == row.seq)
         found = found._replace(claims=claims, releases=())
@@ -107,7 +107,7 @@ def _still_held(rows: Sequence[Row]) -> dict[str, int]:
     """The claims that were not released, by the event that took them."""
     found: dict[str, int] = {}
     for row in rows:
-        told = rights(e.decode(row.body))
+        told = rights(event_codec.decode(row.body))
         found |= dict.fromkeys(told.claims, row.seq)
         for claim in told.releases:
             found.pop(claim, None)

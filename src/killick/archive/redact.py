@@ -19,10 +19,11 @@ import msgspec
 from killick.archive.pseudonyms import LEAVES, StandIns
 from killick.archive.rebuild import Written, chained
 from killick.errors import FieldUnknown
+from killick.model import event_codec, page_events
 from killick.model import events as e
 from killick.model.chunks import Blob, Fetch, pack, unpack
 from killick.model.codec import Erased, canonical, digest
-from killick.store.protocol import Message, Row
+from killick.store.records import Message, Row
 
 _Path = tuple[str, ...]
 
@@ -109,7 +110,7 @@ class _Told(NamedTuple):
         def values(data: bytes | None) -> dict[str, Any] | None:
             return None if data is None else dict(unpack(data, fetch))
 
-        events = [(row.seq, e.decode(row.body), values(row.data)) for row in part.rows]
+        events = [(row.seq, event_codec.decode(row.body), values(row.data)) for row in part.rows]
         return _Told(events, [(message, unpack(message.body, fetch)) for message in part.messages])
 
     def values(self) -> list[Any]:
@@ -360,7 +361,7 @@ class _Redactor:
             changes["doubts"] = tuple(doubts)
         if isinstance(event, e.ValueErasedOnPurpose):
             changes["pieces"] = tuple(e.to_text(self._standins.hash(e.from_text(each))) for each in event.pieces)
-        if isinstance(event, e.PageEvicted):
+        if isinstance(event, page_events.PageEvicted):
             changes["marks"] = ()  # of what the pages held
         if isinstance(event, e.WorkspaceEvent | e.RunForked | e.RunRewound):
             changes |= self._filed(event)

@@ -20,11 +20,12 @@ from killick.log.ancestry import segments
 from killick.log.log import Log
 from killick.log.progress import Progress, untold
 from killick.log.writer import Entry, RunLog
+from killick.model import event_codec, hashing, system_events
 from killick.model import events as e
-from killick.model import hashing
 from killick.model.chunks import pack, unpack
 from killick.model.merkle import Frontier, node
-from killick.store.protocol import OWN_AGENTS, Delivery, Head, Message, Row, Store
+from killick.store.protocol import Store
+from killick.store.records import OWN_AGENTS, Delivery, Head, Message, Row
 from killick.type_init import ready
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Made(NamedTuple):
     """A recorded seal."""
 
     seq: int
-    event: e.StoreSealed
+    event: system_events.StoreSealed
     listed: Listed
     lines: list[str]
     peaks: tuple[e.Digest, ...]
@@ -85,7 +86,7 @@ class Made(NamedTuple):
         return "\n".join((self.note, _encode(self.listed).decode(), *self.lines, ""))
 
 
-def _made(log: Log, seq: int, event: e.StoreSealed) -> Made:
+def _made(log: Log, seq: int, event: system_events.StoreSealed) -> Made:
     data = log.data(SEALS, seq)
     listed, lines = entries_in(data["entries"])
     lined = data["runs"].removesuffix("\n").split("\n")
@@ -97,8 +98,8 @@ def seals(log: Log) -> Iterator[Made | tuple[int, str]]:
     """Every recorded seal, in order; for an unreadable one, its seq and the reason."""
     for seq, body in _bodies(log):
         try:
-            event = e.decode(body)
-            if isinstance(event, e.StoreSealed):
+            event = event_codec.decode(body)
+            if isinstance(event, system_events.StoreSealed):
                 yield _made(log, seq, event)
         except ValueErased:
             yield seq, "its entries were erased, and nothing that was sealed before can be proved"
@@ -111,7 +112,7 @@ def last(log: Log) -> Made | None:
     head = log.store.head(SEALS)
     for seq in range(head.seq if head is not None else 0, 0, -1):
         event = log.event(SEALS, seq)
-        if isinstance(event, e.StoreSealed):
+        if isinstance(event, system_events.StoreSealed):
             return _made(log, seq, event)
     return None
 
@@ -219,7 +220,7 @@ def leaves(store: Store, head: Head, *, after: int = 0, before: bytes | None = N
 
 def _repair(row: Row) -> e.RunRepaired:
     try:
-        found = e.decode(row.body)
+        found = event_codec.decode(row.body)
     except KillickError as error:
         raise Parted(row.seq, str(error)) from None
     assert isinstance(found, e.RunRepaired)
@@ -280,7 +281,7 @@ def seal(log: Log, key: bytes, *, at_us: int, by: str | None = None, progress: P
     found.look(progress)
     if not found.entries and past.made is not None and past.made.event.key == named:
         return _sealed(past.made, found, fresh=False)
-    event = e.StoreSealed(at=at_us, number=past.number + 1, size=0, root="", key=named, by=by)
+    event = system_events.StoreSealed(at=at_us, number=past.number + 1, size=0, root="", key=named, by=by)
     made = _build(log, past, found, signer, event)
     _append(handle, made, found)
     before = past.made.event.key if past.made is not None else named
@@ -326,7 +327,7 @@ class Past:
         while made is not None:
             self.nodes.append(made)
             before = log.event(SEALS, made.event.before) if made.event.before else None
-            made = _made(log, made.event.before, before) if isinstance(before, e.StoreSealed) else None
+            made = _made(log, made.event.before, before) if isinstance(before, system_events.StoreSealed) else None
 
     @cached_property
     def known(self) -> dict[str, Known]:
@@ -437,7 +438,7 @@ class _Changes:
         return found
 
 
-def _build(log: Log, past: Past, found: _Changes, signer: Ed25519PrivateKey, event: e.StoreSealed) -> Made:
+def _build(log: Log, past: Past, found: _Changes, signer: Ed25519PrivateKey, event: system_events.StoreSealed) -> Made:
     tree = past.tree
     listed = Listed(first=tree.size, peaks=tuple(map(e.to_text, tree.peaks)))
     before, merged = past.back(event.number)

@@ -21,7 +21,7 @@ from killick.log.verify import verify as verify_logs
 from killick.model import events as e
 from killick.model import hashing
 from killick.model.merkle import Frontier, root
-from killick.store.protocol import Head, Problem
+from killick.store.records import Head, Problem
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

@@ -27,8 +27,9 @@ from killick.definitions.tools import TOOLS
 from killick.definitions.triggers import TRIGGERS
 from killick.engine.views import Wait
 from killick.errors import DeclarationRefused
-from killick.model.events import FactDrawn, decode
-from killick.store.protocol import RunQuery
+from killick.model.event_codec import decode
+from killick.model.events import FactDrawn
+from killick.store.records import RunQuery
 from killick.workers.hooks import HOOKS
 
 STORIES_MAX: Final = 5_000

@@ -29,10 +29,12 @@ from killick.errors import RunCancelled, RunDiverged, RunFailed, RunPaused, RunW
 from killick.ids import SeededIds
 from killick.log import Log
 from killick.model.codec import plain
-from killick.model.events import Build, decode
+from killick.model.event_codec import decode
+from killick.model.events import Build
 from killick.model.failure import Failure
 from killick.store.memory import MemoryStore
-from killick.store.protocol import Append, RunQuery, Store
+from killick.store.protocol import Store
+from killick.store.records import Append, RunQuery
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from killick.definitions.agents import AnyAgent
 from killick.errors import RunUnknown, StoreBroken
 from killick.model.codec import plain
 from killick.sanitizer import visible
-from killick.store.protocol import OWN_AGENTS
+from killick.store.records import OWN_AGENTS
 from killick.text import printable
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from killick.cli.exit_codes import CommandFailed
 from killick.engine.views import Listed
 from killick.errors import RunUnknown
 from killick.log import boundaries
-from killick.model.fold import Status
+from killick.model.facts import Status
 
 STATUSES: Final[tuple[str, ...]] = get_args(Status)
 FLAGS: Final = {

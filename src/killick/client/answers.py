@@ -14,7 +14,7 @@ from killick.engine.steps.transaction import joining
 from killick.engine.views import Wait
 from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused, KillickError, NotAsked, RunUnknown
 from killick.history.run_info import waits_of
-from killick.store.protocol import ENDED, Delivered
+from killick.store.records import ENDED, Delivered
 
 
 def answer(

@@ -48,7 +48,7 @@ from killick.logger import get_logger
 from killick.model.retry import Duration, seconds
 from killick.model.state import State
 from killick.store import MemoryStore, open_store
-from killick.store.protocol import ENDED, RunQuery, shown_tags
+from killick.store.records import ENDED, RunQuery, shown_tags
 from killick.workers import trigger_runner
 from killick.workers.worker import SLICE_SECONDS, Worker
 

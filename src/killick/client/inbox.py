@@ -14,7 +14,7 @@ from killick.errors import KillickError, ValueRefused
 from killick.history.run_info import waits_of
 from killick.log import Log
 from killick.store import Store
-from killick.store.protocol import ASKS, RunQuery, RunRow
+from killick.store.records import ASKS, RunQuery, RunRow
 
 _ROWS: Final = 10_000
 _LOOK: Final = 100

@@ -24,7 +24,7 @@ from killick.history.undo_preview import Undoing, undoing
 from killick.model import events as e
 from killick.model.chunks import through_codec
 from killick.model.codec import Erased
-from killick.store.protocol import ENDED
+from killick.store.records import ENDED
 
 _LATER: Final = "will be, at its next step boundary, by the worker that holds it"
 

@@ -37,7 +37,8 @@ from killick.model import events as e
 from killick.model.chunks import through_codec
 from killick.model.state import State
 from killick.model.typed import convert
-from killick.store.protocol import ENDED, RunQuery, is_held
+from killick.store.protocol import is_held
+from killick.store.records import ENDED, RunQuery
 
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741

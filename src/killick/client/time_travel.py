@@ -40,13 +40,14 @@ from killick.errors import (
 from killick.log.log import Log
 from killick.log.writer import AppendExtras, Entry, RunLog
 from killick.logger import get_logger
+from killick.model import event_codec, hashing
 from killick.model import events as e
-from killick.model import hashing
 from killick.model.chunks import through_codec
-from killick.model.fold import OUT_OF_BAND, Fold, Step
+from killick.model.facts import OUT_OF_BAND, Step
+from killick.model.fold import Fold
 from killick.model.ledger import Ledger
 from killick.model.typed import convert
-from killick.store.protocol import Append, Message, Row
+from killick.store.records import Append, Message, Row
 
 logger: Final = get_logger("killick")
 
@@ -167,7 +168,7 @@ def _born(engine: Engine, found: Fork) -> None:
     parent = log.head(forked.parent)
     rights: AppendExtras = {"sends": found.sends}
     if parent.holder is None:
-        body = e.encode(made)
+        body = event_codec.encode(made)
         row = Row(seq=parent.seq + 1, body=body, data=None, hash=hashing.link(parent.hash, body))
         rights["also"] = (
             Append(run=parent.run, after=parent.seq, before=parent.hash, epoch=parent.epoch, rows=(row,)),

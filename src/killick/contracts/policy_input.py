@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from killick.contracts.contract import Intention, Others, PolicyInput, Ruling
 from killick.contracts.facts import IntentionSort
 from killick.model import events as e
-from killick.model.fold import Fold, Step, intended_name
+from killick.model.facts import Step, intended_name
+from killick.model.fold import Fold
 from killick.model.ledger import Counts, Effect, Ledger, Spend
 from killick.model.state import Reader, State
 

@@ -19,6 +19,7 @@ from killick.definitions.agents import Agent, AnyAgent
 from killick.definitions.schedules import Cron, Every, Missed, Overlap, Schedule, zone
 from killick.errors import DeclarationRefused, DurationRefused, KillickError
 from killick.model import events as e
+from killick.model import system_events
 from killick.model.chunks import through_codec
 from killick.model.codec import digest
 from killick.model.retry import Duration, seconds
@@ -90,7 +91,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """What is on record of a declaration. `what` is the expression, the interval, the condition's name or the event's;
     `makes_input` names the function that makes the input, where there is one."""
 
-    sort: e.TriggerSort
+    sort: system_events.TriggerSort
     what: str
     agent: str
     tz: str = "UTC"

@@ -14,7 +14,7 @@ from killick.engine.outcome import RunOutcome
 from killick.engine.signals import Interrupted, Parked
 from killick.errors import KillickError, RunBusy, StoreError
 from killick.logger import get_logger
-from killick.store.protocol import ENDED
+from killick.store.records import ENDED
 
 logger: Final = get_logger("killick")
 

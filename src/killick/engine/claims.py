@@ -14,7 +14,7 @@ from killick.log.log import Log
 from killick.log.writer import Entry, RunLog
 from killick.model import events as e
 from killick.model.crash_loop import QUARANTINE_AFTER, backoff_us
-from killick.store.protocol import DIED_ALONE, ENDED, Head, RunQuery
+from killick.store.records import DIED_ALONE, ENDED, Head, RunQuery
 
 _CULPRITS_MAX: Final = 100
 

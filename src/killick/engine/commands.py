@@ -41,7 +41,8 @@ from killick.model.failure import Failure
 from killick.model.fold import Fold
 from killick.model.state import State
 from killick.model.typed import convert
-from killick.store.protocol import Delivered, Message, Store
+from killick.store.protocol import Store
+from killick.store.records import Delivered, Message
 
 COMMAND_SECONDS: Final = 30.0
 LOOKS: Final = 100

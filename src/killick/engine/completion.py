@@ -23,8 +23,8 @@ from killick.engine.steps.step_execution import StepExecution
 from killick.engine.steps.waits import child_outcome
 from killick.errors import KillickError, StepFailed
 from killick.log.writer import Entry
+from killick.model import event_codec, ledger
 from killick.model import events as e
-from killick.model import ledger
 from killick.model.chunks import through_codec
 
 
@@ -180,7 +180,7 @@ def _close_waits(ex: Execution, *, keep_settlements: bool) -> None:
 def _request(ex: Execution) -> e.CancelRequested:
     for row in reversed(ex.engine.log.rows(ex.run_id)):
         if row.body.startswith(b'{"kind":"cancel.requested"'):
-            requested: Any = e.decode(row.body)
+            requested: Any = event_codec.decode(row.body)
             if isinstance(requested, e.CancelRequested):
                 return requested
     raise KillickError(f"{ex.run_id}: no cancellation was requested; call cancel first")

@@ -12,8 +12,8 @@ from killick.engine.signals import Diverging
 from killick.errors import ValueErased
 from killick.log.writer import Entry
 from killick.model import events as e
+from killick.model.facts import Step
 from killick.model.failure import Failure
-from killick.model.fold import Step
 from killick.model.typed import convert
 
 

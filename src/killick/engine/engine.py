@@ -24,7 +24,7 @@ from killick.ids import Ids
 from killick.log.log import Log
 from killick.logger import get_logger
 from killick.model import events as e
-from killick.store.protocol import Head
+from killick.store.records import Head
 
 logger: Final = get_logger("killick")
 

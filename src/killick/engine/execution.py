@@ -36,8 +36,8 @@ from killick.errors import KillickError, LeaseLost, OutsideBranch, StillRunning,
 from killick.log.writer import Entry, Hold, RunLog
 from killick.logger import get_logger
 from killick.model import events as e
-from killick.model.fold import Step
-from killick.store.protocol import Message, UniqueRight
+from killick.model.facts import Step
+from killick.store.records import Message, UniqueRight
 from killick.workspace.workspace import Workspace
 
 logger: Final = get_logger("killick")
@@ -389,9 +389,6 @@ class Execution:
         """Whether an attempt of a step is open, so that it may have had effects."""
         found = self.log.fold.step(step)
         return found is not None and bool(found.attempts) and not found.attempts[-1].ended and not found.ended
-
-    def leave(self, branch: Branch) -> None:
-        self.turns.computing += 1
 
     def refuse(self, branch: Branch) -> None:
         """Raise the signal that closed the handle, or that stopped the branch."""

@@ -53,7 +53,7 @@ from killick.errors import (
 from killick.log.writer import Entry, RunLog
 from killick.logger import get_logger
 from killick.model import events as e
-from killick.model.fold import OUT_OF_BAND
+from killick.model.facts import OUT_OF_BAND
 
 logger: Final = get_logger("killick")
 

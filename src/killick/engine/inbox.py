@@ -7,7 +7,7 @@ from typing import Any, Final
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.chunks import pack, unpack
-from killick.store.protocol import Delivery, Message
+from killick.store.records import Delivery, Message
 
 COMMAND: Final = "killick.command"
 """The name of a message with a command, to the holder of a run."""

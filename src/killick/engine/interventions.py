@@ -13,8 +13,9 @@ from killick.engine.replay import OVER
 from killick.errors import AnswerRefused, ContextStale, ValueRefused
 from killick.log.writer import Entry
 from killick.model import events as e
+from killick.model.facts import OUT_OF_BAND, Facts, Step, Wait
 from killick.model.failure import Failure
-from killick.model.fold import OUT_OF_BAND, Facts, Fold, Step, Wait
+from killick.model.fold import Fold
 from killick.model.typed import convert
 
 Body = dict[str, Any]

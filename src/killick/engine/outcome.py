@@ -14,7 +14,7 @@ from killick.log.log import Log
 from killick.model import events as e
 from killick.model.failure import Failure
 from killick.model.typed import convert
-from killick.store.protocol import ENDED
+from killick.store.records import ENDED
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):

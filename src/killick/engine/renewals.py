@@ -5,7 +5,7 @@ from __future__ import annotations
 from killick.engine.inbox import SAID
 from killick.log.log import Log
 from killick.model import events as e
-from killick.store.protocol import Delivery, Message, RunQuery
+from killick.store.records import Delivery, Message, RunQuery
 
 
 def renewals(root: str) -> str:

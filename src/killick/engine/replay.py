@@ -15,10 +15,12 @@ from msgspec.structs import replace
 
 from killick.errors import ValueErased
 from killick.log.log import Log
+from killick.model import event_codec
 from killick.model import events as e
 from killick.model.chunks import unpack
-from killick.model.fold import OUT_OF_BAND, Fold, Step, timeline
-from killick.store.protocol import Row
+from killick.model.facts import OUT_OF_BAND, Step
+from killick.model.fold import Fold, timeline
+from killick.store.records import Row
 
 PAGES: Final = "page"
 """All that was decided of a window is one queue: it is applied in the order in which it was decided."""
@@ -91,12 +93,12 @@ class Record:
         for seq, row in self._rows.items():
             kind = row.body[_KIND_AT : row.body.index(b'"', _KIND_AT)].decode()
             if kind in _OF_STEPS:
-                event: Any = e.decode(row.body)
+                event: Any = event_codec.decode(row.body)
                 self._of_step[event.step].append((seq, event))
                 if isinstance(event, e.AttemptSettled) and event.settlement == "did_not_happen":
                     self.ruled_out[event.key] = event.attempt
             elif kind in _BETWEEN:
-                event = e.decode(row.body)
+                event = event_codec.decode(row.body)
                 if isinstance(event, e.ContextChanged) and event.step is None:
                     if event.by != "agent":
                         self.outside.append(Outside(seq, event, self._seen_from(seq)))
@@ -126,14 +128,14 @@ class Record:
         return seq in self._rows
 
     def event(self, seq: int) -> Any:
-        return e.decode(self._rows[seq].body)
+        return event_codec.decode(self._rows[seq].body)
 
     def data(self, seq: int) -> dict[str, Any]:
         """The values of an event, verbatim. ValueErased when they were erased."""
         row = self._rows[seq]
         if row.data is not None:
             return dict(unpack(row.data, self._log.store.pieces))
-        digest = e.decode(row.body).data
+        digest = event_codec.decode(row.body).data
         if digest is None:
             return {}
         raise ValueErased(e.from_text(digest))
@@ -150,7 +152,7 @@ class Record:
         """The holder of the run at an epoch."""
         for row in self._rows.values():
             if row.body.startswith(b'{"kind":"run.taken"'):
-                event: Any = e.decode(row.body)
+                event: Any = event_codec.decode(row.body)
                 if event.epoch == epoch:
                     return str(event.holder)
         return None
@@ -201,7 +203,7 @@ class Record:
             if row.seq not in self._rows:
                 self._rows[row.seq] = row
                 kind = row.body[_KIND_AT : row.body.index(b'"', _KIND_AT)].decode()
-                event: Any = e.decode(row.body)
+                event: Any = event_codec.decode(row.body)
                 if kind in _OF_STEPS and event.step == name:
                     self._of_step[name].append((row.seq, event))
 
@@ -220,7 +222,7 @@ def _standing(log: Log, run: str, after: int, read: Sequence[Row] | None) -> Seq
     rows = log.rows(run, after=after) if read is None else [row for row in read if row.seq > after]
     if not any(row.body.startswith(b'{"kind":"run.rewound"') for row in rows):
         return rows
-    standing = {seq for seq, _ in timeline([(row.seq, e.decode(row.body)) for row in rows])}
+    standing = {seq for seq, _ in timeline([(row.seq, event_codec.decode(row.body)) for row in rows])}
     return [row for row in rows if row.seq in standing]
 
 

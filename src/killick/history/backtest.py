@@ -19,7 +19,8 @@ from killick.errors import ValueErased
 from killick.log.log import Log, Recorded
 from killick.model import events as e
 from killick.model.chunks import unpack
-from killick.model.fold import ContractInForce, Fold, Step, goes_back
+from killick.model.facts import ContractInForce, Step
+from killick.model.fold import Fold, goes_back
 from killick.model.ledger import Ledger
 from killick.model.typed import convert
 

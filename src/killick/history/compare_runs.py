@@ -19,7 +19,7 @@ from killick.history.timeline_parts import Step
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.codec import plain
-from killick.model.fold import OUT_OF_BAND, StepStatus
+from killick.model.facts import OUT_OF_BAND, StepStatus
 
 How = Literal["call", "arguments", "outcome", "output", "absent"]
 Changed = Literal["output", "input", "context", "model", "effects"]

@@ -18,9 +18,11 @@ from killick.clock import Clock
 from killick.errors import KillickError
 from killick.history import vaults
 from killick.log.log import Log
+from killick.model import event_codec
 from killick.model import events as e
-from killick.model.fold import Facts
-from killick.store.protocol import ENDED, READ_LIMIT, Condition, Head, RunQuery, RunRow, Store
+from killick.model.facts import Facts
+from killick.store.protocol import Store
+from killick.store.records import ENDED, READ_LIMIT, Condition, Head, RunQuery, RunRow
 
 COUNTED_MAX: Final = 100_000
 """Beyond this many runs, only the newest are counted."""
@@ -345,7 +347,7 @@ class _Look:
     def _last_at_us(self, head: Head) -> int:
         row = self._store.row(head.run, head.seq)
         try:
-            return e.decode(row.body).at if row is not None else self._now_us
+            return event_codec.decode(row.body).at if row is not None else self._now_us
         except KillickError:
             return self._now_us
 

@@ -21,11 +21,13 @@ from killick.history.phrasing import arguments, crash_told, cut, entries_of
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.crash_loop import Crashes
+from killick.model.facts import Wait
 from killick.model.failure import Failure
-from killick.model.fold import Fold, Wait
+from killick.model.fold import Fold
 from killick.model.state import State
 from killick.model.typed import convert
-from killick.store.protocol import CRASHING, Head, RunQuery, RunRow, RunStanding, Store, shown_tags
+from killick.store.protocol import Store
+from killick.store.records import CRASHING, Head, RunQuery, RunRow, RunStanding, shown_tags
 
 STATUSES: Final = ("queued", "running", "waiting", "paused", "completed", "failed", "cancelled", "abandoned")
 """The statuses of listings; a quarantined run is also broken."""

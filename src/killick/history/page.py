@@ -36,6 +36,7 @@ from killick.history.timeline_parts import (
 from killick.log.boundaries import before as place_before
 from killick.log.log import Log, Recorded
 from killick.model import events as e
+from killick.model import facts
 from killick.model import fold as folds
 from killick.model.chunks import unpack
 from killick.model.state import State
@@ -123,7 +124,7 @@ class PageBuilder:
         self._last = fold.facts.seq if at is None else at
         self._keep = keep
         self._recorded: dict[int, Recorded] = {}
-        self._facts: dict[int, folds.Facts] = {}
+        self._facts: dict[int, facts.Facts] = {}
         self._erasing = State(folds.Fold(), self)
         self._left_max: int | None = None
 
@@ -173,7 +174,7 @@ class PageBuilder:
         events = self._standing(after, up_to, fold)
         events += self._late(steps, up_to)
         stage = self._stage_before(steps[0]) if begin else None
-        entries = self._entries(fold, steps, events, stage, not_told=folds.OUT_OF_BAND)
+        entries = self._entries(fold, steps, events, stage, not_told=facts.OUT_OF_BAND)
         return RunPage(first=first, last=last, total=total, entries=entries)
 
     def _standing(self, after: int, up_to: int, fold: folds.Fold) -> list[tuple[int, e.Event]]:
@@ -195,20 +196,20 @@ class PageBuilder:
         self._recorded |= {each.seq: each for each in found}
         return [(each.seq, each.event) for each in reversed(found)]
 
-    def _late(self, steps: Sequence[folds.Step], up_to: int) -> list[tuple[int, e.Event]]:
+    def _late(self, steps: Sequence[facts.Step], up_to: int) -> list[tuple[int, e.Event]]:
         """Returns later events of out-of-band steps, which run concurrently with the agent."""
-        beside = {step.id: step for step in steps if step.id.startswith(folds.OUT_OF_BAND)}
+        beside = {step.id: step for step in steps if step.id.startswith(facts.OUT_OF_BAND)}
         ends = [step.ended or self._last for step in beside.values()]
         late = self._standing(up_to, max(ends, default=0), self.fold)
         return [(seq, event) for seq, event in late if getattr(event, "step", None) in beside]
 
-    def _stage_before(self, step: folds.Step) -> str | None:
+    def _stage_before(self, step: facts.Step) -> str | None:
         facts = self.fold.facts
         if facts.stage is None and not facts.plan:
             return None
         return self._facts_before(step).stage
 
-    def _facts_before(self, step: folds.Step) -> folds.Facts:
+    def _facts_before(self, step: facts.Step) -> facts.Facts:
         if step.intended not in self._facts:
             place = place_before(self.fold, step.intended, "")
             self._facts[step.intended] = self._log.state(self._run, place.seq, keep=place.keep).fold.facts
@@ -237,7 +238,7 @@ class PageBuilder:
     def _entries(
         self,
         fold: folds.Fold,
-        steps: Iterable[folds.Step],
+        steps: Iterable[facts.Step],
         events: Sequence[tuple[int, e.Event]],
         stage: str | None = None,
         *,
@@ -297,7 +298,7 @@ class PageBuilder:
 
     def _step(
         self,
-        known: folds.Step,
+        known: facts.Step,
         own: Sequence[tuple[int, Any]],
         takings: Sequence[tuple[int, int]],
         stage: str | None,
@@ -318,7 +319,7 @@ class PageBuilder:
         )  # fmt: skip
 
 
-def _undoing(fold: folds.Fold, steps: Iterable[folds.Step]) -> dict[str, str]:
+def _undoing(fold: folds.Fold, steps: Iterable[facts.Step]) -> dict[str, str]:
     """Maps compensated steps to their compensating steps, which are near the end, in reverse order."""
     wanted = {step.id for step in steps if step.undone}
     found: dict[str, str] = {}
@@ -344,7 +345,7 @@ def _belongs(event: e.Event, number: str, known: Mapping[str, Any], own: Mapping
     return isinstance(event, _OF_STEPS)
 
 
-def _container(number: str, known: Mapping[str, folds.Step]) -> str:
+def _container(number: str, known: Mapping[str, facts.Step]) -> str:
     """Returns the scope of a step; "" for the run itself."""
     while "." in number:
         number = number.rpartition(".")[0]

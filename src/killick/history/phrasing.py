@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from killick.model import events as e
+from killick.model import page_events
 from killick.model.codec import Erased, Secret, plain
 from killick.model.crash_loop import Crashes
 from killick.model.failure import Failure
@@ -69,15 +70,15 @@ CAME_BACK: Final = {
 """How an evicted page came back."""
 
 
-def paged(event: e.PageEvent) -> str:
+def paged(event: page_events.PageEvent) -> str:
     """Describes a window's page event."""
     match event:
-        case e.PageEvicted():
+        case page_events.PageEvicted():
             pages = counted(len(event.pages), "page")
             return f"{pages} left the window ({event.because}), {event.tokens:,} tokens less a call"
-        case e.PageFaulted():
+        case page_events.PageFaulted():
             return f"{event.page} came back to the window: {CAME_BACK[event.how]}"
-        case e.PagePinned():
+        case page_events.PagePinned():
             return f"{event.page} stays in the window until turn {event.until:,}"
 
 

@@ -17,7 +17,7 @@ from killick.history.workspace_files import FilesDiff, How
 from killick.log.boundaries import RunMoment
 from killick.log.log import Log
 from killick.model import events as e
-from killick.model.fold import Step
+from killick.model.facts import Step
 from killick.model.ledger import EffectStatus, Ledger, Spend
 
 STANDING: Final = ("happened", "in_doubt", "open")

@@ -8,7 +8,7 @@ from killick.engine import inbox
 from killick.engine.steps import waits
 from killick.engine.views import RunInfo, Wait
 from killick.log.log import Log
-from killick.model import fold
+from killick.model import facts
 from killick.model.codec import Erased
 from killick.model.state import State
 from killick.store.protocol import Store
@@ -66,7 +66,7 @@ def waits_of(store: Store, state: State) -> Iterator[Wait]:
         )
 
 
-def _votes(store: Store, run: str, wait: fold.Wait) -> tuple[str, ...]:
+def _votes(store: Store, run: str, wait: facts.Wait) -> tuple[str, ...]:
     """The approvers so far, with those whose votes are still in the inbox."""
     if wait.need <= 1:
         return wait.votes

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from killick.model.codec import plain
-from killick.model.fold import Step
+from killick.model.facts import Step
 from killick.model.state import Output, State
 
 

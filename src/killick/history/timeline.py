@@ -15,8 +15,9 @@ from killick.history.timeline_parts import Entry, Failed, Moment, Part, Said, St
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.codec import plain
+from killick.model.facts import Status
 from killick.model.failure import Failure
-from killick.model.fold import Fold, Status
+from killick.model.fold import Fold
 from killick.model.state import State
 from killick.text import printable_json
 

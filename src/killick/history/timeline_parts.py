@@ -12,8 +12,8 @@ import msgspec
 
 from killick.model import events as e
 from killick.model.codec import Erased
+from killick.model.facts import StepStatus
 from killick.model.failure import Failure
-from killick.model.fold import StepStatus
 from killick.model.typed import convert
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from killick.engine.effects.recorded_effects import effects_of, step_of, undo_refusal
 from killick.log.log import Log
+from killick.model import event_codec, facts
 from killick.model import events as e
 from killick.model import fold as folds
 from killick.model import ledger as ledgers
@@ -68,7 +69,7 @@ def undoing(log: Log, run: str, step: e.StepId, tools: Mapping[str, Any]) -> Und
     )
 
 
-def _no_way(step: folds.Step, undo: str | None, *, is_known: bool) -> str | None:
+def _no_way(step: facts.Step, undo: str | None, *, is_known: bool) -> str | None:
     if undo is not None:
         return None
     return f"{step.name} has no compensate=" if is_known else f"its tool {step.name} is not declared here"
@@ -90,7 +91,7 @@ def shared_by(log: Log, run: str, step: e.StepId) -> list[SharedBy]:
     return [*adopted, *_in_other_runs(log, run, source, key)]
 
 
-def _in_other_runs(log: Log, run: str, source: folds.Step, key: str) -> Iterator[SharedBy]:
+def _in_other_runs(log: Log, run: str, source: facts.Step, key: str) -> Iterator[SharedBy]:
     """Returns related runs whose timelines contain this effect: the parent, and later forks."""
     head = log.head(run)
     if head.parent is not None and source.intended <= head.base:
@@ -109,6 +110,6 @@ def _in_other_runs(log: Log, run: str, source: folds.Step, key: str) -> Iterator
             continue
         for row in log.rows(fork, after=below.base):
             if row.body.startswith(b'{"kind":"step.adopted"'):
-                adopted = e.decode(row.body)
+                adopted = event_codec.decode(row.body)
                 if isinstance(adopted, e.StepAdopted) and adopted.key == key:
                     yield SharedBy(fork, adopted.step, source.name, "adopted")

@@ -16,9 +16,10 @@ from killick.engine.steps.workspace_folders import owner_of, vault_place
 from killick.errors import KillickError, WorkspaceRefused
 from killick.history.phrasing import counted, sized
 from killick.log.log import Log
+from killick.model import event_codec
 from killick.model import events as e
 from killick.model.ledger import Ledger
-from killick.store.protocol import Condition
+from killick.store.records import Condition
 from killick.workspace.inotify import is_trusted
 from killick.workspace.tree import Id
 from killick.workspace.vault.vault import Vault
@@ -31,7 +32,7 @@ def on_record(log: Log, run: str) -> Iterator[Id]:
         yield e.from_text(capture.root)
     for row in log.rows(run):
         if row.body.startswith(b'{"kind":"workspace.restored"'):
-            event = e.decode(row.body)
+            event = event_codec.decode(row.body)
             if isinstance(event, e.WorkspaceRestored):
                 yield from (e.from_text(root) for root in (event.root, event.before) if root is not None)
 

@@ -17,10 +17,12 @@ from msgspec.structs import replace
 from killick.contracts.prices import Prices
 from killick.log.boundaries import RunMoment
 from killick.log.log import Log
+from killick.model import event_codec, page_events
 from killick.model import events as e
 from killick.model.chunks import SharedReader
-from killick.model.fold import Fold, Step, timeline
-from killick.store.protocol import Row
+from killick.model.facts import Step
+from killick.model.fold import Fold, timeline
+from killick.store.records import Row
 from killick.window.messages import is_list, is_map
 from killick.window.pages import Tokens, estimate
 from killick.window.usage import KINDS, OWN_TOOLS, Filling, Kind, Left, RequestUsage, request_of
@@ -38,7 +40,7 @@ _NAMES_MAX: Final = 12
 
 _DECISIVE: Final = tuple(
     b'{"kind":"%s"' % str(kind.__struct_config__.tag).encode()
-    for kind in (e.PageEvicted, e.PageFaulted, e.PagePinned, e.RunRewound, e.RunForked)
+    for kind in (page_events.PageEvicted, page_events.PageFaulted, page_events.PagePinned, e.RunRewound, e.RunForked)
 )
 """Prefixes of the events about evictions and faults, and of those that decide which count."""
 
@@ -97,7 +99,7 @@ class Eviction(_Part, frozen=True):
     at_us: int
     step: str | None
     call: int
-    because: e.EvictedBecause
+    because: page_events.EvictedBecause
     tokens: int
     pages: tuple[Gone, ...]
 
@@ -110,7 +112,7 @@ class Fault(_Part, frozen=True):
     step: str | None
     call: int
     page: str
-    how: e.FaultedHow
+    how: page_events.FaultedHow
     tokens: int
     what: str
 
@@ -124,7 +126,7 @@ class Pin(_Part, frozen=True):
     call: int
     page: str
     until: int
-    because: e.PinnedBecause
+    because: page_events.PinnedBecause
     what: str
 
 
@@ -253,7 +255,9 @@ class _Reading:
         self.pins: list[Pin] = []
 
     def read(self, read_max: int | None) -> None:
-        decided = [(seq, event) for seq, event in timeline(self._decisions()) if isinstance(event, e.PageEvent)]
+        decided = [
+            (seq, event) for seq, event in timeline(self._decisions()) if isinstance(event, page_events.PageEvent)
+        ]
         decided.reverse()
         chosen = range(len(self._steps)) if read_max is None else self._chosen(read_max)
         self._expect(chosen)
@@ -287,12 +291,12 @@ class _Reading:
     def _decisions(self) -> list[tuple[int, e.Event]]:
         """Returns the events about evictions and faults, and those that decide which count."""
         bodies = ((row.seq, row.body) for row in self._rows.values())
-        return [(seq, e.decode(body)) for seq, body in bodies if body.startswith(_DECISIVE)]
+        return [(seq, event_codec.decode(body)) for seq, body in bodies if body.startswith(_DECISIVE)]
 
     # what was decided -----------------------------------------------------------------------------
 
-    def _decided(self, seq: int, event: e.PageEvent) -> None:
-        data = self._data(seq, whole=isinstance(event, e.PageEvicted))
+    def _decided(self, seq: int, event: page_events.PageEvent) -> None:
+        data = self._data(seq, whole=isinstance(event, page_events.PageEvicted))
         budget = data.get("budget")
         self.budget = budget if isinstance(budget, int) else self.budget
         scope = self._scope(event.step or "")
@@ -300,13 +304,13 @@ class _Reading:
         where: dict[str, Any] = {"seq": seq, "at_us": event.at, "step": event.step}
         source = source if isinstance(source := data.get("source"), str) else ""
         match event:
-            case e.PageFaulted(page=page, how=how, tokens=tokens):
+            case page_events.PageFaulted(page=page, how=how, tokens=tokens):
                 self.faults.append(Fault(**where, call=before, page=page, how=how, tokens=tokens, what=source))
                 if before:
                     self.lines[before - 1].faulted += 1
-            case e.PagePinned(page=page, until=until, because=why):
+            case page_events.PagePinned(page=page, until=until, because=why):
                 self.pins.append(Pin(**where, call=before, page=page, until=until, because=why, what=source))
-            case e.PageEvicted(because=because, tokens=tokens):
+            case page_events.PageEvicted(because=because, tokens=tokens):
                 told = {each.get("page"): each for each in _tables(data.get("pages"))}
                 gone = tuple(_gone(page, told.get(page, {}), because) for page in event.pages)
                 self._waiting.setdefault(scope, []).append(len(self.evictions))
@@ -364,7 +368,7 @@ class _Reading:
 
     def _usage(self, step: Step) -> e.Usage:
         row = self._rows.get(step.output)
-        event = e.decode(row.body) if row is not None else None
+        event = event_codec.decode(row.body) if row is not None else None
         return event.usage or e.Usage() if isinstance(event, e.AttemptEnded) else e.Usage()
 
     def _between(self) -> None:

@@ -18,6 +18,7 @@ from killick.engine.replay import PAGES
 from killick.engine.steps.model_reply import ToolCall
 from killick.log.writer import Entry
 from killick.model import events as e
+from killick.model import page_events
 from killick.window import Answer, Decision, Sent, Window
 
 Line: TypeAlias = tuple[int, ...]
@@ -133,19 +134,25 @@ class Pager:
         which = {"window": self._number} if self._number else {}
         entries: list[Entry] = []
         for event, told in decided:
-            more = {"budget": self.window.budget} if isinstance(event, e.PageEvicted) else {} if entries else answered
+            more = (
+                {"budget": self.window.budget}
+                if isinstance(event, page_events.PageEvicted)
+                else {}
+                if entries
+                else answered
+            )
             entries.append(Entry(replace(event, at=at, step=step), {**told, **more, **which}))
         if entries:
             ex.write_behind(*entries)
 
     def _taken(
-        self, ex: Execution, branch: Branch, begins: Callable[[e.PageEvent], bool]
-    ) -> list[tuple[int, e.PageEvent]]:
+        self, ex: Execution, branch: Branch, begins: Callable[[page_events.PageEvent], bool]
+    ) -> list[tuple[int, page_events.PageEvent]]:
         """The recorded part of a decision, with its pins; advances past it."""
-        taken: list[tuple[int, e.PageEvent]] = []
+        taken: list[tuple[int, page_events.PageEvent]] = []
         while (seq := ex.record.ahead(branch.position, PAGES)) is not None:
-            event: e.PageEvent = ex.record.event(seq)
-            if not begins(event) and not (taken and isinstance(event, e.PagePinned)):
+            event: page_events.PageEvent = ex.record.event(seq)
+            if not begins(event) and not (taken and isinstance(event, page_events.PagePinned)):
                 break
             if ex.record.data(seq).get("window", 0) != self._number:
                 break
@@ -157,16 +164,16 @@ class Pager:
 # the record ---------------------------------------------------------------------------------------
 
 
-def _is_repeat(event: e.PageEvent) -> bool:
-    return isinstance(event, e.PageFaulted) and event.how == "repeated"
+def _is_repeat(event: page_events.PageEvent) -> bool:
+    return isinstance(event, page_events.PageFaulted) and event.how == "repeated"
 
 
-def _is_answer(event: e.PageEvent) -> bool:
+def _is_answer(event: page_events.PageEvent) -> bool:
     """Whether a recorded entry answers a tool call. A repeated read is handled when the next messages are decided."""
-    return isinstance(event, e.PageFaulted) and event.how != "reread"
+    return isinstance(event, page_events.PageFaulted) and event.how != "reread"
 
 
-def _missing(recorded: Sequence[e.PageEvent], decided: Iterable[Decision]) -> list[Decision]:
+def _missing(recorded: Sequence[page_events.PageEvent], decided: Iterable[Decision]) -> list[Decision]:
     """The part of a decision that is not recorded. It is written at once, but a fork can cut it: then the rest is
     decided again. If the log differs, only the log counts."""
     found, known = list(decided), [replace(event, at=0, step=None, data=None) for event in recorded]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from killick.store.protocol import Head
+from killick.store.records import Head
 
 
 class Segment(NamedTuple):

@@ -15,8 +15,10 @@ import msgspec
 
 from killick.errors import BoundaryUnknown
 from killick.log.log import Log
+from killick.model import event_codec
 from killick.model import events as e
-from killick.model.fold import OUT_OF_BAND, Fold, Step, StepStatus
+from killick.model.facts import OUT_OF_BAND, Step, StepStatus
+from killick.model.fold import Fold
 
 _PLACE: Final = re.compile(r"(?P<step>\d+(?:\.\d+)*)(?:~(?P<generation>\d+))?(?::(?P<side>before|after))?")
 _NAMED_MAX: Final = 12
@@ -226,7 +228,7 @@ def _last_of(log: Log, run: str, generation: int, text: str) -> int:
     for row in log.rows(run):
         if not row.body.startswith((b'{"kind":"run.rewound"', b'{"kind":"run.forked"')):
             continue
-        event = e.decode(row.body)
+        event = event_codec.decode(row.body)
         if isinstance(event, e.RunRewound | e.RunForked) and event.generation != current:
             if current == generation:
                 return row.seq - 1

@@ -19,7 +19,8 @@ from typing import Final
 from killick.clock import Clock, SystemClock
 from killick.errors import LogError
 from killick.fork_safety import hears_of_forks
-from killick.store.protocol import Append, Head, Store
+from killick.store.protocol import Store
+from killick.store.records import Append, Head
 
 GROUP_MAX: Final = 512
 """The maximum number of appends in one commit."""

@@ -27,21 +27,14 @@ from killick.log.group_commit import Committer
 from killick.log.writer import SNAPSHOT_EVERY, Entry, RunLog, SnapshotRoot, apply_events
 from killick.model import hashing
 from killick.model.chunks import Blob, children, references, unpack
-from killick.model.events import (
-    Event,
-    RunForked,
-    RunRewound,
-    RunStarted,
-    ValueErasedOnPurpose,
-    decode,
-    from_text,
-    to_text,
-)
+from killick.model.event_codec import decode
+from killick.model.events import Event, RunForked, RunRewound, RunStarted, ValueErasedOnPurpose, from_text, to_text
 from killick.model.fold import FOLD, Fold, goes_back
 from killick.model.ledger import Ledger
 from killick.model.state import State
 from killick.model.typed import convert
-from killick.store.protocol import READ_LIMIT, CreateRun, Head, Opening, Row, Snapshot, Store
+from killick.store.protocol import Store
+from killick.store.records import READ_LIMIT, CreateRun, Head, Opening, Row, Snapshot
 from killick.type_init import ready
 
 T = TypeVar("T")

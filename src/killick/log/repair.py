@@ -8,10 +8,10 @@ from killick.errors import EventBroken, EventUnknown, LogError
 from killick.log.log import Log
 from killick.log.verify import last_good
 from killick.log.writer import index_of
+from killick.model import event_codec, hashing
 from killick.model import events as e
-from killick.model import hashing
 from killick.model.chunks import pack
-from killick.store.protocol import Head, Row
+from killick.store.records import Head, Row
 
 
 def repair(log: Log, run: str, *, at: int, reason: str, by: str | None = None) -> e.RunRepaired:
@@ -41,7 +41,7 @@ def repair(log: Log, run: str, *, at: int, reason: str, by: str | None = None) -
         by=by,
     )
     data = pack({"because": reason, "found": what}).raw
-    body = e.encode(event, hashing.data_hash(data))
+    body = event_codec.encode(event, hashing.data_hash(data))
     row = Row(last + 1, body, data, hashing.link(head.hash, body))
     # The epoch rises, so that a current holder appends nothing more.
     moved = Head(run=run, seq=row.seq, hash=row.hash, epoch=head.epoch + 1, base=head.base, parent=head.parent)
@@ -66,7 +66,7 @@ def _doubts(rows: Sequence[Row]) -> list[e.Doubt]:
     doubts: dict[str, e.Doubt] = {}
     for row in rows:
         try:
-            event = e.decode(row.body)
+            event = event_codec.decode(row.body)
         except (EventBroken, EventUnknown):
             continue
         if isinstance(event, e.StepIntended) and event.effect not in (None, "reads"):

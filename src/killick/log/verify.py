@@ -17,12 +17,12 @@ from msgspec import structs
 from killick.errors import EventBroken, EventUnknown
 from killick.log.log import Log
 from killick.log.writer import index_of, snapshot_of
+from killick.model import event_codec, hashing
 from killick.model import events as e
-from killick.model import hashing
 from killick.model.chunks import Blob, children, references
 from killick.model.fold import FOLD, Fold
 from killick.model.ledger import Ledger
-from killick.store.protocol import Head, Problem, Row
+from killick.store.records import Head, Problem, Row
 
 _ROUND: Final = 2_000
 _TRIES: Final = 20
@@ -175,7 +175,7 @@ class _RunCheck:
 
     def _row(self, row: Row) -> None:
         try:
-            event = e.decode(row.body)
+            event = event_codec.decode(row.body)
         except (EventBroken, EventUnknown) as error:
             self.say("events", str(error), row.seq)
             return
@@ -420,7 +420,7 @@ def _readable(rows: Collection[Row]) -> Iterator[tuple[int, e.Event]]:
     """Returns the readable events among the removed ones."""
     for row in rows:
         with contextlib.suppress(EventBroken, EventUnknown):
-            yield row.seq, e.decode(row.body)
+            yield row.seq, event_codec.decode(row.body)
 
 
 def _heads(log: Log) -> Iterator[Head]:
@@ -434,5 +434,5 @@ def _own_events(log: Log, head: Head) -> Iterator[e.Event]:
     after = head.base
     while rows := log.store.read(head.run, after=after, limit=_ROUND, data=False):
         for row in rows:
-            yield e.decode(row.body)
+            yield event_codec.decode(row.body)
         after = rows[-1].seq

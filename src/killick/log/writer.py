@@ -14,20 +14,12 @@ from killick.errors import HandleClosed, LogError, ValueRefused
 from killick.log.group_commit import Committer, Ticket
 from killick.model import hashing
 from killick.model.chunks import Blob, pack
-from killick.model.events import (
-    TOLD,
-    AttemptEnded,
-    AttemptProgressed,
-    AttemptStarted,
-    Event,
-    RunRewound,
-    StepIntended,
-    check,
-    encode,
-)
+from killick.model.event_codec import TOLD, check, encode
+from killick.model.events import AttemptEnded, AttemptProgressed, AttemptStarted, Event, RunRewound, StepIntended
 from killick.model.fold import FOLD, Fold, is_plain_step
 from killick.model.ledger import Ledger
-from killick.store.protocol import (
+from killick.store.protocol import Transaction
+from killick.store.records import (
     ASKS,
     CRASHING,
     DIED_ALONE,
@@ -39,7 +31,6 @@ from killick.store.protocol import (
     Row,
     RunIndex,
     Snapshot,
-    Transaction,
     UniqueRight,
 )
 from killick.text import LONE_SURROGATE, printable

@@ -13,7 +13,7 @@ import msgspec
 
 from killick.model import events as e
 from killick.model.chunks import Blob, Fetch
-from killick.model.fold import intended_name
+from killick.model.facts import intended_name
 from killick.model.vector import Saved, Vector
 from killick.type_init import ready
 

@@ -13,7 +13,8 @@ import msgspec
 from killick.errors import ValueErased
 from killick.model import events as e
 from killick.model.codec import Erased, plain
-from killick.model.fold import Fold, Status, Step, StepStatus, Wait
+from killick.model.facts import Status, Step, StepStatus, Wait
+from killick.model.fold import Fold
 
 STATE_VERSION: Final = 1
 """The version of the JSON form; docs/state.schema.json describes it."""

@@ -10,6 +10,7 @@ from killick.engine.inbox import ANSWER, CHILD, COMMAND, SAID, VOTE
 from killick.history.phrasing import counted, entries_of, filed, lapse_told, paged, process, snapshot
 from killick.history.timeline_parts import Entry, Moment
 from killick.model import events as e
+from killick.model import page_events
 from killick.presenting.phrase import Phrase, Shows
 
 _QUIET: Final = frozenset({"fact.drawn", "page.pinned", "run.tagged"})
@@ -85,7 +86,7 @@ def line(moment: Moment, shows: Shows) -> Phrase:
             return Phrase(f"priority {event.priority}{by}", "quiet")
         case e.FactDrawn():
             return Phrase(f"{event.name} ", "quiet").add(value(data.get("value")))
-        case e.PageEvicted() | e.PageFaulted() | e.PagePinned():
+        case page_events.PageEvicted() | page_events.PageFaulted() | page_events.PagePinned():
             return Phrase(paged(event), "quiet")
         case e.WorkspaceCaptured():
             return Phrase(filed(event, data, shows.after(event.after)), "quiet")

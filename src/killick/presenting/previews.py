@@ -23,9 +23,10 @@ from killick.history.rewind_preview import leaving
 from killick.history.undo_preview import Undoing
 from killick.log import boundaries
 from killick.model import events as e
-from killick.model.fold import Facts, Step
+from killick.model.facts import Facts, Step
 from killick.presenting import time_travel as report
-from killick.store.protocol import ENDED, is_held
+from killick.store.protocol import is_held
+from killick.store.records import ENDED
 
 LINES_MAX: Final = 12
 CHARS: Final = 80

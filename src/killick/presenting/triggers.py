@@ -12,6 +12,7 @@ from killick.definitions.triggers import LOG, Spec, TriggerInfo
 from killick.errors import KillickError
 from killick.log.log import Recorded
 from killick.model import events as e
+from killick.model import system_events
 from killick.model.failure import Failure
 from killick.model.typed import convert
 
@@ -66,21 +67,21 @@ def did(client: Client, run: str, recorded: Recorded) -> Did:
     event, data = recorded.event, client.log.data(run, recorded.seq)
     return Did(
         at_us=event.at, did=verb(event), by=getattr(event, "by", None),
-        run=event.run if isinstance(event, e.TriggerFired) else None, count=getattr(event, "count", 1),
+        run=event.run if isinstance(event, system_events.TriggerFired) else None, count=getattr(event, "count", 1),
         why=_why(event, data),
     )  # fmt: skip
 
 
 def _why(event: e.Event, data: Mapping[str, Any]) -> str | None:
     match event:
-        case e.TriggerPassed():
+        case system_events.TriggerPassed():
             why = _PASSED.get(event.because, event.because)
             return f"{why}: {failed(data['failure'])}" if data.get("failure") else why
-        case e.TriggerQueued():
+        case system_events.TriggerQueued():
             return f"number {event.number} waits for the run before it"
-        case e.TriggerTurned():
+        case system_events.TriggerTurned():
             return "holds" if event.holds else "does not hold any more"
-        case e.TriggerSet():
+        case system_events.TriggerSet():
             spec = convert(data["spec"], Spec, at="spec")
             return f"{spec}, starts {spec.agent}"
         case e.NoteMade():

@@ -21,11 +21,12 @@ from killick.errors import LeaseLost, LogError
 from killick.log.writer import Entry, RunLog
 from killick.logger import get_logger
 from killick.model import events as e
+from killick.model import page_events
 from killick.model.failure import Failure
 from killick.model.keys import action_key, arguments_digest
 from killick.proxy.conversation_match import ROOT_TAG, TIP_TAG, shown_of
 from killick.proxy.wire import Wire, is_map
-from killick.store.protocol import READ_LIMIT
+from killick.store.records import READ_LIMIT
 from killick.type_init import ready
 from killick.window import Decision, Window
 
@@ -136,7 +137,7 @@ class Conversation:
         after = 0
         while recorded := self.client.log.read(self.run, after=after, limit=READ_LIMIT):
             for each in recorded:
-                if isinstance(each.event, e.PageEvent):
+                if isinstance(each.event, page_events.PageEvent):
                     if self.window is not None:
                         self.window.apply([each.event])
                 elif isinstance(each.event, e.FactDrawn) and each.event.name == EXCHANGE:

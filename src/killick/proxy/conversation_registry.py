@@ -19,7 +19,8 @@ from killick.proxy.conversation import Conversation
 from killick.proxy.conversation_match import ROOT_TAG, TIP_TAG, Digests
 from killick.proxy.openai_chat import Chat
 from killick.proxy.wire import Wire
-from killick.store.protocol import RunQuery, RunRow, is_held
+from killick.store.protocol import is_held
+from killick.store.records import RunQuery, RunRow
 from killick.window import Window
 
 if TYPE_CHECKING:

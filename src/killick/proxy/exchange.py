@@ -17,8 +17,9 @@ import msgspec
 from killick.engine.failures import describe
 from killick.errors import KillickError
 from killick.logger import get_logger
-from killick.model.events import PageFaulted, to_text
+from killick.model.events import to_text
 from killick.model.failure import Failure
+from killick.model.page_events import PageFaulted
 from killick.proxy.conversation import GONE, Conversation, Exchange
 from killick.proxy.conversation_match import Digests, print_of_messages, shown_of, tip_of
 from killick.proxy.credentials import unsecret, without

@@ -28,10 +28,11 @@ from killick.errors import BoundaryUnknown, KillickError, NotOnRecord, ReplayPar
 from killick.history.diff import shown, values
 from killick.log import boundaries
 from killick.log.log import Log
+from killick.model import event_codec
 from killick.model import events as e
 from killick.model.codec import Erased, plain
+from killick.model.facts import Step
 from killick.model.failure import Failure
-from killick.model.fold import Step
 from killick.model.state import State
 from killick.model.typed import convert
 from killick.replay.debugger import frame_here, stop_in
@@ -144,7 +145,7 @@ class Replay:
     def _redacted(self, sought: Sought) -> Iterator[int]:
         """Returns the intentions with redacted arguments: pseudonyms cannot show that the code changed."""
         for row in self.log.rows(self.run):
-            event: Any = e.decode(row.body)
+            event: Any = event_codec.decode(row.body)
             if isinstance(event, e.StepIntended | e.WaitOpened):
                 step = self.state.fold.step(event.step)
                 data = {} if row.data is None else self.log.data(self.run, row.seq)
@@ -402,7 +403,7 @@ def replayed(
     else:
         found, key = read(source), None
     if agent is None:
-        agent = str(e.decode(found.rows[found.header.lineage[0].run][0].body).agent)  # type: ignore[attr-defined]
+        agent = str(event_codec.decode(found.rows[found.header.lineage[0].run][0].body).agent)  # type: ignore[attr-defined]
     code = AGENTS.get(agent) if isinstance(agent, str) else agent
     return Replay(found, code, secret_key=key, asked=asked).outcome(check)
 

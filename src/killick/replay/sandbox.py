@@ -22,17 +22,19 @@ from killick.history.diff import shown
 from killick.ids import Ids
 from killick.log.log import Log
 from killick.log.writer import Entry
+from killick.model import event_codec, page_events
 from killick.model import events as e
 from killick.model.chunks import unpack
 from killick.model.codec import plain
 from killick.store.memory import MemoryStore
-from killick.store.protocol import READ_LIMIT, Append, Delivered, Delivery, Head, Message, Row
+from killick.store.records import READ_LIMIT, Append, Delivered, Delivery, Head, Message, Row
 
 _BY: Final = "killick.replay"
 
 _SAID_AGAIN: Final = (
     e.RunTaken, e.RunResumed, e.RunDiverged, e.StepDrifted, e.PlanMade, e.PlanReached, e.FactDrawn, e.ContextChanged,
-    e.PageEvicted, e.PageFaulted, e.PagePinned, e.WorkspaceBound, e.WorkspaceCaptured, e.WorkspaceRestored,
+    page_events.PageEvicted, page_events.PageFaulted, page_events.PagePinned,
+    e.WorkspaceBound, e.WorkspaceCaptured, e.WorkspaceRestored,
     e.RunCompleted, e.RunFailed, e.RunCancelled, e.RunRenewed,
 )  # fmt: skip
 """The events that code may append while it repeats a log: those without a step, and its end."""
@@ -103,7 +105,7 @@ class World(MemoryStore):
         raise StoreUnavailable("the world", f"is shut off while a run is replayed; {call} is not on record")
 
     def _look(self, item: Append, row: Row) -> None:
-        event: Any = e.decode(row.body)
+        event: Any = event_codec.decode(row.body)
         step = getattr(event, "step", None)
         if isinstance(event, e.ForkMade):
             return  # those that a fork comes from learn of it, in this copy, before it does anything

@@ -17,7 +17,8 @@ from killick.clock import Clock, SystemClock
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
 from killick.store.memory_runs import Runs, StoredRun, lease_end_us, marked, part
-from killick.store.protocol import (
+from killick.store.protocol import Transaction, lease_clock_us
+from killick.store.records import (
     ENDED,
     OWN_AGENTS,
     READ_LIMIT,
@@ -43,9 +44,7 @@ from killick.store.protocol import (
     Snapshot,
     TermBatch,
     TermPosition,
-    Transaction,
     UniqueRight,
-    lease_clock_us,
 )
 
 

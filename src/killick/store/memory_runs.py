@@ -15,7 +15,8 @@ from msgspec.structs import asdict, replace
 from killick import errors
 from killick.clock import Clock
 from killick.model.chunks import Blob
-from killick.store.protocol import (
+from killick.store.protocol import lease_clock_us
+from killick.store.records import (
     ENDED,
     FEED_RANG,
     Append,
@@ -33,7 +34,6 @@ from killick.store.protocol import (
     Snapshot,
     TermRow,
     UniqueRight,
-    lease_clock_us,
 )
 
 NEVER_US: Final = 1 << 63

@@ -33,7 +33,8 @@ from killick.log import Log, Recorded
 from killick.model.retry import seconds
 from killick.model.state import State
 from killick.store.memory import MemoryStore
-from killick.store.protocol import ENDED, Store
+from killick.store.protocol import Store
+from killick.store.records import ENDED
 from killick.testing.simulated_process import Halt, Named, PlayClock, Process
 
 I = TypeVar("I")  # noqa: E741

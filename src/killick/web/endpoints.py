@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route as StarletteRoute
 
 from killick.errors import RunUnknown
-from killick.store.protocol import OWN_RUNS
+from killick.store.records import OWN_RUNS
 from killick.type_init import ready
 from killick.web.addresses import API, SLASH, address
 from killick.web.app_context import AppContext

@@ -20,7 +20,7 @@ from killick.log.log import Recorded
 from killick.logger import get_logger
 from killick.model import events as e
 from killick.model.codec import plain
-from killick.store.protocol import ENDED, RunQuery
+from killick.store.records import ENDED, RunQuery
 from killick.web.problems import Problem
 from killick.web.redaction import Redaction
 

@@ -23,7 +23,7 @@ from killick.errors import KillickError, RunExists
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.chunks import unpack
-from killick.store.protocol import OWN_AGENTS, Delivery, Message
+from killick.store.records import OWN_AGENTS, Delivery, Message
 from killick.type_init import ready
 from killick.web.problems import Problem
 from killick.web.routes import Call, Route

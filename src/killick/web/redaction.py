@@ -20,9 +20,10 @@ import msgspec
 
 from killick.archive.redact import WORD_CHARS, Sought
 from killick.errors import KillickError
+from killick.model import event_codec
 from killick.model import events as e
 from killick.model.chunks import unpack
-from killick.model.fold import Status
+from killick.model.facts import Status
 from killick.web.auth.access import derived
 from killick.web.documents import words_of
 
@@ -60,7 +61,7 @@ _NUMBER_CHARS: Final = 5
 """How long a number is at the least to be taken for a value, and not for a count or a place in a log."""
 
 
-_OURS: Final = words_of(get_args(e.AnyEvent)) | frozenset(get_args(Status)) | frozenset(
+_OURS: Final = words_of(get_args(event_codec.AnyEvent)) | frozenset(get_args(Status)) | frozenset(
     {"arguments", "input", "output", "result", "failure", "prompt", "schema", "options", "verbs", "intention", "value",
      "comment", "choice", "question", "because", "progress", "changes", "body", "data", "event", "abandoned", "broken"}
 )  # fmt: skip

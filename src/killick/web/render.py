@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from killick.history.phrasing import CAME_BACK, YEAR_10_000_US, cut, sized, span
-from killick.model.events import Scope
+from killick.model.system_events import Scope
 from killick.presenting import windows
 from killick.sanitizer import visible
 from killick.web.addresses import API, address

@@ -18,7 +18,8 @@ from killick.web.routes import Call
 
 if TYPE_CHECKING:
     from killick.clock import Clock
-    from killick.store.protocol import RunStanding, Store
+    from killick.store.protocol import Store
+    from killick.store.records import RunStanding
 
 BUSY: Final = 3
 """How many answers are being made before others are shared."""

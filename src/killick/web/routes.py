@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from killick.model.events import Scope as Scope
+from killick.model.system_events import Scope as Scope
 from killick.web.addresses import address
 from killick.web.app_context import AppContext
 from killick.workers.tokens import Person as Person

@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from killick.clock import ManualClock
 from killick.errors import DeclarationRefused, RunUnknown, WebhookRefused
 from killick.model import events as e
-from killick.store.protocol import OWN_AGENTS
+from killick.store.records import OWN_AGENTS
 from killick.web.routes import Call, Nothing, post
 from killick.workers.webhooks import Secrets, webhook_verify
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from killick.model.events import EvictedBecause, FaultedHow, PageEvent, PageEvicted, PageFaulted, PagePinned
+from killick.model.page_events import EvictedBecause, FaultedHow, PageEvent, PageEvicted, PageFaulted, PagePinned
 from killick.window import tombstones
 from killick.window.compaction import ENOUGH, LOW, TurnRange, squeezed
 from killick.window.pages import MARK_CHARS, History, Page, Tokens

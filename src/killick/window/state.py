@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from killick.model.events import PageEvent, PageEvicted, PageFaulted, PagePinned
+from killick.model.page_events import PageEvent, PageEvicted, PageFaulted, PagePinned
 from killick.window.pages import History, Page
 
 _PLACE: Final = re.compile(r"m(\d+)(?:\.\d+)?(?:-m(\d+))?")

@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from killick.errors import WindowRefused
-from killick.model.events import FaultedHow, PageEvent, PageEvicted, PageFaulted, PagePinned
+from killick.model.page_events import FaultedHow, PageEvent, PageEvicted, PageFaulted, PagePinned
 from killick.window import tombstones
 from killick.window.messages import Shape, as_json, of, shape_of
 from killick.window.pages import History, Page, Reads, Tokens, estimate, identify

@@ -36,13 +36,14 @@ from killick.errors import (
 )
 from killick.history.run_info import info
 from killick.log.writer import Entry, RunLog
+from killick.model import event_codec, system_events
 from killick.model import events as e
-from killick.model.fold import Hook as Cursor
+from killick.model.facts import Hook as Cursor
 from killick.model.retry import Duration, Retry, retry_of, seconds
-from killick.store.protocol import ENDED, OutboxItem, RunQuery
+from killick.store.records import ENDED, OutboxItem, RunQuery
 from killick.workers.background import Duty
 
-HOOK_KINDS: Final = frozenset(str(kind.__struct_config__.tag) for kind in e.TOLD)
+HOOK_KINDS: Final = frozenset(str(kind.__struct_config__.tag) for kind in event_codec.TOLD)
 """The event kinds that a hook can listen to."""
 
 RETRY: Final = Retry(attempts=8, first=10, factor=4, max="3h")
@@ -255,7 +256,7 @@ def ensure(engine: Engine) -> list[str]:
             row, at = engine.store.index(hook.run), engine.clock.now_us()
             if row is None:
                 started = e.RunStarted(at=at, run=hook.run, agent=hook.agent, tags=(TAG,))
-                first = e.HookSet(at=at, position=engine.store.feed_end())
+                first = system_events.HookSet(at=at, position=engine.store.feed_end())
                 engine.log.begin(hook.run).append(Entry(started), Entry(first, {"spec": hook.spec}))
             elif row.status in ENDED:
                 engine.log.open(hook.run).append(Entry(e.RunResumed(at=at, by="killick")))
@@ -331,7 +332,7 @@ class _Following:
         spec, seq = self.hook.spec, self.cursor.set
         recorded = await asyncio.to_thread(self.engine.log.data, self.log.run, seq)
         if recorded.get("spec") != spec:
-            changed = e.HookSet(at=self.now, position=self.passed)
+            changed = system_events.HookSet(at=self.now, position=self.passed)
             await self.log.append_soon(Entry(changed, {"spec": spec}))
 
     async def _may_go_on(self) -> bool:
@@ -347,7 +348,7 @@ class _Following:
     async def _move(self, passed_max: int) -> None:
         """Records the cursor from time to time, so that the outbox can be trimmed."""
         if self.passed - self.cursor.cursor >= passed_max:
-            await self.log.append_soon(Entry(e.HookMoved(at=self.now, position=self.passed)))
+            await self.log.append_soon(Entry(system_events.HookMoved(at=self.now, position=self.passed)))
 
     async def _tell(self, row: OutboxItem) -> bool:
         """Delivers an event if the hook listens to it. Returns False if it must be retried."""
@@ -367,7 +368,7 @@ class _Following:
             await self._call(told)
         except Exception as error:
             return await self._failed(row, attempt, error)
-        called = e.HookCalled(at=self.now, position=row.position, run=row.run, seq=row.seq, attempt=attempt)
+        called = system_events.HookCalled(at=self.now, position=row.position, run=row.run, seq=row.seq, attempt=attempt)
         await self.log.append_soon(Entry(called))
         return True
 
@@ -414,12 +415,14 @@ class _Following:
         values = {"failure": describe(error)}
         retry = self.hook.retry
         if attempt >= retry.attempts or excluded_by(error, retry) or isinstance(error, WebhookGone):
-            dropped = e.HookDropped(at=now, position=position, run=run, seq=seq, attempt=attempt)
+            dropped = system_events.HookDropped(at=now, position=position, run=run, seq=seq, attempt=attempt)
             await self.log.append_soon(Entry(dropped, values))
             return True
         asked = error.retry_after if isinstance(error, WebhookFailed) else rate_limit_seconds(error, now_us=now)
         delay = max(retry.delay_seconds(attempt, self.engine.ids.fraction()), asked or 0.0)
         retry_at = now + round(delay * 1_000_000)
-        failed = e.HookFailed(at=now, position=position, run=run, seq=seq, attempt=attempt, retry_at=retry_at)
+        failed = system_events.HookFailed(
+            at=now, position=position, run=run, seq=seq, attempt=attempt, retry_at=retry_at
+        )
         await self.log.append_soon(Entry(failed, values))
         return False

@@ -17,7 +17,7 @@ from killick.engine.engine import Engine
 from killick.engine.observers import Attempt, Observer, RunSpan, Waited, observe
 from killick.errors import AccessRefused, KillickError
 from killick.model import events as e
-from killick.store.protocol import ASKS, OWN_AGENTS, RunQuery
+from killick.store.records import ASKS, OWN_AGENTS, RunQuery
 
 MEDIA: Final = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -26,7 +26,7 @@ from killick.engine.claims import ClaimedRun
 from killick.errors import KillickError
 from killick.logger import get_logger
 from killick.store import open_store
-from killick.store.protocol import Head
+from killick.store.records import Head
 
 logger: Final = get_logger("killick")
 

@@ -18,8 +18,9 @@ from killick.engine.engine import Engine
 from killick.errors import AccessRefused, EpochStale, HeadMoved, RunExists
 from killick.log.writer import Entry
 from killick.model import events as e
-from killick.model.events import Scope
-from killick.store.protocol import OWN_AGENTS
+from killick.model import system_events
+from killick.model.system_events import Scope
+from killick.store.records import OWN_AGENTS
 
 TOKENS: Final = "killick:tokens"
 """The log of the tokens."""
@@ -111,7 +112,7 @@ class Tokens:
 
 def _apply(found: dict[str, Token], event: e.Event) -> None:
     match event:
-        case e.TokenIssued():
+        case system_events.TokenIssued():
             found[event.id] = Token(
                 id=event.id,
                 name=event.name,
@@ -121,7 +122,7 @@ def _apply(found: dict[str, Token], event: e.Event) -> None:
                 expires_at_us=event.expires_at,
                 by=event.by,
             )
-        case e.TokenRevoked():
+        case system_events.TokenRevoked():
             token = found.get(event.id)
             if token is not None and token.revoked_at_us is None:
                 found[event.id] = msgspec.structs.replace(token, revoked_at_us=event.at, revoked_by=event.by)
@@ -153,7 +154,9 @@ def issue(
         pass
     secret, now = e.to_text(engine.ids.key()), engine.clock.now_us()
     expires = None if expires_seconds is None else now + round(expires_seconds * 1_000_000)
-    event = e.TokenIssued(at=now, id=id, name=name, scope=scope, hash=_hash(secret), expires_at=expires, by=by)
+    event = system_events.TokenIssued(
+        at=now, id=id, name=name, scope=scope, hash=_hash(secret), expires_at=expires, by=by
+    )
     _append(engine, Entry(event))
     return Tokens(engine).all()[id], f"killick_{id}_{secret}"
 
@@ -171,7 +174,9 @@ def revoke(engine: Engine, token: str, *, by: str | None = None, because: str | 
         raise AccessRefused(token, f"is the name of {len(named)} tokens; give one of their ids: {ids}")
     if found.revoked_at_us is not None:
         return found
-    _append(engine, Entry(e.TokenRevoked(at=now, id=found.id, by=by), {"because": because} if because else None))
+    _append(
+        engine, Entry(system_events.TokenRevoked(at=now, id=found.id, by=by), {"because": because} if because else None)
+    )
     return Tokens(engine).all()[found.id]
 
 

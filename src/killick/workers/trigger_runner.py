@@ -41,10 +41,11 @@ from killick.log.log import Log
 from killick.log.writer import Entry, RunLog
 from killick.logger import get_logger
 from killick.model import events as e
-from killick.model import fold
+from killick.model import facts, system_events
 from killick.model.chunks import through_codec
 from killick.model.typed import convert
-from killick.store.protocol import ENDED, Append, Message, RunQuery, RunRow, Store
+from killick.store.protocol import Store
+from killick.store.records import ENDED, Append, Message, RunQuery, RunRow
 from killick.workers.background import Duty
 
 logger: Final = get_logger("killick")
@@ -105,7 +106,7 @@ def _begin(engine: Engine, trigger: Trigger) -> None:
     engine.log.begin(trigger.log).append(Entry(started), _set(engine, trigger, after_us=0))
 
 
-def _changes(engine: Engine, trigger: Trigger, facts: fold.Facts) -> list[Entry]:
+def _changes(engine: Engine, trigger: Trigger, facts: facts.Facts) -> list[Entry]:
     """The events that an existing log needs to match the declaration."""
     known = facts.trigger
     if known is not None and known.digest == trigger.spec.digest and not facts.ended:
@@ -123,7 +124,7 @@ def _set(engine: Engine, trigger: Trigger, *, after_us: int) -> Entry:
     """The declaration as an event. A time that fired before does not fire again, even if the clock went back."""
     at, spec = engine.clock.now_us(), trigger.spec
     due = spec.first_due(max(at, after_us))
-    event = e.TriggerSet(at=at, digest=spec.digest, sort=spec.sort, agent=spec.agent, next=due)
+    event = system_events.TriggerSet(at=at, digest=spec.digest, sort=spec.sort, agent=spec.agent, next=due)
     return Entry(event, {"spec": msgspec.structs.asdict(spec)})
 
 
@@ -185,7 +186,7 @@ class _AtWork:
         self._noted = False
 
     @property
-    def known(self) -> fold.Trigger:
+    def known(self) -> facts.Trigger:
         """The recorded state of the trigger."""
         known = self.log.fold.facts.trigger
         assert known is not None, "a trigger's log must begin with its declaration"
@@ -235,9 +236,11 @@ class _AtWork:
         decision = decide(dues, now, self.spec.missed)
         if decision.passed is not None:
             first, last, count = decision.passed
-            because: e.PassedBecause = "paused" if last <= self.known.resumed else "missed"
+            because: system_events.PassedBecause = "paused" if last <= self.known.resumed else "missed"
             upcoming = decision.fires[0] if decision.fires else dues.next
-            passed = e.TriggerPassed(at=now, first=first, last=last, count=count, because=because, next=upcoming)
+            passed = system_events.TriggerPassed(
+                at=now, first=first, last=last, count=count, because=because, next=upcoming
+            )
             await self.log.append_soon(Entry(passed))
         for due, upcoming in zip(decision.fires, (*decision.fires[1:], dues.next), strict=False):
             await self.set_off(_Cause(due, upcoming, due=due))
@@ -269,7 +272,7 @@ class _AtWork:
         if holds == self.known.holds:
             return
         at = self._now_us()
-        turned = Entry(e.TriggerTurned(at=at, holds=holds, next=self.known.next))
+        turned = Entry(system_events.TriggerTurned(at=at, holds=holds, next=self.known.next))
         if holds:
             await self.set_off(_Cause(at, self.known.next, told={"value": value}), turned)
         else:
@@ -315,7 +318,7 @@ class _AtWork:
         except Exception as error:
             await self._pass(cause, "input failed", *first, failure=describe(error))
             return error
-        fired = e.TriggerFired(at=now, number=number, run=run, due=cause.due, next=cause.next, by=cause.by)
+        fired = system_events.TriggerFired(at=now, number=number, run=run, due=cause.due, next=cause.next, by=cause.by)
         # A run with that id is this very firing, started earlier under the same name.
         also = () if self.engine.store.head(run) is not None else (birth,)
         await self._append(cause, *first, Entry(fired, cause.told), also=also)
@@ -344,7 +347,7 @@ class _AtWork:
         if cause.due is not None and len(self.known.queued) >= QUEUED_MAX:
             await self._pass(cause, "overlap", *first)
             return
-        event = e.TriggerQueued(
+        event = system_events.TriggerQueued(
             at=self._now_us(),
             number=self.known.number + 1,
             due=cause.due,
@@ -353,8 +356,8 @@ class _AtWork:
         )
         await self._append(cause, *first, Entry(event, cause.told))
 
-    async def _pass(self, cause: _Cause, because: e.PassedBecause, *first: Entry, **why: Any) -> None:
-        event = e.TriggerPassed(
+    async def _pass(self, cause: _Cause, because: system_events.PassedBecause, *first: Entry, **why: Any) -> None:
+        event = system_events.TriggerPassed(
             at=self._now_us(),
             first=cause.at,
             last=cause.at,
@@ -401,7 +404,7 @@ def _previous(engine: Engine, run: str | None) -> Previous | None:
     return Previous(id=run, status=row.status, result=result)
 
 
-def spec_of(log: Log, run: str, known: fold.Trigger) -> Spec:
+def spec_of(log: Log, run: str, known: facts.Trigger) -> Spec:
     """The declaration of a trigger as it is recorded."""
     spec: Spec = convert(log.data(run, known.set)["spec"], Spec, at="spec")
     return spec

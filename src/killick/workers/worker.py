@@ -23,7 +23,7 @@ from killick.engine.outcome import RunOutcome
 from killick.errors import EpochStale, HandleClosed, KillickError, LeaseLost, LogError
 from killick.log.writer import RunLog
 from killick.logger import get_logger
-from killick.store.protocol import FEED_RANG, Claimed
+from killick.store.records import FEED_RANG, Claimed
 from killick.workers import hooks, trigger_runner
 from killick.workers.own_process import OwnProcess
 

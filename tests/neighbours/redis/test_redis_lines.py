@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from killick.errors import StoreBroken, StoreError, StoreFormat, StoreFull, StoreReadOnly, StoreUnavailable
 from killick.store import open_store
-from killick.store.protocol import Append, Delivered, Head
+from killick.store.records import Append, Delivered, Head
 from killick.store.redis.rows import check, packed
 from killick.store.redis.store import RedisStore
 from neighbours.redis import valkeys

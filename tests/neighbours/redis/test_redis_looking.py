@@ -11,7 +11,8 @@ import redis
 
 from killick.cli.main import main
 from killick.errors import RunBroken
-from killick.store.protocol import Condition, RunQuery, Store
+from killick.store.protocol import Store
+from killick.store.records import Condition, RunQuery
 from killick.store.redis.store import RedisStore
 from neighbours.redis import valkeys
 from store_contract.builders import TOKEN, blob, cached, following, indexed, letter

@@ -23,6 +23,7 @@ from killick.client.client import Client
 from killick.errors import HeadMoved, ValueErased
 from killick.log.writer import Entry
 from killick.model import events as e
+from killick.model import system_events
 from killick.model.chunks import Erased
 
 SPACE: Final = "langgraph"
@@ -118,7 +119,7 @@ class Thread(ShelfLog):
 
     def take_in(self, seq: int, event: e.Event) -> None:
         match event:
-            case e.EntryKept():
+            case system_events.EntryKept():
                 labels = event.labels
                 if new := int(labels.get("new", 0)):
                     self._firsts.append(self._count)
@@ -132,7 +133,7 @@ class Thread(ShelfLog):
                     at = At(event.name.removeprefix("c:").removesuffix(f"@{ns}" if ns else ""), ns)
                     self.checkpoints[at] = Standing(seq, labels.get("run"))
                 self._names[event.name] = at
-            case e.EntryDropped():
+            case system_events.EntryDropped():
                 at = self._names.pop(event.name, At("", ""))
                 if event.name == at.name:
                     self.checkpoints.pop(at, None)
@@ -230,7 +231,10 @@ class Thread(ShelfLog):
             if packing.new:
                 value, labels["new"] = {**value, "new": packing.new}, str(len(packing.new))
             entries.append(
-                Entry(e.EntryKept(at=at, name=draft.name or f"w:{self.seq}.{place}", labels=labels), {"value": value})
+                Entry(
+                    system_events.EntryKept(at=at, name=draft.name or f"w:{self.seq}.{place}", labels=labels),
+                    {"value": value},
+                )
             )
             first += len(packing.new)
         return entries, digests
@@ -257,4 +261,4 @@ class Threads(FrameworkState):
     def drop(self, id: str, *names: str) -> None:  # noqa: A002
         at, thread = self.client.clock.now_us(), self.log(id)
         if names:
-            thread.append([Entry(e.EntryDropped(at=at, name=name)) for name in names], None)
+            thread.append([Entry(system_events.EntryDropped(at=at, name=name)) for name in names], None)

@@ -26,7 +26,7 @@ from killick.definitions.tools import TOOLS, AnyTool
 from killick.errors import AgentUnknown, ContractRefused
 from killick.history.backtest import Change, Judged, Rejudged, rejudge
 from killick.history.phrasing import counted, listed
-from killick.model.fold import ContractInForce
+from killick.model.facts import ContractInForce
 from killick.presenting.contracts import words
 
 _STYLES: Final = {"accept": "green", "ask": "yellow", "reject": "red"}

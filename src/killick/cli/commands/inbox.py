@@ -33,7 +33,7 @@ from killick.engine.views import Wait
 from killick.errors import AlreadyAnswered, AnswerRefused, NotAsked
 from killick.history.timeline import timeline
 from killick.presenting import approvals
-from killick.store.protocol import ENDED
+from killick.store.records import ENDED
 
 VERBS: Final[tuple[Verb, ...]] = (*QUESTION_VERBS, *SETTLEMENT_VERBS)
 _ALSO: Final = {

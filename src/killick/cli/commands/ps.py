@@ -21,7 +21,7 @@ from killick.cli.exit_codes import CommandFailed
 from killick.history import listing
 from killick.history.listing import STATUSES, About, Line
 from killick.presenting.runs import revived
-from killick.store.protocol import RunQuery, RunRow
+from killick.store.records import RunQuery, RunRow
 
 LOOK_SECONDS: Final = 0.5
 MARKED_US: Final = 3_000_000

@@ -32,9 +32,9 @@ from killick.errors import (
     ValueRefused,
 )
 from killick.model.codec import plain
-from killick.model.fold import Step
+from killick.model.facts import Step
 from killick.model.state import State
-from killick.store.protocol import ENDED
+from killick.store.records import ENDED
 
 LOOK_SECONDS: Final = 0.1
 """How often progress looks at the record."""

@@ -43,7 +43,8 @@ from killick.model.codec import plain
 from killick.permissions import open_output
 from killick.presenting import approvals, moments
 from killick.presenting.steps import asked_of, reply_text
-from killick.store.protocol import ENDED, is_held, shown_tags
+from killick.store.protocol import is_held
+from killick.store.records import ENDED, shown_tags
 
 LOOK_SECONDS: Final = 0.25
 """How often --follow looks whether something was committed."""

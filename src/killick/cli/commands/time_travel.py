@@ -37,7 +37,7 @@ from killick.history.undo_preview import Undoing
 from killick.log import boundaries
 from killick.model import events as e
 from killick.presenting import time_travel as present
-from killick.store.protocol import ENDED
+from killick.store.records import ENDED
 
 COMMAND: Final = "green"
 LABEL: Final = 12

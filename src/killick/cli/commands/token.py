@@ -13,8 +13,8 @@ from killick.cli import style
 from killick.cli.context import Shell, because_option, by_option, command, completing
 from killick.cli.exit_codes import CommandFailed
 from killick.errors import AccessRefused, DurationRefused
-from killick.model.events import Scope
 from killick.model.retry import seconds
+from killick.model.system_events import Scope
 from killick.workers import tokens
 from killick.workers.tokens import Token
 

@@ -16,6 +16,7 @@ from killick.definitions.triggers import LOG, TriggerInfo
 from killick.history.phrasing import counted
 from killick.log import Log, Recorded
 from killick.model import events as e
+from killick.model import system_events
 from killick.presenting import triggers
 
 NAME_COLUMNS_MAX: Final = 24
@@ -164,7 +165,7 @@ def _fields(log: Log, run: str, recorded: Recorded) -> dict[str, Any]:
 def _about(each: triggers.Did, event: e.Event) -> str:
     """The run, the firings that were passed, by whom and why, on one line."""
     about = [each.run] if each.run else []
-    if isinstance(event, e.TriggerPassed):
+    if isinstance(event, system_events.TriggerPassed):
         first, last = style.moment(event.first), style.moment(event.last)
         about.append(f"{each.count:,} from {first} to {last}" if each.count > 1 else first)
     about += [f"by {each.by}"] if each.by else []

@@ -15,7 +15,7 @@ from killick.client.client import Client
 from killick.history.diff import Diff
 from killick.log import Report
 from killick.model import events as e
-from killick.model.fold import Step
+from killick.model.facts import Step
 from killick.model.state import State
 
 DIM, GOOD, WARN, BAD = "dim", "green", "yellow", "red"

@@ -29,7 +29,7 @@ from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.chunks import through_codec
 from killick.model.codec import plain
-from killick.model.fold import Step, intended_name
+from killick.model.facts import Step, intended_name
 
 T = TypeVar("T")
 

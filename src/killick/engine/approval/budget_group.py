@@ -14,7 +14,7 @@ from killick.contracts.policy_input import own_part, pasts
 from killick.errors import KillickError
 from killick.log.log import Log
 from killick.model.ledger import BUDGET, Counts, Ledger, Spend
-from killick.store.protocol import UniqueRight
+from killick.store.records import UniqueRight
 
 
 class _Member(NamedTuple):

@@ -24,7 +24,7 @@ from killick.model import events as e
 from killick.model.codec import digest
 from killick.model.fold import Fold
 from killick.model.ledger import Ledger
-from killick.store.protocol import UniqueRight
+from killick.store.records import UniqueRight
 
 if TYPE_CHECKING:
     from killick.engine.engine import Engine

@@ -20,9 +20,9 @@ from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.chunks import through_codec
 from killick.model.codec import canonical
+from killick.model.facts import intended_name
 from killick.model.failure import Failure
-from killick.model.fold import intended_name
-from killick.store.protocol import UniqueRight
+from killick.store.records import UniqueRight
 
 if TYPE_CHECKING:
     from killick.engine.approval.call_answer import CallAnswer

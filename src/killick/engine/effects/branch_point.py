@@ -11,8 +11,10 @@ from typing import Final, NamedTuple
 
 from killick.log.boundaries import RunMoment, at, before
 from killick.log.log import Log
+from killick.model import event_codec
 from killick.model import events as e
-from killick.model.fold import OUT_OF_BAND, Fold, Step, timeline
+from killick.model.facts import OUT_OF_BAND, Step
+from killick.model.fold import Fold, timeline
 
 _ENDED: Final = frozenset({"done", "failed"})
 """How a step may have ended by itself; a cancelled one is repeated."""
@@ -141,7 +143,7 @@ def _later(log: Log, run: str, start: RunMoment, place: RunMoment) -> list[tuple
     """The events after a start in the timeline of a place, up to that place."""
     events: list[tuple[int, e.Event]] = []
     for row in log.rows(run, after=start.seq):
-        event = e.decode(row.body)
+        event = event_codec.decode(row.body)
         if isinstance(event, e.RunRewound) and event.cut < place.seq < row.seq:
             break  # here the timeline of the place was left
         events.append((row.seq, event))

@@ -18,8 +18,8 @@ from killick.errors import StepFailed, TimeRefused
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model import ledger
+from killick.model.facts import OUT_OF_BAND, Step
 from killick.model.failure import Failure
-from killick.model.fold import OUT_OF_BAND, Step
 from killick.model.keys import is_key_of
 from killick.model.typed import convert
 

@@ -14,8 +14,9 @@ from killick.errors import TimeRefused
 from killick.log.log import Log
 from killick.log.writer import Entry
 from killick.model import events as e
-from killick.model.fold import Fold, Step
-from killick.store.protocol import Delivery, Message
+from killick.model.facts import Step
+from killick.model.fold import Fold
+from killick.store.records import Delivery, Message
 
 UNCHANGED: Final[Any] = msgspec.UNSET
 """The fork has its parent's input."""

@@ -27,9 +27,9 @@ from killick.errors import StepFailed, TimeRefused, ValueRefused
 from killick.log.writer import AppendExtras, Entry
 from killick.model import events as e
 from killick.model.chunks import through_codec
+from killick.model.facts import OUT_OF_BAND, Step
 from killick.model.failure import Failure
-from killick.model.fold import OUT_OF_BAND, Step
-from killick.store.protocol import UniqueRight
+from killick.store.records import UniqueRight
 
 DIED: Final = Failure.told("killick.Died", "the process died while this attempt was open", kind="died")
 NOT_CONFIRMED: Final = Failure.told("killick.NotConfirmed", "the tool returned, but the world does not show its effect")

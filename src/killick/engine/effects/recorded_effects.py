@@ -9,8 +9,7 @@ from killick.errors import RunUnknown, TimeRefused
 from killick.log.boundaries import at as place_at
 from killick.log.log import Log
 from killick.model import events as e
-from killick.model import fold as folds
-from killick.model import ledger
+from killick.model import facts, ledger
 
 
 def effect_to_undo(log: Log, run: str, step: e.StepId) -> ledger.Effect:
@@ -23,7 +22,7 @@ def effect_to_undo(log: Log, run: str, step: e.StepId) -> ledger.Effect:
     return done.effect
 
 
-def undo_refusal(run: str, step: folds.Step, done: RecordedEffect | None, begun: folds.Step | None) -> str | None:
+def undo_refusal(run: str, step: facts.Step, done: RecordedEffect | None, begun: facts.Step | None) -> str | None:
     """Why there is nothing to undo, or not from here."""
     if step.sort == "undo":
         return f"it undoes step {step.undoes} itself"
@@ -43,7 +42,7 @@ def undo_refusal(run: str, step: folds.Step, done: RecordedEffect | None, begun:
     return None
 
 
-def effects_of(log: Log, run: str, steps: Iterable[folds.Step]) -> dict[e.StepId, RecordedEffect]:
+def effects_of(log: Log, run: str, steps: Iterable[facts.Step]) -> dict[e.StepId, RecordedEffect]:
     """What steps did to the world, by the ledgers of those who did it: their own effects, and those they adopted."""
     books: dict[str, dict[int, ledger.Effect]] = {}
     found: dict[e.StepId, RecordedEffect] = {}
@@ -69,7 +68,7 @@ def _owner(log: Log, run: str, seq: int) -> str:
         return ""
 
 
-def step_of(log: Log, run: str, step: e.StepId) -> folds.Step:
+def step_of(log: Log, run: str, step: e.StepId) -> facts.Step:
     place_at(log, run, f"{step}:after")  # which says in one line what there is, where there is no such step
     found = log.state(run).fold.step(step)
     assert found is not None

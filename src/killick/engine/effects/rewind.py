@@ -15,7 +15,7 @@ from killick.errors import BoundaryUnknown, TimeRefused
 from killick.log.log import Log
 from killick.log.writer import Entry, RunLog
 from killick.model import events as e
-from killick.store.protocol import OWN_AGENTS
+from killick.store.records import OWN_AGENTS
 
 
 class Rewind(msgspec.Struct, frozen=True):

@@ -19,7 +19,8 @@ from killick.log.log import Log
 from killick.log.writer import RunLog
 from killick.model import events as e
 from killick.model import ledger
-from killick.store.protocol import Head, Owner, UniqueRight, is_held
+from killick.store.protocol import is_held
+from killick.store.records import Head, Owner, UniqueRight
 
 ACTION: Final = "killick.action"
 """The name space of the rights to act once more in a run tree; no consumed argument can have that name."""

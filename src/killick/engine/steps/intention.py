@@ -19,7 +19,7 @@ from killick.model.codec import canonical
 from killick.model.keys import arguments_digest
 from killick.model.retry import Retry
 from killick.model.typed import convert
-from killick.store.protocol import UniqueRight
+from killick.store.records import UniqueRight
 
 _NONE: Final[Mapping[str, Any]] = {}
 

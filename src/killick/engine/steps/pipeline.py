@@ -23,8 +23,8 @@ from killick.engine.steps.open_wait import Intervened
 from killick.engine.steps.step_execution import CANCELLED, StepExecution
 from killick.errors import LogError, StepFailed, StoreError
 from killick.model import events as e
+from killick.model.facts import Step
 from killick.model.failure import Failure
-from killick.model.fold import Step
 from killick.model.typed import convert
 
 T = TypeVar("T")
@@ -113,4 +113,4 @@ async def run_step(
         return cast("T", await overridden(ex, "step", done))
     finally:
         branch.applying = None
-        ex.leave(branch)
+        ex.turns.computing += 1

@@ -23,7 +23,7 @@ from killick.errors import KillickError, WaitExpired
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.codec import digest
-from killick.model.fold import Step
+from killick.model.facts import Step
 from killick.model.retry import seconds
 from killick.model.typed import convert
 

@@ -37,7 +37,6 @@ from killick.errors import (
     AlreadyClaimed,
     LeaseLost,
     NotDone,
-    RateLimited,
     StepFailed,
     StillRunning,
     TransactionEnded,
@@ -46,8 +45,8 @@ from killick.errors import (
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.chunks import through_codec
+from killick.model.facts import Step
 from killick.model.failure import Failure
-from killick.model.fold import Step
 from killick.model.keys import action_key, undo_key
 from killick.model.typed import convert
 
@@ -243,14 +242,6 @@ class StepExecution(StepState):
         ex.context.see(seq)
         return value
 
-    async def _give_up(self) -> Any:
-        """No attempt is left, or none may be made: the step fails with what is known."""
-        failure = self.failure
-        event = e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="failed")
-        seq = self.ex.write_behind(*self.written(), Entry(event, {"failure": failure}))
-        await self.ex.recorded(seq)
-        raise StepFailed(self.step, self.intent.name, failure)
-
     async def _end_cancelled(self) -> None:
         event = e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="cancelled")
         await self.ex.recorded(self.ex.write_behind(*self.written(), Entry(event)))
@@ -270,27 +261,6 @@ class StepExecution(StepState):
                 gone = AlreadyClaimed(self.ex.run_id, space=claim.space, owner=owner.run, seq=owner.seq)
                 self.failure = describe(gone)
                 await self._give_up()
-
-    async def _tokens(self) -> bool:
-        """Wait for the declared rate limits, which is no attempt. True: it had to wait."""
-        intent, ex = self.intent, self.ex
-        since = ex.now_us()
-        waited = False
-        while True:
-            wait = ex.engine.buckets.reserve(intent.policy.limits, intent.arguments)
-            if wait <= 0:
-                return waited
-            waited = True
-            until = ex.now_us() + round(wait * 1_000_000)
-            if until - since > intent.policy.patience * 1_000_000:
-                told = f"no turn within {intent.policy.patience:g} s by its own limits"
-                self.failure = describe(RateLimited(told))
-                await self._give_up()
-            because = "limit " + ", ".join(limit.name for limit in intent.policy.limits)
-            ex.write_behind(
-                *self.written(), Entry(e.StepDelayed(at=ex.now_us(), step=self.step, until=until, because=because))
-            )
-            await until_time(ex, self.branch, self.step, until)
 
     # one attempt ------------------------------------------------------------------------------
 

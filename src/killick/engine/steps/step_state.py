@@ -11,17 +11,18 @@ from typing import Any, Final
 from killick.definitions.policy import Happened
 from killick.engine.approval.verdicts import PendingVerdict
 from killick.engine.execution import Branch, Execution
-from killick.engine.failures import is_any, not_retried, rate_limit_seconds
+from killick.engine.failures import describe, is_any, not_retried, rate_limit_seconds
 from killick.engine.steps import live_calls
 from killick.engine.steps.attempt import Applied, waited_for
 from killick.engine.steps.intention import Intent, claim_text
 from killick.engine.steps.live_calls import Work
-from killick.errors import NotDone, RateLimited
+from killick.engine.steps.waits import until_time
+from killick.errors import NotDone, RateLimited, StepFailed
 from killick.log.writer import Entry, Hold
 from killick.model import events as e
+from killick.model.facts import Step
 from killick.model.failure import Failure
-from killick.model.fold import Step
-from killick.store.protocol import UniqueRight
+from killick.store.records import UniqueRight
 
 RATE_LIMIT_SECONDS: Final = 1.0
 """The first delay where the server names none; doubled each time."""
@@ -120,6 +121,35 @@ class StepState(PendingVerdict):
         self.is_open = outcome == "unknown"
         self._files_ended()
         return seq
+
+    async def _give_up(self) -> Any:
+        """No attempt is left, or none may be made: the step fails with what is known."""
+        failure = self.failure
+        event = e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="failed")
+        seq = self.ex.write_behind(*self.written(), Entry(event, {"failure": failure}))
+        await self.ex.recorded(seq)
+        raise StepFailed(self.step, self.intent.name, failure)
+
+    async def _tokens(self) -> bool:
+        """Wait for the declared rate limits, which is no attempt. True: it had to wait."""
+        intent, ex = self.intent, self.ex
+        since = ex.now_us()
+        waited = False
+        while True:
+            wait = ex.engine.buckets.reserve(intent.policy.limits, intent.arguments)
+            if wait <= 0:
+                return waited
+            waited = True
+            until = ex.now_us() + round(wait * 1_000_000)
+            if until - since > intent.policy.patience * 1_000_000:
+                told = f"no turn within {intent.policy.patience:g} s by its own limits"
+                self.failure = describe(RateLimited(told))
+                await self._give_up()
+            because = "limit " + ", ".join(limit.name for limit in intent.policy.limits)
+            ex.write_behind(
+                *self.written(), Entry(e.StepDelayed(at=ex.now_us(), step=self.step, until=until, because=because))
+            )
+            await until_time(ex, self.branch, self.step, until)
 
     def _limited(self, error: BaseException) -> float | None:
         """The delay that a rate limit asks for; None for other errors.

@@ -50,7 +50,7 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
                 source, reading = _listed(_chunks(await overridden(ex, intent.name, done))), None
         async for chunk in source:
             branch.streaming = True
-            ex.leave(branch)
+            ex.turns.computing += 1
             inside = False
             yield chunk
             branch.streaming = False
@@ -70,7 +70,7 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
     finally:
         branch.streaming = False
         if inside:
-            ex.leave(branch)
+            ex.turns.computing += 1
 
 
 def _chunks(whole: Any) -> list[Any]:

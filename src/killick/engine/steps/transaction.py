@@ -26,7 +26,8 @@ from killick.errors import KillickError, LeaseLost, LogError, NotDone, StoreErro
 from killick.log.writer import Entry, Hold
 from killick.model import events as e
 from killick.model.chunks import through_codec
-from killick.store.protocol import Append, Store, Transaction
+from killick.store.protocol import Store, Transaction
+from killick.store.records import Append
 
 _ABANDONED: Final = "this transaction was abandoned; nothing of it happened"
 

@@ -17,7 +17,7 @@ from killick.log.log import Log
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.codec import digest
-from killick.store.protocol import ENDED, Message, is_own
+from killick.store.records import ENDED, Message, is_own
 
 Verb = Literal["approve", "reject", "edit", "respond", "happened", "not", "stop"]
 QUESTION_VERBS: Final[tuple[Verb, ...]] = ("approve", "reject", "edit", "respond")

@@ -24,7 +24,7 @@ from killick.errors import KillickError, NotDone, WorkspaceRefused
 from killick.log.writer import Entry
 from killick.logger import get_logger
 from killick.model import events as e
-from killick.model.fold import Step
+from killick.model.facts import Step
 from killick.permissions import make_folder
 from killick.workspace import processes, tree
 from killick.workspace.processes import MARK, Process

@@ -21,7 +21,8 @@ from killick.history.timeline_parts import Step
 from killick.log.boundaries import Boundary
 from killick.log.log import Log
 from killick.model import events as e
-from killick.model.fold import Fold, StepStatus
+from killick.model.facts import StepStatus
+from killick.model.fold import Fold
 from killick.model.ledger import EffectStatus, Ledger
 
 RUNS_MAX: Final = 40

@@ -17,7 +17,7 @@ from killick.history.timeline import Timeline
 from killick.history.timeline_parts import Step
 from killick.log.log import Log
 from killick.model import events as e
-from killick.model import fold as folds
+from killick.model import facts
 from killick.model.failure import Failure
 from killick.model.fold import Fold
 from killick.model.ledger import Effect, EffectStatus, Ledger
@@ -78,7 +78,7 @@ def _words(failure: Failure | None) -> str | None:
 class _Unstaged(PageBuilder):
     """Builds steps for a graph, which omits the stages of a plan."""
 
-    def _stage_before(self, step: folds.Step) -> str | None:
+    def _stage_before(self, step: facts.Step) -> str | None:
         return None
 
 

@@ -13,10 +13,11 @@ from typing import Any, Final, Protocol
 from killick.errors import KillickError, RunUnknown, StoreError
 from killick.history.search.terms import Marker
 from killick.log.log import Log
+from killick.model import event_codec
 from killick.model import events as e
 from killick.model.ledger import Ledger
 from killick.model.state import State
-from killick.store.protocol import READ_LIMIT, Behind, Head, TermBatch, TermPosition
+from killick.store.records import READ_LIMIT, Behind, Head, TermBatch, TermPosition
 
 Progress = Callable[[int], None]
 """Called with the number of events indexed so far."""
@@ -114,7 +115,7 @@ def _rows(
         part: list[tuple[int, e.Event, bytes | None]] = []
         wanted = rows if up_to is None else [row for row in rows if row.seq <= up_to]
         try:
-            part += ((row.seq, e.decode(row.body), row.data) for row in wanted)
+            part += ((row.seq, event_codec.decode(row.body), row.data) for row in wanted)
         except KillickError:
             if part:
                 yield part

@@ -40,10 +40,10 @@ from killick.history.search.terms import (
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.codec import Erased, plain
-from killick.model.fold import Step
+from killick.model.facts import Step
 from killick.model.ledger import Effect
 from killick.model.state import State
-from killick.store.protocol import TermPosition
+from killick.store.records import TermPosition
 
 _PAGE_MIN: Final = 64
 _PAGE_MAX: Final = 4_096

@@ -7,7 +7,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 
 import msgspec
 
-from killick.model.fold import StepStatus
+from killick.model.facts import StepStatus
 
 Standing = Literal["stands", "undone", "in_doubt"]
 

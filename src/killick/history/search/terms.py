@@ -24,7 +24,7 @@ from killick.errors import ValueErased
 from killick.model import events as e
 from killick.model.codec import plain
 from killick.model.ledger import Effect, Ledger
-from killick.store.protocol import TermRow
+from killick.store.records import TermRow
 
 LEAVES_MAX: Final = 32
 """The maximum number of scalars of one event with own terms."""

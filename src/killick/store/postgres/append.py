@@ -19,7 +19,7 @@ from killick.model.chunks import Blob
 from killick.store.postgres.rows import message_of
 from killick.store.postgres.server import PostgresServer, Statements
 from killick.store.postgres.wire import Q, Session, Statement
-from killick.store.protocol import Append, Delivered, Delivery, Head, Message, Row, RunIndex, Snapshot
+from killick.store.records import Append, Delivered, Delivery, Head, Message, Row, RunIndex, Snapshot
 
 FEW_ROWS: Final = 3
 """The number of events that a statement takes as plain parameters; more are passed as arrays."""

@@ -9,7 +9,7 @@ from typing import Final
 from killick.clock import Clock
 from killick.store.postgres.server import SERVER_NEEDED, PostgresServer, Statements
 from killick.store.postgres.wire import Session
-from killick.store.protocol import Condition, Problem, row_check
+from killick.store.records import Condition, Problem, row_check
 
 _DERIVED: Final = ("piece_uses", "tags", "snapshots", "feed")
 _SKEW_MS_MAX: Final = 2_000

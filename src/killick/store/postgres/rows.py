@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from killick.store.postgres.wire import Q
-from killick.store.protocol import OWN_AGENTS, Claimed, Head, Message, Row, RunQuery, RunRow, Snapshot
+from killick.store.records import OWN_AGENTS, Claimed, Head, Message, Row, RunQuery, RunRow, Snapshot
 
 
 def head_of(found: tuple[Any, ...]) -> Head:

@@ -12,7 +12,7 @@ import msgspec
 
 from killick.store.postgres.server import Statements
 from killick.store.postgres.wire import Session
-from killick.store.protocol import Behind, TermBatch, TermPosition, row_check
+from killick.store.records import Behind, TermBatch, TermPosition, row_check
 
 _LAST: Final = (1 << 63) - 1
 """Later than any time, and more than any number."""

@@ -29,7 +29,7 @@ from killick.errors import (
 )
 from killick.fork_safety import hears_of_forks, keep_inherited
 from killick.store.postgres.wire import Failed, Q, Session, Statement
-from killick.store.protocol import Durability
+from killick.store.records import Durability
 from killick.store.sql import migration, schema
 
 FORMAT: Final = 2

@@ -41,7 +41,8 @@ from killick.store.postgres.rows import (
 )
 from killick.store.postgres.server import PostgresServer
 from killick.store.postgres.wire import Failed, Rows, Session, Statement
-from killick.store.protocol import (
+from killick.store.protocol import Transaction
+from killick.store.records import (
     OWN_AGENTS,
     READ_LIMIT,
     Append,
@@ -67,7 +68,6 @@ from killick.store.protocol import (
     Snapshot,
     TermBatch,
     TermPosition,
-    Transaction,
     UniqueRight,
 )
 

@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 
 from killick.clock import Clock
 from killick.model.hashing import value_hash
-from killick.store.protocol import Condition, Problem
+from killick.store.records import Condition, Problem
 from killick.store.redis.rows import blob_of
 from killick.store.redis.server import Given, RedisServer
 

@@ -20,7 +20,7 @@ from killick.errors import (
     RunUnknown,
 )
 from killick.model.chunks import Blob
-from killick.store.protocol import Append, Delivery, Head, Message, Row, RunIndex, RunRow, Snapshot
+from killick.store.records import Append, Delivery, Head, Message, Row, RunIndex, RunRow, Snapshot
 from killick.store.redis.server import Given
 
 _TAGS: Final = msgspec.json.Decoder(tuple[str, ...])

@@ -24,7 +24,8 @@ from killick.errors import (
 )
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
-from killick.store.protocol import (
+from killick.store.protocol import Transaction
+from killick.store.records import (
     READ_LIMIT,
     Append,
     Behind,
@@ -49,7 +50,6 @@ from killick.store.protocol import (
     Snapshot,
     TermBatch,
     TermPosition,
-    Transaction,
     UniqueRight,
 )
 from killick.store.redis.inspect import conditions, inspect, should_wait

@@ -18,7 +18,7 @@ from typing import Final
 
 from killick.errors import StoreError
 from killick.permissions import exposed
-from killick.store.protocol import STORE_FORMAT, Condition
+from killick.store.records import STORE_FORMAT, Condition
 from killick.store.sqlite.file import SqliteFile
 
 WAL_BYTES_MAX: Final = 64_000_000

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from killick.store.protocol import RunRow
+from killick.store.records import RunRow
 from killick.store.sqlite.rows import HeadRow, Q, run_row_of
 
 _NEVER_US: Final = (1 << 63) - 1

@@ -28,7 +28,7 @@ from killick.errors import (
 )
 from killick.fork_safety import hears_of_forks, keep_inherited
 from killick.permissions import reserve
-from killick.store.protocol import STORE_FORMAT, Durability, row_check
+from killick.store.records import STORE_FORMAT, Durability, row_check
 from killick.store.sql import migration, queries, schema
 from killick.text import LONE_SURROGATE, printable
 

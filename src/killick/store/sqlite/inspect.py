@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from killick.model.hashing import value_hash
-from killick.store.protocol import Problem, row_check
+from killick.store.records import Problem, row_check
 from killick.store.sql import queries
 from killick.store.sqlite.search_terms import damaged
 

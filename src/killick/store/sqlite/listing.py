@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from killick.store.protocol import OWN_AGENTS, Holder, RunQuery, RunRow, RunStanding
+from killick.store.records import OWN_AGENTS, Holder, RunQuery, RunRow, RunStanding
 from killick.store.sqlite.rows import SEQ_MAX, Q, head_of, run_row_of
 
 _AFTER_OWN: Final = OWN_AGENTS[:-1] + chr(ord(OWN_AGENTS[-1]) + 1)

@@ -10,7 +10,7 @@ import msgspec
 
 from killick.errors import RunUnknown
 from killick.model.chunks import Blob
-from killick.store.protocol import Append, Head, Message, Row, RunRow, Snapshot, row_check
+from killick.store.records import Append, Head, Message, Row, RunRow, Snapshot, row_check
 from killick.store.sql import queries
 
 Q: Final = queries("sqlite")

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import Final
 
-from killick.store.protocol import Behind, TermBatch, TermPosition, row_check
+from killick.store.records import Behind, TermBatch, TermPosition, row_check
 from killick.store.sqlite.rows import SEQ_MAX, Q
 
 _LAST: Final = (1 << 63) - 1

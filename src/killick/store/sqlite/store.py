@@ -19,7 +19,8 @@ from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
 from killick.store.liveness import Holders
 from killick.store.notify import Bells
-from killick.store.protocol import (
+from killick.store.protocol import lease_clock_us
+from killick.store.records import (
     ENDED,
     READ_LIMIT,
     Append,
@@ -46,7 +47,6 @@ from killick.store.protocol import (
     TermBatch,
     TermPosition,
     UniqueRight,
-    lease_clock_us,
     row_check,
 )
 from killick.store.sqlite import listing

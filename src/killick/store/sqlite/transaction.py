@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from killick.errors import LogError, StoreError
-from killick.store.protocol import Append, Delivered, Delivery, Head
+from killick.store.records import Append, Delivered, Delivery, Head
 from killick.store.sqlite.file import SqliteFile
 from killick.store.sqlite.writes import Rung, Writes
 

@@ -24,7 +24,8 @@ from killick.errors import (
     StoreBroken,
 )
 from killick.store.liveness import Holders
-from killick.store.protocol import (
+from killick.store.protocol import lease_clock_us
+from killick.store.records import (
     ENDED,
     FEED_RANG,
     Append,
@@ -34,7 +35,6 @@ from killick.store.protocol import (
     Owner,
     RunIndex,
     UniqueRight,
-    lease_clock_us,
     row_check,
 )
 from killick.store.sqlite.rows import (

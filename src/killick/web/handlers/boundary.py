@@ -19,7 +19,8 @@ from killick.log import boundaries
 from killick.log.boundaries import Numbered, RunMoment
 from killick.log.log import Log
 from killick.model import events as e
-from killick.model.fold import Fold, Step
+from killick.model.facts import Step
+from killick.model.fold import Fold
 from killick.model.state import Decision, EffectSeen, Failure, Output, Pending, Retry, State
 from killick.web.routes import Call, Nothing, Route, get, raw
 

@@ -22,7 +22,7 @@ from killick.history.timeline_parts import Step, walked
 from killick.log import boundaries
 from killick.log.boundaries import RunMoment
 from killick.model.codec import plain
-from killick.model.fold import OUT_OF_BAND
+from killick.model.facts import OUT_OF_BAND
 from killick.model.ledger import Spend
 from killick.model.state import State
 from killick.web.handlers.boundary import Changed, ContextSeen, PlaceText, Written, changed, veiled

@@ -22,8 +22,8 @@ from killick.history.run_info import waits_of
 from killick.model import events as e
 from killick.model.chunks import through_codec
 from killick.model.codec import Erased, digest
+from killick.model.facts import Step
 from killick.model.failure import Failure
-from killick.model.fold import Step
 from killick.model.state import State
 from killick.model.typed import convert
 from killick.presenting import approvals

@@ -17,7 +17,7 @@ from killick.engine.effects.fork import UNCHANGED, Conditions
 from killick.engine.steps import waits
 from killick.errors import KillickError
 from killick.model.codec import plain
-from killick.model.fold import OUT_OF_BAND
+from killick.model.facts import OUT_OF_BAND
 from killick.presenting import previews
 from killick.presenting.previews import RunPreview, Will
 from killick.web.forms import JsonSchema, unveiled

@@ -22,10 +22,12 @@ from killick.history.phrasing import process
 from killick.history.run_info import waits_of
 from killick.history.timeline import Timeline, part_of
 from killick.model import events as e
+from killick.model import system_events
 from killick.model.fold import Fold
 from killick.model.ledger import Ledger
 from killick.presenting.steps import reply_text
-from killick.store.protocol import Head, is_held, shown_tags
+from killick.store.protocol import is_held
+from killick.store.records import Head, shown_tags
 from killick.web.handlers.step_detail import ErrorSeen, StepId, about, errors_of, unknown
 from killick.web.handlers.step_list import Doc, RunAsked, RunId, Steps, found_steps, state_of, through_of
 from killick.web.routes import Call, Nothing, Route, get, post, raw
@@ -248,7 +250,7 @@ def _seal(client: Client, last_us: int) -> SealSeen | None:
     head = client.store.head(SEALS)
     for seq in range(head.seq if head is not None else 0, 0, -1):
         event = client.log.event(SEALS, seq)
-        if isinstance(event, e.StoreSealed):
+        if isinstance(event, system_events.StoreSealed):
             return SealSeen(number=event.number, at_us=event.at, covers=last_us <= event.at)
     return None
 

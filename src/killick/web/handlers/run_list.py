@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from killick.errors import DurationRefused
 from killick.history.listing import STATUSES, Line, Listing, counted, gone
 from killick.model.retry import seconds
-from killick.store.protocol import RunQuery, RunRow, Store
+from killick.store.protocol import Store
+from killick.store.records import RunQuery, RunRow
 from killick.web.app_context import AppContext
 from killick.web.problems import Problem
 from killick.web.routes import Call, get

@@ -18,8 +18,8 @@ from killick.client.client import Client
 from killick.definitions.triggers import TAG as TRIGGER_TAG
 from killick.errors import KillickError
 from killick.history.doctor import LATE_US
-from killick.model import events as e
-from killick.store.protocol import ASKS, OWN_AGENTS, STORE_FORMAT, Condition, RunQuery, RunRow
+from killick.model import system_events
+from killick.store.records import ASKS, OWN_AGENTS, STORE_FORMAT, Condition, RunQuery, RunRow
 from killick.web.handlers.triggers import hook_lines
 from killick.web.routes import Call, Nothing, get
 from killick.workers.hooks import TAG as HOOK_TAG
@@ -286,7 +286,7 @@ def _last_seal(client: Client) -> SealLine | None:
     head = client.store.head(SEALS)
     for seq in range(head.seq if head is not None else 0, 0, -1):
         match client.log.event(SEALS, seq):
-            case e.StoreSealed(at=at, number=number, size=size, root=root, key=key, by=by):
+            case system_events.StoreSealed(at=at, number=number, size=size, root=root, key=key, by=by):
                 return SealLine(number=number, at_us=at, by=by, entries=size, root=root, key=key)
             case _:
                 pass

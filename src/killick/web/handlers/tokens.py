@@ -6,8 +6,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from killick.model.events import Scope
 from killick.model.retry import seconds
+from killick.model.system_events import Scope
 from killick.web.problems import Problem
 from killick.web.routes import Call, Nothing, delete, get, post
 from killick.workers import tokens

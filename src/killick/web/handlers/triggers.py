@@ -12,10 +12,10 @@ import msgspec
 
 from killick.client.client import Client
 from killick.definitions.triggers import LOG, TRIGGERS, Spec, TriggerInfo
-from killick.model import events as e
+from killick.model import system_events
 from killick.presenting import triggers as present
 from killick.presenting.triggers import Did
-from killick.store.protocol import OWN_AGENTS, RunQuery, RunRow
+from killick.store.records import OWN_AGENTS, RunQuery, RunRow
 from killick.web.problems import Problem
 from killick.web.routes import Call, Nothing, get, post
 from killick.workers import trigger_runner
@@ -186,8 +186,10 @@ def _hook_line(client: Client, row: RunRow, end: int) -> HookLine:
     cursor, name = facts.hook, row.run.removeprefix("hook:")
     spec: dict[str, Any] = client.log.data(row.run, cursor.set).get("spec", {}) if cursor is not None else {}
     tail = client.events(row.run, after=max(client.log.head(row.run).seq - TAIL_EVENTS, 0), limit=TAIL_EVENTS)
-    took = [each.event.at for each in tail if isinstance(each.event, e.HookCalled)]
-    refused = [each for each in reversed(tail) if isinstance(each.event, e.HookFailed | e.HookDropped)]
+    took = [each.event.at for each in tail if isinstance(each.event, system_events.HookCalled)]
+    refused = [
+        each for each in reversed(tail) if isinstance(each.event, system_events.HookFailed | system_events.HookDropped)
+    ]
     return HookLine(
         name=name,
         to=str(spec.get("to", "")),

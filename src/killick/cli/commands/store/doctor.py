@@ -17,7 +17,7 @@ from killick.cli.exit_codes import Exit
 from killick.definitions.agents import AGENTS
 from killick.errors import AgentUnknown, StoreError
 from killick.history.doctor import Diagnosis, Finding, Named, examine
-from killick.store.protocol import Condition
+from killick.store.records import Condition
 
 
 @command("doctor", app=True)

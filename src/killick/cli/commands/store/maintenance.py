@@ -19,8 +19,10 @@ from killick.errors import LogError
 from killick.log import repair
 from killick.log.log import Log
 from killick.log.verify import last_good
+from killick.model import event_codec, page_events
 from killick.model import events as e
-from killick.store.protocol import ENDED, Head, Store
+from killick.store.protocol import Store
+from killick.store.records import ENDED, Head
 
 LISTED_MAX: Final = 20
 """Runs and places of one sort that are listed; of the rest only the number."""
@@ -179,8 +181,8 @@ def _erase(shell: Shell, run: str, seqs: list[int], pieces: set[bytes], reason: 
 
 
 _BETWEEN: Final = (
-    e.FactDrawn, e.NoteMade, e.PlanMade, e.PlanReached, e.ContextChanged, e.MessageTaken, e.PageEvicted, e.PageFaulted,
-    e.PagePinned,
+    e.FactDrawn, e.NoteMade, e.PlanMade, e.PlanReached, e.ContextChanged, e.MessageTaken,
+    page_events.PageEvicted, page_events.PageFaulted, page_events.PagePinned,
 )  # fmt: skip
 """Events that name the step after them, and do not belong to it."""
 
@@ -192,7 +194,7 @@ def _seqs(log: Log, run: str, step: str | None, seq: int | None) -> list[int]:
     if seq is not None:
         found = [seq] if seq in rows else []
     else:
-        events = ((each, e.decode(row.body)) for each, row in rows.items())
+        events = ((each, event_codec.decode(row.body)) for each, row in rows.items())
         of_step = ((each, event) for each, event in events if getattr(event, "step", None) == step)
         found = [each for each, event in of_step if not isinstance(event, _BETWEEN)]
     if not found:

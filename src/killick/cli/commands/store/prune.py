@@ -17,7 +17,7 @@ from killick.cli.context import Shell, agent_option, command, dry_run_option, ye
 from killick.cli.exit_codes import Exit
 from killick.history.phrasing import sized
 from killick.history.vaults import Cleaned
-from killick.store.protocol import ENDED
+from killick.store.records import ENDED
 
 
 @command("prune")

@@ -34,7 +34,7 @@ from killick.history.vaults import Held
 from killick.history.vaults import verify as verify_files
 from killick.log import Report
 from killick.store.memory import MemoryStore
-from killick.store.protocol import Problem
+from killick.store.records import Problem
 
 _file: Final = click.Path(dir_okay=False, path_type=Path)
 

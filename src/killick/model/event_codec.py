@@ -1,0 +1,86 @@
+"""Encodes and decodes events, and knows every kind. Older versions of an event are upcast."""
+
+from __future__ import annotations
+
+from binascii import b2a_base64
+from collections.abc import Callable
+from typing import Any, Final, get_args
+
+import msgspec
+
+from killick.errors import EventBroken, EventUnknown
+from killick.model import events as e
+from killick.model import page_events as p
+from killick.model import system_events as s
+from killick.type_init import ready
+
+AnyEvent = (
+    e.RunStarted | e.RunForked | e.ForkMade | e.RunTaken | e.LeaseLapsed | e.RunQuarantined | e.RunPaused
+    | e.RunResumed | e.RunPrioritized | e.RunTagged | e.RunDiverged | e.RunRewound | e.RunRepaired | e.RunRenewed
+    | e.CancelRequested | e.RunCompleted | e.RunFailed | e.RunCancelled | e.StepIntended | e.StepEdited
+    | e.StepDelayed | e.StepAdopted | e.StepDrifted | e.StepOverridden | e.StepEnded | e.AttemptStarted
+    | e.AttemptProgressed | e.AttemptEnded | e.AttemptSettled | e.EffectConfirmed | e.DecisionMade | e.WaitOpened
+    | e.WaitVoted | e.WaitClosed | e.MessageTaken | e.MessageSent | e.ChildSpawned | e.ChildEnded | e.ContextChanged
+    | e.ContextRefused | e.ContractBound | e.PlanMade | e.PlanReached | e.NoteMade | e.FactDrawn
+    | e.ValueErasedOnPurpose | s.TriggerSet | s.TriggerFired | s.TriggerQueued | s.TriggerPassed | s.TriggerTurned
+    | s.HookSet | s.HookCalled | s.HookFailed | s.HookDropped | s.HookMoved | s.StoreSealed | s.TokenIssued
+    | s.TokenRevoked | p.PageEvicted | p.PageFaulted | p.PagePinned | e.WorkspaceBound | e.WorkspaceCaptured
+    | e.WorkspaceRestored | s.EntryKept | s.EntryDropped
+)  # fmt: skip
+
+KINDS: Final[dict[str, type[e.Event]]] = {str(event.__struct_config__.tag): event for event in get_args(AnyEvent)}
+"""Every stored kind and its type."""
+
+TOLD: Final[frozenset[type[e.Event]]] = frozenset(
+    {
+        e.LeaseLapsed, e.RunQuarantined, e.RunStarted, e.RunForked, e.RunPaused, e.RunResumed, e.RunDiverged,
+        e.RunRewound, e.RunRepaired, e.RunRenewed, e.CancelRequested, e.RunCompleted, e.RunFailed, e.RunCancelled,
+        e.WaitOpened, e.WaitClosed, e.AttemptSettled, e.ChildSpawned,
+    }
+)  # fmt: skip
+"""The events that hooks can receive. Each enters the store's outbox in the commit that appends it."""
+
+Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
+
+UPCASTERS: Final[dict[str, Upcaster]] = {}
+"""Maps a retired kind to a function that returns its successor's body (with the successor's `kind`)."""
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final[Callable[[bytes], e.Event]] = msgspec.json.Decoder(AnyEvent).decode
+
+
+def encode(event: e.Event, data: bytes | None = None) -> bytes:
+    """Returns the body of an event, with the hash of its data."""
+    body = _encode(event)
+    if data is None:
+        return body
+    return body[:-1] + b',"data":"' + b2a_base64(data, newline=False)[:43].translate(e.URL_SAFE) + b'"}'
+
+
+def check(event: e.Event) -> None:
+    """Raises msgspec's ValidationError, or TypeError, for an event that could not be decoded again."""
+    _decode(_encode(event))
+
+
+def decode(body: bytes) -> e.Event:
+    """Decodes a body. An older version is upcast."""
+    try:
+        return _decode(body)
+    except msgspec.ValidationError:
+        return _upcast(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EventBroken(str(error)) from error
+
+
+def _upcast(body: bytes) -> e.Event:
+    try:
+        fields: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
+        kind = str(fields.get("kind"))
+        while kind in UPCASTERS:
+            fields = UPCASTERS[kind](fields)
+            kind = str(fields["kind"])
+        if kind in KINDS:
+            return msgspec.convert(fields, ready(KINDS[kind]))
+    except msgspec.DecodeError as error:
+        raise EventBroken(str(error)) from error
+    name, _, version = kind.partition("/")
+    raise EventUnknown(name, int(version) if version.isdigit() else 1)

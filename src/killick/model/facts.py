@@ -1,0 +1,191 @@
+"""The records of a fold: steps, attempts, waits, and the scalar facts of a run. Seqs, not values."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from killick.model import events as e
+from killick.model import system_events
+from killick.model.crash_loop import Crashes
+
+Status = Literal["queued", "running", "waiting", "paused", "completed", "failed", "cancelled"]
+StepStatus = Literal["intended", "running", "delayed", "waiting", "in_doubt", "done", "failed", "cancelled"]
+
+OWN_TAGS: Final = ("input:", "renews:")
+"""Prefixes of tags that Killick sets itself."""
+
+OUT_OF_BAND: Final = "0."
+"""The numbering prefix of steps outside the agent's code: a person had an effect compensated meanwhile."""
+
+
+class Attempt(msgspec.Struct, array_like=True, gc=False):
+    """One attempt of a step: the seqs where it started and ended (0: not yet), and its outcome."""
+
+    started: int
+    at: int
+    epoch: int
+    ended: int = 0
+    ended_at: int = 0
+    outcome: e.Outcome | None = None
+    retry_at: int | None = None
+
+
+class Step(msgspec.Struct, array_like=True):
+    """One step. `intended`, `ended` and `output` are seqs; 0 means absent."""
+
+    id: e.StepId
+    sort: e.Sort
+    name: str
+    intended: int
+    at: int
+    status: StepStatus = "intended"
+    effect: e.EffectClass | None = None
+    ended: int = 0
+    ended_at: int = 0
+    output: int = 0
+    attempts: list[Attempt] = []
+    delayed_until: int | None = None
+    undoes: e.StepId | None = None
+    undone: bool = False
+    undoes_seq: int = 0
+    edited: int = 0
+    asked: bool = False
+    """Whether it needed an approval."""
+    within: e.StepId | None = None
+    """The step in whose attempt it was made."""
+
+
+class Wait(msgspec.Struct, array_like=True, frozen=True):
+    """An open wait, and the seq that opened it."""
+
+    step: e.StepId
+    waits_for: e.WaitFor
+    name: str
+    to: tuple[str, ...]
+    deadline: int | None
+    opened: int
+    at: int
+    need: int = 1
+    votes: tuple[str, ...] = ()
+    """The approvals so far, of a quorum."""
+    rule: str | None = None
+    round: int = 0
+
+
+class ContractInForce(msgspec.Struct, array_like=True, frozen=True):
+    """A contract in force: its hash, the seq that bound it, and the ancestor run that it comes from, if any."""
+
+    digest: e.Digest
+    seq: int
+    of: str | None = None
+
+
+class KeptEvents(msgspec.Struct, array_like=True, frozen=True):
+    """Events that survive a rewind: those after a cut, and before the event at `seq`."""
+
+    seq: int
+    cut: int
+    keep: tuple[int, ...]
+
+
+class Queued(msgspec.Struct, array_like=True, frozen=True):
+    """A firing that waits for the previous run to end, and its seq."""
+
+    number: int
+    seq: int
+    at: int
+    due: int | None = None
+
+
+class Trigger(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A trigger's position. `set` is the seq of its declaration; `next` and `last` are scheduled times."""
+
+    set: int
+    digest: e.Digest
+    sort: system_events.TriggerSort
+    next: int | None = None
+    last: int = 0
+    number: int = 0
+    fired: int = 0
+    run: str | None = None
+    holds: bool = False
+    resumed: int = 0
+    queued: tuple[Queued, ...] = ()
+
+
+class Hook(msgspec.Struct, array_like=True, frozen=True):
+    """A hook's cursor, the seq of its declaration, and the event that it failed on: how often, and the next try."""
+
+    cursor: int
+    set: int
+    failing: int = 0
+    attempts: int = 0
+    retry_at: int | None = None
+
+
+class Facts(msgspec.Struct, omit_defaults=True):
+    """The scalar part of a fold."""
+
+    seq: int = 0
+    run: str = ""
+    agent: str = ""
+    build: e.Build = e.Build()
+    priority: int = 0
+    tags: tuple[str, ...] = ()
+    parent: str | None = None
+    parent_step: e.StepId | None = None
+    forked_from: str | None = None
+    fork_effects: e.ForkEffects | None = None
+    model: str | None = None
+    follows: str | None = None
+    renewed_as: str | None = None
+    started_at: int = 0
+    changed_at: int = 0
+    status: Status = "queued"
+    generation: int = 0
+    epoch: int = 0
+    taken: bool = False
+    paused: bool = False
+    cancelling: bool = False
+    mend: int = 0
+    alone: bool = False
+    """Whether its last holder held no other run."""
+    crashes: Crashes | None = None
+    """The consecutive crashes of its holders since a step last ended."""
+    ended: int = 0
+    ended_as: Status | None = None
+    input: int = 0
+    plan: tuple[str, ...] = ()
+    stage: str | None = None
+    current: e.StepId | None = None
+    committed: int = 0
+    live: int = 0
+    hosted: bool = False
+    """Whether the run serves calls from external code: it waits whenever no call is in flight."""
+    idle: int = 0
+    nested: int = 0
+    """The number of pending steps made in another step's attempt."""
+    pending: dict[e.StepId, int] = {}
+    waits: dict[e.StepId, Wait] = {}
+    context_version: int = 0
+    context_parts: list[int] = []
+    kept: tuple[KeptEvents, ...] = ()
+    contracts: tuple[ContractInForce, ...] = ()
+    """The contracts in force: the agent's own, and those of its ancestors."""
+    rejected: int = 0
+    """The number of consecutive intentions that a contract rejected."""
+    done: dict[str, int] = {}
+    """How often each tool returned, minus the compensated calls."""
+    adopted: list[str] = []
+    """The keys of effects whose results steps reused."""
+    beside: list[int] = []
+    """The indexes of the out-of-band steps."""
+    hook: Hook | None = None
+    trigger: Trigger | None = None
+
+
+def intended_name(sort: e.Sort, name: str) -> str:
+    """Returns the name that rules match: the tool's, or one that names the operation on an agent or a model."""
+    return name if sort == "tool" else f"{'spawn' if sort == 'child' else sort}:{name}"

@@ -1,0 +1,52 @@
+"""The events of the context window: pages that left it, came back, or are kept in it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from killick.model.events import Event, StepId
+
+# the window ---------------------------------------------------------------------------------------
+
+EvictedBecause = Literal["pays", "budget", "duplicate", "unused"]
+FaultedHow = Literal["recalled", "repeated", "reread", "found", "called"]
+PinnedBecause = Literal["fault", "asked"]
+
+
+class PageEvicted(Event, frozen=True, tag="page.evicted"):
+    """Pages were evicted together from the model's window, from the call after `turn` others on. `tokens` is the saving
+    a call. `marks` are hash prefixes of the page contents, because an edited history may hold another page at the same
+    position. Data: `pages`, each with `page`, `kind`, `source`, `tokens`, `why`; `budget`; `window`, if several windows
+    decide before the same step."""
+
+    pages: tuple[str, ...]
+    tokens: int
+    because: EvictedBecause
+    turn: int
+    step: StepId | None = None
+    marks: tuple[str, ...] = ()
+
+
+class PageFaulted(Event, frozen=True, tag="page.faulted"):
+    """An evicted page was needed again, and the way it returned: recalled by its handle; the same read repeated and
+    answered from the log; read again and found unchanged; a tool's schema found, or its stub called. Data: `source`,
+    `window`; `text` and `failed`, if a tool call was answered this way."""
+
+    page: str
+    how: FaultedHow
+    tokens: int
+    turn: int
+    step: StepId | None = None
+
+
+class PagePinned(Event, frozen=True, tag="page.pinned"):
+    """A page stays in the window until a turn. A past turn unpins it. Data: `source`, `window`."""
+
+    page: str
+    until: int
+    because: PinnedBecause
+    turn: int
+    step: StepId | None = None
+
+
+PageEvent = PageEvicted | PageFaulted | PagePinned

@@ -1,0 +1,431 @@
+"""The records that a store reads and writes, and the names that Killick keeps for itself. Does no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+from zlib import crc32
+
+import msgspec
+
+from killick.model.chunks import Blob
+from killick.model.facts import OWN_TAGS
+
+STORE_FORMAT: Final = 5
+"""The newest layout that this build reads and writes; opening an older one migrates it."""
+
+READ_LIMIT: Final = 10_000
+"""The maximum number of rows in one read."""
+
+
+ENDED: Final = ("completed", "failed", "cancelled")
+"""The statuses of ended runs. A message does not wake such a run."""
+
+
+OWN_AGENTS: Final = "killick."
+"""The name prefix of the agents of system logs."""
+
+OWN_RUNS: Final = "killick:"
+"""The id prefix of system logs that only an admin may see."""
+
+
+def is_own(run: str) -> bool:
+    """Returns whether an id is reserved for system logs."""
+    return run == "seal" or run.startswith((OWN_RUNS, "trigger:", "hook:"))
+
+
+FEED_RANG: Final = "killick:feed"
+"""Notified instead of a run id when the outbox grows."""
+
+
+HIDDEN_TAGS: Final = ("killick:", *OWN_TAGS)
+"""Prefixes of internal tags."""
+
+
+ASKS: Final = "killick:asks"
+"""The tag of a run that may wait for a person: for an answer, or to resolve an unknown outcome."""
+
+
+CRASHING: Final = "killick:crashing"
+"""The tag of a run whose holders crashed since its last step ended."""
+
+DIED_ALONE: Final = "killick:died_alone"
+"""The tag of a run that crashed alone in its process, which explains the crashes that it shared."""
+
+
+def shown_tags(tags: Sequence[str]) -> tuple[str, ...]:
+    """Returns a run's tags without the internal ones."""
+    return tuple(tag for tag in tags if not tag.startswith(HIDDEN_TAGS))
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One stored event. `data` holds its values; the body holds their hash. None: no values, or erased."""
+
+    seq: int
+    body: bytes
+    data: bytes | None
+    hash: bytes
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The authority on a log's length and on its lease.
+
+    `base` is the seq before the run's first own event: 0, or a fork's cut. A head names its holder while that holder
+    works on the run. If the holder is dead or its lease expired, the run was abandoned and is due at once. A parked or
+    ended run has no holder.
+    """
+
+    run: str
+    seq: int
+    hash: bytes
+    epoch: int
+    base: int = 0
+    parent: str | None = None
+    holder: str | None = None
+    lease_until_us: int | None = None
+
+
+class CreateRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Makes an append create its run. With a holder, the creator has the lease at epoch 1."""
+
+    parent: str | None = None
+    holder: str | None = None
+    lease_seconds: float = 60.0
+
+
+class RunIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """The index entry of a run, derived from its log.
+
+    `seen` is the number of the last inbox message that the writer had read. If more arrived since, the store makes the
+    run due from the first of them, so that no message is missed.
+    """
+
+    agent: str
+    status: str
+    priority: int = 0
+    wake_at_us: int | None = None
+    started_at_us: int = 0
+    changed_at_us: int = 0
+    tags: tuple[str, ...] = ()
+    seen: int = 0
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of a listing. `number` is the cursor; runs are numbered in creation order.
+
+    `delivered` counts the messages that a run ever received; -1: the count fails its checksum.
+    """
+
+    number: int
+    run: str
+    agent: str
+    status: str
+    priority: int
+    wake_at_us: int | None
+    started_at_us: int
+    changed_at_us: int
+    tags: tuple[str, ...]
+    delivered: int
+
+
+class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """A listing's filter. Every given field must match.
+
+    Times refer to a run's last change: at or after `since_us`, and before `until_us`. System logs, under agents named
+    `killick.…`, are listed only for an explicit agent or tag.
+    """
+
+    status: tuple[str, ...] = ()
+    agent: str | None = None
+    tag: str | None = None
+    since_us: int | None = None
+    until_us: int | None = None
+    contains: str | None = None
+    """A part of the run's id, compared without ASCII case."""
+    holders: tuple[str, ...] = ()
+    """The run's head must name one of these holders."""
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease holder. `until_us` is the earliest end of its leases, by the store's clock (None: no end); `lives` says
+    whether it may still be working on any of them."""
+
+    holder: str
+    runs: int
+    until_us: int | None
+    lives: bool
+
+
+class RunStanding(msgspec.Struct, frozen=True):
+    """The status of a run: its head, its index status (None: no index), and the quarantine reason, if any."""
+
+    head: Head
+    status: str | None
+    quarantined: str | None
+
+
+class UniqueRight(msgspec.Struct, frozen=True):
+    """A right that exists once in the store, by space and key."""
+
+    space: str
+    key: bytes
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """The run and the event that claimed a right."""
+
+    run: str
+    seq: int
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """A message to a run. Deduplicated by id; an answer's id is that of its wait."""
+
+    run: str
+    id: str
+    name: str
+    body: bytes
+    by: str | None
+    at_us: int
+    pieces: tuple[Blob, ...] = ()
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """A message in an inbox. `taken` is the seq of the event that consumed it, if any."""
+
+    run: str
+    number: int
+    id: str
+    name: str
+    body: bytes
+    by: str | None
+    at_us: int
+    taken: int | None = None
+
+
+class Delivered(msgspec.Struct, frozen=True):
+    """The result of a delivery: the stored message, and whether this delivery created it."""
+
+    message: Message
+    fresh: bool
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A cached fold at `seq`, valid only while fold version, seq and chain hash match."""
+
+    seq: int
+    fold: int
+    hash: bytes
+    root: bytes
+    pieces: tuple[Blob, ...] = ()
+
+
+class References(msgspec.Struct, frozen=True):
+    """The hashes that keep values alive for a run: used by its log and inbox, and by its snapshots."""
+
+    log: set[bytes]
+    snapshots: set[bytes]
+
+
+class TermRow(msgspec.Struct, frozen=True):
+    """A search term, as a 64-bit number, at an event. `at_us` is that event's time."""
+
+    term: int
+    at_us: int
+    seq: int
+
+
+class TermBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """The search terms of a run's events between two seqs. `anew` drops all existing ones first."""
+
+    run: str
+    after: int
+    up_to: int
+    marks: tuple[TermRow, ...] = ()
+    anew: bool = False
+
+
+class Behind(msgspec.Struct, frozen=True, kw_only=True):
+    """A run with events that are not indexed yet. `number` is the cursor; `base` is its head's."""
+
+    number: int
+    run: str
+    base: int
+    marked: int
+
+
+class TermPosition(msgspec.Struct, frozen=True, order=True):
+    """The position of an event with a term. Later events compare greater."""
+
+    at_us: int
+    number: int
+    seq: int
+    run: str = ""
+
+
+class OutboxRow(msgspec.Struct, frozen=True):
+    """An event for hooks, by its seq and kind."""
+
+    seq: int
+    kind: str
+
+
+class OutboxItem(msgspec.Struct, frozen=True, kw_only=True):
+    """An event in the outbox, which orders the events of all runs for hooks."""
+
+    position: int
+    run: str
+    seq: int
+    kind: str
+
+
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """A consistent read for resuming a run: the newest snapshot, and the run's own rows after it.
+
+    Without a snapshot, all own rows. Rows beyond the head are included, so that damage is visible. Rows include their
+    data, because the caller replays them next; a snapshot comes without its chunks.
+    """
+
+    head: Head
+    quarantined: str | None
+    snapshot: Snapshot | None
+    rows: Sequence[Row]
+
+
+class Claimed(msgspec.Struct, frozen=True, kw_only=True):
+    """A claimed run: its head with the new lease, and its index. `left` is the holder that abandoned it, and
+    `left_until_us` the end of that holder's lease, if known; 0: it released the run."""
+
+    head: Head
+    row: RunRow
+    left: str | None = None
+    left_until_us: int | None = None
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """A precondition of a store's guarantees, and its violation, if any."""
+
+    name: str
+    value: str
+    wrong: str | None = None
+
+
+class Append(msgspec.Struct, frozen=True, kw_only=True):
+    """One conditional write to one run. Atomic: applied completely, or refused completely.
+
+    `pieces` are the values of the rows that the run may not have stored yet; the store deduplicates them. `takes` and
+    `returns` are inbox numbers, `erases_rows` seqs whose data is erased, `erases_pieces` values whose bytes are erased.
+    `tells` puts events of its rows into the outbox.
+
+    `also` are appends to other runs, and `sends` messages, in the same transaction. If one of `also` is refused, all
+    are, for that reason. Each must fit the state before any of them, and no two may claim the same right. The order is:
+    the append, `also`, then the `sends` of all. A message to an unknown run, or with a known id, is skipped.
+
+    An index with an ended status releases the lease in the same write.
+    """
+
+    run: str
+    after: int
+    before: bytes
+    epoch: int
+    rows: tuple[Row, ...] = ()
+    birth: CreateRun | None = None
+    pieces: tuple[Blob, ...] = ()
+    index: RunIndex | None = None
+    takes: tuple[int, ...] = ()
+    returns: tuple[int, ...] = ()
+    claims: tuple[UniqueRight, ...] = ()
+    releases: tuple[UniqueRight, ...] = ()
+    snapshot: Snapshot | None = None
+    erases_rows: tuple[int, ...] = ()
+    erases_pieces: tuple[bytes, ...] = ()
+    tells: tuple[OutboxRow, ...] = ()
+    also: tuple[Append, ...] = ()
+    sends: tuple[Delivery, ...] = ()
+
+    @property
+    def group(self) -> tuple[Append, ...]:
+        """Returns it and its companions. ValueError if a companion has its own, or two are to one run."""
+        if not self.also:
+            return (self,)
+        if any(one.also for one in self.also):
+            raise ValueError(f"{self.run}: an append that happens with another can have none with itself")
+        group = (self, *self.also)
+        if len({one.run for one in group}) < len(group):
+            raise ValueError(f"{self.run}: appends that happen together are each to another run")
+        return group
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it takes, returns and erases nothing, and has no companions."""
+        taken = self.claims or self.releases or self.takes or self.returns
+        return not (taken or self.erases_rows or self.erases_pieces or self.also or self.sends)
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it contains only events: the common case, which a store may optimize."""
+        rows = self.rows
+        if self.birth or self.pieces or self.index or self.snapshot or self.tells or not rows or not self.is_plain:
+            return False
+        return rows[0].seq == self.after + 1 and rows[-1].seq == self.after + len(rows)
+
+    def joins(self, later: Append) -> bool:
+        """Returns whether the run's next append may be merged into this one: no part of it could be refused separately.
+
+        A snapshot needs the chunks of the previous one, and an append holds one snapshot.
+        """
+        return self.is_plain and later.is_plain and later.birth is None and later.snapshot is None
+
+    def joined(self, later: Append) -> Append:
+        """Merges the run's next append into this one."""
+        return Append(
+            run=self.run,
+            after=self.after,
+            before=self.before,
+            epoch=later.epoch,
+            rows=self.rows + later.rows,
+            birth=self.birth,
+            pieces=self.pieces + later.pieces,
+            index=later.index or self.index,
+            snapshot=later.snapshot or self.snapshot,
+            tells=self.tells + later.tells,
+        )
+
+    @property
+    def last(self) -> tuple[int, bytes]:
+        """The head after this append."""
+        return (self.rows[-1].seq, self.rows[-1].hash) if self.rows else (self.after, self.before)
+
+    @property
+    def size_bytes(self) -> int:
+        """The approximate size, for back-pressure."""
+        size = 0
+        for row in self.rows:
+            size += len(row.body) + len(row.data or b"")
+        for piece in self.pieces:
+            size += len(piece.body or b"")
+        return size
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """One problem found. A `healed` one was in derived data, which was rebuilt."""
+
+    where: str
+    what: str
+    run: str | None = None
+    seq: int | None = None
+    healed: bool = False
+
+    def __str__(self) -> str:
+        place = self.run or self.where
+        at = "" if self.seq is None else f" at event {self.seq}"
+        return f"{place}{at}: {self.what} ({self.where}){' — rebuilt' if self.healed else ''}"
+
+
+Durability = Literal["power", "process"]
+"""What a commit survives: power loss, or only process death."""
+
+
+def row_check(*columns: str | bytes | int | None) -> int:
+    """Returns a checksum for a row outside the chain."""
+    return crc32(msgspec.json.encode(columns))
