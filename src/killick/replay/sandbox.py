@@ -1,7 +1,7 @@
 """The sandbox of a replayed run: its log as a store in memory, without access to anything else.
 
-Code may follow the record and end as it ended. Whatever is not on record is refused, and closes the run: no call goes
-out, nothing is sent, nobody is asked.
+Code may repeat the log and end as it ended. Any other append is refused and closes the run: no tool is called, no
+message is sent, no person is asked.
 """
 
 from __future__ import annotations
