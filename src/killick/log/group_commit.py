@@ -31,9 +31,6 @@ QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 BEHIND_SECONDS_MAX: Final = 0.001
 """How long a write-behind append may wait for others to join its commit."""
 
-LOOP_SECONDS_MAX: Final = 0.005
-"""How much longer it may wait for a loop that will commit at the end of its turn."""
-
 HURRIED_SECONDS: Final = 0.0002
 """The thread switch interval while a write-behind append is pending."""
 
@@ -276,9 +273,9 @@ class Committer:
             return behind
 
     def _commit_alone(self, item: Append, behind: list[Ticket]) -> Head:
-        ticket = Ticket(item)
         try:
             if behind:
+                ticket = Ticket(item)
                 self._commit([*behind, ticket], hand_on=False)
             else:
                 result = self._append((item,))[0]
@@ -424,9 +421,6 @@ class Committer:
             if not self._urgent:
                 due = oldest.due if oldest is not None else 0.0
                 time.sleep(max(due - SystemClock.monotonic(), 0.0) if oldest is not None else BEHIND_SECONDS_MAX)
-            if self._flush_scheduled and not self._urgent and oldest is not None:
-                # The loop commits at the end of its turn, and all that its tasks add until then. It may also block.
-                time.sleep(max(oldest.due + LOOP_SECONDS_MAX - SystemClock.monotonic(), 0.0))
             if self._urgent or (oldest is not None and self._oldest() is oldest):
                 self._urgent = False
                 self._lead_if_free()

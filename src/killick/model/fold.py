@@ -31,7 +31,8 @@ class Fold(FoldData):
 
     def are_quiet(self, events: Iterable[tuple[int, e.Event]]) -> bool:
         """Returns whether these events leave the run's index row unchanged: no wait is open, and they open none."""
-        if not self.is_running:
+        facts = self.facts
+        if facts.status != "running" or facts.idle or facts.hosted or facts.crashes:
             return False
         for _, event in events:
             if type(event) not in _QUIET and not (isinstance(event, e.AttemptEnded) and event.outcome == "returned"):

@@ -8,7 +8,7 @@ Both write the same events.
 from __future__ import annotations
 
 from asyncio import current_task
-from typing import Any, Final, NamedTuple, TypeGuard, cast
+from typing import Any, Final, NamedTuple, TypeGuard
 
 from killick.definitions.current import HERE
 from killick.definitions.markers import InnerSteps, Key, ToolStep
@@ -30,6 +30,7 @@ _FLAT: Final = frozenset({str, int, bool, type(None)})
 async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], given: dict[str, Any]) -> Any:
     """Takes a step that calls a tool. `given` are the arguments that the caller named; the others are defaults."""
     branch = HERE.get()
+    effect: Any = tool.policy.effect
     entered = False
     try:
         if not (tool.is_plain and is_common(branch, ex)):
@@ -43,7 +44,7 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
             intent_of(tool, arguments, given).classify(str(branch.count + 1), ex.engine.secret_key)  # names the step
             raise
         branch.count += 1
-        step, now, effect = str(branch.count), ex.now_us(), cast("e.EffectClass", tool.policy.effect)
+        step, now = str(branch.count), ex.now_us()
         key = action_key(ex.run_id, step, tool.name, digest, generation=ex.generation)
         intended = e.StepIntended(
             at=now, step=step, sort="tool", name=tool.name, digest=e.to_text(digest), effect=effect

@@ -56,11 +56,11 @@ def lengthened(head: HeadRow, rows: Sequence[Row]) -> tuple[HeadRow, tuple[objec
     columns = (number, after, bytearray(before), epoch, holder, until, seq, *_event(last), row_check(*moved))
     for row in rows[-2:-4:-1]:
         columns += _event(row)
-    return moved, columns + _NO_EVENT * (_STATEMENT_EVENTS - len(rows))
+    return moved, columns + _NO_EVENT * (STATEMENT_EVENTS - len(rows))
 
 
 _NO_EVENT: Final = (None, None, None)
-_STATEMENT_EVENTS: Final = 3
+STATEMENT_EVENTS: Final = 3
 """The number of events that the statement takes."""
 
 
@@ -72,7 +72,7 @@ def _event(row: Row) -> tuple[object, ...]:
 def inner_rows(head: HeadRow, rows: Sequence[Row]) -> list[tuple[object, ...]]:
     """Returns the events before those of the statement, which moves the head past all of them."""
     first = head[0] << SEQ_BITS
-    return [(first + row.seq, row.body, row.data, row.hash) for row in rows[:-_STATEMENT_EVENTS]]
+    return [(first + row.seq, row.body, row.data, row.hash) for row in rows[:-STATEMENT_EVENTS]]
 
 
 def leased(head: HeadRow, holder: str | None, until_us: int | None, *, epoch: int | None = None) -> HeadRow:

@@ -41,6 +41,7 @@ from killick.store.sqlite.rows import (
     LOG,
     SEQ_BITS,
     SNAPSHOT,
+    STATEMENT_EVENTS,
     HeadRow,
     Q,
     erase,
@@ -283,7 +284,8 @@ def bare(seen: dict[str, HeadRow], items: Sequence[Append]) -> Bare | None:
         if (item.after, item.before, item.epoch) != head[2:5]:
             return None
         moves[item.run], columns = lengthened(head, item.rows)
-        inner += inner_rows(head, item.rows)
+        if len(item.rows) > STATEMENT_EVENTS:
+            inner += inner_rows(head, item.rows)
         last.append(columns)
     return Bare(moves, inner, last)
 
