@@ -277,7 +277,7 @@ def test_a_database_that_cannot_be_written_says_so(sql: psycopg.Connection[Any])
 
 def test_text_that_postgresql_cannot_keep_is_refused_in_a_line(store: PostgresStore) -> None:
     for item in (birth(store, "zero\0", "one"), birth(store, "zero", "one", index=indexed(tags=("a\0b",)))):
-        with pytest.raises(StoreError, match="zero character"):
+        with pytest.raises(StoreError, match="NUL character"):
             store.append([item])
 
 
