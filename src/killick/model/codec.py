@@ -102,7 +102,7 @@ def plain(obj: object, *, at: str = "value", secret_key: bytes | None = None, ca
 
 def canonical(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> bytes:
     """Returns canonical bytes: equal for equal values, independent of key order, process and version."""
-    if type(obj) is dict and (flat := _flat(obj)) is not None:  # pyright: ignore[reportUnknownArgumentType]
+    if (flat := _flat(obj)) is not None:
         return flat
     tree = plain(obj, at=at, secret_key=secret_key, canonically=True)
     try:
@@ -117,11 +117,13 @@ _LONG: Final = 2**63
 _in_order: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
-def _flat(obj: dict[Any, Any]) -> bytes | None:
+def _flat(obj: Any) -> bytes | None:
     """Returns the canonical bytes of a small dict of short plain values, as most arguments are; else None.
 
     Only where both encoders must agree: ASCII without escapes, no floats, and no text that could be a tag.
     """
+    if obj.__class__ is not dict:
+        return None
     for name, value in obj.items():
         if type(name) is not str or type(value) not in _FLAT or (type(value) is int and not -_LONG <= value < _LONG):
             return None

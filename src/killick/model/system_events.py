@@ -151,7 +151,7 @@ class EntryKept(Event, frozen=True, tag="entry.kept"):
     """A framework stored a value under a name, replacing the previous one. Data: `value`."""
 
     name: str
-    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    labels: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
 
 class EntryDropped(Event, frozen=True, tag="entry.dropped"):

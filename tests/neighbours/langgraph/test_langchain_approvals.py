@@ -194,7 +194,7 @@ def test_what_the_graph_does_not_take_is_no_answer() -> None:
         "action_requests": [{"name": "send", "args": {}}],
         "review_configs": [{"action_name": "send", "allowed_decisions": ["approve", "reject"]}],
     }
-    with pytest.raises(AnswerRefused, match="it takes approve, reject"):
+    with pytest.raises(AnswerRefused, match="give one of approve, reject"):
         approvals.response_of(request, [killick.Answer(kind="respond", value="x")])
     with pytest.raises(AnswerRefused, match="no HITLRequest"):
         approvals.response_of({"something": "else"}, [])

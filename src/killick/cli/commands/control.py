@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import click
@@ -22,7 +23,8 @@ from killick.store import protocol as store
 LIVE: Final = ("queued", "running", "waiting", "paused")
 
 
-class Act(NamedTuple):
+@dataclass(frozen=True)
+class Act:
     """A command on one run: `plan` previews it, or raises why it is refused; `do` gives it, and returns what it did."""
 
     verb: str

@@ -65,7 +65,8 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
         live = inner.live = None if effect == "reads" else ex.engine.live.begin(ex.run_id, step, tool.name)
         ex.attempts += 1
         token = HERE.set(place)
-        value = error = None
+        value: Any = None
+        error: BaseException | None = None
         try:
             value = await tool.fn(**arguments)
         except BaseException as raised:
@@ -78,10 +79,11 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
             ex.inner_waits.close(inner)
             ex.attempts -= 1
         # Record: the outcome is committed with the next append, or soon.
-        returns = type(value) if type(value) in _FLAT and error is None else None
+        kind: Any = value.__class__
         if (
-            returns is None
-            or tool.returns not in (Any, returns)
+            error is not None
+            or kind not in _FLAT
+            or tool.returns not in (Any, kind)
             or inner.is_refused
             or inner.told
             or ex.signal

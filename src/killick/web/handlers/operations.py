@@ -6,7 +6,8 @@ The record has the caller's name. A command that the run's state rules out is re
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -276,7 +277,8 @@ By = dict[str, str | None]
 """The name of the caller and the reason, for the record."""
 
 
-class Command(NamedTuple):
+@dataclass(frozen=True)
+class Command:
     """A command to a run: its body, its preview, how it is carried out, and its outcome where that says none."""
 
     summary: str
