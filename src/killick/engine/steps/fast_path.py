@@ -80,15 +80,8 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
             ex.attempts -= 1
         # Record: the outcome is committed with the next append, or soon.
         kind: Any = value.__class__
-        if (
-            error is not None
-            or kind not in _FLAT
-            or tool.returns not in (Any, kind)
-            or inner.is_refused
-            or inner.told
-            or ex.signal
-            or ex.parked
-        ):
+        is_flat = error is None and kind in _FLAT and tool.returns in (Any, kind)
+        if not is_flat or inner.is_refused or inner.told or ex.signal or ex.parked:
             return await made.conclude(Applied(value, error), inner)
         ended = e.AttemptEnded(at=ex.now_us(), step=step, attempt=1, outcome="returned")
         ex.context.see(ex.write_behind(Entry(ended, {"output": value})))
