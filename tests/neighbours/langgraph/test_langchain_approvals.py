@@ -196,7 +196,7 @@ def test_what_the_graph_does_not_take_is_no_answer() -> None:
     }
     with pytest.raises(AnswerRefused, match="give one of approve, reject"):
         approvals.response_of(request, [killick.Answer(kind="respond", value="x")])
-    with pytest.raises(AnswerRefused, match="no HITLRequest"):
+    with pytest.raises(AnswerRefused, match="is not a HITLRequest"):
         approvals.response_of({"something": "else"}, [])
 
 
