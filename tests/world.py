@@ -125,6 +125,10 @@ class World:
         """The events of one kind."""
         return [recorded.event for recorded in self.kd.events(run) if isinstance(recorded.event, kind)]
 
+    def started(self, run: str) -> list[e.Started]:
+        """The events that start attempts."""
+        return [recorded.event for recorded in self.kd.events(run) if isinstance(recorded.event, e.Started)]
+
     def close(self) -> None:
         for client in self._clients:
             client.close()

@@ -180,9 +180,9 @@ def test_what_happened_is_all_there(kd: killick.Client) -> None:
         assert (was.seq, type(was.event), was.event.at) == (now.seq, type(now.event), now.event.at)
         for name in ("step", "sort", "name", "effect", "attempt", "outcome", "agent", "waits_for", "how"):
             assert getattr(was.event, name, None) == getattr(now.event, name, None)
-    keys = [record.event.key for record in after if isinstance(record.event, e.AttemptStarted)]
+    keys = [record.event.key for record in after if isinstance(record.event, e.Started)]
     assert keys[-1].startswith("r:step_8:redact_pay:")
-    assert keys != [record.event.key for record in before if isinstance(record.event, e.AttemptStarted)]
+    assert keys != [record.event.key for record in before if isinstance(record.event, e.Started)]
 
 
 def test_the_same_value_has_the_same_stand_in_wherever_it_flows(kd: killick.Client) -> None:

@@ -21,7 +21,7 @@ from killick.cli import demo
 from killick.cli.demo import calendar_api
 from killick.cli.main import main
 from killick.client.client import open as open_client
-from killick.model.events import AttemptSettled, AttemptStarted, RunTaken
+from killick.model.events import AttemptSettled, RunTaken, Started
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +77,7 @@ def test_the_run_died_at_step_6_and_was_finished_by_another_process(shown: Shown
         assert pids == PROCESS.findall(done.stdout)
         assert len(set(pids)) == 2
         second = events.index(taken[1])
-        assert [event.step for event in events[second:] if isinstance(event, AttemptStarted)] == ["7", "8", "9"]
+        assert [event.step for event in events[second:] if isinstance(event, Started)] == ["7", "8", "9"]
         settled = [event for event in events[second:] if isinstance(event, AttemptSettled)]
         assert [(event.step, event.settlement, event.by) for event in settled] == [("6", "happened", "reconcile")]
         assert state.status == "completed"

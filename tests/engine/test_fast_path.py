@@ -157,4 +157,4 @@ def test_whole_steps_and_single_events_fold_to_the_same_snapshots(tmp_path: Path
         pieces: tuple[list[Any], list[Any]] = ([], [])
         assert left.save(pieces[0]) == right.save(pieces[1])
         assert pieces[0] == pieces[1]
-    assert sum(isinstance(event, e.AttemptStarted) for _, event in events) > 8
+    assert sum(isinstance(event, e.Started) for _, event in events) > 8

@@ -82,7 +82,7 @@ def test_r10_an_effectful_step_costs_one_durable_write_of_intention_and_start(di
     kd = disk.process(behind=True)
     seen = waited_for(kd)
     assert kd.run(acts, id="r") == 190
-    assert [kinds[-2:] for kinds in seen[:-1]] == [["step.intended", "attempt.started"]] * 20
+    assert [kinds[-1:] for kinds in seen[:-1]] == [["step.started"]] * 20
     assert seen[-1][-1] == "run.completed"
 
 
@@ -107,7 +107,7 @@ def test_r10_reads_model_calls_and_decisions_wait_for_no_write(disk: Any) -> Non
     seen = waited_for(kd)
     assert kd.run(looks, id="r") == 45
     # The first step of a process is durable whatever it does, so that one that kills its process is counted.
-    assert [kinds[-1] for kinds in seen] == ["attempt.started", "run.completed"]
+    assert [kinds[-1] for kinds in seen] == ["step.started", "run.completed"]
 
 
 def test_r10_the_last_outcome_shares_the_next_intentions_commit(disk: Any) -> None:
@@ -121,7 +121,7 @@ def test_r10_the_last_outcome_shares_the_next_intentions_commit(disk: Any) -> No
             await run.call(act, n)
 
     disk.process(behind=True).run(acts, id="r")
-    whole = ["attempt.ended", "step.intended", "attempt.started"]
+    whole = ["attempt.ended", "step.started"]
     # A machine that is busy elsewhere may take longer than an outcome may wait for company.
     assert disk.line.appends.count(whole) > 30, disk.line.appends
 
@@ -147,10 +147,10 @@ def test_r10_nothing_is_applied_before_intention_and_start_are_durable(world: An
 
     @killick.tool
     async def act() -> None:
-        seen.append([str(each.event.__struct_config__.tag) for each in world.kd.events("r")][-2:])
+        seen.append([str(each.event.__struct_config__.tag) for each in world.kd.events("r")][-1:])
 
     world.process(behind=True).run(calls_one, "act", id="r")
-    assert seen == [["step.intended", "attempt.started"]]
+    assert seen == [["step.started"]]
 
 
 # R11: returned, refused, unknown ------------------------------------------------------------------
@@ -313,7 +313,7 @@ def test_r12_all_attempts_of_an_action_have_its_key(world: Any) -> None:
     assert kd.run(calls_one, "send", id="r") == 4
     assert len(keys) == 4
     assert len(set(keys)) == 1
-    assert {started.key for started in world.told("r", e.AttemptStarted)} == set(keys)
+    assert {started.key for started in world.started("r")} == set(keys)
 
 
 def test_r12_after_a_rewind_the_step_of_a_key_carries_the_generation(world: Any) -> None:
@@ -449,7 +449,7 @@ def test_a_timeout_is_for_each_attempt_and_is_told_as_such(world: Any, blocking:
     assert len(began) == 3
     errors = world.kd.state("r").retries[0].errors
     assert [error["kind"] for error in errors] == ["timeout", "timeout"]
-    started = world.told("r", e.AttemptStarted)
+    started = world.started("r")
     assert all(each.deadline == each.at + 1_000_000 for each in started)
 
 
@@ -549,7 +549,7 @@ def test_a_limit_is_shared_by_tools_and_waiting_for_it_is_no_attempt(world: Any,
 
     world.kd.run(calls, id="r")
     assert [(name, round(at)) for name, at in called] == [("write", 0), ("look", 60), ("write", 120)]
-    assert [started.attempt for started in world.told("r", e.AttemptStarted)] == [1, 1, 1]
+    assert [started.attempt for started in world.started("r")] == [1, 1, 1]
     assert {delayed.because for delayed in world.told("r", e.StepDelayed)} == {"limit crm, all", "limit crm"}
 
 
@@ -1076,7 +1076,7 @@ def alone(key: killick.Key = killick.KEY) -> list:
 """
     )
     key, process = world.kd.run(calls_one, "alone", id="r")
-    assert key == world.told("r", e.AttemptStarted)[0].key
+    assert key == world.started("r")[0].key
     assert process != os.getpid()
 
 

@@ -116,7 +116,7 @@ def test_r14_a_reconciler_that_finds_the_effect_gives_its_result(world: Any, ban
     assert bank.paid == ["ann"]
     [effect] = asked
     assert (effect.tool, effect.step, effect.arguments["to"]) == ("pay", "1", "ann")
-    assert effect.key == world.told("r", e.AttemptStarted)[0].key
+    assert effect.key == world.started("r")[0].key
     assert effect.failure.message == "half way"
     assert [settled.settlement for settled in world.told("r", e.AttemptSettled)] == ["happened"]
     world.process().run(calls_each, id="r")
@@ -477,7 +477,7 @@ def test_r16_once_the_old_holder_is_known_to_be_dead_nobody_waits_for_it_any_lon
     still.store.lives = lambda holder: False
     advanced = frozen.worker().advance("r")
     assert (advanced.status, advanced.result) == ("completed", ["late"])
-    assert len(still.told("r", e.AttemptStarted)) == 2
+    assert len(still.started("r")) == 2
 
 
 def test_r16_a_command_in_between_does_not_prove_the_old_holder_dead(still: Any, manual: killick.ManualClock) -> None:
@@ -505,7 +505,7 @@ def test_r16_a_holder_whose_lease_ran_out_while_it_wrote_does_not_apply(
 
     def slowly(items: Any) -> Any:
         written = append(items)
-        if any(b"attempt.started" in row.body for item in items for row in item.rows):
+        if any(b"step.started" in row.body for item in items for row in item.rows):
             manual.advance(61)
         return written
 
@@ -1155,7 +1155,7 @@ def test_r20_a_failed_run_is_undone_in_reverse_order_under_keys_of_its_own(world
     assert shop.order == ["both", "flight", "hotel"]
     first = shop.undone[-1]
     assert (first.tool, first.step, first.result) == ("book", "1", "did hotel")
-    started = {each.step: each.key for each in world.told("r", e.AttemptStarted)}
+    started = {each.step: each.key for each in world.started("r")}
     assert first.key == started["1"]
     undoing = [each for each in world.told("r", e.StepIntended) if each.sort == "undo"]
     assert [each.undoes for each in undoing] == ["3", "2", "1"]
@@ -1535,7 +1535,7 @@ def test_r20_confirm_sees_the_effect_with_its_result_and_lets_it_pass(world: Any
     assert world.kd.run(calls_each, id="r") == [{"number": 1, "to": "ann"}]
     [effect] = seen
     assert (effect.result, effect.arguments["to"]) == (Receipt(1, "ann"), "ann")
-    assert effect.key == world.told("r", e.AttemptStarted)[0].key
+    assert effect.key == world.started("r")[0].key
     assert [each.confirmed for each in world.told("r", e.EffectConfirmed)] == [True]
 
 
@@ -1600,7 +1600,7 @@ def test_r20_confirm_knows_the_key_of_what_was_adopted(world: Any) -> None:
     world.kd.run(calls_each, id="r")
     world.rewind_to("r", "1")
     world.kd.run(calls_each, id="r")
-    assert set(seen) == {world.told("r", e.AttemptStarted)[0].key}
+    assert set(seen) == {world.started("r")[0].key}
 
 
 # dying at every commit in turn --------------------------------------------------------------------

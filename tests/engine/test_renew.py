@@ -180,9 +180,6 @@ def test_a_death_at_any_commit_leaves_one_line_of_logs(world: Any, number: int, 
     assert follows == {"r+2": "r", "r+3": "r+2"}
     assert not kd.verify().problems
     started = [
-        event.key
-        for run in ("r", "r+2", "r+3")
-        for _, event, _ in kd.events(run)
-        if isinstance(event, e.AttemptStarted)
+        event.key for run in ("r", "r+2", "r+3") for _, event, _ in kd.events(run) if isinstance(event, e.Started)
     ]
     assert len(set(started)) == 3

@@ -350,7 +350,12 @@ def test_an_attempt_that_was_refused_before_anyone_waited_for_it_is_not_made(
     assert FAR == {}
 
 
-@killick.tool(name="lineage_pay_when_open", retry=killick.Retry(attempts=1), nothing_happened=ConnectionRefusedError)
+@killick.tool(
+    name="lineage_pay_when_open",
+    retry=killick.Retry(attempts=1),
+    nothing_happened=ConnectionRefusedError,
+    consumes=("to",),
+)
 def pay_when_open(to: str, key: killick.Key = killick.KEY, step: killick.ToolStep = killick.STEP) -> str:
     if CLOSED and CLOSED.pop():
         raise ConnectionRefusedError("closed")

@@ -577,7 +577,7 @@ def test_a_commit_that_was_not_made_interrupts_the_run_which_goes_on_later(path:
     with killick.open(str(path)) as kd:
         assert kd.run(payer, "ann", id="a") == 3
         assert rows(path) == [("ann", 1), ("ann", 2)]
-        assert [event.event.attempt for event in kd.events("a") if isinstance(event.event, e.AttemptStarted)] == [
+        assert [event.event.attempt for event in kd.events("a") if isinstance(event.event, e.Started)] == [
             1,
             2,
             1,

@@ -226,7 +226,7 @@ def _work(agent: killick.Agent[Any, Any], aim: Aim) -> None:
         found = {
             "result": result,
             "asked_people": sum(isinstance(event, e.WaitOpened) for event in kinds),
-            "attempts": sum(isinstance(event, e.AttemptStarted) and "patch" in event.key for event in kinds),
+            "attempts": sum(isinstance(event, e.Started) and "patch" in event.key for event in kinds),
             "models": sum(isinstance(event, e.AttemptEnded) and event.outcome == "returned" for event in kinds),
             "back": len(back),
             "ended": sum(len(data.get("ended", ())) for data in back),

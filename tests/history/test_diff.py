@@ -196,7 +196,7 @@ def between_r(kd: killick.Client) -> Any:
 def test_events_that_change_nothing_make_no_difference(kd: killick.Client) -> None:
     assert not kd.diff("r", "now", "now")
     assert not kd.diff("r", "now", "now").patch()
-    started = next(r.seq for r in kd.events("r") if isinstance(r.event, e.AttemptStarted))
+    started = next(r.seq for r in kd.events("r") if isinstance(r.event, e.Started))
     noted = kd.log.open("r")
     noted.append(killick.Entry(e.NoteMade(at=1), {"note": "nothing"}))
     found = kd.diff("r", f"@{kd.log.head('r').seq}")

@@ -85,8 +85,8 @@ def fork(task: Callable[[int], object]) -> tuple[int, int]:
     return child, reading
 
 
-def finish(child: int, reading: int) -> tuple[int, list[str]]:
-    chunks = []
+def finish(child: int, reading: int, began: bytes = b"") -> tuple[int, list[str]]:
+    chunks = [began]
     while chunk := os.read(reading, 1 << 16):
         chunks.append(chunk)
     os.close(reading)
@@ -126,9 +126,12 @@ def at_random_moments(folder: Path, kills: int, seed: int) -> dict[str, object]:
     events = "0"
     for kill in range(kills):
         child, reading = fork(lambda out, kill=kill: append_for_ever(path, out, seed + kill))
-        time.sleep(chance.uniform(0.005, 0.08))
+        began = b""
+        for _ in range(chance.randrange(20)):
+            began += os.read(reading, 1 << 16)
+        time.sleep(chance.uniform(0, 0.02))
         os.kill(child, signal.SIGKILL)
-        status, lines = finish(child, reading)
+        status, lines = finish(child, reading, began)
         assert os.WIFSIGNALED(status), f"seed {seed}, kill {kill}: the child ended by itself: {lines[-1:]}"
         for line in lines:
             run, seq = line.split()

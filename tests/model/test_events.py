@@ -31,6 +31,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "run.failed": STEP,
     "run.cancelled": {},
     "step.intended": {**STEP, "sort": "tool", "name": "pay", "digest": "d", "effect": "at_most_once"},
+    "step.started": {**STEP, "sort": "tool", "name": "pay", "digest": "d", "key": "k", "epoch": 2, "deadline": 9},
     "step.edited": {**STEP, "by": "ann", "digest": "d"},
     "step.delayed": {**STEP, "until": 9},
     "step.adopted": {**STEP, "run": "r", "key": "k", "seq": 4},

@@ -10,7 +10,7 @@ def test_the_hashes_are_the_documented_ones() -> None:
     before = hashing.genesis("store_1", "run_1")
     assert before == sha256(b"\x03killick\x001\x00store_1\x00run_1").digest()
     assert hashing.leaf(body) == sha256(b"\x00" + body).digest()
-    assert hashing.link(before, body) == sha256(b"\x01" + before + hashing.leaf(body)).digest()
+    assert hashing.link(before, body) == sha256(b"\x04" + before + body).digest()
     assert hashing.value_hash("json", b"{}") == sha256(b"\x02json\x00{}").digest()
 
 

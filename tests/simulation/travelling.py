@@ -403,7 +403,7 @@ class Journey:
     def _lost(self, run: str, line: Told) -> Iterator[str]:
         """What the record stands on and the far side knows nothing of, or has once where a timeline owes it twice."""
         state = self.kd.state(run)
-        keys = {event.step: event.key for _, event in line if isinstance(event, e.AttemptStarted | e.StepAdopted)}
+        keys = {event.step: event.key for _, event in line if isinstance(event, e.Started | e.StepAdopted)}
         stood: dict[str, str] = {}
         for step in state.fold.steps:
             if step.name in ACTING and step.sort == "tool" and step.status == "done":

@@ -104,7 +104,7 @@ def _events(kd: killick.Client, run: str, counts: Counter[str]) -> Iterator[str]
     for recorded in kd.events(run, limit=10_000):
         event = recorded.event
         counts["events"] += 1
-        counts["attempts"] += isinstance(event, e.AttemptStarted)
+        counts["attempts"] += isinstance(event, e.Started)
         counts["taken"] += isinstance(event, e.RunTaken)
         counts["settled"] += isinstance(event, e.AttemptSettled)
         if isinstance(event, e.WaitOpened) and event.waits_for == "settlement":

@@ -244,7 +244,7 @@ async def test_stopping_now_cuts_off_what_is_open_and_it_is_made_again(kd: killi
     async with kd.worker():
         await ended(kd, "one")
     assert gate.calls == ["once", "once"]
-    assert len({event.key for _, event, _ in kd.events("one") if isinstance(event, e.AttemptStarted)}) == 1
+    assert len({event.key for _, event, _ in kd.events("one") if isinstance(event, e.Started)}) == 1
 
 
 @on_loop

@@ -56,7 +56,7 @@ _NONE: Final = Rights()
 def rights(event: e.Event) -> Rights:
     """The claims that an event names."""
     match event:
-        case e.AttemptStarted() | e.StepAdopted():
+        case e.AttemptStarted() | e.StepStarted() | e.StepAdopted():
             return Rights(claims=event.claims)
         case e.AttemptEnded() | e.AttemptSettled():
             return Rights(releases=event.released)
@@ -88,7 +88,7 @@ def append_all(store: MemoryStore, run: str, rows: Sequence[Row]) -> None:
         claims = tuple(claim for claim in found.claims if held.get(claim) == row.seq)
         found = found._replace(claims=claims, releases=())
         head = store.head(run)
-        raises = isinstance(event, e.RunTaken | e.AttemptStarted) and head is not None and event.epoch > head.epoch
+        raises = isinstance(event, e.RunTaken | e.Started) and head is not None and event.epoch > head.epoch
         if found == _NONE and not raises and not isinstance(event, e.RunRepaired):
             plain.append(row)
             continue
@@ -134,7 +134,7 @@ def _raised(store: MemoryStore, run: str, event: e.Event) -> Head:
     """The head with the epoch of the lease holder; a compensation takes the lease without an event."""
     head = store.head(run)
     assert head is not None
-    if isinstance(event, e.RunTaken | e.AttemptStarted):
+    if isinstance(event, e.RunTaken | e.Started):
         for _ in range(head.epoch, event.epoch):
             head = store.lease(run, getattr(event, "holder", "somebody"), seconds=60)
             store.release(run, epoch=head.epoch)

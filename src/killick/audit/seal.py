@@ -23,7 +23,7 @@ from killick.log.writer import Entry, RunLog
 from killick.model import event_codec, hashing, system_events
 from killick.model import events as e
 from killick.model.chunks import pack, unpack
-from killick.model.merkle import Frontier, node
+from killick.model.merkle import Frontier
 from killick.store.protocol import Store
 from killick.store.records import OWN_AGENTS, Delivery, Head, Message, Row
 from killick.type_init import ready
@@ -207,11 +207,10 @@ def leaves(store: Store, head: Head, *, after: int = 0, before: bytes | None = N
                     seq, hash_ = repaired.last, e.from_text(repaired.hash_head)
             if row.seq != seq + 1:
                 raise Parted(seq + 1, f"events {seq + 1} to {row.seq - 1} are missing")
-            leaf = hashing.leaf(row.body)
-            seq, hash_ = row.seq, node(hash_, leaf)
+            seq, hash_ = row.seq, hashing.link(hash_, row.body)
             if hash_ != row.hash:
                 raise Parted(seq, "body and hash do not fit the chain")
-            yield Leaf(seq, leaf, hash_)
+            yield Leaf(seq, hashing.leaf(row.body), hash_)
     if seq < head.seq:
         raise Parted(seq + 1, f"its log ends at event {seq}, its head says {head.seq}")
     if hash_ != head.hash:

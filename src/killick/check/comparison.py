@@ -54,7 +54,8 @@ def _place(place: str) -> str:
     if not kind:
         return f"{when} it writes to the store"
     known = {
-        "attempt.started": "the start of step {}", "attempt.ended": "the outcome of step {}",
+        "step.started": "the start of step {}", "attempt.started": "the start of step {}",
+        "attempt.ended": "the outcome of step {}",
         "step.ended": "the outcome of step {}", "attempt.settled": "what became of step {}",
         "wait.opened": "the question of step {}", "wait.closed": "the answer to step {}",
         "decision.made": "the decision at step {}", "run.started": "its start", "run.completed": "its end",

@@ -85,7 +85,7 @@ def touch_after(ex: Execution, claim: ClaimedRun) -> int:
     for step in open_ones:
         if step.status in OVER:
             continue
-        started: e.AttemptStarted = ex.record.event(step.attempts[-1].started)
+        started: e.Started = ex.record.event(step.attempts[-1].started)
         holder = ex.record.holder_of(started.epoch)
         if holder is not None and holder != ex.engine.holder and store.lives(holder):
             # Leases end by the store's own clock, deadlines by ours.

@@ -73,7 +73,7 @@ class RunSpan:
 class Attempt:
     """One try of a tool or a model. `arguments` and `output` are as they are on record."""
 
-    def __init__(self, run: str, agent: str, stretch: RunSpan | None, started: e.AttemptStarted) -> None:
+    def __init__(self, run: str, agent: str, stretch: RunSpan | None, started: e.Started) -> None:
         self.run = run
         self.agent = agent
         self.stretch = stretch
@@ -327,6 +327,10 @@ class Watch:
             if len(self._intended) > _INTENDED_MAX:
                 del self._intended[next(iter(self._intended))]  # the fold knows it too
 
+    def _starts(self, event: e.StepStarted, values: Mapping[str, Any]) -> None:
+        self._intends(event, values)
+        self._attempted(event, values)
+
     def _edited(self, event: e.StepEdited, values: Mapping[str, Any]) -> None:
         if event.step in self._intended:
             intended, before = self._intended[event.step]
@@ -363,7 +367,7 @@ class Watch:
         past = self.ex.log.fold.step(step)
         return "wait" if past is None else past.sort
 
-    def _attempted(self, event: e.AttemptStarted, _: Mapping[str, Any]) -> None:
+    def _attempted(self, event: e.Started, _: Mapping[str, Any]) -> None:
         ex = self.ex
         attempt = Attempt(ex.run_id, ex.agent.name, self.stretch, event)
         if event.step in self._intended:
@@ -412,6 +416,7 @@ class Watch:
 
 _HEARD: Final[Mapping[type[e.Event], Callable[[Watch, Any, Mapping[str, Any]], None]]] = {
     e.StepIntended: Watch._intends,  # pyright: ignore[reportPrivateUsage]
+    e.StepStarted: Watch._starts,  # pyright: ignore[reportPrivateUsage]
     e.StepEdited: Watch._edited,  # pyright: ignore[reportPrivateUsage]
     e.StepEnded: Watch._step_ended,  # pyright: ignore[reportPrivateUsage]
     e.AttemptStarted: Watch._attempted,  # pyright: ignore[reportPrivateUsage]

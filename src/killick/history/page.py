@@ -340,7 +340,7 @@ def _belongs(event: e.Event, number: str, known: Mapping[str, Any], own: Mapping
         return event.by == "killick" and number in own
     if isinstance(event, e.AttemptSettled | e.AttemptEnded) and event.key is not None:
         # The effects of a rewound timeline end and are resolved under their old step number.
-        started = (each.key for _, each in own.get(number, ()) if isinstance(each, e.AttemptStarted))
+        started = (each.key for _, each in own.get(number, ()) if isinstance(each, e.Started))
         return event.key in started
     return isinstance(event, _OF_STEPS)
 
@@ -374,6 +374,7 @@ class _StepParts:
         match event:
             case e.StepIntended():
                 self.single["verdict"] = event.verdict
+                self._tries(seq, event, values)
             case e.StepEdited():
                 self.edits.append(Edit(at=event.at, by=event.by, verdict=event.verdict, values=values))
             case e.StepEnded():
@@ -434,7 +435,7 @@ class _StepParts:
         )  # fmt: skip
 
     def _tries(self, seq: int, event: e.Event, values: Values) -> None:
-        if isinstance(event, e.AttemptStarted):
+        if isinstance(event, e.Started):
             died = any(at > seq and epoch > event.epoch for at, epoch in self._takings)
             self.attempts[event.attempt] = Attempt(number=event.attempt, key=event.key, started_at=event.at, died=died)
             return

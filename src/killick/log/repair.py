@@ -71,7 +71,7 @@ def _doubts(rows: Sequence[Row]) -> list[e.Doubt]:
             continue
         if isinstance(event, e.StepIntended) and event.effect not in (None, "reads"):
             tools[event.step] = event.name
-        elif isinstance(event, e.AttemptStarted) and (event.step in tools or ":step_" in event.key):
+        if isinstance(event, e.Started) and (event.step in tools or ":step_" in event.key):
             tool = tools.get(event.step) or event.key.split(":")[-2]
             doubts[event.key] = e.Doubt(event.step, tool, event.key, event.attempt)
     return list(doubts.values())

@@ -272,7 +272,7 @@ class _RunCheck:
                 self.erased_pieces.update(map(e.from_text, event.pieces))
             case e.RunTaken():
                 self.epoch = event.epoch
-            case e.AttemptStarted():
+            case e.AttemptStarted() | e.StepStarted():
                 self.epoch = max(self.epoch, event.epoch)
             case _:
                 pass

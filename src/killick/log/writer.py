@@ -15,7 +15,15 @@ from killick.log.group_commit import Committer, Ticket
 from killick.model import hashing
 from killick.model.chunks import Blob, pack
 from killick.model.event_codec import TOLD, check, encode
-from killick.model.events import AttemptEnded, AttemptProgressed, AttemptStarted, Event, RunRewound, StepIntended
+from killick.model.events import (
+    AttemptEnded,
+    AttemptProgressed,
+    AttemptStarted,
+    Event,
+    RunRewound,
+    StepIntended,
+    StepStarted,
+)
 from killick.model.fold import FOLD, Fold, is_plain_step
 from killick.model.ledger import Ledger
 from killick.store.protocol import Transaction
@@ -449,13 +457,12 @@ def apply_events(fold: Fold, ledger: Ledger, events: Sequence[tuple[int, Event]]
     at, facts = 0, ledger.facts
     while at < len(events):
         seq, event = events[at]
-        if type(event) is StepIntended and len(events) - at > 2 and fold.is_running and not facts.generation:
-            started: Any = events[at + 1][1]
-            ended: Any = events[at + 2][1]
-            if is_plain_step(event, started, ended) and started.key not in facts.open and event.step not in facts.keys:
-                fold.apply_step(seq, event, started, ended)
-                ledger.apply_step(seq, event, started)
-                at += 3
+        if type(event) is StepStarted and len(events) - at > 1 and fold.is_running and not facts.generation:
+            ended: Any = events[at + 1][1]
+            if is_plain_step(event, ended) and event.key not in facts.open and event.step not in facts.keys:
+                fold.apply_step(seq, event, ended)
+                ledger.apply_step(seq, event)
+                at += 2
                 continue
         fold.apply(seq, event)
         ledger.apply(seq, event)
@@ -501,7 +508,7 @@ def _encoded(entry: Entry, secret_key: bytes) -> Encoded:
         raise ValueRefused(f"{_place(event)}: {printable(error.object)}", LONE_SURROGATE) from None
 
 
-_OURS: Final = frozenset({StepIntended, AttemptStarted, AttemptProgressed, AttemptEnded})
+_OURS: Final = frozenset({StepIntended, StepStarted, AttemptStarted, AttemptProgressed, AttemptEnded})
 """Frequent events with values that only the runtime creates."""
 
 

@@ -17,7 +17,7 @@ from killick.type_init import ready
 AnyEvent = (
     e.RunStarted | e.RunForked | e.ForkMade | e.RunTaken | e.LeaseLapsed | e.RunQuarantined | e.RunPaused
     | e.RunResumed | e.RunPrioritized | e.RunTagged | e.RunDiverged | e.RunRewound | e.RunRepaired | e.RunRenewed
-    | e.CancelRequested | e.RunCompleted | e.RunFailed | e.RunCancelled | e.StepIntended | e.StepEdited
+    | e.CancelRequested | e.RunCompleted | e.RunFailed | e.RunCancelled | e.StepIntended | e.StepStarted | e.StepEdited
     | e.StepDelayed | e.StepAdopted | e.StepDrifted | e.StepOverridden | e.StepEnded | e.AttemptStarted
     | e.AttemptProgressed | e.AttemptEnded | e.AttemptSettled | e.EffectConfirmed | e.DecisionMade | e.WaitOpened
     | e.WaitVoted | e.WaitClosed | e.MessageTaken | e.MessageSent | e.ChildSpawned | e.ChildEnded | e.ContextChanged

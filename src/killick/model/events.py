@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64decode
 from binascii import b2a_base64
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -268,6 +268,18 @@ class StepIntended(Event, frozen=True, tag="step.intended"):
     within: StepId | None = None
 
 
+class StepStarted(StepIntended, frozen=True, tag="step.started"):
+    """An intention whose first attempt is about to touch the world: `step.intended` and `attempt.started` in one. It
+    claims no rights. Data: as for an intention."""
+
+    attempt: ClassVar[int] = 1
+    action: ClassVar[None] = None
+
+    key: str = ""
+    epoch: int = 0
+    deadline: int | None = None
+
+
 class StepEdited(Event, frozen=True, tag="step.edited"):
     """A person edited a step's arguments before it ran. The contract evaluates the edited intention; a rejected edit
     changes nothing. Data: `arguments`, `changed`, `comment`; `paths`, `others` and `failure` as for an intention."""
@@ -337,6 +349,16 @@ class AttemptStarted(Event, frozen=True, tag="attempt.started"):
     deadline: int | None = None
     claims: tuple[str, ...] = ()
     action: Action | None = None
+
+
+Started: TypeAlias = AttemptStarted | StepStarted
+"""The events that start an attempt."""
+
+
+def started_at_once(intended: StepIntended, attempt: AttemptStarted) -> StepStarted:
+    """Returns one event for an intention and the first attempt that follows at once."""
+    fields = {name: getattr(intended, name) for name in StepIntended.__struct_fields__}
+    return StepStarted(**fields, key=attempt.key, epoch=attempt.epoch, deadline=attempt.deadline)
 
 
 class AttemptProgressed(Event, frozen=True, tag="attempt.progressed"):

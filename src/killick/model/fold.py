@@ -14,7 +14,7 @@ from killick.model.facts import Attempt, Step
 from killick.model.fold_data import FoldData
 from killick.model.fold_handlers import HANDLERS
 
-FOLD: Final = 6
+FOLD: Final = 7
 """The version of this fold; snapshots of another version are ignored."""
 
 
@@ -58,19 +58,19 @@ class Fold(FoldData):
             facts.status = status
             facts.changed_at = event.at
 
-    def apply_step(self, seq: int, intended: e.StepIntended, started: e.AttemptStarted, ended: e.AttemptEnded) -> None:
-        """Applies the three events of a plain step at once, from the seq of its intention; see `is_plain_step`."""
-        facts, name, last = self.facts, intended.name, seq + 2
-        attempt = Attempt(seq + 1, started.at, started.epoch, last, ended.at, "returned")
+    def apply_step(self, seq: int, started: e.StepStarted, ended: e.AttemptEnded) -> None:
+        """Applies both events of a plain step at once, from the seq of its start; see `is_plain_step`."""
+        facts, name, last = self.facts, started.name, seq + 1
+        attempt = Attempt(seq, started.at, started.epoch, last, ended.at, "returned")
         step = Step(
-            intended.step, "tool", name, seq, intended.at, "done", intended.effect, last, ended.at, last, [attempt]
+            started.step, "tool", name, seq, started.at, "done", started.effect, last, ended.at, last, [attempt]
         )
         index = self.steps.append(step)
         self.tops.append(index)
         self.trace.append(index)
-        if intended.effect != "reads":
+        if started.effect != "reads":
             self.effects.append(index)
-        facts.seq, facts.current = last, intended.step
+        facts.seq, facts.current = last, started.step
         facts.committed += 1
         facts.done[name] = facts.done.get(name, 0) + 1
 
@@ -83,20 +83,18 @@ class Fold(FoldData):
         return twin
 
 
-def is_plain_step(intended: e.Event, started: e.Event, ended: e.Event) -> bool:
-    """Whether three consecutive events are a tool call at the top level that returned at its first attempt, of a run
+def is_plain_step(started: e.Event, ended: e.Event) -> bool:
+    """Whether two consecutive events are a tool call at the top level that returned at its first attempt, of a run
     that was never rewound: `apply_step` of both folds then does what their `apply` does."""
     return (
-        type(intended) is e.StepIntended
-        and type(started) is e.AttemptStarted
+        type(started) is e.StepStarted
         and type(ended) is e.AttemptEnded
-        and intended.step == started.step == ended.step
-        and intended.sort == "tool"
-        and intended.effect in _PLAIN_EFFECTS
-        and intended.step.isdigit()
-        and not (intended.verdict or intended.undoes or intended.within or intended.claims)
-        and started.attempt == ended.attempt == 1
-        and not (started.claims or started.action)
+        and started.step == ended.step
+        and started.sort == "tool"
+        and started.effect in _PLAIN_EFFECTS
+        and started.step.isdigit()
+        and not (started.verdict or started.undoes or started.within or started.claims)
+        and ended.attempt == 1
         and ended.outcome == "returned"
         and not (ended.usage or ended.released or ended.key)
     )
@@ -109,6 +107,7 @@ _QUIET: Final = frozenset(
     {
         e.ContractBound,
         e.StepIntended,
+        e.StepStarted,
         e.AttemptStarted,
         e.AttemptProgressed,
         e.DecisionMade,

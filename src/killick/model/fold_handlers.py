@@ -158,6 +158,11 @@ def _step_intended(fold: FoldData, seq: int, event: e.StepIntended) -> None:
         _judged(fold, step, event, seq, event.verdict)
 
 
+def _step_started(fold: FoldData, seq: int, event: e.StepStarted) -> None:
+    _step_intended(fold, seq, event)
+    _attempt_started(fold, seq, event)
+
+
 def _judged(fold: FoldData, step: Step, event: e.Event, seq: int, verdict: e.Verdict) -> None:
     """A rejection ends the step. Consecutive rejections are counted, to stop a model that does not learn."""
     if verdict.ruling == "reject":
@@ -203,7 +208,7 @@ def _step_ended(fold: FoldData, seq: int, event: e.StepEnded) -> None:
             fold.failures.append(seq)
 
 
-def _attempt_started(fold: FoldData, seq: int, event: e.AttemptStarted) -> None:
+def _attempt_started(fold: FoldData, seq: int, event: e.Started) -> None:
     step = fold.changing(event.step)
     if step is None:
         return
@@ -421,6 +426,7 @@ HANDLERS: Final[dict[type[e.Event], Callable[[FoldData, int, Any], None]]] = {
     e.RunFailed: _run_failed,
     e.RunCancelled: _run_cancelled,
     e.StepIntended: _step_intended,
+    e.StepStarted: _step_started,
     e.StepEdited: _step_edited,
     e.StepDelayed: _step_delayed,
     e.StepAdopted: _step_settled,

@@ -1,7 +1,7 @@
 """The hash chain of a log and the hashes of its values (sha256, domain-separated). Pure functions of bytes.
 
-leaf[n]  = sha256(0x00 ‖ body[n])
-hash[n]  = sha256(0x01 ‖ hash[n-1] ‖ leaf[n])
+hash[n]  = sha256(0x04 ‖ hash[n-1] ‖ body[n])
+leaf[n]  = sha256(0x00 ‖ body[n])                    of an event in a seal's tree, whose nodes begin with 0x01
 value    = sha256(0x02 ‖ codec ‖ 0x00 ‖ bytes)
 genesis  = sha256(0x03 ‖ "killick" ‖ 0x00 ‖ format ‖ 0x00 ‖ store id ‖ 0x00 ‖ run id)
 
@@ -31,13 +31,13 @@ def genesis(store_id: str, run_id: str) -> bytes:
 
 
 def leaf(body: bytes) -> bytes:
-    """Hashes one event's body."""
+    """Hashes one event's body, or one entry of a seal, for a Merkle tree."""
     return sha256(b"\x00" + body).digest()
 
 
 def link(before: bytes, body: bytes) -> bytes:
     """Returns the chain hash at an event, from the previous hash and its body."""
-    return sha256(b"\x01" + before + sha256(b"\x00" + body).digest()).digest()
+    return sha256(b"\x04" + before + body).digest()
 
 
 def value_hash(codec: str, body: bytes) -> bytes:

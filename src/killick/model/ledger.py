@@ -160,18 +160,18 @@ class Ledger:
         if handler is not None:
             handler(self, seq, event)
 
-    def apply_step(self, seq: int, intended: e.StepIntended, started: e.AttemptStarted) -> None:
-        """Applies the events of a plain step that returned, from the seq of its intention."""
-        facts, name, last = self.facts, intended.name, seq + 2
+    def apply_step(self, seq: int, started: e.StepStarted) -> None:
+        """Applies the events of a plain step that returned, from the seq of its start."""
+        facts, name, last = self.facts, started.name, seq + 1
         counts = facts.counts
         counts.spend.attempts += 1
         counts.calls[name] = counts.calls.get(name, 0) + 1
-        if intended.effect is not None and intended.effect != "reads":
+        effect = started.effect
+        if effect is not None and effect != "reads":
             counts.effects[name] = counts.effects.get(name, 0) + 1
-            identity = intended.identity or intended.digest
-            effect = intended.effect
+            identity = started.identity or started.digest
             self.effects.append(
-                Effect(started.key, intended.step, 0, name, effect, identity, seq, seq + 1, 1, last, "happened")
+                Effect(started.key, started.step, 0, name, effect, identity, seq, seq, 1, last, "happened")
             )
         facts.seq = last
 
@@ -400,7 +400,12 @@ def _step_edited(ledger: Ledger, seq: int, event: e.StepEdited) -> None:
         ledger.facts.intentions[event.step] = e.Action(tool, event.effect, identity, seq, 0)
 
 
-def _attempt_started(ledger: Ledger, seq: int, event: e.AttemptStarted) -> None:
+def _step_started(ledger: Ledger, seq: int, event: e.StepStarted) -> None:
+    _step_intended(ledger, seq, event)
+    _attempt_started(ledger, seq, event)
+
+
+def _attempt_started(ledger: Ledger, seq: int, event: e.Started) -> None:
     facts = ledger.facts
     counts = facts.counts
     counts.spend.attempts += 1
@@ -522,6 +527,7 @@ _HANDLERS: Final[dict[type[e.Event], Callable[[Ledger, int, Any], None]]] = {
     e.RunRewound: _run_rewound,
     e.RunRepaired: _run_repaired,
     e.StepIntended: _step_intended,
+    e.StepStarted: _step_started,
     e.StepEdited: _step_edited,
     e.AttemptStarted: _attempt_started,
     e.AttemptEnded: _attempt_ended,

@@ -371,7 +371,7 @@ class State:
     def _effect(self, index: int) -> EffectSeen:
         step = self.fold.steps[index]
         started = self.event(step.attempts[0].started)
-        key = started.key if isinstance(started, e.AttemptStarted) else ""
+        key = started.key if isinstance(started, e.Started) else ""
         attempts = len(step.attempts)
         return EffectSeen(step.id, step.name, str(step.effect), key, step.status, attempts, step.undone, step.undoes)
 

@@ -222,10 +222,10 @@ class Conversation:
         entries = [*self._first, *self._decided(decisions, step)]
         if note and note != self.noted:
             entries.append(Entry(e.NoteMade(at=now, step=step, by=BY), {"note": note}))
-        intended = e.StepIntended(at=now, step=step, sort="model", name=self.wire.step, digest=e.to_text(digest))
         epoch = 1 if self._first else self.log.epoch
-        started = e.AttemptStarted(at=now, step=step, attempt=1, key=key, epoch=epoch)
-        self.log.append(*entries, Entry(intended, {"arguments": dict(arguments)}), Entry(started))
+        name, digest_text = self.wire.step, e.to_text(digest)
+        started = e.StepStarted(at=now, step=step, sort="model", name=name, digest=digest_text, key=key, epoch=epoch)
+        self.log.append(*entries, Entry(started, {"arguments": dict(arguments)}))
         self._steps, self._first, self.noted = self._steps + 1, [], note or self.noted
 
     async def replied(

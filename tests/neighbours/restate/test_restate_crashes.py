@@ -15,7 +15,7 @@ import httpx
 
 import killick
 from killick.adapters.restate import Restate
-from killick.model.events import AttemptStarted
+from killick.model.events import Started
 from neighbours import engine_agents as agents
 from neighbours.restate import plain
 from neighbours.restate.restate_server import RestateServer, free_port
@@ -126,5 +126,5 @@ def test_an_endpoint_that_is_told_to_stop_finishes_its_step_and_another_goes_on(
         assert kd.info("stopping-1").status != "completed"
         assert asyncio.run(goes_on(kd, server, port, [handle])) == [1_500]
         events = [each.event for each in kd.events("stopping-1", limit=10_000)]
-    began = Counter(event.step for event in events if isinstance(event, AttemptStarted))
+    began = Counter(event.step for event in events if isinstance(event, Started))
     assert set(began.values()) == {1}

@@ -13,7 +13,7 @@ from typing import Any
 
 import killick
 from killick.adapters.temporal import Temporal
-from killick.model.events import AttemptStarted
+from killick.model.events import Started
 from neighbours import engine_agents as agents
 from neighbours.temporal import plain
 from neighbours.temporal.dev_server import DevServer
@@ -102,6 +102,6 @@ def test_a_worker_that_is_told_to_stop_finishes_its_step_and_another_goes_on(
         assert kd.info("stopping-1").status != "completed"
         assert asyncio.run(goes_on(kd, handle)) == 1_500
         began = Counter(
-            each.event.step for each in kd.events("stopping-1", limit=10_000) if isinstance(each.event, AttemptStarted)
+            each.event.step for each in kd.events("stopping-1", limit=10_000) if isinstance(each.event, Started)
         )
     assert set(began.values()) == {1}

@@ -78,7 +78,7 @@ class Teller:
         match event:
             case e.StepIntended():
                 self._names[event.step] = event.name
-                self._arguments = data["arguments"]
+                self._arguments, self._started_at = data["arguments"], event.at
             case e.AttemptStarted():
                 self._started_at = event.at
             case e.AttemptEnded(outcome="returned"):

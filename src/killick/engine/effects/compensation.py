@@ -133,7 +133,7 @@ async def undo(
 def _settled_undo(
     ex: Execution, past: Step, effect: ledger.Effect, settled: str, by: str | None, because: str | None
 ) -> str:
-    started: e.AttemptStarted = ex.record.event(past.attempts[-1].started)
+    started: e.Started = ex.record.event(past.attempts[-1].started)
     event = e.AttemptSettled(
         at=ex.now_us(), step=past.id, attempt=len(past.attempts), key=started.key,
         settlement="happened" if settled == "happened" else "did_not_happen", by=by,

@@ -46,16 +46,18 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
         branch.count += 1
         step, now = str(branch.count), ex.now_us()
         key = action_key(ex.run_id, step, tool.name, digest, generation=ex.generation)
-        intended = e.StepIntended(
-            at=now, step=step, sort="tool", name=tool.name, digest=e.to_text(digest), effect=effect
-        )
-        started = e.AttemptStarted(at=now, step=step, attempt=1, key=key, epoch=ex.log.epoch)
-        entries = Entry(intended, {"arguments": arguments}), Entry(started)
+        started = Entry(
+            e.StepStarted(
+                at=now, step=step, sort="tool", name=tool.name, digest=e.to_text(digest), effect=effect, key=key,
+                epoch=ex.log.epoch,
+            ),
+            {"arguments": arguments},
+        )  # fmt: skip
         made = _Attempt(ex, branch, tool, arguments, given, step, key, now)
         ex.check_lease()
         if not ex.is_first_live() and effect == "reads":
-            ex.write_behind(*entries)
-        elif (await ex.write(*entries)).cancelled:
+            ex.write_behind(started)
+        elif (await ex.write(started)).cancelled:
             return await made.conclude(Applied(error=Untouched()))
         ex.check_lease()
         # Apply.

@@ -82,7 +82,7 @@ class StepExecution(StepState):
         self.granted = bool(past.attempts) and past.status == "intended"
         self.until_us = past.delayed_until or 0
         for attempt in past.attempts:
-            started: e.AttemptStarted = record.event(attempt.started)
+            started: e.Started = record.event(attempt.started)
             self.key = started.key
             ended: e.AttemptEnded | None = record.event(attempt.ended) if attempt.ended else None
             limited = ended is not None and ended.limited
@@ -324,7 +324,12 @@ class StepExecution(StepState):
             deadline=None if timeout is None else now + round(timeout * 1_000_000),
             claims=tuple(map(claim_text, claims)), action=self._action(),
         )  # fmt: skip
-        entries = [*self.written(), Entry(started)]
+        entries = self.written()
+        intended, values = entries[-1] if entries else (None, None)
+        if isinstance(intended, e.StepIntended) and not (claims or started.action):
+            entries[-1] = Entry(e.started_at_once(intended, started), values)
+        else:
+            entries.append(Entry(started))
         first = ex.is_first_live()
         if intent.effect in ("reads", None) and not first:
             ex.write_behind(*entries)

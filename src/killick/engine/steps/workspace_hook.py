@@ -106,7 +106,7 @@ class Files:
         while ex.signal is None and (left := ex.touch_after_us - ex.now_us()) > 0:
             await asyncio.sleep(ex.engine.clock.nap_seconds(min(left / 1_000_000, 1.0)))
         if ex.signal is None:
-            started: e.AttemptStarted = ex.record.event(step.attempts[-1].started)
+            started: e.Started = ex.record.event(step.attempts[-1].started)
             await self._back(step.id, step.attempts[-1].started, started.at, ex.record.holder_of(started.epoch))
 
     def _since(self) -> int | None:
@@ -246,7 +246,7 @@ class Files:
             return a.started, a.began_us, self.ex.engine.holder
         assert a.past is not None
         seq = a.past.attempts[-1].started
-        event: e.AttemptStarted = record.event(seq)
+        event: e.Started = record.event(seq)
         return seq, event.at, record.holder_of(event.epoch)
 
     def _is_back(self, a: FileUser) -> bool:

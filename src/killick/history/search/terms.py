@@ -373,6 +373,7 @@ def _stored(data: bytes | None) -> Mapping[str, Any]:
 
 _HANDLERS: Final[dict[type[e.Event], Callable[[Marker, int, Any, bytes | None], None]]] = {
     e.StepIntended: Marker.intended,
+    e.StepStarted: Marker.intended,
     e.StepEdited: Marker.edited,
     e.RunRepaired: Marker.repaired,
     e.DecisionMade: Marker.decided,

@@ -234,7 +234,7 @@ def _tried(client: Client, state: State, step: Step | None) -> Tried | None:
         return None
     last = step.attempts[-1]
     started = state.event(last.started)
-    assert isinstance(started, e.AttemptStarted)
+    assert isinstance(started, e.Started)
     progress: Any = None
     for seq, event, _ in client.log.read(state.run, after=last.started, limit=_PROGRESS_EVENTS):
         if isinstance(event, e.AttemptProgressed) and event.step == step.id:
