@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from killick.agents.recording_client import durable
     from killick.agents.run import Run, Step, SyncRun
     from killick.audit.proof import verify_proof
-    from killick.client.client import Client, open  # noqa: A004
-    from killick.client.start import Handle
+    from killick.client.client import AsyncClient, Client, open, open_async  # noqa: A004
+    from killick.client.start import AsyncHandle, Handle
     from killick.clock import Clock, LeapingClock, ManualClock, SystemClock
     from killick.contracts import rules
     from killick.contracts.contract import Approval, Contract
@@ -73,6 +73,8 @@ __all__ = [
     "Agent",
     "Answer",
     "Approval",
+    "AsyncClient",
+    "AsyncHandle",
     "CallAnswer",
     "Child",
     "ChildFailed",
@@ -148,6 +150,7 @@ __all__ = [
     "on",
     "on_event",
     "open",
+    "open_async",
     "open_store",
     "open_tool",
     "read_contract",
@@ -177,7 +180,7 @@ _MODULES = {
         "model.retry": "Retry",
         "model.state": "State",
         "engine.approval.call_answer": "CallAnswer Proposed",
-        "client.client": "Client open",
+        "client.client": "AsyncClient Client open open_async",
         "agents.recording_client": "durable",
         "definitions.current": "watch_io",
         "workers.hooks": "HookEvent on",
@@ -193,7 +196,7 @@ _MODULES = {
         "agents.run": "Run Step SyncRun",
         "engine.parallel": "First",
         "engine.outcome": "RunOutcome",
-        "client.start": "Handle",
+        "client.start": "AsyncHandle Handle",
         "engine.steps.children": "Child",
         "workers.tokens": "Person",
         "llm.toolset": "Toolset",

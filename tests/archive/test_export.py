@@ -78,7 +78,7 @@ def test_the_same_run_gives_the_same_bytes_from_any_store(kd: killick.Client) ->
 def test_the_awaitable_form_gives_the_same(kd: killick.Client) -> None:
     import asyncio
 
-    assert asyncio.run(kd.export.soon("r")) == kd.export("r")
+    assert asyncio.run(kd.as_async().export("r")) == kd.export("r")
 
 
 def test_messages_and_claims_are_as_they_were(kd: killick.Client) -> None:

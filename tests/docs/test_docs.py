@@ -77,8 +77,7 @@ def unmentioned(names: Iterable[str], text: str, form: str = r"(?<![\w-])NAME(?!
     return [name for name in names if re.search(form.replace("NAME", re.escape(name)), text) is None]
 
 
-INSIDE: Final = {"begin", "blocking", "executor", "named", "close", "end", "fail", "held", "note", "outcome",
-                 "own_loop", "desks"}  # fmt: skip
+INSIDE: Final = {"close", "end", "fail", "held", "note", "runtime"}
 """What clients and plays have for other parts of Killick, and no page has to say."""
 
 

@@ -162,7 +162,7 @@ def test_what_a_model_asks_for_and_may_not_is_its_answer(desk: Desk) -> None:
     @killick.agent(name="contracts.dispatching", contract=bound)
     async def agent(run: killick.Run) -> Any:
         asked = turn(call("contracts_pay_model", to="ann", amount=50), call("contracts_pay_model", to="ann", amount=5))
-        return await run.dispatch(tools, await run.model(scripted(asked).soon, messages=[]))
+        return await run.dispatch(tools, await run.model(scripted(asked).async_call, messages=[]))
 
     first, second = desk.go(agent)
     assert "small" in first["content"]

@@ -124,7 +124,7 @@ def test_r21_after_a_run_tools_are_plain_functions_again(world: Any) -> None:
         return await run.call(look, 1)
 
     async def here() -> tuple[int, int]:
-        return await world.kd.run.soon(agent, id="r"), await look(1)
+        return await world.kd.as_async().run(agent, id="r"), await look(1)
 
     assert asyncio.run(here()) == (2, 2)
 
@@ -214,7 +214,7 @@ def test_r21_io_of_tools_and_of_killick_itself_is_none_of_the_agents(
         await run.note("x" * 100_000)
 
     async def here() -> None:
-        await disk.kd.run.soon(agent, id="again")
+        await disk.kd.as_async().run(agent, id="again")
 
     (tmp_path / "outside").write_text("x")
     disk.kd.run(agent, id="r")

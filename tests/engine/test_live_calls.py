@@ -174,7 +174,7 @@ def cancel(office: Office) -> threading.Thread:
 def close(office: Office) -> threading.Thread:
     office.begin()
     closing = office.beside(office.kd.close)
-    until(lambda: office.kd._closed)
+    until(lambda: office.kd.runtime._closed)
     return closing
 
 
@@ -222,7 +222,7 @@ def cancelled_task(office: Office) -> threading.Thread:
     """The caller's own loop ends: `asyncio.run` cancels what is under way."""
 
     async def main() -> None:
-        task = asyncio.ensure_future(office.kd.run.soon(office.agent, "pay", id="r"))
+        task = asyncio.ensure_future(office.kd.as_async().run(office.agent, "pay", id="r"))
         await asyncio.to_thread(office.bank.at_the_gate.wait, DEADLINE_SECONDS)
         task.cancel()
         await task
@@ -238,7 +238,7 @@ def closed_loop(office: Office) -> threading.Thread:
     left: list[Any] = []
 
     async def main() -> None:
-        left.append(asyncio.ensure_future(office.kd.run.soon(office.agent, "pay", id="r")))
+        left.append(asyncio.ensure_future(office.kd.as_async().run(office.agent, "pay", id="r")))
         await asyncio.to_thread(office.bank.at_the_gate.wait, DEADLINE_SECONDS)
 
     def go() -> None:
@@ -258,7 +258,7 @@ def closed_loop_after_it_ended(office: Office) -> threading.Thread:
     left: list[Any] = []
 
     async def main() -> None:
-        left.append(asyncio.ensure_future(office.kd.run.soon(office.agent, "pay", id="r")))
+        left.append(asyncio.ensure_future(office.kd.as_async().run(office.agent, "pay", id="r")))
         await asyncio.to_thread(office.bank.at_the_gate.wait, DEADLINE_SECONDS)
 
     def go() -> None:
@@ -539,7 +539,7 @@ def test_r15_a_hosted_call_is_no_different(office: Office, within: bool, monkeyp
     driving = office.beside(lambda: calls(office.kd))
     assert office.bank.at_the_gate.wait(DEADLINE_SECONDS)
     closing = office.beside(office.kd.close)
-    until(lambda: office.kd._closed)
+    until(lambda: office.kd.runtime._closed)
     if not within:
         closing.join(DEADLINE_SECONDS)
     assert not office.is_free()
@@ -601,14 +601,14 @@ def test_r15_a_coroutine_that_cannot_be_cancelled_keeps_its_run_leased_too(
     office.pay = killick.tool(name="pay", reconcile=office.bank.look)(stubborn)
 
     async def main() -> None:
-        task = asyncio.ensure_future(office.kd.run.soon(office.agent, "pay", id="r"))
+        task = asyncio.ensure_future(office.kd.as_async().run(office.agent, "pay", id="r"))
         await asyncio.to_thread(office.bank.at_the_gate.wait, DEADLINE_SECONDS)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, killick.KillickError):
             await task
         assert not office.is_free()
         with pytest.raises(killick.RunBusy):
-            await office.next.advance.soon("r")
+            await office.next.as_async().advance("r")
         office.bank.gate.set()
         while not office.is_free():
             await asyncio.sleep(0.002)

@@ -97,7 +97,7 @@ def test_an_attempt_that_nobody_heard_the_end_of_is_told_as_such(world: World, n
         await run.call(hangs)
 
     async def cut_off() -> None:
-        running = asyncio.ensure_future(world.kd.run.soon(risks, id="r"))
+        running = asyncio.ensure_future(world.kd.as_async().run(risks, id="r"))
         await began.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -235,7 +235,7 @@ def test_a_model_reads_what_a_person_made_of_its_call(desk: Desk, verb: str, val
     @killick.agent(name="propose.dispatches", contract=CONTRACT)
     async def agent(run: killick.Run) -> Any:
         model = scripted(turn(call("propose_send", to="ann", text="hello")))
-        return await run.dispatch(tools, await run.model(model.soon, messages=[]))
+        return await run.dispatch(tools, await run.model(model.async_call, messages=[]))
 
     desk.asked(agent)
     desk.say(verb, by="mia", value=value, comment="so")

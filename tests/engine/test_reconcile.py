@@ -1068,7 +1068,7 @@ def test_r19_two_runs_that_race_for_a_token_cannot_both_have_it(world: Any) -> N
     plan((till.redeem, "t1"))
 
     async def race() -> list[Any]:
-        both = (world.kd.run.soon(calls_each, id=name) for name in ("one", "two", "three"))
+        both = (world.kd.as_async().run(calls_each, id=name) for name in ("one", "two", "three"))
         return await asyncio.gather(*both, return_exceptions=True)
 
     outcomes = asyncio.run(race())

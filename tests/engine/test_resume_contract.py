@@ -281,7 +281,7 @@ class TestCheckpointValidity:
         """A run that was taken back twice and forked, with a snapshot every few events."""
         clock = killick.LeapingClock()
         kd = opened(MemoryStore(clock=clock, ids=SeededIds(SEED)), clock)
-        kd.log = kd.engine.log = Log(kd.store, clock=clock, behind=False, snapshot_every=5)
+        kd.runtime.log = kd.engine.log = Log(kd.store, clock=clock, behind=False, snapshot_every=5)
         kd.run(letters, ["ann", "bob", "cleo"], id=RUN)
         for to in ("5:before", "2:after"):
             kd.rewind(RUN, to)

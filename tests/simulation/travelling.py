@@ -154,7 +154,7 @@ class _Line:
 async def _advanced(client: killick.Client, run: str) -> None:
     try:
         async with asyncio.timeout(HANG_SECONDS):
-            await client.advance.soon(run)
+            await client.as_async().advance(run)
     except TimeoutError:
         raise AssertionError(f"{run} hangs") from None
 
@@ -241,7 +241,7 @@ class Journey:
             due = self.store.due(self.clock.now_us(), limit=100)
             for row in due:
                 with contextlib.suppress(RunBusy):
-                    client.blocking(_advanced(client, row.run))
+                    client.runtime.blocking(_advanced(client, row.run))
             if due or self._hosted(client) or self._answered(client):
                 continue
             soonest = self.store.soonest_us()
@@ -254,7 +254,7 @@ class Journey:
         """Whether the process is still at a child beside its parent; a little later it has come further."""
         held = any(head.holder is not None for _, head in self.store.heads())
         if held:
-            client.blocking(asyncio.sleep(0.001))
+            client.runtime.blocking(asyncio.sleep(0.001))
         return held
 
     def _answered(self, client: killick.Client) -> bool:

@@ -236,6 +236,8 @@ def main(claim: Claim) -> Iterator[str]:
         assert_type(handle.info(), killick.RunInfo)
         assert_type(handle.state(), killick.State)
         assert_type(handle.result(timeout=5), Verdict)
+        assert_type(kd.find.calls("send_email")[0].tool, str)
+        assert_type(kd.fork(handle.id, "1:before"), killick.Handle[Any])
         for recorded in handle.follow():
             yield str(recorded.event)
         try:
@@ -258,11 +260,18 @@ def main(claim: Claim) -> Iterator[str]:
 
 
 async def serve(claim: Claim) -> Verdict:
-    async with killick.open("killick.db") as kd:
-        assert_type(await kd.info.soon("claim_review_001"), killick.RunInfo)
-        await kd.answer.soon("claim_review_001", "respond", value=17)
-        handle = await kd.start.soon(review, claim)
-        assert_type(handle, killick.Handle[Verdict])
-        verdict = await kd.run.soon(review, claim)
+    async with killick.open_async("killick.db") as kd:
+        assert_type(await kd.info("claim_review_001"), killick.RunInfo)
+        await kd.answer("claim_review_001", "respond", value=17)
+        handle = await kd.start(review, claim)
+        assert_type(handle, killick.AsyncHandle[Verdict])
+        assert_type(await handle.info(), killick.RunInfo)
+        assert_type(await handle.result(timeout=5), Verdict)
+        async for recorded in handle.follow():
+            assert_type(recorded.seq, int)
+        forked = await kd.fork(handle.id, "1:before")
+        assert_type(forked, killick.AsyncHandle[Any])
+        assert_type((await kd.find.calls("send_email"))[0].tool, str)
+        verdict = await kd.run(review, claim)
         assert_type(verdict, Verdict)
         return verdict

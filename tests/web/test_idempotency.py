@@ -113,7 +113,7 @@ class App:
             await self.gate.wait()
         if self.fails_with is not None:
             raise self.fails_with
-        handle = await self.client.start.soon(counting, call.body.number)
+        handle = await self.client.as_async().start(counting, call.body.number)
         return Started(handle.id)
 
     async def post(self, path: str, number: int, key: str | None, *, by: str = "ada") -> httpx.Response:

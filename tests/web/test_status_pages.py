@@ -131,7 +131,7 @@ def test_what_was_missed_is_counted_and_said_why(kd: Client, web: TestClient, cl
     killick.every("10m", report, input="x", name="often", missed="once", overlap="allow")
     web.post("/api/v1/triggers/often/fire", json={})
     clock.advance(3_600)
-    kd.blocking(_attended(kd))
+    kd.runtime.blocking(_attended(kd))
     line = often(web)
     assert line["passed"] > 0
     assert {each["why"] for each in line["recent"] if each["did"] == "passed"} == {"no worker was running"}
@@ -158,11 +158,11 @@ def test_a_hook_that_fails_is_shown_with_what_it_did_not_take(kd: Client, web: T
     async def until_it_failed() -> None:
         hooks.ensure(kd.engine)
         async with kd.worker():
-            await kd.start.soon(report, "x", id="r1")
+            await kd.as_async().start(report, "x", id="r1")
             while not any(isinstance(each.event, system_events.HookFailed) for each in _recorded(kd)):
                 await asyncio.sleep(0.01)
 
-    kd.blocking(until_it_failed())
+    kd.runtime.blocking(until_it_failed())
     [line] = told(web, "/triggers")["hooks"]
     assert (line["name"], line["failing"], line["attempts"], line["kinds"]) == ("chat", True, 1, ["run.started"])
     [missed] = line["undelivered"]

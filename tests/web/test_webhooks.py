@@ -91,7 +91,7 @@ class Desk:
 
     def orders(self) -> list[Any]:
         """What the runs that the trigger started were given, when all that is due was attended to."""
-        self.client.blocking(self._attended())
+        self.client.runtime.blocking(self._attended())
         runs = self.client.list(agent="receiving.fulfil")
         return [self.client.log.data(each.run, 1)["input"] for each in reversed(runs)]
 

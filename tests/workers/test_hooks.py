@@ -493,7 +493,7 @@ def test_one_worker_after_another_tells_a_hook_while_runs_go_on(tmp_path: Path) 
     async def served(kd: killick.Client, *numbers: int) -> None:
         async with asyncio.timeout(300), kd.worker():
             for number in numbers:
-                await kd.start.soon(works, number, id=f"run-{number}")
+                await kd.as_async().start(works, number, id=f"run-{number}")
             while not {f"run-{number}:3:tell" for number in numbers} <= set(heard):
                 await asyncio.sleep(0.01)
 

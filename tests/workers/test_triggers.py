@@ -109,7 +109,7 @@ def attend(kd: killick.Client, duty: Duty | Callable[[], Duty] | None = None) ->
             log = kd.log.open(each.head.run, head=each.head)
             left = True
             try:
-                kd.blocking(firing.attend(kd.engine, log, duty if isinstance(duty, Duty) else (duty or Duty)()))
+                kd.runtime.blocking(firing.attend(kd.engine, log, duty if isinstance(duty, Duty) else (duty or Duty)()))
                 left = False
             finally:
                 kd.store.release(each.head.run, epoch=each.head.epoch, holder=holder, left=left)
@@ -635,7 +635,7 @@ def test_a_worker_with_older_code_obeys_the_schedule_on_record(world: World, clo
     for claimed in world.kd.store.claim(
         "old", now_us=clock.now_us(), seconds=60, limit=1, agents=["killick.trigger:poll"]
     ):
-        world.kd.blocking(
+        world.kd.runtime.blocking(
             firing.attend(world.kd.engine, world.kd.log.open(claimed.head.run, head=claimed.head), Duty())
         )
     assert runs(world.kd) == ["poll@2026-11-16T08:30Z"]

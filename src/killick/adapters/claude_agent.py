@@ -26,7 +26,7 @@ from claude_agent_sdk import (
 
 from killick.adapters.framework_state import FrameworkState, StateEntry
 from killick.adapters.tool_gate import hosted
-from killick.client.client import Client
+from killick.client.client import AnyClient
 from killick.client.client import open as open_client
 from killick.definitions.open_tools import open_tool
 from killick.definitions.tools import AnyTool, Tool
@@ -50,10 +50,10 @@ class KillickSessionStore(SessionStore):
     a known uuid is not stored again, from any process.
     """
 
-    def __init__(self, store: Client | str | os.PathLike[str], *, space: str = SPACE) -> None:
+    def __init__(self, store: AnyClient | str | os.PathLike[str], *, space: str = SPACE) -> None:
         """Takes an open client, which stays open, or a store's location, which `close` closes."""
-        self._client = store if isinstance(store, Client) else open_client(os.fspath(store))
-        self._is_owner = not isinstance(store, Client)
+        self._client = store.as_sync() if isinstance(store, AnyClient) else open_client(os.fspath(store))
+        self._is_owner = not isinstance(store, AnyClient)
         self._space = space
         self._shelves: dict[str, FrameworkState] = {}
         self._mutex = threading.Lock()

@@ -1,4 +1,4 @@
-"""An engine in one process: its log, one executor for each event loop, and its own loop.
+"""An engine in one process: its log, and one executor for each event loop.
 
 A forked child creates all of these again. The parent keeps its runs.
 """
@@ -9,14 +9,13 @@ import asyncio
 import contextlib
 import math
 import os
-import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 from weakref import WeakMethod
 
 from killick.agents.build import build_of
 from killick.agents.run import run_of
-from killick.blocking import OwnLoop
+from killick.blocking import LOOP_THREAD
 from killick.clock import Clock, SystemClock
 from killick.definitions.agents import AnyAgent
 from killick.definitions.current import mark_log_records
@@ -89,6 +88,7 @@ class Runtime:
             "roles": roles,
             "tracer": tracer,
         }
+        self.loop_thread = LOOP_THREAD
         self._closed = False
         self._begin()
         mark_log_records()
@@ -99,12 +99,10 @@ class Runtime:
         holder = f"{os.getpid()}-{self.ids.new('h')}"
         self.log = Log(self.store, clock=self.clock, behind=self._behind)
         self.engine = Engine(self.log, clock=self.clock, ids=self.ids, holder=holder, **self._options)
-        self._own: OwnLoop | None = None
         self._executors: dict[asyncio.AbstractEventLoop, Executor] = {}
-        self._mutex = threading.Lock()
 
     def _begin_in_child(self) -> None:
-        keep_inherited(self.log, self.engine, self._own, self._executors)
+        keep_inherited(self.log, self.engine, self._executors)
         self._begin()
 
     # loops ------------------------------------------------------------------------------------
@@ -118,29 +116,23 @@ class Runtime:
             executor = self._executors[loop] = Executor(self.engine, run_of)
         return executor
 
+    @property
+    def own_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop of blocking callers."""
+        if self._closed:
+            raise KillickError("this client is closed; open the store again")
+        return self.loop_thread.loop
+
     def blocking(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine on the runtime's own loop, in a thread of its own, and wait for it."""
+        """Runs a coroutine on the loop of blocking callers, and waits for it."""
         try:
-            own = self._own_loop()
+            _ = self.own_loop
         except KillickError:
             work.close()
             raise
-        return own.run(work)
+        return self.loop_thread.run(work)
 
-    @property
-    def own_loop(self) -> asyncio.AbstractEventLoop:
-        """The runtime's own loop, in a thread of its own."""
-        return self._own_loop().loop
-
-    def _own_loop(self) -> OwnLoop:
-        with self._mutex:
-            if self._closed:
-                raise KillickError("this client is closed; open the store again")
-            if self._own is None:
-                self._own = OwnLoop()
-            return self._own
-
-    def _notify(self, run: str) -> None:
+    def notify(self, run: str) -> None:
         """Wake a run that is live here, from any thread: its inbox has something for it."""
         for loop, executor in list(self._executors.items()):
             if not loop.is_closed():
@@ -158,11 +150,10 @@ class Runtime:
         if self._closed:
             return
         self._closed = True
-        if self._own is None and self.engine.resources:
-            self._own = OwnLoop()
         until = self.clock.monotonic() + live_calls.ABANDON_SECONDS
-        if self._own is not None:
-            self._own.close(self._finish())
+        own = self.loop_thread
+        if self.engine.resources or (own.is_started and own.loop in self._executors):
+            own.run(self.finish())
         self._abandon_closed()
         self.engine.threads.close()
         if self.engine.live.of():
@@ -181,8 +172,12 @@ class Runtime:
         for loop in [known for known in self._executors if known.is_closed()]:
             self._executors.pop(loop).abandon()
 
-    async def _finish(self) -> None:
-        executor = self._executors.get(asyncio.get_running_loop())
+    async def finish(self) -> None:
+        """Parks the runs of the running loop, and closes the resources."""
+        loop = asyncio.get_running_loop()
+        executor = self._executors.get(loop)
         if executor is not None:
             await executor.close()
+            executor.abandon()
+            del self._executors[loop]
         await self.engine.resources.close()

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, NamedTuple, Self, TypeVar, cast
 
 import msgspec
 
-from killick.client.client import Client
+from killick.client.client import Client, SimulatedClient
 from killick.clock import LeapingClock
 from killick.definitions.agents import AnyAgent
 from killick.engine.steps.attempt import ToolInterceptor
@@ -308,7 +308,7 @@ def simulate(
 
 
 def _opened(scenario: Scenario, story: Story, life: Life, number: int, clock: LeapingClock, ids: SeededIds) -> Client:
-    story.world.client = Client(
+    story.world.client = SimulatedClient(
         cast("Store", _Mortal(story.store, life)),
         clock=clock,
         ids=SeededIds(int.from_bytes(ids.key())),
@@ -463,7 +463,7 @@ async def _until_ended(process: _Process, scenario: Scenario, story: Story) -> N
         status == "RunPaused" and story.world.unpaused(client)
     ):
         if not scenario.warm:
-            await client.__aexit__(None, None, None)
+            await client.as_async().close()
             client = process.client()
         status, outcome, waits = await _advanced(client, scenario)
     story.status, story.outcome = status, outcome
@@ -474,7 +474,7 @@ async def _until_ended(process: _Process, scenario: Scenario, story: Story) -> N
 async def _advanced(client: Client, scenario: Scenario) -> tuple[str, Any, Sequence[Wait]]:
     try:
         # As recorded: after a new release, today's classes are not those of the first process.
-        return "completed", plain(await client.run.soon(scenario.agent, scenario.input, id=RUN)), ()
+        return "completed", plain(await client.as_async().run(scenario.agent, scenario.input, id=RUN)), ()
     except (RunDiverged, RunPaused) as stopped:
         return type(stopped).__name__, str(stopped), ()
     except RunWaiting as waiting:

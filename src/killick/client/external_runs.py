@@ -18,6 +18,7 @@ from killick.definitions.agents import Agent, AgentOptions
 from killick.engine.outcome import outcome_of
 from killick.engine.signals import Released
 from killick.errors import KillickError, RunBusy
+from killick.fork_safety import keep_inherited
 from killick.llm.external import HOST, ExternalBranches, ExternalSteps, Host
 
 if TYPE_CHECKING:
@@ -71,6 +72,18 @@ class ExternalSession:
         held, self._held = self._held, None
         HOST.set(self._before)
         return held
+
+
+class ClientRuntime(Runtime):
+    """A runtime that holds external runs too."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.external = ExternalRuns(self)
+
+    def _begin_in_child(self) -> None:
+        keep_inherited(self.external)
+        super()._begin_in_child()
 
 
 class ExternalRuns:

@@ -117,7 +117,7 @@ class ScriptedModel:
         self._asked += 1
         return self._given(self._next(), whole)
 
-    async def soon(self, *args: Any, **request: Any) -> Any:
+    async def async_call(self, *args: Any, **request: Any) -> Any:
         """The same, to be awaited."""
         return self(*args, **request)
 

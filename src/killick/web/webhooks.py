@@ -53,7 +53,7 @@ async def receive(call: Call[HookAsked, Nothing]) -> Received:
     """
     name = call.asked.name
     id_, body = await _verified(call, name)
-    heard = await call.client.publish.soon(name, body, id=_taken_as(name, id_), by=_by(name))
+    heard = await call.client.as_async().publish(name, body, id=_taken_as(name, id_), by=_by(name))
     return Received(name=name, id=id_, heard=heard)
 
 

@@ -27,7 +27,7 @@ from killick.adapters.openai_agents.models import RecordedModel, recorded
 from killick.adapters.openai_agents.sessions import KillickSession, Turns
 from killick.adapters.openai_agents.tools import Gate, Said
 from killick.adapters.openai_agents.turns import Turn
-from killick.client.client import Client
+from killick.client.client import AnyClient
 from killick.client.client import open as open_client
 from killick.definitions.current import in_agent
 from killick.errors import DeclarationRefused, RunWaiting
@@ -47,7 +47,7 @@ class KillickRunner:
 
     def __init__(
         self,
-        store: Client | str | os.PathLike[str] | None = None,
+        store: AnyClient | str | os.PathLike[str] | None = None,
         *,
         tools: Mapping[str, Said] | None = None,
         to: str | Sequence[str] = (),
@@ -63,8 +63,8 @@ class KillickRunner:
         contract   evaluates calls outside hosts that have one
         name       the agent name of such runs in listings
         """
-        self._client = open_client(os.fspath(store)) if isinstance(store, str | os.PathLike) else store
-        self._is_owner = not isinstance(store, Client)
+        self._is_owner = isinstance(store, str | os.PathLike)
+        self._client = store.as_sync() if isinstance(store, AnyClient) else store and open_client(os.fspath(store))
         self._to = (to,) if isinstance(to, str) else tuple(to)
         self._gate = Gate(tools or {}, self._to)
         self._contract = contract

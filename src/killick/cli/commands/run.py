@@ -171,13 +171,10 @@ def _drive(shell: Shell, going: Going, *, quiet: bool) -> Any:
     """Run to the result, and ask the person at the terminal the run's questions."""
     client, run = shell.client, str(going.run)
 
-    async def go() -> Any:
-        return await client.run.soon(going.agent, going.input, id=run)
-
     while True:
         try:
             with Progress(shell, client, run, shown=shell.err.is_terminal and not quiet):
-                return client.blocking(go())
+                return client.run(going.agent, going.input, id=run)
         except RunWaiting as waiting:
             if isinstance(waiting, RunPaused | RunDiverged) or shell.json or not prompt.can_ask():
                 raise

@@ -232,12 +232,9 @@ def _driven(shell: Shell, run: str) -> Exit | None:
             f"{shell.goes_on(run, state.agent)}"
         ) from None
 
-    async def go() -> Any:
-        return await client.run.soon(agent, state.input, id=run)
-
     try:
         with Progress(shell, client, run, shown=shell.err.is_terminal and not shell.json):
-            client.blocking(go())
+            client.run(agent, state.input, id=run)
     except RunWaiting:
         return Exit.WAITING
     except (RunFailed, RunCancelled) as over:
