@@ -6,6 +6,7 @@ Also the event loop of blocking callers: one for each process, in a daemon threa
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import sys
 import threading
@@ -22,6 +23,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 B = TypeVar("B", covariant=True)
 A = TypeVar("A", covariant=True)
+
+_END_SECONDS: Final = 5.0
+"""How long the tasks of a loop that stops may take to end."""
 
 
 class Blocks:
@@ -154,18 +158,31 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Stops the loop. The next work starts another."""
+        """Ends what is on the loop, and stops it. The next work starts another."""
         with self._mutex:
             thread, self._thread = self._thread, None
         if thread is not None:
+            with contextlib.suppress(Exception):
+                asyncio.run_coroutine_threadsafe(_cancel_others(), thread.loop).result(_END_SECONDS)
             thread.loop.call_soon_threadsafe(thread.loop.stop)
             thread.join(10)
             if not thread.is_alive():
                 thread.loop.close()
 
 
+async def _cancel_others() -> None:
+    """Cancels the tasks of a loop that is about to stop, as `asyncio.run` does."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
+
+
 LOOP_THREAD: Final = LoopThread()
 """The loop of all blocking clients of this process, so that what an agent binds to it outlives one client."""
+
+atexit.register(LOOP_THREAD.close)
 
 
 def run_apart(work: Coroutine[Any, Any, R]) -> R:

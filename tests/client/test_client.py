@@ -773,6 +773,35 @@ def test_code_that_ends_the_process_ends_the_call_and_does_not_hang(tmp_path: Pa
     assert outcome.returncode == 0, outcome.stderr
 
 
+UNCLOSED = """
+    import asyncio, killick
+
+    @killick.agent
+    async def asks(run: killick.Run) -> None:
+        asyncio.create_task(asyncio.sleep(1000))
+        await run.ask("well?")
+
+    async def main() -> None:
+        await killick.open_async("killick.db").run(asks)
+
+    try:
+        {call}
+    except killick.RunWaiting:
+        print("waits")
+"""
+
+
+@pytest.mark.parametrize("call", ['killick.open("killick.db").run(asks)', "asyncio.run(main())"])
+def test_a_script_that_never_closes_its_client_ends_quietly_and_leaves_the_store_alone(
+    tmp_path: Path, call: str
+) -> None:
+    (tmp_path / "script.py").write_text(textwrap.dedent(UNCLOSED).format(call=call))
+    command = [sys.executable, "-W", "default", "script.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("waits\n", "", 0)
+    assert {file.name for file in tmp_path.iterdir()} == {"script.py", "killick.db"}
+
+
 def test_a_run_on_sqlite_is_verified_and_found_again_by_another_process(tmp_path: Path) -> None:
     place = str(tmp_path / "killick.db")
     with killick.open(place) as kd, pytest.raises(killick.RunWaiting):

@@ -6,12 +6,13 @@ A forked child creates all of these again. The parent keeps its runs.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import math
 import os
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, TypeVar
-from weakref import WeakMethod
+from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 from killick.agents.build import build_of
 from killick.agents.run import run_of
@@ -34,24 +35,15 @@ from killick.store.protocol import Store
 
 R = TypeVar("R")
 
+_OPEN: Final[WeakSet[Runtime]] = WeakSet()
 
-class _Forked:
-    """Restarts a runtime in a forked child."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._begin_in_child = WeakMethod(runtime._begin_in_child)  # pyright: ignore[reportPrivateUsage]
-        hears_of_forks(self)
-
-    def before_fork(self) -> None:
-        """Nothing: the store closes what must not be inherited."""
-
-    def after_fork_in_parent(self) -> None:
-        """Nothing: the parent keeps everything."""
-
-    def after_fork_in_child(self) -> None:
-        """Starts again."""
-        if (begin := self._begin_in_child()) is not None:
-            begin()
+@atexit.register
+def _close_open() -> None:
+    """Closes what a script left open, so that it leaves no lease, no file and no pending task."""
+    for runtime in list(_OPEN):
+        with contextlib.suppress(Exception):
+            runtime.close()
 
 
 class Runtime:
@@ -92,7 +84,8 @@ class Runtime:
         self._closed = False
         self._begin()
         mark_log_records()
-        self._forked = _Forked(self)
+        hears_of_forks(self)
+        _OPEN.add(self)
 
     def _begin(self) -> None:
         """Creates the parts of one process: its holder name, its log, its loops and threads."""
@@ -101,7 +94,14 @@ class Runtime:
         self.engine = Engine(self.log, clock=self.clock, ids=self.ids, holder=holder, **self._options)
         self._executors: dict[asyncio.AbstractEventLoop, Executor] = {}
 
-    def _begin_in_child(self) -> None:
+    def before_fork(self) -> None:
+        """Nothing: the store closes what must not be inherited."""
+
+    def after_fork_in_parent(self) -> None:
+        """Nothing: the parent keeps everything."""
+
+    def after_fork_in_child(self) -> None:
+        """Starts again."""
         keep_inherited(self.log, self.engine, self._executors)
         self._begin()
 
@@ -125,11 +125,9 @@ class Runtime:
 
     def blocking(self, work: Coroutine[Any, Any, R]) -> R:
         """Runs a coroutine on the loop of blocking callers, and waits for it."""
-        try:
-            _ = self.own_loop
-        except KillickError:
+        if self._closed:
             work.close()
-            raise
+        _ = self.own_loop  # refuses if closed
         return self.loop_thread.run(work)
 
     def notify(self, run: str) -> None:

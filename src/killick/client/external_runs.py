@@ -81,9 +81,9 @@ class ClientRuntime(Runtime):
         super()._begin()
         self.external = ExternalRuns(self)
 
-    def _begin_in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         keep_inherited(self.external)
-        super()._begin_in_child()
+        super().after_fork_in_child()
 
 
 class ExternalRuns:
