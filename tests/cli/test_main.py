@@ -136,7 +136,7 @@ MISTAKES = [
     ("run app.py:review -i @binary", "@binary: cannot be read (it is no UTF-8 text)"),
     ("run app.py:choose -i 3", "choose takes no input; leave --input out"),
     ("run app.py:review --priority high", "--priority: 'high' is not a valid integer"),
-    ("run app.py:review --fresh --id claim_17", "leave one of them out"),
+    ("run app.py:review --resume --id claim_17", "leave one of them out"),
     ("""run app.py:review -i '{"id": 99}' --id claim_17""", "claim_17: was started with another input"),
     ("run app.py:greet -i Ann --id claim_17", "claim_17: was started with another agent (review)"),
     ("run --id claim17", "did you mean claim_17?"),

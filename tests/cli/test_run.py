@@ -169,13 +169,13 @@ def test_a_paused_run_ends_with_3_and_names_resume(office: Path, capsys: Capture
     assert (found.code, found.err) == (3, "killick: claim_19: is paused; `killick resume claim_19` lets it go on\n")
 
 
-def test_a_run_that_was_not_finished_is_gone_on_with_unless_a_fresh_one_is_wanted(
-    office: Path, capsys: Capture
-) -> None:
+def test_a_run_is_new_unless_the_unfinished_one_is_asked_for(office: Path, capsys: Capture) -> None:
     main(["run", "app.py:listen"])
-    found = call(capsys, "run", "app.py:listen")
-    assert "goes on with this run, which was not finished; --fresh starts another" in found.err
-    assert call(capsys, "run", "app.py:listen", "--fresh").code == 3
+    found = call(capsys, "run", "app.py:listen", "--resume")
+    assert "continues this run, which was not finished" in found.err
+    with killick.open("killick.db") as kd:
+        assert len(kd.list(agent="listen")) == 1
+    assert call(capsys, "run", "app.py:listen").code == 3
     with killick.open("killick.db") as kd:
         assert len(kd.list(agent="listen")) == 2
 

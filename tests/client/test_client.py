@@ -174,7 +174,7 @@ def test_the_same_id_by_two_threads_at_once_runs_once(processes: Processes) -> N
 # without an id ------------------------------------------------------------------------------------
 
 
-def test_without_an_id_a_run_whose_process_died_is_resumed_with_one_line_saying_so(
+def test_resume_continues_the_unfinished_run_of_a_process_that_died(
     processes: Processes, caplog: pytest.LogCaptureFixture
 ) -> None:
     dying, life = processes.mortal()
@@ -195,32 +195,30 @@ def test_without_an_id_a_run_whose_process_died_is_resumed_with_one_line_saying_
     processes.mourn()
     caplog.clear()
     kd = processes.new()
-    assert kd.run(dies, Claim(17)) == 17
+    assert kd.run(dies, Claim(17), resume=True) == 17
     assert len(kd.list()) == 1
     assert DONE == [17, 17, 17]
-    [line] = said(caplog)
-    assert kd.list()[0].run in line
-    assert "fresh=True" in line
+    assert said(caplog) == []
 
 
-def test_without_an_id_fresh_starts_another_run(processes: Processes, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_an_id_every_run_is_new(processes: Processes, caplog: pytest.LogCaptureFixture) -> None:
     kd = processes.new()
     for _ in range(2):
         with pytest.raises(killick.RunWaiting):
-            kd.run(asks, Claim(17), fresh=True)
+            kd.run(asks, Claim(17))
     assert len(kd.list()) == 2
     assert said(caplog) == []
 
 
-def test_without_an_id_another_input_or_an_ended_run_starts_another_run(processes: Processes) -> None:
+def test_resume_starts_a_run_for_another_input_or_after_one_that_ended(processes: Processes) -> None:
     kd = processes.new()
     for claim in (Claim(17), Claim(17), Claim(18)):
-        kd.run(reviews, claim)
+        kd.run(reviews, claim, resume=True)
     assert len(kd.list()) == 3
     assert DONE == [17, 17, 18]
 
 
-def test_without_an_id_a_run_that_another_living_process_is_at_is_left_alone(processes: Processes) -> None:
+def test_resume_leaves_alone_a_run_that_another_living_process_is_at(processes: Processes) -> None:
     started, go = threading.Event(), threading.Event()
 
     @killick.tool(effect="reads", name="client_holds")
@@ -240,7 +238,7 @@ def test_without_an_id_a_run_that_another_living_process_is_at_is_left_alone(pro
     try:
         assert started.wait(300)
         threading.Timer(0.2, go.set).start()
-        assert two.run(agent, 1) == 1
+        assert two.run(agent, 1, resume=True) == 1
     finally:
         go.set()
         thread.join(300)
@@ -248,12 +246,12 @@ def test_without_an_id_a_run_that_another_living_process_is_at_is_left_alone(pro
     assert len(two.list()) == 2
 
 
-def test_a_run_that_was_given_an_id_is_not_taken_up_by_a_call_without_one(processes: Processes) -> None:
+def test_resume_does_not_continue_a_run_that_was_given_an_id(processes: Processes) -> None:
     kd = processes.new()
     with pytest.raises(killick.RunWaiting):
         kd.run(asks, Claim(17), id="mine")
     with pytest.raises(killick.RunWaiting) as waiting:
-        processes.new().run(asks, Claim(17))
+        processes.new().run(asks, Claim(17), resume=True)
     assert waiting.value.run != "mine"
 
 

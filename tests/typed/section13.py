@@ -228,7 +228,7 @@ def main(claim: Claim) -> Iterator[str]:
     with killick.open("killick.db") as kd:
         assert_type(kd.run(review, claim, id="claim_review_001"), Verdict)
         assert_type(kd.run(needs_nothing), int)
-        assert_type(kd.run(blocks, claim, fresh=True), Verdict)
+        assert_type(kd.run(blocks, claim, resume=True), Verdict)
         kd.run(ticket, ClaimContext())
         kd.run(subscription, 1, id="subscription_17")
         handle = kd.start(review, claim, id="claim_review_002", priority=5)

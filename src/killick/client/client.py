@@ -81,15 +81,16 @@ class AnyClient(Operations):
     @run_method
     async def run(
         self, agent: AnyAgent, input: Any = None, *, id: str | None = None, priority: int | None = None,  # noqa: A002
-        tags: Sequence[str] = (), fresh: bool = False,
+        tags: Sequence[str] = (), resume: bool = False,
     ) -> Any:  # fmt: skip
         """Runs an agent here and now, and returns its result.
 
-        A known id resumes that run; one that has ended returns its recorded result. Timers, backoffs and rate limits
-        are waited out. Raises RunWaiting when only a person or an outside event can wake it, RunFailed with the
-        failure.
+        Without an id this is a new run. A known id continues that run; one that has ended returns its recorded result.
+        With `resume`, an unfinished run of the same agent and input, which had no id and which no process holds, is
+        continued if there is one. Timers, backoffs and rate limits are waited out. Raises RunWaiting when only a person
+        or an outside event can wake it, RunFailed with the failure.
         """
-        return await run_to_outcome(self.runtime, agent, input, id, priority, tags, fresh)
+        return await run_to_outcome(self.runtime, agent, input, id, priority, tags, resume)
 
     @start_method
     def start(

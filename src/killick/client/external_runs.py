@@ -196,7 +196,7 @@ class ExternalRun:
         """Drive the run; one that this process is still releasing is waited for."""
         runtime = self._runtime
         for left in range(_TRIES, -1, -1):
-            run, start = begin(runtime.engine, self._agent, None, self.run, None, self._tags, True)
+            run, start = begin(runtime.engine, self._agent, None, self.run, None, self._tags)
             try:
                 return await runtime.executor().advance(run, start=start, agent=self._agent, sit_out=True)
             except RunBusy as busy:

@@ -56,7 +56,7 @@ class RunOptions(TypedDict, total=False):
     id: str | None
     priority: int | None
     tags: Sequence[str]
-    fresh: bool
+    resume: bool
 
 
 class StartOptions(TypedDict, total=False):
@@ -125,11 +125,11 @@ def handle_method(
 
 async def run_to_outcome(
     runtime: Runtime, agent: AnyAgent, input: Any, id: str | None, priority: int | None, tags: Sequence[str],  # noqa: A002
-    fresh: bool,
+    resume: bool,
 ) -> Any:  # fmt: skip
     """Runs an agent on the running loop; returns its result."""
     agent = named(agent)
-    run, start = begin(runtime.engine, agent, input, id, priority, tags, fresh)
+    run, start = begin(runtime.engine, agent, input, id, priority, tags, resume=resume)
     if start is None:
         row = runtime.store.index(run)
         if row is not None and row.status in ENDED:
@@ -147,7 +147,7 @@ def create_run(
     by: str | None, tx: Any,
 ) -> str:  # fmt: skip
     """Creates a run, durably, and returns its id."""
-    run, start = begin(runtime.engine, agent, input, id, priority, tags, True, by)
+    run, start = begin(runtime.engine, agent, input, id, priority, tags, by=by)
     if start is not None:
         log = runtime.log.begin(run)
         if tx is None:
@@ -155,7 +155,7 @@ def create_run(
                 log.append(*first_entries(*start))
             except RunExists:
                 # Another caller was faster, or our own append succeeded unseen: the same input is the same run.
-                run, _ = begin(runtime.engine, agent, input, run, priority, tags, True, by)
+                run, _ = begin(runtime.engine, agent, input, run, priority, tags, by=by)
         else:
             [made] = joining(runtime.store, tx).append([log.built(*first_entries(*start))])
             if isinstance(made, LogError):
@@ -262,13 +262,14 @@ def begin(
     id: str | None,  # noqa: A002
     priority: int | None,
     tags: Sequence[str],
-    fresh: bool,
+    *,
+    resume: bool = False,
     by: str | None = None,
 ) -> tuple[str, Start | None]:
     """The run's id, and how to create the run if the store does not have it."""
     waits.refuse_own(id)
     value = agent.checked(through_codec(input, at="input"))  # as the agent sees it, now and on replay
-    if id is None and not fresh:
+    if id is None and resume:
         id = _unfinished(engine, agent, value)  # noqa: A001
     run = id or engine.ids.new(agent.name)
     if engine.store.head(run) is not None:
@@ -310,7 +311,6 @@ def _unfinished(engine: Engine, agent: AnyAgent, value: Any) -> str | None:
     for row in engine.store.runs(query, limit=10):
         head = engine.store.head(row.run)
         if head is not None and not is_held(engine.store, head):
-            logger.warning("%s: resumes this unfinished run (fresh=True starts another)", row.run)
             return row.run
     return None
 

@@ -67,7 +67,7 @@ def _about_a_run(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @command("run", app=True)
 @_about_a_run
-@click.option("--fresh", is_flag=True, help="Start a new run, even where one of the same input is not finished.")
+@click.option("--resume", is_flag=True, help="Continue the unfinished run of the same input, if there is one.")
 @click.option("--quiet", "-q", is_flag=True, help="Print only the result.")
 def run_command(
     shell: Shell,
@@ -76,10 +76,10 @@ def run_command(
     run: str | None,
     priority: int | None,
     tags: tuple[str, ...],
-    fresh: bool,
+    resume: bool,
     quiet: bool,
 ) -> Exit:
-    """Run an agent in this process: start a run, or continue one. Prints its result.
+    """Run an agent in this process: start a new run, or continue one. Prints its result.
 
     AGENT is app.py:agent, module:agent, or a name in the app of [tool.killick]. Without it, --id names the run to
     continue. The command waits for timers. Where the run waits for a person, it asks you; without a terminal it exits
@@ -89,16 +89,16 @@ def run_command(
       killick run app.py:review --input '{"id": 17}'
       killick run app.py:review --id claim_17
     """
-    if fresh and run:
-        raise CommandFailed("--fresh starts a new run, --id names one; leave one of them out")
+    if resume and run:
+        raise CommandFailed("--resume finds a run by its input, --id names one; leave one of them out")
     going = _going(shell, agent, text, run)
     client, found = shell.creating(), going.agent
     with _hushed():
-        run, new = begin(client.engine, found, going.input, going.run, priority, tags, fresh)
+        run, new = begin(client.engine, found, going.input, going.run, priority, tags, resume=resume)
     if new is not None:
         client.start(found, going.input, id=run, priority=priority, tags=new.started.tags)
     elif going.run is None and not quiet:
-        shell.note(f"{run}: goes on with this run, which was not finished; --fresh starts another")
+        shell.note(f"{run}: continues this run, which was not finished")
     going = going._replace(run=run)
     is_over = (row := client.store.index(run)) is not None and row.status in ENDED
     try:
