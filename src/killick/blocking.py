@@ -62,8 +62,7 @@ class Twin(Generic[B, A]):
     @overload
     def __get__(self, instance: Awaits, owner: type[Any] | None = None) -> A: ...
     def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
-        kind: Any = owner if instance is None else type(instance)
-        function = self._awaited if kind is not None and issubclass(kind, Awaits) else self._blocking
+        function = self._awaited if owner is not None and issubclass(owner, Awaits) else self._blocking
         return function if instance is None else MethodType(function, instance)
 
 

@@ -48,7 +48,7 @@ async def export_agent(run: killick.Run, n: int) -> str:
 @pytest.fixture
 def kd(store: Store) -> Iterator[killick.Client]:
     """A run with large values, a claim, an answer, a message that it took and one that it did not."""
-    with killick.Client(store, clock=killick.LeapingClock()) as client:
+    with killick.Client(store, clock=killick.clock.LeapingClock()) as client:
         with pytest.raises(killick.RunWaiting):
             client.run(export_agent, 1, id="r")
         client.answer("r", "approve", by="ann")

@@ -206,7 +206,7 @@ def test_children_are_rehearsed_with_their_parent() -> None:
 
 
 def test_an_agent_like_a_run_on_record_meets_what_the_run_met() -> None:
-    with killick.open("memory:", clock=killick.LeapingClock()) as kd:
+    with killick.open("memory:", clock=killick.clock.LeapingClock()) as kd:
 
         @killick.tool(effect="reads")
         async def recall(name: str) -> Order:

@@ -14,6 +14,7 @@ import pytest
 
 import killick
 from killick.cli.main import main
+from killick.log import Entry
 from killick.model import events as e
 
 LETTER = "Dear Madam or Sir, " * 60
@@ -111,9 +112,9 @@ def test_a_fork_is_told_where_and_why_it_parts_before_what_differs(
 ) -> None:
     with killick.open("killick.db") as kd:
         log = kd.log.open("fork")
-        log.append(killick.Entry(e.ContextChanged(at=2, version=1, by="ann"), {"set": {"route": "auto"}}))
+        log.append(Entry(e.ContextChanged(at=2, version=1, by="ann"), {"set": {"route": "auto"}}))
         tool = e.StepIntended(at=3, step="2", sort="tool", name="cli_diff_pay", effect="at_most_once")
-        log.append(killick.Entry(tool, {"arguments": {"amount": 7}}))
+        log.append(Entry(tool, {"arguments": {"amount": 7}}))
     lines = said(capsys, "one", "fork").splitlines()
     assert lines[0].startswith("one  now @")
     assert re.fullmatch(r"shared   1 step, up to 1:after @\d+ of one", lines[2])

@@ -246,7 +246,7 @@ def test_a_mistake_is_one_line_and_changes_nothing(refund: Path, capsys: Capture
 
 
 def test_what_was_passed_on_says_from_whom(refund: Path, capsys: Capture) -> None:
-    clock = killick.LeapingClock()
+    clock = killick.clock.LeapingClock()
     with killick.open("killick.db") as now:
         clock.advance((now.clock.now_us() - clock.now_us()) / 1_000_000 + 73 * 3600)
     with killick.open("killick.db", clock=clock) as kd:

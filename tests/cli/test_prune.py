@@ -43,7 +43,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a store: `even` ended 100 days ago, `late` today, `odd` waits."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    clock = killick.ManualClock(killick.SystemClock().now_us() - 100 * DAY * 1_000_000)
+    clock = killick.clock.ManualClock(killick.clock.SystemClock().now_us() - 100 * DAY * 1_000_000)
     with killick.open("killick.db", clock=clock) as kd:
         kd.run(prune_agent, 4, id="even")
         with pytest.raises(killick.RunWaiting):

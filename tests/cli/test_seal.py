@@ -13,8 +13,10 @@ import pytest
 
 import killick
 from killick.audit.checkpoint import new_key
+from killick.audit.proof import verify_proof
 from killick.cli.main import main
 from killick.errors import SealRefused
+from killick.log import Entry
 from killick.model import events as e
 
 Capture = pytest.CaptureFixture[str]
@@ -38,7 +40,7 @@ def grow(run: str, count: int = 1) -> None:
     with killick.open("killick.db") as kd:
         if kd.store.head(run) is None:
             kd.log.create(e.RunStarted(at=1, run=run, agent="claims"), {"input": run})
-        kd.log.open(run).append(*(killick.Entry(e.NoteMade(at=2), {"note": f"{run} {n}"}) for n in range(count)))
+        kd.log.open(run).append(*(Entry(e.NoteMade(at=2), {"note": f"{run} {n}"}) for n in range(count)))
 
 
 def did(capsys: Capture, *words: str, code: int = 0) -> tuple[str, str]:
@@ -153,7 +155,7 @@ def test_a_rolled_back_store_names_the_runs_that_were_lost(capsys: Capture) -> N
 
 def test_what_is_explained_is_told_and_is_no_failure(capsys: Capture) -> None:
     with killick.open("killick.db") as kd:
-        kd.log.open("b").append(killick.Entry(e.RunCompleted(at=3), {"result": None}))
+        kd.log.open("b").append(Entry(e.RunCompleted(at=3), {"result": None}))
     sealed(capsys, "one.seal")
     did(capsys, "store", "prune", "--older", "1d", "--to", "old.gz", "--yes")
     words = ("verify", "--checkpoint", "one.seal", "--key", "key.pem.pub")
@@ -210,7 +212,7 @@ def test_a_proof_is_verified_without_a_store(capsys: Capture, monkeypatch: pytes
 def test_a_proof_without_a_file_is_printed(capsys: Capture) -> None:
     sealed(capsys, "one.seal")
     out, _ = did(capsys, "store", "prove", "a", "1")
-    assert killick.verify_proof(out, Path("key.pem.pub").read_bytes()).run == "a"
+    assert verify_proof(out, Path("key.pem.pub").read_bytes()).run == "a"
     found = data(capsys, "store", "prove", "a", "1", "--out", "a.proof")
     assert (found["run"], found["seq"], found["bytes"]) == ("a", 1, Path("a.proof").stat().st_size)
 

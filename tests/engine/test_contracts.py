@@ -251,9 +251,9 @@ def test_what_nobody_has_seen_of_the_context_is_not_agreed_to(desk: Desk) -> Non
 
 
 def test_an_approval_does_not_outlive_the_time_that_the_run_has(
-    make_world: Callable[[killick.ManualClock], World],
+    make_world: Callable[[killick.clock.ManualClock], World],
 ) -> None:
-    clock = killick.ManualClock()
+    clock = killick.clock.ManualClock()
     desk = Desk(make_world(clock), cold=True)
 
     @killick.agent(name="contracts.time", contract=contract(LARGE, rules.budget(time="2h")))

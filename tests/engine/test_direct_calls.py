@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import killick
-from killick.definitions.current import UnrecordedIO
+from killick.definitions.current import UnrecordedIO, watch_io
 from killick.errors import CalledDirectly
 
 
@@ -146,7 +146,7 @@ def test_r21_run_call_takes_tools_only(world: Any) -> None:
 @pytest.fixture
 def strays() -> Iterator[list[UnrecordedIO]]:
     seen: list[UnrecordedIO] = []
-    stop = killick.watch_io(seen.append)
+    stop = watch_io(seen.append)
     yield seen
     stop()
 
@@ -231,7 +231,7 @@ def test_r21_a_watcher_may_stop_the_io(world: Any, tmp_path: Path) -> None:
     async def agent(run: killick.Run) -> None:
         (tmp_path / "told").write_text("x")
 
-    stop = killick.watch_io(refuse)
+    stop = watch_io(refuse)
     try:
         with pytest.raises(killick.RunFailed, match="outside of a step"):
             world.kd.run(agent, id="r")
@@ -242,7 +242,7 @@ def test_r21_a_watcher_may_stop_the_io(world: Any, tmp_path: Path) -> None:
 
 def test_r21_nobody_is_told_any_more_who_stopped_watching(world: Any, tmp_path: Path) -> None:
     seen: list[UnrecordedIO] = []
-    killick.watch_io(seen.append)()
+    watch_io(seen.append)()
 
     @killick.agent
     async def agent(run: killick.Run) -> None:

@@ -140,7 +140,9 @@ async def coming_to(code: Callable[[killick.Run], Awaitable[Any]], run: killick.
         return await code(run)
     except killick.StepFailed as failed:
         skipped = (
-            failed.is_a(killick.Skipped) and failed.is_a("killick.Skipped") and isinstance(failed, killick.Skipped)
+            failed.is_a(killick.errors.Skipped)
+            and failed.is_a("killick.Skipped")
+            and isinstance(failed, killick.errors.Skipped)
         )
         return failed.failure.message if skipped and failed.by == "ann" else repr(failed)
 
@@ -271,7 +273,7 @@ def test_blocking_agents_are_woken_too(kd: killick.Client) -> None:
         def skipped() -> str:
             try:
                 run.wait("never")
-            except killick.Skipped as error:
+            except killick.errors.Skipped as error:
                 return error.failure.message
             return "not skipped"
 
@@ -677,7 +679,7 @@ def test_a_change_that_rests_on_an_older_version_is_refused_and_shows_what_chang
     version = kd.state("r").context.version
     assert kd.set("r", saw=version, by="bob", because="too small", amount=9, route="manager") == "changed"
     before = len(kd.events("r"))
-    with pytest.raises(killick.ContextStale) as stale:
+    with pytest.raises(killick.errors.ContextStale) as stale:
         kd.set("r", saw=version, by="ann", amount=5)
     assert (stale.value.saw, stale.value.version, len(kd.events("r"))) == (version, version + 1, before)
     assert [tuple(change) for change in stale.value.changes] == [
@@ -703,7 +705,7 @@ def test_a_stale_change_of_a_run_that_somebody_is_at_is_refused_where_it_lands(k
         said.append(await kd.as_async().set("r", saw=1, by="ann", amount=3))
         try:
             await kd.as_async().set("r", saw=1, by="bob", amount=4)
-        except killick.ContextStale as stale:
+        except killick.errors.ContextStale as stale:
             said.append((stale.version, [tuple(change) for change in stale.changes]))
 
     @killick.agent(name="held_context", context=Claim)

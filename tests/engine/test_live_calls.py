@@ -128,7 +128,7 @@ class Office:
                 return
             if row is not None and row.status == "paused":
                 self.next.resume("r")
-            with contextlib.suppress(killick.RunCancelled):
+            with contextlib.suppress(killick.errors.RunCancelled):
                 self.next.run(self.agent, self.next.state("r").fold and "pay", id="r")
 
     def judge(self, *book: str) -> None:
@@ -174,7 +174,7 @@ def cancel(office: Office) -> threading.Thread:
 def close(office: Office) -> threading.Thread:
     office.begin()
     closing = office.beside(office.kd.close)
-    until(lambda: office.kd.runtime._closed)
+    until(lambda: office.kd.runtime.is_closed)
     return closing
 
 
@@ -304,7 +304,7 @@ def test_r15_a_run_stays_leased_while_a_thread_lives_that_was_waited_for_in_vain
     thread.join(DEADLINE_SECONDS)
     assert not thread.is_alive()
     assert not office.is_free()
-    with pytest.raises(killick.RunBusy):
+    with pytest.raises(killick.errors.RunBusy):
         office.next.run(office.agent, "pay", id="r")
     assert (office.bank.asked, office.bank.book) == ([], [])
     office.bank.gate.set()
@@ -330,7 +330,7 @@ def test_r15_a_run_that_waits_for_a_person_stays_leased_while_the_thread_that_th
     assert isinstance(office.outcome[0], killick.RunWaiting)
     assert not office.is_free()
     office.next.answer("r", "not")  # it is wrong a moment later
-    with pytest.raises(killick.RunBusy):
+    with pytest.raises(killick.errors.RunBusy):
         office.next.advance("r")
     office.bank.gate.set()
     until(office.is_free)
@@ -454,7 +454,7 @@ def test_r15_nothing_is_undone_while_a_thread_is_still_at_it(office: Office) -> 
 
     office.agent = paying
     office.begin("pay_in_time").join(DEADLINE_SECONDS)
-    assert isinstance(office.outcome[0], killick.StillRunning)
+    assert isinstance(office.outcome[0], killick.errors.StillRunning)
     assert not office.is_free()
     assert office.bank.book == []
     office.bank.gate.set()
@@ -539,7 +539,7 @@ def test_r15_a_hosted_call_is_no_different(office: Office, within: bool, monkeyp
     driving = office.beside(lambda: calls(office.kd))
     assert office.bank.at_the_gate.wait(DEADLINE_SECONDS)
     closing = office.beside(office.kd.close)
-    until(lambda: office.kd.runtime._closed)
+    until(lambda: office.kd.runtime.is_closed)
     if not within:
         closing.join(DEADLINE_SECONDS)
     assert not office.is_free()
@@ -607,7 +607,7 @@ def test_r15_a_coroutine_that_cannot_be_cancelled_keeps_its_run_leased_too(
         with contextlib.suppress(asyncio.CancelledError, killick.KillickError):
             await task
         assert not office.is_free()
-        with pytest.raises(killick.RunBusy):
+        with pytest.raises(killick.errors.RunBusy):
             await office.next.as_async().advance("r")
         office.bank.gate.set()
         while not office.is_free():

@@ -136,7 +136,7 @@ def test_a_cancelled_run_is_one_stretch(world: World, notes: Notes) -> None:
     with pytest.raises(killick.RunWaiting):
         world.kd.run(asks, "ann", id="r")
     world.kd.cancel("r", by="ann")
-    with pytest.raises(killick.RunCancelled):
+    with pytest.raises(killick.errors.RunCancelled):
         world.kd.run(asks, "ann", id="r")
     assert notes.lines[-2:] == ["waited for answer: cancelled", "let go asks: cancelled"]
 

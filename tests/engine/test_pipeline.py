@@ -915,7 +915,7 @@ def test_another_secret_is_another_action(world: Any) -> None:
     parks(world.kd, agent)
     parks(world.process(), agent)
     said[0] = "two"
-    with pytest.raises(killick.RunDiverged):
+    with pytest.raises(killick.errors.RunDiverged):
         world.process().run(agent, id="r")
 
 

@@ -19,7 +19,7 @@ import killick
 from faulty_store import faulty
 from killick.errors import OutsideBranch, StoreUnavailable
 from killick.model import events as e
-from killick.store import Store
+from killick.store import Store, open_store
 from processes import Processes, View, kinds, record, steps, told
 
 
@@ -60,7 +60,7 @@ def park(kd: killick.Client, agent: killick.Agent[None, Any], run: str = "r") ->
     """Run until the agent waits for a person."""
     with pytest.raises(killick.RunWaiting) as waiting:
         kd.run(agent, id=run)
-    assert not isinstance(waiting.value, killick.RunDiverged), waiting.value
+    assert not isinstance(waiting.value, killick.errors.RunDiverged), waiting.value
 
 
 # R22: from the top, in the recorded order ---------------------------------------------------------
@@ -623,7 +623,7 @@ def test_r24_code_that_means_another_step_diverges_and_goes_on_when_it_is_mended
     recorded, done = record(first, "r"), list(calls)
 
     second = processes.new(build=built("2.0"))
-    with pytest.raises(killick.RunDiverged) as diverged:
+    with pytest.raises(killick.errors.RunDiverged) as diverged:
         second.run(diverging(after, calls), id="r")
     assert diverged.value.step == "2"
     assert diverged.value.builds == ("1.0", "2.0")
@@ -649,7 +649,7 @@ def test_r24_a_run_that_diverges_again_and_again_says_it_once(processes: Process
     before, after = DIVERGING["another name"]
     park(processes.new(), diverging(before, calls))
     for _ in range(3):
-        with pytest.raises(killick.RunDiverged):
+        with pytest.raises(killick.errors.RunDiverged):
             processes.new().run(diverging(after, calls), id="r")
     assert kinds(processes.new(), "r").count("run.diverged") == 1
 
@@ -672,7 +672,7 @@ def test_r24_code_that_ends_early_diverges(processes: Processes, calls: Calls, e
 
     park(processes.new(), version(early=False))
     kd = processes.new()
-    with pytest.raises(killick.RunDiverged) as diverged:
+    with pytest.raises(killick.errors.RunDiverged) as diverged:
         kd.run(version(early=True), id="r")
     assert diverged.value.step == "2"
     assert "keyed" in diverged.value.recorded
@@ -698,7 +698,7 @@ def test_r24_a_branch_that_ends_early_diverges(processes: Processes, calls: Call
 
     park(processes.new(), version(2))
     kd = processes.new()
-    with pytest.raises(killick.RunDiverged) as diverged:
+    with pytest.raises(killick.errors.RunDiverged) as diverged:
         kd.run(version(1), id="r")
     assert diverged.value.step == "1.1.2"
     kd.answer("r", "approve")
@@ -721,7 +721,7 @@ def test_r24_a_branch_that_goes_on_after_its_gather_was_over_diverges(processes:
 
     park(processes.new(), version(1))
     kd = processes.new()
-    with pytest.raises(killick.RunDiverged) as diverged:
+    with pytest.raises(killick.errors.RunDiverged) as diverged:
         kd.run(version(2), id="r")
     assert diverged.value.step == "1.1.2"
     assert calls == [0]
@@ -742,7 +742,7 @@ def test_r24_a_gather_with_more_or_fewer_branches_than_on_record_diverges(
 
     park(processes.new(), version(2))
     kd = processes.new()
-    with pytest.raises(killick.RunDiverged) as diverged:
+    with pytest.raises(killick.errors.RunDiverged) as diverged:
         kd.run(version(count), id="r")
     assert diverged.value.step.startswith("1")
     assert sorted(calls) == [0, 1]
@@ -762,7 +762,7 @@ def test_r24_a_new_step_before_recorded_ones_diverges_and_is_not_done(processes:
         return agent
 
     park(processes.new(), version(new=False))
-    with pytest.raises(killick.RunDiverged, match="keyed"):
+    with pytest.raises(killick.errors.RunDiverged, match="keyed"):
         processes.new().run(version(new=True), id="r")
     assert calls == ["old"]
 
@@ -1142,7 +1142,7 @@ async def refuses(at: int) -> int:
 def test_a_branch_that_was_stopped_before_its_first_step_is_stopped_again_when_it_is_replayed(
     agent: Any, expected: Any
 ) -> None:
-    store = killick.open_store("memory:")
+    store = open_store("memory:")
     with pytest.raises(killick.RunWaiting):
         killick.Client(store, behind=False).run(agent, id="r")
     other = killick.Client(store, behind=False)

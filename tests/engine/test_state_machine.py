@@ -254,7 +254,7 @@ def test_r28_a_transition_that_asks_for_something_else_diverges(processes: Proce
     kd = processes.new()
     with pytest.raises(killick.RunWaiting):
         kd.run(version("Pay?"), Count(), id="r")
-    with pytest.raises(killick.RunDiverged) as diverged:
+    with pytest.raises(killick.errors.RunDiverged) as diverged:
         processes.new().run(version("Pay twice?"), Count(), id="r")
     assert diverged.value.step == "1.1"
     kd.answer("r", "approve")

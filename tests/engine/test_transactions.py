@@ -23,6 +23,7 @@ from killick.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from killick.log import Entry
 from killick.model import events as e
 from killick.store import MemoryStore, SqliteStore
 
@@ -402,7 +403,7 @@ def test_branches_with_and_without_transactions_make_one_record(kd: killick.Clie
     # Another process plays the record: the branches go on in the same order, and nothing is done again.
     order.clear()
     log = kd.log.open("a", holder="somebody", seconds=30)
-    log.append(killick.Entry(e.RunRewound(at=kd.clock.now_us(), cut=log.seq - 1, generation=1)))
+    log.append(Entry(e.RunRewound(at=kd.clock.now_us(), cut=log.seq - 1, generation=1)))
     kd.store.release("a", epoch=log.epoch)
     with killick.open(str(path)) as other:
         assert other.run(busy, names, id="a") == first
@@ -831,7 +832,7 @@ def test_what_a_dead_process_left_open_is_neither_undone_nor_listed_when_the_run
         dead.run(lender, id="a")
     with killick.open(str(path)) as kd:
         kd.cancel("a", compensate=True)
-        with pytest.raises(killick.RunCancelled) as cancelled:
+        with pytest.raises(killick.errors.RunCancelled) as cancelled:
             kd.run(lender, id="a")
         assert (undone, cancelled.value.not_undone, rows(path)) == ([], (), [])
         assert kd.log.ledger("a").in_doubt() == []

@@ -139,7 +139,7 @@ class Crowd(Journey):
         self._wrong: list[BaseException] = []
         self._clients_of: dict[_Mover, killick.Client] = {}
         self._names = [f"worker {number}" for number in range(1, workers + 1)]
-        clock = killick.LeapingClock()
+        clock = killick.clock.LeapingClock()
         super().__init__(MemoryStore(clock=clock), clock, far, "walks", program, behind=False)
         far.point = self._met
 

@@ -173,7 +173,14 @@ class Journey:
     """One agent and its forks, over one store and one far side."""
 
     def __init__(
-        self, store: Store, clock: killick.LeapingClock, far: FarSide, agent: str, program: Program, *, behind: bool
+        self,
+        store: Store,
+        clock: killick.clock.LeapingClock,
+        far: FarSide,
+        agent: str,
+        program: Program,
+        *,
+        behind: bool,
     ) -> None:
         self.store, self.clock, self.far = store, clock, far
         self.agent, self.program = agent, program

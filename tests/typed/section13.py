@@ -9,6 +9,8 @@ from typing import Any, assert_type
 from uuid import UUID
 
 import killick
+from killick.engine.outcome import RunOutcome
+from killick.llm.loop import LoopResult
 
 
 @dataclass
@@ -179,7 +181,7 @@ async def side_by_side(run: killick.Run, claims: list[Claim]) -> float:
 @killick.agent
 async def converses(run: killick.Run, question: str) -> str:
     outcome = await killick.loop(run, client.create, tools, messages=question, provider="openai", model="m")
-    assert_type(outcome, killick.LoopResult)
+    assert_type(outcome, LoopResult)
     assert_type(outcome.text, str)
     return outcome.text
 
@@ -256,7 +258,7 @@ def main(claim: Claim) -> Iterator[str]:
         kd.pause("claim_review_001", because="lunch")
         kd.set("claim_review_001", route="auto", by="ann")
         kd.cancel("claim_review_001", compensate=True)
-        assert_type(kd.advance("claim_review_001"), killick.RunOutcome)
+        assert_type(kd.advance("claim_review_001"), RunOutcome)
 
 
 async def serve(claim: Claim) -> Verdict:

@@ -62,7 +62,7 @@ async def moment_agent(run: killick.Run, n: int) -> str:
 def kd() -> Iterator[killick.Client]:
     global tries
     tries = 0
-    with killick.Client(MemoryStore(), clock=killick.LeapingClock()) as made:
+    with killick.Client(MemoryStore(), clock=killick.clock.LeapingClock()) as made:
         with pytest.raises(killick.RunWaiting):
             made.run(moment_agent, 4, id="r/1")
         yield made

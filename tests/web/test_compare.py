@@ -41,7 +41,7 @@ async def compare_agent(run: killick.Run, n: int) -> str:
 
 @pytest.fixture
 def kd() -> Iterator[killick.Client]:
-    with killick.Client(MemoryStore(), clock=killick.LeapingClock()) as made:
+    with killick.Client(MemoryStore(), clock=killick.clock.LeapingClock()) as made:
         made.run(compare_agent, 4, id="r")
         made.fork("r", "3:after", id="f", output={"3": "auto"}, effects="live", by="tom", because="what if?")
         made.run(compare_agent, 4, id="f")

@@ -14,13 +14,14 @@ from starlette.testclient import TestClient
 import killick
 from killick.client.client import Client
 from killick.clock import ManualClock
-from killick.definitions.triggers import TRIGGERS
 from killick.errors import RunUnknown
 from killick.model import system_events
 from killick.store.records import RunQuery
+from killick.triggers import TRIGGERS
 from killick.web.app import asgi
 from killick.web.auth.access import Identified
 from killick.workers import hooks, trigger_runner
+from killick.workers.hooks import HookEvent
 
 
 @killick.agent
@@ -74,7 +75,7 @@ def told(web: TestClient, path: str) -> Any:
 
 
 def test_a_trigger_that_no_worker_has_taken_up_is_shown_with_its_policies(kd: Client, web: TestClient) -> None:
-    killick.every("10m", report, input="x", name="often", missed="all", overlap="queue")
+    killick.triggers.every("10m", report, input="x", name="often", missed="all", overlap="queue")
     line = often(web)
     assert (line["name"], line["what"], line["agent"]) == ("often", "every 10m", "report")
     assert (line["missed"], line["overlap"], line["is_set"]) == ("all", "queue", False)
@@ -82,7 +83,7 @@ def test_a_trigger_that_no_worker_has_taken_up_is_shown_with_its_policies(kd: Cl
 
 
 def test_firing_starts_a_run_in_the_name_of_who_asked(kd: Client, web: TestClient) -> None:
-    killick.every("10m", report, input="x", name="often")
+    killick.triggers.every("10m", report, input="x", name="often")
     fired = web.post("/api/v1/triggers/often/fire", json={"input": "today"})
     assert fired.status_code == 200, fired.text
     run = fired.json()["run"]
@@ -94,13 +95,13 @@ def test_firing_starts_a_run_in_the_name_of_who_asked(kd: Client, web: TestClien
 
 
 def test_an_input_that_the_agent_cannot_take_is_refused_and_fires_nothing(kd: Client, web: TestClient) -> None:
-    killick.every("10m", report, input="x", name="often")
+    killick.triggers.every("10m", report, input="x", name="often")
     assert web.post("/api/v1/triggers/often/fire", json={"input": 5}).status_code in (409, 422)
     assert kd.list(agent="report") == []
 
 
 def test_a_trigger_is_paused_and_resumed_with_who_and_why(kd: Client, web: TestClient) -> None:
-    killick.every("10m", report, input="x", name="often")
+    killick.triggers.every("10m", report, input="x", name="often")
     web.post("/api/v1/triggers/often/fire", json={})
     assert web.post("/api/v1/triggers/often/pause", json={"because": "wrong numbers"}).json()["did"] == "paused"
     line = often(web)
@@ -115,7 +116,7 @@ def test_a_trigger_is_paused_and_resumed_with_who_and_why(kd: Client, web: TestC
 
 
 def test_pausing_a_trigger_that_nobody_took_up_says_who_does(web: TestClient) -> None:
-    killick.every("10m", report, input="x", name="often")
+    killick.triggers.every("10m", report, input="x", name="often")
     refused = web.post("/api/v1/triggers/often/pause", json={})
     assert (refused.status_code, refused.json()["code"]) == (409, "trigger_not_set")
     assert "killick worker" in refused.json()["detail"]
@@ -128,7 +129,7 @@ def test_a_trigger_that_is_not_there_is_not_found(web: TestClient) -> None:
 
 
 def test_what_was_missed_is_counted_and_said_why(kd: Client, web: TestClient, clock: ManualClock) -> None:
-    killick.every("10m", report, input="x", name="often", missed="once", overlap="allow")
+    killick.triggers.every("10m", report, input="x", name="often", missed="once", overlap="allow")
     web.post("/api/v1/triggers/often/fire", json={})
     clock.advance(3_600)
     kd.runtime.blocking(_attended(kd))
@@ -143,7 +144,7 @@ async def _attended(kd: Client) -> None:
             await asyncio.sleep(0.01)
 
 
-def _ours(kd: Client) -> list[killick.TriggerInfo]:
+def _ours(kd: Client) -> list[killick.triggers.TriggerInfo]:
     return [each for each in trigger_runner.triggers(kd.engine) if each.name == "often"]
 
 
@@ -152,7 +153,7 @@ def _ours(kd: Client) -> list[killick.TriggerInfo]:
 
 def test_a_hook_that_fails_is_shown_with_what_it_did_not_take(kd: Client, web: TestClient) -> None:
     @killick.on("run.started", name="chat")
-    def chat(event: killick.HookEvent) -> None:
+    def chat(event: HookEvent) -> None:
         raise ConnectionError("the chat is down")
 
     async def until_it_failed() -> None:
@@ -254,7 +255,7 @@ def test_whether_somebody_answers_is_told_to_anybody_and_nothing_else(kd: Client
 @pytest.mark.slow
 def test_a_page_reads_the_ends_of_logs_and_not_the_whole(kd: Client, web: TestClient) -> None:
     """However long the log of a trigger is, as much of it is read as is shown."""
-    killick.every("10m", report, input="x", name="often")
+    killick.triggers.every("10m", report, input="x", name="often")
     for _ in range(80):
         web.post("/api/v1/triggers/often/fire", json={})
     read: list[int] = []

@@ -76,6 +76,9 @@ class _Common(Generic[C]):
         """The run's id."""
         return self._execution.run_id
 
+    def __repr__(self) -> str:
+        return f"<killick.{type(self).__name__} {self.id} of agent {self._execution.agent.name}>"
+
     @property
     def input(self) -> Any:
         """The input of the run."""

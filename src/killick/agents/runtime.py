@@ -81,7 +81,7 @@ class Runtime:
             "tracer": tracer,
         }
         self.loop_thread = LOOP_THREAD
-        self._closed = False
+        self.is_closed = False
         self._begin()
         mark_log_records()
         hears_of_forks(self)
@@ -119,13 +119,13 @@ class Runtime:
     @property
     def own_loop(self) -> asyncio.AbstractEventLoop:
         """The loop of blocking callers."""
-        if self._closed:
+        if self.is_closed:
             raise KillickError("this client is closed; open the store again")
         return self.loop_thread.loop
 
     def blocking(self, work: Coroutine[Any, Any, R]) -> R:
         """Runs a coroutine on the loop of blocking callers, and waits for it."""
-        if self._closed:
+        if self.is_closed:
             work.close()
         _ = self.own_loop  # refuses if closed
         return self.loop_thread.run(work)
@@ -145,9 +145,9 @@ class Runtime:
         A blocking tool that is running is waited for, up to 30 s. One that takes longer keeps its run leased, and the
         store open, until it ends.
         """
-        if self._closed:
+        if self.is_closed:
             return
-        self._closed = True
+        self.is_closed = True
         until = self.clock.monotonic() + live_calls.ABANDON_SECONDS
         own = self.loop_thread
         if self.engine.resources or (own.is_started and own.loop in self._executors):

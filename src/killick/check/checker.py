@@ -24,12 +24,12 @@ from killick.check.static_analysis import read_agent
 from killick.definitions.agents import AGENTS, Agent, AnyAgent
 from killick.definitions.current import refuse_io
 from killick.definitions.tools import TOOLS
-from killick.definitions.triggers import TRIGGERS
 from killick.engine.views import Wait
 from killick.errors import DeclarationRefused
 from killick.model.event_codec import decode
 from killick.model.events import FactDrawn
 from killick.store.records import RunQuery
+from killick.triggers import TRIGGERS
 from killick.workers.hooks import HOOKS
 
 STORIES_MAX: Final = 5_000

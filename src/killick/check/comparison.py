@@ -446,7 +446,7 @@ class FindingCollector:
             title=f'the run fails when nobody answers "{prompt}" in time',
             where=self._step(str(prompt)),
             why="The question has a deadline and no default.",
-            fix='default="reject" (or what is right) beside timeout=…, or catch killick.WaitExpired',
+            fix='default="reject" (or what is right) beside timeout=…, or catch killick.errors.WaitExpired',
             seen=told(story),
             times=1,
         )

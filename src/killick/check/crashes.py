@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, NamedTuple, Self, TypeVar, cast
 import msgspec
 
 from killick.client.client import Client, SimulatedClient
+from killick.client.external_runs import ClientRuntime
 from killick.clock import LeapingClock
 from killick.definitions.agents import AnyAgent
 from killick.engine.steps.attempt import ToolInterceptor
@@ -308,15 +309,13 @@ def simulate(
 
 
 def _opened(scenario: Scenario, story: Story, life: Life, number: int, clock: LeapingClock, ids: SeededIds) -> Client:
-    story.world.client = SimulatedClient(
-        cast("Store", _Mortal(story.store, life)),
-        clock=clock,
-        ids=SeededIds(int.from_bytes(ids.key())),
+    runtime = ClientRuntime(
+        cast("Store", _Mortal(story.store, life)), clock=clock, ids=SeededIds(int.from_bytes(ids.key())),
         build=lambda agent: Build(version=f"simulated {number}"),
         lease_seconds=float("inf") if scenario.takeover == "lock" else LEASE_SECONDS,
-        behind=scenario.behind,
-        stand_in=story.world.stand_in,
-    )
+        behind=scenario.behind, stand_in=story.world.stand_in,
+    )  # fmt: skip
+    story.world.client = SimulatedClient(runtime)
     return story.world.client
 
 

@@ -33,7 +33,6 @@ from killick.client.start import (
 )
 from killick.clock import Clock
 from killick.definitions.agents import AnyAgent, read_contract
-from killick.definitions.triggers import TriggerInfo
 from killick.engine.inbox import SAID
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome, ended
@@ -56,6 +55,7 @@ from killick.model.retry import Duration, seconds
 from killick.model.state import State
 from killick.store import MemoryStore, open_store
 from killick.store.records import ENDED, RunQuery, shown_tags
+from killick.triggers import TriggerInfo
 from killick.workers import trigger_runner
 from killick.workers.worker import SLICE_SECONDS, Worker
 
@@ -158,7 +158,7 @@ class AnyClient(Operations):
         tags: Sequence[str] = (),
     ) -> ExternalSession:
         """Holds a run for calls from outside any agent, such as a framework's own loop: `with` or `async with` gives a
-        `killick.Host`. The run is created if it does not exist, and waits after the block.
+        `Host`. The run is created if it does not exist, and waits after the block.
 
         run       the id of the conversation or thread to which the calls belong
         agent     the name under which such runs are listed
@@ -178,7 +178,7 @@ class AnyClient(Operations):
     ) -> Any:
         """The dashboard and the HTTP API of this client, as an ASGI app to mount in another app.
 
-        identify  a function from a request to a `killick.Person`, or to None for an unknown caller. Without it, each
+        identify  a function from a request to a `Person`, or to None for an unknown caller. Without it, each
                   caller needs a token made by `killick token create`
         redact    the names of fields whose values are never shown
         webhooks  the secrets of incoming webhooks, by the name of the event that each becomes

@@ -42,6 +42,9 @@ class Operations:
         self.runtime = store if isinstance(store, ClientRuntime) else ClientRuntime(store, **options)
         self.store, self.clock, self.ids = self.runtime.store, self.runtime.clock, self.runtime.ids
 
+    def __repr__(self) -> str:
+        return f"<killick.{type(self).__name__} of {self.store.place}{', closed' * self.runtime.is_closed}>"
+
     def _blocking(self, work: Coroutine[Any, Any, R]) -> R:
         return self.runtime.blocking(work)
 
@@ -136,7 +139,7 @@ class Operations:
     def skip(self, run: str, step: str, *, by: str | None = None, because: str | None = None) -> str:
         """Ends an unfinished step without an open attempt, in place of executing it. Returns a description.
 
-        A sleep ends, a wait with a default takes it; any other step raises `killick.Skipped` in the agent's code.
+        A sleep ends, a wait with a default takes it; any other step raises `Skipped` in the agent's code.
         """
         held = self._command(run, {"command": "skip", "step": step, "because": because}, by, patient=True)
         return f"step {step} is skipped" if held else f"step {step} {_LATER}"

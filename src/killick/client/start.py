@@ -171,6 +171,9 @@ class AnyHandle(Generic[O]):
         self._agent = agent
         self.id = run
 
+    def __repr__(self) -> str:
+        return f"<killick.{type(self).__name__} of run {self.id}>"
+
     def _blocking(self, work: Coroutine[Any, Any, R]) -> R:
         return self._runtime.blocking(work)
 

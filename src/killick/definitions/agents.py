@@ -12,7 +12,7 @@ import msgspec
 from typing_extensions import TypeVar
 
 from killick.contracts.contract import Contract
-from killick.definitions.policy import names_of
+from killick.definitions.policy import names_of, signed
 from killick.definitions.tools import resolved_hints
 from killick.errors import AgentUnknown, ContractRefused, DeclarationRefused
 from killick.model.codec import digest
@@ -45,7 +45,7 @@ class Agent(Generic[I, O]):
         self.returns: Any = hints.get("return", Any)
 
     def __repr__(self) -> str:
-        return f"<killick agent {self.name}>"
+        return f"<killick.Agent {self.name}>"
 
     def digest_of(self, input: Any) -> bytes:  # noqa: A002
         """What tells two inputs apart."""
@@ -106,18 +106,14 @@ def agent(fn: Callable[[Any], O], /) -> Agent[None, O]: ...
 
 @overload
 def agent(
-    *,
-    name: str | None = None,
-    context: type[Any] | None = None,
-    migrations: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = (),
-    on_failure: OnFailure = "stop",
-    aliases: Sequence[str] = (),
-    priority: int = 0,
-    contract: Contract | str | os.PathLike[str] | None = None,
+    *, name: str | None = None, context: type[Any] | None = None,
+    migrations: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = (), on_failure: OnFailure = "stop",
+    aliases: Sequence[str] = (), priority: int = 0, contract: Contract | str | os.PathLike[str] | None = None,
     workspace: Workspace | str | os.PathLike[str] | None = None,
-) -> _AgentDecorator: ...
+) -> _AgentDecorator: ...  # fmt: skip
 
 
+@signed()
 def agent(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Declare an agent: an `async def` taking a Run, or a plain `def` taking a SyncRun, and an input.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args, get_overloads
 
 import msgspec
 
@@ -107,6 +108,17 @@ def _policy(name: str, options: dict[str, Any]) -> Policy:
         options["identity"] = names_of(options["identity"])
     options["consumes"] = names_of(options.get("consumes", ()))
     return Policy(**options)
+
+
+def signed(like: Callable[..., Any] | None = None) -> Callable[[Any], Any]:
+    """Shows at run time the options of a decorator's last overload, or of another's."""
+
+    def sign(fn: Any) -> Any:
+        own, options = inspect.signature(fn), inspect.signature(get_overloads(like or fn)[-1])
+        fn.__signature__ = own.replace(parameters=[*[*own.parameters.values()][:1], *options.parameters.values()])
+        return fn
+
+    return sign
 
 
 def names_of(given: str | Sequence[str]) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from killick.definitions.policy import (
     Repeat,
     policy_of,
     refuse_on_misfit,
+    signed,
 )
 from killick.definitions.rate_limit import Limit
 from killick.errors import CalledDirectly, DeclarationRefused
@@ -78,7 +79,7 @@ class Tool(Generic[P, R]):
         return self.shape.is_async
 
     def __repr__(self) -> str:
-        return f"<killick tool {self.name}>"
+        return f"<killick.Tool {self.name}, {self.policy.effect}>"
 
     def _options(
         self, because: str | None, retry: Retry | int | None, timeout: Duration | None, approve: Approve | None
@@ -267,26 +268,17 @@ def tool(fn: Callable[P, R], /) -> SyncTool[P, R]: ...
 
 @overload
 def tool(
-    *,
-    effect: EffectClass | Callable[..., EffectClass] = "at_most_once",
-    name: str | None = None,
-    retry: Retry | int | None = None,
-    timeout: Duration | None = None,
-    identity: Sequence[str] | None = None,
-    repeat: Repeat = "allow",
-    changes: Changes = "any time",
-    consumes: Sequence[str] = (),
-    limit: Limit | Sequence[Limit] = (),
-    compensate: Callable[..., Any] | None = None,
-    reconcile: Reconciler | None = None,
-    confirm: Callable[[Effect], Any] | None = None,
-    isolate: Isolation = "thread",
-    patience: Duration = "1h",
-    nothing_happened: ExceptionTypes = (),
+    *, effect: EffectClass | Callable[..., EffectClass] = "at_most_once", name: str | None = None,
+    retry: Retry | int | None = None, timeout: Duration | None = None, identity: Sequence[str] | None = None,
+    repeat: Repeat = "allow", changes: Changes = "any time", consumes: Sequence[str] = (),
+    limit: Limit | Sequence[Limit] = (), compensate: Callable[..., Any] | None = None,
+    reconcile: Reconciler | None = None, confirm: Callable[[Effect], Any] | None = None,
+    isolate: Isolation = "thread", patience: Duration = "1h", nothing_happened: ExceptionTypes = (),
     approve: Approve | None = None,
-) -> _ToolDecorator: ...
+) -> _ToolDecorator: ...  # fmt: skip
 
 
+@signed()
 def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
     """Declare a tool: what it does to the world, and what to do when that is in doubt.
 

@@ -8,13 +8,13 @@ from typing import Any, Final
 import msgspec
 
 from killick.client.client import Client
-from killick.definitions.triggers import LOG, Spec, TriggerInfo
 from killick.errors import KillickError
 from killick.log.log import Recorded
 from killick.model import events as e
 from killick.model import system_events
 from killick.model.failure import Failure
 from killick.model.typed import convert
+from killick.triggers import LOG, Spec, TriggerInfo
 
 NOT_SET: Final = "no worker has taken it up yet; start one with `killick worker`"
 _PAGE: Final = 500

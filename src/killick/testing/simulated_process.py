@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 from killick.check.fakes import Fakes, called_for, name_of
 from killick.client.client import SimulatedClient
+from killick.client.external_runs import ClientRuntime
 from killick.clock import ManualClock
 from killick.definitions.markers import ToolStep
 from killick.definitions.policy import Effect
@@ -112,14 +113,11 @@ class Process:
         self._store = _Mortal(play.store)
         self.task: asyncio.Task[RunOutcome] | None = None
         self.sits = False
-        self.client = SimulatedClient(
-            cast("Store", self._store),
-            clock=play.clock,
-            ids=SeededIds(int.from_bytes(play.ids.key())),
-            build=lambda agent: Build(version="played"),
-            behind=False,
-            stand_in=self,
-        )
+        runtime = ClientRuntime(
+            cast("Store", self._store), clock=play.clock, ids=SeededIds(int.from_bytes(play.ids.key())),
+            build=lambda agent: Build(version="played"), behind=False, stand_in=self,
+        )  # fmt: skip
+        self.client = SimulatedClient(runtime)
 
     @property
     def dead(self) -> bool:

@@ -239,7 +239,7 @@ def _check_takes_one(name: str, fn: Callable[..., Any]) -> None:
     try:
         inspect.signature(fn).bind(None)
     except TypeError:
-        raise DeclarationRefused(name, "a hook takes one argument, the killick.HookEvent") from None
+        raise DeclarationRefused(name, "a hook takes one argument, the HookEvent") from None
 
 
 # their logs ---------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ with killick.open(url, grace_seconds=0.2, lease_seconds=1) as kd:
         try:
             kd.run(mailing, 3, id="mailing")
             break
-        except killick.RunBusy:
+        except killick.errors.RunBusy:
             time.sleep(0.1)  # the lease of who died is not over yet
 """
 

@@ -144,7 +144,7 @@ def test_a_run_can_be_cancelled_through_restate(server: RestateServer, store: st
             await until(lambda: kd.inbox())
             told = await asyncio.to_thread(httpx.post, f"{server.ingress}/killick/cancelling-1/cancel", timeout=20)
             assert told.is_success
-            with pytest.raises(killick.RunCancelled):
+            with pytest.raises(killick.errors.RunCancelled):
                 await handle.result(20)
 
     asyncio.run(story())

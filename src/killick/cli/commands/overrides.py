@@ -97,7 +97,7 @@ def override_command(shell: Shell, run: str, step: str, value: str, because: str
 def skip_command(shell: Shell, run: str, step: str, because: str | None, by: str | None) -> None:
     """End a pending step without executing it.
 
-    A sleep ends. A wait with a default takes it. Any other step raises killick.Skipped in the agent's code.
+    A sleep ends. A wait with a default takes it. Any other step raises killick.errors.Skipped in the agent's code.
 
     \b
       killick skip claim_17 9 --because "the office is closed"

@@ -12,12 +12,12 @@ from rich.text import Text
 from killick.cli import style
 from killick.cli.context import Shell, because_option, by_option, command, completing, limit_option, value_of
 from killick.cli.exit_codes import CommandFailed, Exit
-from killick.definitions.triggers import LOG, TriggerInfo
 from killick.history.phrasing import counted
 from killick.log import Log, Recorded
 from killick.model import events as e
 from killick.model import system_events
 from killick.presenting import triggers
+from killick.triggers import LOG, TriggerInfo
 
 NAME_COLUMNS_MAX: Final = 24
 
@@ -84,9 +84,7 @@ def _list(shell: Shell) -> None:
         shell.emit(found)
         return
     if not found:
-        shell.note(
-            "no triggers; declare them next to the agents: killick.cron, killick.every, killick.when, killick.on_event"
-        )
+        shell.note("no triggers; declare them next to the agents: cron, every, when, on_event of killick.triggers")
     wide = min(max((len(each.name) for each in found), default=0), NAME_COLUMNS_MAX)
     now = shell.client.clock.now_us()
     for each in found:
@@ -243,7 +241,7 @@ def _publish(shell: Shell, event: str, body: str | None, id: str | None, by: str
     elif heard:
         _say(shell, event, f"received by {counted(heard, 'trigger')}")
     if not heard:
-        shell.note(f"no trigger listens to {event}; declare one with killick.on_event, and start a worker")
+        shell.note(f"no trigger listens to {event}; declare one with killick.triggers.on_event, and start a worker")
     return None if heard else Exit.BAD
 
 

@@ -15,11 +15,11 @@ import msgspec
 
 from killick.audit.seal import SEALS
 from killick.client.client import Client
-from killick.definitions.triggers import TAG as TRIGGER_TAG
 from killick.errors import KillickError
 from killick.history.doctor import LATE_US
 from killick.model import system_events
 from killick.store.records import ASKS, OWN_AGENTS, STORE_FORMAT, Condition, RunQuery, RunRow
+from killick.triggers import TAG as TRIGGER_TAG
 from killick.web.handlers.triggers import hook_lines
 from killick.web.routes import Call, Nothing, get
 from killick.workers.hooks import TAG as HOOK_TAG

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from killick.client.client import Client
-from killick.definitions.triggers import LOG, TRIGGERS, Spec, TriggerInfo
 from killick.model import system_events
 from killick.presenting import triggers as present
 from killick.presenting.triggers import Did
 from killick.store.records import OWN_AGENTS, RunQuery, RunRow
+from killick.triggers import LOG, TRIGGERS, Spec, TriggerInfo
 from killick.web.problems import Problem
 from killick.web.routes import Call, Nothing, get, post
 from killick.workers import trigger_runner
