@@ -20,7 +20,7 @@ CIRCLES: Final = ()
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6745, "agents": 1234, "archive": 1853, "audit": 1279, "check": 2872, "cli": 8271, "client": 2072,
+    "adapters": 6747, "agents": 1234, "archive": 1853, "audit": 1279, "check": 2872, "cli": 8271, "client": 2072,
     "contracts": 2972, "definitions": 1773, "engine": 12496, "history": 7992, "llm": 1154, "log": 2420, "model":
     4678, "presenting": 1196, "proxy": 2447, "replay": 730, "store": 7325, "testing": 1166, "top": 1781, "web":
     8588, "window": 2682, "workers": 2402, "workspace": 4924,

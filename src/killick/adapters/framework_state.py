@@ -17,7 +17,7 @@ from hashlib import sha256
 from typing import Any, Final, TypeAlias
 
 from killick.audit import seal
-from killick.client.client import AnyClient
+from killick.client.client import AnyClient, Client
 from killick.client.client import open as open_client
 from killick.errors import EpochStale, HandleClosed, HeadMoved, RunExists, RunUnknown, ValueErased
 from killick.log.log import Log
@@ -76,12 +76,17 @@ class StateEntry:
         return f"Kept({self.name!r}, labels={self.labels!r}, seq={self.seq})"
 
 
+def client_of(store: Place) -> Client:
+    """The blocking client of an open client, or of a store that is opened here."""
+    return store.as_sync() if isinstance(store, AnyClient) else open_client(os.fspath(store))
+
+
 class FrameworkState:
     """The entries of one space in one store. Thread-safe, and shared by any number of processes."""
 
     def __init__(self, store: Place, space: str) -> None:
         """Takes an open client, which stays open, or a store's location, which `close` closes."""
-        self.client = store.as_sync() if isinstance(store, AnyClient) else open_client(os.fspath(store))
+        self.client = client_of(store)
         self.space = space
         self._is_owner = not isinstance(store, AnyClient)
         self._logs: OrderedDict[str, ShelfLog] = OrderedDict()
