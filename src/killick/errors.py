@@ -565,12 +565,13 @@ class RunDiverged(RunWaiting):
 
 
 class RunFailed(RunError):
-    """The agent ended with an error. `failure` is the recorded one."""
+    """The agent ended with an error. `failure` is the recorded one; the cause prints its frames."""
 
     def __init__(self, run: str, failure: Any, *, step: str | None = None, not_undone: Sequence[str] = ()) -> None:
-        place = f" at step {step}" if step else ""
         rest = f"; not undone: {', '.join(not_undone)}" if not_undone else ""
-        super().__init__(f"{run}: failed{place}: {failure}{rest}; resume it to try again from there")
+        named = step and failure.message.startswith(f"step {step} (")
+        told = f" at {failure.message}" if named else f" at step {step}: {failure}" if step else f": {failure}"
+        super().__init__(f"{run}: failed{told}{rest}; resume it to try again from there")
         self.run, self.not_undone, self.failure, self.step = run, tuple(not_undone), failure, step
 
 

@@ -26,7 +26,7 @@ from killick.engine.leases import LEASE_SECONDS
 from killick.engine.steps import live_calls
 from killick.engine.steps.attempt import ToolInterceptor
 from killick.engine.tracer import Tracer
-from killick.errors import KillickError
+from killick.errors import KillickError, RunError
 from killick.fork_safety import hears_of_forks, keep_inherited
 from killick.ids import Ids, RandomIds
 from killick.log.log import Log
@@ -125,7 +125,10 @@ class Runtime:
         except KillickError:
             work.close()
             raise
-        return own.run(work)
+        try:
+            return own.run(work)
+        except RunError as outcome:
+            raise outcome.with_traceback(None)  # noqa: B904  the frames of our loop say nothing of the run
 
     @property
     def own_loop(self) -> asyncio.AbstractEventLoop:

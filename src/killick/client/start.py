@@ -290,7 +290,8 @@ def outcome(engine: Engine, agent: AnyAgent, advanced: RunOutcome) -> Any:
         returns = Any if agent.is_machine else agent.returns
         return advanced.result if returns is Any else convert(advanced.result, returns, at="result")
     if advanced.status == "failed":
-        raise RunFailed(run, advanced.failure, step=advanced.step, not_undone=advanced.not_undone)
+        error = RunFailed(run, advanced.failure, step=advanced.step, not_undone=advanced.not_undone)
+        raise error from advanced.failure.error()
     if advanced.status == "cancelled":
         raise RunCancelled(run, not_undone=advanced.not_undone)
     if advanced.status == "paused":

@@ -28,7 +28,6 @@ from killick.errors import (
     RunFailed,
     RunPaused,
     RunWaiting,
-    StepFailed,
     ValueRefused,
 )
 from killick.model.codec import plain
@@ -189,15 +188,11 @@ def _stopped(shell: Shell, going: Going, stopped: RunWaiting | RunFailed) -> Exi
     """Print the status of a run that has no result, and the next move."""
     run = stopped.run
     if isinstance(stopped, RunFailed):
-        failure = stopped.failure
-        # A step that failed names itself in what it says.
-        told = f" at {failure.message}" if failure.is_a(StepFailed) else f": {failure}"
-        line = f"{run}: failed{told}".replace("killick.errors.", "")
+        line = str(stopped).rpartition("; resume it")[0].replace("killick.errors.", "")
         if shell.json:
             shell.emit({"run": run, "status": "failed", "failure": stopped.failure, "not_undone": stopped.not_undone})
-        rest = f"; not undone: {', '.join(stopped.not_undone)}" if stopped.not_undone else ""
         moves = f"`{shell.typed('show', run)}` says why, `{shell.typed('resume', run)}` lets it try again"
-        raise CommandFailed(f"{line}{rest}; {moves}", Exit.BAD)
+        raise CommandFailed(f"{line}; {moves}", Exit.BAD)
     if shell.json:
         waits = [
             {**{n: getattr(w, n) for n in w.__struct_fields__}, "commands": commands(shell, w)} for w in stopped.waits
