@@ -351,7 +351,8 @@ class OutsideBranch(KillickError):
     """A Run was used from a task or thread that Killick did not start, which no replay could follow."""
 
     def __init__(self, run: str, what: str) -> None:
-        super().__init__(f"{run}: {what}; use run.gather(…) for concurrent work")
+        instead = "run.gather(…) for concurrent work, asyncio.timeout(…) in place of asyncio.wait_for"
+        super().__init__(f"{run}: {what}; use {instead}")
         self.run = run
 
 
@@ -492,14 +493,9 @@ class WebhookFailed(KillickError):
     """A webhook's receiver did not accept a delivery; it is retried. `body` is the start of its reply."""
 
     def __init__(
-        self,
-        to: str,
-        reason: str,
-        *,
-        status_code: int | None = None,
-        body: bytes = b"",
+        self, to: str, reason: str, *, status_code: int | None = None, body: bytes = b"",
         retry_after: float | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(f"{to}: {reason}")
         self.to, self.reason, self.status_code, self.body, self.retry_after = to, reason, status_code, body, retry_after
 
@@ -542,7 +538,8 @@ class RunWaiting(RunError):
     """Only a person or an outside event can wake the run. `waits` lists the open waits."""
 
     def __init__(self, run: str, waits: Sequence[Any], *, why: str | None = None) -> None:
-        super().__init__(f"{run}: waits for {why or '; '.join(map(str, waits)) or 'an outside event'}")
+        told = why or "; ".join(wait.with_move for wait in waits) or "an outside event"
+        super().__init__(f"{run}: waits for {told}")
         self.run, self.waits = run, tuple(waits)
 
 

@@ -21,6 +21,7 @@ from killick.engine.steps.children import first_entries
 from killick.engine.steps.transaction import joining
 from killick.engine.views import RunInfo, Wait
 from killick.errors import (
+    DeclarationRefused,
     LogError,
     RunCancelled,
     RunDiverged,
@@ -215,6 +216,9 @@ class Handle(Generic[O]):
 
 def named(agent: AnyAgent | str) -> AnyAgent:
     """An agent, by itself or by its name."""
+    if not isinstance(agent, str | Agent):  # pyright: ignore[reportUnnecessaryIsInstance]
+        what = getattr(agent, "__name__", repr(agent))
+        raise DeclarationRefused(what, "is not an agent; declare it with @killick.agent, or give the name of one")
     return AGENTS.get(agent) if isinstance(agent, str) else agent
 
 

@@ -6,13 +6,13 @@ import inspect
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, overload
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, get_origin, overload
 
 import msgspec
 from typing_extensions import TypeVar
 
 from killick.contracts.contract import Contract
-from killick.definitions.policy import names_of
+from killick.definitions.policy import names_of, refuse_unknown
 from killick.definitions.tools import resolved_hints
 from killick.errors import AgentUnknown, ContractRefused, DeclarationRefused
 from killick.model.codec import digest
@@ -36,10 +36,13 @@ class Agent(Generic[I, O]):
         self.__name__ = name
         self.__doc__ = fn.__doc__
         self.__wrapped__ = fn
+        run = "Run" if self.is_async else "SyncRun"
         parameters = list(inspect.signature(fn).parameters.values())
-        if not 1 <= len(parameters) <= 2:
-            raise DeclarationRefused(name, "an agent takes a Run and at most one input; correct its parameters")
         hints = resolved_hints(fn)
+        first = None if not parameters else hints.get(parameters[0].name, Any)
+        if not 1 <= len(parameters) <= 2 or getattr(get_origin(first) or first, "__module__", "") == "builtins":
+            told = f"{name}{inspect.signature(fn)} is no agent: its first parameter is a Run, its second the input"
+            raise DeclarationRefused(name, f"{told}; declare it as {name}(run: killick.{run}, …)")
         self.takes_input = len(parameters) == 2
         self.input_type: Any = hints.get(parameters[1].name, Any) if self.takes_input else None
         self.returns: Any = hints.get("return", Any)
@@ -133,6 +136,7 @@ def agent(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 def declared(fn: Callable[..., Any] | None, options: dict[str, Any], *, is_machine: bool) -> Any:
     """An agent of either style, with its options, entered in the registry."""
+    refuse_unknown("killick.agent", options, ("name", *AgentOptions.__struct_fields__))
     name = options.pop("name", None)
     for field in ("migrations", "aliases"):
         options[field] = names_of(options.get(field, ()))

@@ -31,7 +31,7 @@ from killick.engine.steps import live_calls
 from killick.engine.steps.inner_waits import InnerWaits
 from killick.engine.steps.intention import Intent
 from killick.engine.steps.open_wait import Intervened, Waiter
-from killick.engine.steps.turns import Turns, end_with
+from killick.engine.steps.turns import InertSteps, Turns, end_with
 from killick.errors import KillickError, LeaseLost, OutsideBranch, StillRunning, ValueRefused
 from killick.log.writer import Entry, Hold, RunLog
 from killick.logger import get_logger
@@ -202,6 +202,7 @@ class Execution:
         self.fork_effects = facts.fork_effects
         self.model = facts.model
         self.turns = Turns(is_threaded=not agent.is_async)
+        self.inert_steps = InertSteps()
         self._signals = 0
         self.on_child: Callable[[str], None] = lambda run: None
         self.on_message: Callable[[str], object] = lambda run: None

@@ -19,7 +19,7 @@ from killick.engine.interventions import skip_failure
 from killick.engine.replay import OVER, RequestedStep
 from killick.engine.steps.open_wait import Closed, Escalation, Intervened, Waiter
 from killick.engine.steps.waits import Answer, binding, question_verbs, raise_if_intervened, schema_of, until
-from killick.errors import KillickError, WaitExpired
+from killick.errors import KillickError, ValueRefused, WaitExpired
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.codec import digest
@@ -164,6 +164,8 @@ async def ask(
         told["options"] = list(options)
     if default is not MISSING:
         told["default"] = default
+        if options is not None and default not in (*options, *verbs):
+            raise ValueRefused("default", f"{default!r} is not one of the options {', '.join(map(repr, options))}")
     if returns is not Any:
         told["schema"] = schema_of(returns)
     people = ex.judge.people(None)
