@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 import killick
+from engine import bugs
 from engine.bugs import Gift, Order
+from killick.definitions.tools import TOOLS
 from killick.engine.failures import describe
 from killick.errors import DeclarationRefused, ValueRefused
 from killick.history.timeline import timeline
@@ -337,3 +339,36 @@ def test_a_step_that_is_never_awaited_fails_the_run_and_names_the_call_and_its_l
 @pytest.mark.parametrize("how", ["late", "many"])
 def test_a_step_may_be_awaited_late(world: Any, how: str) -> None:
     assert world.kd.run(forgets, how, id="r") == "done"
+
+
+# bugs in tools -------------------------------------------------------------------------------------
+
+
+@killick.agent(name="has_a_bug")
+async def has_a_bug(run: killick.Run, name: str) -> None:
+    await run.call(TOOLS[name], Order("tea", 3))
+
+
+@pytest.mark.parametrize("body", ["name_error", "in_a_thread", "in_helpers", "no_key", "asserts"])
+def test_a_bug_before_the_tool_called_anything_is_a_failure_with_its_frames_and_no_question(
+    world: Any, body: str
+) -> None:
+    killick.tool(name="has_it", retry=3)(getattr(bugs, body))
+    text = printed(lambda: world.kd.run(has_a_bug, "has_it", id="r"))
+    assert f"in {body}\n" in text
+    assert {end.outcome for end in world.told("r", e.AttemptEnded)} == {"refused"}
+    assert not world.told("r", e.WaitOpened)
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["after_a_call", "in_a_loop", "by_a_function_of_c", "in_a_helper_that_sends", "of_c_itself", "caught",
+     "after_an_await", "of_an_attribute", "raised_on_purpose", "raised_again", "in_the_end", "in_the_end_of_a_helper"],
+)  # fmt: skip
+def test_a_bug_of_which_it_is_not_known_what_came_before_is_a_question_that_says_so(world: Any, body: str) -> None:
+    killick.tool(name="has_it", retry=3)(getattr(bugs, body))
+    with pytest.raises(
+        killick.RunWaiting, match=r"it had called other code, which may have acted; raise killick\.NotDone"
+    ):
+        world.kd.run(has_a_bug, "has_it", id="r")
+    assert [end.outcome for end in world.told("r", e.AttemptEnded)] == ["unknown"]

@@ -15,7 +15,7 @@ from killick.definitions.markers import Key, ToolStep
 from killick.definitions.policy import DidNotHappen, Effect, Happened, Reconciled, Unknown
 from killick.definitions.tools import Tool
 from killick.engine.execution import Branch, Execution
-from killick.engine.failures import describe, is_transient
+from killick.engine.failures import describe, is_bug, is_transient
 from killick.engine.replay import short
 from killick.engine.steps.attempt import waited_for
 from killick.engine.steps.intention import Intent, claim_text, is_async, restored
@@ -183,6 +183,8 @@ async def _ask(a: StepState) -> RecordedOutcome | None:
     if intent.undoes is not None:
         call = f"undoing {intent.name} of step {intent.undoes[0]}"
     said = f"; {a.reconciler_said}" if a.reconciler_said else ""
+    if not said and a.failure is not None and is_bug(a.failure):
+        said = "; it had called other code, which may have acted; raise killick.NotDone where nothing happened"
     prompt = f"{call} was started and its outcome is not known ({a.failure}{said}). Did it happen?"
 
     def then(closed: Closed) -> tuple[list[Entry], dict[str, Any]]:

@@ -21,7 +21,7 @@ from killick.engine.approval.verdicts import model_of
 from killick.engine.effects import dedupe, reconcile
 from killick.engine.effects.run_tree import ACTION
 from killick.engine.execution import Branch, Execution
-from killick.engine.failures import IsolatedError, describe, not_retried
+from killick.engine.failures import IsolatedError, called_nothing, describe, not_retried
 from killick.engine.replay import OVER
 from killick.engine.signals import Cancelling, Interrupted
 from killick.engine.steps import live_calls
@@ -521,7 +521,8 @@ class StepExecution(StepState):
         limited = None if cancelled else self._limited(error)
         told = applied.untouched or self.says_nothing_happened(error)
         rolled_back = intent.effect == "transaction" and not isinstance(error, TransactionEnded)
-        outcome: e.Outcome = "refused" if told or rolled_back else "unknown"
+        is_refused = told or rolled_back or (intent.effect == "at_most_once" and called_nothing(error, intent.fn))
+        outcome: e.Outcome = "refused" if is_refused else "unknown"
         self.counted += limited is None
         is_safe = intent.effect in SAFE or rolled_back
         if cancelled:
