@@ -305,7 +305,7 @@ def test_r23_a_step_is_numbered_when_it_is_first_awaited(processes: Processes, c
     assert list(steps(kd, "r").items()) == [("1", "decision"), ("2", "made_second"), ("3", "made_first")]
 
 
-def test_r23_a_step_that_nobody_awaits_does_nothing_and_says_so(processes: Processes, calls: Calls) -> None:
+def test_r23_a_step_that_nobody_awaits_does_nothing_and_fails_the_run(processes: Processes, calls: Calls) -> None:
     @killick.agent(name="forgets")
     async def agent(run: killick.Run) -> None:
         forgotten: list[Any] = [run.call(keyed(calls), "never"), run.ask("never"), run.spawn(child_agent(), 1)]
@@ -313,10 +313,10 @@ def test_r23_a_step_that_nobody_awaits_does_nothing_and_says_so(processes: Proce
         await run.decided("what?", "this")
 
     kd = processes.new()
-    with pytest.warns(RuntimeWarning, match="never awaited"):
+    with pytest.raises(killick.RunFailed, match="never awaited"):
         kd.run(agent, id="r")
     assert calls == []
-    assert steps(kd, "r") == {"1": "decision"}
+    assert steps(kd, "r") == {}
 
 
 def test_r23_a_step_can_be_awaited_once(processes: Processes, calls: Calls) -> None:

@@ -74,6 +74,7 @@ async def run_agent(ex: Execution, branch: Branch, point: state_machine.Resumed,
             raise  # the agent did not raise it: its coroutine is being collected
         error = raised
     finally:
+        ex.inert_steps.close()
         ex.turns.computing -= 1
     if isinstance(error, asyncio.CancelledError):
         await ex.raise_if_closing()

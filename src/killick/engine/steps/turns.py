@@ -96,13 +96,17 @@ class InertSteps:
     def refuse_forgotten(self, *, at_end: bool = False) -> None:
         """Raise for a step that is never awaited: no other code refers to it, or all code has ended."""
         self._steps = [each for each in self._steps if _is_inert(each[0])]
-        for each in self._steps:
-            if at_end or getrefcount(each[0]) == _ALONE:
-                self._steps.remove(each)
-                each[0].close()
-                _, call, file, line = each
-                told = f"{file}:{line}: {call} was never awaited, and nothing was called"
-                raise KillickError(f"{told}; write `await {call}`")
+        forgotten = [each for each in self._steps if at_end or getrefcount(each[0]) == _ALONE]
+        for each in forgotten:
+            each[0].close()
+        for _, call, file, line in forgotten:
+            told = f"{file}:{line}: {call} was never awaited, and nothing was called"
+            raise KillickError(f"{told}; write `await {call}`")
+
+    def close(self) -> None:
+        """Close what no code is left to await."""
+        for step, *_ in filter(lambda each: _is_inert(each[0]), self._steps):
+            step.close()
 
 
 _ALONE: Final = 2
