@@ -566,7 +566,9 @@ DIVERGING: dict[str, tuple[Edit, Edit]] = {
     "another argument of an effect": (
         lambda run, calls: run.call(keyed(calls), 1), lambda run, calls: run.call(keyed(calls), 2),
     ),
-    "another prompt": (lambda run, calls: run.ask("Pay?"), lambda run, calls: run.ask("Pay twice?")),
+    "another type of answer to a prompt": (
+        lambda run, calls: run.ask("How much?", returns=int), lambda run, calls: run.ask("How much?", returns=str),
+    ),
     "another event": (
         lambda run, calls: run.wait("paid", timeout=1, default=0),
         lambda run, calls: run.wait("sent", timeout=1, default=0),
@@ -615,7 +617,7 @@ def test_r24_code_that_means_another_step_diverges_and_goes_on_when_it_is_mended
     first = processes.new(build=built("1.0"))
     park(first, diverging(before, calls))
     if "prompt" in edit:
-        first.answer("r", "approve")
+        first.answer("r", "reject")
         park(first, diverging(before, calls))
     if "event" in edit:
         processes.clock.advance(2)
@@ -826,6 +828,40 @@ def test_r24_other_arguments_only_drift_and_the_recorded_result_is_kept(
     [drift] = told(kd, "r", e.StepDrifted)
     assert drift.event.step == "1"
     assert drift.data["recorded"] != drift.data["found"]
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_r24_a_question_in_other_words_strands_no_run_and_one_that_is_open_keeps_its_text(
+    processes: Processes, is_open: bool
+) -> None:
+    def version(text: str, options: list[str]) -> killick.Agent[None, str]:
+        @killick.agent(name="asks")
+        async def agent(run: killick.Run) -> str:
+            answer = await run.ask(text, options=options, timeout="1h", default=options[0])
+            await run.ask("well?")
+            return str(answer.value)
+
+        return agent
+
+    before, after = version("Which colour?", ["red", "blue"]), version("Which colour do you want?", ["red", "green"])
+    first = processes.new()
+    park(first, before)
+    if not is_open:
+        first.answer("r:1", "respond", value="blue")
+        park(first, before)
+    for _ in range(2):
+        second = processes.new()
+        park(second, after)
+    if is_open:
+        [wait] = second.inbox()
+        assert (wait.prompt, wait.options) == ("Which colour?", ("red", "blue"))
+        second.answer("r:1", "respond", value="blue")
+        park(second, after)
+    [drift] = told(second, "r", e.StepDrifted)
+    assert drift.data["recorded"]["prompt"] == "Which colour?"
+    assert drift.data["found"]["prompt"] == "Which colour do you want?"
+    second.answer("r:2", "approve")
+    assert second.run(after, id="r") == "blue"
 
 
 def test_r24_a_changed_note_strands_nobody_and_the_recorded_one_stays(processes: Processes) -> None:
