@@ -480,6 +480,15 @@ def test_r16_once_the_old_holder_is_known_to_be_dead_nobody_waits_for_it_any_lon
     assert len(still.told("r", e.AttemptStarted)) == 2
 
 
+def test_r16_a_step_that_only_reads_waits_for_no_old_holder(still: Any, manual: killick.ManualClock) -> None:
+    frozen = Frozen(still, manual, timeout=300, effect="reads")
+    manual.advance(61)
+    frozen.wake()
+    advanced = frozen.worker().advance("r")
+    assert (advanced.status, advanced.result) == ("completed", ["late"])
+    assert not still.told("r", e.StepDelayed)
+
+
 def test_r16_a_command_in_between_does_not_prove_the_old_holder_dead(still: Any, manual: killick.ManualClock) -> None:
     frozen = Frozen(still, manual, timeout=300)
     manual.advance(61)

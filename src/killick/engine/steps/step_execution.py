@@ -123,7 +123,8 @@ class StepExecution(StepState):
             found = await self._done_before()
             if found is not None:
                 return found.value
-        if self.is_open and ex.touch_after_us > ex.now_us() and self.step not in ex.log.fold.facts.waits:
+        acts = self.intent.effect not in ("reads", None)
+        if self.is_open and acts and ex.touch_after_us > ex.now_us() and self.step not in ex.log.fold.facts.waits:
             # The previous holder may only be frozen: its attempt gets a grace period. An open question about the step
             # shows that the period is over.
             until, because = ex.touch_after_us, "the last holder may still be at it"
