@@ -20,7 +20,7 @@ CIRCLES: Final = ()
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6755, "agents": 1249, "archive": 1853, "audit": 1279, "check": 2873, "cli": 8274, "client": 1933,
+    "adapters": 6755, "agents": 1249, "archive": 1853, "audit": 1279, "check": 2876, "cli": 8274, "client": 1933,
     "contracts": 2972, "definitions": 2225, "engine": 12673, "history": 7992, "llm": 1154, "log": 2420, "model":
     4731, "presenting": 1196, "proxy": 2447, "replay": 730, "store": 7325, "testing": 1168, "top": 1380, "web":
     8588, "window": 2682, "workers": 2402, "workspace": 4924,

@@ -17,6 +17,10 @@ from killick.check.static_analysis import Spot, place_of_step, read_tool
 from killick.definitions.agents import AnyAgent
 from killick.definitions.current import UnrecordedIO
 from killick.definitions.tools import Tool
+from killick.history.phrasing import NOT_RETRIED
+from killick.log import Log
+from killick.model import events as e
+from killick.store.records import RunQuery
 
 ObservedKind = Literal["twice", "missing", "lost", "state", "ends", "diverges", "hangs", "breaks", "not_undone"]
 
@@ -107,6 +111,14 @@ def _overdone(usual: Stage, stage: Stage, *, strictly: bool) -> Iterator[Observe
         yield from (
             Observed("twice", tool, f"{tool}, with other arguments") for tool in made if made[tool] > meant[tool]
         )
+
+
+def _not_tried_again(story: Story) -> str:
+    """Why no attempt followed the last one that failed, from the record; empty where it does not say."""
+    rows = story.store.runs(RunQuery(), limit=100)
+    events = [each.event for row in rows for each in Log(story.store).read(row.run)]
+    stops = [event.not_retried for event in events if isinstance(event, e.AttemptEnded) and event.not_retried]
+    return f" It was not tried again: {NOT_RETRIED[stops[-1]]}." if stops else ""
 
 
 def _brief(story: Story) -> str:
@@ -343,39 +355,30 @@ class FindingCollector:
     def _not_undone(self, observed: Observed, seen: str, times: int) -> Finding:
         tool = self._used.get(observed.subject)
         can = tool is not None and tool.policy.compensate is not None
+        why = "its compensation gave up." if can else "this tool has no compensate=…."
+        fix = f"@killick.tool(…, compensate=undo_{observed.subject}), a function of the Effect"
         return Finding(
-            kind="not_undone",
-            title=f"{observed.subject} is not undone when the run fails",
+            kind="not_undone", title=f"{observed.subject} is not undone when the run fails", seen=seen, times=times,
             where=place_of(tool.fn) if tool is not None else place_of(self.agent.fn),
-            why='The agent says on_failure="compensate", but '
-            + ("its compensation gave up." if can else "this tool has no compensate=…."),
-            fix="let its compensation try again: declare it as a tool with retry=…"
-            if can
-            else f"@killick.tool(…, compensate=undo_{observed.subject}), a function of the Effect",
-            seen=seen,
-            times=times,
-        )
+            why=f'The agent says on_failure="compensate", but {why}',
+            fix="let its compensation try again: declare it as a tool with retry=…" if can else fix,
+        )  # fmt: skip
 
     def _is_fragile(self, story: Story) -> bool:
-        trouble = _stage(story).trouble
-        passing = trouble is not None and trouble.kind in ("timeout", "limited", "unheard")
-        return story.status == "failed" and passing
+        kind = getattr(_stage(story).trouble, "kind", None)
+        return story.status == "failed" and kind in ("timeout", "limited", "unheard")
 
     def _fragile(self, story: Story, times: int) -> Finding:
         stage = _stage(story)
         name = getattr(stage.struck, "name", "it")
         tool = self._used.get(name)
-        limited = stage.trouble is not None and stage.trouble.kind == "limited"
-        once = "rate limit" if limited else "timeout"
+        once = "rate limit" if getattr(stage.trouble, "kind", None) == "limited" else "timeout"
         return Finding(
-            kind="fragile",
-            title=f"one {once} of {name} fails the run",
+            kind="fragile", title=f"one {once} of {name} fails the run", seen=told(story), times=times,
             where=place_of(tool.fn) if tool is not None else place_of(self.agent.fn),
-            why=f"Then it ends as {_brief(story)}.",
+            why=f"Then it ends as {_brief(story)}.{_not_tried_again(story)}",
             fix="retry=killick.Retry(attempts=4), or handle StepFailed in the agent",
-            seen=told(story),
-            times=times,
-        )
+        )  # fmt: skip
 
     def _tools(self) -> Iterator[Finding]:
         for name, tool in self._used.items():
