@@ -197,7 +197,7 @@ class ExternalRun:
         assert self._ready is not None
         assert self._leaving is not None
         ex = run._execution  # pyright: ignore[reportPrivateUsage]
-        async with ExternalSteps(ex, run._steps, outside=True) as host:  # pyright: ignore[reportPrivateUsage]
+        async with ExternalSteps(ex, run._paged, outside=True) as host:  # pyright: ignore[reportPrivateUsage]
             hosted = await host.reach()
             assert self._held is not None
             hosted.why = partial(self._why, self._held)

@@ -81,11 +81,13 @@ class InertSteps:
     """The steps that code requested and has not awaited. Nothing happens before that, so none may be forgotten."""
 
     def __init__(self) -> None:
-        self._steps: list[tuple[Coroutine[Any, Any, Any], str, str, int]] = []
+        self._steps: list[tuple[Any, str, str, int]] = []
 
     def add(self, step: Coroutine[Any, Any, Any], call: str, caller: FrameType) -> None:
         """Remember a step until it is awaited. Raise for an earlier one that no code can await any more."""
-        if self._steps and (not _is_inert(self._steps[-1][0]) or getrefcount(self._steps[-1][0]) == _ALONE):
+        if len(self._steps) == 1 and self._steps[0][0].cr_frame is None:  # the usual case: it was awaited, and is over
+            self._steps.clear()
+        elif self._steps and (not _is_inert(self._steps[-1][0]) or getrefcount(self._steps[-1][0]) == _ALONE):
             try:
                 self.refuse_forgotten()
             except KillickError:
