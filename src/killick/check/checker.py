@@ -11,12 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from killick.check.comparison import Alike, FindingCollector, place_of, relative
-from killick.check.crashes import WRITES, Ended, Saved, Scenario, Story, simulate
+from killick.check.crashes import WRITES, Ended, Saved, Scenario, Story, World, simulate
+from killick.check.default_replies import Calls
 from killick.check.findings import ALONE, Faulty, Finding, Report
 from killick.check.samples import sample
 from killick.check.stage import Around, Called, CallTrouble, Stage, Trouble
@@ -111,8 +113,7 @@ class _Checking:
         unwatch = refuse_io(self.judge.stray)
         base: Story | None = None
         try:
-            saved: list[Saved] = []
-            base = self._story(ALONE, None, saving=saved)
+            base, saved = self._left_alone()
             if self.judge.touches:
                 raise _Enough("stopped after one rehearsal: it does I/O outside of a step, which was refused")
             if base.status:
@@ -128,6 +129,18 @@ class _Checking:
             AGENTS.restore(agents)
             TRIGGERS.restore(triggers)
         return self._report(base)
+
+    def _left_alone(self) -> tuple[Story, list[Saved]]:
+        """Rehearses without interruption. If the run fails while a sample model calls tools, it calls fewer."""
+        tried: list[tuple[Story, list[Saved]]] = []
+        for calls in get_args(Calls):
+            self.around.calls = calls
+            saved: list[Saved] = []
+            tried.append((self._story(ALONE, None, saving=saved), saved))
+            if tried[-1][0].status == "completed" or not _stage(tried[-1][0]).offered or self.judge.touches:
+                return tried[-1]
+        self.around.calls = "each"
+        return tried[0]
 
     def _everything(self, base: Story, saved: list[Saved]) -> None:
         stage = _stage(base)
@@ -190,7 +203,7 @@ class _Checking:
         *kills: int,
         saved: Saved | None = None,
         saving: list[Saved] | None = None,
-        redeployed: Callable[[], AnyAgent] | None = None,
+        redeployed: Callable[[World], AnyAgent] | None = None,
     ) -> Story:
         if self.ways.total() >= self.stories_max:
             raise _Enough(f"stopped after {self.stories_max} rehearsals; --max allows more")
@@ -295,30 +308,26 @@ _OURS: Final = str(Path(__file__).parents[1])
 # a new release ------------------------------------------------------------------------------------
 
 
-def _released(agent: AnyAgent) -> Callable[[], AnyAgent] | None:
+def _released(agent: AnyAgent) -> Callable[[World], AnyAgent] | None:
     """Returns a function that reloads the agent from its module; None if impossible."""
     module = sys.modules.get(agent.fn.__module__)
     file = getattr(module, "__file__", None)
     if module is None or file is None or module.__name__ == "__main__" or "<locals>" in agent.fn.__qualname__:
         return None
-
-    def fresh() -> AnyAgent:
-        return _again(module, file, agent)
-
-    return fresh
-
-
-def _again(module: ModuleType, file: str, agent: AnyAgent) -> AnyAgent:
     spec = importlib.util.spec_from_file_location(module.__name__, file)
-    if spec is None or spec.loader is None:
-        return agent
+    return None if spec is None or spec.loader is None else partial(_again, module, spec, agent)
+
+
+def _again(module: ModuleType, spec: ModuleSpec, agent: AnyAgent, world: World) -> AnyAgent:
+    assert spec.loader is not None
     made = importlib.util.module_from_spec(spec)
-    before = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = made
     try:
         spec.loader.exec_module(made)
     finally:
-        sys.modules[module.__name__] = before or module
+        sys.modules[module.__name__] = module
+    assert isinstance(world, Stage)
+    world.release(vars(module), vars(made))
     for each in vars(made).values():
         if isinstance(each, Agent) and each.name == agent.name:
             return each  # pyright: ignore[reportUnknownVariableType]

@@ -228,8 +228,8 @@ class Scenario:
     """Whether the log is verified at the end."""
     hang_seconds: float = HANG_SECONDS
     world: Callable[[], World] = World
-    redeployed: Callable[[], AnyAgent] | None = None
-    """Reloads the agent for every process after the first, as a new release would."""
+    redeployed: Callable[[World], AnyAgent] | None = None
+    """Reloads the agent for every process after the first, as a new release would; the world follows."""
 
 
 @dataclass(kw_only=True)
@@ -297,7 +297,7 @@ def simulate(
         if number == 1 and saving is not None:
             life.on_point = partial(_save, saving, story, clock)
         if number > 1 and scenario.redeployed is not None:
-            scenario = replace(scenario, agent=scenario.redeployed())
+            scenario = replace(scenario, agent=scenario.redeployed(story.world))
         _live(partial(_opened, scenario, story, life, number, clock, ids), life, scenario, story)
         story.points.append(life.points)
         if not life.place:
