@@ -9,6 +9,7 @@ import importlib.util
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.machinery import ModuleSpec
@@ -16,10 +17,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, get_args
 
-from killick.check.comparison import Alike, FindingCollector, place_of, relative
+from killick.check.comparison import Alike, FindingCollector, brief, place_of
+from killick.check.coverage import Coverage
 from killick.check.crashes import WRITES, Ended, Saved, Scenario, Story, World, simulate
 from killick.check.default_replies import Calls
-from killick.check.findings import ALONE, Faulty, Finding, Report
+from killick.check.findings import ALONE, Faulty, Finding, Report, relative
 from killick.check.samples import sample
 from killick.check.stage import Around, Called, CallTrouble, Stage, Trouble
 from killick.check.static_analysis import read_agent
@@ -37,6 +39,8 @@ from killick.workers.hooks import HOOKS
 STORIES_MAX: Final = 5_000
 PATHS_MAX: Final = 12
 """The number of alternative paths (other answers, failing tools) that are interrupted everywhere too."""
+MEASURED: Final = frozenset({"broken", "lost", "otherwise", "expired"})
+"""The faults that may take the agent to other lines: their rehearsals are measured too."""
 TWICE_DEAD: Final = 24
 HANG_SECONDS: Final = 20.0
 """The time limit of a rehearsal with threads. Without threads, a hang is detected when no event can occur."""
@@ -91,6 +95,9 @@ class _Checking:
         self.ways: Counter[str] = Counter()
         self.spots = read_agent(case.agent)
         self.judge = FindingCollector(case.agent, self.spots)
+        self.coverage = Coverage(case.agent)
+        self.unless = ""
+        """Why a sample model calls fewer tools than it could."""
         self.cut_short = ""
         self.draws = False
         """Whether the agent draws random values, which differ if a process died before recording them."""
@@ -110,7 +117,7 @@ class _Checking:
             self.cut_short = "nothing was rehearsed: code that swallows signals in a loop may never end"
             return self._report(None)
         tools, agents, hooks, triggers = dict(TOOLS), AGENTS.copy(), dict(HOOKS), TRIGGERS.copy()
-        unwatch = refuse_io(self.judge.stray)
+        unwatch = refuse_io(lambda stray: self.judge.stray(stray))
         base: Story | None = None
         try:
             base, saved = self._left_alone()
@@ -132,15 +139,20 @@ class _Checking:
 
     def _left_alone(self) -> tuple[Story, list[Saved]]:
         """Rehearses without interruption. If the run fails while a sample model calls tools, it calls fewer."""
-        tried: list[tuple[Story, list[Saved]]] = []
-        for calls in get_args(Calls):
-            self.around.calls = calls
+        first: tuple[Story, list[Saved]] | None = None
+        for self.around.calls in get_args(Calls):
             saved: list[Saved] = []
-            tried.append((self._story(ALONE, None, saving=saved), saved))
-            if tried[-1][0].status == "completed" or not _stage(tried[-1][0]).offered or self.judge.touches:
-                return tried[-1]
+            self.judge = FindingCollector(self.agent, self.spots)
+            story = self._story(ALONE, None, saving=saved)
+            if story.status == "completed" or not _stage(story).offered or self.judge.touches:
+                self.unless = brief(first[0]) if first is not None else ""
+                return story, saved
+            first = first or (story, saved)
+        assert first is not None
         self.around.calls = "each"
-        return tried[0]
+        self.judge = FindingCollector(self.agent, self.spots)
+        self.judge.take(first[0], first[0], "state")
+        return first
 
     def _everything(self, base: Story, saved: list[Saved]) -> None:
         stage = _stage(base)
@@ -208,7 +220,9 @@ class _Checking:
         if self.ways.total() >= self.stories_max:
             raise _Enough(f"stopped after {self.stories_max} rehearsals; --max allows more")
         scenario = replace(self.scenario, world=partial(Stage, self.around, trouble), redeployed=redeployed)
-        story = simulate(scenario, *kills, saved=saved, saving=saving)
+        measures = saved is None and (trouble is None or trouble.kind in MEASURED)
+        with self.coverage.measure() if measures else nullcontext():
+            story = simulate(scenario, *kills, saved=saved, saving=saving)
         self.ways[way] += 1
         alike = _alike(trouble, again=saved is not None)
         self.judge.take(expected or story, story, "count" if alike == "state" and self.draws else alike)
@@ -223,6 +237,9 @@ class _Checking:
         explained = self.judge.touches or any(finding.kind == "tasks" for finding in findings)
         if base is not None and isinstance(base.outcome, Ended) and stage is not None and not explained:
             findings.insert(0, _fails(self.agent, base.outcome, stage))
+        reached = self.judge.reached(self.coverage)
+        if reached.tools_never and base is not None and base.status == "completed" and not self.cut_short:
+            findings.append(self.judge.unreached(reached, self.unless))
         return Report(
             agent=self.agent.name,
             where=place_of(self.agent.fn),
@@ -233,6 +250,7 @@ class _Checking:
             ways=dict(self.ways),
             findings=tuple(findings),
             sampled=tuple(sorted(stage.sampled)) if stage is not None else (),
+            reached=reached,
             cut_short=self.cut_short,
         )
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import inspect
 import linecache
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 
+from killick.check.coverage import Coverage
 from killick.check.crashes import WRITES, Ended, Story
-from killick.check.findings import Finding
+from killick.check.findings import Finding, Reached, relative
 from killick.check.stage import TROUBLES, Called, Declared, Stage
 from killick.check.static_analysis import Spot, place_of_step, read_tool
 from killick.definitions.agents import AnyAgent
 from killick.definitions.current import UnrecordedIO
-from killick.definitions.tools import Tool
+from killick.definitions.tools import TOOLS, Tool
 
 ObservedKind = Literal["twice", "missing", "lost", "state", "ends", "diverges", "hangs", "breaks", "not_undone"]
 
@@ -92,7 +92,7 @@ def observe(base: Story, story: Story, alike: Alike) -> Iterator[Observed]:
     if alike == "anyhow":
         return
     if story.status != base.status or (alike == "state" and story.outcome != base.outcome):
-        yield Observed("ends", story.status, f"{_brief(story)} instead of {_brief(base)}")
+        yield Observed("ends", story.status, f"{brief(story)} instead of {brief(base)}")
         return
     if alike == "state" and base.marks != story.marks:
         yield from _states(base, story)
@@ -109,7 +109,8 @@ def _overdone(usual: Stage, stage: Stage, *, strictly: bool) -> Iterator[Observe
         )
 
 
-def _brief(story: Story) -> str:
+def brief(story: Story) -> str:
+    """Describes a rehearsal's end."""
     outcome = story.outcome
     shown = f"{outcome.type}: {outcome.message}" if isinstance(outcome, Ended) else repr(outcome)
     return f"{story.status} ({shown if len(shown) <= 120 else shown[:119] + '…'})"
@@ -147,15 +148,6 @@ def place_of(fn: Any) -> str:
     return f"{relative(code.co_filename)}:{code.co_firstlineno}" if code is not None else getattr(fn, "__name__", "?")
 
 
-def relative(file: str) -> str:
-    """Returns a path relative to the working directory, if shorter."""
-    try:
-        near = os.path.relpath(file)
-    except ValueError:
-        return file
-    return near if not near.startswith("..") else file
-
-
 class FindingCollector:
     """Collects observations and reports one finding for each cause."""
 
@@ -167,6 +159,7 @@ class FindingCollector:
         self._woken: dict[str, tuple[Story, int]] = {}
         self._expired: Story | None = None
         self._used: dict[str, Declared] = {}
+        self._offered: set[str] = set()
 
     def stray(self, stray: UnrecordedIO) -> None:
         """Records I/O by agent code outside a step."""
@@ -185,6 +178,7 @@ class FindingCollector:
         """Examines one rehearsal."""
         stage = _stage(story)
         self._used = {**stage.declared, **self._used}
+        self._offered |= stage.offered
         # A permanently failing tool needs a person in any case.
         for tool in stage.woken if stage.trouble is None or stage.trouble.kind != "broken" else ():
             first, count = self._woken.get(tool, (story, 0))
@@ -200,6 +194,22 @@ class FindingCollector:
     @property
     def hangs(self) -> bool:
         return any(kind == "hangs" for kind, _ in self._seen)
+
+    def reached(self, coverage: Coverage) -> Reached:
+        """Returns the parts of the agent that the rehearsals reached."""
+        return coverage.reached(self._used, [name for name in self._offered if name in TOOLS])
+
+    def unreached(self, reached: Reached, unless: str) -> Finding:
+        """Returns the warning about tools that no rehearsal called. `unless` says how calling them failed."""
+        never = reached.tools_never
+        failed = f" When the sample model called its tools, the run failed: {unless}." if unless else ""
+        return Finding(
+            kind="unreached",
+            title=f"{reached.tools - len(never)} of {reached.tools} tools called; never: {', '.join(never)}",
+            where=self._step(never[0]),
+            why=f"No rehearsal reached it, so nothing is known of it.{failed}",
+            fix="another case that leads there: --input, --fake NAME=VALUE or --answer",
+        )
 
     def findings(self) -> list[Finding]:
         """Returns all findings, the worst first."""
@@ -371,7 +381,7 @@ class FindingCollector:
             kind="fragile",
             title=f"one {once} of {name} fails the run",
             where=place_of(tool.fn) if tool is not None else place_of(self.agent.fn),
-            why=f"Then it ends as {_brief(story)}.",
+            why=f"Then it ends as {brief(story)}.",
             fix="retry=killick.Retry(attempts=4), or handle StepFailed in the agent",
             seen=told(story),
             times=times,
