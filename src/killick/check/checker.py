@@ -45,8 +45,8 @@ TWICE_DEAD: Final = 24
 HANG_SECONDS: Final = 20.0
 """The time limit of a rehearsal with threads. Without threads, a hang is detected when no event can occur."""
 
-Progress = Callable[[str, int], None]
-"""Called after every rehearsal with its interruption and the count so far."""
+Progress = Callable[[str, int, int], None]
+"""Called after every rehearsal with its interruption, the count so far, and the count that is expected."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def check(
     """Interrupts an agent at every possible point. `options` are those of a Case."""
     if isinstance(case, Agent):
         case = Case(agent=case, **options)
-    return _Checking(case, stories_max, progress or (lambda what, count: None)).go()
+    return _Checking(case, stories_max, progress or (lambda what, count, expected: None)).go()
 
 
 def interrupt_everywhere(case: Case | AnyAgent, *, stories_max: int = STORIES_MAX, **options: Any) -> Report:
@@ -96,6 +96,7 @@ class _Checking:
         self.spots = read_agent(case.agent)
         self.judge = FindingCollector(case.agent, self.spots)
         self.coverage = Coverage(case.agent)
+        self.expected = 0
         self.unless = ""
         """Why a sample model calls fewer tools than it could."""
         self.cut_short = ""
@@ -157,6 +158,10 @@ class _Checking:
     def _everything(self, base: Story, saved: list[Saved]) -> None:
         stage = _stage(base)
         self.draws = _draws(base)
+        twice = saved[:: max(1, len(saved) // TWICE_DEAD)]
+        paths = [*self._failures(stage.called), *self._answers(stage.asked)]
+        # A path that is interrupted everywhere takes about as long as the base.
+        self.expected = 2 + (1 + min(len(paths), PATHS_MAX)) * len(saved) + 5 * len(stage.called) + len(twice)
         self._story(ALONE, base)
         self._everywhere(base, None, saved)
         self._redeployed(base, saved)
@@ -164,14 +169,13 @@ class _Checking:
             kinds: list[CallTrouble] = ["timeout", "limited", "paused", "unheard"]
             for kind in kinds if _acts(called) else kinds[:3]:
                 self._story(_WAYS[kind], base, Trouble(kind, called.run, called.step))
-        paths = [*self._failures(stage.called), *self._answers(stage.asked)]
         for number, trouble in enumerate(paths):
             left: list[Saved] = []
             path = self._story(_WAYS[trouble.kind], base, trouble, saving=left)
             if number < PATHS_MAX and trouble.kind in ("broken", "otherwise", "expired") and path.status:
                 self._everywhere(path, trouble, left)
         # A sample, spread over the run, also dies again during recovery.
-        for number, each in enumerate(saved[:: max(1, len(saved) // TWICE_DEAD)]):
+        for number, each in enumerate(twice):
             self._story("second death", base, None, 2 + 3 * number % 7, saved=each)
 
     def _failures(self, called: Sequence[Called]) -> Iterator[Trouble]:
@@ -226,7 +230,7 @@ class _Checking:
         self.ways[way] += 1
         alike = _alike(trouble, again=saved is not None)
         self.judge.take(expected or story, story, "count" if alike == "state" and self.draws else alike)
-        self.progress(way, self.ways.total())
+        self.progress(way, self.ways.total(), max(self.expected, self.ways.total()))
         if self.judge.hangs:
             raise _Enough("stopped at the first rehearsal that did not come to its end")
         return story

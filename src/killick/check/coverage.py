@@ -116,10 +116,12 @@ class Coverage:
             return found
         lines = sorted({each for source in self._sources for each in _lines(source)}, key=lambda each: each[1].start)
         branches = [branch for source in self._sources for branch in _branches(source)]
+        never = [each for each in lines if not self._has_run(*each)]
         return msgspec.structs.replace(
             found,
             lines=len(lines),
-            lines_never=tuple(_ranges([each for each in lines if not self._has_run(*each)])),
+            lines_reached=len(lines) - len(never),
+            lines_never=tuple(_ranges(never)),
             branches=len(branches),
             branches_never=tuple(
                 f"{relative(each.file)}:{each.line} {each.way}" for each in branches if not self._took(each)

@@ -12,6 +12,7 @@ FindingKind = Literal[
     "not_undone", "fragile", "writes", "wakes", "expires", "unreached",
 ]  # fmt: skip
 Weight = Literal["fault", "advice"]
+Verdict = Literal["faults", "warnings", "incomplete", "sound"]
 
 WEIGHTS: dict[FindingKind, Weight] = {
     "twice": "fault", "lost": "fault", "differs": "fault", "hangs": "fault", "fails": "fault", "outside": "fault",
@@ -68,6 +69,7 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
     tools_never: tuple[str, ...] = ()
     lines: int = 0
     """The statements of the agent and of the functions of its file; 0 if another tracer prevented the measurement."""
+    lines_reached: int = 0
     lines_never: tuple[str, ...] = ()
     """Each as `file:line` or `file:first-last`."""
     branches: int = 0
@@ -112,6 +114,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def advice(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.weight == "advice")
+
+    @property
+    def verdict(self) -> Verdict:
+        """Sound only if nothing was found, all rehearsals were made, and every tool was called."""
+        if self.findings:
+            return "faults" if self.faults else "warnings"
+        return "incomplete" if self.cut_short else "sound"
 
     @property
     def holds(self) -> bool:
