@@ -9,7 +9,7 @@ import importlib.util
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.machinery import ModuleSpec
@@ -26,11 +26,11 @@ from killick.check.samples import sample
 from killick.check.stage import Around, Called, CallTrouble, Stage, Trouble
 from killick.check.static_analysis import read_agent
 from killick.definitions.agents import AGENTS, Agent, AnyAgent
-from killick.definitions.current import refuse_io
+from killick.definitions.current import HERE, LOADING, refuse_io
 from killick.definitions.tools import TOOLS
 from killick.definitions.triggers import TRIGGERS
 from killick.engine.views import Wait
-from killick.errors import DeclarationRefused
+from killick.errors import DeclarationRefused, IORefused
 from killick.model.event_codec import decode
 from killick.model.events import FactDrawn
 from killick.store.records import RunQuery
@@ -208,8 +208,9 @@ class _Checking:
         fresh = _released(self.agent)
         for each in saved if fresh is not None else ():
             when, what, *_ = each.place.split(" ")
-            if when == "before" and what not in WRITES:
-                self._story("redeploy", base, None, saved=each, redeployed=fresh)
+            if when == "before" and what not in WRITES and not self.judge.loads:
+                with suppress(IORefused):
+                    self._story("redeploy", base, None, saved=each, redeployed=fresh)
 
     def _story(
         self,
@@ -344,9 +345,11 @@ def _again(module: ModuleType, spec: ModuleSpec, agent: AnyAgent, world: World) 
     assert spec.loader is not None
     made = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = made
+    token = HERE.set(LOADING)
     try:
         spec.loader.exec_module(made)
     finally:
+        HERE.reset(token)
         sys.modules[module.__name__] = module
     assert isinstance(world, Stage)
     world.release(vars(module), vars(made))

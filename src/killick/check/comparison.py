@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import linecache
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from killick.check.findings import Finding, Reached, relative
 from killick.check.stage import TROUBLES, Called, Declared, Stage
 from killick.check.static_analysis import Spot, place_of_step, read_tool
 from killick.definitions.agents import AnyAgent
-from killick.definitions.current import UnrecordedIO
+from killick.definitions.current import HERE, LOADING, UnrecordedIO
 from killick.definitions.tools import TOOLS, Tool
 
 ObservedKind = Literal["twice", "missing", "lost", "state", "ends", "diverges", "hangs", "breaks", "not_undone"]
@@ -148,6 +149,23 @@ def place_of(fn: Any) -> str:
     return f"{relative(code.co_filename)}:{code.co_firstlineno}" if code is not None else getattr(fn, "__name__", "?")
 
 
+def call_at(file: str, line: int, what: str) -> str:
+    """Returns the call of user code on a line, and the access that it makes; the access alone without one."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return what
+    on_it = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.lineno == line)
+    call = next(on_it, None)
+    if call is None:
+        return what
+    text = ast.unparse(call)
+    if text == what:
+        return what
+    text = text if len(text) <= CODE_CHARS_MAX else f"{ast.unparse(call.func)[: CODE_CHARS_MAX - 3]}(…)"
+    return f"{text} does {what}"
+
+
 class FindingCollector:
     """Collects observations and reports one finding for each cause."""
 
@@ -155,6 +173,7 @@ class FindingCollector:
         self.agent = agent
         self.spots = spots
         self.strays: dict[tuple[str, int], tuple[UnrecordedIO, int]] = {}
+        self.loads: list[UnrecordedIO] = []
         self._seen: dict[tuple[str, str], tuple[Observed, Story, int]] = {}
         self._woken: dict[str, tuple[Story, int]] = {}
         self._expired: Story | None = None
@@ -162,7 +181,10 @@ class FindingCollector:
         self._offered: set[str] = set()
 
     def stray(self, stray: UnrecordedIO) -> None:
-        """Records I/O by agent code outside a step."""
+        """Records I/O by agent code outside a step, or by its module when it is executed again."""
+        if HERE.get() is LOADING:
+            self.loads += [] if stray.reads else [stray]
+            return
         first, count = self.strays.get((stray.file, stray.line), (stray, 0))
         # A library may read before its main action: a connection is the most specific evidence, a read the least.
         if (stray.what.startswith("socket."), not stray.reads) > (first.what.startswith("socket."), not first.reads):
@@ -215,6 +237,7 @@ class FindingCollector:
         """Returns all findings, the worst first."""
         found = [finding for spot in self.spots if (finding := self._spot(spot)) is not None]
         found += [self._outside(stray, count) for stray, count in self.strays.values()]
+        found += [self._imports(stray) for stray in self.loads[:1]]
         explained = bool(found)
         for observed, story, times in self._seen.values():
             finding = self._finding(observed, story, times, explained=explained)
@@ -266,16 +289,24 @@ class FindingCollector:
         return Finding(kind=spot.kind, title=title, where=place, why=why, fix=spot.instead, seen=seen, times=times)
 
     def _outside(self, stray: UnrecordedIO, count: int) -> Finding:
-        code = " ".join(linecache.getline(stray.file, stray.line).split())[:CODE_CHARS_MAX]
         refused = "" if stray.reads else " Here it was refused, and nothing happened."
         return Finding(
             kind="outside",
-            title=f"{stray.what} outside of a step{f', by {code}' if code else ''}",
+            title=f"{call_at(stray.file, stray.line, stray.what)} outside of a step",
             where=f"{relative(stray.file)}:{stray.line}",
             why=f"It is done again every time the code runs again, and what it gives is not on record.{refused}",
             fix='put it into a tool, @killick.tool(effect="reads") or what it is, and use run.call',
             seen="the agent's own code runs",
             times=count,
+        )
+
+    def _imports(self, stray: UnrecordedIO) -> Finding:
+        return Finding(
+            kind="unreached",
+            title=f"no new release was rehearsed: {call_at(stray.file, stray.line, stray.what)} on import",
+            where=f"{relative(stray.file)}:{stray.line}",
+            why="A new release executes the module again. Here that was refused, and nothing happened.",
+            fix="move it into a function that the program calls when it starts, or into a tool",
         )
 
     def _finding(self, observed: Observed, story: Story, times: int, *, explained: bool) -> Finding | None:
