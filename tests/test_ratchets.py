@@ -20,9 +20,9 @@ CIRCLES: Final = ()
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6755, "agents": 1238, "archive": 1853, "audit": 1279, "check": 3444, "cli": 8309, "client": 1928,
+    "adapters": 6755, "agents": 1238, "archive": 1853, "audit": 1279, "check": 3454, "cli": 8309, "client": 1928,
     "contracts": 2972, "definitions": 2222, "engine": 12496, "history": 7992, "llm": 1154, "log": 2420, "model":
-    4678, "presenting": 1289, "proxy": 2447, "replay": 730, "store": 7325, "testing": 1048, "top": 1382, "web":
+    4678, "presenting": 1289, "proxy": 2447, "replay": 730, "store": 7344, "testing": 1048, "top": 1382, "web":
     8588, "window": 2682, "workers": 2402, "workspace": 4924,
 }  # fmt: skip
 """Lines of Python by package."""

@@ -191,7 +191,7 @@ class Stage(World):
         life.point(f"before {intent.name} ran at step {place.id}")
         applied = await real() if self._is_real(intent.name) else await self._faked(intent, place)
         if applied.error is None:
-            life.touch(lambda: self._count(intent, place, applied.value))
+            life.touch(self._count, intent, place, applied.value)
             self.changes += 1
         life.point(f"after {intent.name} ran at step {place.id}")
         return applied
