@@ -39,7 +39,7 @@ from killick.workers.hooks import HOOKS
 STORIES_MAX: Final = 5_000
 PATHS_MAX: Final = 12
 """The number of alternative paths (other answers, failing tools) that are interrupted everywhere too."""
-MEASURED: Final = frozenset({"broken", "lost", "otherwise", "expired"})
+MEASURED: Final = frozenset({"broken", "otherwise", "expired"})
 """The faults that may take the agent to other lines: their rehearsals are measured too."""
 TWICE_DEAD: Final = 24
 HANG_SECONDS: Final = 20.0
