@@ -184,7 +184,12 @@ def test_the_inbox_says_which_call_why_of_whom_and_how_many_agreed(refund: Path,
     main(["answer", "r1", "approve", "--by", "mia"])
     assert call(capsys, "inbox").out.splitlines()[3].startswith("  1 of 2 approved (mia); until 20")
     [wait] = json.loads(call(capsys, "inbox", "--to", "moe", "--json").out)
-    assert (wait["need"], wait["votes"], wait["rule"], wait["may"]) == (2, ["mia"], "large sums", ["max", "mia", "moe"])
+    assert (wait["need"], wait["approved_by"], wait["rule"], wait["may"]) == (
+        2,
+        ["mia"],
+        "large sums",
+        ["max", "mia", "moe"],
+    )
 
 
 def test_one_of_two_who_agrees_is_told_who_has_to_agree_yet(refund: Path, capsys: Capture) -> None:

@@ -54,7 +54,7 @@ def test_json_is_one_document_whatever_came_of_it(office: Path, capsys: Capture)
     found = call(capsys, "run", "app.py:pay_out", "-i", "13", "--id", "p1", "--json")
     failed = json.loads(found.out)
     assert (found.code, failed["status"], failed["run"]) == (1, "failed", "p1")
-    assert failed["failure"]["message"] == "step 1 (pay): killick.errors.NotDone: the bank is closed"
+    assert failed["failure"]["errors"][0]["message"] == "step 1 (pay): killick.errors.NotDone: the bank is closed"
 
 
 def test_a_result_that_is_no_text_is_readable_json(office: Path, capsys: Capture) -> None:

@@ -267,7 +267,7 @@ def test_a_hidden_value_that_is_a_word_of_ours_breaks_no_page(tmp_path: Path, wo
         for path in ("/runs", "/inbox", "/runs/evil", "/runs/innocent", "/runs/evil/act", "/inbox/evil%3A1"):
             assert at.web.get(path).status_code == 200, path
         told = at.get("/runs/evil")
-        assert (told["run"], told["status"]) == ("evil", "waiting")
+        assert (told["id"], told["status"]) == ("evil", "waiting")
         assert at.get("/inbox")["next"] is None
 
 

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 import killick
 from killick.client.client import Client
-from killick.clock import ManualClock
+from killick.clock import ManualClock, timestamp
 from killick.definitions.triggers import TRIGGERS
 from killick.errors import RunUnknown
 from killick.model import system_events
@@ -77,7 +77,7 @@ def test_a_trigger_that_no_worker_has_taken_up_is_shown_with_its_policies(kd: Cl
     killick.every("10m", report, input="x", name="often", missed="all", overlap="queue")
     line = often(web)
     assert (line["name"], line["what"], line["agent"]) == ("often", "every 10m", "report")
-    assert (line["missed"], line["overlap"], line["is_set"]) == ("all", "queue", False)
+    assert (line["missed"], line["overlap"], line["taken_up"]) == ("all", "queue", False)
     assert "no worker has taken it up yet" in web.get("/triggers").text
 
 
@@ -89,7 +89,7 @@ def test_firing_starts_a_run_in_the_name_of_who_asked(kd: Client, web: TestClien
     assert fired.json() == {"trigger": "often", "run": run, "started": True}
     assert kd.log.data(run, 1)["input"] == "today"
     line = often(web)
-    assert (line["run"], line["fired"], line["last_us"]) == (run, 1, kd.clock.now_us())
+    assert (line["run"], line["fired"], line["last_at"]) == (run, 1, timestamp(kd.clock.now_us()))
     assert [(each["did"], each["by"]) for each in line["recent"]][:1] == [("fired", "ann")]
 
 
@@ -168,7 +168,7 @@ def test_a_hook_that_fails_is_shown_with_what_it_did_not_take(kd: Client, web: T
     [missed] = line["undelivered"]
     assert (missed["run"], missed["seq"]) == ("r1", 1)
     assert "the chat is down" in missed["why"]
-    assert missed["retry_at_us"] > kd.clock.now_us()
+    assert missed["retry_at"] > timestamp(kd.clock.now_us())
     assert told(web, "/health")["feed_behind"] > 0
 
 
@@ -230,7 +230,7 @@ def test_a_run_that_was_set_apart_is_wrong_and_named(kd: Client, web: TestClient
     assert told(web, "/health")["wrong"] == 0
     kd.store.quarantine("r1", "its log is shorter than its head")
     found = told(web, "/health")
-    assert (found["wrong"], found["apart"][0]["run"]) == (1, "r1")
+    assert (found["wrong"], found["quarantined"][0]["run"]) == (1, "r1")
     assert "its log is shorter than its head" in web.get("/health").text
 
 
@@ -242,7 +242,7 @@ def test_the_last_seal_is_told_without_its_entries(kd: Client, web: TestClient) 
     kd.run(report, "x", id="r1")
     kd.seal(key, by="ann")
     seal = told(web, "/health")["seal"]
-    assert (seal["number"], seal["by"], seal["at_us"]) == (1, "ann", kd.clock.now_us())
+    assert (seal["number"], seal["by"], seal["at"]) == (1, "ann", timestamp(kd.clock.now_us()))
 
 
 def test_whether_somebody_answers_is_told_to_anybody_and_nothing_else(kd: Client) -> None:

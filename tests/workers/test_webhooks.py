@@ -179,16 +179,18 @@ def test_the_far_side_is_told_in_a_signed_document(kd: killick.Client, far: FarS
     assert document == {
         "version": 1,
         "id": f"claim-1:{opened}:ops",
-        "type": "wait.opened",
-        "run": "claim-1",
         "agent": "webhooked",
+        "run": "claim-1",
         "seq": opened,
-        "at": "2025-06-15T15:06:40+00:00",
-        "event": document["event"],
+        "at": "2025-06-15T15:06:40.000000Z",
+        "kind": "wait.opened",
+        "hash": document["hash"],
+        "erased": False,
+        "fields": document["fields"],
         "data": document["data"],
         "left_out": [],
     }
-    assert document["event"].items() >= {"step": "1", "waits_for": "answer", "to": ["managers"]}.items()
+    assert document["fields"].items() >= {"step": "1", "waits_for": "answer", "to": ["managers"]}.items()
     assert document["data"]["prompt"] == "Pay 1250?"
     headers = taken.headers
     assert (headers["content-type"], headers["webhook-id"]) == ("application/json", document["id"])
@@ -236,7 +238,7 @@ def test_what_was_erased_is_not_sent(kd: killick.Client, far: FarSide) -> None:
     kd.log.erase(log, at=NOW_US, reason="gdpr", seqs=[3])
     attended(kd)
     document = json.loads(far.taken[0].body)
-    assert (document["type"], document["data"], document["left_out"]) == ("run.completed", {}, ["data"])
+    assert (document["kind"], document["data"], document["erased"]) == ("run.completed", None, True)
 
 
 def test_neither_secret_nor_address_is_on_record(

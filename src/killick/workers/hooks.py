@@ -102,6 +102,11 @@ class HookEvent:
         """The event itself, one of the types in `docs/events.md`."""
         return self._engine.log.event(self.run, self.seq)
 
+    @property
+    def hash(self) -> str:
+        """Its link of the run's hash chain, in hex."""
+        return self._engine.log.read(self.run, after=self.seq - 1, limit=1)[0].row.hash.hex()
+
     @cached_property
     def data(self) -> Mapping[str, Any]:
         """Its values, verbatim. Raises ValueErased if they were erased."""

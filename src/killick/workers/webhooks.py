@@ -14,7 +14,6 @@ import urllib.request
 from base64 import b64decode, b64encode
 from binascii import Error as NotBase64
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from hashlib import sha256
 from ipaddress import ip_address
 from typing import Any, Final, TypeAlias
@@ -22,7 +21,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 
-from killick.clock import Clock, SystemClock
+from killick.clock import Clock, SystemClock, timestamp
 from killick.engine.failures import rate_limit_seconds
 from killick.errors import DeclarationRefused, ValueErased, WebhookFailed, WebhookGone, WebhookRefused
 from killick.model.codec import plain
@@ -146,16 +145,17 @@ def _signature(key: bytes, id: str, timestamp: str, body: bytes) -> str:  # noqa
 
 
 def document(told: HookEvent) -> dict[str, Any]:
-    """The document of an event: equal for each delivery."""
+    """The document of an event, with the fields that the HTTP API gives it: equal for each delivery."""
     event: dict[str, Any] = msgspec.to_builtins(told.event)
     left_out: list[str] = []
     data: dict[str, msgspec.Raw] = {}
     room = DATA_BYTES_MAX
     values: Mapping[str, Any] = {}
+    erased = False
     try:
         values = told.data
     except ValueErased:
-        left_out.append("data")
+        erased = True
     for name, value in values.items():
         encoded = msgspec.json.encode(plain(value, at=name))
         if len(encoded) > room:
@@ -166,13 +166,15 @@ def document(told: HookEvent) -> dict[str, Any]:
     return {
         "version": WEBHOOK_VERSION,
         "id": told.key,
-        "type": told.kind,
-        "run": told.run,
         "agent": told.agent,
+        "run": told.run,
         "seq": told.seq,
-        "at": datetime.fromtimestamp(told.at / 1_000_000, UTC).isoformat(),
-        "event": {name: value for name, value in event.items() if name not in ("kind", "at", "data")},
-        "data": data,
+        "at": timestamp(told.at),
+        "kind": told.kind,
+        "hash": told.hash,
+        "erased": erased,
+        "fields": {name: value for name, value in event.items() if name not in ("kind", "at", "data")},
+        "data": None if erased else data,
         "left_out": left_out,
     }
 

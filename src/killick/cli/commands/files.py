@@ -18,7 +18,7 @@ from killick.cli.selection import complete_place
 from killick.client.file_restore import Restoration
 from killick.history import workspace_files as history
 from killick.history.phrasing import counted, sized
-from killick.history.workspace_files import FileChange, Files, FilesDiff, How, Listed, Listing
+from killick.history.workspace_files import FileChange, FileEntry, Files, FilesDiff, How, Listing
 from killick.presenting.time_travel import changed_files
 from killick.workspace import tree
 
@@ -130,7 +130,7 @@ def _listing(shell: Shell, found: Listing, folded: Listing | None) -> Iterator[T
     yield Text(f"more: {more}", style="dim")
 
 
-def _rows(entries: Iterable[Listed]) -> Iterator[Text]:
+def _rows(entries: Iterable[FileEntry]) -> Iterator[Text]:
     for each in entries:
         sign, style = SIGNS[each.how] if each.how is not None else (" ", "")
         size = sized(each.size) if each.kind == "file" or each.files else ""
@@ -140,7 +140,7 @@ def _rows(entries: Iterable[Listed]) -> Iterator[Text]:
         yield line.append_text(_name(each, style))
 
 
-def _name(each: Listed, style: str) -> Text:
+def _name(each: FileEntry, style: str) -> Text:
     if each.kind == "folder":
         return Text(f"{each.path}/", style=style or "bold blue")
     told = Text(each.path, style=style or ("cyan" if each.kind == "link" else "green" if each.mode & 0o111 else ""))

@@ -33,6 +33,7 @@ from killick.engine.views import Wait
 from killick.errors import AlreadyAnswered, AnswerRefused, NotAsked
 from killick.history.timeline import timeline
 from killick.presenting import approvals
+from killick.presenting.documents import Question, question_fields
 from killick.store.records import ENDED
 
 VERBS: Final[tuple[Verb, ...]] = (*QUESTION_VERBS, *SETTLEMENT_VERBS)
@@ -164,7 +165,7 @@ def inbox_command(shell: Shell, to: str | None, limit: int) -> None:
     """
     waiting = shell.client.inbox(to=to, limit=10_000)
     if shell.json:
-        shell.emit([{**_fields(wait), "commands": commands(shell, wait)} for wait in waiting[:limit]])
+        shell.emit([asked(shell, wait) for wait in waiting[:limit]])
         return
     for number, wait in enumerate(waiting[:limit]):
         if number:
@@ -179,8 +180,17 @@ def inbox_command(shell: Shell, to: str | None, limit: int) -> None:
         shell.note(f"{run}: answered; to continue: {shell.goes_on(run, agent)}, or start a worker")
 
 
-def _fields(wait: Wait) -> dict[str, Any]:
-    return {name: getattr(wait, name) for name in wait.__struct_fields__}
+class CommandQuestion(Question, frozen=True, kw_only=True):
+    """A question with the commands that answer it."""
+
+    commands: tuple[str, ...]
+
+
+def asked(shell: Shell, wait: Wait) -> CommandQuestion:
+    """A wait for programs."""
+    state = shell.client.log.state(wait.run)
+    typed = tuple(commands(shell, wait))
+    return CommandQuestion.of(state.fold.facts, **question_fields(wait, state), commands=typed)
 
 
 # answer -------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from killick.cli import apps, prompt
 from killick.cli import style as paint
-from killick.cli.commands.inbox import commands, print_wait
+from killick.cli.commands.inbox import asked, print_wait
 from killick.cli.context import Shell, Unparsed, command, completing, parsed, text_of
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.client.client import Client
@@ -34,6 +34,7 @@ from killick.errors import (
 from killick.model.codec import plain
 from killick.model.facts import Step
 from killick.model.state import State
+from killick.presenting.documents import errors
 from killick.store.records import ENDED
 
 LOOK_SECONDS: Final = 0.1
@@ -194,14 +195,13 @@ def _stopped(shell: Shell, going: Going, stopped: RunWaiting | RunFailed) -> Exi
         told = f" at {failure.message}" if failure.is_a(StepFailed) else f": {failure}"
         line = f"{run}: failed{told}".replace("killick.errors.", "")
         if shell.json:
-            shell.emit({"run": run, "status": "failed", "failure": stopped.failure, "not_undone": stopped.not_undone})
+            failure = {"errors": errors(stopped.failure), "not_undone": stopped.not_undone}
+            shell.emit({"run": run, "status": "failed", "failure": failure})
         rest = f"; not undone: {', '.join(stopped.not_undone)}" if stopped.not_undone else ""
         moves = f"`{shell.typed('show', run)}` says why, `{shell.typed('resume', run)}` lets it try again"
         raise CommandFailed(f"{line}{rest}; {moves}", Exit.BAD)
     if shell.json:
-        waits = [
-            {**{n: getattr(w, n) for n in w.__struct_fields__}, "commands": commands(shell, w)} for w in stopped.waits
-        ]
+        waits = [asked(shell, wait) for wait in stopped.waits]
         shell.emit({"run": run, "status": "paused" if isinstance(stopped, RunPaused) else "waiting", "waits": waits})
     if isinstance(stopped, RunPaused):
         raise CommandFailed(f"{run}: is paused; `{shell.typed('resume', run)}` lets it go on", Exit.WAITING)

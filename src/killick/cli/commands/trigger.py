@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Final
 
 import click
 from rich.text import Text
@@ -14,7 +14,6 @@ from killick.cli.context import Shell, because_option, by_option, command, compl
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.definitions.triggers import LOG, TriggerInfo
 from killick.history.phrasing import counted
-from killick.log import Log, Recorded
 from killick.model import events as e
 from killick.model import system_events
 from killick.presenting import triggers
@@ -81,7 +80,7 @@ def _list(shell: Shell) -> None:
     shell.load_app()
     found = shell.client.triggers()
     if shell.json:
-        shell.emit(found)
+        shell.emit([triggers.trigger(shell.client, each) for each in found])
         return
     if not found:
         shell.note(
@@ -138,10 +137,9 @@ def _history(shell: Shell, name: str, limit: int) -> None:
     killick trigger history report --limit 50
     """
     run = _on_record(shell, name)
-    log = shell.client.log
     found = list(triggers.history(shell.client, run, limit))[::-1]
     if shell.json:
-        shell.emit([_fields(log, run, each) for each in found])
+        shell.emit([triggers.did(shell.client, run, each) for each in found])
         return
     for recorded in found:
         each = triggers.did(shell.client, run, recorded)
@@ -154,15 +152,7 @@ def _history(shell: Shell, name: str, limit: int) -> None:
 _STYLES: Final = {"fired": "green", "passed": "yellow", "queued": "cyan", "paused": "magenta", "cancelled": "dim"}
 
 
-def _fields(log: Log, run: str, recorded: Recorded) -> dict[str, Any]:
-    """An event of a trigger's log for programs: its kind, its fields and its values."""
-    event = recorded.event
-    fields = {name: getattr(event, name) for name in event.__struct_fields__ if name not in ("at", "data", "digest")}
-    did = triggers.verb(event)
-    return {"seq": recorded.seq, "at_us": event.at, "did": did, **fields, **log.data(run, recorded.seq)}
-
-
-def _about(each: triggers.Did, event: e.Event) -> str:
+def _about(each: triggers.TriggerActivity, event: e.Event) -> str:
     """The run, the firings that were passed, by whom and why, on one line."""
     about = [each.run] if each.run else []
     if isinstance(event, system_events.TriggerPassed):

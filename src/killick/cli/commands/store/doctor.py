@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-import msgspec
 from rich.text import Text
 
 from killick.cli import apps
@@ -17,6 +16,7 @@ from killick.cli.exit_codes import Exit
 from killick.definitions.agents import AGENTS
 from killick.errors import AgentUnknown, StoreError
 from killick.history.doctor import Diagnosis, Finding, Named, examine
+from killick.presenting.encoder import document
 from killick.store.records import Condition
 
 
@@ -54,7 +54,7 @@ def _is_declared(agent: str) -> bool:
 
 
 def _data(shell: Shell, found: Diagnosis) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(found)
+    told: dict[str, Any] = document(found)
     for finding, data in zip(found.findings, told["findings"], strict=True):
         data["next"] = _typed(shell, finding)
     return {"wrong": found.wrong, **told}

@@ -21,6 +21,7 @@ from killick.cli import style
 from killick.cli.commands.store.maintenance import LISTED_MAX, many, progress, say, say_next
 from killick.cli.context import Shell, command, current_user, run_argument
 from killick.cli.exit_codes import CommandFailed, Exit
+from killick.clock import timestamp
 from killick.errors import ProofBroken
 from killick.permissions import create_private
 
@@ -178,7 +179,7 @@ def verify_file(shell: Shell, path: Path, key: Path | None, kept: Path | None) -
             raise CommandFailed(f"{key}: {error.reason}") from None
         broken = error.reason if error.place == "proof" else str(error)
     if shell.json:
-        told = {} if proved is None else msgspec.structs.asdict(proved)
+        told = {} if proved is None else msgspec.structs.asdict(proved) | {"sealed_at": timestamp(proved.sealed_at)}
         shell.emit({"holds": broken is None, "broken": broken, **told})
     elif proved is None:
         say(shell, "✗", (str(path), "bold"), f"  {broken}")
