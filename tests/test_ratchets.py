@@ -20,10 +20,10 @@ CIRCLES: Final = ()
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6755, "agents": 1238, "archive": 1853, "audit": 1279, "check": 2873, "cli": 8258, "client": 1928,
+    "adapters": 6755, "agents": 1238, "archive": 1853, "audit": 1279, "check": 2873, "cli": 8223, "client": 1928,
     "contracts": 2972, "definitions": 2173, "engine": 12496, "history": 7960, "llm": 1154, "log": 2420, "model":
     4678, "presenting": 2017, "proxy": 2447, "replay": 730, "store": 7325, "testing": 1168, "top": 1398, "web":
-    8030, "window": 2682, "workers": 2409, "workspace": 4924,
+    8030, "window": 2682, "workers": 2400, "workspace": 4924,
 }  # fmt: skip
 """Lines of Python by package."""
 

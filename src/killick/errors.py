@@ -35,7 +35,7 @@ class ValueBroken(KillickError):
     """A value is missing, or its bytes do not match its hash."""
 
     def __init__(self, digest: bytes, reason: str) -> None:
-        super().__init__(f"value {digest.hex()[:12]}: {reason}; run `killick verify` to locate the damage")
+        super().__init__(f"value {digest.hex()[:12]}: {reason}; run `killick store verify` to locate the damage")
         self.digest, self.reason = digest, reason
 
 
@@ -87,7 +87,7 @@ class StoreBroken(StoreError):
     """The store's own structure is damaged."""
 
     def __init__(self, place: str, reason: str) -> None:
-        super().__init__(f"{place}: {reason}; copy the file away, then run `killick verify`")
+        super().__init__(f"{place}: {reason}; copy the file away, then run `killick store verify`")
         self.place, self.reason = place, reason
 
 
@@ -139,7 +139,7 @@ class RunBroken(LogError):
     """The run's log is damaged. The run is quarantined; other runs are unaffected."""
 
     def __init__(self, run: str, *, seq: int, reason: str) -> None:
-        super().__init__(f"{run}: broken at event {seq} ({reason}); see `killick verify`, `killick store repair {run}`")
+        super().__init__(f"{run}: broken at event {seq} ({reason}); run `killick store repair {run}`")
         self.run, self.seq, self.reason = run, seq, reason
 
 
@@ -203,7 +203,7 @@ class EventBroken(LogError):
     """The bytes of an event cannot be decoded."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"an event cannot be decoded ({reason}); run `killick verify` to locate it")
+        super().__init__(f"an event cannot be decoded ({reason}); run `killick store verify` to locate it")
         self.reason = reason
 
 

@@ -322,7 +322,7 @@ def test_a_run_whose_index_lies_stays(kd: killick.Client, clock: killick.Leaping
     index = RunIndex(agent=row.agent, status="completed", changed_at_us=row.changed_at_us)
     assert kd.store.reindex("r", index, at=kd.log.head("r").seq)
     done = old(kd, clock, tmp_path)
-    assert done.kept == {"r": "its log has no end of the run; run killick verify to correct the index"}
+    assert done.kept == {"r": "its log does not end; `killick store verify` corrects the index"}
     assert list(tmp_path.iterdir()) == []
     assert there(kd) == {"r"}
 

@@ -282,7 +282,7 @@ def test_a_run_that_does_not_hold_is_not_handed_on(tmp_path: Path) -> None:
         with pytest.raises(RunBroken, match="body and hash do not fit the chain"):
             kd.export("r")
         assert not kd.verify("r").holds
-        with pytest.raises(RunBroken, match="see `killick verify`"):
+        with pytest.raises(RunBroken, match="run `killick store repair"):
             kd.export("r")
 
 

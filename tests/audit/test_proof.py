@@ -208,7 +208,7 @@ def test_a_run_that_is_not_what_was_sealed_gives_no_proof() -> None:
         kept: Any = kd.store
         rows, number = kept._runs["a"].rows, 2
         rows[number] = msgspec.structs.replace(rows[number], body=rows[number].body.replace(b'"at":2', b'"at":1'))
-        with pytest.raises(KillickError, match="do not fit the chain; killick verify a says more"):
+        with pytest.raises(KillickError, match="do not fit the chain; killick store verify a says more"):
             kd.prove("a", 3)
 
 

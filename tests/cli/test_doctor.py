@@ -53,7 +53,7 @@ def test_a_healthy_store_is_told_on_one_screen(capsys: Capture) -> None:
     assert out.startswith("killick.db  store_")
     assert "✓ journal      WAL\n" in out
     assert "✓ runs         1 waiting\n" in out
-    assert out.splitlines()[-1] == "✓ nothing is wrong; killick verify proves the record"
+    assert out.splitlines()[-1] == "✓ nothing is wrong; killick store verify proves the record"
     assert len(out.splitlines()) < 24
     assert all(len(line) <= 80 for line in out.splitlines())
     found = data(capsys)

@@ -1,4 +1,4 @@
-"""`killick inbox`, `killick answer` and `killick say`: what waits for people, and what they say to it."""
+"""`killick inbox`, `killick answer` and `killick message say`: what waits for people, and what they say to it."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def test_a_call_hides_nothing_from_whoever_is_asked(
 
 
 def test_what_is_said_waits_for_the_run(office: Path, capsys: Capture) -> None:
-    found = call(capsys, "say", "claim_17", "look at [page 2] again", "--by", "mia")
+    found = call(capsys, "message", "say", "claim_17", "look at [page 2] again", "--by", "mia")
     assert (found.code, found.out) == (0, "")
     assert found.err.startswith("claim_17: sent; to continue: ")
     with killick.open("killick.db") as kd:

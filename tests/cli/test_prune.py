@@ -93,7 +93,7 @@ def test_what_went_and_how_to_prove_it_is_said(capsys: Capture) -> None:
     assert lines[2] == "  even  prune_agent, completed 100d ago"
     assert lines[3].startswith("✓ 2 runs, 12 events moved into all.gz (")
     assert lines[3].endswith(" values that nothing needed went too")
-    assert lines[4] == "    killick verify all.gz"
+    assert lines[4] == "    killick store verify all.gz"
     assert "✓ nothing was moved" in did(capsys, "store", "prune", "--older", "0s", "--yes")[0]
 
 

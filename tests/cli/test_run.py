@@ -59,7 +59,7 @@ def test_json_is_one_document_whatever_came_of_it(office: Path, capsys: Capture)
 
 def test_a_result_that_is_no_text_is_readable_json(office: Path, capsys: Capture) -> None:
     main(["start", "app.py:listen", "--id", "l1"])
-    main(["send", "l1", "paid", '{"amount": 80}'])
+    main(["message", "send", "l1", "paid", '{"amount": 80}'])
     found = call(capsys, "run", "app.py:listen", "--id", "l1")
     assert (found.code, json.loads(found.out)) == (0, {"amount": 80})
 
@@ -125,7 +125,7 @@ def test_a_message_that_is_waited_for_is_named_with_its_command(office: Path, ca
     found = call(capsys, "run", "app.py:listen", "--id", "l1")
     assert found.code == 3
     assert "l1:1  waits for a message 'paid'" in found.err
-    assert "killick send l1 paid BODY" in found.err
+    assert "killick message send l1 paid BODY" in found.err
 
 
 def test_a_failed_run_ends_with_1_and_one_line_and_goes_on_when_resumed(office: Path, capsys: Capture) -> None:

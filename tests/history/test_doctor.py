@@ -222,7 +222,7 @@ def test_what_was_not_looked_at_is_said(kd: killick.Client, monkeypatch: pytest.
     monkeypatch.setattr(doctor, "FOLDED_MAX", 3)
     monkeypatch.setattr(doctor, "LOOKED_MAX", 3)
     assert look(kd).unseen == (
-        "whether 1 older runs hold (killick verify proves all)",
+        "whether 1 older runs hold (killick store verify proves all)",
         "1 of 4 waiting runs",
     )
     monkeypatch.setattr(doctor, "COUNTED_MAX", 3)

@@ -233,10 +233,10 @@ def restore_command(
     and its id is printed. While a process has the run leased, its folder is not changed; --to writes elsewhere.
 
     \b
-      killick restore fix_17 --at 6:before
-      killick restore fix_17 --at 6:before src/app.py
-      killick restore fix_17 --at 4:after --to look
-      killick restore fix_17 --snapshot 41d0c8aa12ab
+      killick time restore fix_17 --at 6:before
+      killick time restore fix_17 --at 6:before src/app.py
+      killick time restore fix_17 --at 4:after --to look
+      killick time restore fix_17 --snapshot 41d0c8aa12ab
     """
     run = shell.run(run)
     if (at is None) == (snapshot is None):
@@ -266,7 +266,9 @@ def _print_restored(shell: Shell, done: Restoration) -> None:
         lines.append(("", Text(f"and {len(done.left) - 12:,} more; --json lists them", style="dim")))
     if done.before is not None and not did_nothing:
         lines.append(("before", Text.assemble((done.before[:12], "cyan"), (" has what was there:", "dim"))))
-        lines.append(("", Text(shell.typed("restore", done.run, "--snapshot", done.before[:12]), style="green")))
+        lines.append(
+            ("", Text(shell.typed("time", "restore", done.run, "--snapshot", done.before[:12]), style="green"))
+        )
     if not done.elsewhere:
         lines.append(("run", Text(f"stays where it is, {shell.client.info(done.run).status}", style="dim")))
     for label, line in lines:

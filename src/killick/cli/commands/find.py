@@ -221,7 +221,7 @@ def _print(shell: Shell, what: str, found: Findings[Any]) -> None:
     if found.scanned is not None:
         shell.note(f"read every log, since the index cannot be written: {found.scanned}")
     for run in found.unread:
-        shell.note(f"{run}: could not be read whole; killick verify says why")
+        shell.note(f"{run}: could not be read whole; killick store verify says why")
     if shell.json:
         shell.emit({"found": list(found), "more": found.more, "scanned": found.scanned,
                     "unread": found.unread})  # fmt: skip

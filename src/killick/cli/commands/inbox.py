@@ -57,7 +57,7 @@ def commands(shell: Shell, wait: Wait) -> list[str]:
 
 def _commands(wait: Wait) -> list[tuple[str, ...]]:
     if wait.waits_for == "event":
-        return [("send", wait.run, wait.name, "BODY")]
+        return [("message", "send", wait.run, wait.name, "BODY")]
     if wait.waits_for == "child":
         return [("show", wait.name)]
     chosen = [("respond", "--value", str(option)) for option in wait.options if "respond" in wait.verbs]
@@ -121,7 +121,7 @@ def _until(wait: Wait, now: int) -> Text | None:
 
 def _print_commands(shell: Shell, wait: Wait, out: Console) -> None:
     """The first command on a line to copy, and the alternatives after or below it."""
-    first, *others = _commands(wait) or [("verify", wait.run)]
+    first, *others = _commands(wait) or [("store", "verify", wait.run)]
     line = Text().append(f"  {shell.typed(*first)}", style="green")
     also = Text(f"(or {_others(others)})", style="dim") if others else Text()
     if line.cell_len + also.cell_len + 2 <= out.width:
@@ -359,7 +359,7 @@ def say_command(shell: Shell, run: str, text: str, by: str | None) -> None:
     """Send a run a text. Its loop reads it before its next model call.
 
     \b
-      killick say claim_17 "the second invoice is the right one"
+      killick message say claim_17 "the second invoice is the right one"
     """
     refuse_deaf(shell, shell.run(run))
     shell.client.say(run, text_of(text), by=by)

@@ -151,7 +151,7 @@ class Listing:
     def _seen(self, line: Line) -> Seen:
         about = "; ".join(told for told in map(_told, line.about) if told)
         if line.status == "broken":
-            about = f"{about}; {self.shell.typed('verify', line.run)}"
+            about = f"{about}; {self.shell.typed('store', 'verify', line.run)}"
         following = self.shell.typed("resume", line.run) if _is_stuck(line) else None
         return Seen(line, f"due; {about}" if line.due else about, following)
 

@@ -260,7 +260,7 @@ def _child(shell: Shell, run: str) -> Text:
 def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
     """The commands to type: the first one whole, then its alternatives."""
     if status == "broken":
-        verify, repair = shell.typed("verify", tl.run), shell.typed("store", "repair", tl.run)
+        verify, repair = shell.typed("store", "verify", tl.run), shell.typed("store", "repair", tl.run)
         return [Text.assemble((verify, "bold green"), ("  says where; then  ", "dim"), (repair, "bold green"))]
     if tl.held_back is not None and isinstance(tl.held_back.event, e.RunDiverged):
         return [Text.assemble("mend the code, then  ", (shell.goes_on(tl.run, tl.agent), "bold green"))]

@@ -21,25 +21,6 @@ from killick.presenting import triggers
 NAME_COLUMNS_MAX: Final = 24
 
 
-class _Listing(click.Group):
-    """A group that lists when no command of it is named."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group("trigger", cls=_Listing, context_settings={"max_content_width": 100})
-def trigger_command() -> None:
-    """Triggers: schedules, conditions and events that start runs. Lists them where no command is named.
-
-    \b
-    killick trigger
-    killick trigger fire report
-    """
-
-
 @completing
 def _complete_name(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
     return [(each.name, each.what) for each in shell.client.triggers()]
@@ -71,7 +52,7 @@ def _on_record(shell: Shell, name: str) -> str:
 
 
 @command("list", app=True)
-def _list(shell: Shell) -> None:
+def list_command(shell: Shell) -> None:
     """List the triggers: what fires each, when next, and its last run.
 
     \b
@@ -130,7 +111,7 @@ def _upcoming(at_us: int, now_us: int) -> str:
 @command("history", app=True)
 @_name
 @limit_option(20)
-def _history(shell: Shell, name: str, limit: int) -> None:
+def history_command(shell: Shell, name: str, limit: int) -> None:
     """Show the actions of a trigger, the latest last: what it fired, what it skipped and why.
 
     \b
@@ -169,7 +150,7 @@ def _about(each: triggers.TriggerActivity, event: e.Event) -> str:
 @_name
 @because_option
 @by_option
-def _pause(shell: Shell, name: str, because: str | None, by: str | None) -> None:
+def pause_command(shell: Shell, name: str, because: str | None, by: str | None) -> None:
     """Pause a trigger: it starts nothing until it is resumed. Its times are missed meanwhile; events wait.
 
     \b
@@ -184,7 +165,7 @@ def _pause(shell: Shell, name: str, because: str | None, by: str | None) -> None
 @_name
 @because_option
 @by_option
-def _resume(shell: Shell, name: str, because: str | None, by: str | None) -> None:
+def resume_command(shell: Shell, name: str, because: str | None, by: str | None) -> None:
     """Resume a paused trigger; its policy decides what it does about missed times.
 
     \b
@@ -198,7 +179,7 @@ def _resume(shell: Shell, name: str, because: str | None, by: str | None) -> Non
 @_name
 @click.option("--input", "given", metavar="VALUE", help="The input of the run, instead of the one it declares.")
 @by_option
-def _fire(shell: Shell, name: str, given: str | None, by: str | None) -> None:
+def fire_command(shell: Shell, name: str, given: str | None, by: str | None) -> None:
     """Fire a trigger now. Where its app is not known here, a worker starts the run.
 
     \b
@@ -220,7 +201,7 @@ def _fire(shell: Shell, name: str, given: str | None, by: str | None) -> None:
 @click.argument("body", required=False)
 @click.option("--id", metavar="ID", help="The idempotency key: the same id again counts once.")
 @by_option
-def _publish(shell: Shell, event: str, body: str | None, id: str | None, by: str | None) -> Exit | None:  # noqa: A002
+def publish_command(shell: Shell, event: str, body: str | None, id: str | None, by: str | None) -> Exit | None:  # noqa: A002
     """Publish an event: every trigger that listens to it fires. BODY is a value.
 
     \b
@@ -239,7 +220,3 @@ def _publish(shell: Shell, event: str, body: str | None, id: str | None, by: str
 
 def _say(shell: Shell, name: str, what: str) -> None:
     shell.out.print(Text().append(f"{name}  ", style="bold cyan").append(what, style="green"), soft_wrap=True)
-
-
-for _each in (_list, _history, _pause, _resume, _fire, _publish):
-    trigger_command.add_command(_each)

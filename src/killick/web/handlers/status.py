@@ -1,7 +1,7 @@
 """What keeps the house running: who holds runs and what is due, and the health of the store.
 
 Reads listings, heads and the ends of logs, never a whole one: what it did not look at it does not speak of, and
-`killick verify` proves the record.
+`killick store verify` proves the record.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """How a store is, by what is quick to see. `wrong` counts what is wrong.
 
-    `checked` is the number of runs checked for quarantine, the newest of each status. `killick verify` checks all.
+    `checked` is the number of runs checked for quarantine, the newest of each. `killick store verify` checks all.
     """
 
     store: str
