@@ -175,9 +175,11 @@ def on(
 ) -> Callable[[F], F]:
     """Declares a function, plain or `async`, as a callback for events of these kinds: at least once, in order.
 
-    name       of the hook and of its log; by default the function's name agent      only runs of these agents waits_for
-    of `wait.opened`, only waits for these: "answer", "settlement", "event", … retry      how often a failed delivery is
-    retried, and the delays between timeout    how long one call may take
+    name       of the hook and of its log; by default the function's name
+    agent      only runs of these agents
+    waits_for  of `wait.opened`, only waits for these: "answer", "settlement", "event", …
+    retry      how often a failed delivery is retried, and the delays between
+    timeout    how long one call may take
     """
 
     def declare(fn: F) -> F:

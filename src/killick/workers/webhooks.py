@@ -57,25 +57,22 @@ def webhook(
 ) -> Hook:
     """Declares a service that is notified of events of these kinds, by signed POST, at least once and in order.
 
-    secret     the signing secret: `whsec_…`, plain text, or `env:NAME`; several during rotation name       of the hook
-    and of its log; by default the address's host timeout    how long the service may take to answer insecure   allow
-    plain HTTP to another machine The rest is as for `killick.on`.
+    secret     the signing secret: `whsec_…`, plain text, or `env:NAME`; several during rotation
+    name       of the hook and of its log; by default the address's host
+    timeout    how long the service may take to answer
+    insecure   allow plain HTTP to another machine
+
+    The rest is as for `killick.on`.
     """
     called = name or urlsplit(url).hostname or "webhook"
     address = _checked(called, url, insecure=insecure)
     secrets = (secret,) if isinstance(secret, str) else tuple(secret)
     _check_secrets(called, secrets)
     return declare_hook(
-        called,
-        _Sending(url, address, secrets, seconds(timeout)),
-        kinds,
-        to=_origin(address),
-        same=sha256(url.encode()).digest(),
-        agent=agent,
-        waits_for=waits_for,
-        retry=retry,
+        called, _Sending(url, address, secrets, seconds(timeout)), kinds, to=_origin(address),
+        same=sha256(url.encode()).digest(), agent=agent, waits_for=waits_for, retry=retry,
         timeout=seconds(timeout) + _SPARE_SECONDS if seconds(timeout) else 0,
-    )
+    )  # fmt: skip
 
 
 def _checked(name: str, url: str, *, insecure: bool) -> SplitResult:
@@ -164,19 +161,11 @@ def document(told: HookEvent) -> dict[str, Any]:
         room -= len(encoded)
         data[name] = msgspec.Raw(encoded)
     return {
-        "version": WEBHOOK_VERSION,
-        "id": told.key,
-        "agent": told.agent,
-        "run": told.run,
-        "seq": told.seq,
-        "at": timestamp(told.at),
-        "kind": told.kind,
-        "hash": told.hash,
-        "erased": erased,
+        "version": WEBHOOK_VERSION, "id": told.key, "agent": told.agent, "run": told.run, "seq": told.seq,
+        "at": timestamp(told.at), "kind": told.kind, "hash": told.hash, "erased": erased,
         "fields": {name: value for name, value in event.items() if name not in ("kind", "at", "data")},
-        "data": None if erased else data,
-        "left_out": left_out,
-    }
+        "data": None if erased else data, "left_out": left_out,
+    }  # fmt: skip
 
 
 class _Sending:
