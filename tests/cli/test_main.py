@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
@@ -405,6 +406,18 @@ def test_nothing_heavy_is_imported_for_help(office: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("words", ["--version", "edit --help", "store --help", "rewind"])
+def test_neither_the_version_nor_a_group_imports_a_command(office: Path, words: str) -> None:
+    code = (
+        f"import sys; from killick.cli.main import main; main({words.split()!r}); "
+        "print([m for m in sys.modules if m.startswith(('killick.', 'rich', 'msgspec'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    imported = set(ast.literal_eval(done.stdout.splitlines()[-1]))
+    light = ("cli", "cli.main", "cli.exit_codes", "errors", "sanitizer", "text")
+    assert imported <= {f"killick.{name}" for name in light}
 
 
 def test_an_interrupt_is_one_line_and_130(office: Path, monkeypatch: pytest.MonkeyPatch) -> None:
