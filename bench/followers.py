@@ -216,7 +216,7 @@ async def _lines() -> str:
 
 
 async def _work(url: str) -> None:
-    async with killick.open(url) as kd, kd.worker(concurrency=CONCURRENCY) as worker:
+    async with killick.open_async(url) as kd, kd.worker(concurrency=CONCURRENCY) as worker:
         while await _lines():
             print(_done, flush=True)
         worker.stop()

@@ -25,7 +25,7 @@ def measure(folder: Path) -> Iterator[Measure]:
     with killick.open(str(folder / "many-steps.db")) as kd, asyncio.Runner() as runner:
 
         async def all_at_once() -> None:
-            await asyncio.gather(*(kd.run.soon(steps, STEPS, id=f"run-{next(ids)}") for _ in range(RUNS)))
+            await asyncio.gather(*(kd.as_async().run(steps, STEPS, id=f"run-{next(ids)}") for _ in range(RUNS)))
 
         def ours() -> Took:
             return timed(flushes, RUNS * STEPS, lambda: runner.run(all_at_once()))

@@ -102,7 +102,7 @@ async def play(kd: killick.Client) -> Parked:
     sending_seconds = time.perf_counter() - began
     many_due_seconds = _looking(kd)
     began = time.perf_counter()
-    ended = await asyncio.gather(*(kd.run.soon(parks, number, id=_id(number)) for number in others))
+    ended = await asyncio.gather(*(kd.as_async().run(parks, number, id=_id(number)) for number in others))
     waking_seconds = sending_seconds + time.perf_counter() - began
     assert ended == others, "a run that was woken did not end"
 
@@ -119,14 +119,14 @@ async def play(kd: killick.Client) -> Parked:
 async def _park(kd: killick.Client, numbers: range) -> None:
     for first in range(0, len(numbers), AT_ONCE):
         batch = numbers[first : first + AT_ONCE]
-        runs = (kd.run.soon(parks, number, id=_id(number)) for number in batch)
+        runs = (kd.as_async().run(parks, number, id=_id(number)) for number in batch)
         for outcome in await asyncio.gather(*runs, return_exceptions=True):
             if not isinstance(outcome, RunWaiting):
                 sys.exit(f"a run was to park, and there was {outcome!r}")
 
 
 async def _send(kd: killick.Client, numbers: list[int]) -> None:
-    await asyncio.gather(*(kd.send.soon(_id(number), "go", {"by": "bench"}) for number in numbers))
+    await asyncio.gather(*(kd.as_async().send(_id(number), "go", {"by": "bench"}) for number in numbers))
 
 
 def _looking(kd: killick.Client) -> float:

@@ -46,7 +46,9 @@ def measure(folder: Path) -> Iterator[Measure]:
                 return _timed(STEPS, lambda: kd.run(steps, STEPS, id=run))
 
             async def all_at_once() -> None:
-                await asyncio.gather(*(kd.run.soon(steps, STEPS_EACH, id=f"run-{next(ids)}") for _ in range(RUNS)))
+                await asyncio.gather(
+                    *(kd.as_async().run(steps, STEPS_EACH, id=f"run-{next(ids)}") for _ in range(RUNS))
+                )
 
             def many() -> Took:
                 return _timed(RUNS * STEPS_EACH, lambda: runner.run(all_at_once()))

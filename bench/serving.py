@@ -91,7 +91,7 @@ def _end(of: IO[str] | None) -> IO[str]:
 
 
 async def _serve(url: str, concurrency: int) -> None:
-    async with killick.open(url) as kd, kd.worker(concurrency=concurrency) as worker:
+    async with killick.open_async(url) as kd, kd.worker(concurrency=concurrency) as worker:
         await worker.until_idle()
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.read)

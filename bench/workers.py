@@ -53,9 +53,9 @@ def _rate(url: str, number: int) -> float:
 async def _played(url: str) -> float:
     """From the first start to the last end; the clock is looked at by whoever waits."""
     loop, name = asyncio.get_running_loop(), next(_ids)
-    async with killick.open(url) as kd:
+    async with killick.open_async(url) as kd:
         began = loop.time()
-        await asyncio.gather(*(kd.start.soon(lingers, STEPS, id=f"{name}-{number}") for number in range(RUNS)))
+        await asyncio.gather(*(kd.start(lingers, STEPS, id=f"{name}-{number}") for number in range(RUNS)))
         while kd.store.runs(RunQuery(status=("queued", "running", "waiting")), limit=1):
             await asyncio.sleep(POLL_SECONDS)
         return RUNS * STEPS / (loop.time() - began)

@@ -107,7 +107,7 @@ def tell(kd: killick.Client, run: str) -> None:
 
 
 def main() -> None:
-    clock = killick.LeapingClock()  # it begins on a Sunday; in a real program, leave the clock out
+    clock = killick.clock.LeapingClock()  # it begins on a Sunday; in a real program, leave the clock out
     with tempfile.TemporaryDirectory() as here, contextlib.chdir(here), killick.open("killick.db", clock=clock) as kd:
         kd.run(rollout, "Bring web to 2.1.", id="on_sunday")
         tell(kd, "on_sunday")

@@ -73,7 +73,7 @@ async def report(run: killick.Run, question: Question) -> str:
         child = await run.spawn(research, topic, id=f"{run.id}.{number}")
         try:
             return await child.result()
-        except killick.ChildFailed as failed:
+        except killick.errors.ChildFailed as failed:
             await run.note(f"{topic} was left out: {failed.failure.message}")
             return Finding(topic, "(nothing found)")
 

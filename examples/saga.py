@@ -85,24 +85,24 @@ async def travel(run: killick.Run, trip: Trip) -> list[str]:
 async def main() -> None:
     trip = Trip("Oslo", 3)
     with tempfile.TemporaryDirectory(prefix="killick-") as folder:
-        async with killick.open(str(Path(folder) / "killick.db")) as kd:
+        async with killick.open_async(str(Path(folder) / "killick.db")) as kd:
             print("What was done, as it was done:")
             try:
-                await kd.run.soon(travel, trip, id="trip_1")
+                await kd.run(travel, trip, id="trip_1")
             except killick.RunWaiting as waiting:
                 [wait] = waiting.waits
                 print(f"\nA person is asked:\n  {wait.prompt}\n  mia leaves it: it is only 12 euros\n")
-                kd.answer(wait.id, "stop", by="mia", comment="it is only 12 euros")
+                await kd.answer(wait.id, "stop", by="mia", comment="it is only 12 euros")
             try:
-                await kd.run.soon(travel, trip, id="trip_1")
+                await kd.run(travel, trip, id="trip_1")
             except killick.RunFailed as failed:
                 print(f"\nWhy it failed:\n  {failed.failure.message}")
                 print(f"\nWhat could not be undone:\n  {', '.join(failed.not_undone)}")
             print("\nWhat is on record:")
-            for effect in kd.state("trip_1").effects:
+            for effect in (await kd.state("trip_1")).effects:
                 what = f"undoes step {effect.undoes}: " if effect.undoes else ""
                 print(f"  {effect.step:<3} {effect.key:<45} {what}{'undone' if effect.undone else effect.status}")
-            assert kd.info("trip_1").status == "failed"
+            assert (await kd.info("trip_1")).status == "failed"
 
 
 if __name__ == "__main__":

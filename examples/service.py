@@ -51,7 +51,7 @@ async def review(run: killick.Run, claim: Claim) -> str:
 @contextlib.asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """A worker moves the runs for as long as the service is up; a run that is left goes on when it is back."""
-    async with killick.open(os.environ.get("CLAIMS_STORE", "claims.db")) as kd, kd.worker():
+    async with killick.open_async(os.environ.get("CLAIMS_STORE", "claims.db")) as kd, kd.worker():
         app.state.kd = kd
         yield
 
@@ -61,14 +61,14 @@ app = FastAPI(title="Claims", lifespan=lifespan)
 
 @app.post("/claims", status_code=202)
 async def start(claim: Claim, request: Request) -> dict[str, str]:
-    handle = await request.app.state.kd.start.soon(review, claim, id=f"claim_{claim.number}")
+    handle = await request.app.state.kd.start(review, claim, id=f"claim_{claim.number}")
     return {"id": handle.id}
 
 
 @app.get("/claims/{run}")
 async def look(run: str, request: Request) -> dict[str, Any]:
-    kd: killick.Client = request.app.state.kd
-    info, state = await kd.info.soon(run), await kd.state.soon(run)
+    kd: killick.AsyncClient = request.app.state.kd
+    info, state = await kd.info(run), await kd.state(run)
     return {"status": info.status, "waits_for": [wait.prompt for wait in info.waits], "result": state.result}
 
 
@@ -76,7 +76,7 @@ async def look(run: str, request: Request) -> dict[str, Any]:
 async def answer(
     run: str, verb: Annotated[Literal["approve", "reject"], Body()], by: Annotated[str, Body()], request: Request
 ) -> None:
-    await request.app.state.kd.answer.soon(run, verb, by=by)
+    await request.app.state.kd.answer(run, verb, by=by)
 
 
 @app.exception_handler(killick.KillickError)

@@ -79,7 +79,7 @@ async def subscription(run: killick.Run, now: Subscription) -> killick.WaitFor[S
 
 
 def main() -> None:
-    clock = killick.LeapingClock()  # in a real program, leave the clock out
+    clock = killick.clock.LeapingClock()  # in a real program, leave the clock out
     with tempfile.TemporaryDirectory(prefix="killick-") as folder:
         store = str(Path(folder) / "killick.db")
         with killick.open(store, clock=clock) as kd:

@@ -130,8 +130,8 @@ async def doubt(run: killick.Run) -> str:
     return "known"
 
 
-killick.cron("0 9 * * *", greet, name="report", input="Ann")
-killick.on_event("order.created", greet, name="order", input="Bob")
+killick.triggers.cron("0 9 * * *", greet, name="report", input="Ann")
+killick.triggers.on_event("order.created", greet, name="order", input="Bob")
 '''
 
 

@@ -13,7 +13,7 @@ import click
 
 from killick.cli.apps import SETTINGS
 from killick.cli.exit_codes import Exit
-from killick.cli.main import GROUPS, VARIABLES, killick
+from killick.cli.main import VARIABLES, killick
 
 PAGE: Final = Path("docs/command-line.md")
 
@@ -47,15 +47,13 @@ def page() -> str:
     """The whole page."""
     context = click.Context(killick, info_name="killick")
     parts = [_OPENING]
-    for group, commands in GROUPS.items():
-        parts.append(f"## {group}\n")
-        for name in commands:
-            try:
-                found = killick.get_command(context, name)
-            except ImportError:
-                continue
-            if found is not None:
-                parts += _command(found, click.Context(found, info_name=name, parent=context), "###")
+    for name in killick.list_commands(context):
+        try:
+            found = killick.get_command(context, name)
+        except ImportError:
+            continue
+        if found is not None:
+            parts += _command(found, click.Context(found, info_name=name, parent=context), "##")
     return "\n".join([*parts, *_ending()])
 
 

@@ -85,16 +85,16 @@ def log(store: Store) -> Iterator[Log]:
 
 
 @pytest.fixture
-def clock() -> killick.LeapingClock:
-    return killick.LeapingClock()
+def clock() -> killick.clock.LeapingClock:
+    return killick.clock.LeapingClock()
 
 
 @pytest.fixture
-def make_world() -> Iterator[Callable[[killick.ManualClock], World]]:
+def make_world() -> Iterator[Callable[[killick.clock.ManualClock], World]]:
     """Makes worlds in memory, by a clock of the test's own."""
     made: list[World] = []
 
-    def make(clock: killick.ManualClock) -> World:
+    def make(clock: killick.clock.ManualClock) -> World:
         made.append(World(MemoryStore(clock=clock), clock))
         return made[-1]
 
@@ -104,7 +104,7 @@ def make_world() -> Iterator[Callable[[killick.ManualClock], World]]:
 
 
 @pytest.fixture
-def world(clock: killick.LeapingClock) -> Iterator[World]:
+def world(clock: killick.clock.LeapingClock) -> Iterator[World]:
     """In memory, where days pass in no time."""
     made = World(MemoryStore(clock=clock), clock)
     yield made
@@ -114,7 +114,7 @@ def world(clock: killick.LeapingClock) -> Iterator[World]:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[World]:
     """On a disk, by the machine's own clock."""
-    made = World(SqliteStore(tmp_path / "killick.db"), killick.SystemClock())
+    made = World(SqliteStore(tmp_path / "killick.db"), killick.clock.SystemClock())
     yield made
     made.close()
 

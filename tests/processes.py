@@ -15,7 +15,7 @@ class Processes:
     """Makes clients of one store, and closes them all in the end. Time leaps, so that days pass in no time."""
 
     def __init__(self) -> None:
-        self.clock = killick.LeapingClock()
+        self.clock = killick.clock.LeapingClock()
         self.store = MemoryStore(clock=self.clock)
         self._made: list[killick.Client] = []
 

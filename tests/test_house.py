@@ -29,7 +29,7 @@ LAYERS: Final = {
     "contracts": 2,
     "store": 3,
     "log": 4, "window": 4, "workspace": 4,
-    "definitions": 5,
+    "definitions": 5, "triggers": 5,
     "engine": 6,
     "history": 7, "llm": 7,
     "agents": 8, "audit": 8,
@@ -170,7 +170,7 @@ def crooked_door(house: House) -> list[str]:
                 pass
             case ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List() as value):
                 offered, at = [ast.literal_eval(item) for item in value.elts], node.lineno
-            case ast.Assign(targets=[ast.Name(id="__version__")], value=ast.Constant()):
+            case ast.Assign(targets=[ast.Name(id="__version__" | "TYPE_CHECKING")], value=ast.Constant()):
                 pass
             case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.Assign(targets=[ast.Name(id="_MODULES")]):
                 pass
@@ -395,12 +395,16 @@ def test_the_door_finds_each_name_where_type_checkers_do(house: House) -> None:
     door = house.find("killick")
     assert door is not None
     seen = {item.name: item.target for item in imports(door, typing=True) if item.target.startswith("killick.")}
-    table = importlib.import_module("killick")._MODULES
-    assert seen == {name: f"killick.{module}.{name}" for name, module in table.items()}
-    assert sorted(table) == sorted(importlib.import_module("killick").__all__)
+    killick = importlib.import_module("killick")
+    submodules = {name: f"killick.{name}" for name in set(killick.__all__) - set(killick._MODULES)}
+    assert seen == {name: f"killick.{module}.{name}" for name, module in killick._MODULES.items()} | submodules
 
 
-@pytest.mark.parametrize(("code", "at_most"), [("import killick", 80), ("import killick.cli.main", 140)])
+def test_the_door_is_small() -> None:
+    assert len(dir(importlib.import_module("killick"))) < 60
+
+
+@pytest.mark.parametrize(("code", "at_most"), [("import killick", 60), ("import killick.cli.main", 140)])
 def test_the_door_and_the_command_line_import_little(code: str, at_most: int) -> None:
     """Counts modules instead of time: a busy machine changes nothing about it."""
     program = f"{code}; import sys; print(*sys.modules)"

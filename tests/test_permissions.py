@@ -62,7 +62,7 @@ def test_every_file_of_a_store_and_every_output_is_the_owners_alone(capsys: Capt
         assert Path("killick.db-shm").exists()
         assert [path.name for path in here.iterdir() if path.is_dir() and path not in before] == ["killick.db-bells"]
         for words in (
-            ("export", "r", "-o", "r.killick"),
+            ("store", "export", "r", "-o", "r.killick"),
             ("store", "seal", "--new-key", "key.pem", "--out", "seal.txt"),
             ("store", "prove", "r", "1", "--out", "r.proof"),
             ("show", "r", "--graph", "--svg", "r.svg"),
@@ -107,7 +107,7 @@ def test_output_into_a_file_that_is_there_keeps_its_mode(capsys: Capture, here: 
     with killick.open("killick.db") as kd:
         kd.run(keeps, "secret", id="r")
     Path("shared.killick").touch(0o640)
-    assert call(capsys, "export", "r", "-o", "shared.killick")[0] == 0
+    assert call(capsys, "store", "export", "r", "-o", "shared.killick")[0] == 0
     assert stat.S_IMODE(Path("shared.killick").stat().st_mode) == 0o640
 
 

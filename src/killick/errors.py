@@ -35,7 +35,7 @@ class ValueBroken(KillickError):
     """A value is missing, or its bytes do not match its hash."""
 
     def __init__(self, digest: bytes, reason: str) -> None:
-        super().__init__(f"value {digest.hex()[:12]}: {reason}; run `killick verify` to locate the damage")
+        super().__init__(f"value {digest.hex()[:12]}: {reason}; run `killick store verify` to locate the damage")
         self.digest, self.reason = digest, reason
 
 
@@ -87,7 +87,7 @@ class StoreBroken(StoreError):
     """The store's own structure is damaged."""
 
     def __init__(self, place: str, reason: str) -> None:
-        super().__init__(f"{place}: {reason}; copy the file away, then run `killick verify`")
+        super().__init__(f"{place}: {reason}; copy the file away, then run `killick store verify`")
         self.place, self.reason = place, reason
 
 
@@ -139,7 +139,7 @@ class RunBroken(LogError):
     """The run's log is damaged. The run is quarantined; other runs are unaffected."""
 
     def __init__(self, run: str, *, seq: int, reason: str) -> None:
-        super().__init__(f"{run}: broken at event {seq} ({reason}); see `killick verify`, `killick store repair {run}`")
+        super().__init__(f"{run}: broken at event {seq} ({reason}); run `killick store repair {run}`")
         self.run, self.seq, self.reason = run, seq, reason
 
 
@@ -203,7 +203,7 @@ class EventBroken(LogError):
     """The bytes of an event cannot be decoded."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"an event cannot be decoded ({reason}); run `killick verify` to locate it")
+        super().__init__(f"an event cannot be decoded ({reason}); run `killick store verify` to locate it")
         self.reason = reason
 
 
@@ -351,7 +351,8 @@ class OutsideBranch(KillickError):
     """A Run was used from a task or thread that Killick did not start, which no replay could follow."""
 
     def __init__(self, run: str, what: str) -> None:
-        super().__init__(f"{run}: {what}; use run.gather(…) for concurrent work")
+        instead = "run.gather(…) for concurrent work, asyncio.timeout(…) in place of asyncio.wait_for"
+        super().__init__(f"{run}: {what}; use {instead}")
         self.run = run
 
 
@@ -492,14 +493,9 @@ class WebhookFailed(KillickError):
     """A webhook's receiver did not accept a delivery; it is retried. `body` is the start of its reply."""
 
     def __init__(
-        self,
-        to: str,
-        reason: str,
-        *,
-        status_code: int | None = None,
-        body: bytes = b"",
+        self, to: str, reason: str, *, status_code: int | None = None, body: bytes = b"",
         retry_after: float | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(f"{to}: {reason}")
         self.to, self.reason, self.status_code, self.body, self.retry_after = to, reason, status_code, body, retry_after
 
@@ -542,7 +538,8 @@ class RunWaiting(RunError):
     """Only a person or an outside event can wake the run. `waits` lists the open waits."""
 
     def __init__(self, run: str, waits: Sequence[Any], *, why: str | None = None) -> None:
-        super().__init__(f"{run}: waits for {why or '; '.join(map(str, waits)) or 'an outside event'}")
+        told = why or "; ".join(wait.with_move for wait in waits) or "an outside event"
+        super().__init__(f"{run}: waits for {told}")
         self.run, self.waits = run, tuple(waits)
 
 
@@ -565,12 +562,13 @@ class RunDiverged(RunWaiting):
 
 
 class RunFailed(RunError):
-    """The agent ended with an error. `failure` is the recorded one."""
+    """The agent ended with an error. `failure` is the recorded one; the cause prints its frames."""
 
     def __init__(self, run: str, failure: Any, *, step: str | None = None, not_undone: Sequence[str] = ()) -> None:
-        place = f" at step {step}" if step else ""
         rest = f"; not undone: {', '.join(not_undone)}" if not_undone else ""
-        super().__init__(f"{run}: failed{place}: {failure}{rest}; resume it to try again from there")
+        named = step and failure.message.startswith(f"step {step} (")
+        told = f" at {failure.message}" if named else f" at step {step}: {failure}" if step else f": {failure}"
+        super().__init__(f"{run}: failed{told}{rest}; resume it to try again from there")
         self.run, self.not_undone, self.failure, self.step = run, tuple(not_undone), failure, step
 
 

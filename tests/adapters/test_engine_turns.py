@@ -70,7 +70,7 @@ def taken(kd: killick.Client, run: str, **options: float) -> TurnOutcome:
     async def turn() -> TurnOutcome:
         return await Turn(kd, run, **options).take()
 
-    return kd.blocking(turn())
+    return kd.runtime.blocking(turn())
 
 
 def test_a_wait_that_lasts_is_given_back_with_its_seconds_and_a_short_one_is_sat_out(kd: killick.Client) -> None:

@@ -45,8 +45,8 @@ class Told:
 @asynccontextmanager
 async def listening(store: Path, **options: Any) -> AsyncIterator[tuple[killick.Client, Told]]:
     told = Told()
-    async with killick.open(store) as kd, Waking(kd, told.stir, **options):
-        yield kd, told
+    async with killick.open_async(store) as kd, Waking(kd, told.stir, **options):
+        yield kd.as_sync(), told
 
 
 async def until(seen: Callable[[], Any]) -> None:

@@ -490,7 +490,7 @@ def test_a_fork_may_ask_another_model(world: World, provider: Provider, clients:
 @pytest.mark.parametrize("way", [chat, chat_stream, message, message_stream], ids=lambda way: way.__name__)
 def test_within_a_host_a_call_is_the_host_s(tmp_path: Path, provider: Provider, clients: Clients, way: Any) -> None:
     async def work() -> list[str]:
-        async with killick.open(tmp_path / "k.db") as kd, kd.host("t", agent="frame"):
+        async with killick.open_async(tmp_path / "k.db") as kd, kd.host("t", agent="frame"):
             return [await asyncio.create_task(way(clients)), await way(clients)]
 
     provider.replies(Says("first"), Says("second"))

@@ -20,6 +20,7 @@ import killick
 from killick.archive import bundle, prune
 from killick.archive.export import export
 from killick.errors import ArchiveRefused, ExportBroken, RunError, RunUnknown
+from killick.log import Entry, Log, verify
 from killick.model import events as e
 from killick.store import MemoryStore
 from killick.store.records import RunIndex
@@ -64,12 +65,12 @@ async def archive_renewing(run: killick.Run, n: int) -> str:
 
 
 @pytest.fixture
-def clock() -> killick.LeapingClock:
-    return killick.LeapingClock()
+def clock() -> killick.clock.LeapingClock:
+    return killick.clock.LeapingClock()
 
 
 @pytest.fixture
-def kd(clock: killick.LeapingClock) -> Iterator[killick.Client]:
+def kd(clock: killick.clock.LeapingClock) -> Iterator[killick.Client]:
     with killick.Client(MemoryStore(clock=clock), clock=clock) as client:
         yield client
 
@@ -92,12 +93,10 @@ def there(kd: killick.Client) -> set[str]:
 
 def filed(path: Path) -> dict[str, bytes]:
     """Every run of an archive, as it would be exported from a store that it is loaded into."""
-    return {
-        found.header.run: export(killick.Log(found.store(MemoryStore)), found.header.run) for found in bundle.read(path)
-    }
+    return {found.header.run: export(Log(found.store(MemoryStore)), found.header.run) for found in bundle.read(path)}
 
 
-def old(kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path, **options: Any) -> prune.Pruned:
+def old(kd: killick.Client, clock: killick.clock.LeapingClock, tmp_path: Path, **options: Any) -> prune.Pruned:
     """Everything becomes old, and what may go goes."""
     clock.advance(100 * DAY)
     return kd.prune(older="90d", to=tmp_path / "old.gz", **options)
@@ -107,7 +106,7 @@ def old(kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path, **optio
 
 
 def test_a_run_that_went_into_the_file_is_whole_in_it(
-    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.clock.LeapingClock, tmp_path: Path
 ) -> None:
     for n in range(3):
         ran(kd, archive_leaf, n, f"r{n}")
@@ -117,15 +116,15 @@ def test_a_run_that_went_into_the_file_is_whole_in_it(
     assert there(kd) == set()
     assert done.size_bytes == (tmp_path / "old.gz").stat().st_size
     for run, told in before.items():
-        log = killick.Log(bundle.load(tmp_path / "old.gz", run).store)
-        assert killick.verify(log).holds
+        log = Log(bundle.load(tmp_path / "old.gz", run).store)
+        assert verify(log).holds
         assert (export(log, run), log.state(run).to_json()) == told
     with pytest.raises(RunUnknown):
         bundle.load(tmp_path / "old.gz", "r9")
 
 
 def test_the_file_says_what_it_is_and_ends_with_a_count(
-    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.clock.LeapingClock, tmp_path: Path
 ) -> None:
     ran(kd, archive_leaf, 1, "r")
     done = old(kd, clock, tmp_path)
@@ -140,7 +139,7 @@ def test_the_file_says_what_it_is_and_ends_with_a_count(
 
 @pytest.mark.slow
 def test_wherever_a_file_is_cut_or_changed_that_is_found(
-    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.clock.LeapingClock, tmp_path: Path
 ) -> None:
     for n in range(3):
         ran(kd, archive_leaf, n, f"r{n}")
@@ -176,7 +175,7 @@ def test_a_foreign_file_is_told_to_be_one(tmp_path: Path, data: bytes) -> None:
 
 
 def test_a_file_that_is_there_is_never_overwritten(
-    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.clock.LeapingClock, tmp_path: Path
 ) -> None:
     ran(kd, archive_leaf, 1, "r")
     (tmp_path / "old.gz").write_text("mine")
@@ -193,7 +192,7 @@ def test_a_file_that_is_there_is_never_overwritten(
 
 
 def test_a_file_that_the_device_did_not_keep_leaves_nothing_behind_and_everything_in_the_store(
-    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kd: killick.Client, clock: killick.clock.LeapingClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran(kd, archive_leaf, 1, "r")
 
@@ -211,7 +210,7 @@ def test_a_file_that_the_device_did_not_keep_leaves_nothing_behind_and_everythin
 
 
 def test_only_old_and_ended_runs_of_the_wanted_sort_go(
-    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.clock.LeapingClock, tmp_path: Path
 ) -> None:
     ran(kd, archive_leaf, 1, "done")
     ran(kd, archive_leaf, 4, "failed")
@@ -231,7 +230,7 @@ def test_only_old_and_ended_runs_of_the_wanted_sort_go(
 
 
 def test_an_id_that_was_pruned_is_never_used_again(
-    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.clock.LeapingClock, tmp_path: Path
 ) -> None:
     ran(kd, archive_leaf, 1, "r")
     old(kd, clock, tmp_path)
@@ -240,7 +239,7 @@ def test_an_id_that_was_pruned_is_never_used_again(
 
 
 def test_what_a_fork_stands_on_stays_with_it_and_goes_with_it(
-    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.clock.LeapingClock, tmp_path: Path
 ) -> None:
     ran(kd, archive_leaf, 1, "r")
     forked(kd, "r", "live")
@@ -254,7 +253,7 @@ def test_what_a_fork_stands_on_stays_with_it_and_goes_with_it(
 
 
 def test_a_child_stays_while_its_parent_may_still_ask_for_it(
-    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.clock.LeapingClock, tmp_path: Path
 ) -> None:
     ran(kd, archive_parent, 1, "waits")
     ran(kd, archive_parent, 2, "fails")
@@ -271,7 +270,7 @@ def test_a_child_stays_while_its_parent_may_still_ask_for_it(
 
 
 def test_a_parent_stays_while_its_child_has_not_ended(
-    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.clock.LeapingClock, tmp_path: Path
 ) -> None:
     @killick.agent(name="archive_leaving")
     async def leaving(run: killick.Run, n: int) -> str:
@@ -283,7 +282,7 @@ def test_a_parent_stays_while_its_child_has_not_ended(
 
 
 def test_the_old_logs_of_a_run_that_goes_on_are_archived_and_it_is_still_found_by_its_first_id(
-    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.clock.LeapingClock, tmp_path: Path
 ) -> None:
     ran(kd, archive_renewing, 2, "r")
     assert there(kd) == {"r", "r+2", "r+3"}
@@ -296,7 +295,7 @@ def test_the_old_logs_of_a_run_that_goes_on_are_archived_and_it_is_still_found_b
 
 
 def test_what_does_not_hold_or_says_what_was_erased_stays_and_is_named(
-    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.clock.LeapingClock, tmp_path: Path
 ) -> None:
     for n, run in enumerate(("apart", "erased", "broken", "fine")):
         ran(kd, archive_leaf, n, run)
@@ -315,29 +314,31 @@ def test_what_does_not_hold_or_says_what_was_erased_stays_and_is_named(
     assert bundle.verify(tmp_path / "old.gz").runs == 1
 
 
-def test_a_run_whose_index_lies_stays(kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path) -> None:
+def test_a_run_whose_index_lies_stays(kd: killick.Client, clock: killick.clock.LeapingClock, tmp_path: Path) -> None:
     ran(kd, archive_leaf, 6, "r")
     row = kd.store.index("r")
     assert row is not None
     index = RunIndex(agent=row.agent, status="completed", changed_at_us=row.changed_at_us)
     assert kd.store.reindex("r", index, at=kd.log.head("r").seq)
     done = old(kd, clock, tmp_path)
-    assert done.kept == {"r": "its log has no end of the run; run killick verify to correct the index"}
+    assert done.kept == {"r": "its log does not end; `killick store verify` corrects the index"}
     assert list(tmp_path.iterdir()) == []
     assert there(kd) == {"r"}
 
 
-def test_killicks_own_logs_are_never_pruned(kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path) -> None:
+def test_killicks_own_logs_are_never_pruned(
+    kd: killick.Client, clock: killick.clock.LeapingClock, tmp_path: Path
+) -> None:
     started = e.RunStarted(at=kd.clock.now_us(), run="trigger:x", agent="killick.trigger:x")
     log = kd.log.create(started, {"input": None}, holder="test", seconds=30)
-    log.append(killick.Entry(e.RunCompleted(at=kd.clock.now_us()), {"result": None}))
+    log.append(Entry(e.RunCompleted(at=kd.clock.now_us()), {"result": None}))
     assert old(kd, clock, tmp_path).runs == ()
     assert kd.prune(older=0, to=tmp_path / "b.gz", agent="killick.trigger:x").runs == ()
     assert there(kd) == {"trigger:x"}
 
 
 def test_a_run_that_somebody_went_on_with_meanwhile_stays(
-    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.clock.LeapingClock, tmp_path: Path
 ) -> None:
     for run in ("a", "b", "c"):
         ran(kd, archive_leaf, 4, run)
@@ -359,7 +360,7 @@ def test_a_run_that_somebody_went_on_with_meanwhile_stays(
 # what must hold whatever the runs are -------------------------------------------------------------
 
 
-def world(kd: killick.Client, clock: killick.LeapingClock, chance: random.Random) -> None:
+def world(kd: killick.Client, clock: killick.clock.LeapingClock, chance: random.Random) -> None:
     """Runs, children and forks that share values, of all ages and statuses, some with values erased."""
     for n in range(chance.randint(4, 14)):
         known = sorted(there(kd))
@@ -387,7 +388,7 @@ def world(kd: killick.Client, clock: killick.LeapingClock, chance: random.Random
 @pytest.mark.gate(8)
 @pytest.mark.parametrize("seed", range(40))
 def test_nothing_is_lost_and_what_stays_holds_as_before(
-    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path, seed: int
+    kd: killick.Client, clock: killick.clock.LeapingClock, tmp_path: Path, seed: int
 ) -> None:
     chance = random.Random(seed)
     world(kd, clock, chance)

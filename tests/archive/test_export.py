@@ -48,7 +48,7 @@ async def export_agent(run: killick.Run, n: int) -> str:
 @pytest.fixture
 def kd(store: Store) -> Iterator[killick.Client]:
     """A run with large values, a claim, an answer, a message that it took and one that it did not."""
-    with killick.Client(store, clock=killick.LeapingClock()) as client:
+    with killick.Client(store, clock=killick.clock.LeapingClock()) as client:
         with pytest.raises(killick.RunWaiting):
             client.run(export_agent, 1, id="r")
         client.answer("r", "approve", by="ann")
@@ -78,7 +78,7 @@ def test_the_same_run_gives_the_same_bytes_from_any_store(kd: killick.Client) ->
 def test_the_awaitable_form_gives_the_same(kd: killick.Client) -> None:
     import asyncio
 
-    assert asyncio.run(kd.export.soon("r")) == kd.export("r")
+    assert asyncio.run(kd.as_async().export("r")) == kd.export("r")
 
 
 def test_messages_and_claims_are_as_they_were(kd: killick.Client) -> None:
@@ -282,7 +282,7 @@ def test_a_run_that_does_not_hold_is_not_handed_on(tmp_path: Path) -> None:
         with pytest.raises(RunBroken, match="body and hash do not fit the chain"):
             kd.export("r")
         assert not kd.verify("r").holds
-        with pytest.raises(RunBroken, match="see `killick verify`"):
+        with pytest.raises(RunBroken, match="run `killick store repair"):
             kd.export("r")
 
 

@@ -35,7 +35,7 @@ KEY = b"k" * 32
 
 @pytest.fixture
 def kd(store: Store) -> Iterator[killick.Client]:
-    with killick.Client(store, clock=killick.LeapingClock()) as client:
+    with killick.Client(store, clock=killick.clock.LeapingClock()) as client:
         yield client
 
 
@@ -316,7 +316,7 @@ def test_what_was_erased_stays_erased(kd: killick.Client) -> None:
 
 def test_a_run_that_was_repaired_is_redacted_with_its_repair(tmp_path: Path) -> None:
     path = tmp_path / "killick.db"
-    with killick.open(str(path), clock=killick.LeapingClock()) as kd:
+    with killick.open(str(path), clock=killick.clock.LeapingClock()) as kd:
         reviewed(kd)
     db = sqlite3.connect(path)
     with db:

@@ -52,7 +52,7 @@ def go_on(kd: killick.Client, run: str, *, patience_seconds: float = 5.0) -> Tol
     try:
         while (wake_at := kd.advance(run).wake_at_us) is not None and wake_at / 1_000_000 < until:
             time.sleep(max(0.0, wake_at / 1_000_000 - time.time()))
-    except killick.RunBusy:
+    except killick.errors.RunBusy:
         return Told("busy")
     return look(kd, run)
 

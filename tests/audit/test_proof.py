@@ -13,9 +13,9 @@ import pytest
 
 import killick
 from killick.audit.checkpoint import new_key
-from killick.audit.proof import Growth, Piece, Proof
+from killick.audit.proof import Growth, Piece, Proof, verify_proof
 from killick.errors import KillickError, ProofBroken, RunUnknown, SealRefused
-from killick.log import Log
+from killick.log import Entry, Log
 from killick.model import events as e
 
 KEY, PUB = new_key()
@@ -23,8 +23,8 @@ OTHER_KEY, OTHER_PUB = new_key()
 LONG = "a long text that is stored apart " * 100
 
 
-def note(text: Any) -> killick.Entry:
-    return killick.Entry(e.NoteMade(at=2), {"note": text})
+def note(text: Any) -> Entry:
+    return Entry(e.NoteMade(at=2), {"note": text})
 
 
 def started(log: Log, run: str, notes: int) -> None:
@@ -51,7 +51,7 @@ def test_every_event_of_every_run_is_proved_with_the_public_key_alone(kd: killic
     place = kd.store.id
     kd.close()
     for (run, seq), proof in proofs.items():
-        proved = killick.verify_proof(proof, PUB, done.file)
+        proved = verify_proof(proof, PUB, done.file)
         assert (proved.store, proved.run, proved.seq, proved.size) == (place, run, seq, done.size)
         assert msgspec.json.encode(proved.event) == rows[run][seq - 1].row.body
         assert proved.values is None
@@ -62,10 +62,10 @@ def test_with_values_it_shows_them_and_without_only_their_hash(kd: killick.Clien
     kd.log.open("a").append(note({"text": LONG, "more": [LONG + "!", 7]}))
     kd.seal(KEY)
     proof = kd.prove("a", 7, values=True)
-    assert killick.verify_proof(proof.file, PUB).values == {"note": {"text": LONG, "more": [LONG + "!", 7]}}
+    assert verify_proof(proof.file, PUB).values == {"note": {"text": LONG, "more": [LONG + "!", 7]}}
     assert len(proof.pieces) > 1
     assert b"stored apart" not in kd.prove("a", 7).file
-    assert killick.verify_proof(kd.prove("a", 2, values=True).file, PUB).values == {"note": "a says 0"}
+    assert verify_proof(kd.prove("a", 2, values=True).file, PUB).values == {"note": "a says 0"}
 
 
 def test_values_that_were_erased_cannot_be_shown_and_the_event_still_can(kd: killick.Client) -> None:
@@ -76,7 +76,7 @@ def test_values_that_were_erased_cannot_be_shown_and_the_event_still_can(kd: kil
     for seq in (3, 7):
         with pytest.raises(SealRefused, match=f"values of event {seq} were erased; prove it without them"):
             kd.prove("a", seq, values=True)
-        assert killick.verify_proof(kd.prove("a", seq).file, PUB).seq == seq
+        assert verify_proof(kd.prove("a", seq).file, PUB).seq == seq
 
 
 def test_what_is_not_sealed_or_not_there_is_refused_with_the_next_move(kd: killick.Client) -> None:
@@ -101,7 +101,7 @@ def test_any_flipped_byte_fails() -> None:
         kd.log.open("a").append(note({"text": LONG[:700]}))
         kd.seal(KEY)
         proof = kd.prove("a", 7, values=True, since=first).file
-    assert killick.verify_proof(proof, PUB, first).run == "a"
+    assert verify_proof(proof, PUB, first).run == "a"
     chance = random.Random(35)
     flips = [(at, 1 << chance.randrange(8)) for at in range(len(proof))]
     flips += [(at, flip) for at in range(0, len(proof), 7) for flip in (1, 2, 4, 32)]
@@ -109,7 +109,7 @@ def test_any_flipped_byte_fails() -> None:
         changed = bytearray(proof)
         changed[at] ^= flip
         with pytest.raises(ProofBroken):
-            killick.verify_proof(bytes(changed), PUB)
+            verify_proof(bytes(changed), PUB)
 
 
 def test_bytes_more_or_less_fail_and_so_does_another_order(kd: killick.Client) -> None:
@@ -118,12 +118,12 @@ def test_bytes_more_or_less_fail_and_so_does_another_order(kd: killick.Client) -
     fields = msgspec.json.decode(proof, type=dict[str, Any])
     for changed in (proof + b"\n", proof[:-1], b" " + proof, msgspec.json.encode(fields), b"{}", b"", b"[1]", b"\xff"):
         with pytest.raises(ProofBroken):
-            killick.verify_proof(changed, PUB)
+            verify_proof(changed, PUB)
     turned = msgspec.json.format(msgspec.json.encode(dict(reversed(fields.items()))), indent=2) + b"\n"
     with pytest.raises(ProofBroken, match="is not in the form of a proof"):
-        killick.verify_proof(turned, PUB)
+        verify_proof(turned, PUB)
     with pytest.raises(ProofBroken, match="version 2, this build of Killick reads 1"):
-        killick.verify_proof(proof.replace(b'"version": 1', b'"version": 2'), PUB)
+        verify_proof(proof.replace(b'"version": 1', b'"version": 2'), PUB)
 
 
 def test_parts_of_two_proofs_make_no_third(kd: killick.Client) -> None:
@@ -133,24 +133,24 @@ def test_parts_of_two_proofs_make_no_third(kd: killick.Client) -> None:
     for name in ("seq", "body", "path", "entry", "index", "entry_path"):
         mixed = msgspec.structs.replace(one, **{name: getattr(two, name)})
         with pytest.raises(ProofBroken):
-            killick.verify_proof(mixed.file, PUB)
+            verify_proof(mixed.file, PUB)
     extra = msgspec.structs.replace(one, pieces=(Piece("text", b"nothing refers to this"),))
     with pytest.raises(ProofBroken, match="it has values that the event does not refer to"):
-        killick.verify_proof(extra.file, PUB)
+        verify_proof(extra.file, PUB)
     whole = kd.prove("a", 7, values=True)
     with pytest.raises(ProofBroken, match="some of the values are missing or were changed"):
-        killick.verify_proof(msgspec.structs.replace(whole, pieces=whole.pieces[1:]).file, PUB)
+        verify_proof(msgspec.structs.replace(whole, pieces=whole.pieces[1:]).file, PUB)
 
 
 def test_another_key_proves_nothing(kd: killick.Client) -> None:
     kd.seal(KEY)
     proof = kd.prove("a", 1).file
     with pytest.raises(ProofBroken, match="is not signed with this key"):
-        killick.verify_proof(proof, OTHER_PUB)
+        verify_proof(proof, OTHER_PUB)
     with pytest.raises(ProofBroken, match="is a private key"):
-        killick.verify_proof(proof, KEY)
+        verify_proof(proof, KEY)
     with pytest.raises(ProofBroken, match="is not a public key in PEM"):
-        killick.verify_proof(proof, "nonsense")
+        verify_proof(proof, "nonsense")
 
 
 # checkpoints that somebody kept -------------------------------------------------------------------
@@ -167,10 +167,10 @@ def test_a_proof_fits_the_checkpoint_it_was_made_under_the_next_and_an_older_one
         given = None if since is None else files[since]
         proof = kd.prove("a", 3, since=given).file
         if kept in (4, since):
-            assert killick.verify_proof(proof, PUB, files[kept]).since is not None
+            assert verify_proof(proof, PUB, files[kept]).since is not None
         else:
             with pytest.raises(ProofBroken, match=r"grew out of the one of .*; killick store prove --since CHECKPOINT"):
-                killick.verify_proof(proof, PUB, files[kept])
+                verify_proof(proof, PUB, files[kept])
 
 
 def test_a_newer_checkpoint_shows_that_it_came_right_after_or_the_proof_has_to_be_made_anew(kd: killick.Client) -> None:
@@ -180,10 +180,10 @@ def test_a_newer_checkpoint_shows_that_it_came_right_after_or_the_proof_has_to_b
     tuesday = kd.seal(KEY).file
     kd.log.open("a").append(note("wednesday"))
     wednesday = kd.seal(KEY).file
-    assert killick.verify_proof(proof, PUB, tuesday).run == "a"
+    assert verify_proof(proof, PUB, tuesday).run == "a"
     for kept in (wednesday, tuesday.partition("\n{")[0] + "\n"):
         with pytest.raises(ProofBroken, match="make a new proof, under the newer one"):
-            killick.verify_proof(proof, PUB, kept)
+            verify_proof(proof, PUB, kept)
 
 
 def test_a_checkpoint_of_other_seals_or_another_store_does_not_fit(kd: killick.Client, tmp_path: Path) -> None:
@@ -195,10 +195,10 @@ def test_a_checkpoint_of_other_seals_or_another_store_does_not_fit(kd: killick.C
         with pytest.raises(SealRefused, match="these seals do not extend it"):
             other.prove("a", 1, since=kd.seal(KEY).file)
     with pytest.raises(ProofBroken, match=r"is of store store_.*, the checkpoint of store_"):
-        killick.verify_proof(proof.file, PUB, elsewhere)
+        verify_proof(proof.file, PUB, elsewhere)
     forged = msgspec.structs.replace(proof, since=Growth(1, proof.path[0], ()))
     with pytest.raises(ProofBroken, match="does not prove that its seals extend the older checkpoint"):
-        killick.verify_proof(forged.file, PUB)
+        verify_proof(forged.file, PUB)
 
 
 def test_a_run_that_is_not_what_was_sealed_gives_no_proof() -> None:
@@ -208,7 +208,7 @@ def test_a_run_that_is_not_what_was_sealed_gives_no_proof() -> None:
         kept: Any = kd.store
         rows, number = kept._runs["a"].rows, 2
         rows[number] = msgspec.structs.replace(rows[number], body=rows[number].body.replace(b'"at":2', b'"at":1'))
-        with pytest.raises(KillickError, match="do not fit the chain; killick verify a says more"):
+        with pytest.raises(KillickError, match="do not fit the chain; killick store verify a says more"):
             kd.prove("a", 3)
 
 
@@ -220,7 +220,7 @@ def test_a_proof_grows_with_log_n(events: int, bytes_max: int) -> None:
         proof = kd.prove("long", events // 2)
         assert len(proof.file) < bytes_max
         assert len(proof.path) <= (events - 1).bit_length()
-        assert killick.verify_proof(proof.file, PUB).run == "long"
+        assert verify_proof(proof.file, PUB).run == "long"
 
 
 def test_a_proof_is_the_file_that_is_documented() -> None:

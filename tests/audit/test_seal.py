@@ -23,9 +23,10 @@ import servers
 from faulty_store import faulty
 from killick.archive.prune import choose, prune
 from killick.audit.checkpoint import SealedRun, checkpoint, new_key
+from killick.audit.proof import verify_proof
 from killick.audit.seal import AGENT, SEALS, seal
 from killick.errors import KillickError, ProofBroken, SealRefused, StoreUnavailable
-from killick.log import Log, repair
+from killick.log import Entry, Log, repair
 from killick.log import verify as verify_logs
 from killick.model import events as e
 from killick.model import hashing as chain
@@ -41,8 +42,8 @@ OTHER_KEY, OTHER_PUB = new_key()
 DAY_US = 86_400_000_000
 
 
-def note(text: str, at: int = 2) -> killick.Entry:
-    return killick.Entry(e.NoteMade(at=at), {"note": text})
+def note(text: str, at: int = 2) -> Entry:
+    return Entry(e.NoteMade(at=at), {"note": text})
 
 
 def started(log: Log, run: str, notes: int = 5) -> None:
@@ -55,7 +56,7 @@ def more(log: Log, run: str, count: int = 1) -> None:
 
 
 def ended(log: Log, run: str) -> None:
-    log.open(run).append(killick.Entry(e.RunCompleted(at=3), {"result": None}))
+    log.open(run).append(Entry(e.RunCompleted(at=3), {"result": None}))
 
 
 def names(problems: list[Any]) -> set[str | None]:
@@ -575,9 +576,9 @@ def test_what_a_repair_set_aside_is_told_as_repaired_and_not_as_changed(path: Pa
         done = kd.seal(KEY)
         assert "a" in done.runs
         assert kd.verify(checkpoint=done.file, key=PUB).holds
-        assert killick.verify_proof(kd.prove("a", 11).file, PUB, done.file).run == "a"
+        assert verify_proof(kd.prove("a", 11).file, PUB, done.file).run == "a"
         if seq > 2:
-            assert killick.verify_proof(kd.prove("a", 2).file, PUB).seq == 2
+            assert verify_proof(kd.prove("a", 2).file, PUB).seq == 2
         with pytest.raises(SealRefused, match=f"event {seq} was removed from the log by a repair"):
             kd.prove("a", seq)
 
@@ -721,10 +722,7 @@ def test_nothing_that_honest_people_do_is_called_a_fault(seed: int, tmp_path: Pa
             assert report.problems == []
         for head in [head for _, head in kd.store.heads()] if kept else []:
             with contextlib.suppress(SealRefused):
-                assert (
-                    killick.verify_proof(kd.prove(head.run, chance.randrange(1, head.seq + 1)).file, PUB).run
-                    == head.run
-                )
+                assert verify_proof(kd.prove(head.run, chance.randrange(1, head.seq + 1)).file, PUB).run == head.run
 
 
 def _break(kd: killick.Client, run: str, chance: random.Random) -> None:

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from browser.office import Claim, review
 from killick.client.client import Client
-from killick.definitions.triggers import LOG, OWN, TAG
 from killick.log import Entry
 from killick.model import events as e
 from killick.model import system_events
+from killick.triggers import LOG, OWN, TAG
 
 FIRED: Final = "killick_payload_fired"
 

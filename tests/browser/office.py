@@ -211,16 +211,16 @@ def low_stock() -> str | None:
     return None
 
 
-def day_of(firing: killick.Firing) -> str:
+def day_of(firing: killick.triggers.Firing) -> str:
     return firing.due.date().isoformat()
 
 
 def triggers() -> None:
     """Declared when the office opens, so that no other test has them."""
-    killick.cron("0 9 * * mon-fri", report, tz="Europe/Berlin", input=day_of)
-    killick.every("6h", report, input="noon", name="noon", overlap="queue")
-    killick.when(low_stock, report, every="30s", name="low-stock")
-    killick.on_event("claim.filed", report, input="today", name="filed")
+    killick.triggers.cron("0 9 * * mon-fri", report, tz="Europe/Berlin", input=day_of)
+    killick.triggers.every("6h", report, input="noon", name="noon", overlap="queue")
+    killick.triggers.when(low_stock, report, every="30s", name="low-stock")
+    killick.triggers.on_event("claim.filed", report, input="today", name="filed")
 
 
 # the record ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, ViewportSize
 from browser import office
 from browser.browsing import Watch, bridge
 from browser.places import places
-from killick.definitions.triggers import TRIGGERS
+from killick.triggers import TRIGGERS
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from browser.browsing import Watch, bridge, serving
 from killick.cli import demo
 from killick.client.client import Client
 from killick.definitions.agents import AGENTS
-from killick.definitions.triggers import TRIGGERS
+from killick.triggers import TRIGGERS
 from killick.web.app import asgi
 from killick.web.auth.access import OwnerAccess, TokenAccess
 from killick.workers.tokens import issue, revoke

@@ -19,7 +19,7 @@ from playwright.sync_api import Page, ViewportSize, expect
 from browser import office
 from browser.browsing import SHOTS, Watch, Watched, bridge
 from killick.client.client import Client
-from killick.definitions.triggers import TRIGGERS
+from killick.triggers import TRIGGERS
 from sessions import coder
 
 pytestmark = pytest.mark.slow

@@ -206,7 +206,7 @@ def test_children_are_rehearsed_with_their_parent() -> None:
 
 
 def test_an_agent_like_a_run_on_record_meets_what_the_run_met() -> None:
-    with killick.open("memory:", clock=killick.LeapingClock()) as kd:
+    with killick.open("memory:", clock=killick.clock.LeapingClock()) as kd:
 
         @killick.tool(effect="reads")
         async def recall(name: str) -> Order:
@@ -325,3 +325,4 @@ def test_a_tool_that_is_tried_once_is_told_what_a_timeout_does_to_it_and_a_death
     report = check(tries_once)
     assert {finding.kind for finding in report.findings} == {"fragile"}
     assert [finding.title for finding in report.findings] == ["one timeout of once fails the run"]
+    assert report.findings[0].why.endswith("It was not tried again: no attempt was left.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import socket
 import sqlite3
@@ -10,8 +11,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import openai
 import pytest
@@ -89,7 +92,7 @@ def test_a_file_is_not_written_not_even_once(tmp_path: Path) -> None:
     found = outside(checked(appends))
     assert file.read_text() == ""
     assert found.where.endswith(f"test_shut_off.py:{line_of(appends, '# appends')}")
-    assert 'with file.open("a")' in found.title
+    assert found.title == f"file.open('a') does open({str(file)!r}, 'a') outside of a step"
 
 
 def test_no_process_is_started_and_its_name_is_not_dev_null(tmp_path: Path) -> None:
@@ -107,10 +110,13 @@ def test_a_plain_openai_client_reaches_nobody_and_is_named_by_its_call(far: FarS
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{far.port}", api_key="x", max_retries=0)
 
     def asks() -> None:
-        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])  # asks
+        client.chat.completions.create(  # asks
+            model="m", messages=[{"role": "user", "content": "a text that takes the call over more than one line"}]
+        )
 
     found = outside(checked(asks))
     assert far.reached == 0
+    assert found.title.startswith("client.chat.completions.create(…) does socket.")
     assert found.where.endswith(f"test_shut_off.py:{line_of(asks, '# asks')}")
     assert "socket." in found.title
 
@@ -135,6 +141,68 @@ def test_a_socket_of_asyncio_connects_to_nobody(far: FarSide) -> None:
     found = outside(checked(connects))
     assert far.reached == 0
     assert found.where.endswith(f"test_shut_off.py:{line_of(connects, '# connects')}")
+
+
+class Counting(BaseHTTPRequestHandler):
+    """Answers every request, and keeps the connection."""
+
+    protocol_version = "HTTP/1.1"
+    requests: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.requests.append(self.path)
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        pass
+
+
+@pytest.mark.parametrize("kind", ["blocking", "async"])
+def test_a_connection_that_was_open_before_carries_nothing(kind: str) -> None:
+    Counting.requests.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Counting) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        connection = HTTPConnection("127.0.0.1", server.server_port)
+        connection.request("GET", "/before")
+        connection.getresponse().read()
+
+        def asks() -> None:
+            connection.request("GET", "/rehearsal")  # asks
+
+        async def asks_soon() -> None:
+            asks()
+
+        found = outside(checked(asks if kind == "blocking" else asks_soon))
+        connection.close()
+        server.shutdown()
+    assert Counting.requests == ["/before"]
+    assert found.where.endswith(f"test_shut_off.py:{line_of(asks, '# asks')}")
+
+
+def test_a_module_that_writes_on_import_is_not_executed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen = tmp_path / "seen"
+    (tmp_path / "shut_writer.py").write_text(
+        "import killick\n"
+        f"with open({str(seen)!r}, 'a') as seen:\n"
+        "    seen.write('x')\n"
+        "@killick.tool(effect='reads', name='shut_module_look')\n"
+        "async def look() -> int:\n"
+        "    return 1\n"
+        "@killick.agent(name='shut_module')\n"
+        "async def agent(run: killick.Run) -> int:\n"
+        "    return await run.call(look)\n"
+    )
+    report = check(importlib.import_module("shut_writer").agent)
+    assert seen.read_text() == "x"
+    assert report.left_alone == "completed"
+    assert "redeploy" not in report.ways
+    [found] = report.findings
+    assert found.title == f"no new release was rehearsed: open({str(seen)!r}, 'a') on import"
+    assert found.weight == "advice"
+    assert found.where.endswith("shut_writer.py:2")
 
 
 def test_a_pool_that_was_there_before_touches_nothing_for_agent_code(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from claims import call, move_in, open_office, plain_environment
-from killick.cli.main import COMPLETING, MODULES, main
+from killick.cli.main import COMMANDS, COMPLETING, GROUPS, main
 
 Capture = pytest.CaptureFixture[str]
 
@@ -45,11 +45,12 @@ def completed(monkeypatch: pytest.MonkeyPatch, capsys: Capture, line: str, shell
 @pytest.mark.parametrize(
     ("line", "values"),
     [
-        ("killick re", ["resume", "retry", "replay", "rewind", "restore"]),
-        ("killick rewind claim_17 --to 9", ["9:before", "9:after"]),
-        ("killick fork claim_17 --at 2:", ["2:before", "2:after"]),
-        ("killick restore claim_17 --at 2:", ["2:before", "2:after"]),
-        ("killick undo claim_16 --step ", ["1"]),
+        ("killick re", ["resume"]),
+        ("killick time re", ["replay", "restore", "rewind"]),
+        ("killick time rewind claim_17 --to 9", ["9:before", "9:after"]),
+        ("killick time fork claim_17 --at 2:", ["2:before", "2:after"]),
+        ("killick time restore claim_17 --at 2:", ["2:before", "2:after"]),
+        ("killick time undo claim_16 --step ", ["1"]),
         ("killick show claim_1", ["claim_16", "claim_19", "claim_18", "claim_17"]),
         ("killick answer claim_17", ["claim_17:9"]),
         ("killick answer claim_17:", ["claim_17:9"]),
@@ -86,7 +87,7 @@ def test_all_commands_are_offered_and_none_is_imported_for_it(office: Path) -> N
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300, check=True
     )
     *items, imported = done.stdout.splitlines()
-    assert sorted(item.removeprefix("plain,") for item in items) == sorted(MODULES)
+    assert sorted(item.removeprefix("plain,") for item in items) == sorted([*COMMANDS, *GROUPS])
     assert imported == "[]"
 
 

@@ -211,13 +211,13 @@ def test_a_cancelled_run_ends_when_it_is_run_next(office: Path, capsys: Capture)
 def test_a_message_with_an_id_counts_once(office: Path, capsys: Capture) -> None:
     main(["start", "app.py:listen", "--id", "l1"])
     for body in ("1", "2"):
-        assert main(["send", "l1", "paid", body, "--id", "m1"]) == 0
+        assert main(["message", "send", "l1", "paid", body, "--id", "m1"]) == 0
     assert call(capsys, "run", "app.py:listen", "--id", "l1").out == "1\n"
 
 
 def test_set_changes_and_takes_out_entries_of_the_context(office: Path) -> None:
-    assert main(["set", "claim_17", "route=manager", "limit=500", 'who={"name": "mia"}']) == 0
-    assert main(["set", "claim_17", "limit=600", "--unset", "route"]) == 0
+    assert main(["edit", "set", "claim_17", "route=manager", "limit=500", 'who={"name": "mia"}']) == 0
+    assert main(["edit", "set", "claim_17", "limit=600", "--unset", "route"]) == 0
     with killick.open("killick.db") as kd:
         assert kd.state("claim_17").context.document == {"limit": 600, "who": {"name": "mia"}}
 
@@ -226,32 +226,32 @@ def test_set_changes_and_takes_out_entries_of_the_context(office: Path) -> None:
 
 
 def test_set_with_a_version_that_is_not_there_any_more_shows_what_changed(office: Path, capsys: Capture) -> None:
-    found = call(capsys, "set", "claim_17", "limit=500", "--because", "as agreed", "--by", "mia", "--json")
+    found = call(capsys, "edit", "set", "claim_17", "limit=500", "--because", "as agreed", "--by", "mia", "--json")
     told = json.loads(found.out)
     assert (told["names"], told["version"], told["done"]) == (["limit"], 1, "changed")
-    found = call(capsys, "set", "claim_17", "limit=600", "--saw", "0")
+    found = call(capsys, "edit", "set", "claim_17", "limit=600", "--saw", "0")
     assert found.code == 2
     assert "the context changed since version 0: limit nothing → 500 by mia" in found.err
-    assert call(capsys, "set", "claim_17", "limit=600", "--saw", "1").code == 0
-    assert call(capsys, "set", "claim_17", "saw=600").code == 2
+    assert call(capsys, "edit", "set", "claim_17", "limit=600", "--saw", "1").code == 0
+    assert call(capsys, "edit", "set", "claim_17", "saw=600").code == 2
     with killick.open("killick.db") as kd:
         assert kd.state("claim_17").context.document == {"limit": 600}
 
 
 def test_override_answers_a_question_and_names_the_way_back_for_what_is_over(office: Path, capsys: Capture) -> None:
-    found = call(capsys, "override", "claim_17", "9", "no", "--because", "too much", "--by", "mia")
+    found = call(capsys, "edit", "override", "claim_17", "9", "no", "--because", "too much", "--by", "mia")
     assert (found.code, found.err.strip()) == (
         0,
         "claim_17: step 9 is given this result; to continue: killick run app.py:review --id claim_17",
     )
-    found = call(capsys, "override", "claim_18", "8", "{}")
+    found = call(capsys, "edit", "override", "claim_18", "8", "{}")
     assert found.code == 2
     assert "is over (done); to change it, rewind the run (to 8:before)" in found.err
     assert call(capsys, "run", "app.py:review", "-q", "--id", "claim_17").out == "not paid: None\n"
 
 
 def test_skip_takes_the_default_of_a_question(office: Path, capsys: Capture) -> None:
-    found = call(capsys, "skip", "claim_18", "9", "--json")
+    found = call(capsys, "edit", "skip", "claim_18", "9", "--json")
     assert (found.code, json.loads(found.out)) == (
         0,
         {"run": "claim_18", "step": "9", "done": "step 9 is skipped"},
@@ -260,15 +260,15 @@ def test_skip_takes_the_default_of_a_question(office: Path, capsys: Capture) -> 
 
 
 def test_retry_says_what_waits_instead(office: Path, capsys: Capture) -> None:
-    found = call(capsys, "retry", "claim_17")
+    found = call(capsys, "edit", "retry", "claim_17")
     assert (found.code, found.err) == (2, "killick: claim_17: no step waits for a backoff; the run is waiting\n")
-    found = call(capsys, "retry", "claim_17", "9")
+    found = call(capsys, "edit", "retry", "claim_17", "9")
     assert "step 9 (ask) waits for no backoff; it is waiting for answer ask" in found.err
 
 
 def test_notes_and_priorities_are_on_record_with_who(office: Path, capsys: Capture) -> None:
-    assert call(capsys, "note", "claim_17", "called them", "--by", "mia").err.startswith("claim_17: noted")
-    found = call(capsys, "prioritize", "claim_17", "7", "--because", "they wait", "--json")
+    assert call(capsys, "edit", "note", "claim_17", "called them", "--by", "mia").err.startswith("claim_17: noted")
+    found = call(capsys, "edit", "priority", "claim_17", "7", "--because", "they wait", "--json")
     assert json.loads(found.out) == {"run": "claim_17", "priority": 7, "done": "prioritized"}
     shown = call(capsys, "show", "claim_17").out
     assert "called them" in shown
@@ -279,10 +279,10 @@ def test_notes_and_priorities_are_on_record_with_who(office: Path, capsys: Captu
 @pytest.mark.parametrize(
     "words",
     [["set", "done_1", "x=1"], ["override", "done_1", "1", "x"], ["skip", "done_1", "1"], ["retry", "done_1"],
-     ["note", "done_1", "x"], ["prioritize", "done_1", "1"]],
+     ["note", "done_1", "x"], ["priority", "done_1", "1"]],
     ids=lambda words: words[0],
 )  # fmt: skip
 def test_a_run_that_is_over_is_told_so_in_one_line(office: Path, capsys: Capture, words: list[str]) -> None:
-    found = call(capsys, *words)
-    told = f"killick: done_1: the run is over (completed); {words[0]} does nothing to it\n"
+    found, did = call(capsys, "edit", *words), "prioritize" if words[0] == "priority" else words[0]
+    told = f"killick: done_1: the run is over (completed); {did} does nothing to it\n"
     assert (found.code, found.err) == (2, told)

@@ -1,4 +1,4 @@
-"""`killick diff`: what people see, what programs get, and one line for every mistake."""
+"""`killick time diff`: what people see, what programs get, and one line for every mistake."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 import killick
 from killick.cli.main import main
+from killick.log import Entry
 from killick.model import events as e
 
 LETTER = "Dear Madam or Sir, " * 60
@@ -53,7 +54,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
-    assert main(["diff", *words]) == code
+    assert main(["time", "diff", *words]) == code
     out, err = capsys.readouterr()
     assert bool(err) == (code != 0)
     return err if code else out
@@ -111,9 +112,9 @@ def test_a_fork_is_told_where_and_why_it_parts_before_what_differs(
 ) -> None:
     with killick.open("killick.db") as kd:
         log = kd.log.open("fork")
-        log.append(killick.Entry(e.ContextChanged(at=2, version=1, by="ann"), {"set": {"route": "auto"}}))
+        log.append(Entry(e.ContextChanged(at=2, version=1, by="ann"), {"set": {"route": "auto"}}))
         tool = e.StepIntended(at=3, step="2", sort="tool", name="cli_diff_pay", effect="at_most_once")
-        log.append(killick.Entry(tool, {"arguments": {"amount": 7}}))
+        log.append(Entry(tool, {"arguments": {"amount": 7}}))
     lines = said(capsys, "one", "fork").splitlines()
     assert lines[0].startswith("one  now @")
     assert re.fullmatch(r"shared   1 step, up to 1:after @\d+ of one", lines[2])
@@ -183,7 +184,7 @@ def test_lines_stay_within_the_terminal(
 
 @pytest.mark.slow
 def test_a_pipe_gets_no_colours_and_a_terminal_does(here: Path) -> None:
-    command = [sys.executable, "-m", "killick", "diff", "one", "2"]
+    command = [sys.executable, "-m", "killick", "time", "diff", "one", "2"]
     plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
     piped = subprocess.run(command, cwd=here, env=plain, capture_output=True, check=True).stdout
     forced = {**plain, "FORCE_COLOR": "1", "TERM": "xterm"}
@@ -196,14 +197,17 @@ def test_a_pipe_gets_no_colours_and_a_terminal_does(here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["one"], "killick: name one step, two places, or another run: killick diff RUN 6; see killick diff --help"),
+        (
+            ["one"],
+            "killick: name one step, two places, or another run; see killick time diff --help",
+        ),
         (["one", "1", "2", "3"], "killick: name one step, two places, or another run"),
         (["one", "9"], "killick: one: there is no step 9; it has step 1 to 3"),
         (["one", "1", "8:before"], "killick: one: there is no step 8; it has step 1 to 3"),
         (["one", "tow"], "killick: tow: no run of that id, and no place in one; write 6, 6:before, @17, start or now"),
         (["one", "1:befor"], "killick: 1:befor: no run of that id, and no place in one"),
         (["onne", "1"], "killick: onne: no such run in killick.db; did you mean one?"),
-        (["one", "1", "--at", "2"], "killick: --at is for two runs: killick diff RUN_A RUN_B --at 6:after"),
+        (["one", "1", "--at", "2"], "killick: --at is for two runs: killick time diff RUN_A RUN_B --at 6:after"),
         (["one", "two", "--at", "4"], "killick: one: there is no step 4; it has step 1 to 3"),
     ],
 )

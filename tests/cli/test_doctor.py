@@ -53,7 +53,7 @@ def test_a_healthy_store_is_told_on_one_screen(capsys: Capture) -> None:
     assert out.startswith("killick.db  store_")
     assert "✓ journal      WAL\n" in out
     assert "✓ runs         1 waiting\n" in out
-    assert out.splitlines()[-1] == "✓ nothing is wrong; killick verify proves the record"
+    assert out.splitlines()[-1] == "✓ nothing is wrong; killick store verify proves the record"
     assert len(out.splitlines()) < 24
     assert all(len(line) <= 80 for line in out.splitlines())
     found = data(capsys)
@@ -62,11 +62,13 @@ def test_a_healthy_store_is_told_on_one_screen(capsys: Capture) -> None:
 
 
 def test_a_run_that_was_left_is_told_with_what_to_type(capsys: Capture) -> None:
-    store = SqliteStore("killick.db", clock=killick.ManualClock())
+    store = SqliteStore("killick.db", clock=killick.clock.ManualClock())
     store.lease("r", "worker-1", seconds=float("inf"))
     assert "nothing is wrong" in did(capsys), "its process lives: this one"
     store.close()
-    with killick.open("killick.db", clock=killick.ManualClock(killick.SystemClock().now_us() + 90_000_000)) as kd:
+    with killick.open(
+        "killick.db", clock=killick.clock.ManualClock(killick.clock.SystemClock().now_us() + 90_000_000)
+    ) as kd:
         assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["r"]
 
 
@@ -91,7 +93,7 @@ def test_what_is_wrong_with_the_file_is_told_beside_it(capsys: Capture, here: Pa
 
 def test_commands_to_type_name_the_store_and_the_app(capsys: Capture, here: Path) -> None:
     (here / "killick.db").rename(here / "other.db")
-    with killick.open("other.db", clock=killick.ManualClock()) as kd:
+    with killick.open("other.db", clock=killick.clock.ManualClock()) as kd:
         kd.log.create(killick.model.events.RunStarted(at=1, run="q", agent="doctored"), {"input": 1})
     [finding] = data(capsys, "--store", "other.db", "--app", "app.py", code=1)["findings"]
     assert finding["next"] == [

@@ -1,4 +1,4 @@
-"""`killick export`: with children, and redacted, and what each file says of itself."""
+"""`killick store export`: with children, and redacted, and what each file says of itself."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def exported(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[bytes, str]:
-    found = call(capsys, "export", "a", *words, "-o", "a.killick")
+    found = call(capsys, "store", "export", "a", *words, "-o", "a.killick")
     assert (found.code, found.out) == (0, ""), found
     return Path("a.killick").read_bytes(), found.err
 
@@ -57,9 +57,9 @@ def test_with_children_the_file_has_them_and_says_how_many(capsys: pytest.Captur
     _, told = exported(capsys, "--with-children")
     assert ", 1 child, " in told
     assert read("a.killick").runs == ("a", "a/1")
-    assert "the file holds: 2 runs, " in call(capsys, "verify", "a.killick").out
-    assert call(capsys, "replay", "a.killick", "--run", "a/1", "--agent", "app.py:below").code == 0
-    refused = call(capsys, "replay", "a.killick", "--run", "b", "--agent", "app.py:below")
+    assert "the file holds: 2 runs, " in call(capsys, "store", "verify", "a.killick").out
+    assert call(capsys, "time", "replay", "a.killick", "--run", "a/1", "--agent", "app.py:below").code == 0
+    refused = call(capsys, "time", "replay", "a.killick", "--run", "b", "--agent", "app.py:below")
     assert (refused.code, refused.err) == (2, "killick: a.killick: has no run b; it has a, a/1\n")
 
 
@@ -68,8 +68,8 @@ def test_redacted_throughout_it_can_be_handed_to_anybody_and_still_holds(capsys:
     assert told.rstrip().endswith(", redacted")
     assert b"annabel" not in data
     assert b"example.org" not in data
-    assert call(capsys, "verify", "a.killick").code == 0
-    assert call(capsys, "replay", "a.killick", "--agent", "app.py:above").code == 0
+    assert call(capsys, "store", "verify", "a.killick").code == 0
+    assert call(capsys, "time", "replay", "a.killick", "--agent", "app.py:above").code == 0
 
 
 @pytest.mark.parametrize(
@@ -83,16 +83,19 @@ def test_fields_are_named_one_by_one_or_together(capsys: pytest.CaptureFixture[s
 
 
 def test_a_field_that_is_not_there_is_one_line_and_makes_no_file(capsys: pytest.CaptureFixture[str]) -> None:
-    found = call(capsys, "export", "a", "--redact", "nmae", "-o", "x.killick")
+    found = call(capsys, "store", "export", "a", "--redact", "nmae", "-o", "x.killick")
     assert found.code == 2
     assert found.err.startswith("killick: nmae: no recorded value has this field")
     assert not Path("x.killick").exists()
-    both = call(capsys, "export", "a", "--redact", "name", "--redact", "-o", "x.killick")
+    both = call(capsys, "store", "export", "a", "--redact", "name", "--redact", "-o", "x.killick")
     assert (both.code, "leave one of the two out" in both.err) == (2, True)
 
 
 def test_a_run_of_an_archive_is_replayed_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "store", "prune", "--older", "0s", "--to", "old.killick.gz", "--yes").code == 0
-    found = call(capsys, "replay", "old.killick.gz", "--run", "a", "--agent", "app.py:above")
+    found = call(capsys, "time", "replay", "old.killick.gz", "--run", "a", "--agent", "app.py:above")
     assert (found.code, "✓ agrees" in found.out) == (0, True), found
-    assert "b: no such run" in call(capsys, "replay", "old.killick.gz", "--run", "b", "--agent", "app.py:above").err
+    assert (
+        "b: no such run"
+        in call(capsys, "time", "replay", "old.killick.gz", "--run", "b", "--agent", "app.py:above").err
+    )

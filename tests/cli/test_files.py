@@ -141,8 +141,8 @@ def test_what_is_binary_is_not_put_on_a_terminal(here: Path, capsys: Capture) ->
     assert code == 2
     assert "logo.png: is binary, 256 B, and for no terminal; killick show fix --files" in screen
     (here / "shop" / "evil.txt").write_text("a\x1b[2Jb\n")
-    told = did(capsys, "restore", "fix", "--at", "now")
-    did(capsys, "restore", "fix", "--snapshot", kept(told))
+    told = did(capsys, "time", "restore", "fix", "--at", "now")
+    did(capsys, "time", "restore", "fix", "--snapshot", kept(told))
     code, screen = on_terminal([*words, "evil.txt"], cwd=here, env=plain_environment())
     assert (code, screen.strip()) == (0, "a\\x1b[2Jb")
 
@@ -168,11 +168,12 @@ def test_what_cannot_be_shown_is_told_in_one_line(here: Path, capsys: Capture) -
         ),
         (("show", "fix", "--files", "--at", "9"), "killick: fix: there is no step 9; it has step 1 to 3\n"),
         (("show", "fix", "--files", "--state"), "killick: --state and --files do not go together; choose one\n"),
-        (("restore", "plain", "--at", "now"), "killick: plain: has no workspace, so no files were recorded\n"),
-        (("restore", "fix"), "killick: name what to bring back: --at PLACE or --snapshot ID\n"),
-        (("diff", "plain", "start", "now", "--files"),
+        (("time", "restore", "plain", "--at", "now"), "killick: plain: has no workspace, so no files were recorded\n"),
+        (("time", "restore", "fix"), "killick: name what to bring back: --at PLACE or --snapshot ID\n"),
+        (("time", "diff", "plain", "start", "now", "--files"),
          "killick: plain: has no workspace, so no files were recorded\n"),
-        (("fork", "plain", "--workspace", "x"), "killick: plain: has no workspace; fork it without workspace=\n"),
+        (("time", "fork", "plain", "--workspace", "x"),
+         "killick: plain: has no workspace; fork it without workspace=\n"),
     ):  # fmt: skip
         assert call(capsys, *words) == Called(2, "", said)
 
@@ -205,7 +206,7 @@ def test_processes_that_were_alive_are_told(here: Path, capsys: Capture) -> None
 
 
 def test_a_diff_shows_files_with_their_lines(here: Path, capsys: Capture) -> None:
-    told = did(capsys, "diff", "fix", "2").partition("\nfiles  ")[2]
+    told = did(capsys, "time", "diff", "fix", "2").partition("\nfiles  ")[2]
     assert re.match(r"[0-9a-f]{12} → [0-9a-f]{12}  1 added, 1 removed, 1 changed\n", told)
     assert told.partition("\n")[2] == (
         "  - README.md -1\n      -read me\n"
@@ -213,61 +214,65 @@ def test_a_diff_shows_files_with_their_lines(here: Path, capsys: Capture) -> Non
         "      -    return a - b\n      +    return a + b\n"
         "  + test.py +1\n      +assert add(1, 2) == 3\n"
     )
-    assert "files" not in did(capsys, "diff", "fix", "3")
+    assert "files" not in did(capsys, "time", "diff", "fix", "3")
 
 
 def test_files_alone_are_told_whole_and_as_data(here: Path, capsys: Capture) -> None:
     did(capsys, "run", "app.py:many", "-q", "--id", "many")
-    short, whole = did(capsys, "diff", "many", "2"), did(capsys, "diff", "many", "2", "--files")
+    short, whole = did(capsys, "time", "diff", "many", "2"), did(capsys, "time", "diff", "many", "2", "--files")
     assert "… 62 more lines; --files prints them" in short
     assert "line 99" in whole
     assert "line 99" not in short
-    found = documents(capsys, "diff", "many", "2", "--files")
+    found = documents(capsys, "time", "diff", "many", "2", "--files")
     [change] = found["changes"]
     assert (change["path"], change["plus"], change["minus"]) == ("part1/005.txt", 100, 1)
-    assert did(capsys, "diff", "fix", "3", "--files").endswith("\nNo file differs.\n")
-    assert isinstance(documents(capsys, "diff", "fix", "2"), list)
+    assert did(capsys, "time", "diff", "fix", "3", "--files").endswith("\nNo file differs.\n")
+    assert isinstance(documents(capsys, "time", "diff", "fix", "2"), list)
 
 
 def test_two_runs_are_compared_in_their_files(here: Path, capsys: Capture) -> None:
-    did(capsys, "fork", "fix", "--at", "1:after", "--id", "other")
-    told = did(capsys, "diff", "fix", "other")
+    did(capsys, "time", "fork", "fix", "--at", "1:after", "--id", "other")
+    told = did(capsys, "time", "diff", "fix", "other")
     assert "  + README.md +1\n" in told
     assert "  - test.py -1\n" in told
-    assert documents(capsys, "diff", "fix", "other")["files"]["counts"] == {"added": 1, "changed": 1, "removed": 1}
+    assert documents(capsys, "time", "diff", "fix", "other")["files"]["counts"] == {
+        "added": 1,
+        "changed": 1,
+        "removed": 1,
+    }
     shutil.move("killick.files", "away")
-    assert "files are not compared: fix: the vault of its files" in did(capsys, "diff", "fix", "2")
+    assert "files are not compared: fix: the vault of its files" in did(capsys, "time", "diff", "fix", "2")
 
 
 # fork and rewind ----------------------------------------------------------------------------------
 
 
 def test_a_fork_has_a_folder_of_its_own(here: Path, capsys: Capture) -> None:
-    told = did(capsys, "fork", "fix", "--at", "1:after", "--id", "other")
+    told = did(capsys, "time", "fork", "fix", "--at", "1:after", "--id", "other")
     assert re.search(rf"^  files       in {here}/shop-other, a copy of snapshot [0-9a-f]{{12}}$", told, re.MULTILINE)
     assert (here / "shop-other" / "README.md").read_text() == "read me\n"
     assert not (here / "shop" / "README.md").exists()
-    made = documents(capsys, "fork", "fix", "--at", "1:after", "--id", "third", "--workspace", "third")
+    made = documents(capsys, "time", "fork", "fix", "--at", "1:after", "--id", "third", "--workspace", "third")
     assert made["workspace"] == str(here / "third")
     assert "files in " in did(capsys, "show", "third")
-    assert call(capsys, "fork", "fix", "--workspace", "shop").code == 2
+    assert call(capsys, "time", "fork", "fix", "--workspace", "shop").code == 2
 
 
 def test_a_rewind_says_that_files_go_back_and_what_was_kept(here: Path, capsys: Capture) -> None:
     (here / "shop" / "mine.txt").write_text("by hand")
-    told = did(capsys, "rewind", "fix", "--to", "2:before", "--dry-run")
+    told = did(capsys, "time", "rewind", "fix", "--to", "2:before", "--dry-run")
     assert re.search(r"^  files       return to snapshot [0-9a-f]{12}: 1 added, 1 removed, 1 changed$", told,
                      re.MULTILINE)  # fmt: skip
     assert "what is there is kept first" in told
     assert "stays done" not in told
     assert (here / "shop" / "test.py").exists()
-    told = did(capsys, "rewind", "fix", "--to", "2:before")
+    told = did(capsys, "time", "rewind", "fix", "--to", "2:before")
     found = re.search(r"what was there is snapshot ([0-9a-f]{12})", told)
     assert found is not None
     assert not (here / "shop" / "mine.txt").exists()
     assert (here / "shop" / "README.md").exists()
     assert re.search(r"files went back to snapshot \w{12} \(the run was taken back\)", did(capsys, "show", "fix"))
-    did(capsys, "restore", "fix", "--snapshot", found[1], "mine.txt")
+    did(capsys, "time", "restore", "fix", "--snapshot", found[1], "mine.txt")
     assert (here / "shop" / "mine.txt").read_text() == "by hand"
     assert (here / "shop" / "README.md").exists()
 
@@ -277,16 +282,16 @@ def test_a_rewind_says_that_files_go_back_and_what_was_kept(here: Path, capsys: 
 
 def test_files_go_back_and_what_was_there_is_kept(here: Path, capsys: Capture) -> None:
     (here / "shop" / "mine.txt").write_text("by hand")
-    told = did(capsys, "restore", "fix", "--at", "2:before", "--dry-run")
+    told = did(capsys, "time", "restore", "fix", "--at", "2:before", "--dry-run")
     assert re.search(r"^fix  files would go back to 2:before  [0-9a-f]{12}$", told, re.MULTILINE)
     assert (here / "shop" / "mine.txt").exists()
-    told = did(capsys, "restore", "fix", "--at", "2:before")
+    told = did(capsys, "time", "restore", "fix", "--at", "2:before")
     assert re.search(r"^fix  files went back to 2:before  [0-9a-f]{12}$", told, re.MULTILINE)
     assert f"  in       {here}/shop\n" in told
     assert re.search(r"^  done     \d written, 2 removed$", told, re.MULTILINE)
     assert "  run      stays where it is, waiting\n" in told
     assert sorted(each.name for each in (here / "shop").iterdir()) == ["README.md", "logo.png", "src"]
-    back = did(capsys, "restore", "fix", "--snapshot", kept(told))
+    back = did(capsys, "time", "restore", "fix", "--snapshot", kept(told))
     assert (here / "shop" / "mine.txt").read_text() == "by hand"
     assert not (here / "shop" / "README.md").exists()
     assert kept(back) != kept(told)
@@ -298,7 +303,7 @@ def test_files_go_back_and_what_was_there_is_kept(here: Path, capsys: Capture) -
 
 
 def test_files_at_now_are_those_that_were_brought_back(here: Path, capsys: Capture) -> None:
-    did(capsys, "restore", "fix", "--at", "2:before", "README.md")
+    did(capsys, "time", "restore", "fix", "--at", "2:before", "README.md")
     listing = documents(capsys, "show", "fix", "--files")
     assert "README.md" in {each["path"] for each in listing["entries"]}
     assert "test.py" in {each["path"] for each in listing["entries"]}
@@ -306,44 +311,44 @@ def test_files_at_now_are_those_that_were_brought_back(here: Path, capsys: Captu
 
 
 def test_only_the_paths_that_are_named_go_back(here: Path, capsys: Capture) -> None:
-    told = did(capsys, "restore", "fix", "--at", "2:before", "src", "test.py")
+    told = did(capsys, "time", "restore", "fix", "--at", "2:before", "src", "test.py")
     assert told.startswith("fix  2 paths went back to 2:before")
     assert "a - b" in (here / "shop" / "src" / "app.py").read_text()
     assert sorted(each.name for each in (here / "shop").iterdir()) == ["logo.png", "src"]
-    err = did(capsys, "restore", "fix", "--at", "2:before", "nothing", code=2)
+    err = did(capsys, "time", "restore", "fix", "--at", "2:before", "nothing", code=2)
     assert err.startswith("killick: fix: there was no nothing at 2:before; the folder had")
 
 
 def test_another_folder_is_written_and_the_runs_own_left_alone(here: Path, capsys: Capture) -> None:
-    found = documents(capsys, "restore", "fix", "--at", "2:before", "--to", "look")
+    found = documents(capsys, "time", "restore", "fix", "--at", "2:before", "--to", "look")
     assert (found["folder"], found["before"], found["elsewhere"]) == (str(here / "look"), None, True)
     assert (here / "look" / "README.md").read_text() == "read me\n"
     assert (here / "shop" / "test.py").exists()
-    err = did(capsys, "restore", "fix", "--at", "2:before", "--to", "look", code=2)
+    err = did(capsys, "time", "restore", "fix", "--at", "2:before", "--to", "look", code=2)
     assert "exists and is not empty" in err
-    err = did(capsys, "restore", "fix", "--at", "2:before", "--to", "shop/look", code=2)
+    err = did(capsys, "time", "restore", "fix", "--at", "2:before", "--to", "shop/look", code=2)
     assert "is inside the run's own folder" in err
-    did(capsys, "restore", "fix", "--at", "2:before", "src/app.py", "--to", "one")
+    did(capsys, "time", "restore", "fix", "--at", "2:before", "src/app.py", "--to", "one")
     assert [each.relative_to("one").as_posix() for each in Path("one").rglob("*.*")] == ["src/app.py"]
 
 
 def test_a_folder_that_somebody_works_in_is_not_touched(here: Path, capsys: Capture) -> None:
     with killick.open("killick.db") as kd:
         log = kd.log.open("fix", holder=kd.engine.holder, seconds=30)
-        err = did(capsys, "restore", "fix", "--at", "2:before", code=4)
+        err = did(capsys, "time", "restore", "fix", "--at", "2:before", code=4)
         assert err.startswith("killick: fix: ")
         assert not (here / "shop" / "README.md").exists()
-        did(capsys, "restore", "fix", "--at", "2:before", "--to", "look")
+        did(capsys, "time", "restore", "fix", "--at", "2:before", "--to", "look")
         assert (here / "look" / "README.md").exists()
         kd.store.release("fix", epoch=log.epoch)
-    did(capsys, "restore", "fix", "--at", "2:before")
+    did(capsys, "time", "restore", "fix", "--at", "2:before")
 
 
 def test_what_rules_leave_alone_is_left_alone(here: Path, capsys: Capture) -> None:
     (here / "shop" / ".gitignore").write_text("cache/\n")
     (here / "shop" / "cache").mkdir()
     (here / "shop" / "cache" / "big").write_text("mine")
-    did(capsys, "restore", "fix", "--at", "2:before")
+    did(capsys, "time", "restore", "fix", "--at", "2:before")
     assert (here / "shop" / "cache" / "big").read_text() == "mine"
     assert not (here / "shop" / ".gitignore").exists()
 
@@ -351,7 +356,7 @@ def test_what_rules_leave_alone_is_left_alone(here: Path, capsys: Capture) -> No
 def test_where_there_is_nothing_to_do_nothing_is_recorded(here: Path, capsys: Capture) -> None:
     with killick.open("killick.db") as kd:
         before = kd.log.head("fix").seq
-    told = did(capsys, "restore", "fix", "--at", "now")
+    told = did(capsys, "time", "restore", "fix", "--at", "now")
     assert "  done     nothing: they are so already\n" in told
     assert "--snapshot" not in told
     with killick.open("killick.db") as kd:
@@ -362,21 +367,21 @@ def test_where_there_is_nothing_to_do_nothing_is_recorded(here: Path, capsys: Ca
 
 
 def test_verify_proves_files(here: Path, capsys: Capture) -> None:
-    told = did(capsys, "verify", "fix", "--files")
+    told = did(capsys, "store", "verify", "fix", "--files")
     assert told.endswith(f"✓ their files are whole: 3 snapshots of 1 run in {here}/killick.files\n")
-    assert documents(capsys, "verify", "--files")["files"]["snapshots"] == 3
+    assert documents(capsys, "store", "verify", "--files")["files"]["snapshots"] == 3
     [pack] = (here / "killick.files" / "packs").iterdir()
     pack.write_bytes(bytes(byte ^ 0xFF for byte in pack.read_bytes()))
-    assert did(capsys, "verify", "fix").startswith("✓ the record holds")
-    err = did(capsys, "restore", "fix", "--at", "1:after", "--to", "look", code=1)
+    assert did(capsys, "store", "verify", "fix").startswith("✓ the record holds")
+    err = did(capsys, "time", "restore", "fix", "--at", "1:after", "--to", "look", code=1)
     assert re.match(r"killick: [0-9a-f]{64}: is damaged in the vault", err)
     assert "is not cleaned: " in did(capsys, "store", "prune", "--older", "0s", "--yes", code=1)
-    told = did(capsys, "verify", "fix", "--files", code=1)
+    told = did(capsys, "store", "verify", "fix", "--files", code=1)
     assert re.search(r"^✗ snapshot [0-9a-f]{12}", told, re.MULTILINE)
     assert told.endswith("of 3 snapshots of 1 run not all files are whole\n")
     (here / "killick.files" / "index.db").write_bytes(b"no index" * 100)
-    assert "files are not compared: " in did(capsys, "diff", "fix", "2")
-    did(capsys, "verify", "--files", code=1)
+    assert "files are not compared: " in did(capsys, "time", "diff", "fix", "2")
+    did(capsys, "store", "verify", "--files", code=1)
     did(capsys, "store", "doctor", code=1)
     assert call(capsys, "show", "fix", "--files").code in (1, 2)
 
@@ -392,8 +397,8 @@ def test_pruned_runs_leave_the_vault_too(here: Path, capsys: Capture) -> None:
     assert f"✓ {said[1]} snapshots of files, {said[2]}, left {here}/killick.files\n" in told
     assert {each.owner.rpartition("/")[2] for each in with_them.references()} == {"fix"}
     with_them.close()
-    did(capsys, "verify", "--files")
-    did(capsys, "restore", "fix", "--at", "2:before")
+    did(capsys, "store", "verify", "--files")
+    did(capsys, "time", "restore", "fix", "--at", "2:before")
 
 
 def test_the_doctor_looks_at_the_vault(here: Path, capsys: Capture) -> None:

@@ -1,4 +1,4 @@
-"""`killick inbox`, `killick answer` and `killick say`: what waits for people, and what they say to it."""
+"""`killick inbox`, `killick answer` and `killick message say`: what waits for people, and what they say to it."""
 
 from __future__ import annotations
 
@@ -184,7 +184,12 @@ def test_the_inbox_says_which_call_why_of_whom_and_how_many_agreed(refund: Path,
     main(["answer", "r1", "approve", "--by", "mia"])
     assert call(capsys, "inbox").out.splitlines()[3].startswith("  1 of 2 approved (mia); until 20")
     [wait] = json.loads(call(capsys, "inbox", "--to", "moe", "--json").out)
-    assert (wait["need"], wait["votes"], wait["rule"], wait["may"]) == (2, ["mia"], "large sums", ["max", "mia", "moe"])
+    assert (wait["need"], wait["approved_by"], wait["rule"], wait["may"]) == (
+        2,
+        ["mia"],
+        "large sums",
+        ["max", "mia", "moe"],
+    )
 
 
 def test_one_of_two_who_agrees_is_told_who_has_to_agree_yet(refund: Path, capsys: Capture) -> None:
@@ -246,7 +251,7 @@ def test_a_mistake_is_one_line_and_changes_nothing(refund: Path, capsys: Capture
 
 
 def test_what_was_passed_on_says_from_whom(refund: Path, capsys: Capture) -> None:
-    clock = killick.LeapingClock()
+    clock = killick.clock.LeapingClock()
     with killick.open("killick.db") as now:
         clock.advance((now.clock.now_us() - clock.now_us()) / 1_000_000 + 73 * 3600)
     with killick.open("killick.db", clock=clock) as kd:
@@ -299,7 +304,7 @@ def test_a_call_hides_nothing_from_whoever_is_asked(
 
 
 def test_what_is_said_waits_for_the_run(office: Path, capsys: Capture) -> None:
-    found = call(capsys, "say", "claim_17", "look at [page 2] again", "--by", "mia")
+    found = call(capsys, "message", "say", "claim_17", "look at [page 2] again", "--by", "mia")
     assert (found.code, found.out) == (0, "")
     assert found.err.startswith("claim_17: sent; to continue: ")
     with killick.open("killick.db") as kd:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
@@ -16,7 +17,7 @@ import pytest
 
 from claims import Called, call, move_in, on_terminal, open_office, plain_environment, run_killick
 from command_reference import told
-from killick.cli.main import GROUPS, MODULES, killick, main
+from killick.cli.main import COMMANDS, GROUPS, MODULES, killick, main
 from killick.client.client import open as killick_open
 from killick.workers.trigger_runner import ensure
 
@@ -106,9 +107,9 @@ MISTAKES = [
     ("show claim17", "claim17: no such run in killick.db; did you mean claim_17?"),
     ("show qqqq", "qqqq: no such run in killick.db; `killick ps` lists them"),
     ("show claim_17 --at 99:before", "99"),
-    ("diff claim_17 99", "99"),
-    ("verify claim17", "did you mean claim_17?"),
-    ("export claim17", "did you mean claim_17?"),
+    ("time diff claim_17 99", "99"),
+    ("store verify claim17", "did you mean claim_17?"),
+    ("store export claim17", "did you mean claim_17?"),
     ("find whatever", "whatever"),
     ("store doctr", "doctor"),
     ("check app.py:reveiw", "did you mean review?"),
@@ -136,7 +137,7 @@ MISTAKES = [
     ("run app.py:review -i @binary", "@binary: cannot be read (it is no UTF-8 text)"),
     ("run app.py:choose -i 3", "choose takes no input; leave --input out"),
     ("run app.py:review --priority high", "--priority: 'high' is not a valid integer"),
-    ("run app.py:review --fresh --id claim_17", "leave one of them out"),
+    ("run app.py:review --resume --id claim_17", "leave one of them out"),
     ("""run app.py:review -i '{"id": 99}' --id claim_17""", "claim_17: was started with another input"),
     ("run app.py:greet -i Ann --id claim_17", "claim_17: was started with another agent (review)"),
     ("run --id claim17", "did you mean claim_17?"),
@@ -155,9 +156,9 @@ MISTAKES = [
     ("answer claim17:9 approve", "claim17: no such run in killick.db; did you mean claim_17?"),
     ("answer done_1 approve", "done_1: nothing to answer here; the run is completed"),
     ("inbox --limit 0", "--limit: 0 is not in the range x>=1"),
-    ("say done_1 hello", "done_1: is over (completed) and hears nothing"),
-    ("say claim_16 hello", "`killick resume claim_16` lets it go on"),
-    ("say claim_17", "say: needs TEXT"),
+    ("message say done_1 hello", "done_1: is over (completed) and hears nothing"),
+    ("message say claim_16 hello", "`killick resume claim_16` lets it go on"),
+    ("message say claim_17", "say: needs TEXT"),
     ("pause", "pause what? Name runs, or select them"),
     ("pause claim17", "did you mean claim_17?"),
     ("pause claim_17 claim17", "did you mean claim_17?"),
@@ -168,13 +169,13 @@ MISTAKES = [
     ("pause --all", "pause 3 runs (claim_17, claim_18, refund_20)? There is no terminal to confirm at; add --yes"),
     ("cancel --failed --agent nosuch", "nothing to cancel: no run matches (failed, agent nosuch)"),
     ("resume", "resume what?"),
-    ("send claim_17", "send: needs NAME"),
-    ("send done_1 paid", "done_1: is over (completed) and hears nothing"),
-    ("send claim_17 killick.answer", "messages named 'killick.answer' are Killick's own"),
-    ("set claim_17", "claim_17: set what?"),
-    ("set claim_17 amount", "'amount': no name and value; write it as name=value"),
-    ("set claim_17 x=1 --unset x", "x: is set and unset at once"),
-    ("set done_1 x=1", "done_1: the run is over (completed)"),
+    ("message send claim_17", "send: needs NAME"),
+    ("message send done_1 paid", "done_1: is over (completed) and hears nothing"),
+    ("message send claim_17 killick.answer", "messages named 'killick.answer' are Killick's own"),
+    ("edit set claim_17", "claim_17: set what?"),
+    ("edit set claim_17 amount", "'amount': no name and value; write it as name=value"),
+    ("edit set claim_17 x=1 --unset x", "x: is set and unset at once"),
+    ("edit set done_1 x=1", "done_1: the run is over (completed)"),
     ("completion tcsh", "tcsh: nothing is known of it; name one of bash, zsh, fish"),
 ]
 
@@ -271,9 +272,9 @@ def test_help_fits_one_screen_of_24_lines_and_80_columns(capsys: pytest.CaptureF
 
 
 def test_every_command_is_in_one_group_and_has_a_module() -> None:
-    names = [name for group in GROUPS.values() for name in group]
-    assert sorted(names) == sorted(MODULES)
-    assert len(names) == len(set(names))
+    inside = [f"{group} {name}" for group, (_, words) in GROUPS.items() for name in words]
+    assert sorted([*COMMANDS, *inside]) == sorted(MODULES)
+    assert not COMMANDS.keys() & GROUPS.keys()
 
 
 def commands(group: click.Group = killick, path: str = "") -> dict[str, click.Command]:
@@ -305,7 +306,8 @@ def test_the_help_of_a_command_is_short_and_not_wrapped(
 
 
 def test_every_command_that_runs_answers_or_acts_shows_how() -> None:
-    ours = ["run", "start", "inbox", "answer", "say", "pause", "resume", "cancel", "send", "set", "completion"]
+    ours = ["run", "start", "inbox", "answer", "message say", "pause", "resume", "cancel", "message send",
+            "edit set", "completion"]  # fmt: skip
     assert [name for name, command in commands().items() if name in ours and not told(command)[1]] == []
 
 
@@ -338,7 +340,7 @@ def test_an_example_in_a_help_text_works(
     if line.startswith("killick token revoke"):
         call(capsys, "token", "create", "ann")
     if "--snapshot" in line:
-        kept = json.loads(call(capsys, "restore", "fix_17", "--at", "1:before", "--json").out)["before"]
+        kept = json.loads(call(capsys, "time", "restore", "fix_17", "--at", "1:before", "--json").out)["before"]
         line = re.sub(r"--snapshot \w+", f"--snapshot {kept}", line)
     found = call(capsys, *example_args(line))
     # A run that waits for a person is no failure of the example, and a selection may find nothing to do.
@@ -404,6 +406,18 @@ def test_nothing_heavy_is_imported_for_help(office: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("words", ["--version", "edit --help", "store --help", "rewind"])
+def test_neither_the_version_nor_a_group_imports_a_command(office: Path, words: str) -> None:
+    code = (
+        f"import sys; from killick.cli.main import main; main({words.split()!r}); "
+        "print([m for m in sys.modules if m.startswith(('killick.', 'rich', 'msgspec'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    imported = set(ast.literal_eval(done.stdout.splitlines()[-1]))
+    light = ("cli", "cli.main", "cli.exit_codes", "errors", "sanitizer", "text")
+    assert imported <= {f"killick.{name}" for name in light}
 
 
 def test_an_interrupt_is_one_line_and_130(office: Path, monkeypatch: pytest.MonkeyPatch) -> None:

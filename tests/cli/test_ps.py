@@ -162,10 +162,11 @@ def test_the_table_fits_and_never_cuts_an_id_or_a_status(
 
 def test_json_has_the_same_runs(listed: Any) -> None:
     found = json.loads("\n".join(listed("--json")))
-    assert [each["run"] for each in found] == ALL
-    [asked] = [each for each in found if each["run"] == "ask_1"]
-    assert (asked["status"], asked["where"], asked["about"]) == ("waiting", "ask 2/2", "managers: Pay ann?")
-    assert asked["since_us"] is not None
+    assert [each["id"] for each in found] == ALL
+    [asked] = [each for each in found if each["id"] == "ask_1"]
+    assert (asked["status"], asked["stage"], asked["stage_number"], asked["stages"]) == ("waiting", "ask", 2, 2)
+    assert [each["text"] for each in asked["reasons"]] == ["managers: Pay ann?"]
+    assert asked["since"] is not None
     assert found[0]["next"] == "killick resume orphan_1"
 
 

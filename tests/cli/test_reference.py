@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +15,7 @@ import pytest
 
 import command_reference as reference
 from killick.cli.exit_codes import Exit
-from killick.cli.main import GROUPS, MODULES, VARIABLES, killick
+from killick.cli.main import COMMANDS, GROUPS, MODULES, VARIABLES, killick
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -26,8 +29,8 @@ def test_the_page_is_what_the_commands_say() -> None:
 def test_every_command_option_code_and_variable_is_on_the_page() -> None:
     page = reference.page()
     context = click.Context(killick)
-    for name in (name for group in GROUPS.values() for name in group):
-        assert f"### killick {name}\n" in page
+    for name in killick.list_commands(context):
+        assert f"## killick {name}\n" in page
         command = killick.get_command(context, name)
         assert command is not None
         for option in (parameter for parameter in command.params if isinstance(parameter, click.Option)):
@@ -41,8 +44,38 @@ def test_every_command_option_code_and_variable_is_on_the_page() -> None:
 def test_a_command_that_is_not_there_yet_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODULES, "ps", "killick.cli.nowhere")
     page = reference.page()
-    assert "### killick ps\n" not in page
-    assert "### killick show\n" in page
+    assert "## killick ps\n" not in page
+    assert "## killick show\n" in page
+
+
+COMMAND: Final = re.compile(r"(?<![\w./~-])killick ([a-z]+)(?: ([a-z]+))?")
+"""A command, as texts and pages name it; capitals and punctuation end it."""
+PACKAGE: Final = frozenset(
+    {"agent", "anchors", "anthropic", "child", "host", "import", "is", "metrics", "tool", "web", "workspace"}
+)
+"""Words that follow the name of the package, or of an anchor."""
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Where a person is told what to type: error texts, help, templates, pages and examples."""
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", *(ROOT / "src").rglob("*.html")]
+    for page in pages:
+        yield str(page.relative_to(ROOT)), page.read_text(encoding="utf-8")
+    for file in [*(ROOT / "src").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield f"{file.relative_to(ROOT)}:{node.lineno}", node.value
+
+
+def test_every_command_that_a_text_names_is_there() -> None:
+    wrong = []
+    for place, text in texts():
+        for found in COMMAND.finditer(text):
+            word, inner = found[1], found[2]
+            is_there = word in COMMANDS or (word in GROUPS and (inner is None or f"{word} {inner}" in MODULES))
+            if not is_there and word not in PACKAGE:
+                wrong.append(f"{place}: {found[0]!r}")
+    assert wrong == []
 
 
 @pytest.mark.slow

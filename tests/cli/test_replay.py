@@ -1,4 +1,4 @@
-"""`killick replay`: what it says step by step, how it ends, and the debugger inside the agent's own code."""
+"""`killick time replay`: what it says step by step, how it ends, and the debugger inside the agent's own code."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def line_of(text: str) -> int:
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> list[str]:
     """What a command prints, in a process that meets the app as it is now."""
-    found = call(capsys, "replay", *words, "--agent", f"app.py:{'blocking' if 'b17' in words[0] else 'review'}")
+    found = call(capsys, "time", "replay", *words, "--agent", f"app.py:{'blocking' if 'b17' in words[0] else 'review'}")
     assert found.code == code, found
     return [*found.out.splitlines(), *found.err.splitlines()]
 
@@ -152,12 +152,12 @@ def test_code_that_agrees_is_told_step_by_step(capsys: pytest.CaptureFixture[str
 
 def test_failures_answers_and_children_are_told_as_people_say_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "run", "app.py:mixed", "-q", "-i", "17", "--id", "m").code == 3
-    assert call(capsys, "replay", "m", "--agent", "app.py:mixed").out.splitlines()[-1] == (
+    assert call(capsys, "time", "replay", "m", "--agent", "app.py:mixed").out.splitlines()[-1] == (
         "✓ agrees: the code took 3 steps again and is waiting where the record ends; nothing was called"
     )
     assert call(capsys, "answer", "m", "respond", "--value", "yes").code == 0
     assert call(capsys, "run", "app.py:mixed", "-q", "--id", "m").code == 0
-    assert call(capsys, "replay", "m", "--agent", "app.py:mixed").out.splitlines()[1:6] == [
+    assert call(capsys, "time", "replay", "m", "--agent", "app.py:mixed").out.splitlines()[1:6] == [
         "  ✓ 1     below                ",
         "  ✓ 2     m/1                  34",
         "  ✗ 3     send                 killick.errors.NotDone: the mailbox is full",
@@ -189,7 +189,7 @@ def test_stray_io_parts_with_file_and_line(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_an_unfinished_run_goes_on_beyond_its_record_by_name_only(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, "fork", "c17", "--at", "4:after", "--id", "f").code == 0
+    assert call(capsys, "time", "fork", "c17", "--at", "4:after", "--id", "f").code == 0
     assert said(capsys, "f")[-1] == (
         "→ goes on beyond the record with step 5: tool pay(claim=17, amount=1250); nothing was called"
     )
@@ -197,7 +197,7 @@ def test_an_unfinished_run_goes_on_beyond_its_record_by_name_only(capsys: pytest
 
 
 def test_a_file_is_replayed_with_no_store(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, "export", "c17", "-o", "c17.killick").code == 0
+    assert call(capsys, "store", "export", "c17", "-o", "c17.killick").code == 0
     Path("killick.db").unlink()
     lines = said(capsys, "c17.killick")
     assert lines[0] == "c17  review, 8 steps on record, from c17.killick, completed"
@@ -221,7 +221,7 @@ def test_the_same_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
         ('docs["amount"])\n    total', 'docs["amount"] + 1)\n    total'),
         ("    docs = await run.call", "    print(claim)\n    docs = await run.call"),
     )
-    found = json.loads(call(capsys, "replay", "c17", "--agent", "app.py:review", "--json").out)
+    found = json.loads(call(capsys, "time", "replay", "c17", "--agent", "app.py:review", "--json").out)
     assert (found["outcome"], found["parted"]["step"]) == ("parted", "5")
 
 
@@ -240,7 +240,7 @@ def test_the_agent_is_found_by_the_name_that_is_on_record_or_asked_for(here: Pat
 
 def session(here: Path, run: str, step: str, types: dict[str, str], **more: str) -> str:
     """A replay with a debugger on a terminal: what is typed when something appears, and the whole screen."""
-    command = ["killick", "replay", run, "--break", step]
+    command = ["killick", "time", "replay", run, "--break", step]
     code, screen = on_terminal(command, cwd=here, env=plain_environment(**more), types=types)
     assert code == 0, screen
     return screen

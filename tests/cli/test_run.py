@@ -54,12 +54,12 @@ def test_json_is_one_document_whatever_came_of_it(office: Path, capsys: Capture)
     found = call(capsys, "run", "app.py:pay_out", "-i", "13", "--id", "p1", "--json")
     failed = json.loads(found.out)
     assert (found.code, failed["status"], failed["run"]) == (1, "failed", "p1")
-    assert failed["failure"]["message"] == "step 1 (pay): killick.errors.NotDone: the bank is closed"
+    assert failed["failure"]["errors"][0]["message"] == "step 1 (pay): killick.errors.NotDone: the bank is closed"
 
 
 def test_a_result_that_is_no_text_is_readable_json(office: Path, capsys: Capture) -> None:
     main(["start", "app.py:listen", "--id", "l1"])
-    main(["send", "l1", "paid", '{"amount": 80}'])
+    main(["message", "send", "l1", "paid", '{"amount": 80}'])
     found = call(capsys, "run", "app.py:listen", "--id", "l1")
     assert (found.code, json.loads(found.out)) == (0, {"amount": 80})
 
@@ -125,7 +125,7 @@ def test_a_message_that_is_waited_for_is_named_with_its_command(office: Path, ca
     found = call(capsys, "run", "app.py:listen", "--id", "l1")
     assert found.code == 3
     assert "l1:1  waits for a message 'paid'" in found.err
-    assert "killick send l1 paid BODY" in found.err
+    assert "killick message send l1 paid BODY" in found.err
 
 
 def test_a_failed_run_ends_with_1_and_one_line_and_goes_on_when_resumed(office: Path, capsys: Capture) -> None:
@@ -169,13 +169,13 @@ def test_a_paused_run_ends_with_3_and_names_resume(office: Path, capsys: Capture
     assert (found.code, found.err) == (3, "killick: claim_19: is paused; `killick resume claim_19` lets it go on\n")
 
 
-def test_a_run_that_was_not_finished_is_gone_on_with_unless_a_fresh_one_is_wanted(
-    office: Path, capsys: Capture
-) -> None:
+def test_a_run_is_new_unless_the_unfinished_one_is_asked_for(office: Path, capsys: Capture) -> None:
     main(["run", "app.py:listen"])
-    found = call(capsys, "run", "app.py:listen")
-    assert "goes on with this run, which was not finished; --fresh starts another" in found.err
-    assert call(capsys, "run", "app.py:listen", "--fresh").code == 3
+    found = call(capsys, "run", "app.py:listen", "--resume")
+    assert "continues this run, which was not finished" in found.err
+    with killick.open("killick.db") as kd:
+        assert len(kd.list(agent="listen")) == 1
+    assert call(capsys, "run", "app.py:listen").code == 3
     with killick.open("killick.db") as kd:
         assert len(kd.list(agent="listen")) == 2
 

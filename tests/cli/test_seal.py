@@ -1,4 +1,4 @@
-"""`killick store seal`, `killick store prove` and what `killick verify` says of them."""
+"""`killick store seal`, `killick store prove` and what `killick store verify` says of them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import pytest
 
 import killick
 from killick.audit.checkpoint import new_key
+from killick.audit.proof import verify_proof
 from killick.cli.main import main
 from killick.errors import SealRefused
+from killick.log import Entry
 from killick.model import events as e
 
 Capture = pytest.CaptureFixture[str]
@@ -38,7 +40,7 @@ def grow(run: str, count: int = 1) -> None:
     with killick.open("killick.db") as kd:
         if kd.store.head(run) is None:
             kd.log.create(e.RunStarted(at=1, run=run, agent="claims"), {"input": run})
-        kd.log.open(run).append(*(killick.Entry(e.NoteMade(at=2), {"note": f"{run} {n}"}) for n in range(count)))
+        kd.log.open(run).append(*(Entry(e.NoteMade(at=2), {"note": f"{run} {n}"}) for n in range(count)))
 
 
 def did(capsys: Capture, *words: str, code: int = 0) -> tuple[str, str]:
@@ -72,7 +74,7 @@ def test_a_new_key_is_for_its_owner_alone_and_never_overwritten(capsys: Capture)
     assert err == "made a new key: new.pem, keep it private; new.pem.pub is the verifier's key\n"
     assert out.startswith("✓ seal 1: 2 runs, 8 new events, signed with key ")
     assert stat.S_IMODE(os.stat("new.pem").st_mode) == 0o600
-    assert did(capsys, "verify", "--key", "new.pem.pub", "--checkpoint", "one.seal")[0].startswith("✓")
+    assert did(capsys, "store", "verify", "--key", "new.pem.pub", "--checkpoint", "one.seal")[0].startswith("✓")
     grow("a")
     before = Path("new.pem").read_bytes()
     assert "is there already, and a key is never" in did(capsys, "store", "seal", "--new-key", "new.pem", code=2)[1]
@@ -127,10 +129,10 @@ def test_a_kept_checkpoint_gives_way_only_to_one_that_grew_out_of_it(capsys: Cap
 
 
 def test_verify_says_that_the_record_is_what_was_sealed(capsys: Capture) -> None:
-    assert "sealed" not in did(capsys, "verify")[0]
+    assert "sealed" not in did(capsys, "store", "verify")[0]
     sealed(capsys, "one.seal")
-    assert did(capsys, "verify")[0].splitlines()[-1] == "✓ and is what was sealed: 1 seal"
-    assert data(capsys, "verify", "a", "--checkpoint", "one.seal", "--key", "key.pem.pub")["holds"] is True
+    assert did(capsys, "store", "verify")[0].splitlines()[-1] == "✓ and is what was sealed: 1 seal"
+    assert data(capsys, "store", "verify", "a", "--checkpoint", "one.seal", "--key", "key.pem.pub")["holds"] is True
 
 
 def test_a_rolled_back_store_names_the_runs_that_were_lost(capsys: Capture) -> None:
@@ -140,7 +142,7 @@ def test_a_rolled_back_store_names_the_runs_that_were_lost(capsys: Capture) -> N
     grow("c")
     sealed(capsys, "tuesday.seal")
     shutil.copy("monday.db", "killick.db")
-    words = ("verify", "--checkpoint", "tuesday.seal", "--key", "key.pem.pub")
+    words = ("store", "verify", "--checkpoint", "tuesday.seal", "--key", "key.pem.pub")
     out, _ = did(capsys, *words, code=1)
     assert "✗ a  breaks at event 5: ends at event 4, and was sealed at event 5 (seals)\n" in out
     assert "✗ c  is gone: it was sealed at event 2, and nothing says where to (seals)\n" in out
@@ -153,10 +155,10 @@ def test_a_rolled_back_store_names_the_runs_that_were_lost(capsys: Capture) -> N
 
 def test_what_is_explained_is_told_and_is_no_failure(capsys: Capture) -> None:
     with killick.open("killick.db") as kd:
-        kd.log.open("b").append(killick.Entry(e.RunCompleted(at=3), {"result": None}))
+        kd.log.open("b").append(Entry(e.RunCompleted(at=3), {"result": None}))
     sealed(capsys, "one.seal")
     did(capsys, "store", "prune", "--older", "1d", "--to", "old.gz", "--yes")
-    words = ("verify", "--checkpoint", "one.seal", "--key", "key.pem.pub")
+    words = ("store", "verify", "--checkpoint", "one.seal", "--key", "key.pem.pub")
     assert "~ b  was pruned into old.gz, which no seal records yet\n" in did(capsys, *words)[0]
     assert [each["run"] for each in data(capsys, *words)["explained"]] == ["b"]
     assert "~ b  was pruned into old.gz\n" in did(capsys, "store", "seal", "--key", "key.pem", "--out", "one.seal")[0]
@@ -165,9 +167,9 @@ def test_what_is_explained_is_told_and_is_no_failure(capsys: Capture) -> None:
 
 def test_a_checkpoint_or_key_that_is_none_is_one_line(capsys: Capture) -> None:
     sealed(capsys, "one.seal")
-    assert "--checkpoint: needs --key PUB" in did(capsys, "verify", "--checkpoint", "one.seal", code=2)[1]
-    assert "is a private key" in did(capsys, "verify", "--key", "key.pem", code=2)[1]
-    words = ("verify", "--key", "key.pem.pub", "--checkpoint")
+    assert "--checkpoint: needs --key PUB" in did(capsys, "store", "verify", "--checkpoint", "one.seal", code=2)[1]
+    assert "is a private key" in did(capsys, "store", "verify", "--key", "key.pem", code=2)[1]
+    words = ("store", "verify", "--key", "key.pem.pub", "--checkpoint")
     assert did(capsys, *words, "key.pem", code=1)[1] == "killick: key.pem: is not a checkpoint\n"
     changed = Path("one.seal").read_text().replace("\n2\n", "\n1\n")
     Path("bare.seal").write_text(changed.partition("\n{")[0])
@@ -188,13 +190,13 @@ def test_the_values_of_the_seals_are_not_erased(capsys: Capture) -> None:
 def test_a_proof_is_verified_without_a_store(capsys: Capture, monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     sealed(capsys, "one.seal")
     out, _ = did(capsys, "store", "prove", "a", "@3", "--values", "--out", "a.proof")
-    assert out.splitlines()[-1] == "    killick verify --proof a.proof --key PUB"
+    assert out.splitlines()[-1] == "    killick store verify --proof a.proof --key PUB"
     elsewhere = here / "elsewhere"
     elsewhere.mkdir()
     for name in ("a.proof", "key.pem.pub", "one.seal"):
         shutil.copy(name, elsewhere)
     monkeypatch.chdir(elsewhere)
-    words = ("verify", "--proof", "a.proof", "--key", "key.pem.pub")
+    words = ("store", "verify", "--proof", "a.proof", "--key", "key.pem.pub")
     out, _ = did(capsys, *words, "--checkpoint", "one.seal")
     assert out.startswith("✓ proved: event 3 of a  note.made, ")
     assert "  note: a 1\n" in out
@@ -210,7 +212,7 @@ def test_a_proof_is_verified_without_a_store(capsys: Capture, monkeypatch: pytes
 def test_a_proof_without_a_file_is_printed(capsys: Capture) -> None:
     sealed(capsys, "one.seal")
     out, _ = did(capsys, "store", "prove", "a", "1")
-    assert killick.verify_proof(out, Path("key.pem.pub").read_bytes()).run == "a"
+    assert verify_proof(out, Path("key.pem.pub").read_bytes()).run == "a"
     found = data(capsys, "store", "prove", "a", "1", "--out", "a.proof")
     assert (found["run"], found["seq"], found["bytes"]) == ("a", 1, Path("a.proof").stat().st_size)
 
@@ -221,9 +223,9 @@ def test_what_cannot_be_proved_is_one_line(capsys: Capture) -> None:
     assert "event 5 is not sealed yet, only up to 4" in did(capsys, "store", "prove", "a", "5", code=2)[1]
     assert "x: is no event's number" in did(capsys, "store", "prove", "a", "x", code=2)[1]
     assert "no such run" in did(capsys, "store", "prove", "q", "1", code=2)[1]
-    assert "--proof: needs --key PUB" in did(capsys, "verify", "--proof", "one.seal", code=2)[1]
-    assert "is not a proof" in did(capsys, "verify", "--proof", "one.seal", "--key", "key.pem.pub", code=1)[0]
-    assert "is a private key" in did(capsys, "verify", "--proof", "one.seal", "--key", "key.pem", code=2)[1]
+    assert "--proof: needs --key PUB" in did(capsys, "store", "verify", "--proof", "one.seal", code=2)[1]
+    assert "is not a proof" in did(capsys, "store", "verify", "--proof", "one.seal", "--key", "key.pem.pub", code=1)[0]
+    assert "is a private key" in did(capsys, "store", "verify", "--proof", "one.seal", "--key", "key.pem", code=2)[1]
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_seal_in_the_store(capsys: Capture) -> None:

@@ -447,9 +447,9 @@ def test_history_has_every_step_and_with_all_what_was_left(forked: str, show: An
     ]  # fmt: skip
     assert everything.count("done, left") == 2
     found = json.loads(show(forked, "--history", "--all", "--json"))
-    assert [past["step"] for past in found if past["left"]] == ["4", "5"]
+    assert [past["step"] for past in found if past["rewound"]] == ["4", "5"]
     for past in found:
-        place = f"{past['step']}~{past['generation']}:before" if past["left"] else f"{past['step']}:before"
+        place = f"{past['step']}~{past['generation']}:before" if past["rewound"] else f"{past['step']}:before"
         assert json.loads(show(forked, "--at", place, "--state"))["seq"] == past["before"]
 
 

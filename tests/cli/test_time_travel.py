@@ -97,7 +97,7 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pyproject.toml").write_text('[tool.killick]\napp = "app.py"\n', encoding="utf-8")
     assert main(["run", "app.py:payer", "-q", "-i", "17", "--id", "bill_17"]) == 3
     assert main(["answer", "bill_17", "approve", "--by", "mia"]) == 0
-    assert main(["send", "bill_17", "note", "thanks"]) == 0
+    assert main(["message", "send", "bill_17", "note", "thanks"]) == 0
     assert main(["run", "--id", "bill_17", "-q"]) == 0
     return tmp_path
 
@@ -117,40 +117,46 @@ def status(run: str) -> str:
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["fork", "bill17"], "bill17: no such run in killick.db; did you mean bill_17?"),
-        (["fork", "bill_17", "--at", "9:after"], "bill_17: there is no step 9; it has step 1 to 7"),
-        (["fork", "bill_17", "--at", "soon"], "'soon' is not a position; write 6:before"),
-        (["fork", "bill_17", "--output", "2={status: down}"], "--output 2: is not JSON"),
-        (["fork", "bill_17", "--output", "2"], "--output 2: no name and value; write it as 2=VALUE"),
-        (["fork", "bill_17", "--output", "=1"], "--output =1: no name and value"),
-        (["fork", "bill_17", "--set", "route"], "--set route: no name and value; write it as route=VALUE"),
-        (["fork", "bill_17", "--input", "{"], "--input: is not JSON"),
-        (["fork", "bill_17", "--input", "many"], "input: expected int, got str; payer takes int"),
-        (["fork", "bill_17", "--output", "2=[1]"], "step 2 (rate)"),
-        (["fork", "bill_17", "--at", "1:after", "--output", "2={}"], "fork at 2:after to change it"),
-        (["fork", "bill_17", "--at", "5:after", "--output", "2={}"], "fork at 2:after to change it"),
-        (["fork", "bill_17", "--id", "bill_17"], "bill_17"),
-        (["fork", "bill_17", "--effects", "some"], "--effects: 'some' is not one of"),
-        (["rewind", "bill17", "--to", "1"], "bill17: no such run in killick.db; did you mean bill_17?"),
-        (["rewind", "bill_17"], "rewind: needs"),
-        (["rewind", "bill_17", "--to", "9:before"], "bill_17: there is no step 9; it has step 1 to 7"),
-        (["rewind", "bill_17", "--to", "4~3:before"], "there is no generation 3"),
+        (["time", "fork", "bill17"], "bill17: no such run in killick.db; did you mean bill_17?"),
+        (["time", "fork", "bill_17", "--at", "9:after"], "bill_17: there is no step 9; it has step 1 to 7"),
+        (["time", "fork", "bill_17", "--at", "soon"], "'soon' is not a position; write 6:before"),
+        (["time", "fork", "bill_17", "--output", "2={status: down}"], "--output 2: is not JSON"),
+        (["time", "fork", "bill_17", "--output", "2"], "--output 2: no name and value; write it as 2=VALUE"),
+        (["time", "fork", "bill_17", "--output", "=1"], "--output =1: no name and value"),
+        (["time", "fork", "bill_17", "--set", "route"], "--set route: no name and value; write it as route=VALUE"),
+        (["time", "fork", "bill_17", "--input", "{"], "--input: is not JSON"),
+        (["time", "fork", "bill_17", "--input", "many"], "input: expected int, got str; payer takes int"),
+        (["time", "fork", "bill_17", "--output", "2=[1]"], "step 2 (rate)"),
+        (["time", "fork", "bill_17", "--at", "1:after", "--output", "2={}"], "fork at 2:after to change it"),
+        (["time", "fork", "bill_17", "--at", "5:after", "--output", "2={}"], "fork at 2:after to change it"),
+        (["time", "fork", "bill_17", "--id", "bill_17"], "bill_17"),
+        (["time", "fork", "bill_17", "--effects", "some"], "--effects: 'some' is not one of"),
+        (["time", "rewind", "bill17", "--to", "1"], "bill17: no such run in killick.db; did you mean bill_17?"),
+        (["time", "rewind", "bill_17"], "rewind: needs"),
+        (["time", "rewind", "bill_17", "--to", "9:before"], "bill_17: there is no step 9; it has step 1 to 7"),
+        (["time", "rewind", "bill_17", "--to", "4~3:before"], "there is no generation 3"),
         (
-            ["rewind", "bill_17", "--to", "5:before"],
+            ["time", "rewind", "bill_17", "--to", "5:before"],
             "There is no terminal to confirm at; add --yes, or --dry-run to only look",
         ),
-        (["rewind", "old", "--to", "start"], "old: continues as old+2; rewind that, or fork this one"),
-        (["undo", "bill17", "--step", "5"], "bill17: no such run in killick.db; did you mean bill_17?"),
-        (["undo", "bill_17"], "undo: needs"),
-        (["undo", "bill_17", "--step", "9"], "bill_17: there is no step 9; it has step 1 to 7"),
-        (["undo", "bill_17", "--step", "1"], "step 1 cannot be undone: it did nothing to the world (bill reads)"),
-        (["undo", "bill_17", "--step", "3"], "step 3 cannot be undone: it did nothing to the world (ask is a wait)"),
+        (["time", "rewind", "old", "--to", "start"], "old: continues as old+2; rewind that, or fork this one"),
+        (["time", "undo", "bill17", "--step", "5"], "bill17: no such run in killick.db; did you mean bill_17?"),
+        (["time", "undo", "bill_17"], "undo: needs"),
+        (["time", "undo", "bill_17", "--step", "9"], "bill_17: there is no step 9; it has step 1 to 7"),
         (
-            ["undo", "bill_17", "--step", "6"],
+            ["time", "undo", "bill_17", "--step", "1"],
+            "step 1 cannot be undone: it did nothing to the world (bill reads)",
+        ),
+        (
+            ["time", "undo", "bill_17", "--step", "3"],
+            "step 3 cannot be undone: it did nothing to the world (ask is a wait)",
+        ),
+        (
+            ["time", "undo", "bill_17", "--step", "6"],
             "step 6 cannot be undone: mail has no compensate=; undo it by hand, then --settled happened",
         ),
         (
-            ["undo", "bill_17", "--step", "5"],
+            ["time", "undo", "bill_17", "--step", "5"],
             "There is no terminal to confirm at; add --yes, or --dry-run to only look",
         ),
     ],
@@ -173,7 +179,7 @@ def test_an_app_that_does_not_know_the_tool_is_asked_for(office: Path, capsys: C
     (office / "pyproject.toml").unlink()
     for name in ("pay", "mail"):
         killick.definitions.tools.TOOLS.pop(name)
-    found = call(capsys, "undo", "bill_17", "--step", "5")
+    found = call(capsys, "time", "undo", "bill_17", "--step", "5")
     assert found.err == (
         "killick: bill_17: step 5 cannot be undone: its tool pay is not declared here; name its module with --app\n"
     )
@@ -183,18 +189,18 @@ def test_an_app_that_does_not_know_the_tool_is_asked_for(office: Path, capsys: C
 
 
 def test_a_fork_says_what_it_shares_what_differs_and_how_to_go_on(office: Path, capsys: Capture) -> None:
-    found = call(capsys, "fork", "bill_17", "--at", "4:after", "--set", "limit=9", "--because", "what if?")
+    found = call(capsys, "time", "fork", "bill_17", "--at", "4:after", "--set", "limit=9", "--because", "what if?")
     assert found.code == 0
     assert found.out.splitlines() == [
-        "bill_17-fork leaves bill_17 at 4:after @15",
+        "bill_17-fork leaves bill_17 at 4:after @13",
         "  shares      steps 1 to 4, nothing is copied",
         "  differs     context limit=9",
         "  world       adopts the effects of bill_17 (5 pay, 6 mail); a new effect needs a person's approval first",
         "  next        killick run --id bill_17-fork",
-        "              killick diff bill_17 bill_17-fork",
+        "              killick time diff bill_17 bill_17-fork",
     ]
     assert status("bill_17-fork") == "queued"
-    assert call(capsys, "fork", "bill_17", "--at", "start", "--effects", "none").out.splitlines()[:4] == [
+    assert call(capsys, "time", "fork", "bill_17", "--at", "start", "--effects", "none").out.splitlines()[:4] == [
         "bill_17-fork-2 leaves bill_17 at start @1",
         "  shares      its start, nothing is copied",
         "  differs     in nothing",
@@ -205,10 +211,10 @@ def test_a_fork_says_what_it_shares_what_differs_and_how_to_go_on(office: Path, 
 def test_another_output_forks_right_after_its_step_and_the_run_says_where_they_part(
     office: Path, capsys: Capture
 ) -> None:
-    found = call(capsys, "fork", "bill_17", "--output", '2={"status": "down", "rate": 0}', "--run")
+    found = call(capsys, "time", "fork", "bill_17", "--output", '2={"status": "down", "rate": 0}', "--run")
     assert found.code == 0
     assert found.out.splitlines() == [
-        "bill_17-fork leaves bill_17 at 2:after @8",
+        "bill_17-fork leaves bill_17 at 2:after @6",
         "  shares      steps 1 to 2, nothing is copied",
         '  differs     2 returned {"status":"down","rate":0}',
         "  world       adopts the effects of bill_17 (5 pay, 6 mail); a new effect needs a person's approval first",
@@ -216,14 +222,14 @@ def test_another_output_forks_right_after_its_step_and_the_run_says_where_they_p
         "  parts at    step 2: the same call, and something else came of it",
         '              bill_17       rate(currency="EUR") → {"status":"up","rate":2}',
         '              bill_17-fork  rate(currency="EUR") → {"status":"down","rate":0}',
-        "  next        killick diff bill_17 bill_17-fork",
+        "  next        killick time diff bill_17 bill_17-fork",
     ]
     assert bank() == ["pay 2500 to b-17", "mail"]
     assert status("bill_17") == "completed"
 
 
 def test_a_fork_that_waits_says_for_what_and_ends_with_3(office: Path, capsys: Capture) -> None:
-    found = call(capsys, "fork", "bill_17", "--at", "3:before", "--id", "again", "--run")
+    found = call(capsys, "time", "fork", "bill_17", "--at", "3:before", "--id", "again", "--run")
     assert found.code == 3
     assert "  now         is waiting" in found.out.splitlines()
     assert "again:3  Pay 1250?" in found.out
@@ -231,13 +237,13 @@ def test_a_fork_that_waits_says_for_what_and_ends_with_3(office: Path, capsys: C
 
 
 def test_a_fork_pays_once_with_its_parent(office: Path, capsys: Capture) -> None:
-    assert call(capsys, "fork", "bill_17", "--at", "4:after", "--run", "--id", "other").code == 0
+    assert call(capsys, "time", "fork", "bill_17", "--at", "4:after", "--run", "--id", "other").code == 0
     assert bank() == ["pay 2500 to b-17", "mail"]
 
 
 def test_a_fork_can_have_another_input_and_a_program_reads_it_as_json(office: Path, capsys: Capture) -> None:
     main(["run", "app.py:reader", "-q", "-i", "1", "--id", "read"])
-    found = call(capsys, "fork", "read", "--at", "start", "--input", "7", "--model", "m-2", "--run", "--json")
+    found = call(capsys, "time", "fork", "read", "--at", "start", "--input", "7", "--model", "m-2", "--run", "--json")
     told = json.loads(found.out)
     assert (found.code, told["run"], told["parent"], told["at"], told["status"]) == (
         0,
@@ -262,7 +268,7 @@ def test_a_fork_whose_agent_is_not_known_is_made_and_says_how_to_run_it(office: 
     (office / "app.py").rename(office / "elsewhere.txt")
     names = killick.definitions.agents.AGENTS.copy()
     killick.definitions.agents.AGENTS.restore(({}, {}))
-    found = call(capsys, "fork", "bill_17", "--at", "2:after", "--run")
+    found = call(capsys, "time", "fork", "bill_17", "--at", "2:after", "--run")
     killick.definitions.agents.AGENTS.restore(names)
     assert found.code == 2
     assert "bill_17-fork: is made, and is not run: its agent payer is not declared here; to run it: killick run" in (
@@ -273,7 +279,7 @@ def test_a_fork_whose_agent_is_not_known_is_made_and_says_how_to_run_it(office: 
 # rewind -------------------------------------------------------------------------------------------
 
 LEAVES_3: Final = [
-    "bill_17 would be rewound to 3:before @8",
+    "bill_17 would be rewound to 3:before @6",
     "  leaves      steps 3 to 7, which stay on record",
     '  stays done  step 5, pay(to="b-17", amount=2500, token="T-1") → {"receipt": "PA-2211", "amount": 2500}',
     '              step 6, mail(to="ann@example.org", text="Paid, see PA-2211: thanks") → M-77012',
@@ -285,10 +291,10 @@ LEAVES_3: Final = [
 
 
 def test_a_rewind_says_first_what_it_does_not_take_back(office: Path, capsys: Capture) -> None:
-    found = call(capsys, "rewind", "bill_17", "--to", "3:before", "--dry-run")
+    found = call(capsys, "time", "rewind", "bill_17", "--to", "3:before", "--dry-run")
     assert found == Called(0, "\n".join(LEAVES_3) + "\n", "nothing done; without --dry-run, rewind does this\n")
     assert status("bill_17") == "completed"
-    found = call(capsys, "rewind", "bill_17", "--to", "3:before", "--yes", "--because", "the wrong payee")
+    found = call(capsys, "time", "rewind", "bill_17", "--to", "3:before", "--yes", "--because", "the wrong payee")
     assert found.out.splitlines() == [
         *LEAVES_3,
         "bill_17  rewound to 3:before",
@@ -298,7 +304,7 @@ def test_a_rewind_says_first_what_it_does_not_take_back(office: Path, capsys: Ca
 
 
 def test_what_was_done_before_a_rewind_is_not_done_again(office: Path, capsys: Capture) -> None:
-    assert call(capsys, "rewind", "bill_17", "--to", "3:before", "--yes").code == 0
+    assert call(capsys, "time", "rewind", "bill_17", "--to", "3:before", "--yes").code == 0
     assert call(capsys, "run", "--id", "bill_17", "-q").code == 3  # it asks again, and has its note back
     assert call(capsys, "answer", "bill_17", "approve").code == 0
     assert call(capsys, "run", "--id", "bill_17", "-q").out == "paid, PA-2211\n"
@@ -307,7 +313,7 @@ def test_what_was_done_before_a_rewind_is_not_done_again(office: Path, capsys: C
 
 @pytest.mark.slow
 def test_a_terminal_is_asked_before_effects_are_left_behind(office: Path) -> None:
-    command = [sys.executable, "-m", "killick", "rewind", "bill_17", "--to", "5:before"]
+    command = [sys.executable, "-m", "killick", "time", "rewind", "bill_17", "--to", "5:before"]
     question = "rewind bill_17 to 5:before? [y/N]:"
     code, seen = on_terminal(command, cwd=office, env=plain_environment(), types={question: "n\n"})
     assert (code, "killick: nothing done" in seen, status("bill_17")) == (1, True, "completed")
@@ -317,8 +323,8 @@ def test_a_terminal_is_asked_before_effects_are_left_behind(office: Path) -> Non
 
 def test_nobody_is_asked_where_nothing_was_done_to_the_world(office: Path, capsys: Capture) -> None:
     main(["run", "app.py:reader", "-q", "-i", "1", "--id", "read"])
-    assert call(capsys, "rewind", "read", "--to", "2:before").out.splitlines() == [
-        "read would be rewound to 2:before @5",
+    assert call(capsys, "time", "rewind", "read", "--to", "2:before").out.splitlines() == [
+        "read would be rewound to 2:before @4",
         "  leaves      step 2, which stays on record",
         "read  rewound to 2:before",
         "  next        killick run --id read",
@@ -326,7 +332,7 @@ def test_nobody_is_asked_where_nothing_was_done_to_the_world(office: Path, capsy
 
 
 def test_a_program_is_told_what_stays_as_json(office: Path, capsys: Capture) -> None:
-    found = json.loads(call(capsys, "rewind", "bill_17", "--to", "5:before", "--yes", "--json").out)
+    found = json.loads(call(capsys, "time", "rewind", "bill_17", "--to", "5:before", "--yes", "--json").out)
     assert (found["run"], found["to"], found["done"]) == ("bill_17", "5:before", "rewound to 5:before")
     assert [(effect["step"], effect["tool"], effect["status"]) for effect in found["effects"]] == [
         ("5", "pay", "happened"),
@@ -339,10 +345,10 @@ def test_a_program_is_told_what_stays_as_json(office: Path, capsys: Capture) -> 
 def test_a_run_that_somebody_is_at_is_taken_back_by_them(office: Path, capsys: Capture) -> None:
     with killick.open("killick.db") as holder:
         holder.log.open("bill_17", holder="somebody")
-        found = call(capsys, "rewind", "bill_17", "--to", "5:before", "--yes")
+        found = call(capsys, "time", "rewind", "bill_17", "--to", "5:before", "--yes")
         assert found.code == 0
         assert "will be taken back to 5:before, by somebody, which holds it" in found.out
-        undo = call(capsys, "undo", "bill_17", "--step", "5", "--yes")
+        undo = call(capsys, "time", "undo", "bill_17", "--step", "5", "--yes")
         assert undo.code == 4
         assert undo.err.count("\n") == 1
 
@@ -351,7 +357,7 @@ def test_a_run_that_somebody_is_at_is_taken_back_by_them(office: Path, capsys: C
 
 
 def test_an_undo_says_what_it_undoes_then_undoes_it_and_says_what_came_of_it(office: Path, capsys: Capture) -> None:
-    found = call(capsys, "undo", "bill_17", "--step", "5", "--yes", "--because", "paid twice")
+    found = call(capsys, "time", "undo", "bill_17", "--step", "5", "--yes", "--because", "paid twice")
     assert found.code == 0
     with killick.open("killick.db") as kd:
         key = kd.undoing("bill_17", "5").key
@@ -364,18 +370,20 @@ def test_an_undo_says_what_it_undoes_then_undoes_it_and_says_what_came_of_it(off
         "bill_17  undid step 5, pay",
         "  came to     refunded PA-2211",
         "  next        leave it, or rewind the run to before it:",
-        "              killick rewind bill_17 --to 5:before",
+        "              killick time rewind bill_17 --to 5:before",
     ]
     assert bank() == ["pay 2500 to b-17", "mail", "refund PA-2211"]
-    again = call(capsys, "undo", "bill_17", "--step", "5", "--yes")
+    again = call(capsys, "time", "undo", "bill_17", "--step", "5", "--yes")
     assert again == Called(2, "", "killick: bill_17: step 5 cannot be undone: it was undone already, by step 0.1\n")
-    assert "  undone      step 5, pay(" in call(capsys, "rewind", "bill_17", "--to", "5:before", "--dry-run").out
+    assert (
+        "  undone      step 5, pay(" in call(capsys, "time", "rewind", "bill_17", "--to", "5:before", "--dry-run").out
+    )
 
 
 @pytest.mark.slow
 def test_an_undo_asks_a_terminal_and_may_only_look(office: Path, capsys: Capture) -> None:
-    assert "nothing done" in call(capsys, "undo", "bill_17", "--step", "5", "--dry-run").err
-    command = [sys.executable, "-m", "killick", "undo", "bill_17", "--step", "5"]
+    assert "nothing done" in call(capsys, "time", "undo", "bill_17", "--step", "5", "--dry-run").err
+    command = [sys.executable, "-m", "killick", "time", "undo", "bill_17", "--step", "5"]
     question = "undo step 5 of bill_17? [y/N]:"
     code, seen = on_terminal(command, cwd=office, env=plain_environment(), types={question: "n\n"})
     assert (code, "killick: nothing done" in seen, bank()) == (1, True, ["pay 2500 to b-17", "mail"])
@@ -384,33 +392,33 @@ def test_an_undo_asks_a_terminal_and_may_only_look(office: Path, capsys: Capture
 
 
 def test_what_was_undone_by_hand_is_put_on_record(office: Path, capsys: Capture) -> None:
-    found = call(capsys, "undo", "bill_17", "--step", "6", "--yes", "--settled", "happened", "--by", "mia")
+    found = call(capsys, "time", "undo", "bill_17", "--step", "6", "--yes", "--settled", "happened", "--by", "mia")
     assert (found.code, "step 6, mail, is undone by hand" in found.out) == (0, True)
-    found = call(capsys, "undo", "bill_17", "--step", "6", "--yes")
+    found = call(capsys, "time", "undo", "bill_17", "--step", "6", "--yes")
     assert "it was undone already, by step 0.1" in found.err
     assert bank() == ["pay 2500 to b-17", "mail"]
 
 
 def test_an_undoing_that_is_lost_sight_of_is_settled_and_done_again(office: Path, capsys: Capture) -> None:
     (office / "line-is-dead").touch()
-    lost = call(capsys, "undo", "bill_17", "--step", "5", "--yes")
+    lost = call(capsys, "time", "undo", "bill_17", "--step", "5", "--yes")
     assert (lost.code, lost.err.count("\n")) == (1, 1)
     assert "undoing pay began and its outcome is not known (OSError: the line is dead)" in lost.err
     assert "--settled happened, or --settled not" in lost.err
-    again = call(capsys, "undo", "bill_17", "--step", "5", "--yes")
+    again = call(capsys, "time", "undo", "bill_17", "--step", "5", "--yes")
     assert (again.code, again.out) == (2, "")
     assert (
         "undoing it began, as step 0.1, and whether that happened is not known; check, then say which it is"
         in again.err
     )
     (office / "line-is-dead").unlink()
-    assert call(capsys, "undo", "bill_17", "--step", "5", "--yes", "--settled", "not").code == 0
-    assert call(capsys, "undo", "bill_17", "--step", "5", "--yes").code == 0
+    assert call(capsys, "time", "undo", "bill_17", "--step", "5", "--yes", "--settled", "not").code == 0
+    assert call(capsys, "time", "undo", "bill_17", "--step", "5", "--yes").code == 0
     assert bank() == ["pay 2500 to b-17", "mail", "refund PA-2211"]
 
 
 def test_a_program_is_told_of_an_undo_as_json(office: Path, capsys: Capture) -> None:
-    found = json.loads(call(capsys, "undo", "bill_17", "--step", "5", "--yes", "--json").out)
+    found = json.loads(call(capsys, "time", "undo", "bill_17", "--step", "5", "--yes", "--json").out)
     assert (found["tool"], found["status"], found["compensated_by"], found["done"]) == (
         "pay",
         "happened",
@@ -421,11 +429,11 @@ def test_a_program_is_told_of_an_undo_as_json(office: Path, capsys: Capture) -> 
 
 
 def test_pay_undo_rewind_pay_is_charged_again_but_not_by_the_same_token(office: Path, capsys: Capture) -> None:
-    assert call(capsys, "undo", "bill_17", "--step", "5", "--yes").code == 0
-    assert call(capsys, "rewind", "bill_17", "--to", "5:before", "--yes").code == 0
+    assert call(capsys, "time", "undo", "bill_17", "--step", "5", "--yes").code == 0
+    assert call(capsys, "time", "rewind", "bill_17", "--to", "5:before", "--yes").code == 0
     refused = call(capsys, "run", "--id", "bill_17", "-q")
     assert (refused.code, "token was claimed by bill_17" in refused.err) == (1, True)
-    assert call(capsys, "rewind", "bill_17", "--to", "4:before", "--yes").code == 0
-    assert call(capsys, "set", "bill_17", "token=T-2").code == 0
+    assert call(capsys, "time", "rewind", "bill_17", "--to", "4:before", "--yes").code == 0
+    assert call(capsys, "edit", "set", "bill_17", "token=T-2").code == 0
     assert call(capsys, "run", "--id", "bill_17", "-q").out == "paid, PA-2211\n"
     assert bank() == ["pay 2500 to b-17", "mail", "refund PA-2211", "pay 2500 to b-17"]

@@ -11,7 +11,7 @@ import pytest
 import killick
 from claims import call, move_in, on_terminal, plain_environment
 from killick.definitions.agents import AGENTS
-from killick.definitions.triggers import TRIGGERS
+from killick.triggers import TRIGGERS
 from killick.workers import trigger_runner
 
 Capture = pytest.CaptureFixture[str]
@@ -30,8 +30,8 @@ async def fulfil(run: killick.Run, order: dict[str, int]) -> int:
     return order["number"]
 
 
-killick.cron("0 9 * * mon-fri", report, tz="Europe/Berlin", input="today")
-killick.on_event("order.created", fulfil)
+killick.triggers.cron("0 9 * * mon-fri", report, tz="Europe/Berlin", input="today")
+killick.triggers.on_event("order.created", fulfil)
 """
 
 

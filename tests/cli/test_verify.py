@@ -42,7 +42,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a store: `even` ended 40 days ago, `late` today, `odd` waits."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    clock = killick.ManualClock(killick.SystemClock().now_us() - 40 * DAY * 1_000_000)
+    clock = killick.clock.ManualClock(killick.clock.SystemClock().now_us() - 40 * DAY * 1_000_000)
     with killick.open("killick.db", clock=clock) as kd:
         kd.run(keeping_agent, 4, id="even")
         with pytest.raises(killick.RunWaiting):
@@ -84,26 +84,26 @@ def holds(path: str = "killick.db") -> bool:
 
 
 def test_a_record_that_holds_is_said_to_hold(capsys: Capture) -> None:
-    out, err = did(capsys, "verify")
+    out, err = did(capsys, "store", "verify")
     assert out.startswith("✓ the record holds: 3 runs, ")
     assert err == "", "nothing but the outcome goes into a pipe"
-    out, _ = did(capsys, "verify", "odd")
+    out, _ = did(capsys, "store", "verify", "odd")
     assert out.startswith("✓ the record holds: 1 run, ")
-    assert data(capsys, "verify")["holds"] is True
+    assert data(capsys, "store", "verify")["holds"] is True
 
 
 def test_every_broken_run_is_named_with_its_first_break_and_the_exit_code_says_so(capsys: Capture) -> None:
     tamper("even", 3)
     tamper("late", 4)
-    found = data(capsys, "verify", code=1)
+    found = data(capsys, "store", "verify", code=1)
     assert [(each["run"], each["seq"]) for each in found["broken"]] == [("even", 3), ("late", 4)]
     assert found["holds"] is False
-    out, _ = did(capsys, "verify", code=1)
+    out, _ = did(capsys, "store", "verify", code=1)
     assert "✗ even  breaks at event 3: " in out
     assert "    killick store repair late" in out
     assert out.splitlines()[-1] == "2 runs of 3 do not hold"
-    assert did(capsys, "verify", "odd")[0].startswith("✓")
-    assert did(capsys, "verify", "even", code=1)[0].splitlines()[-1] == "1 run of 1 does not hold"
+    assert did(capsys, "store", "verify", "odd")[0].startswith("✓")
+    assert did(capsys, "store", "verify", "even", code=1)[0].splitlines()[-1] == "1 run of 1 does not hold"
 
 
 def test_derived_data_that_was_wrong_is_said_to_be_rebuilt(capsys: Capture) -> None:
@@ -111,13 +111,16 @@ def test_derived_data_that_was_wrong_is_said_to_be_rebuilt(capsys: Capture) -> N
     with db:
         db.execute("UPDATE runs SET status = 'failed' WHERE number = (SELECT number FROM heads WHERE run = 'even')")
     db.close()
-    out, _ = did(capsys, "verify")
+    out, _ = did(capsys, "store", "verify")
     assert "~ even  runs did not say what the log says: rebuilt" in out
     assert "✓ the record holds" in out
 
 
 def test_a_run_that_is_not_there_is_a_mistake(capsys: Capture) -> None:
-    assert did(capsys, "verify", "evn", code=2)[1] == "killick: evn: no such run in killick.db; did you mean even?\n"
+    assert (
+        did(capsys, "store", "verify", "evn", code=2)[1]
+        == "killick: evn: no such run in killick.db; did you mean even?\n"
+    )
 
 
 @pytest.mark.slow
@@ -125,7 +128,7 @@ def test_a_terminal_sees_progress_and_the_outcome_stays_clean(here: Path) -> Non
     ours, theirs = pty.openpty()
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
     done = subprocess.run(
-        [sys.executable, "-m", "killick", "verify"],
+        [sys.executable, "-m", "killick", "store", "verify"],
         cwd=here,
         env=env,
         stdout=subprocess.PIPE,
@@ -149,16 +152,16 @@ def test_a_terminal_sees_progress_and_the_outcome_stays_clean(here: Path) -> Non
 
 
 def test_a_file_is_proved_without_a_store(capsys: Capture, here: Path) -> None:
-    did(capsys, "export", "even", "-o", "even.killick")
+    did(capsys, "store", "export", "even", "-o", "even.killick")
     did(capsys, "store", "prune", "--older", "30d", "--to", "old.gz", "--yes")
     here.joinpath("killick.db").rename(here / "other.db")
-    assert did(capsys, "verify", "even.killick")[0].startswith("✓ the file holds: 1 run, ")
-    assert data(capsys, "verify", "old.gz")["runs"] == 1
+    assert did(capsys, "store", "verify", "even.killick")[0].startswith("✓ the file holds: 1 run, ")
+    assert data(capsys, "store", "verify", "old.gz")["runs"] == 1
     packed = here.joinpath("old.gz").read_bytes()
     here.joinpath("old.gz").write_bytes(packed[:-20])
-    assert did(capsys, "verify", "old.gz", code=1)[0].startswith("✗ old.gz  was truncated or changed")
+    assert did(capsys, "store", "verify", "old.gz", code=1)[0].startswith("✗ old.gz  was truncated or changed")
     here.joinpath("even.killick").write_text("{}")
-    found = data(capsys, "verify", "even.killick", code=1)
+    found = data(capsys, "store", "verify", "even.killick", code=1)
     assert (found["holds"], found["broken"]) == (False, "is not an export of a run")
 
 
@@ -166,7 +169,7 @@ def test_a_file_is_proved_without_a_store(capsys: Capture, here: Path) -> None:
 
 
 def test_a_run_is_exported_to_a_file_that_loads_and_replays(capsys: Capture) -> None:
-    out, err = did(capsys, "export", "even", "-o", "even.killick")
+    out, err = did(capsys, "store", "export", "even", "-o", "even.killick")
     assert out == ""
     assert err.startswith("even.killick: ")
     assert load("even.killick").run == "even"
@@ -174,13 +177,13 @@ def test_a_run_is_exported_to_a_file_that_loads_and_replays(capsys: Capture) -> 
 
 
 def test_without_a_file_it_goes_to_stdout(capsys: Capture) -> None:
-    out, err = did(capsys, "export", "odd")
+    out, err = did(capsys, "store", "export", "odd")
     assert err == ""
     assert load(out.encode()).run == "odd"
 
 
 def test_a_file_that_cannot_be_written_is_one_line(capsys: Capture) -> None:
-    _, err = did(capsys, "export", "odd", "-o", "no/such/folder/x.killick", code=2)
+    _, err = did(capsys, "store", "export", "odd", "-o", "no/such/folder/x.killick", code=2)
     assert err.startswith(
         "killick: no/such/folder/x.killick: cannot be written (No such file or directory); name another"
     )
@@ -188,13 +191,13 @@ def test_a_file_that_cannot_be_written_is_one_line(capsys: Capture) -> None:
 
 def test_a_broken_run_is_not_exported(capsys: Capture) -> None:
     tamper("even", 3)
-    assert "even: broken at event 3" in did(capsys, "export", "even", code=1)[1]
+    assert "even: broken at event 3" in did(capsys, "store", "export", "even", code=1)[1]
 
 
 def test_commands_to_type_name_the_store_that_was_named(capsys: Capture) -> None:
     tamper("even", 3)
     os.rename("killick.db", "other.db")
-    out, _ = did(capsys, "verify", "--store", "other.db", code=1)
+    out, _ = did(capsys, "store", "verify", "--store", "other.db", code=1)
     assert "    killick store repair even --store other.db" in out
 
 
@@ -245,7 +248,7 @@ def test_what_a_step_was_given_and_returned_goes_and_the_record_holds(capsys: Ca
         erased = kd.events("even")[-1].event
         assert isinstance(erased, e.ValueErasedOnPurpose)
         assert erased.reason == "asked for"
-    assert did(capsys, "verify")[0].rstrip().endswith("erased on purpose")
+    assert did(capsys, "store", "verify")[0].rstrip().endswith("erased on purpose")
     _, err = did(capsys, "store", "erase", "even", "--step", "1", "--reason", "again", "--yes", code=2)
     assert "erased already" in err
 
@@ -259,7 +262,7 @@ def test_one_event_can_be_erased(capsys: Capture) -> None:
 
 
 def load_after(capsys: Capture, run: str) -> Any:
-    return load(did(capsys, "export", run)[0].encode()).store
+    return load(did(capsys, "store", "export", run)[0].encode()).store
 
 
 def test_erasing_asks_first_and_says_what_else_goes(capsys: Capture) -> None:
@@ -284,7 +287,10 @@ def test_erasing_asks_first_and_says_what_else_goes(capsys: Capture) -> None:
         (["even", "--reason", "x", "--seq", "999"], "killick: even: has no event 999"),
         (["even", "--reason", "x", "--seq", "2"], "killick: even: there are no values to erase there"),
         (["even", "--step", "1"], "killick: store erase: needs WHY; see killick store erase --help"),
-        (["fork", "--reason", "x", "--seq", "1"], "killick: fork: event 1 is of the run that it was forked from"),
+        (
+            ["fork", "--reason", "x", "--seq", "1"],
+            "killick: fork: event 1 is of the run that it was forked from",
+        ),
     ],
 )
 def test_a_mistaken_erasing_is_one_line_and_changes_nothing(capsys: Capture, words: list[str], line: str) -> None:

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+import types
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,7 +174,7 @@ def test_the_same_id_by_two_threads_at_once_runs_once(processes: Processes) -> N
 # without an id ------------------------------------------------------------------------------------
 
 
-def test_without_an_id_a_run_whose_process_died_is_resumed_with_one_line_saying_so(
+def test_resume_continues_the_unfinished_run_of_a_process_that_died(
     processes: Processes, caplog: pytest.LogCaptureFixture
 ) -> None:
     dying, life = processes.mortal()
@@ -193,32 +195,30 @@ def test_without_an_id_a_run_whose_process_died_is_resumed_with_one_line_saying_
     processes.mourn()
     caplog.clear()
     kd = processes.new()
-    assert kd.run(dies, Claim(17)) == 17
+    assert kd.run(dies, Claim(17), resume=True) == 17
     assert len(kd.list()) == 1
     assert DONE == [17, 17, 17]
-    [line] = said(caplog)
-    assert kd.list()[0].run in line
-    assert "fresh=True" in line
+    assert said(caplog) == []
 
 
-def test_without_an_id_fresh_starts_another_run(processes: Processes, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_an_id_every_run_is_new(processes: Processes, caplog: pytest.LogCaptureFixture) -> None:
     kd = processes.new()
     for _ in range(2):
         with pytest.raises(killick.RunWaiting):
-            kd.run(asks, Claim(17), fresh=True)
+            kd.run(asks, Claim(17))
     assert len(kd.list()) == 2
     assert said(caplog) == []
 
 
-def test_without_an_id_another_input_or_an_ended_run_starts_another_run(processes: Processes) -> None:
+def test_resume_starts_a_run_for_another_input_or_after_one_that_ended(processes: Processes) -> None:
     kd = processes.new()
     for claim in (Claim(17), Claim(17), Claim(18)):
-        kd.run(reviews, claim)
+        kd.run(reviews, claim, resume=True)
     assert len(kd.list()) == 3
     assert DONE == [17, 17, 18]
 
 
-def test_without_an_id_a_run_that_another_living_process_is_at_is_left_alone(processes: Processes) -> None:
+def test_resume_leaves_alone_a_run_that_another_living_process_is_at(processes: Processes) -> None:
     started, go = threading.Event(), threading.Event()
 
     @killick.tool(effect="reads", name="client_holds")
@@ -238,7 +238,7 @@ def test_without_an_id_a_run_that_another_living_process_is_at_is_left_alone(pro
     try:
         assert started.wait(300)
         threading.Timer(0.2, go.set).start()
-        assert two.run(agent, 1) == 1
+        assert two.run(agent, 1, resume=True) == 1
     finally:
         go.set()
         thread.join(300)
@@ -246,12 +246,12 @@ def test_without_an_id_a_run_that_another_living_process_is_at_is_left_alone(pro
     assert len(two.list()) == 2
 
 
-def test_a_run_that_was_given_an_id_is_not_taken_up_by_a_call_without_one(processes: Processes) -> None:
+def test_resume_does_not_continue_a_run_that_was_given_an_id(processes: Processes) -> None:
     kd = processes.new()
     with pytest.raises(killick.RunWaiting):
         kd.run(asks, Claim(17), id="mine")
     with pytest.raises(killick.RunWaiting) as waiting:
-        processes.new().run(asks, Claim(17))
+        processes.new().run(asks, Claim(17), resume=True)
     assert waiting.value.run != "mine"
 
 
@@ -375,23 +375,23 @@ def test_every_method_has_an_awaitable_form_that_does_not_block_the_loop(process
 
     async def go() -> list[Any]:
         with pytest.raises(killick.RunWaiting):
-            await kd.run.soon(asks, Claim(17), id="r")
-        assert (await kd.info.soon("r")).status == "waiting"
-        assert (await kd.state.soon("r")).run == "r"
-        assert await kd.events.soon("r")
-        assert [listed.run for listed in await kd.list.soon()] == ["r"]
-        assert [wait.id for wait in await kd.inbox.soon()] == ["r:2"]
-        await kd.say.soon("r", "hello")
-        await kd.send.soon("r", "noise", 1)
-        await kd.set.soon("r", x=1)
-        await kd.prioritize.soon("r", 3)
-        await kd.pause.soon("r")
-        assert await kd.resume.soon("r") == "resumed"
-        await kd.answer.soon("r", "approve")
-        result = await kd.run.soon(asks, Claim(17), id="r")
-        handle = await kd.start.soon(reviews, Claim(18), id="s")
-        await kd.cancel.soon("s")
-        assert (await kd.verify.soon()).problems == []
+            await kd.as_async().run(asks, Claim(17), id="r")
+        assert (await kd.as_async().info("r")).status == "waiting"
+        assert (await kd.as_async().state("r")).run == "r"
+        assert await kd.as_async().events("r")
+        assert [listed.run for listed in await kd.as_async().list()] == ["r"]
+        assert [wait.id for wait in await kd.as_async().inbox()] == ["r:2"]
+        await kd.as_async().say("r", "hello")
+        await kd.as_async().send("r", "noise", 1)
+        await kd.as_async().set("r", x=1)
+        await kd.as_async().prioritize("r", 3)
+        await kd.as_async().pause("r")
+        assert await kd.as_async().resume("r") == "resumed"
+        await kd.as_async().answer("r", "approve")
+        result = await kd.as_async().run(asks, Claim(17), id="r")
+        handle = await kd.as_async().start(reviews, Claim(18), id="s")
+        await kd.as_async().cancel("s")
+        assert (await kd.as_async().verify()).problems == []
         return [result, handle.id]
 
     assert asyncio.run(go()) == ["approve", "s"]
@@ -414,8 +414,8 @@ def test_an_async_client_serves_many_runs_on_the_callers_loop(processes: Process
         return await run.call(meets, n)
 
     async def go() -> list[int]:
-        async with killick.open("memory:") as kd:
-            return list(await asyncio.gather(*(kd.run.soon(agent, n) for n in range(20))))
+        async with killick.open_async("memory:") as kd:
+            return list(await asyncio.gather(*(kd.run(agent, n) for n in range(20))))
 
     assert asyncio.run(go()) == list(range(20))
 
@@ -427,9 +427,112 @@ def test_a_blocking_call_inside_an_agent_is_refused_by_name(processes: Processes
     async def agent(run: killick.Run, claim: Claim) -> None:
         kd.run(reviews, claim)
 
-    with pytest.raises(killick.RunFailed, match=r"\.soon"):
+    with pytest.raises(killick.RunFailed, match=r"as_async\(\)"):
         kd.run(agent, Claim(17))
     assert DONE == []
+
+
+class Bound:
+    """As an `httpx.AsyncClient`: usable only on the loop on which it was used first."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def get(self) -> str:
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or loop
+        self._loop.call_soon(lambda: None)  # raises where that loop is closed
+        assert self._loop is loop
+        return "fetched"
+
+
+BOUND = Bound()
+
+
+@killick.tool(effect="reads", name="client_fetches")
+async def fetches() -> str:
+    return await BOUND.get()
+
+
+@killick.agent(name="client_fetching")
+async def fetching(run: killick.Run) -> str:
+    return await run.call(fetches)
+
+
+def test_what_a_module_binds_to_a_loop_serves_every_blocking_client_of_the_process(tmp_path: Path) -> None:
+    for number in range(3):
+        with killick.open(str(tmp_path / "killick.db")) as kd:
+            assert kd.run(fetching, id=f"r{number}") == "fetched"
+    assert [thread.name for thread in threading.enumerate()].count("killick-loop") == 1
+
+
+def test_runs_of_two_blocking_clients_share_the_loop_and_end_with_their_own(processes: Processes) -> None:
+    one, two, held = processes.new(), processes.new(), asyncio.Event()
+
+    @killick.agent(name="client_holds")
+    async def holds(run: killick.Run) -> None:
+        held.set()
+        await asyncio.Event().wait()
+
+    def hold() -> None:
+        with pytest.raises(killick.KillickError):
+            one.run(holds, id="held")
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    two.runtime.blocking(held.wait())
+    assert two.run(reviews, Claim(17)).paid
+    one.close()
+    holding.join(300)
+    assert two.run(reviews, Claim(18)).paid
+
+
+def test_a_blocking_client_in_a_running_loop_works_and_warns_once(processes: Processes) -> None:
+    kd = processes.new()
+
+    async def go() -> Verdict:
+        with pytest.warns(RuntimeWarning, match="open_async") as warned:
+            verdict = kd.run(reviews, Claim(17), id="r")
+        assert kd.info("r").status == "completed"
+        assert [os.path.basename(each.filename) for each in warned] == ["test_client.py"]
+        return verdict
+
+    assert asyncio.run(go()).paid
+
+
+def test_a_notebook_is_not_warned(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    kd = processes.new()
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=object))
+
+    async def cell() -> Verdict:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return kd.run(reviews, Claim(17))
+
+    assert asyncio.run(cell()).paid
+
+
+def test_handles_and_searches_are_of_the_clients_kind(tmp_path: Path) -> None:
+    async def go() -> tuple[Verdict, int]:
+        async with killick.open_async(str(tmp_path / "killick.db")) as kd, kd.worker():
+            handle = await kd.start(reviews, Claim(17), id="r")
+            seen = [recorded.seq async for recorded in handle.follow()]
+            assert seen == list(range(1, len(seen) + 1))
+            assert (await handle.info()).status == (await kd.state("r")).status == "completed"
+            assert (await kd.fork("r", "1:before")).id == "r-fork"
+            return await handle.result(timeout=300), len(await kd.find.calls("client_does", run="r"))
+
+    assert asyncio.run(go()) == (Verdict(True, "0 for 17"), 1)
+
+
+def test_both_kinds_of_client_share_one_store_and_its_closing(tmp_path: Path) -> None:
+    with killick.open(str(tmp_path / "killick.db")) as kd:
+        assert kd.as_sync() is kd
+        assert kd.as_async().as_async().engine is kd.engine
+        assert asyncio.run(kd.as_async().run(reviews, Claim(17), id="r")).paid
+        asyncio.run(kd.as_async().close())
+        with pytest.raises(killick.KillickError, match="closed"):
+            kd.run(reviews, Claim(17), id="r")
 
 
 # bad input ----------------------------------------------------------------------------------------
@@ -666,6 +769,35 @@ def test_code_that_ends_the_process_ends_the_call_and_does_not_hang(tmp_path: Pa
     outcome = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False)
     assert outcome.stdout.split() != [], outcome.stderr
     assert outcome.returncode == 0, outcome.stderr
+
+
+UNCLOSED = """
+    import asyncio, killick
+
+    @killick.agent
+    async def asks(run: killick.Run) -> None:
+        asyncio.create_task(asyncio.sleep(1000))
+        await run.ask("well?")
+
+    async def main() -> None:
+        await killick.open_async("killick.db").run(asks)
+
+    try:
+        {call}
+    except killick.RunWaiting:
+        print("waits")
+"""
+
+
+@pytest.mark.parametrize("call", ['killick.open("killick.db").run(asks)', "asyncio.run(main())"])
+def test_a_script_that_never_closes_its_client_ends_quietly_and_leaves_the_store_alone(
+    tmp_path: Path, call: str
+) -> None:
+    (tmp_path / "script.py").write_text(textwrap.dedent(UNCLOSED).format(call=call))
+    command = [sys.executable, "-W", "default", "script.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("waits\n", "", 0)
+    assert {file.name for file in tmp_path.iterdir()} == {"script.py", "killick.db"}
 
 
 def test_a_run_on_sqlite_is_verified_and_found_again_by_another_process(tmp_path: Path) -> None:

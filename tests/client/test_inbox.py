@@ -110,16 +110,16 @@ def test_a_question_of_one_branch_is_there_while_another_branch_works(tmp_path: 
         return await run.gather(run.ask("May I?"), run.call(works))
 
     async def play() -> None:
-        async with killick.open(str(tmp_path / "killick.db")) as kd:
-            run = asyncio.ensure_future(kd.run.soon(branches, id="r"))
-            while not await asyncio.to_thread(kd.inbox) or kd.info("r").status != "running":
+        async with killick.open_async(str(tmp_path / "killick.db")) as kd:
+            run = asyncio.ensure_future(kd.run(branches, id="r"))
+            while not await kd.inbox() or (await kd.info("r")).status != "running":
                 assert not run.done()
                 await asyncio.sleep(0.01)
-            [wait] = kd.inbox()
-            kd.answer(wait, "approve", by="mia")
+            [wait] = await kd.inbox()
+            await kd.answer(wait, "approve", by="mia")
             free.set()
             assert (await run)[0]["by"] == "mia"
-            assert not kd.inbox()
+            assert not (await kd.inbox())
 
     asyncio.run(asyncio.wait_for(play(), 300))
 

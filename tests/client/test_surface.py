@@ -114,14 +114,55 @@ def test_a_run_has_what_section_13_names(kind: type[Any]) -> None:
     assert [name for name in RUN.split() if not hasattr(kind, name)] == []
 
 
-def test_a_client_has_what_section_13_names_and_each_has_an_awaitable_form() -> None:
-    assert [name for name in CLIENT.split() if not hasattr(killick.Client, name)] == []
+def test_both_clients_have_what_section_13_names_and_one_is_awaited() -> None:
     with killick.open("memory:") as kd:
-        assert [name for name in CLIENT.split() if not callable(getattr(getattr(kd, name), "soon", None))] == []
+        for name in CLIENT.split():
+            assert not inspect.iscoroutinefunction(getattr(kd, name))
+            assert inspect.iscoroutinefunction(getattr(kd.as_async(), name))
+            assert inspect.iscoroutinefunction(getattr(killick.AsyncClient, name))
+
+
+def test_methods_have_their_own_signatures_at_run_time() -> None:
+    with killick.open("memory:") as kd:
+        for client in (kd, kd.as_async()):
+            assert list(inspect.signature(client.run).parameters)[:3] == ["agent", "input", "id"]
+            assert list(inspect.signature(client.info).parameters) == ["run"]
+
+
+@pytest.mark.parametrize("declare", [killick.tool, killick.agent, killick.machine])
+def test_decorators_show_their_options_at_run_time(declare: Any) -> None:
+    parameters = inspect.signature(declare).parameters.values()
+    assert {"name"} < {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+    assert not any(each.kind is each.VAR_KEYWORD for each in parameters)
+
+
+def test_what_people_print_says_what_it_is() -> None:
+    seen: list[str] = []
+
+    @killick.tool(effect="reads")
+    async def looks() -> int:
+        return 1
+
+    @killick.agent
+    async def looking(run: killick.Run) -> None:
+        seen.append(repr(run))
+
+    with killick.open("memory:") as kd:
+        kd.run(looking, id="r")
+        seen += map(repr, (kd, kd.as_async(), kd.start(looking, id="r"), looking, looks))
+    assert [*seen, repr(kd)] == [
+        "<killick.Run r of agent looking>",
+        "<killick.Client of memory:>",
+        "<killick.AsyncClient of memory:>",
+        "<killick.Handle of run r>",
+        "<killick.Agent looking>",
+        "<killick.Tool looks, reads>",
+        "<killick.Client of memory:, closed>",
+    ]
 
 
 def test_what_is_public_says_what_it_is_for() -> None:
-    offered = [killick.Run, killick.SyncRun, killick.Client, killick.Handle]
+    offered = [killick.Run, killick.SyncRun, killick.Client, killick.AsyncClient, killick.Handle, killick.AsyncHandle]
     silent = [
         f"{kind.__name__}.{name}"
         for kind in offered

@@ -741,7 +741,7 @@ def test_a_rewind_that_comes_as_its_run_ends_interrupts_nobody(
 
     @killick.agent(name="ends_as_it_is_rewound")
     async def agent(run: killick.Run) -> int:
-        here.append(kd.executor())
+        here.append(kd.runtime.executor())
         return await run.call(looks_who_holds)
 
     def rewinds() -> None:

@@ -299,7 +299,7 @@ def go_on(path: Path, number: int, run: str, *, soon: bool = False) -> Callable[
 
 
 async def _soon(kd: killick.Client, agent: Any, run: str) -> Any:
-    return await kd.run.soon(agent, run, id=run)
+    return await kd.as_async().run(agent, run, id=run)
 
 
 def look_at(path: Path, *, verified: bool) -> Callable[[int], None]:

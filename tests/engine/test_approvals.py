@@ -37,9 +37,9 @@ def desk(world: World, request: pytest.FixtureRequest) -> Desk:
 
 
 @pytest.fixture
-def late(make_world: Callable[[killick.ManualClock], World]) -> tuple[Desk, killick.ManualClock]:
+def late(make_world: Callable[[killick.clock.ManualClock], World]) -> tuple[Desk, killick.clock.ManualClock]:
     """By a clock that the test moves."""
-    clock = killick.ManualClock()
+    clock = killick.clock.ManualClock()
     return Desk(make_world(clock), cold=True), clock
 
 
@@ -525,7 +525,7 @@ def test_of_people_who_answer_at_once_so_many_as_are_needed_win_and_the_others_a
 
 # in time ------------------------------------------------------------------------------------------
 
-Late = tuple[Desk, killick.ManualClock]
+Late = tuple[Desk, killick.clock.ManualClock]
 IN_ROUNDS = killick.Approval("managers", need=2, timeout="1h", escalate=[("directors", "2h"), ("dora", None)])
 
 

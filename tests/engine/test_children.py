@@ -119,7 +119,7 @@ def test_a_child_that_fails_raises_child_failed_with_its_failure_again_on_replay
         child = await run.spawn(breaks_down)
         try:
             await child.result()
-        except killick.ChildFailed as failed:
+        except killick.errors.ChildFailed as failed:
             seen.append((failed.run, failed.is_a(LookupError), str(failed)))
         await run.ask("well?")
 
@@ -138,7 +138,7 @@ def test_a_child_that_was_cancelled_raises_child_failed(processes: Processes) ->
         child = await run.spawn(asks_first, "child", id="c")
         try:
             return await child.result()
-        except killick.ChildFailed as failed:
+        except killick.errors.ChildFailed as failed:
             return f"{failed.failure.kind} {failed.run}"
 
     kd = processes.new()
@@ -321,7 +321,7 @@ def test_on_parent_end_says_what_becomes_of_a_child(processes: Processes, policy
         kd.start(parent, id="r")
         kd.advance("r")
         kd.cancel("r")
-    expected = {"fails": killick.RunFailed, "is cancelled": killick.RunCancelled}.get(end)
+    expected = {"fails": killick.RunFailed, "is cancelled": killick.errors.RunCancelled}.get(end)
     if expected is None:
         kd.run(parent, id="r")
     else:
@@ -374,7 +374,7 @@ def test_cancelling_reaches_children_of_children(processes: Processes) -> None:
     kd = processes.new()
     park(kd, top)
     kd.cancel("r", by="ann")
-    with pytest.raises(killick.RunCancelled):
+    with pytest.raises(killick.errors.RunCancelled):
         kd.run(top, id="r")
     for _ in range(3):
         kd.advance_due()

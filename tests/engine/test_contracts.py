@@ -162,7 +162,7 @@ def test_what_a_model_asks_for_and_may_not_is_its_answer(desk: Desk) -> None:
     @killick.agent(name="contracts.dispatching", contract=bound)
     async def agent(run: killick.Run) -> Any:
         asked = turn(call("contracts_pay_model", to="ann", amount=50), call("contracts_pay_model", to="ann", amount=5))
-        return await run.dispatch(tools, await run.model(scripted(asked).soon, messages=[]))
+        return await run.dispatch(tools, await run.model(scripted(asked).async_call, messages=[]))
 
     first, second = desk.go(agent)
     assert "small" in first["content"]
@@ -251,9 +251,9 @@ def test_what_nobody_has_seen_of_the_context_is_not_agreed_to(desk: Desk) -> Non
 
 
 def test_an_approval_does_not_outlive_the_time_that_the_run_has(
-    make_world: Callable[[killick.ManualClock], World],
+    make_world: Callable[[killick.clock.ManualClock], World],
 ) -> None:
-    clock = killick.ManualClock()
+    clock = killick.clock.ManualClock()
     desk = Desk(make_world(clock), cold=True)
 
     @killick.agent(name="contracts.time", contract=contract(LARGE, rules.budget(time="2h")))

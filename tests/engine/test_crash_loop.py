@@ -61,12 +61,12 @@ class Shop:
         claimed = self.store.claim(self.kd.engine.holder, now_us=self.clock.now_us(), seconds=30, limit=10)
         found = {each.row.run: each for each in claimed}
         assert sorted(found) == sorted(runs)
-        return [self.kd.blocking(self._advanced(found[run])) for run in runs]
+        return [self.kd.runtime.blocking(self._advanced(found[run])) for run in runs]
 
     async def _advanced(self, claimed: Any) -> RunOutcome:
         since = self.clock.monotonic()
         claim = ClaimedRun(claimed.head, since, 30, claimed.left, claimed.left_until_us, patient=True)
-        advanced = await self.kd.executor().advance(claimed.row.run, claim=claim)
+        advanced = await self.kd.runtime.executor().advance(claimed.row.run, claim=claim)
         if advanced.suspect:
             self.store.release(claimed.row.run, epoch=claimed.head.epoch)
         return advanced

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import killick
-from killick.definitions.current import UnrecordedIO
+from killick.definitions.current import UnrecordedIO, watch_io
 from killick.errors import CalledDirectly
 
 
@@ -124,7 +124,7 @@ def test_r21_after_a_run_tools_are_plain_functions_again(world: Any) -> None:
         return await run.call(look, 1)
 
     async def here() -> tuple[int, int]:
-        return await world.kd.run.soon(agent, id="r"), await look(1)
+        return await world.kd.as_async().run(agent, id="r"), await look(1)
 
     assert asyncio.run(here()) == (2, 2)
 
@@ -146,7 +146,7 @@ def test_r21_run_call_takes_tools_only(world: Any) -> None:
 @pytest.fixture
 def strays() -> Iterator[list[UnrecordedIO]]:
     seen: list[UnrecordedIO] = []
-    stop = killick.watch_io(seen.append)
+    stop = watch_io(seen.append)
     yield seen
     stop()
 
@@ -214,7 +214,7 @@ def test_r21_io_of_tools_and_of_killick_itself_is_none_of_the_agents(
         await run.note("x" * 100_000)
 
     async def here() -> None:
-        await disk.kd.run.soon(agent, id="again")
+        await disk.kd.as_async().run(agent, id="again")
 
     (tmp_path / "outside").write_text("x")
     disk.kd.run(agent, id="r")
@@ -231,7 +231,7 @@ def test_r21_a_watcher_may_stop_the_io(world: Any, tmp_path: Path) -> None:
     async def agent(run: killick.Run) -> None:
         (tmp_path / "told").write_text("x")
 
-    stop = killick.watch_io(refuse)
+    stop = watch_io(refuse)
     try:
         with pytest.raises(killick.RunFailed, match="outside of a step"):
             world.kd.run(agent, id="r")
@@ -242,7 +242,7 @@ def test_r21_a_watcher_may_stop_the_io(world: Any, tmp_path: Path) -> None:
 
 def test_r21_nobody_is_told_any_more_who_stopped_watching(world: Any, tmp_path: Path) -> None:
     seen: list[UnrecordedIO] = []
-    killick.watch_io(seen.append)()
+    watch_io(seen.append)()
 
     @killick.agent
     async def agent(run: killick.Run) -> None:

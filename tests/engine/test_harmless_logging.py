@@ -91,7 +91,7 @@ def test_a_log_record_names_the_code_that_logged(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_listener_that_raises_keeps_no_other_lease_from_hearing() -> None:
-    clock = killick.ManualClock()
+    clock = killick.clock.ManualClock()
     store = MemoryStore(clock=clock)
     leases, heard = Leases(store, "us", clock), list[str]()
 

@@ -140,7 +140,9 @@ async def coming_to(code: Callable[[killick.Run], Awaitable[Any]], run: killick.
         return await code(run)
     except killick.StepFailed as failed:
         skipped = (
-            failed.is_a(killick.Skipped) and failed.is_a("killick.Skipped") and isinstance(failed, killick.Skipped)
+            failed.is_a(killick.errors.Skipped)
+            and failed.is_a("killick.Skipped")
+            and isinstance(failed, killick.errors.Skipped)
         )
         return failed.failure.message if skipped and failed.by == "ann" else repr(failed)
 
@@ -207,7 +209,7 @@ async def pending(kd: killick.Client, run: str, step: str) -> None:
     """Until a step is on record and rests, or is over."""
     while True:
         with contextlib.suppress(RunUnknown):
-            found = (await kd.state.soon(run)).fold.step(step)
+            found = (await kd.as_async().state(run)).fold.step(step)
             if found is not None and found.status not in ("intended", "running"):
                 return
         await asyncio.sleep(0.005)
@@ -271,7 +273,7 @@ def test_blocking_agents_are_woken_too(kd: killick.Client) -> None:
         def skipped() -> str:
             try:
                 run.wait("never")
-            except killick.Skipped as error:
+            except killick.errors.Skipped as error:
                 return error.failure.message
             return "not skipped"
 
@@ -323,7 +325,7 @@ def test_a_stream_in_memory_is_given_its_reply_too(kd: killick.Client) -> None:
     @killick.tool(name="acts_on_stream", effect="reads")
     async def acts() -> None:
         await pending(kd, "r", "1.1.1")
-        await kd.override.soon("r", "1.1.1", "hello", by="ann")
+        await kd.as_async().override("r", "1.1.1", "hello", by="ann")
 
     @killick.agent(name="intervened streaming held")
     async def agent(run: killick.Run) -> Any:
@@ -346,9 +348,9 @@ def test_what_waits_for_approval_can_be_overridden_and_skipped(kd: killick.Clien
 
     async def act(step: str) -> None:
         if verb == "override":
-            await kd.override.soon("r", step, 7, by="ann")
+            await kd.as_async().override("r", step, 7, by="ann")
         else:
-            await kd.skip.soon("r", step, by="ann")
+            await kd.as_async().skip("r", step, by="ann")
 
     @killick.tool(name=f"acts on approval {how} {verb}", effect="reads")
     async def acts() -> None:
@@ -423,7 +425,11 @@ def test_what_is_being_tried_is_left_alone_and_the_refusal_is_on_record(kd: kill
 
     @killick.tool(name="acts_on_itself", effect="reads")
     async def acts() -> None:
-        for act in (kd.skip.soon("r", "1", by="ann"), kd.retry.soon("r", "1"), kd.override.soon("r", "1", None)):
+        for act in (
+            kd.as_async().skip("r", "1", by="ann"),
+            kd.as_async().retry("r", "1"),
+            kd.as_async().override("r", "1", None),
+        ):
             try:
                 await act
             except AnswerRefused as refused:
@@ -498,9 +504,9 @@ def test_an_answer_in_memory_is_held_to_its_type(kd: killick.Client) -> None:
     async def acts() -> None:
         await pending(kd, "r", "1.1.1")
         with pytest.raises(AnswerRefused) as refused:
-            await kd.override.soon("r", "1.1.1", ["x"], by="ann")
+            await kd.as_async().override("r", "1.1.1", ["x"], by="ann")
         said.append(refused.value.reason)
-        await kd.override.soon("r", "1.1.1", [1], by="ann")
+        await kd.as_async().override("r", "1.1.1", [1], by="ann")
 
     @killick.agent(name="typed question")
     async def agent(run: killick.Run) -> Any:
@@ -673,7 +679,7 @@ def test_a_change_that_rests_on_an_older_version_is_refused_and_shows_what_chang
     version = kd.state("r").context.version
     assert kd.set("r", saw=version, by="bob", because="too small", amount=9, route="manager") == "changed"
     before = len(kd.events("r"))
-    with pytest.raises(killick.ContextStale) as stale:
+    with pytest.raises(killick.errors.ContextStale) as stale:
         kd.set("r", saw=version, by="ann", amount=5)
     assert (stale.value.saw, stale.value.version, len(kd.events("r"))) == (version, version + 1, before)
     assert [tuple(change) for change in stale.value.changes] == [
@@ -696,10 +702,10 @@ def test_a_stale_change_of_a_run_that_somebody_is_at_is_refused_where_it_lands(k
 
     @killick.tool(name="acts_on_context", effect="reads")
     async def acts() -> None:
-        said.append(await kd.set.soon("r", saw=1, by="ann", amount=3))
+        said.append(await kd.as_async().set("r", saw=1, by="ann", amount=3))
         try:
-            await kd.set.soon("r", saw=1, by="bob", amount=4)
-        except killick.ContextStale as stale:
+            await kd.as_async().set("r", saw=1, by="bob", amount=4)
+        except killick.errors.ContextStale as stale:
             said.append((stale.version, [tuple(change) for change in stale.changes]))
 
     @killick.agent(name="held_context", context=Claim)

@@ -120,8 +120,8 @@ def test_the_awaitable_forms_take_it_too(kd: killick.Client, path: Path) -> None
 
     async def started() -> None:
         connection.execute("BEGIN IMMEDIATE")
-        await kd.start.soon(asks, "ann", id="a", tx=connection)
-        await kd.send.soon("a", "news", "good", tx=connection)
+        await kd.as_async().start(asks, "ann", id="a", tx=connection)
+        await kd.as_async().send("a", "news", "good", tx=connection)
         connection.execute("COMMIT")
 
     asyncio.run(started())
@@ -158,4 +158,4 @@ def test_a_connection_that_cannot_be_joined_is_refused_with_a_line(
 def test_a_thread_that_does_not_own_the_connection_is_told_so(kd: killick.Client, own: sqlite3.Connection) -> None:
     own.execute("BEGIN IMMEDIATE")
     with pytest.raises((StoreError, sqlite3.ProgrammingError), match="thread"):
-        asyncio.run(kd.start.soon(asks, "ann", tx=own))  # type: ignore[arg-type]
+        asyncio.run(kd.as_async().start(asks, "ann", tx=own))  # type: ignore[arg-type]

@@ -87,8 +87,8 @@ def test_whoever_loses_the_race_to_create_a_run_does_not_let_the_winner_go(tmp_p
 
     async def race() -> tuple[Any, Any]:
         path = str(tmp_path / "killick.db")
-        async with killick.open(path) as one, killick.open(path) as two:
-            both = [asyncio.create_task(kd.run.soon(contested, id="run")) for kd in (one, two)]
+        async with killick.open_async(path) as one, killick.open_async(path) as two:
+            both = [asyncio.create_task(kd.as_async().run(contested, id="run")) for kd in (one, two)]
             await at_it.wait()
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)  # the other one is refused
             held = one.log.head("run").holder
@@ -115,7 +115,7 @@ def test_a_loop_that_ends_leaves_a_run_that_waits_waiting(tmp_path: Path) -> Non
         return (await run.ask("May I?")).kind
 
     async def soon(kd: killick.Client) -> str:
-        return await kd.run.soon(asking, id="run")
+        return await kd.as_async().run(asking, id="run")
 
     with killick.open(str(tmp_path / "killick.db")) as kd:
         with pytest.raises(killick.RunWaiting):
@@ -141,7 +141,7 @@ def test_a_loop_that_ends_interrupts_a_run_and_does_not_fail_it(tmp_path: Path, 
         return await run.call(pausing)
 
     async def leave(kd: killick.Client) -> None:
-        running = asyncio.ensure_future(kd.run.soon(interrupted, id="run"))
+        running = asyncio.ensure_future(kd.as_async().run(interrupted, id="run"))
         while not at_it:
             await asyncio.sleep(0)
         for _ in range(number):
@@ -179,9 +179,9 @@ def test_a_blocking_tool_that_an_interrupted_run_left_is_not_begun_again_while_i
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(None) as limit:
                 give_up.append(lambda: loop.call_soon_threadsafe(limit.reschedule, 0.0))
-                await kd.run.soon(impatient, id="run")
+                await kd.as_async().run(impatient, id="run")
         gone.set()
-        return await kd.run.soon(impatient, id="run")
+        return await kd.as_async().run(impatient, id="run")
 
     with killick.open(str(tmp_path / "killick.db")) as kd:
         assert asyncio.run(twice(kd)) == 1

@@ -19,6 +19,7 @@ import pytest
 
 import killick
 from killick.engine.steps import live_calls
+from killick.engine.steps.live_calls import LiveCall, LiveCalls
 from killick.model import events as e
 
 DEADLINE_SECONDS = 60.0
@@ -128,7 +129,7 @@ class Office:
                 return
             if row is not None and row.status == "paused":
                 self.next.resume("r")
-            with contextlib.suppress(killick.RunCancelled):
+            with contextlib.suppress(killick.errors.RunCancelled):
                 self.next.run(self.agent, self.next.state("r").fold and "pay", id="r")
 
     def judge(self, *book: str) -> None:
@@ -174,7 +175,7 @@ def cancel(office: Office) -> threading.Thread:
 def close(office: Office) -> threading.Thread:
     office.begin()
     closing = office.beside(office.kd.close)
-    until(lambda: office.kd._closed)
+    until(lambda: office.kd.runtime.is_closed)
     return closing
 
 
@@ -222,7 +223,7 @@ def cancelled_task(office: Office) -> threading.Thread:
     """The caller's own loop ends: `asyncio.run` cancels what is under way."""
 
     async def main() -> None:
-        task = asyncio.ensure_future(office.kd.run.soon(office.agent, "pay", id="r"))
+        task = asyncio.ensure_future(office.kd.as_async().run(office.agent, "pay", id="r"))
         await asyncio.to_thread(office.bank.at_the_gate.wait, DEADLINE_SECONDS)
         task.cancel()
         await task
@@ -238,7 +239,7 @@ def closed_loop(office: Office) -> threading.Thread:
     left: list[Any] = []
 
     async def main() -> None:
-        left.append(asyncio.ensure_future(office.kd.run.soon(office.agent, "pay", id="r")))
+        left.append(asyncio.ensure_future(office.kd.as_async().run(office.agent, "pay", id="r")))
         await asyncio.to_thread(office.bank.at_the_gate.wait, DEADLINE_SECONDS)
 
     def go() -> None:
@@ -258,7 +259,7 @@ def closed_loop_after_it_ended(office: Office) -> threading.Thread:
     left: list[Any] = []
 
     async def main() -> None:
-        left.append(asyncio.ensure_future(office.kd.run.soon(office.agent, "pay", id="r")))
+        left.append(asyncio.ensure_future(office.kd.as_async().run(office.agent, "pay", id="r")))
         await asyncio.to_thread(office.bank.at_the_gate.wait, DEADLINE_SECONDS)
 
     def go() -> None:
@@ -304,7 +305,7 @@ def test_r15_a_run_stays_leased_while_a_thread_lives_that_was_waited_for_in_vain
     thread.join(DEADLINE_SECONDS)
     assert not thread.is_alive()
     assert not office.is_free()
-    with pytest.raises(killick.RunBusy):
+    with pytest.raises(killick.errors.RunBusy):
         office.next.run(office.agent, "pay", id="r")
     assert (office.bank.asked, office.bank.book) == ([], [])
     office.bank.gate.set()
@@ -330,7 +331,7 @@ def test_r15_a_run_that_waits_for_a_person_stays_leased_while_the_thread_that_th
     assert isinstance(office.outcome[0], killick.RunWaiting)
     assert not office.is_free()
     office.next.answer("r", "not")  # it is wrong a moment later
-    with pytest.raises(killick.RunBusy):
+    with pytest.raises(killick.errors.RunBusy):
         office.next.advance("r")
     office.bank.gate.set()
     until(office.is_free)
@@ -454,7 +455,7 @@ def test_r15_nothing_is_undone_while_a_thread_is_still_at_it(office: Office) -> 
 
     office.agent = paying
     office.begin("pay_in_time").join(DEADLINE_SECONDS)
-    assert isinstance(office.outcome[0], killick.StillRunning)
+    assert isinstance(office.outcome[0], killick.errors.StillRunning)
     assert not office.is_free()
     assert office.bank.book == []
     office.bank.gate.set()
@@ -539,7 +540,7 @@ def test_r15_a_hosted_call_is_no_different(office: Office, within: bool, monkeyp
     driving = office.beside(lambda: calls(office.kd))
     assert office.bank.at_the_gate.wait(DEADLINE_SECONDS)
     closing = office.beside(office.kd.close)
-    until(lambda: office.kd._closed)
+    until(lambda: office.kd.runtime.is_closed)
     if not within:
         closing.join(DEADLINE_SECONDS)
     assert not office.is_free()
@@ -601,14 +602,14 @@ def test_r15_a_coroutine_that_cannot_be_cancelled_keeps_its_run_leased_too(
     office.pay = killick.tool(name="pay", reconcile=office.bank.look)(stubborn)
 
     async def main() -> None:
-        task = asyncio.ensure_future(office.kd.run.soon(office.agent, "pay", id="r"))
+        task = asyncio.ensure_future(office.kd.as_async().run(office.agent, "pay", id="r"))
         await asyncio.to_thread(office.bank.at_the_gate.wait, DEADLINE_SECONDS)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, killick.KillickError):
             await task
         assert not office.is_free()
-        with pytest.raises(killick.RunBusy):
-            await office.next.advance.soon("r")
+        with pytest.raises(killick.errors.RunBusy):
+            await office.next.as_async().advance("r")
         office.bank.gate.set()
         while not office.is_free():
             await asyncio.sleep(0.002)
@@ -662,3 +663,33 @@ def test_r15_a_process_that_exits_takes_its_threads_along_before_its_run_is_free
         (tmp_path / "gate").touch()
         assert [effect.status for effect in kd.log.ledger("r").effects] == ["open"]
     assert not (tmp_path / "book").exists()
+
+
+def test_a_call_that_returned_keeps_no_run_leased_while_its_thread_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone, end = threading.Event(), LiveCalls.end
+
+    def late(self: LiveCalls, call: LiveCall) -> None:
+        if threading.current_thread().name != "killick-loop":
+            gone.wait(60)
+        end(self, call)
+
+    @killick.tool(name="returns_early")
+    def returns_early() -> str:
+        return "done"
+
+    @killick.agent(name="waits_after_a_thread")
+    async def waits(run: killick.Run) -> Any:
+        await run.call(returns_early)
+        return await run.wait("go")
+
+    monkeypatch.setattr(LiveCalls, "end", late)
+    with killick.open(str(tmp_path / "killick.db")) as kd, killick.open(str(tmp_path / "killick.db")) as other:
+        try:
+            with pytest.raises(killick.RunWaiting):
+                kd.run(waits, id="r")
+            with pytest.raises(killick.RunWaiting):
+                other.run(waits, id="r")
+        finally:
+            gone.set()

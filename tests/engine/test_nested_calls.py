@@ -11,6 +11,7 @@ import pytest
 
 import killick
 from killick.definitions.open_tools import open_tool
+from killick.llm.external import Host
 from killick.model import events as e
 
 PAY = open_tool("pay", approve="managers", identity=("amount",))
@@ -35,7 +36,7 @@ class World:
 
     async def delegate(self, amount: int) -> str:
         self.done.append("entered")
-        host = killick.Host.here()
+        host = Host.here()
         assert host is not None
         return f"delegated: {await host.call(PAY, {'amount': amount}, key='inner', fn=self.pay)}"
 
@@ -76,7 +77,7 @@ def test_an_ordinary_error_in_an_inner_call_is_waited_for_with_the_outer_one(kd:
         raise ConnectionError("nobody knows")
 
     async def delegate(amount: int) -> Any:
-        host = killick.Host.here()
+        host = Host.here()
         assert host is not None
         return await host.call(SEND, {"to": "ann"}, key="inner", fn=send)
 
@@ -119,14 +120,14 @@ def test_calls_wait_for_each_other_at_any_depth_in_threads_and_on_loops(kd: kill
 
     def deeper(level: int) -> Any:
         def blocking(amount: int) -> Any:
-            host = killick.Host.here()
+            host = Host.here()
             assert host is not None
             if level == depth:
                 return host.call_sync(PAY, {"amount": amount}, key="pay", fn=pay)
             return host.call_sync(RESEARCH, {"amount": amount}, key=f"level {level}", fn=deeper(level + 1))
 
         async def awaited(amount: int) -> Any:
-            host = killick.Host.here()
+            host = Host.here()
             assert host is not None
             return await host.call(RESEARCH, {"amount": amount}, key=f"level {level}", fn=deeper(level + 1))
 
@@ -142,7 +143,7 @@ def test_calls_wait_for_each_other_at_any_depth_in_threads_and_on_loops(kd: kill
 
 def test_calls_inside_side_by_side_are_each_answered_and_made_once(kd: killick.Client, world: World) -> None:
     async def delegate(amount: int) -> list[Any]:
-        host = killick.Host.here()
+        host = Host.here()
         assert host is not None
         calls = (host.call(PAY, {"amount": n}, key=f"pay {n}", fn=world.pay) for n in (1, 2))
         return await asyncio.gather(*calls)
@@ -233,7 +234,7 @@ def test_inner_calls_without_keys_are_the_same_when_the_outer_one_is_entered_aga
         return to
 
     async def delegate(amount: int) -> str:
-        host = killick.Host.here()
+        host = Host.here()
         assert host is not None
         await host.call(SEND, {"to": "ann"}, fn=send)
         return await world.delegate(amount)
@@ -321,7 +322,7 @@ def test_in_another_process_what_is_done_at_most_once_is_asked_about(kd: killick
 def test_a_transaction_takes_no_steps_inside_and_says_so(kd: killick.Client) -> None:
     @killick.tool(effect="transaction", name="rows")
     def rows(amount: int, tx: killick.Tx = killick.TX) -> Any:
-        host = killick.Host.here()
+        host = Host.here()
         assert host is not None
         return host.call_sync(SEND, {"to": "ann"}, key="inner", fn=lambda to: to)
 
@@ -333,7 +334,7 @@ def test_the_same_action_inside_of_itself_is_refused_where_it_is_done_once(kd: k
     tool = open_tool("once", effect="idempotent", repeat="recorded", retry=killick.Retry(attempts=1))
 
     async def recurses(amount: int) -> Any:
-        host = killick.Host.here()
+        host = Host.here()
         assert host is not None
         return await host.call(tool, {"amount": amount}, key="inner", fn=recurses)
 
@@ -347,7 +348,7 @@ def test_a_workspace_tool_is_alone_in_its_workspace(kd: killick.Client, tmp_path
     inside = open_tool("inside", effect=inner)
 
     async def writes(amount: int) -> Any:
-        host = killick.Host.here()
+        host = Host.here()
         assert host is not None
         return await host.call(inside, {"to": "ann"}, key="inner", fn=lambda to: to)
 

@@ -97,7 +97,7 @@ def test_an_attempt_that_nobody_heard_the_end_of_is_told_as_such(world: World, n
         await run.call(hangs)
 
     async def cut_off() -> None:
-        running = asyncio.ensure_future(world.kd.run.soon(risks, id="r"))
+        running = asyncio.ensure_future(world.kd.as_async().run(risks, id="r"))
         await began.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -136,7 +136,7 @@ def test_a_cancelled_run_is_one_stretch(world: World, notes: Notes) -> None:
     with pytest.raises(killick.RunWaiting):
         world.kd.run(asks, "ann", id="r")
     world.kd.cancel("r", by="ann")
-    with pytest.raises(killick.RunCancelled):
+    with pytest.raises(killick.errors.RunCancelled):
         world.kd.run(asks, "ann", id="r")
     assert notes.lines[-2:] == ["waited for answer: cancelled", "let go asks: cancelled"]
 

@@ -915,7 +915,7 @@ def test_another_secret_is_another_action(world: Any) -> None:
     parks(world.kd, agent)
     parks(world.process(), agent)
     said[0] = "two"
-    with pytest.raises(killick.RunDiverged):
+    with pytest.raises(killick.errors.RunDiverged):
         world.process().run(agent, id="r")
 
 
@@ -979,7 +979,7 @@ def test_a_resource_is_opened_once_for_all_who_need_it_and_closed_with_the_clien
 
 
 async def soon(kd: killick.Client, agent: Any) -> Any:
-    return await kd.run.soon(agent, id="r")
+    return await kd.as_async().run(agent, id="r")
 
 
 def test_a_resource_that_cannot_be_opened_is_a_failed_attempt_in_which_nothing_happened(world: Any) -> None:

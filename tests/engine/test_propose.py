@@ -19,6 +19,7 @@ import killick
 import servers
 from engine.desk import PEOPLE, Desk
 from killick import rules
+from killick.engine.approval.call_answer import Proposed
 from killick.errors import AlreadyAnswered
 from killick.model import events as e
 from killick.testing import call, interrupt_everywhere, scripted, turn
@@ -52,7 +53,7 @@ async def send(to: str, text: str, key: killick.Key = killick.KEY) -> str:
     return f"{text} for {to}"
 
 
-def seen(done: killick.Proposed[Any]) -> list[Any]:
+def seen(done: Proposed[Any]) -> list[Any]:
     return [done.kind, done.result, done.value, done.changed, done.by, done.comment, done.ran]
 
 
@@ -144,9 +145,9 @@ def test_who_answers_instead_is_heard(desk: Desk, kind: str) -> None:
 
 @every_kind
 def test_when_nobody_answers_in_time_it_is_not_done(
-    make_world: Callable[[killick.ManualClock], World], kind: str
+    make_world: Callable[[killick.clock.ManualClock], World], kind: str
 ) -> None:
-    clock = killick.ManualClock()
+    clock = killick.clock.ManualClock()
     desk = Desk(make_world(clock), cold=True)
     agent, value = KINDS[kind]
     desk.go(agent, value)
@@ -235,7 +236,7 @@ def test_a_model_reads_what_a_person_made_of_its_call(desk: Desk, verb: str, val
     @killick.agent(name="propose.dispatches", contract=CONTRACT)
     async def agent(run: killick.Run) -> Any:
         model = scripted(turn(call("propose_send", to="ann", text="hello")))
-        return await run.dispatch(tools, await run.model(model.soon, messages=[]))
+        return await run.dispatch(tools, await run.model(model.async_call, messages=[]))
 
     desk.asked(agent)
     desk.say(verb, by="mia", value=value, comment="so")

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 import killick
 from killick.engine.steps import live_calls
 from killick.errors import AnswerRefused, KillickError, RunBusy, ValueRefused
-from killick.log import Entry
+from killick.log import Entry, repair
 from killick.model import events as e
 from killick.store import MemoryStore
 
@@ -55,7 +55,7 @@ def plan(*calls: tuple[Any, ...]) -> None:
 def parks(kd: killick.Client, agent: Any = calls_each, run: str = "r") -> killick.RunWaiting:
     with pytest.raises(killick.RunWaiting) as waiting:
         kd.run(agent, id=run)
-    assert not isinstance(waiting.value, killick.RunDiverged), waiting.value
+    assert not isinstance(waiting.value, killick.errors.RunDiverged), waiting.value
     return waiting.value
 
 
@@ -378,7 +378,7 @@ class Frozen:
     def __init__(
         self,
         world: Any,
-        clock: killick.ManualClock,
+        clock: killick.clock.ManualClock,
         *,
         timeout: float | None,
         effect: Any = "at_most_once",
@@ -420,17 +420,17 @@ class Frozen:
 
 
 @pytest.fixture
-def manual() -> killick.ManualClock:
-    return killick.ManualClock()
+def manual() -> killick.clock.ManualClock:
+    return killick.clock.ManualClock()
 
 
 @pytest.fixture
-def still(manual: killick.ManualClock, make_world: Any) -> Any:
+def still(manual: killick.clock.ManualClock, make_world: Any) -> Any:
     """A world whose clock stands still until it is moved."""
     return make_world(manual)
 
 
-def test_r16_a_run_whose_holder_may_live_is_not_taken(still: Any, manual: killick.ManualClock) -> None:
+def test_r16_a_run_whose_holder_may_live_is_not_taken(still: Any, manual: killick.clock.ManualClock) -> None:
     frozen = Frozen(still, manual, timeout=300)
     manual.advance(59)
     with pytest.raises(RunBusy):
@@ -440,7 +440,7 @@ def test_r16_a_run_whose_holder_may_live_is_not_taken(still: Any, manual: killic
 
 @pytest.mark.parametrize(("timeout", "free_after"), [(300, 310), (None, 70)])
 def test_r16_a_new_holder_touches_an_open_attempt_only_after_its_deadline_and_a_grace(
-    still: Any, manual: killick.ManualClock, timeout: float | None, free_after: int
+    still: Any, manual: killick.clock.ManualClock, timeout: float | None, free_after: int
 ) -> None:
     began = manual.now_us()
     frozen = Frozen(still, manual, timeout=timeout)
@@ -456,7 +456,7 @@ def test_r16_a_new_holder_touches_an_open_attempt_only_after_its_deadline_and_a_
     frozen.wake()
 
 
-def test_r16_a_second_new_holder_waits_as_long_as_the_first(still: Any, manual: killick.ManualClock) -> None:
+def test_r16_a_second_new_holder_waits_as_long_as_the_first(still: Any, manual: killick.clock.ManualClock) -> None:
     frozen = Frozen(still, manual, timeout=300)
     manual.advance(61)
     frozen.worker().advance("r")
@@ -467,7 +467,7 @@ def test_r16_a_second_new_holder_waits_as_long_as_the_first(still: Any, manual: 
 
 @pytest.mark.parametrize("effect", ["at_most_once", "idempotent"])
 def test_r16_once_the_old_holder_is_known_to_be_dead_nobody_waits_for_it_any_longer(
-    still: Any, manual: killick.ManualClock, effect: Any
+    still: Any, manual: killick.clock.ManualClock, effect: Any
 ) -> None:
     frozen = Frozen(still, manual, timeout=300, effect=effect, found=killick.DidNotHappen())
     manual.advance(61)
@@ -480,7 +480,18 @@ def test_r16_once_the_old_holder_is_known_to_be_dead_nobody_waits_for_it_any_lon
     assert len(still.started("r")) == 2
 
 
-def test_r16_a_command_in_between_does_not_prove_the_old_holder_dead(still: Any, manual: killick.ManualClock) -> None:
+def test_r16_a_step_that_only_reads_waits_for_no_old_holder(still: Any, manual: killick.ManualClock) -> None:
+    frozen = Frozen(still, manual, timeout=300, effect="reads")
+    manual.advance(61)
+    frozen.wake()
+    advanced = frozen.worker().advance("r")
+    assert (advanced.status, advanced.result) == ("completed", ["late"])
+    assert not still.told("r", e.StepDelayed)
+
+
+def test_r16_a_command_in_between_does_not_prove_the_old_holder_dead(
+    still: Any, manual: killick.clock.ManualClock
+) -> None:
     frozen = Frozen(still, manual, timeout=300)
     manual.advance(61)
     kd = frozen.worker()
@@ -491,7 +502,7 @@ def test_r16_a_command_in_between_does_not_prove_the_old_holder_dead(still: Any,
 
 
 def test_r16_a_holder_whose_lease_ran_out_while_it_wrote_does_not_apply(
-    still: Any, manual: killick.ManualClock
+    still: Any, manual: killick.clock.ManualClock
 ) -> None:
     touched: list[int] = []
 
@@ -516,7 +527,7 @@ def test_r16_a_holder_whose_lease_ran_out_while_it_wrote_does_not_apply(
 
 
 def test_r16_a_holder_whose_lease_ran_out_before_its_thread_began_does_not_apply(
-    still: Any, manual: killick.ManualClock
+    still: Any, manual: killick.clock.ManualClock
 ) -> None:
     touched: list[int] = []
 
@@ -563,7 +574,7 @@ with killick.open(sys.argv[1], lease_seconds=3600.0, grace_seconds=3600.0) as kd
     assert second.stdout.split() == [b"found"], second
 
 
-def test_r16_the_old_holder_that_wakes_after_all_writes_nothing(still: Any, manual: killick.ManualClock) -> None:
+def test_r16_the_old_holder_that_wakes_after_all_writes_nothing(still: Any, manual: killick.clock.ManualClock) -> None:
     frozen = Frozen(still, manual, timeout=300)
     line: Any = frozen.kd.store
     manual.advance(400)
@@ -1068,7 +1079,7 @@ def test_r19_two_runs_that_race_for_a_token_cannot_both_have_it(world: Any) -> N
     plan((till.redeem, "t1"))
 
     async def race() -> list[Any]:
-        both = (world.kd.run.soon(calls_each, id=name) for name in ("one", "two", "three"))
+        both = (world.kd.as_async().run(calls_each, id=name) for name in ("one", "two", "three"))
         return await asyncio.gather(*both, return_exceptions=True)
 
     outcomes = asyncio.run(race())
@@ -1361,7 +1372,7 @@ def test_r20_a_cancelled_run_is_undone_when_that_is_asked_for(world: Any, shop: 
     parks(world.kd, agent)
     kd = world.process() if cold else world.kd
     kd.cancel("r", compensate=True, by="eve")
-    with pytest.raises(killick.RunCancelled) as cancelled:
+    with pytest.raises(killick.errors.RunCancelled) as cancelled:
         kd.run(agent, id="r")
     assert shop.order == ["flight", "hotel"]
     assert cancelled.value.not_undone == ()
@@ -1377,7 +1388,7 @@ def test_r20_a_cancelled_run_is_not_undone_unless_that_is_asked_for(world: Any, 
 
     parks(world.kd, agent)
     world.kd.cancel("r")
-    with pytest.raises(killick.RunCancelled):
+    with pytest.raises(killick.errors.RunCancelled):
         world.kd.run(agent, id="r")
     assert shop.undone == []
 
@@ -1399,7 +1410,7 @@ def test_r20_an_attempt_in_doubt_is_settled_before_a_cancelled_run_is_undone(
     parks(world.kd, agent)
     assert shop.undone == []
     world.kd.answer("r", settled, value="did flight" if settled == "happened" else None)
-    with pytest.raises(killick.RunCancelled):
+    with pytest.raises(killick.errors.RunCancelled):
         world.kd.run(agent, id="r")
     assert shop.order == (["flight", "hotel"] if settled == "happened" else ["hotel"])
 
@@ -1420,7 +1431,7 @@ def test_r20_what_a_cancelled_run_could_not_undo_waits_for_a_person(
     world.kd.cancel("r", compensate=True)
     parks(world.kd, agent)
     world.kd.answer("r", answer)
-    with pytest.raises(killick.RunCancelled) as cancelled:
+    with pytest.raises(killick.errors.RunCancelled) as cancelled:
         world.kd.run(agent, id="r")
     assert cancelled.value.not_undone == left
 
@@ -1453,7 +1464,7 @@ def test_r20_a_running_tool_is_stopped_settled_and_undone_when_the_run_is_cancel
     assert begun.wait(300)
     world.kd.cancel("r", compensate=True)
     thread.join(300)
-    assert isinstance(ended[0], killick.RunCancelled)
+    assert isinstance(ended[0], killick.errors.RunCancelled)
     assert undone == [("found", "half")]
 
 
@@ -1476,7 +1487,7 @@ def test_r20_children_are_undone_first(world: Any, shop: Shop) -> None:
     parks(world.kd, parent)
     parks(world.kd, parent)
     world.kd.cancel("r", compensate=True)
-    with pytest.raises(killick.RunCancelled):
+    with pytest.raises(killick.errors.RunCancelled):
         world.kd.run(parent, id="r")
     assert shop.order == ["of the child", "after", "before"]
     assert world.kd.info("c").status == "cancelled"
@@ -1512,7 +1523,7 @@ def test_r20_a_long_run_can_be_cancelled(world: Any, shop: Shop) -> None:
     log.append(*(Entry(e.NoteMade(at=1, by="somebody")) for _ in range(10_001)))
     kd = world.process()
     kd.cancel("r", compensate=True)
-    with pytest.raises(killick.RunCancelled):
+    with pytest.raises(killick.errors.RunCancelled):
         kd.run(agent, id="r")
     assert shop.order == ["hotel"]
 
@@ -1763,7 +1774,7 @@ def test_what_a_repair_left_in_doubt_is_asked_about_before_it_is_done_again(verb
         assert not kd.verify().holds
         with pytest.raises(killick.KillickError, match="broken"):
             kd.run(pays_out, id="r")
-        killick.repair(kd.log, "r", at=1, reason="a flipped bit")
+        repair(kd.log, "r", at=1, reason="a flipped bit")
         kd.resume("r")
         with pytest.raises(killick.RunWaiting, match="in a part of the record that did not hold"):
             kd.run(pays_out, id="r")
@@ -1778,7 +1789,7 @@ def test_an_answer_after_the_deadline_is_refused_though_nobody_has_looked_yet() 
     async def asks_in_time(run: killick.Run) -> str:
         return (await run.ask("Now?", timeout="1h", default="reject")).kind
 
-    clock = killick.ManualClock()
+    clock = killick.clock.ManualClock()
     with killick.Client(MemoryStore(clock=clock), clock=clock) as kd:
         kd.start(asks_in_time, id="r")
         kd.advance("r")

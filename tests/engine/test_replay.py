@@ -19,7 +19,7 @@ import killick
 from faulty_store import faulty
 from killick.errors import OutsideBranch, StoreUnavailable
 from killick.model import events as e
-from killick.store import Store
+from killick.store import Store, open_store
 from processes import Processes, View, kinds, record, steps, told
 
 
@@ -60,7 +60,7 @@ def park(kd: killick.Client, agent: killick.Agent[None, Any], run: str = "r") ->
     """Run until the agent waits for a person."""
     with pytest.raises(killick.RunWaiting) as waiting:
         kd.run(agent, id=run)
-    assert not isinstance(waiting.value, killick.RunDiverged), waiting.value
+    assert not isinstance(waiting.value, killick.errors.RunDiverged), waiting.value
 
 
 # R22: from the top, in the recorded order ---------------------------------------------------------
@@ -305,7 +305,7 @@ def test_r23_a_step_is_numbered_when_it_is_first_awaited(processes: Processes, c
     assert list(steps(kd, "r").items()) == [("1", "decision"), ("2", "made_second"), ("3", "made_first")]
 
 
-def test_r23_a_step_that_nobody_awaits_does_nothing_and_says_so(processes: Processes, calls: Calls) -> None:
+def test_r23_a_step_that_nobody_awaits_does_nothing_and_fails_the_run(processes: Processes, calls: Calls) -> None:
     @killick.agent(name="forgets")
     async def agent(run: killick.Run) -> None:
         forgotten: list[Any] = [run.call(keyed(calls), "never"), run.ask("never"), run.spawn(child_agent(), 1)]
@@ -313,10 +313,10 @@ def test_r23_a_step_that_nobody_awaits_does_nothing_and_says_so(processes: Proce
         await run.decided("what?", "this")
 
     kd = processes.new()
-    with pytest.warns(RuntimeWarning, match="never awaited"):
+    with pytest.raises(killick.RunFailed, match="never awaited"):
         kd.run(agent, id="r")
     assert calls == []
-    assert steps(kd, "r") == {"1": "decision"}
+    assert steps(kd, "r") == {}
 
 
 def test_r23_a_step_can_be_awaited_once(processes: Processes, calls: Calls) -> None:
@@ -566,7 +566,9 @@ DIVERGING: dict[str, tuple[Edit, Edit]] = {
     "another argument of an effect": (
         lambda run, calls: run.call(keyed(calls), 1), lambda run, calls: run.call(keyed(calls), 2),
     ),
-    "another prompt": (lambda run, calls: run.ask("Pay?"), lambda run, calls: run.ask("Pay twice?")),
+    "another type of answer to a prompt": (
+        lambda run, calls: run.ask("How much?", returns=int), lambda run, calls: run.ask("How much?", returns=str),
+    ),
     "another event": (
         lambda run, calls: run.wait("paid", timeout=1, default=0),
         lambda run, calls: run.wait("sent", timeout=1, default=0),
@@ -615,7 +617,7 @@ def test_r24_code_that_means_another_step_diverges_and_goes_on_when_it_is_mended
     first = processes.new(build=built("1.0"))
     park(first, diverging(before, calls))
     if "prompt" in edit:
-        first.answer("r", "approve")
+        first.answer("r", "reject")
         park(first, diverging(before, calls))
     if "event" in edit:
         processes.clock.advance(2)
@@ -623,7 +625,7 @@ def test_r24_code_that_means_another_step_diverges_and_goes_on_when_it_is_mended
     recorded, done = record(first, "r"), list(calls)
 
     second = processes.new(build=built("2.0"))
-    with pytest.raises(killick.RunDiverged) as diverged:
+    with pytest.raises(killick.errors.RunDiverged) as diverged:
         second.run(diverging(after, calls), id="r")
     assert diverged.value.step == "2"
     assert diverged.value.builds == ("1.0", "2.0")
@@ -649,7 +651,7 @@ def test_r24_a_run_that_diverges_again_and_again_says_it_once(processes: Process
     before, after = DIVERGING["another name"]
     park(processes.new(), diverging(before, calls))
     for _ in range(3):
-        with pytest.raises(killick.RunDiverged):
+        with pytest.raises(killick.errors.RunDiverged):
             processes.new().run(diverging(after, calls), id="r")
     assert kinds(processes.new(), "r").count("run.diverged") == 1
 
@@ -672,7 +674,7 @@ def test_r24_code_that_ends_early_diverges(processes: Processes, calls: Calls, e
 
     park(processes.new(), version(early=False))
     kd = processes.new()
-    with pytest.raises(killick.RunDiverged) as diverged:
+    with pytest.raises(killick.errors.RunDiverged) as diverged:
         kd.run(version(early=True), id="r")
     assert diverged.value.step == "2"
     assert "keyed" in diverged.value.recorded
@@ -698,7 +700,7 @@ def test_r24_a_branch_that_ends_early_diverges(processes: Processes, calls: Call
 
     park(processes.new(), version(2))
     kd = processes.new()
-    with pytest.raises(killick.RunDiverged) as diverged:
+    with pytest.raises(killick.errors.RunDiverged) as diverged:
         kd.run(version(1), id="r")
     assert diverged.value.step == "1.1.2"
     kd.answer("r", "approve")
@@ -721,7 +723,7 @@ def test_r24_a_branch_that_goes_on_after_its_gather_was_over_diverges(processes:
 
     park(processes.new(), version(1))
     kd = processes.new()
-    with pytest.raises(killick.RunDiverged) as diverged:
+    with pytest.raises(killick.errors.RunDiverged) as diverged:
         kd.run(version(2), id="r")
     assert diverged.value.step == "1.1.2"
     assert calls == [0]
@@ -742,7 +744,7 @@ def test_r24_a_gather_with_more_or_fewer_branches_than_on_record_diverges(
 
     park(processes.new(), version(2))
     kd = processes.new()
-    with pytest.raises(killick.RunDiverged) as diverged:
+    with pytest.raises(killick.errors.RunDiverged) as diverged:
         kd.run(version(count), id="r")
     assert diverged.value.step.startswith("1")
     assert sorted(calls) == [0, 1]
@@ -762,7 +764,7 @@ def test_r24_a_new_step_before_recorded_ones_diverges_and_is_not_done(processes:
         return agent
 
     park(processes.new(), version(new=False))
-    with pytest.raises(killick.RunDiverged, match="keyed"):
+    with pytest.raises(killick.errors.RunDiverged, match="keyed"):
         processes.new().run(version(new=True), id="r")
     assert calls == ["old"]
 
@@ -826,6 +828,40 @@ def test_r24_other_arguments_only_drift_and_the_recorded_result_is_kept(
     [drift] = told(kd, "r", e.StepDrifted)
     assert drift.event.step == "1"
     assert drift.data["recorded"] != drift.data["found"]
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_r24_a_question_in_other_words_strands_no_run_and_one_that_is_open_keeps_its_text(
+    processes: Processes, is_open: bool
+) -> None:
+    def version(text: str, options: list[str]) -> killick.Agent[None, str]:
+        @killick.agent(name="asks")
+        async def agent(run: killick.Run) -> str:
+            answer = await run.ask(text, options=options, timeout="1h", default=options[0])
+            await run.ask("well?")
+            return str(answer.value)
+
+        return agent
+
+    before, after = version("Which colour?", ["red", "blue"]), version("Which colour do you want?", ["red", "green"])
+    first = processes.new()
+    park(first, before)
+    if not is_open:
+        first.answer("r:1", "respond", value="blue")
+        park(first, before)
+    for _ in range(2):
+        second = processes.new()
+        park(second, after)
+    if is_open:
+        [wait] = second.inbox()
+        assert (wait.prompt, wait.options) == ("Which colour?", ("red", "blue"))
+        second.answer("r:1", "respond", value="blue")
+        park(second, after)
+    [drift] = told(second, "r", e.StepDrifted)
+    assert drift.data["recorded"]["prompt"] == "Which colour?"
+    assert drift.data["found"]["prompt"] == "Which colour do you want?"
+    second.answer("r:2", "approve")
+    assert second.run(after, id="r") == "blue"
 
 
 def test_r24_a_changed_note_strands_nobody_and_the_recorded_one_stays(processes: Processes) -> None:
@@ -1142,7 +1178,7 @@ async def refuses(at: int) -> int:
 def test_a_branch_that_was_stopped_before_its_first_step_is_stopped_again_when_it_is_replayed(
     agent: Any, expected: Any
 ) -> None:
-    store = killick.open_store("memory:")
+    store = open_store("memory:")
     with pytest.raises(killick.RunWaiting):
         killick.Client(store, behind=False).run(agent, id="r")
     other = killick.Client(store, behind=False)

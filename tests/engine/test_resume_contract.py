@@ -191,7 +191,7 @@ def _nothing_happened_yet() -> None:
     FAR.requests.clear()
 
 
-def opened(store: MemoryStore, clock: killick.LeapingClock, seed: int = SEED) -> killick.Client:
+def opened(store: MemoryStore, clock: killick.clock.LeapingClock, seed: int = SEED) -> killick.Client:
     return killick.Client(store, clock=clock, ids=SeededIds(seed), behind=False)
 
 
@@ -218,7 +218,7 @@ class TestForkDeterminism:
 
     @pytest.fixture
     def parent(self) -> MemoryStore:
-        clock = killick.LeapingClock()
+        clock = killick.clock.LeapingClock()
         store = MemoryStore(clock=clock, ids=SeededIds(SEED))
         opened(store, clock).run(letters, ["ann", "bob"], id=RUN)
         FAR.requests.clear()
@@ -234,7 +234,7 @@ class TestForkDeterminism:
     def _forked(self, parent: MemoryStore, at: str, conditions: dict[str, Any], seed: int) -> Any:
         """What a fork comes to, and what it asks of the world, in a copy of everything that is its own."""
         FAR.requests.clear()
-        clock = killick.LeapingClock()
+        clock = killick.clock.LeapingClock()
         store = parent.copied(clock)
         kd = opened(store, clock, seed)
         made = kd.fork(RUN, at, **conditions)
@@ -244,7 +244,7 @@ class TestForkDeterminism:
     @pytest.mark.gate(1)
     @pytest.mark.parametrize("conditions", CONDITIONS, ids=str)
     def test_a_fork_changes_nothing_in_its_parent(self, parent: MemoryStore, conditions: dict[str, Any]) -> None:
-        clock = killick.LeapingClock()
+        clock = killick.clock.LeapingClock()
         before, state = rows(parent), lasting(parent)[RUN]
         for at in places(parent, RUN):
             store = parent.copied(clock)
@@ -279,9 +279,9 @@ class TestCheckpointValidity:
     @pytest.fixture
     def travelled(self) -> killick.Client:
         """A run that was taken back twice and forked, with a snapshot every few events."""
-        clock = killick.LeapingClock()
+        clock = killick.clock.LeapingClock()
         kd = opened(MemoryStore(clock=clock, ids=SeededIds(SEED)), clock)
-        kd.log = kd.engine.log = Log(kd.store, clock=clock, behind=False, snapshot_every=5)
+        kd.runtime.log = kd.engine.log = Log(kd.store, clock=clock, behind=False, snapshot_every=5)
         kd.run(letters, ["ann", "bob", "cleo"], id=RUN)
         for to in ("5:before", "2:after"):
             kd.rewind(RUN, to)
@@ -408,7 +408,7 @@ class TestConsumeOnce:
     ) -> None:
         FAR.requests.clear()
         PAYEE.update(to="ann", how="pays")
-        clock = killick.LeapingClock()
+        clock = killick.clock.LeapingClock()
         with opened(MemoryStore(clock=clock, ids=SeededIds(SEED)), clock) as kd:
             kd.run(spender, "T1", id=RUN)
             run, ours = RUN, True

@@ -23,6 +23,7 @@ from killick.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from killick.log import Entry
 from killick.model import events as e
 from killick.store import MemoryStore, SqliteStore
 
@@ -402,7 +403,7 @@ def test_branches_with_and_without_transactions_make_one_record(kd: killick.Clie
     # Another process plays the record: the branches go on in the same order, and nothing is done again.
     order.clear()
     log = kd.log.open("a", holder="somebody", seconds=30)
-    log.append(killick.Entry(e.RunRewound(at=kd.clock.now_us(), cut=log.seq - 1, generation=1)))
+    log.append(Entry(e.RunRewound(at=kd.clock.now_us(), cut=log.seq - 1, generation=1)))
     kd.store.release("a", epoch=log.epoch)
     with killick.open(str(path)) as other:
         assert other.run(busy, names, id="a") == first
@@ -411,7 +412,7 @@ def test_branches_with_and_without_transactions_make_one_record(kd: killick.Clie
 
 def test_many_runs_at_once_each_have_theirs(kd: killick.Client, path: Path) -> None:
     async def all_of_them() -> list[int]:
-        return await asyncio.gather(*(kd.run.soon(payer, f"p{number}", id=f"r{number}") for number in range(12)))
+        return await asyncio.gather(*(kd.as_async().run(payer, f"p{number}", id=f"r{number}") for number in range(12)))
 
     assert asyncio.run(all_of_them()) == [3] * 12
     assert sorted(rows(path)) == sorted([(f"p{number}", amount) for number in range(12) for amount in (1, 2)])
@@ -607,8 +608,8 @@ def _ended_by_another(path: Path, agent: Any) -> Any:
     """What a run comes to when another process goes on with it, without anybody's help."""
 
     async def whole() -> Any:
-        async with killick.open(str(path)) as other:
-            return await asyncio.wait_for(other.run.soon(agent, id="a"), 300)
+        async with killick.open_async(str(path)) as other:
+            return await asyncio.wait_for(other.run(agent, id="a"), 300)
 
     return asyncio.run(whole())
 
@@ -620,7 +621,7 @@ def test_a_transaction_that_is_about_to_begin_when_its_run_is_to_leave_ends_firs
 
     async def leaves() -> str:
         if not left:
-            left.append(kd.executor().leave("a"))
+            left.append(kd.runtime.executor().leave("a"))
         return "link"
 
     link: Any = killick.Resource(leaves)
@@ -635,8 +636,8 @@ def test_a_transaction_that_is_about_to_begin_when_its_run_is_to_leave_ends_firs
         return await run.call(enters, "ann") + await run.call(enters, "bob")
 
     async def whole() -> None:
-        await kd.start.soon(entering, id="a")
-        advanced = await kd.advance.soon("a")
+        await kd.as_async().start(entering, id="a")
+        advanced = await kd.as_async().advance("a")
         assert (left, advanced.left, advanced.status) == ([True], True, "running")
 
     asyncio.run(whole())
@@ -663,10 +664,10 @@ def test_a_transaction_that_waits_for_its_turn_when_its_run_is_to_leave_is_made_
         return list(await run.gather(*(run.call(enters, who) for who in ("ann", "bob", "cid"))))
 
     async def whole() -> None:
-        await kd.start.soon(entering, id="a")
-        advancing = asyncio.ensure_future(kd.advance.soon("a"))
+        await kd.as_async().start(entering, id="a")
+        advancing = asyncio.ensure_future(kd.as_async().advance("a"))
         assert await asyncio.to_thread(in_tool.wait, 300)
-        assert kd.executor().leave("a")
+        assert kd.runtime.executor().leave("a")
         told.set()
         assert (await asyncio.wait_for(advancing, 300)).left
 
@@ -694,7 +695,7 @@ def test_a_transaction_that_waits_for_its_turn_when_its_loop_ends_is_made_anothe
         return list(await run.gather(*(run.call(enters, who) for who in ("ann", "bob", "cid"))))
 
     async def whole() -> None:
-        running = asyncio.ensure_future(kd.run.soon(entering, id="a"))
+        running = asyncio.ensure_future(kd.as_async().run(entering, id="a"))
         assert await asyncio.to_thread(in_tool.wait, 300)
         # As a loop does that ends: all are cancelled at once, and who drives the run may well be the last to hear it.
         for task in sorted(asyncio.all_tasks() - {asyncio.current_task()}, key=lambda task: task is running):
@@ -831,7 +832,7 @@ def test_what_a_dead_process_left_open_is_neither_undone_nor_listed_when_the_run
         dead.run(lender, id="a")
     with killick.open(str(path)) as kd:
         kd.cancel("a", compensate=True)
-        with pytest.raises(killick.RunCancelled) as cancelled:
+        with pytest.raises(killick.errors.RunCancelled) as cancelled:
             kd.run(lender, id="a")
         assert (undone, cancelled.value.not_undone, rows(path)) == ([], (), [])
         assert kd.log.ledger("a").in_doubt() == []

@@ -83,7 +83,7 @@ def test_rows_and_outcomes_commit_together(kd: killick.Client, own: Own) -> None
 
 def test_many_runs_at_once_each_have_theirs(kd: killick.Client, own: Own) -> None:
     async def all_of_them() -> list[int]:
-        return await asyncio.gather(*(kd.run.soon(payer, f"p{number}", id=f"r{number}") for number in range(8)))
+        return await asyncio.gather(*(kd.as_async().run(payer, f"p{number}", id=f"r{number}") for number in range(8)))
 
     assert asyncio.run(all_of_them()) == [6] * 8
     assert len(paid(own)) == 24
@@ -104,8 +104,8 @@ def test_other_runs_go_on_while_a_transaction_is_open(kd: killick.Client, own: O
         return await run.call(holds)
 
     async def both() -> str:
-        held = asyncio.ensure_future(kd.run.soon(holding, id="a"))
-        assert await kd.run.soon(payer, "ann", id="b") == 6
+        held = asyncio.ensure_future(kd.as_async().run(holding, id="a"))
+        assert await kd.as_async().run(payer, "ann", id="b") == 6
         go.set()
         return await held
 

@@ -187,7 +187,7 @@ def test_r25_nothing_is_recorded_or_applied_while_code_unwinds(
         before += ["run.paused"]
     elif how == "cancelled":
         kd.cancel("r")
-        with pytest.raises(killick.RunCancelled):
+        with pytest.raises(killick.errors.RunCancelled):
             kd.run(agent, id="r")
         before += ["cancel.requested", "run.cancelled"]
     else:
@@ -334,7 +334,7 @@ def test_r25_what_an_agent_returns_after_a_pause_is_discarded(processes: Process
             return "caught"
         return "over"
 
-    with pytest.raises(killick.RunPaused):
+    with pytest.raises(killick.errors.RunPaused):
         kd.run(agent, id="r")
     assert (DONE, kd.info("r").status) == ([], "paused")
     [paused] = told(kd, "r", e.RunPaused)
@@ -428,7 +428,7 @@ def test_r25_without_a_default_the_deadline_raises_and_so_it_does_on_replay(proc
         for wait in (run.ask("well?", timeout="2h"), run.wait("paid", timeout=60)):
             try:
                 await wait
-            except killick.WaitExpired as expired:
+            except killick.errors.WaitExpired as expired:
                 seen.append(str(expired))
         await run.ask("sure?")
         return "over"
@@ -844,7 +844,7 @@ def test_r26_commands_on_a_run_that_nobody_holds_are_appended_at_once(processes:
     info = kd.info("r")
     assert (info.status, info.priority, info.holder) == ("paused", 7, None)
     kd.answer("r", "approve")
-    with pytest.raises(killick.RunPaused):
+    with pytest.raises(killick.errors.RunPaused):
         kd.run(commanded, id="r")
     assert kd.resume("r", by="bob") == "resumed"
     assert kd.run(commanded, id="r") == ["approve", {"x": 1}]
@@ -947,12 +947,12 @@ def test_r26_a_cancelled_run_is_over_and_its_wait_is_not_to_be_answered(processe
     kd = processes.new()
     park(kd, commanded)
     kd.cancel("r", by="ann", because="obsolete")
-    with pytest.raises(killick.RunCancelled):
+    with pytest.raises(killick.errors.RunCancelled):
         kd.run(commanded, id="r")
     assert kd.inbox() == []
     with pytest.raises(AnswerRefused):
         kd.answer("r", "approve")
-    with pytest.raises(killick.RunCancelled):
+    with pytest.raises(killick.errors.RunCancelled):
         processes.new().run(commanded, id="r")
 
 

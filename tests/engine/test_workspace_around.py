@@ -82,9 +82,9 @@ def test_runs_that_share_a_folder_get_along_while_nothing_is_in_doubt(kd: killic
         return name
 
     async def all_of_them() -> list[str]:
-        return await asyncio.gather(*(kd.run.soon(sharing, name, id=name) for name in "abcd"))
+        return await asyncio.gather(*(kd.as_async().run(sharing, name, id=name) for name in "abcd"))
 
-    assert kd.blocking(all_of_them()) == list("abcd")
+    assert kd.runtime.blocking(all_of_them()) == list("abcd")
     assert len(told(folder)) == 21
     assert after(kd, "a", "5").items() >= {"a0": "a", "a4": "a", "kept": "kept"}.items()
 

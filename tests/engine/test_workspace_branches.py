@@ -383,7 +383,7 @@ def test_a_cancelled_run_can_be_undone_with_its_files(kd: killick.Client, folder
     @killick.tool(effect="workspace")
     async def slow(folder: Path = killick.WORKSPACE) -> str:
         (folder / "half").write_text("half")
-        await kd.cancel.soon("r", compensate=True, by="ada")
+        await kd.as_async().cancel("r", compensate=True, by="ada")
         await asyncio.sleep(0.05)
         return "done"
 
@@ -393,7 +393,7 @@ def test_a_cancelled_run_can_be_undone_with_its_files(kd: killick.Client, folder
         await run.call(slow)
         return await run.call(write, "never", "written")
 
-    with pytest.raises(killick.RunCancelled) as cancelled:
+    with pytest.raises(killick.errors.RunCancelled) as cancelled:
         kd.run(doomed, id="r")
     assert told(folder) == {"kept": "kept"}
     assert not cancelled.value.not_undone

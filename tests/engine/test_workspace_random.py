@@ -169,7 +169,7 @@ def test_a_folder_is_as_it_must_be_at_every_boundary(
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text(text)
     orders, states = drawn_orders(chance, files, 6)
-    clock = killick.LeapingClock()
+    clock = killick.clock.LeapingClock()
     world = World(SqliteStore(tmp_path / "killick.db", clock=clock), clock)
     with contextlib.closing(world):
         FATE["now"] = Fate(chance, world)

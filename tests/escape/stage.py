@@ -54,7 +54,7 @@ class Stage:
         """A client of a store in memory, for which days pass in no time."""
         logging.disable()
         try:
-            with killick.open("memory:", clock=killick.LeapingClock(), **options) as kd:
+            with killick.open("memory:", clock=killick.clock.LeapingClock(), **options) as kd:
                 yield kd
         finally:
             logging.disable(logging.NOTSET)

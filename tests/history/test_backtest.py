@@ -433,7 +433,7 @@ class Office:
 
     def __init__(self, seed: int) -> None:
         self.draw = Random(seed)
-        self.kd = killick.open("memory:", clock=killick.LeapingClock())
+        self.kd = killick.open("memory:", clock=killick.clock.LeapingClock())
 
     def work(self, run: str, seed: int) -> None:
         for _ in range(100):

@@ -314,7 +314,7 @@ async def cut_asks(run: killick.Run) -> list[str]:
 
 @pytest.fixture
 def kd() -> Iterator[killick.Client]:
-    clock = killick.LeapingClock()
+    clock = killick.clock.LeapingClock()
     with killick.Client(MemoryStore(clock=clock), clock=clock) as client:
         yield client
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import killick
 from killick.history.diff import Diff, across, between, diff, shown, values
-from killick.log import Log, boundaries
+from killick.log import Entry, Log, boundaries
 from killick.model import events as e
 from killick.store import Store
 from seeds import repeats
@@ -61,7 +61,7 @@ def finished(kd: killick.Client, claim: int, run: str) -> None:
 def kd(store: Store) -> Iterator[killick.Client]:
     global attempts
     attempts = 0
-    with killick.Client(store, clock=killick.LeapingClock()) as client:
+    with killick.Client(store, clock=killick.clock.LeapingClock()) as client:
         finished(client, 4, "r")
         yield client
 
@@ -110,7 +110,7 @@ def test_the_patch_between_two_runs_and_a_fork_gives_the_other_state(kd: killick
     finished(kd, 5, "other")
     cut = boundaries.at(kd.log, "r", "3:before").seq
     fork = kd.log.fork(e.RunForked(at=1, run="fork", parent="r", cut=cut, generation=1))
-    fork.append(killick.Entry(e.DecisionMade(at=2, step="3"), {"question": "Fork?", "choice": 1.0}))
+    fork.append(Entry(e.DecisionMade(at=2, step="3"), {"question": "Fork?", "choice": 1.0}))
     for one, two in permutations(("r", "other", "fork"), 2):
         document, wanted = (json.loads(kd.state(run).to_json()) for run in (one, two))
         found = across(kd.log, one, two)
@@ -198,7 +198,7 @@ def test_events_that_change_nothing_make_no_difference(kd: killick.Client) -> No
     assert not kd.diff("r", "now", "now").patch()
     started = next(r.seq for r in kd.events("r") if isinstance(r.event, e.Started))
     noted = kd.log.open("r")
-    noted.append(killick.Entry(e.NoteMade(at=1), {"note": "nothing"}))
+    noted.append(Entry(e.NoteMade(at=1), {"note": "nothing"}))
     found = kd.diff("r", f"@{kd.log.head('r').seq}")
     assert not found
     assert found.lines() == []

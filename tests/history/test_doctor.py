@@ -14,8 +14,9 @@ import killick
 from killick.errors import RunError
 from killick.history import doctor
 from killick.history.doctor import Diagnosis, Finding, examine
+from killick.log import Entry, Log
 from killick.model import events as e
-from killick.store import MemoryStore, Store
+from killick.store import MemoryStore, Store, open_store
 from killick.store.records import Condition, RunIndex
 from killick.store.sqlite.conditions import kind_of_file_system
 from killick.store.sqlite.file import PAGE_BYTES
@@ -43,12 +44,12 @@ async def doctor_parent(run: killick.Run, n: int) -> str:
 
 
 @pytest.fixture
-def clock() -> killick.ManualClock:
-    return killick.ManualClock()
+def clock() -> killick.clock.ManualClock:
+    return killick.clock.ManualClock()
 
 
 @pytest.fixture
-def kd(clock: killick.ManualClock) -> Iterator[killick.Client]:
+def kd(clock: killick.clock.ManualClock) -> Iterator[killick.Client]:
     with killick.Client(MemoryStore(clock=clock), clock=clock) as client:
         yield client
 
@@ -75,10 +76,10 @@ def only(kd: killick.Client) -> Finding:
 def taken(kd: killick.Client, run: str, *, seconds: float = 30) -> None:
     """Somebody takes a run and is at work on it."""
     log = kd.log.open(run, holder="worker-1", seconds=seconds)
-    log.append(killick.Entry(e.RunTaken(at=kd.clock.now_us(), epoch=log.epoch, holder="worker-1")))
+    log.append(Entry(e.RunTaken(at=kd.clock.now_us(), epoch=log.epoch, holder="worker-1")))
 
 
-def test_a_store_where_nothing_is_wrong_is_said_to_be_so(kd: killick.Client, clock: killick.ManualClock) -> None:
+def test_a_store_where_nothing_is_wrong_is_said_to_be_so(kd: killick.Client, clock: killick.clock.ManualClock) -> None:
     ran(kd, doctor_asking, None, "waits")
     kd.start(doctor_asking, None, id="fresh")
     diagnosis = look(kd)
@@ -89,7 +90,9 @@ def test_a_store_where_nothing_is_wrong_is_said_to_be_so(kd: killick.Client, clo
     assert found(kd) == {"queued": ["fresh"]}, "whoever waits for a person may wait for long"
 
 
-def test_a_queued_run_that_nobody_takes_is_told_after_a_while(kd: killick.Client, clock: killick.ManualClock) -> None:
+def test_a_queued_run_that_nobody_takes_is_told_after_a_while(
+    kd: killick.Client, clock: killick.clock.ManualClock
+) -> None:
     kd.start(doctor_asking, None, id="r")
     clock.advance(50)
     assert found(kd) == {}
@@ -102,7 +105,7 @@ def test_a_queued_run_that_nobody_takes_is_told_after_a_while(kd: killick.Client
 
 
 def test_a_run_that_was_left_in_the_middle_is_told_with_who_left_it(
-    kd: killick.Client, clock: killick.ManualClock
+    kd: killick.Client, clock: killick.clock.ManualClock
 ) -> None:
     kd.start(doctor_asking, None, id="r")
     taken(kd, "r")
@@ -114,7 +117,7 @@ def test_a_run_that_was_left_in_the_middle_is_told_with_who_left_it(
     assert ("run", "--id", "r") in finding.next
 
 
-def test_an_answer_whose_time_was_up_is_told(kd: killick.Client, clock: killick.ManualClock) -> None:
+def test_an_answer_whose_time_was_up_is_told(kd: killick.Client, clock: killick.clock.ManualClock) -> None:
     kd.start(doctor_asking, "1h", id="r")
     kd.advance("r")
     clock.advance(3_500)
@@ -123,14 +126,18 @@ def test_an_answer_whose_time_was_up_is_told(kd: killick.Client, clock: killick.
     assert found(kd) == {"expired": ["r"]}
 
 
-def test_a_run_that_was_answered_and_that_nobody_takes_is_due(kd: killick.Client, clock: killick.ManualClock) -> None:
+def test_a_run_that_was_answered_and_that_nobody_takes_is_due(
+    kd: killick.Client, clock: killick.clock.ManualClock
+) -> None:
     ran(kd, doctor_asking, None, "r")
     kd.answer("r", "approve")
     clock.advance(100)
     assert found(kd) == {"due": ["r"]}
 
 
-def test_a_run_that_waits_for_a_child_that_is_over_is_told(kd: killick.Client, clock: killick.ManualClock) -> None:
+def test_a_run_that_waits_for_a_child_that_is_over_is_told(
+    kd: killick.Client, clock: killick.clock.ManualClock
+) -> None:
     ran(kd, doctor_parent, 1, "r")
     clock.advance(100)
     assert found(kd) == {}
@@ -141,9 +148,7 @@ def test_a_run_that_waits_for_a_child_that_is_over_is_told(kd: killick.Client, c
 def test_a_diverged_run_is_told_with_its_step(kd: killick.Client) -> None:
     ran(kd, doctor_asking, None, "r")
     log = kd.log.open("r", holder="test", seconds=30)
-    log.append(
-        killick.Entry(e.RunDiverged(at=kd.clock.now_us(), step="2"), {"recorded": "a", "found": "b", "builds": []})
-    )
+    log.append(Entry(e.RunDiverged(at=kd.clock.now_us(), step="2"), {"recorded": "a", "found": "b", "builds": []}))
     kd.store.release("r", epoch=log.epoch)
     finding = only(kd)
     assert (finding.reason, finding.runs[0].about) == ("diverged", "at step 2")
@@ -158,7 +163,7 @@ def test_a_run_that_was_set_apart_is_told_with_its_reason_and_nothing_else_of_it
     assert finding.next == (("store", "repair", "r"),)
 
 
-def test_what_may_be_meant_so_is_told_and_is_not_wrong(kd: killick.Client, clock: killick.ManualClock) -> None:
+def test_what_may_be_meant_so_is_told_and_is_not_wrong(kd: killick.Client, clock: killick.clock.ManualClock) -> None:
     ran(kd, doctor_asking, None, "paused")
     kd.pause("paused")
     kd.start(doctor_asking, None, id="silent")
@@ -186,7 +191,7 @@ def test_runs_of_agents_that_no_code_knows_are_told_where_the_code_is_at_hand(kd
     assert found(kd, knows=lambda agent: agent == "doctor_asking") == {"unknown": ["p"]}
 
 
-def test_triggers_and_hooks_that_are_behind_are_told(kd: killick.Client, clock: killick.ManualClock) -> None:
+def test_triggers_and_hooks_that_are_behind_are_told(kd: killick.Client, clock: killick.clock.ManualClock) -> None:
     for name in ("trigger:nightly", "hook:mail"):
         kd.log.create(e.RunStarted(at=kd.clock.now_us(), run=name, agent=f"killick.{name}"), {"input": None})
     clock.advance(100)
@@ -195,7 +200,7 @@ def test_triggers_and_hooks_that_are_behind_are_told(kd: killick.Client, clock: 
 
 
 def test_a_finding_names_a_few_the_longest_first_and_counts_the_rest(
-    kd: killick.Client, clock: killick.ManualClock
+    kd: killick.Client, clock: killick.clock.ManualClock
 ) -> None:
     for n in range(8):
         kd.start(doctor_asking, None, id=f"r{n}")
@@ -210,7 +215,7 @@ def test_clocks_that_differ_are_wrong(kd: killick.Client, monkeypatch: pytest.Mo
     # As a database on another machine is: its leases end by its own wall clock.
     monkeypatch.setattr(kd.store, "proves_life", False)
     monkeypatch.setattr(kd.store, "now_us", kd.clock.now_us)
-    ours = killick.ManualClock(kd.clock.now_us() + 5_000_000)
+    ours = killick.clock.ManualClock(kd.clock.now_us() + 5_000_000)
     [clocks] = [each for each in examine(kd.log, clock=ours).conditions if each.name == "clock"]
     assert clocks.value == "5.0 s ahead of the store's"
     assert clocks.wrong
@@ -222,7 +227,7 @@ def test_what_was_not_looked_at_is_said(kd: killick.Client, monkeypatch: pytest.
     monkeypatch.setattr(doctor, "FOLDED_MAX", 3)
     monkeypatch.setattr(doctor, "LOOKED_MAX", 3)
     assert look(kd).unseen == (
-        "whether 1 older runs hold (killick verify proves all)",
+        "whether 1 older runs hold (killick store verify proves all)",
         "1 of 4 waiting runs",
     )
     monkeypatch.setattr(doctor, "COUNTED_MAX", 3)
@@ -233,7 +238,7 @@ def test_what_was_not_looked_at_is_said(kd: killick.Client, monkeypatch: pytest.
 
 
 def conditions(path: Path) -> dict[str, Condition]:
-    store: Store = killick.open_store(str(path))
+    store: Store = open_store(str(path))
     try:
         return {each.name: each for each in store.conditions()}
     finally:
@@ -305,11 +310,11 @@ def test_a_look_reads_no_more_of_a_large_store_than_of_a_small_one(
     at = kd.clock.now_us() - DAY * 1_000_000
     for n in range(5_000):
         index = RunIndex(agent="a", status="completed" if n % 2 else "waiting", started_at_us=at, changed_at_us=at)
-        item = kd.log.begin(f"r{n}").built(killick.Entry(e.RunStarted(at=at, run=f"r{n}", agent="a"), {"input": None}))
+        item = kd.log.begin(f"r{n}").built(Entry(e.RunStarted(at=at, run=f"r{n}", agent="a"), {"input": None}))
         kd.store.append([msgspec.structs.replace(item, index=index)])
     asked: dict[str, int] = {}
     store = Counted(kd.store, asked)
-    examine(killick.Log(store), clock=kd.clock)  # type: ignore[arg-type]
+    examine(Log(store), clock=kd.clock)  # type: ignore[arg-type]
     assert asked["read"] + asked.get("opening", 0) <= 2 * doctor.FOLDED_MAX
     assert asked["quarantined"] <= 2 * doctor.LOOKED_MAX
 

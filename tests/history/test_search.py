@@ -550,8 +550,8 @@ def test_the_client_asks_and_so_it_does_soon() -> None:
         kd.run(mailing, "ada@x.org", id="m1")
         [hit] = kd.find.calls("mail", where={"to": "ada@x.org"})
         assert (hit.run, hit.output, hit.status) == ("m1", "sent to ada@x.org", "done")
-        assert list(asyncio.run(kd.find.calls.soon("mail", where={"to": "ada@x.org"}))) == [hit]
-        [choice] = asyncio.run(kd.find.decisions.soon(agent="mailing"))
+        assert list(asyncio.run(kd.as_async().find.calls("mail", where={"to": "ada@x.org"}))) == [hit]
+        [choice] = asyncio.run(kd.as_async().find.decisions(agent="mailing"))
         assert (choice.choice, choice.because) == ("yes", "They asked")
         assert [row.run for row in kd.list(since_us=hit.at_us)] == ["m1"]
         assert not kd.list(until_us=hit.at_us - 10_000_000)

@@ -15,6 +15,8 @@ from killick.history.timeline_parts import Moment, Step
 from killick.log import Entry, Log
 from killick.model import events as e
 from killick.model.chunks import Blob
+from killick.presenting.encoder import document
+from killick.presenting.runs import run_timeline
 from killick.store import MemoryStore
 from processes import Processes
 
@@ -314,7 +316,7 @@ def test_at_every_event_it_is_what_the_fold_says_there(processes: Processes) -> 
         assert (tl.seq, tl.status, tl.current) == (seq, state.status, state.position.step)
         assert {step.number: step.status for step in tl.steps()} == {step.id: step.status for step in state.fold.steps}
         assert {wait.step for wait in tl.waits} == set(state.fold.facts.waits)
-        json.dumps(tl.document())
+        json.dumps(document(run_timeline(tl, 0)))
 
 
 def test_before_its_first_event_there_is_nothing(processes: Processes) -> None:
@@ -359,16 +361,16 @@ def test_a_value_is_read_when_somebody_looks() -> None:
 
 def test_the_document_is_plain_json_with_everything_in_it(processes: Processes) -> None:
     kd = reviewed(processes)
-    document: dict[str, Any] = json.loads(json.dumps(timeline(kd.log, "r").document()))
-    assert (document["version"], document["place"], document["result"]) == (1, "pay: step 3 of 3", "paid 80")
-    steps = [entry for entry in document["entries"] if "number" in entry]
+    told: dict[str, Any] = json.loads(json.dumps(document(run_timeline(timeline(kd.log, "r"), 0))))
+    assert (told["version"], told["position"]["place"], told["result"]) == (1, "pay: step 3 of 3", "paid 80")
+    steps = [entry for entry in told["entries"] if entry["type"] == "step"]
     assert [step["number"] for step in steps] == ["1", "2", "3", "4"]
-    assert steps[0]["attempts"][0]["failure"]["type"] == "ConnectionError"
+    assert steps[0]["attempts"][0]["errors"][0]["type"] == "ConnectionError"
     assert steps[0]["attempts"][0]["progress"] == {"held": 1}
     assert steps[1]["decision"]["because"] == "it is large"
     assert steps[2]["waits"][0]["answer"] == {"kind": "approve", "value": None}
-    assert document["entries"][0]["data"] == {"input": 80}
-    assert "state" not in document
+    assert told["entries"][0]["data"] == {"input": 80}
+    assert "state" not in told
 
 
 # what was judged ----------------------------------------------------------------------------------
@@ -435,8 +437,7 @@ def test_what_people_changed_is_a_part_of_the_step_and_counts(processes: Process
     assert [vote.by for vote in second.votes] == ["max", "mia"]
     assert (second.need, second.rule, second.may) == (2, "large sums", ("max", "mia"))
     assert second.reason == "amount is 300; at most 100 is allowed"
-    document = json.loads(json.dumps(timeline(kd.log, "r").document()))
-    [told] = [entry for entry in document["entries"] if "number" in entry]
+    [told] = [each for each in document(run_timeline(timeline(kd.log, "r"), 0))["entries"] if each["type"] == "step"]
     assert (told["edits"][0]["by"], told["edits"][0]["arguments"]) == ("max", {"to": "ann", "amount": 300})
     assert [vote["by"] for vote in told["waits"][1]["votes"]] == ["max", "mia"]
     assert told["verdict"]["ruling"] == "ask"

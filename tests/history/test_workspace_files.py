@@ -209,7 +209,7 @@ def test_a_snapshot_is_found_by_the_beginning_of_its_id(kd: killick.Client, run:
 
 
 def test_files_are_brought_back_without_blocking_the_loop(kd: killick.Client, run: str) -> None:
-    done = asyncio.run(kd.restore.soon(run, "2:before", paths=["README.md"], by="mia"))
+    done = asyncio.run(kd.as_async().restore(run, "2:before", paths=["README.md"], by="mia"))
     assert (done.written, done.removed, done.paths) == (1, 0, ("README.md",))
     assert Path("fix.shop/README.md").read_text() == "read me"
     assert Path("fix.shop/src/app.py").read_text() == AFTER

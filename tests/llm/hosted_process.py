@@ -13,6 +13,7 @@ from typing import Any
 import killick
 from killick.definitions.open_tools import open_tool
 from killick.llm import external
+from killick.llm.external import Host
 
 BOOK = open_tool("book", effect="idempotent", retry=killick.Retry(attempts=100, first=0.001))
 DELEGATE = open_tool("delegate", effect="reads", retry=killick.Retry(attempts=100, first=0.001))
@@ -48,7 +49,7 @@ class World:
         return {"calls": [len(messages) * 10 + each for each in range(3)]}
 
 
-async def loop(host: killick.Host, world: World, *, nested: bool = False) -> list[Any]:
+async def loop(host: Host, world: World, *, nested: bool = False) -> list[Any]:
     """Asks a model what to do, does that side by side in tasks of its own, and again."""
     messages: list[Any] = []
     for _ in range(STEPS):

@@ -22,6 +22,7 @@ import pytest
 import killick
 from killick.definitions.open_tools import open_tool
 from killick.llm import external
+from killick.llm.external import Host
 from killick.model import events as e
 from seeds import draw_seed
 
@@ -118,7 +119,7 @@ async def test_the_same_run_is_shared_in_a_process_and_refused_to_another(
     async with kd.host("thread") as one, kd.host("thread") as two:
         await one.call(PAY, {"amount": 1}, key="a", fn=paying(done))
         assert await two.call(PAY, {"amount": 1}, key="a", fn=paying(done)) == {"paid": 1}
-        with killick.open(tmp_path / "killick.db") as other, pytest.raises(killick.RunBusy):
+        with killick.open(tmp_path / "killick.db") as other, pytest.raises(killick.errors.RunBusy):
             async with other.host("thread"):
                 pass
     async with kd.host("thread") as again:
@@ -200,7 +201,7 @@ async def test_a_call_that_comes_as_the_run_is_let_go_is_made_all_the_same(kd: k
     chance, told = random.Random(seed := draw_seed()), Counter[str]()
     pay = open_tool("pay", approve="managers")
 
-    async def later(host: killick.Host, thread: str) -> Any:
+    async def later(host: Host, thread: str) -> Any:
         await asyncio.sleep(chance.random() * 0.012)
 
         async def tell(to: str) -> str:
@@ -291,7 +292,7 @@ async def test_a_call_that_its_caller_gave_up_can_be_made_again(kd: killick.Clie
         await kept.wait()
         return f"saw {path}"
 
-    async def again(host: killick.Host) -> None:
+    async def again(host: Host) -> None:
         kept.set()
         async with asyncio.timeout(60):
             assert await host.call(LOOK, {"path": "x"}, key="a", fn=look) == "saw x"
@@ -321,7 +322,7 @@ async def test_a_question_that_its_caller_gave_up_can_be_asked_again(kd: killick
     began, kept = asyncio.Event(), asyncio.Event()
     pay = open_tool("pay", approve="managers")
 
-    def asked(host: killick.Host) -> Any:
+    def asked(host: Host) -> Any:
         if approval:
             return host.call(pay, {"amount": 1}, key="q", fn=lambda amount: f"paid {amount}")
         return host.ask("Pay?", key="q")

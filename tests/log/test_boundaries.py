@@ -10,7 +10,7 @@ from stories import Story, started
 import killick
 from folded import fold_timeline
 from killick.errors import BoundaryUnknown
-from killick.log import Log, boundaries
+from killick.log import Entry, Log, boundaries
 from killick.model import events as e
 from killick.model.fold import timeline
 from killick.store import Store
@@ -44,7 +44,7 @@ async def boundary_agent(run: killick.Run, n: int) -> str:
 def kd(store: Store) -> Iterator[killick.Client]:
     """A run that waits at step 5, after step 4 had failed once and was taken back."""
     global broken
-    with killick.Client(store, clock=killick.LeapingClock()) as client:
+    with killick.Client(store, clock=killick.clock.LeapingClock()) as client:
         broken = True
         with pytest.raises(killick.RunFailed):
             client.run(boundary_agent, 7, id="r")
@@ -101,9 +101,9 @@ def test_a_step_is_meant_in_the_current_timeline_unless_a_generation_is_named(kd
 def test_a_step_that_was_open_when_its_timeline_was_left_ends_there(log: Log) -> None:
     first = started()
     run = log.create(first.event, first.values or {})
-    run.append(killick.Entry(e.StepIntended(at=1, step="1", sort="tool", name="pay")))
-    run.append(killick.Entry(e.RunRewound(at=2, cut=1, generation=1)))
-    run.append(killick.Entry(e.NoteMade(at=3)))
+    run.append(Entry(e.StepIntended(at=1, step="1", sort="tool", name="pay")))
+    run.append(Entry(e.RunRewound(at=2, cut=1, generation=1)))
+    run.append(Entry(e.NoteMade(at=3)))
     assert boundaries.at(log, "run_1", "1~0:after") == boundaries.RunMoment(2, "1~0:after (step 1 has not ended: @2)")
 
 

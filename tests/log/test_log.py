@@ -272,7 +272,8 @@ def test_another_process_reads_what_this_one_committed(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "killick.db")
     begin(Log(store)).append(note("hello from the first"))
     code = (
-        "import sys, killick; log = killick.Log(killick.open_store(sys.argv[1]));"
+        "import sys; from killick.log import Log; from killick.store import open_store\n"
+        "log = Log(open_store(sys.argv[1]));"
         "print(log.data('run_1', 2)['note'], log.state('run_1').status)"
     )
     out = subprocess.check_output([sys.executable, "-c", code, str(tmp_path / "killick.db")], text=True)

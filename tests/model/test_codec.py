@@ -597,7 +597,7 @@ def test_what_cannot_be_stored_is_refused_by_its_path() -> None:
     with socket.socket() as connection:
         error = refusal({"messages": [0, 1, 2, {"content": connection}]})
     assert error.path == "value.messages[3].content"
-    assert error.reason.startswith("cannot store a socket.socket; return one of: JSON types, dataclasses")
+    assert error.reason.startswith("cannot store a socket.socket; use one of: JSON types, dataclasses")
 
 
 @pytest.mark.parametrize(

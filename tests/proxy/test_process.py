@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-import killick
 from killick.model import events as e
+from killick.workers.tokens import Person
 from processes import kinds, told
 from proxy.agents import KEY, Loop
 from proxy.provider import Desk, Says, desk
@@ -193,7 +193,7 @@ def test_the_dashboard_traces_it(tmp_path: Path) -> None:
         here.provider.script = asks_back("read_file")
         with here.proxied() as url, Loop(url, "anthropic", streams=True) as agent:
             agent.tell("Read, and look again.")
-        with here.record() as kd, TestClient(kd.asgi(identify=lambda request: killick.Person("ann"))) as web:
+        with here.record() as kd, TestClient(kd.asgi(identify=lambda request: Person("ann"))) as web:
             traced = web.get(f"/api/v1/runs/{only_run(kd)}/trace").json()["traced"]
             assert web.get(f"/runs/{only_run(kd)}").status_code == 200
     assert [call["name"] for call in traced[-2]["calls"]] == ["recall", "read_file"], "what it really said"

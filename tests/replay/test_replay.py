@@ -41,7 +41,7 @@ def _as_it_was() -> None:
 
 @pytest.fixture
 def kd(store: Store) -> Iterator[killick.Client]:
-    with killick.Client(store, clock=killick.LeapingClock()) as client:
+    with killick.Client(store, clock=killick.clock.LeapingClock()) as client:
         yield client
 
 
@@ -249,14 +249,14 @@ def test_what_was_done_in_transactions_is_replayed_and_not_done_again(tmp_path: 
 
 def test_the_store_is_read_and_never_written(tmp_path: Path) -> None:
     path = tmp_path / "killick.db"
-    with killick.Client(SqliteStore(path), clock=killick.LeapingClock()) as kd:
+    with killick.Client(SqliteStore(path), clock=killick.clock.LeapingClock()) as kd:
         ended(kd)
 
     def digest() -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
     before = digest()
-    with killick.Client(SqliteStore(path), clock=killick.LeapingClock()) as kd:
+    with killick.Client(SqliteStore(path), clock=killick.clock.LeapingClock()) as kd:
         assert kd.replay("r", again_agent).outcome == "agrees"
         head = kd.log.head("r")
     assert digest() == before
@@ -268,7 +268,7 @@ def test_the_client_replays_a_run_or_a_file_by_the_agent_of_its_name(kd: killick
     (tmp_path / "r.killick").write_bytes(ended(kd))
     for source in ("r", tmp_path / "r.killick", str(tmp_path / "r.killick")):
         assert kd.replay(source).outcome == "agrees"
-    assert asyncio.run(kd.replay.soon("r", to="3:before")).stopped == "before step 3"
+    assert asyncio.run(kd.as_async().replay("r", to="3:before")).stopped == "before step 3"
     now.add("other")
     assert kd.replay("r", "again_agent").outcome == "agrees", "what the world is like now is of no interest"
 
@@ -418,7 +418,7 @@ def test_every_run_of_the_examples_is_followed_with_its_tools_out_of_order(
     closing = killick.Client.close
 
     def close(client: killick.Client) -> None:
-        if not client._closed:
+        if not client.runtime.is_closed:
             for row in client.list():
                 if not row.agent.startswith("killick."):
                     records[row.run] = row.agent, export(client.log, row.run)

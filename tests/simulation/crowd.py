@@ -16,7 +16,7 @@ from random import Random
 from typing import Any, Final
 
 import killick
-from killick.blocking import OwnLoop
+from killick.blocking import LoopThread
 from killick.clock import ManualClock
 from killick.engine.execution import Execution
 from killick.engine.signals import Signal
@@ -125,8 +125,8 @@ class _InLine(Threads):
 
 def _timeless(client: killick.Client) -> None:
     """Let no time that passes decide what a process does: its loop's clock stands still, and every commit is quick."""
-    client._own = OwnLoop()
-    client._own.loop.time = lambda: 0.0  # type: ignore[method-assign]
+    client.runtime.loop_thread = LoopThread()
+    client.runtime.loop_thread.loop.time = lambda: 0.0  # type: ignore[method-assign]
     client.log.committer._clock = ManualClock()
     client.engine.threads = _InLine()
 
@@ -139,9 +139,14 @@ class Crowd(Journey):
         self._wrong: list[BaseException] = []
         self._clients_of: dict[_Mover, killick.Client] = {}
         self._names = [f"worker {number}" for number in range(1, workers + 1)]
-        clock = killick.LeapingClock()
+        clock = killick.clock.LeapingClock()
         super().__init__(MemoryStore(clock=clock), clock, far, "walks", program, behind=False)
         far.point = self._met
+
+    def close(self) -> None:
+        super().close()
+        for client in self._clients_of.values():
+            client.runtime.loop_thread.close()
 
     def _met(self, place: str) -> None:
         """The far side is slow: while one is inside, others come far."""
@@ -150,7 +155,7 @@ class Crowd(Journey):
             for _ in range(self.turns.chance.randrange(SLOW_MAX)):
                 here.look(place)
             if self.turns.chance.random() < LOOKS:
-                self._clients_of[here].executor().notify_all()
+                self._clients_of[here].runtime.executor().notify_all()
             here.point(place)
 
     def process(self, life: Life) -> killick.Client:
@@ -229,6 +234,7 @@ class Crowd(Journey):
                 mover.dead = True
                 with contextlib.suppress(KillickError, Dead):
                     client.close()
+                client.runtime.loop_thread.close()
                 self._buried(client)
             seat = self._seated(mover.name, kills.pop(0))
 
@@ -241,7 +247,7 @@ class Crowd(Journey):
             due = [row.run for row in self.store.due(self.clock.now_us(), limit=100)]
             for run in due:
                 with contextlib.suppress(RunBusy, EpochStale):  # another has it, or has it by now
-                    client.blocking(self._driven(client, mover, run))
+                    client.runtime.blocking(self._driven(client, mover, run))
                     break
             else:
                 if not self._answered(self.kd) and (soonest := self.store.soonest_us()) is not None:

@@ -126,7 +126,7 @@ def answering(policy: Policy) -> Outside:
                 verb, value = "approve", None
             if verb == SILENCE:
                 clock, until = client.clock, wait.deadline_us
-                assert isinstance(clock, killick.LeapingClock)
+                assert isinstance(clock, killick.clock.LeapingClock)
                 assert until is not None
                 clock.advance((until - clock.now_us()) / 1_000_000 + 1)
             else:
@@ -182,7 +182,7 @@ def scenario(name: str, seed: int, **how: Any) -> Scenario:
 
 def unruly(story: Story) -> Iterator[str]:
     """Where the record shows something done that those who had to agree did not, in these very arguments."""
-    with killick.Client(story.store.copied(killick.LeapingClock())) as kd:
+    with killick.Client(story.store.copied(killick.clock.LeapingClock())) as kd:
         for listed in kd.list():
             yield from _unagreed(kd, listed.run)
             rejudged = kd.rejudge(listed.run)

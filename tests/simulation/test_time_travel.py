@@ -52,7 +52,7 @@ def check(journey: Journey, happened: list[str]) -> None:
 
 
 def told(
-    store: Store, clock: killick.LeapingClock, agent: str, program: Program, *, first: list[int],
+    store: Store, clock: killick.clock.LeapingClock, agent: str, program: Program, *, first: list[int],
     then: list[tuple[Leap, list[int]]], behind: bool = False,
 ) -> None:  # fmt: skip
     """One story; after everything that happens in it, everything must hold."""
@@ -76,7 +76,7 @@ def told(
 def test_whatever_is_done_to_its_time_the_record_is_whole_and_nothing_is_done_twice_or_lost(
     drawn_agent: tuple[str, Program], first: list[int], behind: bool, then: list[tuple[Leap, list[int]]]
 ) -> None:
-    clock = killick.LeapingClock()
+    clock = killick.clock.LeapingClock()
     told(MemoryStore(clock=clock), clock, *drawn_agent, first=first, then=then, behind=behind)
 
 
@@ -86,7 +86,7 @@ def test_whatever_is_done_to_its_time_the_record_is_whole_and_nothing_is_done_tw
 def test_it_is_so_on_a_disk_too(
     drawn_agent: tuple[str, Program], first: list[int], then: list[tuple[Leap, list[int]]]
 ) -> None:
-    clock = killick.LeapingClock()
+    clock = killick.clock.LeapingClock()
     with TemporaryDirectory() as folder:
         store = SqliteStore(Path(folder) / "killick.db", clock=clock, durability="process")
         try:
@@ -111,7 +111,7 @@ PROGRAM: Program = [
 @pytest.fixture
 def journey() -> Iterator[Journey]:
     """A run that came to its end, was taken back into a gather, forked and undone in part; all is well."""
-    clock = killick.LeapingClock()
+    clock = killick.clock.LeapingClock()
     with another_world() as world:
         made = Journey(MemoryStore(clock=clock), clock, world, "walks", PROGRAM, behind=False)
         made.go_on()

@@ -154,7 +154,7 @@ class _Line:
 async def _advanced(client: killick.Client, run: str) -> None:
     try:
         async with asyncio.timeout(HANG_SECONDS):
-            await client.advance.soon(run)
+            await client.as_async().advance(run)
     except TimeoutError:
         raise AssertionError(f"{run} hangs") from None
 
@@ -173,7 +173,14 @@ class Journey:
     """One agent and its forks, over one store and one far side."""
 
     def __init__(
-        self, store: Store, clock: killick.LeapingClock, far: FarSide, agent: str, program: Program, *, behind: bool
+        self,
+        store: Store,
+        clock: killick.clock.LeapingClock,
+        far: FarSide,
+        agent: str,
+        program: Program,
+        *,
+        behind: bool,
     ) -> None:
         self.store, self.clock, self.far = store, clock, far
         self.agent, self.program = agent, program
@@ -241,7 +248,7 @@ class Journey:
             due = self.store.due(self.clock.now_us(), limit=100)
             for row in due:
                 with contextlib.suppress(RunBusy):
-                    client.blocking(_advanced(client, row.run))
+                    client.runtime.blocking(_advanced(client, row.run))
             if due or self._hosted(client) or self._answered(client):
                 continue
             soonest = self.store.soonest_us()
@@ -254,7 +261,7 @@ class Journey:
         """Whether the process is still at a child beside its parent; a little later it has come further."""
         held = any(head.holder is not None for _, head in self.store.heads())
         if held:
-            client.blocking(asyncio.sleep(0.001))
+            client.runtime.blocking(asyncio.sleep(0.001))
         return held
 
     def _answered(self, client: killick.Client) -> bool:

@@ -113,7 +113,7 @@ def work(setting: Setting) -> None:
     logger.addHandler(_Lines(setting.folder / "told"))
 
     async def serve() -> None:
-        async with killick.open(setting.url, grace_seconds=GRACE_SECONDS) as kd:
+        async with killick.open_async(setting.url, grace_seconds=GRACE_SECONDS) as kd:
             worker = kd.worker(concurrency=CONCURRENCY, lease_seconds=LEASE_SECONDS)
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.drain)
             await worker.serve()
@@ -141,13 +141,13 @@ class Clerk:
 
     async def _start(self, number: int) -> None:
         run = name_of(number)
-        await self._surely(lambda: self._kd.start.soon(errands.errand, number, id=run))
+        await self._surely(lambda: self._kd.as_async().start(errands.errand, number, id=run))
         for label in ("pause", "hear"):
             if number % 2 and errands.wait_of(number, label) == "message":
                 await self._surely(lambda label=label: self._send(run, label))
 
     async def _send(self, run: str, label: str) -> None:
-        await self._kd.send.soon(run, label, f"{run}/{label}", id=f"{run}/{label}")
+        await self._kd.as_async().send(run, label, f"{run}/{label}", id=f"{run}/{label}")
 
     async def _surely(self, do: Callable[[], Any]) -> None:
         """Again and again, because the server under the store may be away."""
@@ -171,9 +171,9 @@ class Clerk:
             await asyncio.sleep(0.05)
 
     async def _look(self) -> None:
-        waiting = await self._kd.list.soon(status="waiting", since_us=self._since_us, limit=10_000)
+        waiting = await self._kd.as_async().list(status="waiting", since_us=self._since_us, limit=10_000)
         for row in waiting:
-            for wait in (await self._kd.info.soon(row.run)).waits:
+            for wait in (await self._kd.as_async().info(row.run)).waits:
                 if wait.id not in self._answered and await self._reply(row.run, wait):
                     self._answered.add(wait.id)
         # Clocks of processes agree, commits come a little later.
@@ -183,7 +183,7 @@ class Clerk:
         if wait.waits_for == "event":
             await self._surely(lambda: self._send(run, wait.name))
         elif wait.waits_for == "answer":
-            await self._surely(lambda: self._kd.answer.soon(wait.id, "approve", by="clerk"))
+            await self._surely(lambda: self._kd.as_async().answer(wait.id, "approve", by="clerk"))
         return True
 
 
@@ -192,7 +192,7 @@ def attend(setting: Setting, done: int) -> None:
 
     async def serve() -> None:
         logging.getLogger("killick").setLevel(logging.CRITICAL)
-        async with killick.open(setting.url) as kd:
+        async with killick.open_async(setting.url) as kd:
             await Clerk(kd, setting).attend()
 
     asyncio.run(serve())

@@ -309,7 +309,7 @@ def test_a_paused_run_says_so_and_goes_on_when_it_is_resumed() -> None:
         t.until_waiting()
         t.pause(by="ann")
         t.answer("approve")
-        with pytest.raises(killick.RunPaused):
+        with pytest.raises(killick.errors.RunPaused):
             t.result()
         t.resume()
         assert t.result() == "a.pdf, paid, r1"
@@ -333,7 +333,7 @@ def test_a_cancelled_run_undoes_only_what_is_real_or_faked_to_be_undone() -> Non
         with play(charges_and_asks, fakes=fakes) as t:
             t.until_waiting()
             t.cancel(compensate=True)
-            with pytest.raises(killick.RunCancelled) as raised:
+            with pytest.raises(killick.errors.RunCancelled) as raised:
                 t.result()
             assert raised.value.not_undone == ()
             assert [call["effect"].arguments for call in t.calls(really_refund)] == [{"amount": 5}]

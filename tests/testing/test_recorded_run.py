@@ -34,7 +34,7 @@ def _as_it_was() -> None:
 
 @pytest.fixture
 def kd(store: Store) -> Iterator[killick.Client]:
-    with killick.Client(store, clock=killick.LeapingClock()) as client:
+    with killick.Client(store, clock=killick.clock.LeapingClock()) as client:
         yield client
 
 
@@ -481,7 +481,7 @@ def test_a_paused_run_is_replayed_as_far_as_it_came(kd: killick.Client) -> None:
 def test_a_cancelled_run_is_replayed_up_to_where_it_was_cancelled(kd: killick.Client) -> None:
     reviewed(kd, to_its_end=False)
     kd.cancel("r", by="ann")
-    with pytest.raises(killick.RunCancelled):
+    with pytest.raises(killick.errors.RunCancelled):
         kd.run(replay_review, 7, id="r")
     data = kd.export("r")
     assert replay(data, replay_review).status == "cancelled"
@@ -558,7 +558,7 @@ def test_a_run_in_backoff_is_replayed_without_waiting(store: Store) -> None:
     async def replay_patient(run: killick.Run) -> int:
         return await run.call(replay_flaky)
 
-    with killick.Client(store, clock=killick.ManualClock()) as kd:
+    with killick.Client(store, clock=killick.clock.ManualClock()) as kd:
         kd.start(replay_patient, id="p")
         kd.advance("p")
         assert kd.info("p").status == "waiting"

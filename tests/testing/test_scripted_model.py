@@ -106,7 +106,7 @@ def test_a_function_chooses_by_looking_at_the_request() -> None:
 
 
 def test_it_can_be_awaited() -> None:
-    assert text_of(asyncio.run(scripted("hello").soon(messages=[]))) == "hello"
+    assert text_of(asyncio.run(scripted("hello").async_call(messages=[]))) == "hello"
 
 
 def test_a_stream_is_refused_with_what_to_do() -> None:

@@ -9,6 +9,8 @@ from typing import Any, assert_type
 from uuid import UUID
 
 import killick
+from killick.engine.outcome import RunOutcome
+from killick.llm.loop import LoopResult
 
 
 @dataclass
@@ -179,7 +181,7 @@ async def side_by_side(run: killick.Run, claims: list[Claim]) -> float:
 @killick.agent
 async def converses(run: killick.Run, question: str) -> str:
     outcome = await killick.loop(run, client.create, tools, messages=question, provider="openai", model="m")
-    assert_type(outcome, killick.LoopResult)
+    assert_type(outcome, LoopResult)
     assert_type(outcome.text, str)
     return outcome.text
 
@@ -228,7 +230,7 @@ def main(claim: Claim) -> Iterator[str]:
     with killick.open("killick.db") as kd:
         assert_type(kd.run(review, claim, id="claim_review_001"), Verdict)
         assert_type(kd.run(needs_nothing), int)
-        assert_type(kd.run(blocks, claim, fresh=True), Verdict)
+        assert_type(kd.run(blocks, claim, resume=True), Verdict)
         kd.run(ticket, ClaimContext())
         kd.run(subscription, 1, id="subscription_17")
         handle = kd.start(review, claim, id="claim_review_002", priority=5)
@@ -236,6 +238,8 @@ def main(claim: Claim) -> Iterator[str]:
         assert_type(handle.info(), killick.RunInfo)
         assert_type(handle.state(), killick.State)
         assert_type(handle.result(timeout=5), Verdict)
+        assert_type(kd.find.calls("send_email")[0].tool, str)
+        assert_type(kd.fork(handle.id, "1:before"), killick.Handle[Any])
         for recorded in handle.follow():
             yield str(recorded.event)
         try:
@@ -254,15 +258,22 @@ def main(claim: Claim) -> Iterator[str]:
         kd.pause("claim_review_001", because="lunch")
         kd.set("claim_review_001", route="auto", by="ann")
         kd.cancel("claim_review_001", compensate=True)
-        assert_type(kd.advance("claim_review_001"), killick.RunOutcome)
+        assert_type(kd.advance("claim_review_001"), RunOutcome)
 
 
 async def serve(claim: Claim) -> Verdict:
-    async with killick.open("killick.db") as kd:
-        assert_type(await kd.info.soon("claim_review_001"), killick.RunInfo)
-        await kd.answer.soon("claim_review_001", "respond", value=17)
-        handle = await kd.start.soon(review, claim)
-        assert_type(handle, killick.Handle[Verdict])
-        verdict = await kd.run.soon(review, claim)
+    async with killick.open_async("killick.db") as kd:
+        assert_type(await kd.info("claim_review_001"), killick.RunInfo)
+        await kd.answer("claim_review_001", "respond", value=17)
+        handle = await kd.start(review, claim)
+        assert_type(handle, killick.AsyncHandle[Verdict])
+        assert_type(await handle.info(), killick.RunInfo)
+        assert_type(await handle.result(timeout=5), Verdict)
+        async for recorded in handle.follow():
+            assert_type(recorded.seq, int)
+        forked = await kd.fork(handle.id, "1:before")
+        assert_type(forked, killick.AsyncHandle[Any])
+        assert_type((await kd.find.calls("send_email"))[0].tool, str)
+        verdict = await kd.run(review, claim)
         assert_type(verdict, Verdict)
         return verdict

@@ -38,18 +38,18 @@ def named(route: Route) -> str:
 
 
 @pytest.fixture
-def clock() -> killick.ManualClock:
-    return killick.ManualClock()
+def clock() -> killick.clock.ManualClock:
+    return killick.clock.ManualClock()
 
 
 @pytest.fixture
-def kd(clock: killick.ManualClock) -> Iterator[killick.Client]:
+def kd(clock: killick.clock.ManualClock) -> Iterator[killick.Client]:
     with killick.Client(MemoryStore(clock=clock), clock=clock, behind=False) as client:
         yield client
 
 
 @pytest.fixture
-def cards(kd: killick.Client, clock: killick.ManualClock) -> dict[str, str | None]:
+def cards(kd: killick.Client, clock: killick.clock.ManualClock) -> dict[str, str | None]:
     """What somebody may come with, by what it is."""
     found: dict[str, str | None] = {scope: issue(kd.engine, scope, scope)[1] for scope in SCOPES}  # type: ignore[arg-type]
     found["revoked"] = issue(kd.engine, "gone", "admin")[1]
@@ -233,7 +233,9 @@ def test_a_session_ends_at_once_when_its_token_is_revoked(web: TestClient, kd: k
     assert web.get("/health", follow_redirects=False).status_code == 303
 
 
-def test_a_session_ends_after_its_time(web: TestClient, clock: killick.ManualClock, cards: dict[str, Any]) -> None:
+def test_a_session_ends_after_its_time(
+    web: TestClient, clock: killick.clock.ManualClock, cards: dict[str, Any]
+) -> None:
     signed_in(web, cards["viewer"])
     kept = web.cookies[SESSION]
     clock.advance(SESSION_SECONDS - 60)
@@ -293,7 +295,7 @@ def test_signing_in_takes_a_form_of_ours(web: TestClient, cards: dict[str, Any])
 
 
 def test_a_wrong_token_is_told_as_wrong_logged_without_it_and_not_tried_for_ever(
-    web: TestClient, clock: killick.ManualClock, cards: dict[str, Any], caplog: pytest.LogCaptureFixture
+    web: TestClient, clock: killick.clock.ManualClock, cards: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(10):
         answer = sign_in(web, cards["revoked"])
@@ -406,7 +408,7 @@ def test_the_owners_key_opens_the_api_and_a_session(kd: killick.Client) -> None:
 
 
 def test_the_owners_session_ends_by_its_time_and_with_the_first_token(
-    kd: killick.Client, clock: killick.ManualClock
+    kd: killick.Client, clock: killick.clock.ManualClock
 ) -> None:
     with local(kd, stranger=True) as web:
         web.get(web.link)

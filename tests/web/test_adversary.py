@@ -26,6 +26,7 @@ from killick.web.auth.access import OwnerAccess
 from killick.web.hub import FOLLOWERS_MAX
 from killick.web.server import CONNECTIONS_MAX
 from killick.workers import tokens
+from killick.workers.tokens import Person
 from web import desk
 from web.desk import Desk
 
@@ -79,9 +80,9 @@ def test_a_static_file_of_an_endless_name_is_not_there(at_desk: Desk) -> None:
 
 
 NONSENSE: list[Any] = [
-    msgspec.structs.replace(killick.Person("x"), scope="root"), killick.Person("", "admin"),
-    killick.Person("a\nb", "admin"),
-    msgspec.structs.replace(killick.Person("x"), name=5), ("x", "root"), "", 7,
+    msgspec.structs.replace(Person("x"), scope="root"), Person("", "admin"),
+    Person("a\nb", "admin"),
+    msgspec.structs.replace(Person("x"), name=5), ("x", "root"), "", 7,
 ]  # fmt: skip
 
 
@@ -267,7 +268,7 @@ def test_a_hidden_value_that_is_a_word_of_ours_breaks_no_page(tmp_path: Path, wo
         for path in ("/runs", "/inbox", "/runs/evil", "/runs/innocent", "/runs/evil/act", "/inbox/evil%3A1"):
             assert at.web.get(path).status_code == 200, path
         told = at.get("/runs/evil")
-        assert (told["run"], told["status"]) == ("evil", "waiting")
+        assert (told["id"], told["status"]) == ("evil", "waiting")
         assert at.get("/inbox")["next"] is None
 
 

@@ -62,7 +62,7 @@ async def moment_agent(run: killick.Run, n: int) -> str:
 def kd() -> Iterator[killick.Client]:
     global tries
     tries = 0
-    with killick.Client(MemoryStore(), clock=killick.LeapingClock()) as made:
+    with killick.Client(MemoryStore(), clock=killick.clock.LeapingClock()) as made:
         with pytest.raises(killick.RunWaiting):
             made.run(moment_agent, 4, id="r/1")
         yield made
@@ -184,8 +184,8 @@ def test_what_is_worth_a_look_is_marked_where_it_is(kd: killick.Client, web: Tes
     with pytest.raises(killick.RunWaiting):
         kd.run(moment_agent, 4, id="r/1")
     marks = moment(web, 0, marks="true")["marks"]
-    assert {(mark["sort"], mark["step"]) for mark in marks} >= {("decision", "5"), ("wait", "7"), ("child", "3")}
-    assert [mark["step"] for mark in marks if mark["sort"] == "rewind"] == ["5"]
+    assert {(mark["kind"], mark["step"]) for mark in marks} >= {("decision", "5"), ("wait", "7"), ("child", "3")}
+    assert [mark["step"] for mark in marks if mark["kind"] == "rewind"] == ["5"]
     for mark in marks:
         assert moment(web, mark["n"])["step"] == mark["step"]
     assert moment(web, 0)["marks"] is None

@@ -41,7 +41,7 @@ async def compare_agent(run: killick.Run, n: int) -> str:
 
 @pytest.fixture
 def kd() -> Iterator[killick.Client]:
-    with killick.Client(MemoryStore(), clock=killick.LeapingClock()) as made:
+    with killick.Client(MemoryStore(), clock=killick.clock.LeapingClock()) as made:
         made.run(compare_agent, 4, id="r")
         made.fork("r", "3:after", id="f", output={"3": "auto"}, effects="live", by="tom", because="what if?")
         made.run(compare_agent, 4, id="f")
@@ -86,7 +86,7 @@ def test_strangers_are_compared_step_by_step_and_what_is_other_is_marked(web: Te
     assert found["parts_at"] == "1"
     assert [pair["step"] for pair in found["pairs"]] == ["1", "2", "2.1.1", "2.2.1", "3", "4", "5"]
     [same] = [pair for pair in found["pairs"] if pair["step"] == "2.1.1"]
-    assert (same["how"], same["is_shared"]) == (None, False)
+    assert (same["how"], same["shared"]) == (None, False)
     first = found["pairs"][0]
     assert first["how"] == "arguments"
     assert [piece["text"] for piece in first["one"]["arguments_pieces"] if piece["other"]] == ["4"]
@@ -95,8 +95,9 @@ def test_strangers_are_compared_step_by_step_and_what_is_other_is_marked(web: Te
 
 
 def test_the_family_comes_first_among_those_to_compare_with(web: TestClient) -> None:
-    assert [(kin["run"], kin["how"]) for kin in compared(web, a="r")["kin"]] == [("f", "fork"), ("other", "same agent")]
-    assert next((kin["run"], kin["how"]) for kin in compared(web, a="f")["kin"]) == ("r", "parent")
+    related = compared(web, a="r")["related"]
+    assert [(each["run"], each["how"]) for each in related] == [("f", "fork"), ("other", "same agent")]
+    assert next((kin["run"], kin["how"]) for kin in compared(web, a="f")["related"]) == ("r", "parent")
     assert compared(web)["a"] is None
 
 

@@ -83,7 +83,7 @@ class Dying:
 class App:
     """One process: an app whose writes start runs, and count how often they were carried out."""
 
-    def __init__(self, store: Store, clock: killick.ManualClock) -> None:
+    def __init__(self, store: Store, clock: killick.clock.ManualClock) -> None:
         self.client = killick.Client(store, clock=clock, behind=False)
         self.carried_out = 0
         self.fails_with: Exception | None = None
@@ -113,7 +113,7 @@ class App:
             await self.gate.wait()
         if self.fails_with is not None:
             raise self.fails_with
-        handle = await self.client.start.soon(counting, call.body.number)
+        handle = await self.client.as_async().start(counting, call.body.number)
         return Started(handle.id)
 
     async def post(self, path: str, number: int, key: str | None, *, by: str = "ada") -> httpx.Response:
@@ -122,12 +122,12 @@ class App:
 
 
 @pytest.fixture
-def clock() -> killick.ManualClock:
-    return killick.ManualClock(1_763_000_000_000_000)
+def clock() -> killick.clock.ManualClock:
+    return killick.clock.ManualClock(1_763_000_000_000_000)
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, clock: killick.ManualClock, tmp_path: Path) -> Iterator[Store]:
+def store(request: pytest.FixtureRequest, clock: killick.clock.ManualClock, tmp_path: Path) -> Iterator[Store]:
     made = MemoryStore(clock=clock) if request.param == "memory" else SqliteStore(tmp_path / "killick.db", clock=clock)
     store = cast("Store", made)
     yield store
@@ -314,7 +314,7 @@ def test_what_cannot_be_done_again_is_in_doubt_when_a_process_died(
     asyncio.run(story())
 
 
-def test_a_key_lives_for_a_day_at_the_least_and_two_at_the_most(store: Store, clock: killick.ManualClock) -> None:
+def test_a_key_lives_for_a_day_at_the_least_and_two_at_the_most(store: Store, clock: killick.clock.ManualClock) -> None:
     async def story() -> None:
         app = App(store, clock)
         await app.post("/count", 1, "k")
@@ -328,7 +328,7 @@ def test_a_key_lives_for_a_day_at_the_least_and_two_at_the_most(store: Store, cl
     asyncio.run(story())
 
 
-def test_the_logs_of_keys_verify_are_no_runs_and_never_due(store: Store, clock: killick.ManualClock) -> None:
+def test_the_logs_of_keys_verify_are_no_runs_and_never_due(store: Store, clock: killick.clock.ManualClock) -> None:
     async def story() -> None:
         app = App(store, clock)
         await app.post("/count", 1, "k")

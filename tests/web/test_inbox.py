@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from killick.clock import microseconds
 from web import desk as at
 from web.desk import Desk, desk
 
@@ -22,19 +23,19 @@ def claim(office: Desk, amount: int = 2400, run: str = "claim") -> str:
     return f"{run}:1"
 
 
-def saw(office: Desk, wait: str) -> str:
+def digest(office: Desk, wait: str) -> str:
     """What an answer is bound to, as it is shown."""
-    return str(office.get(f"/inbox/{wait}")["questions"][0]["saw"])
+    return str(office.get(f"/inbox/{wait}")["questions"][0]["digest"])
 
 
 def test_an_approval_tells_what_would_be_done_why_and_who_may_say(office: Desk) -> None:
     claim(office)
     [question] = office.get("/inbox")["questions"]
-    assert (question["sort"], question["tool"]) == ("approval", "desk_pay")
-    assert question["arguments"] == {"to": "bob", "amount": 2400}
+    assert (question["asks"], question["intention"]["tool"]) == ("approval", "desk_pay")
+    assert question["intention"]["arguments"] == {"to": "bob", "amount": 2400}
     assert (question["rule"], question["because"]) == ("large", "the storm is on record")
     assert (question["to"], question["may"], question["why_not"]) == (["managers"], ["max", "mia"], None)
-    assert question["deadline_us"] == question["since_us"] + 3 * 86_400_000_000
+    assert microseconds(question["deadline"]) == microseconds(question["opened_at"]) + 3 * 86_400_000_000
     page = office.page("/inbox")
     for text in ("desk_pay", "2400", "the storm is on record", "large sums are put to people", "Approve", "managers"):
         assert text in page
@@ -47,16 +48,16 @@ def test_whoever_is_not_asked_is_told_so_and_cannot_answer(office: Desk) -> None
     assert question["why_not"] == "it is asked of managers (max, mia)"
     assert "You cannot answer this" in office.page("/inbox")
     assert office.get("/inbox?mine=true")["questions"] == []
-    assert office.post(f"/inbox/{wait}", 403, verb="approve", saw=saw(office, wait))["code"] == "not_asked"
+    assert office.post(f"/inbox/{wait}", 403, verb="approve", digest=digest(office, wait))["code"] == "not_asked"
     office.be("mia", "viewer")
     assert "an operator may answer" in office.page("/inbox")
-    office.post(f"/inbox/{wait}", 403, verb="approve", saw=saw(office, wait))
+    office.post(f"/inbox/{wait}", 403, verb="approve", digest=digest(office, wait))
 
 
 def test_the_answer_is_the_callers_own_whatever_the_body_says(office: Desk) -> None:
     wait = claim(office)
     assert office.post(f"/inbox/{wait}", 422, verb="approve", by="max")["code"] == "body_refused"
-    told = office.post(f"/inbox/{wait}", verb="approve", comment="fine", saw=saw(office, wait))
+    told = office.post(f"/inbox/{wait}", verb="approve", comment="fine", digest=digest(office, wait))
     assert told["did"] == 'approved desk_pay(to="bob", amount=2400)'
     office.kd.advance("claim")
     assert office.kd.state("claim").result == "paid 2400 to bob"
@@ -64,10 +65,10 @@ def test_the_answer_is_the_callers_own_whatever_the_body_says(office: Desk) -> N
 
 def test_an_edit_names_only_what_changes_and_is_judged_again(office: Desk) -> None:
     wait = claim(office)
-    saw = office.get("/inbox")["questions"][0]["saw"]
-    refused = office.post(f"/inbox/{wait}", 409, verb="edit", value={"amount": "much"}, saw=saw)
+    digest = office.get("/inbox")["questions"][0]["digest"]
+    refused = office.post(f"/inbox/{wait}", 409, verb="edit", value={"amount": "much"}, digest=digest)
     assert "amount" in refused["detail"]
-    told = office.post(f"/inbox/{wait}", verb="edit", value={"amount": 100}, saw=saw, comment="less")
+    told = office.post(f"/inbox/{wait}", verb="edit", value={"amount": 100}, digest=digest, comment="less")
     assert told["did"].endswith("with amount=100")
     office.kd.advance("claim")
     assert office.kd.state("claim").result == "paid 100 to bob"
@@ -75,17 +76,17 @@ def test_an_edit_names_only_what_changes_and_is_judged_again(office: Desk) -> No
 
 def test_an_old_screen_answers_no_new_question(office: Desk) -> None:
     wait = claim(office)
-    saw = office.get("/inbox")["questions"][0]["saw"]
+    digest = office.get("/inbox")["questions"][0]["digest"]
     office.kd.rewind("claim", "1:before", by="max")
     office.kd.advance("claim")
-    assert office.get("/inbox")["questions"][0]["saw"] != saw
-    refused = office.post(f"/inbox/{wait}", 409, verb="approve", saw=saw)
+    assert office.get("/inbox")["questions"][0]["digest"] != digest
+    refused = office.post(f"/inbox/{wait}", 409, verb="approve", digest=digest)
     assert "the question has changed; read it again" in refused["detail"]
 
 
 def test_the_first_answer_counts_and_the_second_is_told_who_was_first(office: Desk) -> None:
     wait = claim(office)
-    office.post(f"/inbox/{wait}", verb="approve", saw=saw(office, wait))
+    office.post(f"/inbox/{wait}", verb="approve", digest=digest(office, wait))
     assert "mia" in office.be("max").post(f"/inbox/{wait}", 409, verb="reject")["detail"]
     found = office.get("/inbox")
     assert found["questions"] == []
@@ -102,35 +103,35 @@ def test_an_approval_names_what_was_shown(office: Desk) -> None:
     wait = claim(office)
     for body in ({"verb": "approve"}, {"verb": "edit", "value": {"amount": 1}}):
         refused = office.post(f"/inbox/{wait}", 409, **body)
-        assert (refused["code"], "saw" in refused["detail"]) == ("answer_refused", True)
+        assert (refused["code"], "digest" in refused["detail"]) == ("answer_refused", True)
 
 
 def test_an_approval_that_carries_changed_fields_pays_nothing(office: Desk) -> None:
     wait = claim(office)
-    refused = office.post(f"/inbox/{wait}", 409, verb="approve", value={"amount": 1}, saw=saw(office, wait))
+    refused = office.post(f"/inbox/{wait}", 409, verb="approve", value={"amount": 1}, digest=digest(office, wait))
     assert refused["detail"].endswith("use edit")
-    office.post(f"/inbox/{wait}", 422, verb="approve", amount=1, saw=saw(office, wait))
-    assert [each["wait"] for each in office.get("/inbox")["questions"]] == [wait]
+    office.post(f"/inbox/{wait}", 422, verb="approve", amount=1, digest=digest(office, wait))
+    assert [each["id"] for each in office.get("/inbox")["questions"]] == [wait]
 
 
 def test_a_question_that_wants_a_value_offers_no_approval_and_takes_none(office: Desk) -> None:
     office.at(at.asks, "When?", run="asks")
     office.at(at.offers, run="offers")
     assert "data-approve" not in office.page("/inbox")
-    refused = office.post("/inbox/asks:1", 409, verb="approve", saw=saw(office, "asks:1"))
+    refused = office.post("/inbox/asks:1", 409, verb="approve", digest=digest(office, "asks:1"))
     assert "'later'" in refused["detail"]
-    office.post("/inbox/offers:1", 409, verb="approve", saw=saw(office, "offers:1"))
+    office.post("/inbox/offers:1", 409, verb="approve", digest=digest(office, "offers:1"))
 
 
 def test_two_who_have_to_agree_are_counted_one_by_one(office: Desk) -> None:
     office.at(at.rollout, 5, run="r")
-    told = office.be("lea").post("/inbox/r:1", verb="approve", saw=saw(office, "r:1"))
+    told = office.be("lea").post("/inbox/r:1", verb="approve", digest=digest(office, "r:1"))
     assert told["did"].endswith(": 1 of 2 approved (lea)")
     assert told["next"].startswith("1 more of leo has to agree")
     [question] = office.get("/inbox")["questions"]
-    assert (question["votes"], question["why_not"]) == (["lea"], "lea approved it already")
-    assert office.post("/inbox/r:1", 409, verb="approve", saw=question["saw"])["code"] == "already_agreed"
-    office.be("leo").post("/inbox/r:1", verb="approve", saw=question["saw"])
+    assert (question["approved_by"], question["why_not"]) == (["lea"], "lea approved it already")
+    assert office.post("/inbox/r:1", 409, verb="approve", digest=question["digest"])["code"] == "already_agreed"
+    office.be("leo").post("/inbox/r:1", verb="approve", digest=question["digest"])
     office.kd.advance("r")
     assert office.kd.state("r").result == "5 hosts"
 
@@ -158,9 +159,9 @@ def test_options_are_buttons_and_a_schema_is_a_form(office: Desk) -> None:
 def test_what_is_in_doubt_is_shown_with_what_is_known_and_settled(office: Desk) -> None:
     office.at(at.checkout, "4111", run="r")
     [question] = office.get("/inbox")["questions"]
-    assert (question["sort"], question["tool"]) == ("doubt", "desk_charge")
-    assert question["tried"]["key"].startswith("r:step_2:desk_charge:")
-    assert "the bank did not answer" in question["tried"]["error"]
+    assert (question["asks"], question["intention"]["tool"]) == ("doubt", "desk_charge")
+    assert question["attempt"]["idempotency_key"].startswith("r:step_2:desk_charge:")
+    assert "the bank did not answer" in question["attempt"]["error"]
     assert "It did not happen" in office.page("/inbox")
     office.post("/inbox/r:2", verb="happened", value="receipt 1", comment="I looked")
     office.kd.advance("r")
@@ -191,7 +192,7 @@ def test_a_hidden_argument_is_neither_shown_nor_lost_by_an_edit(tmp_path: Path) 
         page = office.page(f"/inbox/{wait}")
         assert "(redacted)" in page
         assert "bob" not in page
-        office.post(f"/inbox/{wait}", verb="edit", value={"amount": 7, "to": "(redacted)"}, saw=saw(office, wait))
+        office.post(f"/inbox/{wait}", verb="edit", value={"amount": 7, "to": "(redacted)"}, digest=digest(office, wait))
         office.kd.advance("claim")
         assert office.kd.state("claim").result == "paid 7 to bob"
 

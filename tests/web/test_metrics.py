@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 import killick
 from killick.workers.metrics import MEDIA
+from killick.workers.tokens import Person
 
 
 @killick.agent
@@ -19,7 +20,7 @@ async def visitor(run: killick.Run, name: str) -> None:
 @pytest.mark.parametrize("path", ["/metrics", "/api/v1/metrics"])
 def test_the_meters_are_shown_as_text(tmp_path: Path, path: str) -> None:
     with killick.open(tmp_path / "killick.db") as kd:
-        app = kd.asgi(lambda request: killick.Person("pam"))
+        app = kd.asgi(lambda request: Person("pam"))
         with pytest.raises(killick.RunWaiting):
             kd.run(visitor, "ann", id="visit-of-ann")
         shown = TestClient(app).get(path)

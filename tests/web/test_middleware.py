@@ -75,7 +75,7 @@ def ask(app: App, parts: list[bytes] | None = None, **scope: Any) -> Asked:
 
 
 def guarded(app: App = echo, **limits: Any) -> Guard:
-    return Guard(app, killick.ManualClock(), Limits(**limits))
+    return Guard(app, killick.clock.ManualClock(), Limits(**limits))
 
 
 def test_every_response_forbids_framing_foreign_code_sniffing_and_keeping() -> None:
@@ -159,7 +159,7 @@ def test_a_page_is_refused_with_a_page_and_the_api_with_a_problem() -> None:
 
 
 def test_who_asks_too_often_is_told_when_to_come_again_and_others_are_served() -> None:
-    clock = killick.ManualClock()
+    clock = killick.clock.ManualClock()
     guard = Guard(echo, clock, Limits(rate=2, burst=3))
     assert [ask(guard).status for _ in range(4)] == [200, 200, 200, 429]
     refused = ask(guard)
@@ -188,7 +188,7 @@ def test_people_who_are_known_count_each_for_themselves_also_from_one_address() 
 
 
 def test_new_addresses_do_not_fill_the_memory() -> None:
-    buckets = Buckets(killick.ManualClock(), 1, 1)
+    buckets = Buckets(killick.clock.ManualClock(), 1, 1)
     for number in range(30_000):
         buckets.wait_seconds(number)
     assert len(buckets._levels) <= 10_000

@@ -81,9 +81,9 @@ def test_every_schema_is_one() -> None:
 
 
 def test_documents_say_what_is_always_there() -> None:
-    schema = DOCUMENT["components"]["schemas"]["Published"]
+    schema = DOCUMENT["components"]["schemas"]["PublishResult"]
     assert schema["required"] == ["heard", "name"]
-    assert DOCUMENT["components"]["schemas"]["Publish"]["required"] == ["name"]
+    assert DOCUMENT["components"]["schemas"]["PublishRequest"]["required"] == ["name"]
 
 
 def test_parameters_are_never_null() -> None:

@@ -89,7 +89,7 @@ def test_a_step_is_overridden_skipped_or_tried_now(office: Desk) -> None:
     assert "instead of being executed" in will
     assert did == "step 2 is given this result"
     office.at(at.waits, run="s")
-    assert "killick.Skipped" in office.does("/runs/s/skip", step="2")[0]
+    assert "killick.errors.Skipped" in office.does("/runs/s/skip", step="2")[0]
     assert "is over" in office.post("/runs/s/skip", 409, step="1", dry_run=True)["detail"]
     office.at(at.polls, run="p")
     assert "1 attempt made so far" in office.does("/runs/p/retry")[0]

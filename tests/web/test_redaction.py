@@ -71,8 +71,8 @@ def test_its_values_are_hidden_wherever_else_they_stand_in_texts_of_the_run(kd: 
 
 
 def test_a_number_is_hidden_where_it_is_long_enough_to_be_one_and_no_time(kd: killick.Client) -> None:
-    shown = Redaction(kd, ["pin", "age"]).over({"run": "r1", "code": 90_210, "at_us": 90_210, "seq": 41, "yes": True})
-    assert shown == {"run": "r1", "code": HIDDEN, "at_us": 90_210, "seq": 41, "yes": True}
+    shown = Redaction(kd, ["pin", "age"]).over({"run": "r1", "code": 90_210, "count": 41_000, "seq": 41, "yes": True})
+    assert shown == {"run": "r1", "code": HIDDEN, "count": 41_000, "seq": 41, "yes": True}
 
 
 def test_thousands_of_values_are_found_as_one_pattern_would_find_them() -> None:
@@ -161,7 +161,7 @@ def test_a_value_that_is_a_word_of_ours_breaks_no_document(kd: killick.Client, w
         for path in ("/inbox", "/runs", "/runs/odd", "/api/v1/runs/odd/steps/1", "/runs/odd/act"):
             assert web.get(path).status_code == 200, path
         told = web.get("/api/v1/runs/odd").json()
-        assert (told["run"], told["status"]) == ("odd", "waiting")
+        assert (told["id"], told["status"]) == ("odd", "waiting")
         assert web.get("/api/v1/runs/odd/steps/1").json()["arguments"]["ssn"] == HIDDEN
 
 
@@ -211,10 +211,10 @@ def test_who_may_answer_does_so_by_the_digest_that_they_were_shown(kd: killick.C
     _, text = issue(kd.engine, "root", "admin")
     with TestClient(asgi(kd, redact=["ssn"]), headers={"Authorization": f"Bearer {text}"}) as web:
         [question] = web.get("/api/v1/inbox").json()["questions"]
-        assert question["saw"] not in guessable(kd)
-        old = {"verb": "approve", "saw": "A" * 43}
+        assert question["digest"] not in guessable(kd)
+        old = {"verb": "approve", "digest": "A" * 43}
         assert web.post("/api/v1/inbox/r1:2", json=old).status_code == 409
-        answer = web.post("/api/v1/inbox/r1:2", json={"verb": "approve", "saw": question["saw"]})
+        answer = web.post("/api/v1/inbox/r1:2", json={"verb": "approve", "digest": question["digest"]})
         assert answer.status_code == 200, answer.text
 
 
@@ -250,3 +250,11 @@ def test_no_page_and_no_document_shows_what_is_redacted(kd: killick.Client) -> N
 
     assert len(showing()) > 15, "what is not redacted is there to be seen"
     assert showing("ssn") == []
+
+
+def test_a_hidden_value_that_is_a_part_of_a_time_breaks_no_time(kd: killick.Client) -> None:
+    at = "2025-06-15T15:06:40.000000Z"
+    with pytest.raises(RunWaiting):
+        kd.run(clerk, {"ssn": "2025", "pin": 1, "at": at}, id="r2")
+    shown = Redaction(kd, ["ssn", "at"]).over({"run": "r2", "started_at": at, "said": at, "value": {"since": at}})
+    assert shown == {"run": "r2", "started_at": at, "said": HIDDEN, "value": {"since": HIDDEN}}

@@ -18,7 +18,7 @@ class Asked:
     """Asks for documents, which are numbered as they are made, and made when the test says so."""
 
     def __init__(self) -> None:
-        self.clock = killick.ManualClock()
+        self.clock = killick.clock.ManualClock()
         self.stands = "somewhere"
         self.answers = Answers(self.clock, cast("Any", self))
         self.made = 0

@@ -14,10 +14,10 @@ from starlette.testclient import TestClient
 
 import killick
 from killick.errors import RunUnknown, StoreBusy
+from killick.presenting.encoder import document
 from killick.web.addresses import Paths, address
 from killick.web.app_context import AppContext
 from killick.web.auth.access import Identified
-from killick.web.documents import document
 from killick.web.endpoints import Endpoints
 from killick.web.problems import Problem, problem_of
 from killick.web.routes import Call, delete, get, post

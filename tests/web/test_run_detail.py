@@ -173,7 +173,7 @@ def test_a_failed_run_says_at_which_step_and_why(kd: killick.Client) -> None:
     doc = api(kd, "/runs/r")
     assert doc["position"]["where"] == "Failed at step 1 (page_break)"
     assert doc["position"]["next"] == "Nothing more happens until a person resumes the run."
-    assert [each["type"] for each in doc["failed"]["errors"]] == ["killick.errors.StepFailed", "LookupError"]
+    assert [each["type"] for each in doc["failure"]["errors"]] == ["killick.errors.StepFailed", "LookupError"]
 
 
 def test_a_paused_run_says_who_paused_it(kd: killick.Client) -> None:
@@ -199,7 +199,7 @@ def test_an_id_with_slashes_and_signs_is_found(kd: killick.Client) -> None:
     name = "claim/19 & <b>&amp;?#é"
     waiting(kd, name)
     at = quote(name, safe="")
-    assert api(kd, f"/runs/{at}")["run"] == name
+    assert api(kd, f"/runs/{at}")["id"] == name
     page = web(kd).get(f"/runs/{at}")
     assert page.status_code == 200
     assert f"/runs/{at}/steps/1" in page.text
@@ -234,19 +234,19 @@ def test_later_leads_to_the_steps_after(kd: killick.Client) -> None:
 def test_a_line_says_what_a_step_was_and_came_to(kd: killick.Client) -> None:
     done(kd)
     lines = {row["step"]["number"]: row["step"] for row in api(kd, "/runs/r/steps")["rows"] if row["step"]}
-    assert lines["2"]["inside"] == 2
-    assert (lines["2.2.1"]["attempts"], lines["2.2.1"]["effect"], lines["2.2.1"]["came_to"]) == (
+    assert lines["2"]["nested_steps"] == 2
+    assert (lines["2.2.1"]["attempts"], lines["2.2.1"]["effect"], lines["2.2.1"]["outcome"]) == (
         3,
         "idempotent",
         "held 5",
     )
-    assert lines["2.2.1"]["what"] == "amount=5"
+    assert lines["2.2.1"]["summary"] == "amount=5"
     assert lines["3"]["tokens"] == 120
-    assert lines["5"]["came_to"] == "manager"
+    assert lines["5"]["outcome"] == "manager"
     assert lines["6"]["child"] == "r/6"
-    assert lines["8"]["came_to"].startswith("mia: approve")
+    assert lines["8"]["outcome"].startswith("mia: approve")
     assert lines["9"]["because"] == "approved"
-    assert len(lines["1"]["came_to"]) <= 240
+    assert len(lines["1"]["outcome"]) <= 240
 
 
 def test_moments_stand_between_the_steps(kd: killick.Client) -> None:
@@ -316,9 +316,9 @@ def test_a_step_has_every_attempt_with_its_error_and_what_led_to_it(kd: killick.
     assert [each["type"] for each in first["errors"]] == ["ConnectionError", "TimeoutError"]
     assert first["errors"][0]["frames"][-1]["function"] == "hold"
     assert first["progress"] == {"tried": 1}
-    assert first["retry_us"] > first["ended_us"]
-    assert first["key"] == doc["attempts"][2]["key"] == doc["standing"]["key"]
-    assert doc["standing"]["status"] == "happened"
+    assert first["retry_at"] > first["ended_at"]
+    assert first["idempotency_key"] == doc["attempts"][2]["idempotency_key"] == doc["effect_status"]["idempotency_key"]
+    assert doc["effect_status"]["status"] == "happened"
     assert doc["arguments"] == {"amount": 5}
     assert doc["output"] == "held 5"
     assert any("second attempt" in paragraph for paragraph in doc["why"])
@@ -328,7 +328,8 @@ def test_a_step_has_every_attempt_with_its_error_and_what_led_to_it(kd: killick.
 def test_a_step_has_who_was_asked_who_answered_and_what_was_decided(kd: killick.Client) -> None:
     done(kd)
     [wait] = api(kd, "/runs/r/steps/8")["waits"]
-    assert (wait["to"], wait["by"], wait["how"], wait["comment"]) == (["managers"], "mia", "answered", f"fine {XSS}")
+    assert (wait["to"], wait["by"], wait["outcome"]) == (["managers"], "mia", "answered")
+    assert wait["comment"] == f"fine {XSS}"
     decision = api(kd, "/runs/r/steps/5")["decision"]
     assert (decision["by"], decision["choice"], decision["options"]) == ("agent", "manager", ["auto", "manager"])
 
@@ -337,7 +338,7 @@ def test_a_step_that_was_undone_says_by_which(kd: killick.Client) -> None:
     done(kd)
     kd.undo("r", "2.2.1", by="mia")
     doc = api(kd, "/runs/r/steps/2.2.1")
-    assert doc["standing"]["status"] == "undone"
+    assert doc["effect_status"]["status"] == "undone"
     effects = {each["step"]: each for each in api(kd, "/runs/r/effects")["effects"]}
     assert effects["2.2.1"]["status"] == "undone"
     assert effects["2.2.1"]["undone_by"] == doc["undone_by"]
@@ -360,7 +361,7 @@ def test_every_step_of_the_timeline_has_its_document(kd: killick.Client) -> None
     done(kd)
     for step in timeline(kd.log, "r").steps():
         doc = api(kd, f"/runs/r/steps/{step.number}")
-        assert (doc["name"], doc["status"], doc["sort"]) == (step.name, step.status, step.sort)
+        assert (doc["name"], doc["status"], doc["kind"]) == (step.name, step.status, step.sort)
         assert web(kd).get(f"/runs/r/steps/{step.number}").status_code == 200
 
 
@@ -370,7 +371,7 @@ def test_every_step_of_the_timeline_has_its_document(kd: killick.Client) -> None
 def test_the_trace_tells_only_what_is_new_of_a_conversation(kd: killick.Client) -> None:
     done(kd)
     doc = api(kd, "/runs/r/trace")
-    first, second = (each for each in doc["traced"] if each["sort"] == "model")
+    first, second = (each for each in doc["traced"] if each["kind"] == "model")
     assert (first["before"], [each["role"] for each in first["messages"]]) == (0, ["system", "user"])
     assert (second["before"], [each["text"] for each in second["messages"]]) == (3, ["Sure?"])
     assert first["reasoning"] == "let me see"
@@ -402,8 +403,8 @@ def test_effects_that_a_rewind_left_stay(kd: killick.Client) -> None:
     done(kd)
     kd.rewind("r", "9:before", by="mia")
     effects = {each["step"]: each for each in api(kd, "/runs/r/effects")["effects"]}
-    assert effects["9"]["is_left"]
-    assert not effects["2.2.1"]["is_left"]
+    assert effects["9"]["rewound"]
+    assert not effects["2.2.1"]["rewound"]
     assert effects["9"]["result"] == f"paid 1250 to {MAIL}"
 
 

@@ -78,7 +78,7 @@ def runs_of(web: TestClient, **asked: Any) -> list[str]:
     """What the twin lists, after seeing that the page lists the same in the same order."""
     answer, page = web.get("/api/v1/runs", params=asked), web.get("/runs", params=asked)
     assert (answer.status_code, page.status_code) == (200, 200), answer.text
-    found = [line["run"] for line in answer.json()["runs"]]
+    found = [line["id"] for line in answer.json()["runs"]]
     assert re.findall(r'data-pick="([^"]*)"', page.text) == found
     return found
 
@@ -92,11 +92,11 @@ def test_an_empty_store_tells_how_to_begin(web: TestClient) -> None:
 
 
 def test_a_line_says_where_a_run_is_and_what_it_waits_for(filled: Client, web: TestClient) -> None:
-    lines = {line["run"]: line for line in web.get("/api/v1/runs").json()["runs"]}
+    lines = {line["id"]: line for line in web.get("/api/v1/runs").json()["runs"]}
     line = lines["Claim-1/x"]
     assert (line["stage"], line["stage_number"], line["stages"], line["tags"]) == ("ask", 2, 3, ["eu"])
-    assert line["about"] == [{"kind": "person", "text": f"managers: Pay ada1? {NASTY}", "at_us": None}]
-    assert lines["broken-1"]["about"][0]["kind"] == "failure"
+    assert line["reasons"] == [{"kind": "person", "text": f"managers: Pay ada1? {NASTY}", "at": None}]
+    assert lines["broken-1"]["reasons"][0]["kind"] == "failure"
     assert (lines["later-1"]["status"], lines["later-1"]["priority"]) == ("queued", 7)
 
 
@@ -130,7 +130,7 @@ def test_pages_follow_each_other_to_the_end(filled: Client, web: TestClient) -> 
     cursor: dict[str, Any] = {}
     for _ in range(10):
         page = web.get("/api/v1/runs", params={"limit": 2, **cursor}).json()
-        seen += [line["run"] for line in page["runs"]]
+        seen += [line["id"] for line in page["runs"]]
         if page["next"] is None:
             break
         cursor = {"cursor": page["next"]}
@@ -164,8 +164,8 @@ def test_runs_whose_worker_is_gone_are_abandoned_and_not_running(
     assert runs_of(web, status=["running", "abandoned"]) == ["left", "held"]
     counts = web.get("/api/v1/counts").json()
     assert (counts["running"], counts["abandoned"], counts["total"]) == (1, 1, 2)
-    [left] = [line for line in web.get("/api/v1/runs").json()["runs"] if line["run"] == "left"]
-    assert (left["worker"], left["about"][0]["text"]) == ("w-left", "its process died")
+    [left] = [line for line in web.get("/api/v1/runs").json()["runs"] if line["id"] == "left"]
+    assert (left["worker"], left["reasons"][0]["text"]) == ("w-left", "its process died")
 
 
 def test_what_agents_and_people_wrote_is_escaped(filled: Client, web: TestClient) -> None:
@@ -208,8 +208,8 @@ def test_a_line_hides_what_is_to_be_hidden_also_where_it_is_cut(kd: Client) -> N
     with contextlib.suppress(killick.RunWaiting):
         kd.run(card, {"card_number": secret}, id="card")
     with served(kd, redact=("card_number",)) as web:
-        [line] = [one for one in web.get("/api/v1/runs").json()["runs"] if one["run"] == "card"]
-        assert "4111" not in line["about"][0]["text"]
+        [line] = [one for one in web.get("/api/v1/runs").json()["runs"] if one["id"] == "card"]
+        assert "4111" not in line["reasons"][0]["text"]
         assert "4111" not in web.get("/runs?q=card").text
 
 

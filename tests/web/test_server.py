@@ -290,7 +290,7 @@ def hurried(
         await send({"type": "http.response.body", "body": b"hi"})
 
     made = type("Tried", (server._Hurried, kind), {"head_seconds": head_seconds, "connections_max": connections_max})
-    guard = Guard(hello, killick.SystemClock(), limits)
+    guard = Guard(hello, killick.clock.SystemClock(), limits)
     config = uvicorn.Config(
         guard, http=made, ws="none", lifespan="off", log_config=None, access_log=False, timeout_keep_alive=3600
     )

@@ -13,14 +13,15 @@ from starlette.testclient import TestClient
 
 import killick
 from killick.client.client import Client
-from killick.clock import ManualClock
-from killick.definitions.triggers import TRIGGERS
+from killick.clock import ManualClock, timestamp
 from killick.errors import RunUnknown
 from killick.model import system_events
 from killick.store.records import RunQuery
+from killick.triggers import TRIGGERS
 from killick.web.app import asgi
 from killick.web.auth.access import Identified
 from killick.workers import hooks, trigger_runner
+from killick.workers.hooks import HookEvent
 
 
 @killick.agent
@@ -74,33 +75,33 @@ def told(web: TestClient, path: str) -> Any:
 
 
 def test_a_trigger_that_no_worker_has_taken_up_is_shown_with_its_policies(kd: Client, web: TestClient) -> None:
-    killick.every("10m", report, input="x", name="often", missed="all", overlap="queue")
+    killick.triggers.every("10m", report, input="x", name="often", missed="all", overlap="queue")
     line = often(web)
     assert (line["name"], line["what"], line["agent"]) == ("often", "every 10m", "report")
-    assert (line["missed"], line["overlap"], line["is_set"]) == ("all", "queue", False)
+    assert (line["missed"], line["overlap"], line["taken_up"]) == ("all", "queue", False)
     assert "no worker has taken it up yet" in web.get("/triggers").text
 
 
 def test_firing_starts_a_run_in_the_name_of_who_asked(kd: Client, web: TestClient) -> None:
-    killick.every("10m", report, input="x", name="often")
+    killick.triggers.every("10m", report, input="x", name="often")
     fired = web.post("/api/v1/triggers/often/fire", json={"input": "today"})
     assert fired.status_code == 200, fired.text
     run = fired.json()["run"]
     assert fired.json() == {"trigger": "often", "run": run, "started": True}
     assert kd.log.data(run, 1)["input"] == "today"
     line = often(web)
-    assert (line["run"], line["fired"], line["last_us"]) == (run, 1, kd.clock.now_us())
+    assert (line["run"], line["fired"], line["last_at"]) == (run, 1, timestamp(kd.clock.now_us()))
     assert [(each["did"], each["by"]) for each in line["recent"]][:1] == [("fired", "ann")]
 
 
 def test_an_input_that_the_agent_cannot_take_is_refused_and_fires_nothing(kd: Client, web: TestClient) -> None:
-    killick.every("10m", report, input="x", name="often")
+    killick.triggers.every("10m", report, input="x", name="often")
     assert web.post("/api/v1/triggers/often/fire", json={"input": 5}).status_code in (409, 422)
     assert kd.list(agent="report") == []
 
 
 def test_a_trigger_is_paused_and_resumed_with_who_and_why(kd: Client, web: TestClient) -> None:
-    killick.every("10m", report, input="x", name="often")
+    killick.triggers.every("10m", report, input="x", name="often")
     web.post("/api/v1/triggers/often/fire", json={})
     assert web.post("/api/v1/triggers/often/pause", json={"because": "wrong numbers"}).json()["did"] == "paused"
     line = often(web)
@@ -115,7 +116,7 @@ def test_a_trigger_is_paused_and_resumed_with_who_and_why(kd: Client, web: TestC
 
 
 def test_pausing_a_trigger_that_nobody_took_up_says_who_does(web: TestClient) -> None:
-    killick.every("10m", report, input="x", name="often")
+    killick.triggers.every("10m", report, input="x", name="often")
     refused = web.post("/api/v1/triggers/often/pause", json={})
     assert (refused.status_code, refused.json()["code"]) == (409, "trigger_not_set")
     assert "killick worker" in refused.json()["detail"]
@@ -128,10 +129,10 @@ def test_a_trigger_that_is_not_there_is_not_found(web: TestClient) -> None:
 
 
 def test_what_was_missed_is_counted_and_said_why(kd: Client, web: TestClient, clock: ManualClock) -> None:
-    killick.every("10m", report, input="x", name="often", missed="once", overlap="allow")
+    killick.triggers.every("10m", report, input="x", name="often", missed="once", overlap="allow")
     web.post("/api/v1/triggers/often/fire", json={})
     clock.advance(3_600)
-    kd.blocking(_attended(kd))
+    kd.runtime.blocking(_attended(kd))
     line = often(web)
     assert line["passed"] > 0
     assert {each["why"] for each in line["recent"] if each["did"] == "passed"} == {"no worker was running"}
@@ -143,7 +144,7 @@ async def _attended(kd: Client) -> None:
             await asyncio.sleep(0.01)
 
 
-def _ours(kd: Client) -> list[killick.TriggerInfo]:
+def _ours(kd: Client) -> list[killick.triggers.TriggerInfo]:
     return [each for each in trigger_runner.triggers(kd.engine) if each.name == "often"]
 
 
@@ -152,23 +153,23 @@ def _ours(kd: Client) -> list[killick.TriggerInfo]:
 
 def test_a_hook_that_fails_is_shown_with_what_it_did_not_take(kd: Client, web: TestClient) -> None:
     @killick.on("run.started", name="chat")
-    def chat(event: killick.HookEvent) -> None:
+    def chat(event: HookEvent) -> None:
         raise ConnectionError("the chat is down")
 
     async def until_it_failed() -> None:
         hooks.ensure(kd.engine)
         async with kd.worker():
-            await kd.start.soon(report, "x", id="r1")
+            await kd.as_async().start(report, "x", id="r1")
             while not any(isinstance(each.event, system_events.HookFailed) for each in _recorded(kd)):
                 await asyncio.sleep(0.01)
 
-    kd.blocking(until_it_failed())
+    kd.runtime.blocking(until_it_failed())
     [line] = told(web, "/triggers")["hooks"]
     assert (line["name"], line["failing"], line["attempts"], line["kinds"]) == ("chat", True, 1, ["run.started"])
     [missed] = line["undelivered"]
     assert (missed["run"], missed["seq"]) == ("r1", 1)
     assert "the chat is down" in missed["why"]
-    assert missed["retry_at_us"] > kd.clock.now_us()
+    assert missed["retry_at"] > timestamp(kd.clock.now_us())
     assert told(web, "/health")["feed_behind"] > 0
 
 
@@ -230,7 +231,7 @@ def test_a_run_that_was_set_apart_is_wrong_and_named(kd: Client, web: TestClient
     assert told(web, "/health")["wrong"] == 0
     kd.store.quarantine("r1", "its log is shorter than its head")
     found = told(web, "/health")
-    assert (found["wrong"], found["apart"][0]["run"]) == (1, "r1")
+    assert (found["wrong"], found["quarantined"][0]["run"]) == (1, "r1")
     assert "its log is shorter than its head" in web.get("/health").text
 
 
@@ -242,7 +243,7 @@ def test_the_last_seal_is_told_without_its_entries(kd: Client, web: TestClient) 
     kd.run(report, "x", id="r1")
     kd.seal(key, by="ann")
     seal = told(web, "/health")["seal"]
-    assert (seal["number"], seal["by"], seal["at_us"]) == (1, "ann", kd.clock.now_us())
+    assert (seal["number"], seal["by"], seal["at"]) == (1, "ann", timestamp(kd.clock.now_us()))
 
 
 def test_whether_somebody_answers_is_told_to_anybody_and_nothing_else(kd: Client) -> None:
@@ -254,7 +255,7 @@ def test_whether_somebody_answers_is_told_to_anybody_and_nothing_else(kd: Client
 @pytest.mark.slow
 def test_a_page_reads_the_ends_of_logs_and_not_the_whole(kd: Client, web: TestClient) -> None:
     """However long the log of a trigger is, as much of it is read as is shown."""
-    killick.every("10m", report, input="x", name="often")
+    killick.triggers.every("10m", report, input="x", name="often")
     for _ in range(80):
         web.post("/api/v1/triggers/often/fire", json={})
     read: list[int] = []

@@ -376,7 +376,8 @@ def test_values_that_were_erased_are_told_as_erased(kd: killick.Client) -> None:
         async with served(kd) as server:
             listener = server.listen("/runs/r/follow")
             await listener.until(lambda: listener.over)
-            assert list(listener.heard[0][2]["data"]) == ["$erased"]
+            told = listener.heard[0][2]
+            assert (told["erased"], told["data"]) == (True, None)
 
     asyncio.run(story())
 

@@ -21,12 +21,12 @@ SECOND = 1_000_000
 
 
 @pytest.fixture
-def clock() -> killick.ManualClock:
-    return killick.ManualClock()
+def clock() -> killick.clock.ManualClock:
+    return killick.clock.ManualClock()
 
 
 @pytest.fixture
-def kd(clock: killick.ManualClock) -> Iterator[killick.Client]:
+def kd(clock: killick.clock.ManualClock) -> Iterator[killick.Client]:
     with killick.Client(MemoryStore(clock=clock), clock=clock, ids=SeededIds(7), behind=False) as client:
         yield client
 
@@ -71,7 +71,7 @@ def test_a_revoked_token_opens_nothing_from_the_next_check_on_in_every_process(t
         assert known.check(text, there.clock.now_us()) is None
 
 
-def test_an_expired_token_opens_nothing(kd: killick.Client, clock: killick.ManualClock) -> None:
+def test_an_expired_token_opens_nothing(kd: killick.Client, clock: killick.clock.ManualClock) -> None:
     _, text = issue(kd.engine, "ann", expires_seconds=60)
     assert Tokens(kd.engine).check(text, clock.now_us() + 60 * SECOND - 1) is not None
     assert Tokens(kd.engine).check(text, clock.now_us() + 60 * SECOND) is None
@@ -109,7 +109,7 @@ def test_what_cannot_be_revoked_names_the_next_move(kd: killick.Client) -> None:
 
 
 def test_the_log_of_tokens_verifies_is_never_due_and_is_listed_among_no_runs(
-    kd: killick.Client, clock: killick.ManualClock
+    kd: killick.Client, clock: killick.clock.ManualClock
 ) -> None:
     issue(kd.engine, "ann", by="root")
     revoke(kd.engine, "ann", because="lost")

@@ -18,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import killick
-from killick.definitions.triggers import TRIGGERS
 from killick.errors import DeclarationRefused
 from killick.store import MemoryStore
+from killick.triggers import TRIGGERS
 from killick.web import events
 from killick.web import webhooks as receiving
 from killick.web.addresses import Paths
@@ -66,7 +66,7 @@ class Anybody:
 class Desk:
     """An app that takes webhooks, and a sender who has the secret."""
 
-    def __init__(self, client: killick.Client, clock: killick.ManualClock, **webhooks: Any) -> None:
+    def __init__(self, client: killick.Client, clock: killick.clock.ManualClock, **webhooks: Any) -> None:
         self.client = client
         self.clock = clock
         context = AppContext(client, access=Anybody(), webhooks=webhooks)
@@ -91,7 +91,7 @@ class Desk:
 
     def orders(self) -> list[Any]:
         """What the runs that the trigger started were given, when all that is due was attended to."""
-        self.client.blocking(self._attended())
+        self.client.runtime.blocking(self._attended())
         runs = self.client.list(agent="receiving.fulfil")
         return [self.client.log.data(each.run, 1)["input"] for each in reversed(runs)]
 
@@ -101,15 +101,15 @@ class Desk:
 
 
 @pytest.fixture
-def clock() -> killick.ManualClock:
-    return killick.ManualClock(1_763_000_000_000_000)
+def clock() -> killick.clock.ManualClock:
+    return killick.clock.ManualClock(1_763_000_000_000_000)
 
 
 @pytest.fixture
-def desk(clock: killick.ManualClock) -> Iterator[Desk]:
+def desk(clock: killick.clock.ManualClock) -> Iterator[Desk]:
     before = TRIGGERS.copy()
     TRIGGERS.restore({})
-    killick.on_event("orders", fulfil, name="receiving.orders")
+    killick.triggers.on_event("orders", fulfil, name="receiving.orders")
     with killick.Client(MemoryStore(clock=clock), clock=clock) as client:
         yield Desk(client, clock, orders=SECRET, paid=("another-secret", SECRET))
     TRIGGERS.restore(before)
@@ -158,7 +158,7 @@ def test_both_of_two_secrets_are_good_while_one_replaces_the_other(desk: Desk) -
 
 
 def test_whoever_has_no_secret_gets_nowhere_and_learns_nothing(
-    desk: Desk, caplog: pytest.LogCaptureFixture, clock: killick.ManualClock
+    desk: Desk, caplog: pytest.LogCaptureFixture, clock: killick.clock.ManualClock
 ) -> None:
     desk.client.start(asker, id="r")
     with caplog.at_level(logging.DEBUG):
@@ -204,12 +204,14 @@ def test_nobody_reaches_the_logs_that_killick_keeps_for_itself(desk: Desk) -> No
     "webhooks",
     [{"": "x"}, {"killick.fire": "x"}, {"orders": ""}, {"orders": "env:NOT_SET_HERE"}, {"orders": "whsec_!"}],
 )
-def test_a_webhook_that_cannot_work_is_refused_at_once(webhooks: dict[str, str], clock: killick.ManualClock) -> None:
+def test_a_webhook_that_cannot_work_is_refused_at_once(
+    webhooks: dict[str, str], clock: killick.clock.ManualClock
+) -> None:
     with pytest.raises(DeclarationRefused):
         receiving.check(webhooks, at_us=clock.now_us())
 
 
-def test_webhooks_that_can_work_are_let_be(clock: killick.ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_webhooks_that_can_work_are_let_be(clock: killick.clock.ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOP_SECRET", SECRET)
     receiving.check({"a": SECRET, "b": ("x", "env:SHOP_SECRET"), "c": "whsec_AAAA"}, at_us=clock.now_us())
 

@@ -64,7 +64,7 @@ class Line:
 class World:
     """A store, a clock that stands still, and clients as processes that come and go."""
 
-    def __init__(self, store: Store, clock: killick.ManualClock) -> None:
+    def __init__(self, store: Store, clock: killick.clock.ManualClock) -> None:
         self.store, self.clock = store, clock
         self._clients: list[killick.Client] = []
 
@@ -82,7 +82,7 @@ class World:
 
 @pytest.fixture(params=["memory", "sqlite"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    clock = killick.ManualClock()
+    clock = killick.clock.ManualClock()
     path = tmp_path / "killick.db"
     made = World(MemoryStore(clock=clock) if request.param == "memory" else SqliteStore(path, clock=clock), clock)
     yield made
@@ -97,7 +97,7 @@ def kd(world: World) -> killick.Client:
 class Patience:
     """A worker that stops after so many rests without anything to do; a rest for a backoff moves the clock."""
 
-    def __init__(self, clock: killick.ManualClock, *, rests: int = 1, leaps: bool = False) -> None:
+    def __init__(self, clock: killick.clock.ManualClock, *, rests: int = 1, leaps: bool = False) -> None:
         self.clock, self.rests, self.leaps = clock, rests, leaps
         self.rested: list[float] = []
 
@@ -113,7 +113,7 @@ class Patience:
 
 def attended(kd: killick.Client, name: str, *, rests: int = 1, leaps: bool = False) -> Patience:
     """Attend to a hook as a worker would, until it has rested so often."""
-    clock = cast("killick.ManualClock", kd.clock)
+    clock = cast("killick.clock.ManualClock", kd.clock)
     duty = Patience(clock, rests=rests, leaps=leaps)
     run = f"hook:{name}"
     head = kd.store.lease(run, kd.engine.holder, seconds=60)
@@ -493,7 +493,7 @@ def test_one_worker_after_another_tells_a_hook_while_runs_go_on(tmp_path: Path) 
     async def served(kd: killick.Client, *numbers: int) -> None:
         async with asyncio.timeout(300), kd.worker():
             for number in numbers:
-                await kd.start.soon(works, number, id=f"run-{number}")
+                await kd.as_async().start(works, number, id=f"run-{number}")
             while not {f"run-{number}:3:tell" for number in numbers} <= set(heard):
                 await asyncio.sleep(0.01)
 
@@ -687,7 +687,7 @@ def test_a_declaration_that_cannot_work_is_refused_in_one_line(
 def test_a_hook_takes_one_argument() -> None:
     def two(event: HookEvent, more: int) -> None: ...
 
-    with pytest.raises(DeclarationRefused, match=r"two: a hook takes one argument, the killick\.HookEvent"):
+    with pytest.raises(DeclarationRefused, match=r"two: a hook takes one argument, the HookEvent"):
         killick.on("run.failed")(cast("Any", two))
 
 

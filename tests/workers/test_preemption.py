@@ -64,7 +64,7 @@ async def low_ones(kd: Client) -> list[str]:
     """Runs that hold every slot, each within its first step or a later one."""
     names = [f"low_{number}" for number in range(SLOTS)]
     for name in names:
-        await kd.start.soon(toiler, name, id=name)
+        await kd.as_async().start(toiler, name, id=name)
     await until(begun=SLOTS)
     return names
 
@@ -82,10 +82,10 @@ def kd(request: pytest.FixtureRequest, tmp_path: Path) -> Client:
 
 def test_an_urgent_run_begins_within_one_step_of_those_that_hold_all_slots(kd: Client) -> None:
     async def play() -> None:
-        async with kd, kd.worker(concurrency=SLOTS, slice_seconds=0):
+        async with kd.as_async(), kd.worker(concurrency=SLOTS, slice_seconds=0):
             names = await low_ones(kd)
             at = len(ORDER)
-            await kd.start.soon(toiler, "high", id="high", priority=5)
+            await kd.as_async().start(toiler, "high", id="high", priority=5)
             await ended(kd, "high", *names)
             # One of them gives way after the step it is in; the others go on meanwhile.
             waited = steps_before_the_first_of("high", since=at)
@@ -103,11 +103,11 @@ def test_an_urgent_run_begins_within_one_step_of_those_that_hold_all_slots(kd: C
 
 def test_as_many_give_way_as_there_are_urgent_ones_and_nothing_is_repeated(kd: Client) -> None:
     async def play() -> None:
-        async with kd, kd.worker(concurrency=SLOTS, slice_seconds=0):
+        async with kd.as_async(), kd.worker(concurrency=SLOTS, slice_seconds=0):
             names = await low_ones(kd)
             urgent = [f"high_{number}" for number in range(SLOTS + 1)]
             for name in urgent:
-                await kd.start.soon(toiler, name, id=name, priority=5)
+                await kd.as_async().start(toiler, name, id=name, priority=5)
             await ended(kd, *urgent, *names)
             assert set(WORLD.values()) == {1}, WORLD
             assert sum(taken(kd, name) > 1 for name in names) == SLOTS
@@ -119,9 +119,9 @@ def test_as_many_give_way_as_there_are_urgent_ones_and_nothing_is_repeated(kd: C
 
 def test_a_run_of_the_same_priority_waits_its_turn(kd: Client) -> None:
     async def play() -> None:
-        async with kd, kd.worker(concurrency=SLOTS, slice_seconds=0):
+        async with kd.as_async(), kd.worker(concurrency=SLOTS, slice_seconds=0):
             names = await low_ones(kd)
-            await kd.start.soon(toiler, "same", id="same")
+            await kd.as_async().start(toiler, "same", id="same")
             await ended(kd, "same", *names)
             assert all(taken(kd, name) == 1 for name in [*names, "same"])
             assert any(ORDER.index(f"{name}/5") < ORDER.index("same/0") for name in names)
@@ -131,9 +131,9 @@ def test_a_run_of_the_same_priority_waits_its_turn(kd: Client) -> None:
 
 def test_a_run_keeps_its_slot_for_its_slice_however_urgent_another_is(kd: Client) -> None:
     async def play() -> None:
-        async with kd, kd.worker(concurrency=SLOTS, slice_seconds=60):
+        async with kd.as_async(), kd.worker(concurrency=SLOTS, slice_seconds=60):
             names = await low_ones(kd)
-            await kd.start.soon(toiler, "high", id="high", priority=5)
+            await kd.as_async().start(toiler, "high", id="high", priority=5)
             await ended(kd, "high", *names)
             assert all(taken(kd, name) == 1 for name in names)
 
@@ -142,10 +142,10 @@ def test_a_run_keeps_its_slot_for_its_slice_however_urgent_another_is(kd: Client
 
 def test_an_open_attempt_finishes_before_its_run_gives_way(kd: Client, caplog: pytest.LogCaptureFixture) -> None:
     async def play() -> None:
-        async with kd, kd.worker(concurrency=1, slice_seconds=0):
-            await kd.start.soon(toiler, "low", id="low")
+        async with kd.as_async(), kd.worker(concurrency=1, slice_seconds=0):
+            await kd.as_async().start(toiler, "low", id="low")
             await until(begun=1)
-            await kd.start.soon(toiler, "high", id="high", priority=5)
+            await kd.as_async().start(toiler, "high", id="high", priority=5)
             await ended(kd, "high", "low")
             kinds = [recorded.event for recorded in kd.events("low")]
             again = [n for n, event in enumerate(kinds) if isinstance(event, e.RunTaken)][1]

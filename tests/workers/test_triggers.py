@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 import killick
 from killick.definitions.agents import AGENTS
 from killick.definitions.schedules import Cron, in_us, moment, stamp
-from killick.definitions.triggers import TRIGGERS
 from killick.errors import (
     AnswerRefused,
     DeclarationRefused,
@@ -31,6 +30,7 @@ from killick.model import events as e
 from killick.model import system_events
 from killick.store import SqliteStore
 from killick.store.records import ENDED
+from killick.triggers import TRIGGERS
 from killick.workers import trigger_runner as firing
 from seeds import repeats
 
@@ -72,8 +72,8 @@ def declarations() -> Iterator[None]:
 
 
 @pytest.fixture
-def clock() -> killick.LeapingClock:
-    return killick.LeapingClock(NINE - 3_600_000_000)
+def clock() -> killick.clock.LeapingClock:
+    return killick.clock.LeapingClock(NINE - 3_600_000_000)
 
 
 class Duty:
@@ -109,7 +109,7 @@ def attend(kd: killick.Client, duty: Duty | Callable[[], Duty] | None = None) ->
             log = kd.log.open(each.head.run, head=each.head)
             left = True
             try:
-                kd.blocking(firing.attend(kd.engine, log, duty if isinstance(duty, Duty) else (duty or Duty)()))
+                kd.runtime.blocking(firing.attend(kd.engine, log, duty if isinstance(duty, Duty) else (duty or Duty)()))
                 left = False
             finally:
                 kd.store.release(each.head.run, epoch=each.head.epoch, holder=holder, left=left)
@@ -134,8 +134,8 @@ def input_of(kd: killick.Client, run: str) -> Any:
 # schedules ----------------------------------------------------------------------------------------
 
 
-def test_a_schedule_starts_a_run_when_it_is_due_and_not_before(world: World, clock: killick.LeapingClock) -> None:
-    killick.cron("0 9 * * mon-fri", report, input="monday", priority=3, tags=["daily"])
+def test_a_schedule_starts_a_run_when_it_is_due_and_not_before(world: World, clock: killick.clock.LeapingClock) -> None:
+    killick.triggers.cron("0 9 * * mon-fri", report, input="monday", priority=3, tags=["daily"])
     assert attend(world.kd) == []
     clock.advance(HOUR - 1)
     assert attend(world.kd) == []
@@ -153,7 +153,7 @@ def test_a_schedule_starts_a_run_when_it_is_due_and_not_before(world: World, clo
 
 
 def test_a_triggers_own_log_is_found_only_by_who_asks_for_it(world: World) -> None:
-    killick.every("10m", poll)
+    killick.triggers.every("10m", poll)
     firing.ensure(world.kd.engine)
     assert world.kd.list() == []
     [listed] = world.kd.list(agent="killick.trigger:poll")
@@ -161,8 +161,8 @@ def test_a_triggers_own_log_is_found_only_by_who_asks_for_it(world: World) -> No
     assert world.kd.verify().problems == []
 
 
-def test_an_interval_goes_on_from_when_it_was_declared(world: World, clock: killick.LeapingClock) -> None:
-    killick.every("10m", poll, overlap="allow")
+def test_an_interval_goes_on_from_when_it_was_declared(world: World, clock: killick.clock.LeapingClock) -> None:
+    killick.triggers.every("10m", poll, overlap="allow")
     attend(world.kd)
     for _ in range(4):
         clock.advance(400)
@@ -175,9 +175,9 @@ def test_an_interval_goes_on_from_when_it_was_declared(world: World, clock: kill
     [("skip", [], 4), ("once", ["12:00"], 3), ("all", ["09:00", "10:00", "11:00", "12:00"], 0)],
 )
 def test_what_nobody_was_there_for_is_passed_or_made_up_for(
-    world: World, clock: killick.LeapingClock, missed: Any, fired: list[str], passed: int
+    world: World, clock: killick.clock.LeapingClock, missed: Any, fired: list[str], passed: int
 ) -> None:
-    killick.cron("0 * * * *", poll, missed=missed, overlap="allow")
+    killick.triggers.cron("0 * * * *", poll, missed=missed, overlap="allow")
     attend(world.kd)
     clock.advance(4 * HOUR + 600)
     attend(world.kd)
@@ -190,8 +190,8 @@ def test_what_nobody_was_there_for_is_passed_or_made_up_for(
     assert info.next_us == NINE + 4 * 3_600_000_000
 
 
-def test_a_clock_that_goes_back_fires_nothing_twice(world: World, clock: killick.LeapingClock) -> None:
-    killick.cron("0 * * * *", poll, overlap="allow")
+def test_a_clock_that_goes_back_fires_nothing_twice(world: World, clock: killick.clock.LeapingClock) -> None:
+    killick.triggers.cron("0 * * * *", poll, overlap="allow")
     attend(world.kd)
     clock.advance(2 * HOUR)
     attend(world.kd)
@@ -209,14 +209,16 @@ def test_a_clock_that_goes_back_fires_nothing_twice(world: World, clock: killick
     assert runs(world.kd) == [*before, "poll@2026-11-16T11:00Z"]
 
 
-def test_a_schedule_in_a_time_zone_keeps_its_local_time_and_tells_it(world: World, clock: killick.LeapingClock) -> None:
-    seen: list[killick.Firing] = []
+def test_a_schedule_in_a_time_zone_keeps_its_local_time_and_tells_it(
+    world: World, clock: killick.clock.LeapingClock
+) -> None:
+    seen: list[killick.triggers.Firing] = []
 
-    def day(firing: killick.Firing) -> str:
+    def day(firing: killick.triggers.Firing) -> str:
         seen.append(firing)
         return firing.due.date().isoformat()
 
-    killick.cron("30 2 * * *", report, tz="Europe/Berlin", input=day, overlap="allow")
+    killick.triggers.cron("30 2 * * *", report, tz="Europe/Berlin", input=day, overlap="allow")
     clock.set_wall(in_us(datetime(2026, 10, 24, 12, tzinfo=UTC)))
     attend(world.kd)
     for _ in range(20):
@@ -230,9 +232,9 @@ def test_a_schedule_in_a_time_zone_keeps_its_local_time_and_tells_it(world: Worl
 # overlap ------------------------------------------------------------------------------------------
 
 
-def overlapping(world: World, clock: killick.LeapingClock, overlap: Any) -> list[str]:
+def overlapping(world: World, clock: killick.clock.LeapingClock, overlap: Any) -> list[str]:
     """Two firings of an agent whose first run waits for a person."""
-    killick.cron("0 * * * *", asking, overlap=overlap)
+    killick.triggers.cron("0 * * * *", asking, overlap=overlap)
     attend(world.kd)
     clock.advance(HOUR)
     attend(world.kd)
@@ -245,7 +247,7 @@ def overlapping(world: World, clock: killick.LeapingClock, overlap: Any) -> list
 FIRST, SECOND, THIRD = (f"asking@2026-11-16T{hour}:00Z" for hour in ("09", "10", "11"))
 
 
-def test_a_firing_is_passed_while_the_run_before_has_not_ended(world: World, clock: killick.LeapingClock) -> None:
+def test_a_firing_is_passed_while_the_run_before_has_not_ended(world: World, clock: killick.clock.LeapingClock) -> None:
     assert overlapping(world, clock, "skip") == [FIRST]
     passed = told(world.kd, "asking")[-1]
     assert isinstance(passed, system_events.TriggerPassed)
@@ -257,18 +259,18 @@ def test_a_firing_is_passed_while_the_run_before_has_not_ended(world: World, clo
     assert runs(world.kd) == [FIRST, THIRD]
 
 
-def test_a_firing_can_be_allowed_beside_the_run_before(world: World, clock: killick.LeapingClock) -> None:
+def test_a_firing_can_be_allowed_beside_the_run_before(world: World, clock: killick.clock.LeapingClock) -> None:
     assert overlapping(world, clock, "allow") == [FIRST, SECOND]
 
 
-def test_a_firing_can_cancel_the_run_before(world: World, clock: killick.LeapingClock) -> None:
+def test_a_firing_can_cancel_the_run_before(world: World, clock: killick.clock.LeapingClock) -> None:
     assert overlapping(world, clock, "cancel") == [FIRST, SECOND]
     assert world.kd.advance(FIRST).status == "cancelled"
     assert world.kd.info(SECOND).status == "queued"
 
 
-def test_a_paused_run_is_cancelled_all_the_same(world: World, clock: killick.LeapingClock) -> None:
-    killick.cron("0 * * * *", asking, overlap="cancel")
+def test_a_paused_run_is_cancelled_all_the_same(world: World, clock: killick.clock.LeapingClock) -> None:
+    killick.triggers.cron("0 * * * *", asking, overlap="cancel")
     attend(world.kd)
     clock.advance(HOUR)
     attend(world.kd)
@@ -279,7 +281,7 @@ def test_a_paused_run_is_cancelled_all_the_same(world: World, clock: killick.Lea
 
 
 def test_a_firing_that_waits_is_on_record_and_goes_on_when_the_run_before_has_ended(
-    world: World, clock: killick.LeapingClock
+    world: World, clock: killick.clock.LeapingClock
 ) -> None:
     assert overlapping(world, clock, "queue") == [FIRST]
     queued = told(world.kd, "asking")[-1]
@@ -296,7 +298,7 @@ def test_a_firing_that_waits_is_on_record_and_goes_on_when_the_run_before_has_en
     assert attend(world.kd) == []
 
 
-def test_who_waits_for_a_run_sees_it_end(world: World, clock: killick.LeapingClock) -> None:
+def test_who_waits_for_a_run_sees_it_end(world: World, clock: killick.clock.LeapingClock) -> None:
     assert overlapping(world, clock, "queue") == [FIRST]
 
     def end(rested: int) -> None:
@@ -311,10 +313,10 @@ def test_who_waits_for_a_run_sees_it_end(world: World, clock: killick.LeapingClo
 
 
 def test_firings_wait_in_their_order_and_not_without_end(
-    world: World, clock: killick.LeapingClock, monkeypatch: pytest.MonkeyPatch
+    world: World, clock: killick.clock.LeapingClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(firing, "QUEUED_MAX", 2)
-    killick.cron("0 * * * *", asking, overlap="queue", missed="all")
+    killick.triggers.cron("0 * * * *", asking, overlap="queue", missed="all")
     attend(world.kd)
     clock.advance(4 * HOUR)
     attend(world.kd, Duty())
@@ -335,14 +337,14 @@ def test_firings_wait_in_their_order_and_not_without_end(
 # inputs -------------------------------------------------------------------------------------------
 
 
-def test_an_input_is_made_from_the_firing_and_the_run_before(world: World, clock: killick.LeapingClock) -> None:
-    seen: list[tuple[killick.Firing, killick.Previous | None]] = []
+def test_an_input_is_made_from_the_firing_and_the_run_before(world: World, clock: killick.clock.LeapingClock) -> None:
+    seen: list[tuple[killick.triggers.Firing, killick.triggers.Previous | None]] = []
 
-    async def make(firing: killick.Firing, previous: killick.Previous | None) -> str:
+    async def make(firing: killick.triggers.Firing, previous: killick.triggers.Previous | None) -> str:
         seen.append((firing, previous))
         return f"{firing.number} after {previous.result if previous else None}"
 
-    killick.cron("0 9 * * *", report, input=make, overlap="allow")
+    killick.triggers.cron("0 9 * * *", report, input=make, overlap="allow")
     attend(world.kd)
     clock.advance(HOUR + 5)
     attend(world.kd)
@@ -355,19 +357,19 @@ def test_an_input_is_made_from_the_firing_and_the_run_before(world: World, clock
     assert nobody is None
     assert (one.trigger, one.number, one.run, in_us(one.due)) == ("report", 1, first, NINE)
     assert in_us(one.at) == NINE + 5_000_000
-    assert previous == killick.Previous(id=first, status="completed", result="report of 1 after None")
+    assert previous == killick.triggers.Previous(id=first, status="completed", result="report of 1 after None")
     assert two.number == 2
 
 
 def test_an_input_that_cannot_be_made_is_on_record_and_the_trigger_goes_on(
-    world: World, clock: killick.LeapingClock
+    world: World, clock: killick.clock.LeapingClock
 ) -> None:
-    def make(firing: killick.Firing) -> Any:
+    def make(firing: killick.triggers.Firing) -> Any:
         if firing.due.hour == 9:
             raise LookupError("the calendar is down")
         return {"no": "text"} if firing.due.hour == 10 else "fine"
 
-    killick.cron("0 * * * *", report, input=make)
+    killick.triggers.cron("0 * * * *", report, input=make)
     attend(world.kd)
     for _ in range(3):
         clock.advance(HOUR)
@@ -384,7 +386,7 @@ def test_an_input_that_cannot_be_made_is_on_record_and_the_trigger_goes_on(
 
 
 def test_every_event_starts_one_run_and_the_id_makes_it_count_once(world: World) -> None:
-    killick.on_event("order.created", fulfil)
+    killick.triggers.on_event("order.created", fulfil)
     firing.ensure(world.kd.engine)
     assert world.kd.publish("order.created", {"number": 1}, id="o1", by="shop") == 1
     assert world.kd.publish("order.created", {"number": 1}, id="o1") == 1
@@ -402,8 +404,10 @@ def test_every_event_starts_one_run_and_the_id_makes_it_count_once(world: World)
 
 
 def test_an_event_is_heard_by_everybody_who_listens(world: World) -> None:
-    killick.on_event("order.created", fulfil)
-    killick.on_event("order.created", report, name="tell", input=lambda firing: f"order {firing.body['number']}")
+    killick.triggers.on_event("order.created", fulfil)
+    killick.triggers.on_event(
+        "order.created", report, name="tell", input=lambda firing: f"order {firing.body['number']}"
+    )
     firing.ensure(world.kd.engine)
     assert world.kd.publish("order.created", {"number": 7}) == 2
     attend(world.kd)
@@ -412,7 +416,7 @@ def test_an_event_is_heard_by_everybody_who_listens(world: World) -> None:
 
 
 def test_a_body_that_does_not_fit_is_passed_and_holds_up_nobody(world: World) -> None:
-    killick.on_event("order.created", fulfil)
+    killick.triggers.on_event("order.created", fulfil)
     firing.ensure(world.kd.engine)
     world.kd.publish("order.created", "nonsense")
     world.kd.publish("order.created", {"number": 2})
@@ -423,8 +427,8 @@ def test_a_body_that_does_not_fit_is_passed_and_holds_up_nobody(world: World) ->
     assert world.kd.store.inbox("trigger:fulfil") == []
 
 
-def test_events_wait_while_the_run_before_has_not_ended(world: World, clock: killick.LeapingClock) -> None:
-    killick.on_event("ask", asking, overlap="queue")
+def test_events_wait_while_the_run_before_has_not_ended(world: World, clock: killick.clock.LeapingClock) -> None:
+    killick.triggers.on_event("ask", asking, overlap="queue")
     firing.ensure(world.kd.engine)
     for what in ("a", "b", "c"):
         world.kd.publish("ask", what)
@@ -440,7 +444,7 @@ def test_events_wait_while_the_run_before_has_not_ended(world: World, clock: kil
 
 
 def test_a_message_that_is_none_of_its_business_does_not_keep_a_trigger_busy(world: World) -> None:
-    killick.every("10m", poll)
+    killick.triggers.every("10m", poll)
     firing.ensure(world.kd.engine)
     world.kd.send("trigger:poll", "hello", "there")
     assert attend(world.kd) == ["trigger:poll"]
@@ -457,9 +461,11 @@ def test_an_event_has_a_name_of_its_own(world: World) -> None:
 # conditions ---------------------------------------------------------------------------------------
 
 
-def test_a_condition_fires_when_it_begins_to_hold_and_only_then(world: World, clock: killick.LeapingClock) -> None:
+def test_a_condition_fires_when_it_begins_to_hold_and_only_then(
+    world: World, clock: killick.clock.LeapingClock
+) -> None:
     answers = [0, 0, 5, 6, 0, 7, 7]
-    killick.when(
+    killick.triggers.when(
         lambda: answers.pop(0) if answers else 7,
         asking,
         every="30s",
@@ -476,20 +482,20 @@ def test_a_condition_fires_when_it_begins_to_hold_and_only_then(world: World, cl
     assert max(duty.rested) <= firing.HEAR_SECONDS
 
 
-def test_a_condition_is_asked_no_more_often_than_it_says(world: World, clock: killick.LeapingClock) -> None:
+def test_a_condition_is_asked_no_more_often_than_it_says(world: World, clock: killick.clock.LeapingClock) -> None:
     asked: list[float] = []
 
     async def low() -> bool:
         asked.append(clock.monotonic())
         return False
 
-    killick.when(low, poll, every="1m")
+    killick.triggers.when(low, poll, every="1m")
     attend(world.kd, Duty(clock, rests=30))
     assert asked == [60.0 * n for n in range(len(asked))]
     assert len(asked) > 3
 
 
-def test_a_condition_that_fails_is_no_answer_and_noted_once(world: World, clock: killick.LeapingClock) -> None:
+def test_a_condition_that_fails_is_no_answer_and_noted_once(world: World, clock: killick.clock.LeapingClock) -> None:
     answers: list[Any] = [OSError("down"), OSError("down"), True, OSError("down"), True, object()]
 
     def low() -> Any:
@@ -498,7 +504,7 @@ def test_a_condition_that_fails_is_no_answer_and_noted_once(world: World, clock:
             raise answer
         return answer
 
-    killick.when(low, poll, every="10s")
+    killick.triggers.when(low, poll, every="10s")
     attend(world.kd, Duty(clock, rests=8))
     assert runs(world.kd) == ["poll#1"]
     kinds = [type(event).__name__ for event in told(world.kd, "poll")]
@@ -506,17 +512,17 @@ def test_a_condition_that_fails_is_no_answer_and_noted_once(world: World, clock:
     assert "down" in world.kd.log.data("trigger:poll", 3)["note"]
 
 
-def test_whether_it_held_outlives_who_looked(world: World, clock: killick.LeapingClock) -> None:
-    killick.when(lambda: True, poll, every="10s")
+def test_whether_it_held_outlives_who_looked(world: World, clock: killick.clock.LeapingClock) -> None:
+    killick.triggers.when(lambda: True, poll, every="10s")
     attend(world.kd, Duty(clock, rests=3))
     world.process()
     attend(world.kd, Duty(clock, rests=3))
     assert runs(world.kd) == ["poll#1"]
 
 
-def test_a_condition_that_is_looked_at_can_be_paused(world: World, clock: killick.LeapingClock) -> None:
+def test_a_condition_that_is_looked_at_can_be_paused(world: World, clock: killick.clock.LeapingClock) -> None:
     looked: list[int] = []
-    killick.when(lambda: looked.append(1), poll, every="1s")
+    killick.triggers.when(lambda: looked.append(1), poll, every="1s")
 
     def pause(rested: int) -> None:
         if rested == 2:
@@ -541,26 +547,35 @@ def low() -> bool:
 @pytest.mark.parametrize(
     ("declare", "says"),
     [
-        (lambda: killick.cron("0 9 * *", poll), "poll: cron '0 9 * *': wrong number of fields; write it as"),
-        (lambda: killick.cron("0 25 * * *", poll), "bad hour"),
-        (lambda: killick.cron("0 0 30 2 *", poll), "bad day-of-month"),
-        (lambda: killick.cron("0 0 * 2 mon#5,tue#6", poll), "bad day-of-week"),
-        (lambda: killick.cron(None, poll), "poll: cron None"),  # type: ignore[arg-type]
-        (lambda: killick.cron("* * * * *", poll, tz="Europe/Atlantis"), "tz='Europe/Atlantis' is not a time zone"),
-        (lambda: killick.cron("* * * * *", poll, tz="Europe"), "is not a time zone"),
-        (lambda: killick.cron("* * * * *", poll, missed="never"), "missed='never' is not one of skip, once, all"),  # type: ignore[arg-type]
-        (lambda: killick.every("10m", poll, overlap="wait"), "overlap='wait' is not one of"),  # type: ignore[arg-type]
-        (lambda: killick.every("soon", poll), "poll: 'soon'"),
-        (lambda: killick.every("10ms", poll), "too often"),
-        (lambda: killick.every("10m", low), "low is not an agent; declare it with @killick.agent"),  # type: ignore[arg-type]
-        (lambda: killick.every("10m", poll, name="a b"), "letters, digits"),
-        (lambda: killick.every("10m", poll, input=3), "input=3, but poll takes none"),
-        (lambda: killick.every("10m", report), "give an input that report takes"),
-        (lambda: killick.every("10m", report, input=17), "give an input that report takes"),
-        (lambda: killick.every("10m", report, input=lambda: "x"), "takes neither (firing) nor (firing, previous)"),
-        (lambda: killick.when(lambda x: x, poll), "is not a function without arguments"),  # type: ignore[arg-type,misc]
-        (lambda: killick.when("low", poll), "is not a function without arguments"),  # type: ignore[arg-type]
-        (lambda: killick.on_event("killick.own", poll), "is not a valid event name"),
+        (lambda: killick.triggers.cron("0 9 * *", poll), "poll: cron '0 9 * *': wrong number of fields; write it as"),
+        (lambda: killick.triggers.cron("0 25 * * *", poll), "bad hour"),
+        (lambda: killick.triggers.cron("0 0 30 2 *", poll), "bad day-of-month"),
+        (lambda: killick.triggers.cron("0 0 * 2 mon#5,tue#6", poll), "bad day-of-week"),
+        (lambda: killick.triggers.cron(None, poll), "poll: cron None"),  # type: ignore[arg-type]
+        (
+            lambda: killick.triggers.cron("* * * * *", poll, tz="Europe/Atlantis"),
+            "tz='Europe/Atlantis' is not a time zone",
+        ),
+        (lambda: killick.triggers.cron("* * * * *", poll, tz="Europe"), "is not a time zone"),
+        (
+            lambda: killick.triggers.cron("* * * * *", poll, missed="never"),
+            "missed='never' is not one of skip, once, all",
+        ),  # type: ignore[arg-type]
+        (lambda: killick.triggers.every("10m", poll, overlap="wait"), "overlap='wait' is not one of"),  # type: ignore[arg-type]
+        (lambda: killick.triggers.every("soon", poll), "poll: 'soon'"),
+        (lambda: killick.triggers.every("10ms", poll), "too often"),
+        (lambda: killick.triggers.every("10m", low), "low is not an agent; declare it with @killick.agent"),  # type: ignore[arg-type]
+        (lambda: killick.triggers.every("10m", poll, name="a b"), "letters, digits"),
+        (lambda: killick.triggers.every("10m", poll, input=3), "input=3, but poll takes none"),
+        (lambda: killick.triggers.every("10m", report), "give an input that report takes"),
+        (lambda: killick.triggers.every("10m", report, input=17), "give an input that report takes"),
+        (
+            lambda: killick.triggers.every("10m", report, input=lambda: "x"),
+            "takes neither (firing) nor (firing, previous)",
+        ),
+        (lambda: killick.triggers.when(lambda x: x, poll), "is not a function without arguments"),  # type: ignore[arg-type,misc]
+        (lambda: killick.triggers.when("low", poll), "is not a function without arguments"),  # type: ignore[arg-type]
+        (lambda: killick.triggers.on_event("killick.own", poll), "is not a valid event name"),
     ],
 )
 def test_what_cannot_work_is_refused_where_it_is_declared(declare: Callable[[], Any], says: str) -> None:
@@ -577,7 +592,7 @@ import killick
 @killick.agent
 async def tidy(run: killick.Run) -> None: ...
 
-killick.every("10m", tidy)
+killick.triggers.every("10m", tidy)
 """
 
 
@@ -586,26 +601,26 @@ def test_a_module_that_is_loaded_again_declares_again_but_no_module_declares_a_n
     exec(compile(MODULE.replace("10m", "20m"), "tidy.py", "exec"), {})
     assert [str(trigger.spec) for trigger in TRIGGERS] == ["every 20m"]
     with pytest.raises(DeclarationRefused, match="tidy: two triggers of this module have this name; give one name="):
-        exec(compile(MODULE + 'killick.cron("0 9 * * *", tidy)\n', "tidy.py", "exec"), {})
+        exec(compile(MODULE + 'killick.triggers.cron("0 9 * * *", tidy)\n', "tidy.py", "exec"), {})
 
 
 # the log says what is declared --------------------------------------------------------------------
 
 
 def test_who_declares_the_same_again_writes_nothing(world: World) -> None:
-    killick.every("10m", poll)
+    killick.triggers.every("10m", poll)
     assert firing.ensure(world.kd.engine) == ["killick.trigger:poll"]
     firing.ensure(world.process().engine)
     assert told(world.kd, "poll") == []
 
 
-def test_another_schedule_counts_at_once_and_never_goes_back(world: World, clock: killick.LeapingClock) -> None:
-    killick.cron("0 9 * * *", poll)
+def test_another_schedule_counts_at_once_and_never_goes_back(world: World, clock: killick.clock.LeapingClock) -> None:
+    killick.triggers.cron("0 9 * * *", poll)
     attend(world.kd)
     clock.advance(HOUR)
     attend(world.kd)
     clock.set_wall(NINE - 1_800_000_000)
-    killick.cron("*/30 * * * *", poll, overlap="allow")
+    killick.triggers.cron("*/30 * * * *", poll, overlap="allow")
     firing.ensure(world.kd.engine)
     assert world.kd.triggers()[0].next_us == NINE + 1_800_000_000
     clock.advance(HOUR)
@@ -614,9 +629,9 @@ def test_another_schedule_counts_at_once_and_never_goes_back(world: World, clock
 
 
 def test_a_trigger_that_listens_to_another_event_is_found_by_that(world: World) -> None:
-    killick.on_event("order.created", fulfil)
+    killick.triggers.on_event("order.created", fulfil)
     firing.ensure(world.kd.engine)
-    killick.on_event("order.paid", fulfil)
+    killick.triggers.on_event("order.paid", fulfil)
     firing.ensure(world.kd.engine)
     assert world.kd.publish("order.created", {"number": 1}) == 0
     assert world.kd.publish("order.paid", {"number": 1}) == 1
@@ -624,18 +639,18 @@ def test_a_trigger_that_listens_to_another_event_is_found_by_that(world: World) 
     assert runs(world.kd) == ["fulfil#1"]
 
 
-def test_a_worker_with_older_code_obeys_the_schedule_on_record(world: World, clock: killick.LeapingClock) -> None:
-    killick.cron("0 9 * * *", poll, overlap="allow")
+def test_a_worker_with_older_code_obeys_the_schedule_on_record(world: World, clock: killick.clock.LeapingClock) -> None:
+    killick.triggers.cron("0 9 * * *", poll, overlap="allow")
     old = TRIGGERS.copy()
     firing.ensure(world.kd.engine)
-    killick.cron("30 8 * * *", poll, overlap="allow")
+    killick.triggers.cron("30 8 * * *", poll, overlap="allow")
     firing.ensure(world.kd.engine)
     TRIGGERS.restore(old)
     clock.advance(HOUR / 2)
     for claimed in world.kd.store.claim(
         "old", now_us=clock.now_us(), seconds=60, limit=1, agents=["killick.trigger:poll"]
     ):
-        world.kd.blocking(
+        world.kd.runtime.blocking(
             firing.attend(world.kd.engine, world.kd.log.open(claimed.head.run, head=claimed.head), Duty())
         )
     assert runs(world.kd) == ["poll@2026-11-16T08:30Z"]
@@ -643,12 +658,12 @@ def test_a_worker_with_older_code_obeys_the_schedule_on_record(world: World, clo
 
 
 def test_somebody_who_looks_at_a_condition_notices_that_it_is_declared_otherwise(
-    world: World, clock: killick.LeapingClock
+    world: World, clock: killick.clock.LeapingClock
 ) -> None:
-    killick.when(low, poll, every="1s")
+    killick.triggers.when(low, poll, every="1s")
 
     def redeclare(rested: int) -> None:
-        killick.when(low, poll, every="2s")
+        killick.triggers.when(low, poll, every="2s")
         firing.ensure(world.kd.engine)
 
     duty = Duty(clock, rests=9, then=redeclare)
@@ -657,15 +672,15 @@ def test_somebody_who_looks_at_a_condition_notices_that_it_is_declared_otherwise
 
 
 def test_a_cancelled_trigger_is_over_until_somebody_declares_it_again(
-    world: World, clock: killick.LeapingClock
+    world: World, clock: killick.clock.LeapingClock
 ) -> None:
-    killick.on_event("order.created", fulfil)
+    killick.triggers.on_event("order.created", fulfil)
     firing.ensure(world.kd.engine)
     TRIGGERS.restore({})
     world.kd.cancel("trigger:fulfil", because="nobody orders any more")
     assert world.kd.info("trigger:fulfil").status == "cancelled"
     assert world.kd.publish("order.created", {"number": 1}) == 0
-    killick.on_event("order.created", fulfil)
+    killick.triggers.on_event("order.created", fulfil)
     firing.ensure(world.kd.engine)
     assert world.kd.info("trigger:fulfil").status == "waiting"
     assert world.kd.publish("order.created", {"number": 1}) == 1
@@ -674,8 +689,8 @@ def test_a_cancelled_trigger_is_over_until_somebody_declares_it_again(
 
 
 def test_a_trigger_whose_log_is_broken_is_left_out_alone(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    killick.every("10m", poll)
-    killick.on_event("order.created", fulfil)
+    killick.triggers.every("10m", poll)
+    killick.triggers.on_event("order.created", fulfil)
     firing.ensure(world.kd.engine)
     world.store.quarantine("trigger:poll", "somebody looked at it")
     assert firing.ensure(world.kd.engine) == ["killick.trigger:fulfil"]
@@ -685,8 +700,8 @@ def test_a_trigger_whose_log_is_broken_is_left_out_alone(world: World, caplog: p
 # pausing ------------------------------------------------------------------------------------------
 
 
-def test_what_was_due_while_it_was_paused_is_missed(world: World, clock: killick.LeapingClock) -> None:
-    killick.cron("0 * * * *", poll, missed="skip")
+def test_what_was_due_while_it_was_paused_is_missed(world: World, clock: killick.clock.LeapingClock) -> None:
+    killick.triggers.cron("0 * * * *", poll, missed="skip")
     attend(world.kd)
     world.kd.pause("trigger:poll")
     clock.advance(3 * HOUR + 600)
@@ -700,7 +715,7 @@ def test_what_was_due_while_it_was_paused_is_missed(world: World, clock: killick
 
 
 def test_events_that_come_while_it_is_paused_wait(world: World) -> None:
-    killick.on_event("order.created", fulfil)
+    killick.triggers.on_event("order.created", fulfil)
     firing.ensure(world.kd.engine)
     world.kd.pause("trigger:fulfil")
     for number in (1, 2):
@@ -716,8 +731,8 @@ def test_events_that_come_while_it_is_paused_wait(world: World) -> None:
 # by hand ------------------------------------------------------------------------------------------
 
 
-def test_a_trigger_can_be_fired_by_hand_whatever_it_waits_for(world: World, clock: killick.LeapingClock) -> None:
-    killick.cron("0 9 * * *", asking, input="what")
+def test_a_trigger_can_be_fired_by_hand_whatever_it_waits_for(world: World, clock: killick.clock.LeapingClock) -> None:
+    killick.triggers.cron("0 9 * * *", asking, input="what")
     run = world.kd.fire("asking", by="ada")
     other = world.kd.fire("asking", input="else")
     assert run.startswith("asking#hand_")
@@ -730,8 +745,8 @@ def test_a_trigger_can_be_fired_by_hand_whatever_it_waits_for(world: World, cloc
     assert runs(world.kd) == [run, other], "the run before has not ended"
 
 
-def test_firing_by_hand_goes_through_whoever_attends(world: World, clock: killick.LeapingClock) -> None:
-    killick.when(low, report, name="low", every="1s")
+def test_firing_by_hand_goes_through_whoever_attends(world: World, clock: killick.clock.LeapingClock) -> None:
+    killick.triggers.when(low, report, name="low", every="1s")
     asked: list[str] = []
 
     def fire(rested: int) -> None:
@@ -744,7 +759,7 @@ def test_firing_by_hand_goes_through_whoever_attends(world: World, clock: killic
 
 
 def test_firing_by_hand_goes_through_whoever_declares_it(world: World) -> None:
-    killick.every("10m", report, input="tuesday")
+    killick.triggers.every("10m", report, input="tuesday")
     firing.ensure(world.kd.engine)
     declared = TRIGGERS.copy()
     TRIGGERS.restore({})
@@ -757,7 +772,7 @@ def test_firing_by_hand_goes_through_whoever_declares_it(world: World) -> None:
 
 
 def test_who_fires_by_hand_is_told_what_is_wrong(world: World) -> None:
-    killick.on_event("x", fulfil)
+    killick.triggers.on_event("x", fulfil)
     with pytest.raises(RunUnknown):
         world.kd.fire("nothing")
     with pytest.raises(killick.KillickError, match="input"):
@@ -768,9 +783,9 @@ def test_who_fires_by_hand_is_told_what_is_wrong(world: World) -> None:
 
 
 def test_a_run_that_is_there_under_the_name_of_a_firing_is_that_firing(
-    world: World, clock: killick.LeapingClock
+    world: World, clock: killick.clock.LeapingClock
 ) -> None:
-    killick.cron("0 9 * * *", report, input="monday")
+    killick.triggers.cron("0 9 * * *", report, input="monday")
     attend(world.kd)
     world.kd.start(report, "ahead", id="report@2026-11-16T09:00Z")
     clock.advance(HOUR)
@@ -782,14 +797,16 @@ def test_a_run_that_is_there_under_the_name_of_a_firing_is_that_firing(
 # deaths -------------------------------------------------------------------------------------------
 
 
-def everything(world: World, clock: killick.LeapingClock, *, dies: tuple[int, str] | None) -> tuple[list[str], int]:
+def everything(
+    world: World, clock: killick.clock.LeapingClock, *, dies: tuple[int, str] | None
+) -> tuple[list[str], int]:
     """Hours with triggers of every sort, attended to by processes of which one dies at some commit: the runs that
     were started, and how many commits the first process made."""
     holding = {"low": False}
-    killick.cron("0 * * * *", poll, missed="all", overlap="allow")
-    killick.on_event("order.created", fulfil)
-    killick.on_event("ask", asking, overlap="queue")
-    killick.when(lambda: holding["low"], report, name="low", input="low", every="10s")
+    killick.triggers.cron("0 * * * *", poll, missed="all", overlap="allow")
+    killick.triggers.on_event("order.created", fulfil)
+    killick.triggers.on_event("ask", asking, overlap="queue")
+    killick.triggers.when(lambda: holding["low"], report, name="low", input="low", every="10s")
     people = world.kd
     firing.ensure(people.engine)
     world.process()
@@ -826,11 +843,11 @@ def everything(world: World, clock: killick.LeapingClock, *, dies: tuple[int, st
 
 @pytest.mark.slow
 def test_whoever_dies_wherever_loses_and_doubles_nothing(
-    make_world: Callable[[killick.ManualClock], World],
+    make_world: Callable[[killick.clock.ManualClock], World],
 ) -> None:
     def hours(dies: tuple[int, str] | None) -> tuple[list[str], int]:
         TRIGGERS.restore({})
-        clock = killick.LeapingClock(NINE - 3_600_000_000)
+        clock = killick.clock.LeapingClock(NINE - 3_600_000_000)
         return everything(make_world(clock), clock, dies=dies)
 
     undisturbed, commits = hours(None)
@@ -848,7 +865,7 @@ BEFORE_SPRING = in_us(datetime(2026, 3, 28, 20, tzinfo=UTC))
 BEFORE_AUTUMN = in_us(datetime(2026, 10, 24, 20, tzinfo=UTC))
 
 
-def sit_out_leases(clock: killick.ManualClock) -> None:
+def sit_out_leases(clock: killick.clock.ManualClock) -> None:
     """Let time pass by which leases end, which is not the time on the wall."""
     wall = clock.now_us()
     clock.advance(3_600)
@@ -873,16 +890,16 @@ HAPPENING = st.one_of(
     st.sampled_from(["skip", "once", "all"]),
 )
 def test_whatever_clocks_and_workers_do_each_time_is_fired_or_passed_once(
-    make_world: Callable[[killick.ManualClock], World],
+    make_world: Callable[[killick.clock.ManualClock], World],
     happenings: list[tuple[str, Any]],
     begin: int,
     expression: str,
     missed: Any,
 ) -> None:
     TRIGGERS.restore({})
-    clock = killick.ManualClock(begin)
+    clock = killick.clock.ManualClock(begin)
     world = make_world(clock)
-    killick.cron(expression, poll, tz="Europe/Berlin", missed=missed, overlap="allow")
+    killick.triggers.cron(expression, poll, tz="Europe/Berlin", missed=missed, overlap="allow")
     firing.ensure(world.kd.engine)
     furthest = begin
     for what, how in happenings:
@@ -912,9 +929,9 @@ def test_whatever_clocks_and_workers_do_each_time_is_fired_or_passed_once(
 
 
 def test_two_processes_that_attend_at_once_fire_each_once(tmp_path: Path) -> None:
-    clock = killick.LeapingClock(NINE - 3_600_000_000)
-    killick.cron("* * * * *", poll, missed="all", overlap="allow")
-    killick.on_event("order.created", fulfil)
+    clock = killick.clock.LeapingClock(NINE - 3_600_000_000)
+    killick.triggers.cron("* * * * *", poll, missed="all", overlap="allow")
+    killick.triggers.on_event("order.created", fulfil)
     with (
         killick.Client(SqliteStore(tmp_path / "killick.db", clock=clock), clock=clock) as one,
         killick.Client(SqliteStore(tmp_path / "killick.db", clock=clock), clock=clock) as other,
@@ -945,12 +962,12 @@ def test_two_processes_that_attend_at_once_fire_each_once(tmp_path: Path) -> Non
         assert sorted(input_of(one, run)["number"] for run in runs(one, "fulfil")) == list(range(20))
 
 
-def test_a_look_at_all_triggers(world: World, clock: killick.LeapingClock) -> None:
-    killick.cron("0 9 * * mon-fri", report, tz="Europe/Berlin", input="x")
-    killick.on_event("order.created", fulfil)
+def test_a_look_at_all_triggers(world: World, clock: killick.clock.LeapingClock) -> None:
+    killick.triggers.cron("0 9 * * mon-fri", report, tz="Europe/Berlin", input="x")
+    killick.triggers.on_event("order.created", fulfil)
     firing.ensure(world.kd.engine)
-    killick.every("10m", poll)
-    killick.when(low, poll, name="low", every="90s")
+    killick.triggers.every("10m", poll)
+    killick.triggers.when(low, poll, name="low", every="90s")
     world.kd.fire("fulfil", input={"number": 1})
     fulfilled, lowered, polled, reported = world.kd.triggers()
     assert (fulfilled.what, fulfilled.fired, fulfilled.status) == ("on order.created", 1, "queued")

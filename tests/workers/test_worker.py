@@ -169,7 +169,7 @@ async def test_an_answer_a_time_and_a_childs_end_wake_the_run(kd: killick.Client
     kd.start(parent, id="has a child")
     async with kd.worker(concurrency=1):
         await until(lambda: bool(kd.inbox()))
-        await kd.answer.soon("asks", "approve", by="ann")
+        await kd.as_async().answer("asks", "approve", by="ann")
         await ended(kd, "asks", "naps", "has a child")
     assert not kd.verify().problems
 
@@ -326,7 +326,7 @@ async def test_a_run_that_rests_on_nothing_on_record_is_due_at_once(kd: killick.
         await until_time(branch.execution, branch, "1", kd.clock.now_us() + 3_600_000_000)
 
     kd.start(rests, id="rests")
-    advanced = await kd.advance.soon("rests")
+    advanced = await kd.as_async().advance("rests")
     assert (advanced.status, advanced.wake_at_us) == ("running", None)
     assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["rests"]
 
@@ -339,7 +339,7 @@ async def test_a_fault_of_our_own_does_not_bring_a_run_back_at_once(kd: killick.
     kd.start(asking, id="faulty")
     with caplog.at_level("INFO", logger="killick.worker"):
         async with kd.worker():
-            kd.executor()._conclude = faulty  # type: ignore[method-assign, assignment]
+            kd.runtime.executor()._conclude = faulty  # type: ignore[method-assign, assignment]
             await until(lambda: any("interrupted" in record.getMessage() for record in caplog.records))
             await asyncio.sleep(0.2)
     tries = [record.killick for record in caplog.records if getattr(record, "killick", {}).get("what") == "claimed"]
@@ -368,7 +368,7 @@ async def test_whose_lease_ran_out_applies_nothing_and_says_so(kd: killick.Clien
     with caplog.at_level("INFO", logger="killick.worker"):
         async with kd.worker(lease_seconds=60):
             await until(lambda: gate.calls == ["first"])
-            lease = kd.executor()._live["frozen"].lease  # type: ignore[union-attr]
+            lease = kd.runtime.executor()._live["frozen"].lease  # type: ignore[union-attr]
             assert lease is not None
             lease.until = kd.clock.monotonic() - 1
             kd.engine.leases.drop(lease)

@@ -8,10 +8,9 @@ session: tools by the id of the model's call, models by their request.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final
 
 from agent_framework import (
     AgentSession,
@@ -33,16 +32,12 @@ from agent_framework import _tools as framework_tools
 from agent_framework._workflows._checkpoint_encoding import decode_checkpoint_value, encode_checkpoint_value
 from agent_framework.exceptions import ToolException, UserInputRequiredException, WorkflowCheckpointException
 
-from killick.adapters.framework_state import FrameworkState, StateEntry
+from killick.adapters.framework_state import FrameworkState, Place, StateEntry
 from killick.adapters.tool_gate import Declared, ToolOptions, asked, hosted, streamed
-from killick.client.client import Client
 from killick.errors import KillickError, Rejected, RunWaiting, StepFailed
 from killick.ids import RandomIds
 from killick.llm.external import Host
 from killick.model.codec import digest
-
-Place: TypeAlias = Client | str | os.PathLike[str]
-"""An open client, or a store's location."""
 
 SPACE: Final = "agent-framework"
 """The default name prefix of this adapter's logs in a store."""

@@ -7,7 +7,6 @@ those of AutoGen's own `save_state`.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias, cast
 from weakref import WeakKeyDictionary
@@ -18,14 +17,10 @@ from autogen_core.models import ChatCompletionClient, CreateResult, LLMMessage, 
 from autogen_core.tools import BaseTool, FunctionTool, TextResultContent, ToolResult, ToolSchema, Workbench
 from pydantic import ValidationError
 
-from killick.adapters.framework_state import FrameworkState, StateEntry
+from killick.adapters.framework_state import FrameworkState, Place, StateEntry
 from killick.adapters.tool_gate import Declared, ToolOptions, asked, hosted, streamed
-from killick.client.client import Client
 from killick.errors import KillickError, Rejected, StepFailed
 from killick.llm.external import Host, here
-
-Place: TypeAlias = Client | str | os.PathLike[str]
-"""An open client, or a store's location."""
 
 SPACE: Final = "autogen"
 """The default name prefix of this adapter's logs in a store."""

@@ -6,7 +6,6 @@ Treats transcript entries as opaque, and leaves Claude Code's own tools to Claud
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,10 +23,9 @@ from claude_agent_sdk import (
     fold_session_summary,
 )
 
-from killick.adapters.framework_state import FrameworkState, StateEntry
+from killick.adapters.framework_state import FrameworkState, Place, StateEntry, client_of
 from killick.adapters.tool_gate import hosted
-from killick.client.client import Client
-from killick.client.client import open as open_client
+from killick.client.client import AnyClient
 from killick.definitions.open_tools import open_tool
 from killick.definitions.tools import AnyTool, Tool
 from killick.errors import HeadMoved, Rejected, RunWaiting, StepFailed
@@ -50,10 +48,10 @@ class KillickSessionStore(SessionStore):
     a known uuid is not stored again, from any process.
     """
 
-    def __init__(self, store: Client | str | os.PathLike[str], *, space: str = SPACE) -> None:
+    def __init__(self, store: Place, *, space: str = SPACE) -> None:
         """Takes an open client, which stays open, or a store's location, which `close` closes."""
-        self._client = store if isinstance(store, Client) else open_client(os.fspath(store))
-        self._is_owner = not isinstance(store, Client)
+        self._client = client_of(store)
+        self._is_owner = not isinstance(store, AnyClient)
         self._space = space
         self._shelves: dict[str, FrameworkState] = {}
         self._mutex = threading.Lock()

@@ -7,8 +7,7 @@ name, its arguments, and its ordinal among equal ones.
 from __future__ import annotations
 
 import asyncio
-import os
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from crewai.flow.async_feedback.types import PendingFeedbackContext
 from crewai.flow.persistence import FlowPersistence
@@ -19,17 +18,13 @@ from crewai.utilities.agent_utils import extract_tool_call_info
 from crewai.utilities.string_utils import sanitize_tool_name
 from pydantic import BaseModel, PrivateAttr
 
-from killick.adapters.framework_state import FrameworkState, StateEntry
+from killick.adapters.framework_state import FrameworkState, Place, StateEntry
 from killick.adapters.tool_gate import Declared, ToolFailed, Waiting, asked, asked_sync, came_to_nothing, hosted
-from killick.client.client import Client
 from killick.definitions.tools import AnyTool
 from killick.errors import KillickError, Rejected
 from killick.llm.external import Host
 
 __all__ = ["KillickFlowPersistence", "KillickTool", "ToolFailed", "Waiting", "gated", "recorded"]
-
-Place: TypeAlias = Client | str | os.PathLike[str]
-"""An open client, or a store's location."""
 
 SPACE: Final = "crewai"
 """The default name prefix of this adapter's logs in a store."""

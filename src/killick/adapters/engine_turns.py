@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from killick.client.client import Client
+from killick.client.client import AnyClient
 from killick.engine import renewals
 from killick.engine.claims import ClaimedRun
 from killick.engine.leases import LEASE_SECONDS
@@ -54,7 +54,7 @@ class Turn:
 
     def __init__(
         self,
-        client: Client,
+        client: AnyClient,
         run: str,
         *,
         lease_seconds: float = LEASE_SECONDS,
@@ -69,7 +69,7 @@ class Turn:
     def leave(self) -> None:
         """Yields the run at its next step; the current step is finished first."""
         self._leaving.set()
-        self._client.executor().leave(self._run)
+        self._client.runtime.executor().leave(self._run)
 
     async def take(self) -> TurnOutcome:
         """Drives the run. RunBusy if another worker holds it, RunUnknown if there is none."""
@@ -94,7 +94,7 @@ class Turn:
         row = client.store.index(run)
         if row is not None and row.status in ENDED:
             return ended(client.engine, run)
-        executor, holder = client.executor(), client.engine.holder
+        executor, holder = client.runtime.executor(), client.engine.holder
         if executor.notify(run):
             raise RunBusy(run, holder=holder)
         left = client.log.head(run)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection
 from types import TracebackType
 from typing import Final
 
-from killick.client.client import Client
+from killick.client.client import AnyClient
 from killick.definitions.agents import AGENTS
 from killick.logger import get_logger
 from killick.store.protocol import is_held
@@ -38,7 +38,7 @@ class Waking:
 
     def __init__(
         self,
-        client: Client,
+        client: AnyClient,
         stir: Stir,
         *,
         agents: Collection[str] | None = None,

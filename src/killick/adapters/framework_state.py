@@ -14,10 +14,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from killick.audit import seal
-from killick.client.client import Client
+from killick.client.client import AnyClient, Client
 from killick.client.client import open as open_client
 from killick.errors import EpochStale, HandleClosed, HeadMoved, RunExists, RunUnknown, ValueErased
 from killick.log.log import Log
@@ -26,6 +26,9 @@ from killick.model import event_codec, system_events
 from killick.model import events as e
 from killick.model.chunks import SharedReader
 from killick.store.records import OWN_AGENTS, OWN_RUNS, Head, Row, RunQuery
+
+Place: TypeAlias = AnyClient | str | os.PathLike[str]
+"""An open client, or a store's location."""
 
 OPEN_MAX: Final = 256
 """The number of recently used logs whose entries are cached."""
@@ -73,14 +76,19 @@ class StateEntry:
         return f"Kept({self.name!r}, labels={self.labels!r}, seq={self.seq})"
 
 
+def client_of(store: Place) -> Client:
+    """The blocking client of an open client, or of a store that is opened here."""
+    return store.as_sync() if isinstance(store, AnyClient) else open_client(os.fspath(store))
+
+
 class FrameworkState:
     """The entries of one space in one store. Thread-safe, and shared by any number of processes."""
 
-    def __init__(self, store: Client | str | os.PathLike[str], space: str) -> None:
+    def __init__(self, store: Place, space: str) -> None:
         """Takes an open client, which stays open, or a store's location, which `close` closes."""
-        self.client = store if isinstance(store, Client) else open_client(os.fspath(store))
+        self.client = client_of(store)
         self.space = space
-        self._is_owner = not isinstance(store, Client)
+        self._is_owner = not isinstance(store, AnyClient)
         self._logs: OrderedDict[str, ShelfLog] = OrderedDict()
         self._mutex = threading.Lock()
 
@@ -176,7 +184,7 @@ class ShelfLog:
     A removed log's name stays reserved, so that its successor has another: a tag finds the current one.
     """
 
-    def __init__(self, client: Client, space: str, id: str) -> None:  # noqa: A002
+    def __init__(self, client: AnyClient, space: str, id: str) -> None:  # noqa: A002
         self.lock = threading.RLock()
         self.standing: dict[str, StateEntry] = {}
         self.seq = 0

@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 
 from killick.agents.run import Run
-from killick.client.client import Client
+from killick.client import answers
+from killick.client.client import AnyClient
 from killick.engine.steps.waits import Answer, Verb
 from killick.engine.views import Wait
 from killick.errors import AnswerRefused
@@ -61,7 +62,7 @@ def human_interrupts(waits: Sequence[Wait]) -> list[dict[str, Any]]:
     return found
 
 
-def answer(client: Client, waits: Sequence[Wait], response: Shape, *, by: str | None = None) -> None:
+def answer(client: AnyClient, waits: Sequence[Wait], response: Shape, *, by: str | None = None) -> None:
     """Passes the answers to a `hitl_request` or `human_interrupts` to the waits, in order."""
     decisions = _decided(response)
     if len(decisions) != len(waits):
@@ -74,7 +75,8 @@ def answer(client: Client, waits: Sequence[Wait], response: Shape, *, by: str | 
         if verb is None:
             allowed = ", ".join(_decisions(wait))
             raise AnswerRefused(wait.id, f"{decision.kind!r} is not a possible decision here; give one of {allowed}")
-        client.answer(wait, verb, value=decision.value, by=by, comment=decision.comment)
+        given = {"by": by, "comment": decision.comment, "saw": None, "tx": None}
+        client.runtime.notify(answers.answer(client.engine, wait, verb, decision.value, **given))
 
 
 def _asked(wait: Wait) -> tuple[str, dict[str, Any]]:

@@ -24,8 +24,8 @@ from restate.exceptions import RetryableError, TerminalError
 
 from killick.adapters.engine_turns import SLICE_SECONDS, Turn, TurnOutcome, name_of
 from killick.adapters.engine_wakeups import Waking, reason_of
-from killick.client.client import Client
-from killick.client.start import Handle
+from killick.client.client import AnyClient
+from killick.client.start import AsyncHandle
 from killick.definitions.agents import AnyAgent
 from killick.engine.leases import LEASE_SECONDS
 from killick.errors import AnswerRefused, KillickError, RunBusy, RunUnknown
@@ -65,7 +65,7 @@ class Restate:
 
     def __init__(
         self,
-        client: Client,
+        client: AnyClient,
         ingress: str = "http://localhost:8080",
         *,
         name: str = "killick",
@@ -75,7 +75,7 @@ class Restate:
         slice_seconds: float = SLICE_SECONDS,
         duties: bool = True,
     ) -> None:
-        self._client = client
+        self._client = client.as_async()
         self._ingress = ingress
         self._agents = agents
         self._room = asyncio.Semaphore(concurrency)
@@ -158,12 +158,12 @@ class Restate:
 
     async def start(
         self, agent: AnyAgent, input: Any = None, *, id: str | None = None, **options: Any  # noqa: A002
-    ) -> Handle[Any]:  # fmt: skip
+    ) -> AsyncHandle[Any]:  # fmt: skip
         """Creates a run, as `kd.start` does, and makes Restate continue it.
 
         `kd.start` alone suffices, from anywhere: a serving process notices it.
         """
-        handle: Handle[Any] = await self._client.start.soon(agent, input, id=id, **options)
+        handle: AsyncHandle[Any] = await self._client.start(agent, input, id=id, **options)
         row = self._client.store.index(handle.id)
         if row is not None and row.status == "queued":
             await self.stir(row, reason_of(row, self._client.store.head(handle.id)))
@@ -244,4 +244,4 @@ class Restate:
 
     async def _cancel(self, run: str) -> None:
         with contextlib.suppress(AnswerRefused):  # it is over
-            await self._client.cancel.soon(run, because="it was cancelled in Restate")
+            await self._client.cancel(run, because="it was cancelled in Restate")

@@ -29,7 +29,7 @@ from temporalio.worker import Worker
 
 from killick.adapters.engine_turns import SLICE_SECONDS, Turn, TurnOutcome, name_of
 from killick.adapters.engine_wakeups import Waking
-from killick.client.client import Client
+from killick.client.client import AnyClient
 from killick.definitions.agents import AnyAgent
 from killick.engine.leases import LEASE_SECONDS
 from killick.errors import AnswerRefused, RunBusy, RunUnknown
@@ -151,7 +151,7 @@ class Temporal:
 
     def __init__(
         self,
-        client: Client,
+        client: AnyClient,
         temporal: TemporalClient,
         *,
         task_queue: str = "killick",
@@ -163,7 +163,7 @@ class Temporal:
         duties: bool = True,
         **options: Any,
     ) -> None:
-        self._client = client
+        self._client = client.as_async()
         self._temporal = temporal
         self._queue = task_queue
         self._agents = agents
@@ -215,7 +215,7 @@ class Temporal:
 
         `kd.start` alone suffices, from anywhere: a serving process notices it.
         """
-        handle = await self._client.start.soon(agent, input, id=id, **options)
+        handle = await self._client.start(agent, input, id=id, **options)
         return await self.workflow_of(handle.id)
 
     async def workflow_of(self, run: str) -> WorkflowHandle[Any, TurnOutcome]:
@@ -300,7 +300,7 @@ class Temporal:
     async def _cancel(self, run: str) -> None:
         """Cancels a run because its workflow was cancelled."""
         with contextlib.suppress(AnswerRefused):  # it is over
-            await self._client.cancel.soon(run, because="its workflow was cancelled")
+            await self._client.cancel(run, because="its workflow was cancelled")
 
 
 def workflow_id(row: RunRow) -> str:

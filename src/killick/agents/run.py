@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 import threading
 from collections.abc import (
     AsyncIterator,
@@ -76,6 +77,9 @@ class _Common(Generic[C]):
         """The run's id."""
         return self._execution.run_id
 
+    def __repr__(self) -> str:
+        return f"<killick.{type(self).__name__} {self.id} of agent {self._execution.agent.name}>"
+
     @property
     def input(self) -> Any:
         """The input of the run."""
@@ -128,9 +132,6 @@ class _Common(Generic[C]):
             raise TypeError(f"run.call takes a tool; declare {getattr(tool, '__name__', tool)!r} with @killick.tool")
         return tool.shape.bind(args, kwargs)
 
-    def _steps(self, do: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> Step[T]:
-        return run_step(self._execution, do, *args, **kwargs)
-
 
 async def _proposed(ex: Execution, branch: Branch, intent: Intent) -> Proposed[Any]:
     """A step that needs an approval, even if no rule requires it."""
@@ -147,11 +148,13 @@ class Run(_Common[C]):
 
     def call(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Step[T]:
         """Calls a tool as a step."""
-        return call_tool(self._execution, tool, *self._bind(tool, args, kwargs))
+        step = call_tool(self._execution, tool, *self._bind(tool, args, kwargs))
+        self._execution.inert_steps.add(step, f"run.call({tool.name}, …)", sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+        return step
 
     def propose(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Step[Proposed[T]]:
         """Proposes a call to a person, who may approve, edit or reject it, or respond in its place."""
-        return run_step(self._execution, _proposed, self._call(tool, args, kwargs))
+        return self._steps(_proposed, self._call(tool, args, kwargs))
 
     @overload
     def model(self, fn: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any) -> Step[T]: ...
@@ -159,7 +162,7 @@ class Run(_Common[C]):
     def model(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Step[T]: ...
     def model(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Step[Any]:
         """Calls a model: recorded verbatim, with usage and reasoning, and never called again on replay."""
-        return run_step(self._execution, execute_step, model_intent(fn, args, kwargs))
+        return self._steps(execute_step, model_intent(fn, args, kwargs))
 
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """Calls a model and streams its reply; recorded as a whole, and one chunk on replay."""
@@ -167,7 +170,7 @@ class Run(_Common[C]):
 
     def hosting(self) -> ExternalSteps:
         """`async with run.hosting() as host`: a framework's own loop runs in the block; its calls go through it."""
-        return ExternalSteps(self._execution, self._steps)
+        return ExternalSteps(self._execution, self._paged)
 
     def fit(
         self, window: Window, messages: Sequence[Any], tools: Sequence[Any] = (), *, system: Any = None
@@ -299,7 +302,15 @@ class Run(_Common[C]):
         """Whether new code may run here: False for runs whose log passed this point before the code was added."""
         return facts.patched(self._execution, self._here(), name)
 
-    _paged = _Common._steps
+    def _paged(self, do: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> Step[T]:
+        return run_step(self._execution, do, *args, **kwargs)
+
+    def _steps(self, do: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Step[T]:
+        """Requests a step, and remembers the line that has to await it."""
+        method = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        step = run_step(self._execution, do, *args)
+        self._execution.inert_steps.add(step, f"run.{method.f_code.co_name}(…)", method.f_back or method)
+        return step
 
     def _here(self) -> Branch:
         branch = self._execution.branch_here()

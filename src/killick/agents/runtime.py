@@ -1,4 +1,4 @@
-"""An engine in one process: its log, one executor for each event loop, and its own loop.
+"""An engine in one process: its log, and one executor for each event loop.
 
 A forked child creates all of these again. The parent keeps its runs.
 """
@@ -6,17 +6,17 @@ A forked child creates all of these again. The parent keeps its runs.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import math
 import os
-import threading
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, TypeVar
-from weakref import WeakMethod
+from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 from killick.agents.build import build_of
 from killick.agents.run import run_of
-from killick.blocking import OwnLoop
+from killick.blocking import LOOP_THREAD
 from killick.clock import Clock, SystemClock
 from killick.definitions.agents import AnyAgent
 from killick.definitions.current import mark_log_records
@@ -26,7 +26,7 @@ from killick.engine.leases import LEASE_SECONDS
 from killick.engine.steps import live_calls
 from killick.engine.steps.attempt import ToolInterceptor
 from killick.engine.tracer import Tracer
-from killick.errors import KillickError
+from killick.errors import KillickError, RunError
 from killick.fork_safety import hears_of_forks, keep_inherited
 from killick.ids import Ids, RandomIds
 from killick.log.log import Log
@@ -35,24 +35,15 @@ from killick.store.protocol import Store
 
 R = TypeVar("R")
 
+_OPEN: Final[WeakSet[Runtime]] = WeakSet()
 
-class _Forked:
-    """Restarts a runtime in a forked child."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._begin_in_child = WeakMethod(runtime._begin_in_child)  # pyright: ignore[reportPrivateUsage]
-        hears_of_forks(self)
-
-    def before_fork(self) -> None:
-        """Nothing: the store closes what must not be inherited."""
-
-    def after_fork_in_parent(self) -> None:
-        """Nothing: the parent keeps everything."""
-
-    def after_fork_in_child(self) -> None:
-        """Starts again."""
-        if (begin := self._begin_in_child()) is not None:
-            begin()
+@atexit.register
+def _close_open() -> None:
+    """Closes what a script left open, so that it leaves no lease, no file and no pending task."""
+    for runtime in list(_OPEN):
+        with contextlib.suppress(Exception):
+            runtime.close()
 
 
 class Runtime:
@@ -89,22 +80,29 @@ class Runtime:
             "roles": roles,
             "tracer": tracer,
         }
-        self._closed = False
+        self.loop_thread = LOOP_THREAD
+        self.is_closed = False
         self._begin()
         mark_log_records()
-        self._forked = _Forked(self)
+        hears_of_forks(self)
+        _OPEN.add(self)
 
     def _begin(self) -> None:
         """Creates the parts of one process: its holder name, its log, its loops and threads."""
         holder = f"{os.getpid()}-{self.ids.new('h')}"
         self.log = Log(self.store, clock=self.clock, behind=self._behind)
         self.engine = Engine(self.log, clock=self.clock, ids=self.ids, holder=holder, **self._options)
-        self._own: OwnLoop | None = None
         self._executors: dict[asyncio.AbstractEventLoop, Executor] = {}
-        self._mutex = threading.Lock()
 
-    def _begin_in_child(self) -> None:
-        keep_inherited(self.log, self.engine, self._own, self._executors)
+    def before_fork(self) -> None:
+        """Nothing: the store closes what must not be inherited."""
+
+    def after_fork_in_parent(self) -> None:
+        """Nothing: the parent keeps everything."""
+
+    def after_fork_in_child(self) -> None:
+        """Starts again."""
+        keep_inherited(self.log, self.engine, self._executors)
         self._begin()
 
     # loops ------------------------------------------------------------------------------------
@@ -118,29 +116,24 @@ class Runtime:
             executor = self._executors[loop] = Executor(self.engine, run_of)
         return executor
 
-    def blocking(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine on the runtime's own loop, in a thread of its own, and wait for it."""
-        try:
-            own = self._own_loop()
-        except KillickError:
-            work.close()
-            raise
-        return own.run(work)
-
     @property
     def own_loop(self) -> asyncio.AbstractEventLoop:
-        """The runtime's own loop, in a thread of its own."""
-        return self._own_loop().loop
+        """The loop of blocking callers."""
+        if self.is_closed:
+            raise KillickError("this client is closed; open the store again")
+        return self.loop_thread.loop
 
-    def _own_loop(self) -> OwnLoop:
-        with self._mutex:
-            if self._closed:
-                raise KillickError("this client is closed; open the store again")
-            if self._own is None:
-                self._own = OwnLoop()
-            return self._own
+    def blocking(self, work: Coroutine[Any, Any, R]) -> R:
+        """Runs a coroutine on the loop of blocking callers, and waits for it."""
+        if self.is_closed:
+            work.close()
+        _ = self.own_loop  # refuses if closed
+        try:
+            return self.loop_thread.run(work)
+        except RunError as outcome:
+            raise outcome.with_traceback(None)  # noqa: B904  the frames of our loop say nothing of the run
 
-    def _notify(self, run: str) -> None:
+    def notify(self, run: str) -> None:
         """Wake a run that is live here, from any thread: its inbox has something for it."""
         for loop, executor in list(self._executors.items()):
             if not loop.is_closed():
@@ -155,14 +148,13 @@ class Runtime:
         A blocking tool that is running is waited for, up to 30 s. One that takes longer keeps its run leased, and the
         store open, until it ends.
         """
-        if self._closed:
+        if self.is_closed:
             return
-        self._closed = True
-        if self._own is None and self.engine.resources:
-            self._own = OwnLoop()
+        self.is_closed = True
         until = self.clock.monotonic() + live_calls.ABANDON_SECONDS
-        if self._own is not None:
-            self._own.close(self._finish())
+        own = self.loop_thread
+        if self.engine.resources or (own.is_started and own.loop in self._executors):
+            own.run(self.finish())
         self._abandon_closed()
         self.engine.threads.close()
         if self.engine.live.of():
@@ -181,8 +173,12 @@ class Runtime:
         for loop in [known for known in self._executors if known.is_closed()]:
             self._executors.pop(loop).abandon()
 
-    async def _finish(self) -> None:
-        executor = self._executors.get(asyncio.get_running_loop())
+    async def finish(self) -> None:
+        """Parks the runs of the running loop, and closes the resources."""
+        loop = asyncio.get_running_loop()
+        executor = self._executors.get(loop)
         if executor is not None:
             await executor.close()
+            executor.abandon()
+            del self._executors[loop]
         await self.engine.resources.close()

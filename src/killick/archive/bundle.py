@@ -214,7 +214,7 @@ class Writer:
         found.verify(store)
         row = store.index(found.header.run)
         if row is None or row.status not in ENDED:
-            raise ExportBroken(str(self.path), "its log has no end of the run; run killick verify to correct the index")
+            raise ExportBroken(str(self.path), "its log does not end; `killick store verify` corrects the index")
         self._write(section)
         self.runs, self.events = self.runs + 1, self.events + found.header.events
 

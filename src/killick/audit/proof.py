@@ -135,7 +135,7 @@ def _lines(log: Log, made: Made) -> list[str]:
     """Every entry of every seal, verified against the last root."""
     found = _all_lines(log)
     if root(hashing.leaf(line.encode()) for line in found) != e.from_text(made.event.root):
-        raise SealRefused(SEALS, "its entries do not hash to the signed root; killick verify locates the damage")
+        raise SealRefused(SEALS, "its entries do not hash to the signed root; killick store verify locates the damage")
     return found
 
 
@@ -149,9 +149,9 @@ def _path(log: Log, run: str, seq: int, entry: SealedRun) -> list[bytes]:
                 raise SealRefused(run, f"event {seq} was removed from the log by a repair; prove another event")
             found.append(leaf.leaf)
     except Parted as parted:
-        raise SealRefused(run, f"{parted.what}; killick verify {run} says more") from None
+        raise SealRefused(run, f"{parted.what}; killick store verify {run} says more") from None
     if entry.root is None or root(found) != e.from_text(entry.root):
-        raise SealRefused(run, f"differs from the log sealed at event {entry.seq}; killick verify locates the damage")
+        raise SealRefused(run, f"differs from the log sealed at event {entry.seq}; killick store verify locates it")
     return inclusion(found, seq - 1)
 
 
@@ -171,7 +171,7 @@ def _values(log: Log, run: str, recorded: Recorded) -> tuple[str | None, tuple[P
 
 def _growth(hashed: list[bytes], since: Checkpoint) -> Growth:
     if not 0 < since.size <= len(hashed) or root(hashed[: since.size]) != since.root:
-        why = "these seals do not extend it; killick verify --checkpoint shows the difference"
+        why = "these seals do not extend it; killick store verify --checkpoint shows the difference"
         raise SealRefused("checkpoint", why)
     return Growth(since.size, e.to_text(since.root), tuple(map(e.to_text, consistency(hashed, since.size))))
 

@@ -351,7 +351,7 @@ class Past:
         except (ProofBroken, ValueError):
             fits = False
         if not fits:
-            why = "the last seal differs from its signature; killick verify --checkpoint FILE --key PUB locates it"
+            why = "the last seal differs from its signature; killick store verify --checkpoint FILE --key PUB says more"
             raise SealRefused(SEALS, why)
 
     def back(self, number: int) -> tuple[int, list[Made]]:

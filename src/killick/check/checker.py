@@ -9,38 +9,44 @@ import importlib.util
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from killick.check.comparison import Alike, FindingCollector, place_of, relative
-from killick.check.crashes import WRITES, Ended, Saved, Scenario, Story, simulate
-from killick.check.findings import ALONE, Faulty, Finding, Report
+from killick.check.comparison import Alike, FindingCollector, brief, place_of
+from killick.check.coverage import Coverage
+from killick.check.crashes import WRITES, Ended, Saved, Scenario, Story, World, simulate
+from killick.check.default_replies import Calls
+from killick.check.findings import ALONE, Faulty, Finding, Report, relative
 from killick.check.samples import sample
 from killick.check.stage import Around, Called, CallTrouble, Stage, Trouble
 from killick.check.static_analysis import read_agent
 from killick.definitions.agents import AGENTS, Agent, AnyAgent
-from killick.definitions.current import refuse_io
+from killick.definitions.current import HERE, LOADING, refuse_io
 from killick.definitions.tools import TOOLS
-from killick.definitions.triggers import TRIGGERS
 from killick.engine.views import Wait
-from killick.errors import DeclarationRefused
+from killick.errors import DeclarationRefused, IORefused
 from killick.model.event_codec import decode
 from killick.model.events import FactDrawn
 from killick.store.records import RunQuery
+from killick.triggers import TRIGGERS
 from killick.workers.hooks import HOOKS
 
 STORIES_MAX: Final = 5_000
 PATHS_MAX: Final = 12
 """The number of alternative paths (other answers, failing tools) that are interrupted everywhere too."""
+MEASURED: Final = frozenset({"broken", "otherwise", "expired"})
+"""The faults that may take the agent to other lines: their rehearsals are measured too."""
 TWICE_DEAD: Final = 24
 HANG_SECONDS: Final = 20.0
 """The time limit of a rehearsal with threads. Without threads, a hang is detected when no event can occur."""
 
-Progress = Callable[[str, int], None]
-"""Called after every rehearsal with its interruption and the count so far."""
+Progress = Callable[[str, int, int], None]
+"""Called after every rehearsal with its interruption, the count so far, and the count that is expected."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +72,7 @@ def check(
     """Interrupts an agent at every possible point. `options` are those of a Case."""
     if isinstance(case, Agent):
         case = Case(agent=case, **options)
-    return _Checking(case, stories_max, progress or (lambda what, count: None)).go()
+    return _Checking(case, stories_max, progress or (lambda what, count, expected: None)).go()
 
 
 def interrupt_everywhere(case: Case | AnyAgent, *, stories_max: int = STORIES_MAX, **options: Any) -> Report:
@@ -89,6 +95,10 @@ class _Checking:
         self.ways: Counter[str] = Counter()
         self.spots = read_agent(case.agent)
         self.judge = FindingCollector(case.agent, self.spots)
+        self.coverage = Coverage(case.agent)
+        self.expected = 0
+        self.unless = ""
+        """Why a sample model calls fewer tools than it could."""
         self.cut_short = ""
         self.draws = False
         """Whether the agent draws random values, which differ if a process died before recording them."""
@@ -108,11 +118,10 @@ class _Checking:
             self.cut_short = "nothing was rehearsed: code that swallows signals in a loop may never end"
             return self._report(None)
         tools, agents, hooks, triggers = dict(TOOLS), AGENTS.copy(), dict(HOOKS), TRIGGERS.copy()
-        unwatch = refuse_io(self.judge.stray)
+        unwatch = refuse_io(lambda stray: self.judge.stray(stray))
         base: Story | None = None
         try:
-            saved: list[Saved] = []
-            base = self._story(ALONE, None, saving=saved)
+            base, saved = self._left_alone()
             if self.judge.touches:
                 raise _Enough("stopped after one rehearsal: it does I/O outside of a step, which was refused")
             if base.status:
@@ -129,9 +138,30 @@ class _Checking:
             TRIGGERS.restore(triggers)
         return self._report(base)
 
+    def _left_alone(self) -> tuple[Story, list[Saved]]:
+        """Rehearses without interruption. If the run fails while a sample model calls tools, it calls fewer."""
+        first: tuple[Story, list[Saved]] | None = None
+        for self.around.calls in get_args(Calls):
+            saved: list[Saved] = []
+            self.judge = FindingCollector(self.agent, self.spots)
+            story = self._story(ALONE, None, saving=saved)
+            if story.status == "completed" or not _stage(story).offered or self.judge.touches:
+                self.unless = brief(first[0]) if first is not None else ""
+                return story, saved
+            first = first or (story, saved)
+        assert first is not None
+        self.around.calls = "each"
+        self.judge = FindingCollector(self.agent, self.spots)
+        self.judge.take(first[0], first[0], "state")
+        return first
+
     def _everything(self, base: Story, saved: list[Saved]) -> None:
         stage = _stage(base)
         self.draws = _draws(base)
+        twice = saved[:: max(1, len(saved) // TWICE_DEAD)]
+        paths = [*self._failures(stage.called), *self._answers(stage.asked)]
+        # A path that is interrupted everywhere takes about as long as the base.
+        self.expected = 2 + (1 + min(len(paths), PATHS_MAX)) * len(saved) + 5 * len(stage.called) + len(twice)
         self._story(ALONE, base)
         self._everywhere(base, None, saved)
         self._redeployed(base, saved)
@@ -139,14 +169,13 @@ class _Checking:
             kinds: list[CallTrouble] = ["timeout", "limited", "paused", "unheard"]
             for kind in kinds if _acts(called) else kinds[:3]:
                 self._story(_WAYS[kind], base, Trouble(kind, called.run, called.step))
-        paths = [*self._failures(stage.called), *self._answers(stage.asked)]
         for number, trouble in enumerate(paths):
             left: list[Saved] = []
             path = self._story(_WAYS[trouble.kind], base, trouble, saving=left)
             if number < PATHS_MAX and trouble.kind in ("broken", "otherwise", "expired") and path.status:
                 self._everywhere(path, trouble, left)
         # A sample, spread over the run, also dies again during recovery.
-        for number, each in enumerate(saved[:: max(1, len(saved) // TWICE_DEAD)]):
+        for number, each in enumerate(twice):
             self._story("second death", base, None, 2 + 3 * number % 7, saved=each)
 
     def _failures(self, called: Sequence[Called]) -> Iterator[Trouble]:
@@ -179,8 +208,9 @@ class _Checking:
         fresh = _released(self.agent)
         for each in saved if fresh is not None else ():
             when, what, *_ = each.place.split(" ")
-            if when == "before" and what not in WRITES:
-                self._story("redeploy", base, None, saved=each, redeployed=fresh)
+            if when == "before" and what not in WRITES and not self.judge.loads:
+                with suppress(IORefused):
+                    self._story("redeploy", base, None, saved=each, redeployed=fresh)
 
     def _story(
         self,
@@ -190,16 +220,18 @@ class _Checking:
         *kills: int,
         saved: Saved | None = None,
         saving: list[Saved] | None = None,
-        redeployed: Callable[[], AnyAgent] | None = None,
+        redeployed: Callable[[World], AnyAgent] | None = None,
     ) -> Story:
         if self.ways.total() >= self.stories_max:
             raise _Enough(f"stopped after {self.stories_max} rehearsals; --max allows more")
         scenario = replace(self.scenario, world=partial(Stage, self.around, trouble), redeployed=redeployed)
-        story = simulate(scenario, *kills, saved=saved, saving=saving)
+        measures = saved is None and (trouble is None or trouble.kind in MEASURED)
+        with self.coverage.measure() if measures else nullcontext():
+            story = simulate(scenario, *kills, saved=saved, saving=saving)
         self.ways[way] += 1
         alike = _alike(trouble, again=saved is not None)
         self.judge.take(expected or story, story, "count" if alike == "state" and self.draws else alike)
-        self.progress(way, self.ways.total())
+        self.progress(way, self.ways.total(), max(self.expected, self.ways.total()))
         if self.judge.hangs:
             raise _Enough("stopped at the first rehearsal that did not come to its end")
         return story
@@ -210,6 +242,9 @@ class _Checking:
         explained = self.judge.touches or any(finding.kind == "tasks" for finding in findings)
         if base is not None and isinstance(base.outcome, Ended) and stage is not None and not explained:
             findings.insert(0, _fails(self.agent, base.outcome, stage))
+        reached = self.judge.reached(self.coverage)
+        if reached.tools_never and base is not None and base.status == "completed" and not self.cut_short:
+            findings.append(self.judge.unreached(reached, self.unless))
         return Report(
             agent=self.agent.name,
             where=place_of(self.agent.fn),
@@ -220,6 +255,7 @@ class _Checking:
             ways=dict(self.ways),
             findings=tuple(findings),
             sampled=tuple(sorted(stage.sampled)) if stage is not None else (),
+            reached=reached,
             cut_short=self.cut_short,
         )
 
@@ -295,30 +331,28 @@ _OURS: Final = str(Path(__file__).parents[1])
 # a new release ------------------------------------------------------------------------------------
 
 
-def _released(agent: AnyAgent) -> Callable[[], AnyAgent] | None:
+def _released(agent: AnyAgent) -> Callable[[World], AnyAgent] | None:
     """Returns a function that reloads the agent from its module; None if impossible."""
     module = sys.modules.get(agent.fn.__module__)
     file = getattr(module, "__file__", None)
     if module is None or file is None or module.__name__ == "__main__" or "<locals>" in agent.fn.__qualname__:
         return None
-
-    def fresh() -> AnyAgent:
-        return _again(module, file, agent)
-
-    return fresh
-
-
-def _again(module: ModuleType, file: str, agent: AnyAgent) -> AnyAgent:
     spec = importlib.util.spec_from_file_location(module.__name__, file)
-    if spec is None or spec.loader is None:
-        return agent
+    return None if spec is None or spec.loader is None else partial(_again, module, spec, agent)
+
+
+def _again(module: ModuleType, spec: ModuleSpec, agent: AnyAgent, world: World) -> AnyAgent:
+    assert spec.loader is not None
     made = importlib.util.module_from_spec(spec)
-    before = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = made
+    token = HERE.set(LOADING)
     try:
         spec.loader.exec_module(made)
     finally:
-        sys.modules[module.__name__] = before or module
+        HERE.reset(token)
+        sys.modules[module.__name__] = module
+    assert isinstance(world, Stage)
+    world.release(vars(module), vars(made))
     for each in vars(made).values():
         if isinstance(each, Agent) and each.name == agent.name:
             return each  # pyright: ignore[reportUnknownVariableType]

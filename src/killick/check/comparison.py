@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import linecache
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 
+from killick.check.coverage import Coverage
 from killick.check.crashes import WRITES, Ended, Story
-from killick.check.findings import Finding
+from killick.check.findings import Finding, Reached, relative
 from killick.check.stage import TROUBLES, Called, Declared, Stage
 from killick.check.static_analysis import Spot, place_of_step, read_tool
 from killick.definitions.agents import AnyAgent
-from killick.definitions.current import UnrecordedIO
-from killick.definitions.tools import Tool
+from killick.definitions.current import HERE, LOADING, UnrecordedIO
+from killick.definitions.tools import TOOLS, Tool
+from killick.history.phrasing import NOT_RETRIED
+from killick.log import Log
+from killick.model import events as e
+from killick.store.records import RunQuery
 
 ObservedKind = Literal["twice", "missing", "lost", "state", "ends", "diverges", "hangs", "breaks", "not_undone"]
 
@@ -93,7 +98,7 @@ def observe(base: Story, story: Story, alike: Alike) -> Iterator[Observed]:
     if alike == "anyhow":
         return
     if story.status != base.status or (alike == "state" and story.outcome != base.outcome):
-        yield Observed("ends", story.status, f"{_brief(story)} instead of {_brief(base)}")
+        yield Observed("ends", story.status, f"{brief(story)} instead of {brief(base)}")
         return
     if alike == "state" and base.marks != story.marks:
         yield from _states(base, story)
@@ -110,7 +115,16 @@ def _overdone(usual: Stage, stage: Stage, *, strictly: bool) -> Iterator[Observe
         )
 
 
-def _brief(story: Story) -> str:
+def _not_tried_again(story: Story) -> str:
+    """Why no attempt followed the last one that failed, from the record; empty where it does not say."""
+    rows = story.store.runs(RunQuery(), limit=100)
+    events = [each.event for row in rows for each in Log(story.store).read(row.run)]
+    stops = [event.not_retried for event in events if isinstance(event, e.AttemptEnded) and event.not_retried]
+    return f" It was not tried again: {NOT_RETRIED[stops[-1]]}." if stops else ""
+
+
+def brief(story: Story) -> str:
+    """Describes a rehearsal's end."""
     outcome = story.outcome
     shown = f"{outcome.type}: {outcome.message}" if isinstance(outcome, Ended) else repr(outcome)
     return f"{story.status} ({shown if len(shown) <= 120 else shown[:119] + '…'})"
@@ -148,13 +162,21 @@ def place_of(fn: Any) -> str:
     return f"{relative(code.co_filename)}:{code.co_firstlineno}" if code is not None else getattr(fn, "__name__", "?")
 
 
-def relative(file: str) -> str:
-    """Returns a path relative to the working directory, if shorter."""
+def call_at(file: str, line: int, what: str) -> str:
+    """Returns the call of user code on a line, and the access that it makes; the access alone without one."""
     try:
-        near = os.path.relpath(file)
-    except ValueError:
-        return file
-    return near if not near.startswith("..") else file
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return what
+    on_it = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.lineno == line)
+    call = next(on_it, None)
+    if call is None:
+        return what
+    text = ast.unparse(call)
+    if text == what:
+        return what
+    text = text if len(text) <= CODE_CHARS_MAX else f"{ast.unparse(call.func)[: CODE_CHARS_MAX - 3]}(…)"
+    return f"{text} does {what}"
 
 
 class FindingCollector:
@@ -164,13 +186,18 @@ class FindingCollector:
         self.agent = agent
         self.spots = spots
         self.strays: dict[tuple[str, int], tuple[UnrecordedIO, int]] = {}
+        self.loads: list[UnrecordedIO] = []
         self._seen: dict[tuple[str, str], tuple[Observed, Story, int]] = {}
         self._woken: dict[str, tuple[Story, int]] = {}
         self._expired: Story | None = None
         self._used: dict[str, Declared] = {}
+        self._offered: set[str] = set()
 
     def stray(self, stray: UnrecordedIO) -> None:
-        """Records I/O by agent code outside a step."""
+        """Records I/O by agent code outside a step, or by its module when it is executed again."""
+        if HERE.get() is LOADING:
+            self.loads += [] if stray.reads else [stray]
+            return
         first, count = self.strays.get((stray.file, stray.line), (stray, 0))
         # A library may read before its main action: a connection is the most specific evidence, a read the least.
         if (stray.what.startswith("socket."), not stray.reads) > (first.what.startswith("socket."), not first.reads):
@@ -186,6 +213,7 @@ class FindingCollector:
         """Examines one rehearsal."""
         stage = _stage(story)
         self._used = {**stage.declared, **self._used}
+        self._offered |= stage.offered
         # A permanently failing tool needs a person in any case.
         for tool in stage.woken if stage.trouble is None or stage.trouble.kind != "broken" else ():
             first, count = self._woken.get(tool, (story, 0))
@@ -202,10 +230,27 @@ class FindingCollector:
     def hangs(self) -> bool:
         return any(kind == "hangs" for kind, _ in self._seen)
 
+    def reached(self, coverage: Coverage) -> Reached:
+        """Returns the parts of the agent that the rehearsals reached."""
+        return coverage.reached(self._used, [name for name in self._offered if name in TOOLS])
+
+    def unreached(self, reached: Reached, unless: str) -> Finding:
+        """Returns the warning about tools that no rehearsal called. `unless` says how calling them failed."""
+        never = reached.tools_never
+        failed = f" When the sample model called its tools, the run failed: {unless}." if unless else ""
+        return Finding(
+            kind="unreached",
+            title=f"{reached.tools - len(never)} of {reached.tools} tools called; never: {', '.join(never)}",
+            where=self._step(never[0]),
+            why=f"No rehearsal reached it, so nothing is known of it.{failed}",
+            fix="another case that leads there: --input, --fake NAME=VALUE or --answer",
+        )
+
     def findings(self) -> list[Finding]:
         """Returns all findings, the worst first."""
         found = [finding for spot in self.spots if (finding := self._spot(spot)) is not None]
         found += [self._outside(stray, count) for stray, count in self.strays.values()]
+        found += [self._imports(stray) for stray in self.loads[:1]]
         explained = bool(found)
         for observed, story, times in self._seen.values():
             finding = self._finding(observed, story, times, explained=explained)
@@ -257,16 +302,24 @@ class FindingCollector:
         return Finding(kind=spot.kind, title=title, where=place, why=why, fix=spot.instead, seen=seen, times=times)
 
     def _outside(self, stray: UnrecordedIO, count: int) -> Finding:
-        code = " ".join(linecache.getline(stray.file, stray.line).split())[:CODE_CHARS_MAX]
         refused = "" if stray.reads else " Here it was refused, and nothing happened."
         return Finding(
             kind="outside",
-            title=f"{stray.what} outside of a step{f', by {code}' if code else ''}",
+            title=f"{call_at(stray.file, stray.line, stray.what)} outside of a step",
             where=f"{relative(stray.file)}:{stray.line}",
             why=f"It is done again every time the code runs again, and what it gives is not on record.{refused}",
             fix='put it into a tool, @killick.tool(effect="reads") or what it is, and use run.call',
             seen="the agent's own code runs",
             times=count,
+        )
+
+    def _imports(self, stray: UnrecordedIO) -> Finding:
+        return Finding(
+            kind="unreached",
+            title=f"no new release was rehearsed: {call_at(stray.file, stray.line, stray.what)} on import",
+            where=f"{relative(stray.file)}:{stray.line}",
+            why="A new release executes the module again. Here that was refused, and nothing happened.",
+            fix="move it into a function that the program calls when it starts, or into a tool",
         )
 
     def _finding(self, observed: Observed, story: Story, times: int, *, explained: bool) -> Finding | None:
@@ -344,39 +397,30 @@ class FindingCollector:
     def _not_undone(self, observed: Observed, seen: str, times: int) -> Finding:
         tool = self._used.get(observed.subject)
         can = tool is not None and tool.policy.compensate is not None
+        why = "its compensation gave up." if can else "this tool has no compensate=…."
+        fix = f"@killick.tool(…, compensate=undo_{observed.subject}), a function of the Effect"
         return Finding(
-            kind="not_undone",
-            title=f"{observed.subject} is not undone when the run fails",
+            kind="not_undone", title=f"{observed.subject} is not undone when the run fails", seen=seen, times=times,
             where=place_of(tool.fn) if tool is not None else place_of(self.agent.fn),
-            why='The agent says on_failure="compensate", but '
-            + ("its compensation gave up." if can else "this tool has no compensate=…."),
-            fix="let its compensation try again: declare it as a tool with retry=…"
-            if can
-            else f"@killick.tool(…, compensate=undo_{observed.subject}), a function of the Effect",
-            seen=seen,
-            times=times,
-        )
+            why=f'The agent says on_failure="compensate", but {why}',
+            fix="let its compensation try again: declare it as a tool with retry=…" if can else fix,
+        )  # fmt: skip
 
     def _is_fragile(self, story: Story) -> bool:
-        trouble = _stage(story).trouble
-        passing = trouble is not None and trouble.kind in ("timeout", "limited", "unheard")
-        return story.status == "failed" and passing
+        kind = getattr(_stage(story).trouble, "kind", None)
+        return story.status == "failed" and kind in ("timeout", "limited", "unheard")
 
     def _fragile(self, story: Story, times: int) -> Finding:
         stage = _stage(story)
         name = getattr(stage.struck, "name", "it")
         tool = self._used.get(name)
-        limited = stage.trouble is not None and stage.trouble.kind == "limited"
-        once = "rate limit" if limited else "timeout"
+        once = "rate limit" if getattr(stage.trouble, "kind", None) == "limited" else "timeout"
         return Finding(
-            kind="fragile",
-            title=f"one {once} of {name} fails the run",
+            kind="fragile", title=f"one {once} of {name} fails the run", seen=told(story), times=times,
             where=place_of(tool.fn) if tool is not None else place_of(self.agent.fn),
-            why=f"Then it ends as {_brief(story)}.",
+            why=f"Then it ends as {brief(story)}.{_not_tried_again(story)}",
             fix="retry=killick.Retry(attempts=4), or handle StepFailed in the agent",
-            seen=told(story),
-            times=times,
-        )
+        )  # fmt: skip
 
     def _tools(self) -> Iterator[Finding]:
         for name, tool in self._used.items():
@@ -447,7 +491,7 @@ class FindingCollector:
             title=f'the run fails when nobody answers "{prompt}" in time',
             where=self._step(str(prompt)),
             why="The question has a deadline and no default.",
-            fix='default="reject" (or what is right) beside timeout=…, or catch killick.WaitExpired',
+            fix='default="reject" (or what is right) beside timeout=…, or catch killick.errors.WaitExpired',
             seen=told(story),
             times=1,
         )

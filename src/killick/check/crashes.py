@@ -20,7 +20,8 @@ from typing import Any, Final, Literal, NamedTuple, Self, TypeVar, cast
 
 import msgspec
 
-from killick.client.client import Client
+from killick.client.client import Client, SimulatedClient
+from killick.client.external_runs import ClientRuntime
 from killick.clock import LeapingClock
 from killick.definitions.agents import AnyAgent
 from killick.engine.steps.attempt import ToolInterceptor
@@ -60,6 +61,10 @@ Takeover = Literal["lock", "expiry"]
 """How the next process gets a dead one's runs: its lock is free at once, or its leases expire."""
 
 
+Place = str | Callable[[], str]
+"""A crash point's description, or a function of it: most points are only passed, and need none."""
+
+
 class Killed(BaseException):
     """The process is dead. Its remaining code stops at its next access."""
 
@@ -73,33 +78,38 @@ class Life:
         self.place = ""
         self.dead = False
         self.on_death: Callable[[], object] = lambda: None
-        self.on_point: Callable[[int, str], object] = lambda number, place: None
+        self.on_point: Callable[[int, str], object] | None = None
         self._kill_at = kill_at
         self._lock = threading.Lock()
 
-    def point(self, place: str) -> None:
+    def point(self, place: Place) -> None:
         """A crash point."""
         with self._lock:
             self._refuse()
             self.points += 1
-            self.on_point(self.points, place)
-            if self.points == self._kill_at:
-                self.place = place
-                self._die()
-                raise Killed(place)
+            dies = self.points == self._kill_at
+            if dies or self.on_point is not None:
+                told = place if isinstance(place, str) else place()
+                if self.on_point is not None:
+                    self.on_point(self.points, told)
+                if dies:
+                    self.place = told
+                    self._die()
+                    raise Killed(told)
 
-    def touch(self, act: Callable[[], T]) -> T:
+    def touch(self, act: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Performs an access that a dead process cannot perform."""
         with self._lock:
             self._refuse()
-            return act()
+            return act(*args, **kwargs)
 
-    def write(self, what: str, act: Callable[[], T]) -> T:
+    def write(self, what: str, act: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """The same, with a crash point before and after it."""
-        self.point(f"before {what}")
-        done = self.touch(act)
+        about = args[0] if what == "append" else ()
+        self.point(lambda: f"before {what} {_last(about)}".rstrip())
+        done = self.touch(act, *args, **kwargs)
         self.world.changes += 1
-        self.point(f"after {what}")
+        self.point(lambda: f"after {what} {_last(about)}".rstrip())
         return done
 
     def end(self) -> None:
@@ -139,7 +149,7 @@ class World:
         """Returns an independent copy."""
         twin = copy.copy(self)
         for name, value in vars(self).items():
-            if isinstance(value, Counter | dict | list | set):
+            if isinstance(value, (dict, list, set)):
                 setattr(twin, name, value.copy())
         if self.stand_in is not None:
             twin.stand_in = cast("ToolInterceptor", twin)
@@ -162,18 +172,12 @@ class _Mortal:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
-        return self._mortal(name, found) if callable(found) else found
-
-    def _mortal(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+        if not callable(found):
+            return found
         life = self._life
-
-        def mortal(*args: Any, **kwargs: Any) -> Any:
-            if name in WRITES:
-                what = f"append {_last(args[0])}" if name == "append" else name
-                return life.write(what, lambda: operation(*args, **kwargs))
-            return life.touch(lambda: operation(*args, **kwargs))
-
-        return mortal
+        made = partial(life.write, name, found) if name in WRITES else partial(life.touch, found)
+        vars(self)[name] = made
+        return made
 
     def close(self) -> None:
         """The store outlives the process."""
@@ -228,8 +232,8 @@ class Scenario:
     """Whether the log is verified at the end."""
     hang_seconds: float = HANG_SECONDS
     world: Callable[[], World] = World
-    redeployed: Callable[[], AnyAgent] | None = None
-    """Reloads the agent for every process after the first, as a new release would."""
+    redeployed: Callable[[World], AnyAgent] | None = None
+    """Reloads the agent for every process after the first, as a new release would; the world follows."""
 
 
 @dataclass(kw_only=True)
@@ -297,7 +301,7 @@ def simulate(
         if number == 1 and saving is not None:
             life.on_point = partial(_save, saving, story, clock)
         if number > 1 and scenario.redeployed is not None:
-            scenario = replace(scenario, agent=scenario.redeployed())
+            scenario = replace(scenario, agent=scenario.redeployed(story.world))
         _live(partial(_opened, scenario, story, life, number, clock, ids), life, scenario, story)
         story.points.append(life.points)
         if not life.place:
@@ -308,15 +312,13 @@ def simulate(
 
 
 def _opened(scenario: Scenario, story: Story, life: Life, number: int, clock: LeapingClock, ids: SeededIds) -> Client:
-    story.world.client = Client(
-        cast("Store", _Mortal(story.store, life)),
-        clock=clock,
-        ids=SeededIds(int.from_bytes(ids.key())),
+    runtime = ClientRuntime(
+        cast("Store", _Mortal(story.store, life)), clock=clock, ids=SeededIds(int.from_bytes(ids.key())),
         build=lambda agent: Build(version=f"simulated {number}"),
         lease_seconds=float("inf") if scenario.takeover == "lock" else LEASE_SECONDS,
-        behind=scenario.behind,
-        stand_in=story.world.stand_in,
-    )
+        behind=scenario.behind, stand_in=story.world.stand_in,
+    )  # fmt: skip
+    story.world.client = SimulatedClient(runtime)
     return story.world.client
 
 
@@ -421,9 +423,11 @@ class _Process:
                 self._close()
             for thread in threads:
                 thread.join(0.001)
-        loop.call_soon(loop.stop)
-        loop.run_forever()
-        loop.run_until_complete(loop.shutdown_asyncgens())
+        if loop._ready:  # type: ignore[attr-defined]  # callbacks of tasks that just ended
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+        if loop._asyncgens:  # type: ignore[attr-defined]
+            loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 
     def _close(self) -> None:
@@ -463,7 +467,7 @@ async def _until_ended(process: _Process, scenario: Scenario, story: Story) -> N
         status == "RunPaused" and story.world.unpaused(client)
     ):
         if not scenario.warm:
-            await client.__aexit__(None, None, None)
+            await client.as_async().close()
             client = process.client()
         status, outcome, waits = await _advanced(client, scenario)
     story.status, story.outcome = status, outcome
@@ -474,7 +478,7 @@ async def _until_ended(process: _Process, scenario: Scenario, story: Story) -> N
 async def _advanced(client: Client, scenario: Scenario) -> tuple[str, Any, Sequence[Wait]]:
     try:
         # As recorded: after a new release, today's classes are not those of the first process.
-        return "completed", plain(await client.run.soon(scenario.agent, scenario.input, id=RUN)), ()
+        return "completed", plain(await client.as_async().run(scenario.agent, scenario.input, id=RUN)), ()
     except (RunDiverged, RunPaused) as stopped:
         return type(stopped).__name__, str(stopped), ()
     except RunWaiting as waiting:
@@ -492,9 +496,10 @@ async def _advanced(client: Client, scenario: Scenario) -> tuple[str, Any, Seque
 def _marks(log: Log, run: str) -> tuple[Any, ...]:
     state = log.state(run)
     facts = state.fold.facts
+    rows = {row.seq: row for row in log.rows(run)}
 
     def digest(seq: int) -> str | None:
-        return state.event(seq).data if seq else None
+        return decode(rows[seq].body).data if seq else None
 
     steps: list[tuple[Any, ...]] = [
         (step.id, step.sort, step.name, step.status, step.effect, step.undone, step.undoes, digest(step.intended))

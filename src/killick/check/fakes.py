@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import types
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeGuard, cast
 
 from killick.check.samples import misfit, shown, spelled
 from killick.definitions.current import HERE
@@ -47,13 +48,17 @@ def in_order(*outcomes: Any) -> InOrder:
     return InOrder(outcomes)
 
 
-@runtime_checkable
 class Restartable(Protocol):
     """A model's fake that counts its calls."""
 
     def fresh(self, fn: Any) -> Any:
         """Returns the same fake for a function, with no calls yet."""
         ...
+
+
+def is_restartable(outcome: Any) -> TypeGuard[Restartable]:
+    # Not by isinstance: a Protocol's check takes longer than all else that a fake does.
+    return hasattr(outcome, "fresh")
 
 
 # fakes --------------------------------------------------------------------------------------------
@@ -96,13 +101,18 @@ class Fakes:
         twin._by_function = [(key, twins[id(fake)]) for key, fake in self._by_function]
         return twin
 
+    def release(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        """Follows the keys into a reloaded module: what is under the same name there takes their place."""
+        moved = {id(key): _moved(key, old, new) for key, _ in self._by_function}
+        self._by_function = [(moved[id(key)], fake) for key, fake in self._by_function]
+
     def for_(self, intent: Intent) -> Fake | None:
         """Returns the fake for a call, or None."""
         found = self._by_function_of(intent.fn)
         if intent.sort == "undo":
             named = self._by_name.get(name_of(intent.fn))
             return found or named or (_NOTHING if intent.name in self._by_name else None)
-        if found is None and isinstance(inmost(intent.fn), Restartable):
+        if found is None and is_restartable(inmost(intent.fn)):
             found = Fake(intent.name, _fresh(inmost(intent.fn), intent.fn))
             self._by_function.append((intent.fn, found))
         return found or self._by_name.get(intent.name)
@@ -225,7 +235,7 @@ def _fresh(outcome: Any, key: Any) -> Any:
     """Returns a model's fake without calls: fakes are used for several runs."""
     if isinstance(outcome, InOrder):
         return InOrder(tuple(_fresh(each, key) for each in outcome.outcomes))
-    return outcome.fresh(key) if isinstance(outcome, Restartable) else outcome
+    return outcome.fresh(key) if is_restartable(outcome) else outcome
 
 
 def _twin(outcome: Any) -> Any:
@@ -233,7 +243,7 @@ def _twin(outcome: Any) -> Any:
         return InOrder(tuple(map(_twin, outcome.outcomes)))
     if isinstance(outcome, Always):
         return Always(_twin(outcome.value))
-    return copy(outcome) if isinstance(outcome, Restartable) else outcome
+    return copy(outcome) if is_restartable(outcome) else outcome
 
 
 def name_of(fn: Any) -> str:
@@ -254,6 +264,38 @@ def called_for(key: Any, intent: Intent) -> bool:
 def _named_alike(one: types.FunctionType, other: types.FunctionType) -> bool:
     """Returns whether two functions are the same apart from a reload of their module."""
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__) and "<" not in one.__qualname__
+
+
+REACH_MAX: Final = 2_000
+"""The number of objects that are searched for a fake's key below the names of a module."""
+
+
+def _moved(key: Any, old: Mapping[str, Any], new: Mapping[str, Any]) -> Any:
+    """Returns the object of a reloaded module that a key names now; the key itself if the module does not hold it."""
+    found = inmost(key)
+    owner = getattr(found, "__self__", None)
+    path = _path(found if owner is None or inspect.ismodule(owner) else owner, old)
+    if path is None or path[0] not in new:
+        return key
+    here: Any = new[path[0]]
+    for name in path[1:]:
+        here = getattr(here, name, None)
+    return here if owner is None else getattr(here, found.__name__, key)
+
+
+def _path(sought: Any, names: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Returns the names that lead from a module to an object: breadth first, through attributes of instances."""
+    left: deque[tuple[tuple[str, ...], Any]] = deque()
+    left.extend(((name,), value) for name, value in names.items() if not name.startswith("__"))
+    seen: set[int] = set()
+    while left and len(seen) < REACH_MAX:
+        path, value = left.popleft()
+        if value is sought:
+            return path
+        if id(value) not in seen and not isinstance(value, types.ModuleType | types.FunctionType):
+            seen.add(id(value))
+            left.extend(((*path, name), each) for name, each in getattr(value, "__dict__", {}).items())
+    return None
 
 
 def is_same(key: Any, fn: Any) -> bool:

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final, Literal
 
 import msgspec
 
 FindingKind = Literal[
     "twice", "lost", "differs", "hangs", "fails", "outside", "keeps", "swallows", "sleeps", "tasks", "undeclared",
-    "not_undone", "fragile", "writes", "wakes", "expires",
+    "not_undone", "fragile", "writes", "wakes", "expires", "unreached",
 ]  # fmt: skip
 Weight = Literal["fault", "advice"]
+Verdict = Literal["faults", "warnings", "incomplete", "sound"]
 
 WEIGHTS: dict[FindingKind, Weight] = {
     "twice": "fault", "lost": "fault", "differs": "fault", "hangs": "fault", "fails": "fault", "outside": "fault",
     "keeps": "fault", "swallows": "fault", "sleeps": "fault", "tasks": "fault", "not_undone": "fault",
     "undeclared": "advice", "fragile": "advice", "writes": "advice", "wakes": "advice", "expires": "advice",
+    "unreached": "advice",
 }  # fmt: skip
 """Whether a finding breaks something, or is only informative."""
 
 
 ALONE: Final = "left alone"
 """The name of an uninterrupted rehearsal."""
+
+
+def relative(file: str) -> str:
+    """Returns a path relative to the working directory, if shorter."""
+    try:
+        near = os.path.relpath(file)
+    except ValueError:
+        return file
+    return near if not near.startswith("..") else file
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +62,21 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return "\n    ".join(lines)
 
 
+class Reached(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of an agent that its rehearsals reached, and those that none did."""
+
+    tools: int = 0
+    tools_never: tuple[str, ...] = ()
+    lines: int = 0
+    """The statements of the agent and of the functions of its file; 0 if another tracer prevented the measurement."""
+    lines_reached: int = 0
+    lines_never: tuple[str, ...] = ()
+    """Each as `file:line` or `file:first-last`."""
+    branches: int = 0
+    branches_never: tuple[str, ...] = ()
+    """Each as `file:line` and the way that none took."""
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a check."""
 
@@ -65,6 +92,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     sampled: tuple[str, ...] = ()
     """Tools and models that returned samples of their declared types, for lack of a fake."""
+    reached: Reached = Reached()
+    """The parts of the agent that the rehearsals reached."""
     cut_short: str = ""
     """Why the check is incomplete, if it is."""
 
@@ -85,6 +114,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def advice(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.weight == "advice")
+
+    @property
+    def verdict(self) -> Verdict:
+        """Sound only if nothing was found, all rehearsals were made, and every tool was called."""
+        if self.findings:
+            return "faults" if self.faults else "warnings"
+        return "incomplete" if self.cut_short else "sound"
 
     @property
     def holds(self) -> bool:

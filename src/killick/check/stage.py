@@ -14,14 +14,13 @@ from typing import Any, Final, Literal, NamedTuple, Self
 import msgspec
 
 from killick.check.crashes import World, living
-from killick.check.default_replies import sample_answer, sample_reply
-from killick.check.fakes import Fakes
+from killick.check.default_replies import Calls, offered, sample_answer, sample_reply
+from killick.check.fakes import Fakes, is_same
 from killick.check.samples import sample
 from killick.client.client import Client
 from killick.clock import LeapingClock
 from killick.definitions.markers import KEY, STEP, ToolStep
 from killick.definitions.policy import DidNotHappen, Effect, Happened, Policy
-from killick.definitions.tools import Tool
 from killick.engine.replay import short
 from killick.engine.steps.attempt import Applied
 from killick.engine.steps.intention import Intent
@@ -96,6 +95,8 @@ class Around:
     real: frozenset[str] = frozenset()
     answers: Mapping[str, Any] = field(default_factory=dict[str, Any])
     messages: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    calls: Calls = "each"
+    """The tools that a model without a fake calls."""
 
     def answer_to(self, wait: Wait) -> tuple[str, Any]:
         """Returns a question's answer: the configured one, or the first that fits."""
@@ -135,6 +136,8 @@ class Stage(World):
         """The tool of each effect."""
         self.stand_in = self
         self.sampled: set[str] = set()
+        self.offered: set[str] = set()
+        """The tools that models were offered."""
         self._fakes = Fakes(around.fakes)
         self._values: dict[tuple[str, str], Any] = {}
         self._happened: dict[tuple[str, str], Any] = {}
@@ -152,6 +155,8 @@ class Stage(World):
         keyed = any(marker is KEY or marker is STEP for marker in intent.injected.values())
         if intent.sort == "tool":
             self.declared.setdefault(intent.name, Declared(intent.name, intent.fn, intent.policy, keyed))
+        elif intent.sort == "model":
+            self.offered.update(tool.name for tool in offered(intent.arguments))
         self.changes += 1
         trouble = self._strikes(called)
         if trouble == "paused" and self.client is not None:
@@ -186,7 +191,7 @@ class Stage(World):
         life.point(f"before {intent.name} ran at step {place.id}")
         applied = await real() if self._is_real(intent.name) else await self._faked(intent, place)
         if applied.error is None:
-            life.touch(lambda: self._count(intent, place, applied.value))
+            life.touch(self._count, intent, place, applied.value)
             self.changes += 1
         life.point(f"after {intent.name} ran at step {place.id}")
         return applied
@@ -209,7 +214,7 @@ class Stage(World):
             return None
         self.sampled.add(intent.name)
         if intent.sort == "model":
-            return sample_reply(intent)
+            return sample_reply(intent, self.around.calls)
         return None if intent.returns is Any else sample(intent.returns, intent.name)
 
     def _count(self, intent: Intent, place: ToolStep, value: Any) -> None:
@@ -241,7 +246,7 @@ class Stage(World):
         run = effect.key.partition(":step_")[0]
         happened = (run, effect.step) in self._happened
         confirm = self.declared[effect.tool].policy.confirm if effect.tool in self.declared else None
-        if confirm is not None and fn is (confirm.fn if isinstance(confirm, Tool) else confirm):
+        if confirm is not None and is_same(confirm, fn):
             return happened
         return Happened(self._happened[run, effect.step]) if happened else DidNotHappen()
 
@@ -250,6 +255,10 @@ class Stage(World):
         twin = super().copied()
         twin._fakes = self._fakes.copied()
         return twin
+
+    def release(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        """Follows the fakes into a reloaded module, from its old names to its new ones."""
+        self._fakes.release(old, new)
 
     # people -----------------------------------------------------------------------------------
 

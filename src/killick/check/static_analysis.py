@@ -71,7 +71,7 @@ _HTTP: Final = frozenset({"requests", "httpx", "session", "client", "http", "aio
 def read_agent(agent: AnyAgent) -> list[Spot]:
     """Returns the problems in an agent's code, and in the functions of its module that it calls."""
     found: list[Spot] = []
-    for source in _sources(agent.fn):
+    for source in sources(agent.fn):
         reader = _Reader(source)
         reader.visit(source.tree)
         found += reader.spots
@@ -94,7 +94,7 @@ def read_tool(fn: Callable[..., Any]) -> list[Spot]:
 def place_of_step(agent: AnyAgent, name: str, *, last: bool = False) -> tuple[str, int] | None:
     """Returns where an agent calls a tool, or asks a question with this prefix: the first place, or the last."""
     found: list[tuple[str, int]] = []
-    for source in _sources(agent.fn):
+    for source in sources(agent.fn):
         for node in ast.walk(source.tree):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
                 continue
@@ -134,7 +134,7 @@ def _writes(call: ast.Call) -> str | None:
     return f"{text}(…)" if call.func.attr in _WRITING_METHODS else None
 
 
-class _Source:
+class Source:
     """A function's source, its location, and its names."""
 
     def __init__(self, fn: FunctionType, tree: ast.AST, file: str, first: int, lines: list[str]) -> None:
@@ -168,7 +168,7 @@ class _Source:
         return next(iter(inspect.signature(self.fn).parameters), "run")
 
 
-def _source(fn: Callable[..., Any]) -> _Source | None:
+def _source(fn: Callable[..., Any]) -> Source | None:
     fn = inspect.unwrap(fn)
     if not isinstance(fn, FunctionType):
         return None
@@ -177,10 +177,10 @@ def _source(fn: Callable[..., Any]) -> _Source | None:
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):
         return None
-    return _Source(fn, tree, fn.__code__.co_filename, first, lines)
+    return Source(fn, tree, fn.__code__.co_filename, first, lines)
 
 
-def _sources(fn: Callable[..., Any]) -> Iterator[_Source]:
+def sources(fn: Callable[..., Any]) -> Iterator[Source]:
     """Yields a function and the functions of its file that it calls, except tools, agents and model functions."""
     seen: set[Any] = set()
     left: list[tuple[Callable[..., Any], int]] = [(fn, 0)]
@@ -200,7 +200,7 @@ def _sources(fn: Callable[..., Any]) -> Iterator[_Source]:
 class _Reader(ast.NodeVisitor):
     """Analyses one function."""
 
-    def __init__(self, source: _Source) -> None:
+    def __init__(self, source: Source) -> None:
         self.source = source
         self.spots: list[Spot] = []
         self._loops = 0

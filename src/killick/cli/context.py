@@ -26,10 +26,9 @@ from killick.client.client import Client
 from killick.client.client import open as open_client
 from killick.definitions.agents import AnyAgent
 from killick.errors import RunUnknown, StoreBroken
-from killick.model.codec import plain
+from killick.presenting.encoder import document
 from killick.sanitizer import visible
 from killick.store.records import OWN_AGENTS
-from killick.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -160,11 +159,11 @@ class Shell:
 
     def emit(self, data: Any) -> None:
         """Data for a program: JSON, one document, keys as they are documented."""
-        self.write(msgspec.json.format(msgspec.json.encode(_jsonable(data)), indent=2).decode())
+        self.write(msgspec.json.format(msgspec.json.encode(document(data)), indent=2).decode())
 
     def emit_line(self, data: Any) -> None:
         """One line of many: JSON lines."""
-        self.write(msgspec.json.encode(_jsonable(data)).decode())
+        self.write(msgspec.json.encode(document(data)).decode())
         sys.stdout.flush()
 
     def write(self, text: str) -> None:
@@ -228,17 +227,6 @@ class Shell:
         if not sys.stdin.isatty():
             raise CommandFailed(f"{question} There is no terminal to confirm at; add --yes, or --dry-run to only look")
         return click.confirm(visible(question), default=False, err=True)
-
-
-def _jsonable(data: Any) -> Any:
-    """Anything we print, as JSON types: values tagged as they are in the log."""
-    if isinstance(data, msgspec.Struct):
-        return {name: _jsonable(getattr(data, name)) for name in data.__struct_fields__}
-    if isinstance(data, Mapping):
-        return {printable(str(name)): _jsonable(value) for name, value in data.items()}  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
-    if isinstance(data, list | tuple):
-        return [_jsonable(value) for value in data]  # pyright: ignore[reportUnknownVariableType]
-    return plain(data)
 
 
 # how people write values --------------------------------------------------------------------------

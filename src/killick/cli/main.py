@@ -9,9 +9,8 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from itertools import zip_longest
 from typing import Final
 
 import click
@@ -20,89 +19,89 @@ from click.shell_completion import CompletionItem
 from killick.cli.exit_codes import CommandFailed, Exit, code_of, drop_output
 from killick.errors import KillickError
 
-GROUPS: Final[dict[str, dict[str, str]]] = {
-    "try": {
-        "demo": "see a crash and a recovery",
-        "check": "inject faults, find bugs",
-    },
-    "run": {
-        "run": "run an agent here",
-        "start": "create a run for a worker",
-        "worker": "execute the due runs",
-        "serve": "dashboard and HTTP API",
-        "proxy": "record and page model calls",
-        "trigger": "schedules and events",
-    },
-    "look": {
-        "ps": "list runs",
-        "show": "one run in detail",
-        "diff": "compare places or runs",
-        "find": "search all runs",
-        "verify": "verify the record",
-    },
-    "people": {
-        "inbox": "questions to people",
-        "answer": "answer a question",
-        "say": "send a text to a run's loop",
-    },
-    "act": {
-        "pause": "stop at the next step",
-        "resume": "continue runs",
-        "cancel": "end runs",
-        "send": "send a run a message",
-        "set": "change a run's context",
-        "override": "give a step its result",
-        "skip": "skip a step",
-        "retry": "retry without the backoff",
-        "note": "add a note to the record",
-        "prioritize": "set a priority",
-    },
-    "time": {
-        "replay": "re-run code on its record",
-        "fork": "branch off a new run",
-        "rewind": "return to an earlier step",
-        "undo": "undo one effect",
-        "restore": "restore a run's files",
-        "export": "write a run to a file",
-    },
-    "keep": {
-        "contract": "check, show, rejudge",
-        "store": "doctor, prune, repair",
-        "token": "access to the server",
-        "completion": "for your shell",
-    },
+COMMANDS: Final[dict[str, str]] = {
+    "run": "run an agent here",
+    "ps": "list runs",
+    "start": "create a run for a worker",
+    "show": "one run in detail",
+    "worker": "execute the due runs",
+    "find": "search all runs",
+    "serve": "dashboard and HTTP API",
+    "inbox": "questions to people",
+    "check": "inject faults, find bugs",
+    "answer": "answer a question",
+    "demo": "see a crash and a recovery",
+    "pause": "stop at the next step",
+    "proxy": "record and page model calls",
+    "resume": "continue runs",
+    "completion": "for your shell",
+    "cancel": "end runs",
 }
-"""Every command with its one line, by what people want. Each one's module is imported when it is called."""
+"""The commands that are typed as one word, each with its line; in the help, two to a line."""
+
+GROUPS: Final[dict[str, tuple[str, dict[str, str]]]] = {
+    "edit": ("Intervene in a run.", {
+        "set": "change a run's context", "override": "give a step its result", "skip": "skip a step",
+        "retry": "retry without the backoff", "note": "add a note to the record", "priority": "set a priority",
+    }),
+    "message": ("Send something to a run.", {
+        "say": "send a text to a run's loop", "send": "send a run a message that it waits for",
+    }),
+    "time": ("Return to a place in a run's history, or compare two.", {
+        "diff": "compare places or runs", "fork": "branch off a new run", "replay": "re-run code on its record",
+        "restore": "restore a run's files", "rewind": "return to an earlier step", "undo": "undo one effect",
+    }),
+    "trigger": ("Schedules, conditions and events that start runs. Lists them without a command.", {
+        "list": "list the triggers", "history": "show what one did", "fire": "fire one now",
+        "publish": "publish an event", "pause": "pause one", "resume": "resume one",
+    }),
+    "contract": ("The rules by which everything that an agent intends is judged.", {
+        "check": "lint contracts", "show": "show the rules in words", "rejudge": "judge recorded runs by another one",
+    }),
+    "store": ("Maintain the store, and prove what it holds.", {
+        "verify": "verify the record", "doctor": "find what is wrong", "repair": "repair a run's log",
+        "export": "write a run to a file", "prune": "archive old runs", "erase": "erase values",
+        "seal": "sign the record", "prove": "prove one event",
+    }),
+    "token": ("Access to the server. Lists the tokens without a command.", {
+        "create": "create a token", "list": "list the tokens", "revoke": "revoke a token",
+    }),
+}  # fmt: skip
+"""The groups of commands: what each is for, and its commands, each with its line."""
 
 MODULES: Final = {
-    name: module
-    for module, names in {
+    path: module
+    for module, paths in {
         "killick.cli.demo": "demo",
         "killick.cli.commands.check": "check",
-        "killick.cli.commands.run": "run start",
+        "killick.cli.commands.run": "run, start",
         "killick.cli.commands.worker": "worker",
         "killick.cli.commands.serve": "serve",
         "killick.cli.commands.proxy": "proxy",
-        "killick.cli.commands.trigger": "trigger",
+        "killick.cli.commands.trigger": ", ".join(f"trigger {word}" for word in GROUPS["trigger"][1]),
         "killick.cli.commands.ps": "ps",
         "killick.cli.commands.show": "show",
-        "killick.cli.commands.diff": "diff",
+        "killick.cli.commands.diff": "time diff",
         "killick.cli.commands.find": "find",
-        "killick.cli.commands.inbox": "inbox answer say",
-        "killick.cli.commands.control": "pause resume cancel send",
-        "killick.cli.commands.overrides": "set override skip retry note prioritize",
-        "killick.cli.commands.time_travel": "fork rewind undo",
-        "killick.cli.commands.files": "restore",
-        "killick.cli.commands.replay": "replay",
-        "killick.cli.commands.export": "export",
-        "killick.cli.commands.store.verify": "verify store",
-        "killick.cli.commands.contract": "contract",
-        "killick.cli.commands.token": "token",
+        "killick.cli.commands.inbox": "inbox, answer, message say",
+        "killick.cli.commands.control": "pause, resume, cancel, message send",
+        "killick.cli.commands.overrides": ", ".join(f"edit {word}" for word in GROUPS["edit"][1]),
+        "killick.cli.commands.time_travel": "time fork, time rewind, time undo",
+        "killick.cli.commands.files": "time restore",
+        "killick.cli.commands.replay": "time replay",
+        "killick.cli.commands.export": "store export",
+        "killick.cli.commands.store.verify": "store verify",
+        "killick.cli.commands.store.doctor": "store doctor",
+        "killick.cli.commands.store.maintenance": "store repair, store erase",
+        "killick.cli.commands.store.prune": "store prune",
+        "killick.cli.commands.store.seal": "store seal, store prove",
+        "killick.cli.commands.contract": ", ".join(f"contract {word}" for word in GROUPS["contract"][1]),
+        "killick.cli.commands.token": ", ".join(f"token {word}" for word in GROUPS["token"][1]),
         "killick.cli.completion": "completion",
     }.items()
-    for name in names.split()
+    for path in paths.split(", ")
 }
-"""Where each command lives: as the object `NAME_command` of its module."""
+"""Where each command lives: as the object `WORD_command` of its module, which is imported when it is called."""
 
 COMPLETING: Final = "_KILLICK_COMPLETE"
 """The variable by which a shell asks for completions."""
@@ -117,50 +116,88 @@ VARIABLES: Final = {
 """What the command line reads from its environment."""
 
 
-class Killick(click.Group):
-    """The commands in their groups; imports none of them for its help."""
+class Words(click.Group):
+    """A group whose commands are known by their words, and imported when they are called."""
+
+    words: Mapping[str, str]
+    prefix = ""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for group in GROUPS.values() for name in group]
+        return list(self.words)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module = MODULES.get(cmd_name)
-        if module is None:
-            return None
-        found: click.Command = getattr(importlib.import_module(module), f"{cmd_name}_command")
+        module = MODULES.get(f"{self.prefix}{cmd_name}")
+        found: click.Command | None = None
+        if module is not None:
+            found = getattr(importlib.import_module(module), f"{cmd_name}_command")
         return found
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in MODULES and not args[0].startswith("-") and not ctx.resilient_parsing:
-            raise CommandFailed(
-                f"{args[0]}: no such command; {_nearest(args[0], MODULES, '`killick --help` lists them')}"
-            )
+        word = args[0] if args else ""
+        if word and word not in self.words and not word.startswith("-") and not ctx.resilient_parsing:
+            raise CommandFailed(f"{word}: {self.unknown(ctx)}; {self.nearest(word)}")
         return super().resolve_command(ctx, args)
+
+    def unknown(self, ctx: click.Context) -> str:
+        return f"{ctx.command_path} has no such command"
+
+    def nearest(self, word: str) -> str:
+        return _nearest(word, self.words, f"it has {', '.join(self.words)}")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
-        commands = [pair for group in GROUPS.values() for pair in group.items()]
-        return [CompletionItem(name, help=line) for name, line in commands if name.startswith(incomplete)]
+        return [CompletionItem(name, help=line) for name, line in self.words.items() if name.startswith(incomplete)]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.words.items()))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "list" in self.words and (not args or (args[0][:1] == "-" and args[0] not in ctx.help_option_names)):
+            args = ["list", *args]
+        elif not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+
+class Killick(Words):
+    """All commands: those of one word, and the groups."""
+
+    words = COMMANDS | {name: told for name, (told, _) in GROUPS.items()}
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in GROUPS:
+            return super().get_command(ctx, cmd_name)
+        told, words = GROUPS[cmd_name]
+        made = Words(cmd_name, help=told, context_settings={"max_content_width": 100})
+        made.words, made.prefix = words, f"{cmd_name} "
+        return made
+
+    def unknown(self, ctx: click.Context) -> str:
+        return "no such command"
+
+    def nearest(self, word: str) -> str:
+        """The command that was meant, by its word alone where that is in a group."""
+        inside = {path.rpartition(" ")[2]: f"killick {path}" for path in MODULES if " " in path}
+        if word in inside:
+            return f"did you mean {inside[word]}?"
+        return _nearest(word, self.words, "`killick --help` lists them")
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write = formatter.write
         title = click.style("Killick: the state layer for LLM agents.", bold=True)
         write(f"{title}  killick COMMAND --help says more.\n\n")
-        for group, commands in GROUPS.items():
-            told = [f"{click.style(f'{name:<8}', fg='cyan')} {line:<28}" for name, line in commands.items()]
-            for number, pair in enumerate(zip_longest(told[::2], told[1::2], fillvalue="")):
-                named = click.style(f"{group if number == 0 else '':<8}", dim=True)
-                write(f"{named}{''.join(pair).rstrip()}\n")
+        told = [f"{click.style(f'{name:<10}', fg='cyan')} {line:<28}" for name, line in COMMANDS.items()]
+        for pair in zip(told[::2], told[1::2], strict=True):
+            write(f"  {''.join(pair).rstrip()}\n")
+        write("\n")
+        for name, (_, words) in GROUPS.items():
+            write(f"  {click.style(f'{name:<10}', fg='cyan')} {', '.join(words)}\n")
         write(f"\n{click.style('--store URL or KILLICK_STORE names the store, --json prints data.', dim=True)}\n")
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args and not ctx.resilient_parsing:
-            click.echo(ctx.get_help(), color=ctx.color)
-            ctx.exit()
-        return super().parse_args(ctx, args)
 
 
 @click.group(cls=Killick, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -237,8 +274,6 @@ def _usage(wrong: click.ClickException) -> str:
         return f"{where.removeprefix('killick ')}: needs {wrong.param.make_metavar(context)}; {see}"
     if isinstance(wrong, click.BadParameter) and wrong.param is not None:
         return f"{_name_of(wrong.param)}: {_said(wrong.message)}; {see}"
-    if isinstance(group, click.Group) and (name := getattr(wrong, "command_name", "")):
-        return f"{name}: {where} has no such command; {_nearest(name, group.list_commands(context), see)}"
     return f"{_said(wrong.format_message())}; {see}"
 
 
@@ -251,8 +286,8 @@ def _said(message: str) -> str:
     return f"{line[:1].lower()}{line[1:]}"
 
 
-def _nearest(word: str, known: Sequence[str] | dict[str, str], otherwise: str) -> str:
-    close = get_close_matches(word, known, 1, 0.5)
+def _nearest(word: str, known: Sequence[str] | Mapping[str, str], otherwise: str) -> str:
+    close = get_close_matches(word, list(known), 1, 0.5)
     return f"did you mean {close[0]}?" if close else otherwise
 
 

@@ -1,4 +1,4 @@
-"""The client: starts runs, reads them, and acts on them. Each method has an awaitable form, `.soon`."""
+"""The client: starts runs, reads them, and acts on them. Its methods block, or are awaited."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,14 +17,22 @@ from killick.archive.redact import Redaction
 from killick.audit import seal as sealing
 from killick.audit import seal_check
 from killick.audit.proof import Proof, prove
-from killick.blocking import Both, OnLoop
+from killick.blocking import Awaits, Blocks, InThread, OnLoop
 from killick.client import answers, inbox
-from killick.client.external_runs import ExternalRuns, ExternalSession
+from killick.client.external_runs import ClientRuntime, ExternalSession
 from killick.client.operations import Operations
-from killick.client.start import RunMethod, StartMethod
+from killick.client.start import (
+    AnyHandle,
+    AsyncHandle,
+    Handle,
+    create_run,
+    named,
+    run_method,
+    run_to_outcome,
+    start_method,
+)
 from killick.clock import Clock
 from killick.definitions.agents import AnyAgent, read_contract
-from killick.definitions.triggers import TriggerInfo
 from killick.engine.inbox import SAID
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome, ended
@@ -35,20 +43,19 @@ from killick.errors import (
     AnswerRefused,
     KillickError,
 )
-from killick.fork_safety import keep_inherited
 from killick.history.diff import Diff, across, between
 from killick.history.run_info import info
-from killick.history.search.query import Finder
+from killick.history.search.query import AsyncFinder, Finder
 from killick.ids import Ids
 from killick.log import Recorded, Report
 from killick.log.progress import Progress as SealProgress
 from killick.log.progress import untold
 from killick.log.verify import Progress
-from killick.logger import get_logger
 from killick.model.retry import Duration, seconds
 from killick.model.state import State
 from killick.store import MemoryStore, open_store
 from killick.store.records import ENDED, RunQuery, shown_tags
+from killick.triggers import TriggerInfo
 from killick.workers import trigger_runner
 from killick.workers.worker import SLICE_SECONDS, Worker
 
@@ -57,55 +64,46 @@ if TYPE_CHECKING:
     from killick.history.backtest import Rejudged
     from killick.replay.result import Replayed
 
-P = ParamSpec("P")
-R = TypeVar("R")
-S = TypeVar("S")
-I = TypeVar("I")  # noqa: E741
-O = TypeVar("O")  # noqa: E741
 
-logger: Final = get_logger("killick")
-_FOLLOW_SECONDS: Final = 0.1
+class AnyClient(Operations):
+    """What both kinds of client have: each method is written once, and blocks or is awaited by the kind."""
 
+    def as_sync(self) -> Client:
+        """The blocking client of the same store and runs. Close one of the two."""
+        return self if isinstance(self, Client) else Client(self.runtime)
 
-class Client(Operations):
-    """A store with its runs. Close it, or use it in a `with` block."""
-
-    def _begin(self) -> None:
-        super()._begin()
-        self.external = ExternalRuns(self)
-
-    def _begin_in_child(self) -> None:
-        keep_inherited(self.external)
-        super()._begin_in_child()
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Client:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._finish()
-        await asyncio.to_thread(self.close)
+    def as_async(self) -> AsyncClient:
+        """The async client of the same store and runs, for code that awaits. Close one of the two."""
+        return self if isinstance(self, AsyncClient) else AsyncClient(self.runtime)
 
     # running ----------------------------------------------------------------------------------
 
-    @property
-    def run(self) -> RunMethod:
-        """Runs an agent here and now: starts or resumes the run. See `RunMethod`."""
-        return RunMethod(self)
+    @run_method
+    async def run(
+        self, agent: AnyAgent, input: Any = None, *, id: str | None = None, priority: int | None = None,  # noqa: A002
+        tags: Sequence[str] = (), resume: bool = False,
+    ) -> Any:  # fmt: skip
+        """Runs an agent here and now, and returns its result.
 
-    @property
-    def start(self) -> StartMethod:
-        """Creates a run for a worker or a later `advance`. See `StartMethod`."""
-        return StartMethod(self)
+        Without an id this is a new run. A known id continues that run; one that has ended returns its recorded result.
+        With `resume`, an unfinished run of the same agent and input, which had no id and which no process holds, is
+        continued if there is one. Timers, backoffs and rate limits are waited out. Raises RunWaiting when only a person
+        or an outside event can wake it, RunFailed with the failure.
+        """
+        return await run_to_outcome(self.runtime, agent, input, id, priority, tags, resume)
+
+    @start_method
+    def start(
+        self, agent: AnyAgent, input: Any = None, *, id: str | None = None, priority: int | None = None,  # noqa: A002
+        tags: Sequence[str] = (), by: str | None = None, tx: Any = None,
+    ) -> AnyHandle[Any]:  # fmt: skip
+        """Creates a run, durably, for a worker or a later `advance`; the same id again gives the same run.
+
+        `by` names the caller, for the record. With `tx`, the caller's own connection to the store's database, the run
+        is created when the caller commits.
+        """
+        agent = named(agent)
+        return self._handle(agent, create_run(self.runtime, agent, input, id, priority, tags, by, tx))
 
     @OnLoop
     async def advance(self, run: str) -> RunOutcome:
@@ -113,12 +111,12 @@ class Client(Operations):
         row = self.store.index(run)
         if row is not None and row.status in ENDED:
             return ended(self.engine, run)
-        return await self.executor().advance(run)
+        return await self.runtime.executor().advance(run)
 
     @OnLoop
     async def advance_due(self, limit: int = 100) -> Sequence[RunOutcome]:
         """Advances every due run, concurrently."""
-        executor = self.executor()
+        executor = self.runtime.executor()
         rows = self.store.due(self.clock.now_us(), limit=limit)
         outcomes = await asyncio.gather(*(executor.advance(row.run) for row in rows), return_exceptions=True)
         for outcome in outcomes:
@@ -138,12 +136,12 @@ class Client(Operations):
         """Executes due runs here while the `async with` block lasts; at its end the worker drains.
 
         agents         the names of the agents whose runs it claims; by default all that are declared in this process
-        concurrency    how many runs it executes at once; `per_agent` limits single agents lease_seconds  how long a
-        frozen worker keeps a run before another takes it over slice_seconds  the shortest time slice of a run before a
-        more urgent one may take its slot
+        concurrency    how many runs it executes at once; `per_agent` limits single agents
+        lease_seconds  how long a frozen worker keeps a run before another takes it over
+        slice_seconds  the shortest time slice of a run before a more urgent one may take its slot
         """
         return Worker(
-            self,
+            self.runtime,
             agents=agents,
             concurrency=concurrency,
             per_agent=per_agent,
@@ -160,14 +158,15 @@ class Client(Operations):
         tags: Sequence[str] = (),
     ) -> ExternalSession:
         """Holds a run for calls from outside any agent, such as a framework's own loop: `with` or `async with` gives a
-        `killick.Host`. The run is created if it does not exist, and waits after the block.
+        `Host`. The run is created if it does not exist, and waits after the block.
 
-        run        the id of the conversation or thread to which the calls belong agent      the name under which such
-        runs are listed contract   the contract that evaluates its calls
+        run       the id of the conversation or thread to which the calls belong
+        agent     the name under which such runs are listed
+        contract  the contract that evaluates its calls
         """
         waits.refuse_own(run)
         rules = read_contract(contract) if isinstance(contract, str | os.PathLike) else contract
-        return ExternalSession(self.external, run, agent=agent, contract=rules, tags=tags)
+        return ExternalSession(self.runtime.external, run, agent=agent, contract=rules, tags=tags)
 
     def asgi(
         self,
@@ -179,31 +178,32 @@ class Client(Operations):
     ) -> Any:
         """The dashboard and the HTTP API of this client, as an ASGI app to mount in another app.
 
-        identify   a function from a request to a `killick.Person`, or to None for an unknown caller. Without it, each
-        caller needs a token made by `killick token create` redact     the names of fields whose values are never shown
-        webhooks   the secrets of incoming webhooks, by the name of the event that each becomes
+        identify  a function from a request to a `Person`, or to None for an unknown caller. Without it, each
+                  caller needs a token made by `killick token create`
+        redact    the names of fields whose values are never shown
+        webhooks  the secrets of incoming webhooks, by the name of the event that each becomes
         """
         bridge = importlib.import_module("killick.web.app")
-        return bridge.asgi(self, identify=identify, redact=redact, webhooks=webhooks, **options)
+        return bridge.asgi(self.as_sync(), identify=identify, redact=redact, webhooks=webhooks, **options)
 
     # looking ----------------------------------------------------------------------------------
 
-    @Both
+    @InThread
     def info(self, run: str) -> RunInfo:
         """The current state of a run, in short."""
         return info(self.log, run)
 
-    @Both
+    @InThread
     def state(self, run: str, at: int | None = None) -> State:
         """The state of a run at its head, or at any event."""
         return self.log.state(run, at)
 
-    @Both
+    @InThread
     def events(self, run: str, after: int = 0, limit: int = 1_000) -> Sequence[Recorded]:
         """Events of a run, in order."""
         return self.log.read(run, after=after, limit=limit)
 
-    @Both
+    @InThread
     def list(
         self,
         *,
@@ -223,12 +223,7 @@ class Client(Operations):
         rows = [msgspec.structs.replace(row, tags=shown_tags(row.tags)) for row in rows]
         return [Listed(**{name: getattr(row, name) for name in names}) for row in rows]
 
-    @property
-    def find(self) -> Finder:
-        """Ask across runs and time, from an index: `kd.find.calls("send_email", where={"to": …})`. See `Finder`."""
-        return Finder(self.log)
-
-    @Both
+    @InThread
     def inbox(self, *, to: str | None = None, answered: bool = False, limit: int = 100) -> Sequence[Wait]:
         """Every open wait that needs a person, the most urgent first: by deadline, then by priority, then by age. With
         `answered`, the answered waits whose answer the run has not consumed."""
@@ -238,7 +233,7 @@ class Client(Operations):
 
         return inbox.everything(self.log, chosen, now_us=self.clock.now_us(), answered=answered, limit=limit)
 
-    @Both
+    @InThread
     def diff(self, run: str, *places: str, against: str | None = None) -> Diff:
         """The changes between two positions of a run, or at one step; or the differences from another run.
 
@@ -248,18 +243,18 @@ class Client(Operations):
             return across(self.log, run, against, *places)
         return between(self.log, run, *places)
 
-    @Both
+    @InThread
     def export(self, run: str, *, children: bool = False, redact: bool | Sequence[str] = False) -> bytes:
         """Exports a run as one file that can be loaded, verified and replayed anywhere.
 
-        children   include the runs that it spawned, and theirs redact     pseudonyms in place of all values, or of the
-        fields with these names
+        children  include the runs that it spawned, and theirs
+        redact    pseudonyms in place of all values, or of the fields with these names
         """
         fields = () if isinstance(redact, bool) else tuple(redact)
         redaction = Redaction(self.ids.key(), fields) if redact else None
         return export(self.log, run, children=children, redaction=redaction)
 
-    @Both
+    @InThread
     def replay(
         self,
         run: str | os.PathLike[str],
@@ -271,15 +266,16 @@ class Client(Operations):
     ) -> Replayed:
         """Replays an agent's code against a run, or an export of one, without I/O, on a copy in memory.
 
-        agent      the code; by default the agent that the run names to         stop at a step when it has its outcome,
-        or before it: `6`, `6:before` check      raise ReplayParted where the code diverges from the log
+        agent  the code; by default the agent that the run names
+        to     stop at a step when it has its outcome, or before it: `6`, `6:before`
+        check  raise ReplayParted where the code diverges from the log
         """
         from killick.replay.replay import replayed
         from killick.replay.result import ReplayRequest
 
         return replayed(self.log, run, agent, ReplayRequest(to=to, seconds=seconds), check=check)
 
-    @Both
+    @InThread
     def rejudge(self, run: str, contract: Contract | None = None) -> Rejudged:
         """Evaluates the intentions of a run again: by the recorded contracts, as an audit; or by another one, to see
         what it would have rejected. Calls no tool and changes nothing."""
@@ -287,7 +283,7 @@ class Client(Operations):
 
         return rejudge(self.log, run, contract)
 
-    @Both
+    @InThread
     def verify(
         self,
         run: str | None = None,
@@ -298,22 +294,22 @@ class Client(Operations):
     ) -> Report:
         """Verifies the whole store, or one run, against its hashes and its seals, and locates any damage.
 
-        checkpoint   a checkpoint from `seal`, kept outside the store: the log must match it key          the public
-        key, as PEM, of the last seal and of the checkpoint
+        checkpoint  a checkpoint from `seal`, kept outside the store: the log must match it
+        key         the public key, as PEM, of the last seal and of the checkpoint
         """
         return seal_check.verify(self.log, run, checkpoint=checkpoint, key=key, progress=progress)
 
-    @Both
+    @InThread
     def seal(self, key: bytes, *, by: str | None = None, progress: SealProgress = untold) -> sealing.Sealed:
         """Seals the changes since the last seal, with a private key as PEM; keep its `file` outside the store."""
         return sealing.seal(self.log, key, at_us=self.clock.now_us(), by=by, progress=progress)
 
-    @Both
+    @InThread
     def prove(self, run: str, seq: int, *, values: bool = False, since: str | bytes | None = None) -> Proof:
         """A proof of one sealed event, verified by the public key; `since` is an older checkpoint of the verifier."""
         return prove(self.log, run, seq, values=values, since=since)
 
-    @Both
+    @InThread
     def prune(
         self,
         *,
@@ -332,7 +328,7 @@ class Client(Operations):
 
     # people -----------------------------------------------------------------------------------
 
-    @Both
+    @InThread
     def answer(
         self,
         wait: str | Wait,
@@ -346,13 +342,13 @@ class Client(Operations):
     ) -> None:
         """Answers an open wait: given as the wait itself, its id, or the id of a run with one open wait.
 
-        saw   the `digest` of the question that the person saw, when only its id is given: if the question changed
-        since, the answer is refused, as it is with the wait itself tx    the caller's own connection to the store's
-        database: the answer counts once they commit
+        saw  the `digest` of the question that the person saw, when only its id is given: if the question changed since,
+             the answer is refused, as it is with the wait itself
+        tx   the caller's own connection to the store's database: the answer counts once they commit
         """
-        self._notify(answers.answer(self.engine, wait, verb, value, by=by, comment=comment, saw=saw, tx=tx))
+        self.runtime.notify(answers.answer(self.engine, wait, verb, value, by=by, comment=comment, saw=saw, tx=tx))
 
-    @Both
+    @InThread
     def send(
         self,
         run: str,
@@ -370,23 +366,23 @@ class Client(Operations):
         if name.startswith("killick."):
             raise AnswerRefused(run, f"messages named {name!r} are Killick's own; choose another name")
         message = str(id or self.ids.new("msg"))
-        self._notify(answers.send(self.engine, run, name, body, id=message, by=by, tx=tx))
+        self.runtime.notify(answers.send(self.engine, run, name, body, id=message, by=by, tx=tx))
 
-    @Both
+    @InThread
     def say(self, run: str, text: str, *, by: str | None = None) -> None:
         """Sends text to a run; its loop adds it before the next model call."""
-        self._notify(answers.send(self.engine, run, SAID, text, id=self.ids.new("said"), by=by))
+        self.runtime.notify(answers.send(self.engine, run, SAID, text, id=self.ids.new("said"), by=by))
 
     # triggers ---------------------------------------------------------------------------------
 
-    @Both
+    @InThread
     def publish(self, name: str, body: Any = None, *, id: str | None = None, by: str | None = None) -> int:  # noqa: A002
         """Publishes an event: every trigger that listens to it fires. The id deduplicates it. Returns their number."""
         if not name or name.startswith("killick."):
             raise AnswerRefused(name, "is not a valid event name; use one such as 'order.created'")
         return trigger_runner.publish(self.engine, name, body, id=id, by=by)
 
-    @Both
+    @InThread
     def triggers(self) -> Sequence[TriggerInfo]:
         """Every trigger that is declared here or recorded, by name."""
         return trigger_runner.triggers(self.engine)
@@ -397,14 +393,80 @@ class Client(Operations):
         return await trigger_runner.fire(self.engine, trigger, by=by, given=input)
 
 
+class Client(AnyClient, Blocks):
+    """A store with its runs, whose methods block. Close it, or use it in a `with` block."""
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Parks the runs that are live here, and closes the store. A blocking tool is waited for, up to 30 s."""
+        self.runtime.close()
+
+    @property
+    def find(self) -> Finder:
+        """Asks across runs and time, from an index: `kd.find.calls("send_email", where={"to": …})`. See `Finder`."""
+        return Finder(self.log)
+
+    def _handle(self, agent: AnyAgent | str, run: str) -> Handle[Any]:
+        return Handle(self.runtime, agent, run)
+
+
+class SimulatedClient(Client):
+    """A client of a simulated process. Its store is in memory, so it may be called on a running loop."""
+
+    _is_warned = True
+
+
+class AsyncClient(AnyClient, Awaits):
+    """A store with its runs, whose methods are awaited. Close it, or use it in an `async with` block."""
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Parks the runs that are live here, and closes the store. A blocking tool is waited for, up to 30 s."""
+        await self.runtime.finish()
+        await asyncio.to_thread(self.runtime.close)
+
+    @property
+    def find(self) -> AsyncFinder:
+        """Asks across runs and time, from an index. See `AsyncFinder`."""
+        return AsyncFinder(self.log)
+
+    def _handle(self, agent: AnyAgent | str, run: str) -> AsyncHandle[Any]:
+        return AsyncHandle(self.runtime, agent, run)
+
+
 def open(url: str = "killick.db", *, clock: Clock | None = None, ids: Ids | None = None, **options: Any) -> Client:  # noqa: A001
     """Opens a store: a path, `sqlite:///path` or `memory:`. It is created if it does not exist.
 
-    durability   "power" (the default) or "process": what a commit survives roles        a function from a person's name
-    to their roles, which decide what they may answer
+    durability   "power" (the default) or "process": what a commit survives
+    roles        a function from a person's name to their roles, which decide what they may answer
     """
+    return Client(_runtime(url, clock, ids, options))
+
+
+def open_async(
+    url: str = "killick.db", *, clock: Clock | None = None, ids: Ids | None = None, **options: Any
+) -> AsyncClient:  # fmt: skip
+    """Opens a store as `open` does, for code that awaits: `async with killick.open_async(…) as kd`."""
+    return AsyncClient(_runtime(url, clock, ids, options))
+
+
+def _runtime(url: str, clock: Clock | None, ids: Ids | None, options: dict[str, Any]) -> ClientRuntime:
     given: Mapping[str, Any] = {"clock": clock} if clock is not None else {}
     ours = ("build", "lease_seconds", "grace_seconds", "behind", "roles")
     own = {name: options.pop(name) for name in ours if name in options}
     store = open_store(str(url), **given, **options)
-    return Client(store, clock=clock, ids=ids, url=None if isinstance(store, MemoryStore) else str(url), **own)
+    return ClientRuntime(store, clock=clock, ids=ids, url=None if isinstance(store, MemoryStore) else str(url), **own)

@@ -18,6 +18,7 @@ from killick.definitions.agents import Agent, AgentOptions
 from killick.engine.outcome import outcome_of
 from killick.engine.signals import Released
 from killick.errors import KillickError, RunBusy
+from killick.fork_safety import keep_inherited
 from killick.llm.external import HOST, ExternalBranches, ExternalSteps, Host
 
 if TYPE_CHECKING:
@@ -71,6 +72,18 @@ class ExternalSession:
         held, self._held = self._held, None
         HOST.set(self._before)
         return held
+
+
+class ClientRuntime(Runtime):
+    """A runtime that holds external runs too."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.external = ExternalRuns(self)
+
+    def after_fork_in_child(self) -> None:
+        keep_inherited(self.external)
+        super().after_fork_in_child()
 
 
 class ExternalRuns:
@@ -183,7 +196,7 @@ class ExternalRun:
         """Drive the run; one that this process is still releasing is waited for."""
         runtime = self._runtime
         for left in range(_TRIES, -1, -1):
-            run, start = begin(runtime.engine, self._agent, None, self.run, None, self._tags, True)
+            run, start = begin(runtime.engine, self._agent, None, self.run, None, self._tags)
             try:
                 return await runtime.executor().advance(run, start=start, agent=self._agent, sit_out=True)
             except RunBusy as busy:
@@ -197,7 +210,7 @@ class ExternalRun:
         assert self._ready is not None
         assert self._leaving is not None
         ex = run._execution  # pyright: ignore[reportPrivateUsage]
-        async with ExternalSteps(ex, run._steps, outside=True) as host:  # pyright: ignore[reportPrivateUsage]
+        async with ExternalSteps(ex, run._paged, outside=True) as host:  # pyright: ignore[reportPrivateUsage]
             hosted = await host.reach()
             assert self._held is not None
             hosted.why = partial(self._why, self._held)

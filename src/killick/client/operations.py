@@ -6,45 +6,74 @@ A command on a run that a worker executes takes effect at its next step boundary
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Final, Literal, TypeVar
 
-from killick.agents.runtime import Runtime
-from killick.blocking import Both, OnLoop
+from killick.blocking import InThread, OnLoop
 from killick.client import file_restore, time_travel
+from killick.client.external_runs import ClientRuntime
 from killick.client.file_restore import Restoration
-from killick.client.start import Handle
+from killick.client.start import AnyHandle, handle_method
+from killick.definitions.agents import AnyAgent
 from killick.definitions.tools import TOOLS
 from killick.engine import renewals
 from killick.engine.commands import command
 from killick.engine.effects.fork import UNCHANGED, Conditions
+from killick.engine.engine import Engine
 from killick.engine.steps import waits
 from killick.errors import AnswerRefused, RunUnknown
 from killick.history.undo_preview import Undoing, undoing
+from killick.log.log import Log
 from killick.model import events as e
 from killick.model.chunks import through_codec
 from killick.model.codec import Erased
+from killick.store.protocol import Store
 from killick.store.records import ENDED
+
+R = TypeVar("R")
 
 _LATER: Final = "will be, at its next step boundary, by the worker that holds it"
 
 
-class Operations(Runtime):
+class Operations:
     """The part of a client that changes runs."""
+
+    def __init__(self, store: Store | ClientRuntime, **options: Any) -> None:
+        self.runtime = store if isinstance(store, ClientRuntime) else ClientRuntime(store, **options)
+        self.store, self.clock, self.ids = self.runtime.store, self.runtime.clock, self.runtime.ids
+
+    def __repr__(self) -> str:
+        return f"<killick.{type(self).__name__} of {self.store.place}{', closed' * self.runtime.is_closed}>"
+
+    def _blocking(self, work: Coroutine[Any, Any, R]) -> R:
+        return self.runtime.blocking(work)
+
+    def _handle(self, agent: AnyAgent | str, run: str) -> AnyHandle[Any]:
+        raise NotImplementedError
+
+    @property
+    def engine(self) -> Engine:
+        """The services that runs of this client share."""
+        return self.runtime.engine
+
+    @property
+    def log(self) -> Log:
+        """The log over the store."""
+        return self.runtime.log
 
     # commands ---------------------------------------------------------------------------------
 
-    @Both
+    @InThread
     def pause(self, run: str, *, by: str | None = None, because: str | None = None) -> None:
         """Pauses a run at its next step, until it is resumed."""
         self._command(run, {"command": "pause", "because": because}, by)
 
-    @Both
+    @InThread
     def cancel(self, run: str, *, compensate: bool = False, by: str | None = None, because: str | None = None) -> None:
         """Cancels a run; with `compensate`, undoes its effects. It ends when it is next advanced."""
         self._command(run, {"command": "cancel", "compensate": compensate, "because": because}, by)
 
-    @Both
+    @InThread
     def set(
         self,
         run: str,
@@ -68,17 +97,17 @@ class Operations(Runtime):
         held = self._command(run, body, by, patient=True)
         return "changed" if held else "will be changed at its next step boundary, by the worker that holds it"
 
-    @Both
+    @InThread
     def prioritize(self, run: str, priority: int, *, by: str | None = None, because: str | None = None) -> None:
         """Changes the priority of a run."""
         self._command(run, {"command": "prioritize", "priority": priority, "because": because}, by)
 
-    @Both
+    @InThread
     def note(self, run: str, note: Any, *, by: str | None = None) -> None:
         """Adds a note to a run's log."""
         self._command(run, {"command": "note", "note": note}, by)
 
-    @Both
+    @InThread
     def override(self, run: str, step: str, output: Any, *, by: str | None = None, because: str | None = None) -> str:
         """Gives an unfinished step without an open attempt its result, in place of executing it. Returns a description.
 
@@ -106,16 +135,16 @@ class Operations(Runtime):
         if misfit is not None:
             raise AnswerRefused(run, f"step {step}: {misfit}")
 
-    @Both
+    @InThread
     def skip(self, run: str, step: str, *, by: str | None = None, because: str | None = None) -> str:
         """Ends an unfinished step without an open attempt, in place of executing it. Returns a description.
 
-        A sleep ends, a wait with a default takes it; any other step raises `killick.Skipped` in the agent's code.
+        A sleep ends, a wait with a default takes it; any other step raises `Skipped` in the agent's code.
         """
         held = self._command(run, {"command": "skip", "step": step, "because": because}, by, patient=True)
         return f"step {step} is skipped" if held else f"step {step} {_LATER}"
 
-    @Both
+    @InThread
     def retry(self, run: str, step: str | None = None, *, by: str | None = None, because: str | None = None) -> str:
         """Ends the backoff or rate limit of a step now; name it if there are several. Returns a description."""
         held = self._command(run, {"command": "retry", "step": step, "because": because}, by, patient=True)
@@ -125,8 +154,8 @@ class Operations(Runtime):
     def _command(self, run: str, body: dict[str, Any], by: str | None, *, patient: bool = False) -> bool:
         """Returns True if the command is recorded, False if it is in the inbox of a run that a worker holds."""
         run = self._alive(run, body["command"])
-        held = command(self.engine, run, body, by=by, patient=patient, tell=lambda: self._notify(run))
-        self._notify(run)
+        held = command(self.engine, run, body, by=by, patient=patient, tell=lambda: self.runtime.notify(run))
+        self.runtime.notify(run)
         return held
 
     def _alive(self, run: str, verb: str) -> str:
@@ -139,22 +168,22 @@ class Operations(Runtime):
             raise AnswerRefused(run, f"the run is over ({row.status}); {verb} does nothing to it")
         return run
 
-    @Both
+    @InThread
     def resume(self, run: str, *, by: str | None = None, because: str | None = None) -> str:
         """Resumes a paused, failed or abandoned run; returns a description. It is due then: a worker advances it."""
         return time_travel.resumed(self.engine, run, by=by, because=because)
 
     # time -------------------------------------------------------------------------------------
 
-    @Both
+    @InThread
     def rewind(self, run: str, to: str, *, by: str | None = None, because: str | None = None) -> str:
         """Rewinds a run to a position, such as `4:before`; returns a description. Its external effects stay in its
         ledger: the same action is not done again, even if its wording differs."""
         told = time_travel.rewound(self.engine, run, to, by=by, because=because)
-        self._notify(run)
+        self.runtime.notify(run)
         return told
 
-    @Both
+    @InThread
     def restore(
         self,
         run: str,
@@ -172,7 +201,7 @@ class Operations(Runtime):
             self.engine, run, at, snapshot=snapshot, paths=paths, to=to, by=by, dry_run=dry_run
         )
 
-    @Both
+    @handle_method
     def fork(
         self,
         run: str,
@@ -188,7 +217,7 @@ class Operations(Runtime):
         workspace: str | os.PathLike[str] | None = None,
         by: str | None = None,
         because: str | None = None,
-    ) -> Handle[Any]:
+    ) -> AnyHandle[Any]:
         """Creates a run that shares another one's history up to a position and continues under other conditions.
 
         `output` replaces the output of steps that just ended, `set` and `unset` change the context, `input` replaces
@@ -206,10 +235,10 @@ class Operations(Runtime):
         )
         folder = None if workspace is None else os.fspath(workspace)
         fork = time_travel.forked(self.engine, run, at, conditions, id=id, by=by, because=because, workspace=folder)
-        self._notify(fork)
-        return Handle(self, self.log.state(fork).agent, fork)
+        self.runtime.notify(fork)
+        return self._handle(self.log.state(fork).agent, fork)
 
-    @Both
+    @InThread
     def undoing(self, run: str, step: str) -> Undoing:
         """What undoing the effect of one step would mean: how it can be undone, and which steps share it."""
         return undoing(self.log, run, step, TOOLS)
@@ -228,4 +257,4 @@ class Operations(Runtime):
 
         `settled` answers a compensation whose outcome is unknown, and records an effect that was undone by hand.
         """
-        return await self.executor().undo(run, step, by=by, because=because, settled=settled)
+        return await self.runtime.executor().undo(run, step, by=by, because=because, settled=settled)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterator, Sequence
-from typing import Any, Final, Generic, TypeVar, overload
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
 
 from killick.agents.runtime import Runtime
+from killick.blocking import Awaits, Blocks, InThread, OnLoop, Twin
 from killick.definitions.agents import AGENTS, Agent, AnyAgent
 from killick.engine import renewals
 from killick.engine.claims import Start
@@ -21,6 +22,7 @@ from killick.engine.steps.children import first_entries
 from killick.engine.steps.transaction import joining
 from killick.engine.views import RunInfo, Wait
 from killick.errors import (
+    DeclarationRefused,
     LogError,
     RunCancelled,
     RunDiverged,
@@ -40,6 +42,8 @@ from killick.model.typed import convert
 from killick.store.protocol import is_held
 from killick.store.records import ENDED, RunQuery
 
+P = ParamSpec("P")
+R = TypeVar("R")
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
 
@@ -47,126 +51,120 @@ logger: Final = get_logger("killick")
 _FOLLOW_SECONDS: Final = 0.1
 
 
-class RunMethod:
-    """`kd.run(agent, input, id=…)` and `await kd.run.soon(…)`."""
+class RunOptions(TypedDict, total=False):
+    """The options of `kd.run`."""
 
-    __slots__ = ("_runtime",)
+    id: str | None
+    priority: int | None
+    tags: Sequence[str]
+    resume: bool
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
 
-    @overload
-    def __call__(
-        self, agent: Agent[None, O], *, id: str | None = None, priority: int | None = None, tags: Sequence[str] = (),
-        fresh: bool = False,
-    ) -> O: ...  # fmt: skip
-    @overload
-    def __call__(
-        self, agent: Agent[I, O], input: I, *, id: str | None = None, priority: int | None = None,
-        tags: Sequence[str] = (), fresh: bool = False,
-    ) -> O: ...  # fmt: skip
-    def __call__(self, agent: AnyAgent, input: Any = None, **options: Any) -> Any:  # noqa: A002
-        """Run an agent here and now, and return its result.
+class StartOptions(TypedDict, total=False):
+    """The options of `kd.start`."""
 
-        A known id resumes that run; one that has ended returns its recorded result. Timers, backoffs and rate limits
-        are waited out. Raises RunWaiting when only a person or an outside event can wake it, RunFailed with the
-        failure.
-        """
-        return self._runtime.blocking(self._soon(agent, input, **options))
+    id: str | None
+    priority: int | None
+    tags: Sequence[str]
+    by: str | None
+    tx: Any
+
+
+class RunMethod(Protocol):
+    """`kd.run` of a blocking client."""
 
     @overload
-    def soon(
-        self, agent: Agent[None, O], *, id: str | None = None, priority: int | None = None, tags: Sequence[str] = (),
-        fresh: bool = False,
-    ) -> Awaitable[O]: ...  # fmt: skip
+    def __call__(self, agent: Agent[None, O], **options: Unpack[RunOptions]) -> O: ...
     @overload
-    def soon(
-        self, agent: Agent[I, O], input: I, *, id: str | None = None, priority: int | None = None,
-        tags: Sequence[str] = (), fresh: bool = False,
-    ) -> Awaitable[O]: ...  # fmt: skip
-    def soon(self, agent: AnyAgent, input: Any = None, **options: Any) -> Awaitable[Any]:  # noqa: A002
-        """The same, on the caller's own loop."""
-        return self._soon(agent, input, **options)
-
-    async def _soon(
-        self, agent: AnyAgent, input: Any, *, id: str | None = None, priority: int | None = None,  # noqa: A002
-        tags: Sequence[str] = (), fresh: bool = False,
-    ) -> Any:  # fmt: skip
-        runtime = self._runtime
-        agent = named(agent)
-        run, start = begin(runtime.engine, agent, input, id, priority, tags, fresh)
-        if start is None:
-            row = runtime.store.index(run)
-            if row is not None and row.status in ENDED:
-                logger.warning("%s: %s earlier; this is its recorded outcome", run, row.status)
-                return outcome(runtime.engine, agent, ended(runtime.engine, run))
-        executor = runtime.executor()
-        advanced = await executor.advance(run, start=start, agent=agent, sit_out=True)
-        while advanced.renewed_as is not None:
-            advanced = await executor.advance(advanced.renewed_as, agent=agent, sit_out=True)
-        return outcome(runtime.engine, agent, advanced)
+    def __call__(self, agent: Agent[I, O], input: I, **options: Unpack[RunOptions]) -> O: ...
 
 
-class StartMethod:
-    """`kd.start(agent, input, id=…)` and `await kd.start.soon(…)`."""
-
-    __slots__ = ("_runtime",)
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+class AsyncRunMethod(Protocol):
+    """`kd.run` of an async client."""
 
     @overload
-    def __call__(
-        self, agent: Agent[None, O], *, id: str | None = None, priority: int | None = None, tags: Sequence[str] = (),
-        by: str | None = None, tx: Any = None,
-    ) -> Handle[O]: ...  # fmt: skip
+    async def __call__(self, agent: Agent[None, O], **options: Unpack[RunOptions]) -> O: ...
     @overload
-    def __call__(
-        self, agent: Agent[I, O], input: I, *, id: str | None = None, priority: int | None = None,
-        tags: Sequence[str] = (), by: str | None = None, tx: Any = None,
-    ) -> Handle[O]: ...  # fmt: skip
-    def __call__(
-        self, agent: AnyAgent, input: Any = None, *, id: str | None = None, priority: int | None = None,  # noqa: A002
-        tags: Sequence[str] = (), by: str | None = None, tx: Any = None,
-    ) -> Handle[Any]:  # fmt: skip
-        """Create a run, durably, for a worker or a later `advance`; the same id again gives the same run.
+    async def __call__(self, agent: Agent[I, O], input: I, **options: Unpack[RunOptions]) -> O: ...
 
-        `by` names the caller, for the record. With `tx`, the caller's own connection to the store's database, the run
-        is created when the caller commits.
-        """
-        runtime = self._runtime
-        agent = named(agent)
-        run, start = begin(runtime.engine, agent, input, id, priority, tags, True, by)
-        if start is not None:
-            log = runtime.log.begin(run)
-            if tx is None:
-                try:
-                    log.append(*first_entries(*start))
-                except RunExists:
-                    # Another caller was faster, or our own append succeeded unseen: the same input is the same run.
-                    run, _ = begin(runtime.engine, agent, input, run, priority, tags, True, by)
-            else:
-                [made] = joining(runtime.store, tx).append([log.built(*first_entries(*start))])
-                if isinstance(made, LogError):
-                    raise made
-        return Handle(runtime, agent, run)
+
+class StartMethod(Protocol):
+    """`kd.start` of a blocking client."""
 
     @overload
-    def soon(
-        self, agent: Agent[None, O], *, id: str | None = None, priority: int | None = None, tags: Sequence[str] = (),
-        by: str | None = None, tx: Any = None,
-    ) -> Awaitable[Handle[O]]: ...  # fmt: skip
+    def __call__(self, agent: Agent[None, O], **options: Unpack[StartOptions]) -> Handle[O]: ...
     @overload
-    def soon(
-        self, agent: Agent[I, O], input: I, *, id: str | None = None, priority: int | None = None,
-        tags: Sequence[str] = (), by: str | None = None, tx: Any = None,
-    ) -> Awaitable[Handle[O]]: ...  # fmt: skip
-    def soon(self, agent: AnyAgent, input: Any = None, **options: Any) -> Awaitable[Handle[Any]]:  # noqa: A002
-        """The same, without blocking the loop."""
-        return asyncio.to_thread(lambda: self(agent, input, **options))
+    def __call__(self, agent: Agent[I, O], input: I, **options: Unpack[StartOptions]) -> Handle[O]: ...
 
 
-class Handle(Generic[O]):
+class AsyncStartMethod(Protocol):
+    """`kd.start` of an async client."""
+
+    @overload
+    async def __call__(self, agent: Agent[None, O], **options: Unpack[StartOptions]) -> AsyncHandle[O]: ...
+    @overload
+    async def __call__(self, agent: Agent[I, O], input: I, **options: Unpack[StartOptions]) -> AsyncHandle[O]: ...
+
+
+def run_method(body: Callable[..., Coroutine[Any, Any, Any]]) -> Twin[RunMethod, AsyncRunMethod]:
+    """Types the method that runs an agent by its input and result."""
+    return cast("Twin[RunMethod, AsyncRunMethod]", OnLoop(body))
+
+
+def start_method(body: Callable[..., Any]) -> Twin[StartMethod, AsyncStartMethod]:
+    """Types the method that starts an agent by its input and result."""
+    return cast("Twin[StartMethod, AsyncStartMethod]", InThread(body))
+
+
+def handle_method(
+    body: Callable[Concatenate[Any, P], AnyHandle[Any]],
+) -> Twin[Callable[P, Handle[Any]], Callable[P, Coroutine[Any, Any, AsyncHandle[Any]]]]:
+    """Types a method whose handle is of the client's kind."""
+    method: Any = InThread(body)
+    return method  # type: ignore[no-any-return]
+
+
+async def run_to_outcome(
+    runtime: Runtime, agent: AnyAgent, input: Any, id: str | None, priority: int | None, tags: Sequence[str],  # noqa: A002
+    resume: bool,
+) -> Any:  # fmt: skip
+    """Runs an agent on the running loop; returns its result."""
+    agent = named(agent)
+    run, start = begin(runtime.engine, agent, input, id, priority, tags, resume=resume)
+    if start is None:
+        row = runtime.store.index(run)
+        if row is not None and row.status in ENDED:
+            logger.warning("%s: %s earlier; this is its recorded outcome", run, row.status)
+            return outcome(runtime.engine, agent, ended(runtime.engine, run))
+    executor = runtime.executor()
+    advanced = await executor.advance(run, start=start, agent=agent, sit_out=True)
+    while advanced.renewed_as is not None:
+        advanced = await executor.advance(advanced.renewed_as, agent=agent, sit_out=True)
+    return outcome(runtime.engine, agent, advanced)
+
+
+def create_run(
+    runtime: Runtime, agent: AnyAgent, input: Any, id: str | None, priority: int | None, tags: Sequence[str],  # noqa: A002
+    by: str | None, tx: Any,
+) -> str:  # fmt: skip
+    """Creates a run, durably, and returns its id."""
+    run, start = begin(runtime.engine, agent, input, id, priority, tags, by=by)
+    if start is not None:
+        log = runtime.log.begin(run)
+        if tx is None:
+            try:
+                log.append(*first_entries(*start))
+            except RunExists:
+                # Another caller was faster, or our own append succeeded unseen: the same input is the same run.
+                run, _ = begin(runtime.engine, agent, input, run, priority, tags, by=by)
+        else:
+            [made] = joining(runtime.store, tx).append([log.built(*first_entries(*start))])
+            if isinstance(made, LogError):
+                raise made
+    return run
+
+
+class AnyHandle(Generic[O]):
     """A started run: its state, its events and its result."""
 
     def __init__(self, runtime: Runtime, agent: AnyAgent | str, run: str) -> None:
@@ -174,40 +172,83 @@ class Handle(Generic[O]):
         self._agent = agent
         self.id = run
 
+    def __repr__(self) -> str:
+        return f"<killick.{type(self).__name__} of run {self.id}>"
+
+    def _blocking(self, work: Coroutine[Any, Any, R]) -> R:
+        return self._runtime.blocking(work)
+
+    @InThread
     def info(self) -> RunInfo:
         """The current state of the run, in short."""
         return info(self._runtime.log, self.id)
 
+    @InThread
     def state(self) -> State:
         """Its state."""
         return self._runtime.log.state(self.id)
 
-    def result(self, timeout: float | None = None) -> O:
+    @OnLoop
+    async def result(self, timeout: float | None = None) -> O:
         """Waits for the run's result, which a worker produces. Raises TimeoutError when the time is up."""
-        runtime = self._runtime
-        until = None if timeout is None else runtime.clock.monotonic() + timeout
+        clock = self._runtime.clock
+        until = None if timeout is None else clock.monotonic() + timeout
         while True:
-            run = renewals.latest(runtime.log, self.id)
-            row = runtime.store.index(run)
-            if row is not None and row.status in ENDED and (advanced := ended(runtime.engine, run)).renewed_as is None:
-                result: O = outcome(runtime.engine, named(self._agent), advanced)
+            status, advanced = await asyncio.to_thread(self._ended)
+            if advanced is not None:
+                result: O = outcome(self._runtime.engine, named(self._agent), advanced)
                 return result
-            if until is not None and runtime.clock.monotonic() >= until:
-                raise TimeoutError(f"{self.id}: has not ended within {timeout:g} s; it is {row and row.status}")
-            time.sleep(runtime.clock.nap_seconds(_FOLLOW_SECONDS))
+            if until is not None and clock.monotonic() >= until:
+                raise TimeoutError(f"{self.id}: has not ended within {timeout:g} s; it is {status}")
+            await asyncio.sleep(self._nap_seconds)
+
+    def _ended(self) -> tuple[str | None, RunOutcome | None]:
+        """The status of its latest renewal, and the outcome if that has ended."""
+        runtime = self._runtime
+        run = renewals.latest(runtime.log, self.id)
+        row = runtime.store.index(run)
+        advanced = ended(runtime.engine, run) if row is not None and row.status in ENDED else None
+        is_over = advanced is not None and advanced.renewed_as is None
+        return None if row is None else row.status, advanced if is_over else None
+
+    def _recorded(self, after: int) -> tuple[Sequence[Recorded], bool]:
+        """Its next events, and whether there will be no others."""
+        row = self._runtime.store.index(self.id)
+        recorded = self._runtime.log.read(self.id, after=after)
+        return recorded, not recorded and row is not None and row.status in ENDED
+
+    @property
+    def _nap_seconds(self) -> float:
+        return self._runtime.clock.nap_seconds(_FOLLOW_SECONDS)
+
+
+class Handle(AnyHandle[O], Blocks):
+    """A started run, of a blocking client."""
 
     def follow(self, after: int = 0) -> Iterator[Recorded]:
         """Its events as they are committed, until it has ended."""
-        runtime = self._runtime
-        while True:
-            row = runtime.store.index(self.id)
-            recorded = runtime.log.read(self.id, after=after)
+        is_over = False
+        while not is_over:
+            recorded, is_over = self._recorded(after)
             yield from recorded
             after = recorded[-1].seq if recorded else after
-            if not recorded:
-                if row is not None and row.status in ENDED:
-                    return
-                time.sleep(runtime.clock.nap_seconds(_FOLLOW_SECONDS))
+            if not recorded and not is_over:
+                time.sleep(self._nap_seconds)
+
+
+class AsyncHandle(AnyHandle[O], Awaits):
+    """A started run, of an async client."""
+
+    async def follow(self, after: int = 0) -> AsyncIterator[Recorded]:
+        """Its events as they are committed, until it has ended."""
+        is_over = False
+        while not is_over:
+            recorded, is_over = await asyncio.to_thread(self._recorded, after)
+            for each in recorded:
+                yield each
+            after = recorded[-1].seq if recorded else after
+            if not recorded and not is_over:
+                await asyncio.sleep(self._nap_seconds)
 
 
 # beginning and ending -----------------------------------------------------------------------------
@@ -215,6 +256,9 @@ class Handle(Generic[O]):
 
 def named(agent: AnyAgent | str) -> AnyAgent:
     """An agent, by itself or by its name."""
+    if not isinstance(agent, str | Agent):  # pyright: ignore[reportUnnecessaryIsInstance]
+        what = getattr(agent, "__name__", repr(agent))
+        raise DeclarationRefused(what, "is not an agent; declare it with @killick.agent, or give the name of one")
     return AGENTS.get(agent) if isinstance(agent, str) else agent
 
 
@@ -225,13 +269,14 @@ def begin(
     id: str | None,  # noqa: A002
     priority: int | None,
     tags: Sequence[str],
-    fresh: bool,
+    *,
+    resume: bool = False,
     by: str | None = None,
 ) -> tuple[str, Start | None]:
     """The run's id, and how to create the run if the store does not have it."""
     waits.refuse_own(id)
     value = agent.checked(through_codec(input, at="input"))  # as the agent sees it, now and on replay
-    if id is None and not fresh:
+    if id is None and resume:
         id = _unfinished(engine, agent, value)  # noqa: A001
     run = id or engine.ids.new(agent.name)
     if engine.store.head(run) is not None:
@@ -273,7 +318,6 @@ def _unfinished(engine: Engine, agent: AnyAgent, value: Any) -> str | None:
     for row in engine.store.runs(query, limit=10):
         head = engine.store.head(row.run)
         if head is not None and not is_held(engine.store, head):
-            logger.warning("%s: resumes this unfinished run (fresh=True starts another)", row.run)
             return row.run
     return None
 
@@ -290,7 +334,8 @@ def outcome(engine: Engine, agent: AnyAgent, advanced: RunOutcome) -> Any:
         returns = Any if agent.is_machine else agent.returns
         return advanced.result if returns is Any else convert(advanced.result, returns, at="result")
     if advanced.status == "failed":
-        raise RunFailed(run, advanced.failure, step=advanced.step, not_undone=advanced.not_undone)
+        error = RunFailed(run, advanced.failure, step=advanced.step, not_undone=advanced.not_undone)
+        raise error from advanced.failure.error()
     if advanced.status == "cancelled":
         raise RunCancelled(run, not_undone=advanced.not_undone)
     if advanced.status == "paused":

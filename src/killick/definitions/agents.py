@@ -6,13 +6,13 @@ import inspect
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, overload
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, get_origin, overload
 
 import msgspec
 from typing_extensions import TypeVar
 
 from killick.contracts.contract import Contract
-from killick.definitions.policy import names_of
+from killick.definitions.policy import names_of, refuse_unknown, signed
 from killick.definitions.tools import resolved_hints
 from killick.errors import AgentUnknown, ContractRefused, DeclarationRefused
 from killick.model.codec import digest
@@ -36,16 +36,19 @@ class Agent(Generic[I, O]):
         self.__name__ = name
         self.__doc__ = fn.__doc__
         self.__wrapped__ = fn
+        run = "Run" if self.is_async else "SyncRun"
         parameters = list(inspect.signature(fn).parameters.values())
-        if not 1 <= len(parameters) <= 2:
-            raise DeclarationRefused(name, "an agent takes a Run and at most one input; correct its parameters")
         hints = resolved_hints(fn)
+        first = None if not parameters else hints.get(parameters[0].name, Any)
+        if not 1 <= len(parameters) <= 2 or getattr(get_origin(first) or first, "__module__", "") == "builtins":
+            told = f"{name}{inspect.signature(fn)} is no agent: its first parameter is a Run, its second the input"
+            raise DeclarationRefused(name, f"{told}; declare it as {name}(run: killick.{run}, …)")
         self.takes_input = len(parameters) == 2
         self.input_type: Any = hints.get(parameters[1].name, Any) if self.takes_input else None
         self.returns: Any = hints.get("return", Any)
 
     def __repr__(self) -> str:
-        return f"<killick agent {self.name}>"
+        return f"<killick.Agent {self.name}>"
 
     def digest_of(self, input: Any) -> bytes:  # noqa: A002
         """What tells two inputs apart."""
@@ -106,18 +109,14 @@ def agent(fn: Callable[[Any], O], /) -> Agent[None, O]: ...
 
 @overload
 def agent(
-    *,
-    name: str | None = None,
-    context: type[Any] | None = None,
-    migrations: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = (),
-    on_failure: OnFailure = "stop",
-    aliases: Sequence[str] = (),
-    priority: int = 0,
-    contract: Contract | str | os.PathLike[str] | None = None,
+    *, name: str | None = None, context: type[Any] | None = None,
+    migrations: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = (), on_failure: OnFailure = "stop",
+    aliases: Sequence[str] = (), priority: int = 0, contract: Contract | str | os.PathLike[str] | None = None,
     workspace: Workspace | str | os.PathLike[str] | None = None,
-) -> _AgentDecorator: ...
+) -> _AgentDecorator: ...  # fmt: skip
 
 
+@signed()
 def agent(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Declare an agent: an `async def` taking a Run, or a plain `def` taking a SyncRun, and an input.
 
@@ -133,6 +132,7 @@ def agent(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 def declared(fn: Callable[..., Any] | None, options: dict[str, Any], *, is_machine: bool) -> Any:
     """An agent of either style, with its options, entered in the registry."""
+    refuse_unknown("killick.agent", options, ("name", *AgentOptions.__struct_fields__))
     name = options.pop("name", None)
     for field in ("migrations", "aliases"):
         options[field] = names_of(options.get(field, ()))

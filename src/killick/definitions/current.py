@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -36,6 +37,17 @@ class CurrentCode(Protocol):
         ...
 
 
+class _Loading:
+    """The code of a module that is executed again, outside of any run."""
+
+    in_agent = True
+    replaying = False
+
+    def tell(self) -> tuple[str, str | None, int | None]:
+        return "import", None, None
+
+
+LOADING: Final = _Loading()
 HERE: Final[ContextVar[CurrentCode | None]] = ContextVar("killick_here", default=None)
 
 
@@ -79,12 +91,14 @@ def mark_log_records() -> None:
 
 WATCHED: Final = frozenset(
     {"open", "socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo",
+     "socket.gethostbyname", "socket.gethostbyaddr", "os.utime", "os.setxattr", "os.removexattr",
      "subprocess.Popen", "os.system", "os.posix_spawn", "os.spawn", "os.exec", "os.fork", "os.forkpty", "os.remove",
      "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown", "os.kill",
      "shutil.rmtree", "sqlite3.connect", "urllib.Request"}
 )  # fmt: skip
 _NOWHERE: Final = frozenset({os.devnull, ":memory:"})
 """Opening these changes nothing, and says nothing of what is done."""
+_NETWORK: Final = frozenset({socket.AF_INET, socket.AF_INET6})
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -104,8 +118,8 @@ _watchers: list[Callable[[UnrecordedIO], None]] = []
 _threads: Final[WeakKeyDictionary[threading.Thread, tuple[str, int]]] = WeakKeyDictionary()
 """Threads that agent code started while I/O was watched, and where."""
 _hooked = False
-_start: Final = threading.Thread.start
-_submit: Final[Any] = ThreadPoolExecutor.submit
+_patched: Final[list[tuple[type, str, Any]]] = []
+"""The methods that are replaced while I/O is watched, and what was there before."""
 
 
 def watch_io(watcher: Callable[[UnrecordedIO], None]) -> Callable[[], None]:
@@ -120,8 +134,12 @@ def watch_io(watcher: Callable[[UnrecordedIO], None]) -> Callable[[], None]:
         _hooked = True
         sys.addaudithook(_audit)
     if not _watchers:
-        threading.Thread.start = _start_marked  # type: ignore[method-assign]
-        ThreadPoolExecutor.submit = _submit_marked  # type: ignore[method-assign, assignment]
+        _patch(threading.Thread, "start", _start_marked)
+        _patch(ThreadPoolExecutor, "submit", _submit_marked)
+        # No audit event tells of a connection that was opened before.
+        for cls in (socket.socket, getattr(sys.modules.get("ssl"), "SSLSocket", socket.socket)):
+            _patch(cls, "send", _send_watched)
+            _patch(cls, "sendall", _send_watched)
     _watchers.append(watcher)
     return lambda: _unwatch(watcher)
 
@@ -139,19 +157,31 @@ def refuse_io(told: Callable[[UnrecordedIO], None] = lambda stray: None) -> Call
 
 def _unwatch(watcher: Callable[[UnrecordedIO], None]) -> None:
     _watchers.remove(watcher)
-    if not _watchers:
-        threading.Thread.start = _start  # type: ignore[method-assign]
-        ThreadPoolExecutor.submit = _submit  # type: ignore[method-assign]
+    while _patched and not _watchers:
+        cls, name, before = _patched.pop()
+        if before is None:
+            delattr(cls, name)
+        else:
+            setattr(cls, name, before)
+
+
+def _patch(cls: type, name: str, made: Callable[[Any], Callable[..., Any]]) -> None:
+    inner = getattr(cls, name)
+    _patched.append((cls, name, vars(cls).get(name)))
+    setattr(cls, name, made(inner))
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
     if not _watchers or event not in WATCHED or (args and isinstance(args[0], str) and args[0] in _NOWHERE):
         return
     if (place := _place()) is not None:
-        what, reads = _said(event, args)
-        stray = UnrecordedIO(what, *place, reads)
-        for watcher in tuple(_watchers):
-            watcher(stray)
+        _tell(place, *_said(event, args))
+
+
+def _tell(place: tuple[str, int], what: str, reads: bool) -> None:
+    stray = UnrecordedIO(what, *place, reads)
+    for watcher in tuple(_watchers):
+        watcher(stray)
 
 
 def _place() -> tuple[str, int] | None:
@@ -160,7 +190,7 @@ def _place() -> tuple[str, int] | None:
     started = _threads.get(threading.current_thread())
     if (here is None and started is None) or (here is not None and not here.in_agent):
         return None
-    is_ours, frame = _agent_frame(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+    is_ours, frame = _agent_frame(sys._getframe(1), loads=here is LOADING)  # pyright: ignore[reportPrivateUsage]
     if frame is not None:
         return frame.f_code.co_filename, frame.f_lineno
     return None if is_ours else started or _awaiting(here)
@@ -186,31 +216,50 @@ def _awaiting(here: CurrentCode | None) -> tuple[str, int]:
     return f"<{here.tell()[0] if here is not None else 'agent'}>", 0
 
 
-def _submit_marked(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _submit_marked(submit: Callable[..., Any]) -> Callable[..., Any]:
     """The threads of a pool work for everybody: while one works for agent code, it is remembered here."""
-    place = _place()
-    if place is None:
-        return _submit(self, fn, *args, **kwargs)
 
-    def marked() -> Any:
-        thread = threading.current_thread()
-        before = _threads.get(thread)
-        _threads[thread] = place
-        try:
-            return fn(*args, **kwargs)
-        finally:
-            _threads.pop(thread, None)
-            if before is not None:
-                _threads[thread] = before
+    def submit_marked(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        place = _place()
+        if place is None:
+            return submit(self, fn, *args, **kwargs)
 
-    return _submit(self, marked)
+        def marked() -> Any:
+            thread = threading.current_thread()
+            before = _threads.get(thread)
+            _threads[thread] = place
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                _threads.pop(thread, None)
+                if before is not None:
+                    _threads[thread] = before
+
+        return submit(self, marked)
+
+    return submit_marked
 
 
-def _start_marked(self: threading.Thread) -> None:
+def _start_marked(start: Callable[..., None]) -> Callable[..., None]:
     """A thread does not know who started it: if that is agent code, it is remembered here."""
-    if (place := _place()) is not None:
-        _threads[self] = place
-    _start(self)
+
+    def start_marked(self: threading.Thread) -> None:
+        if (place := _place()) is not None:
+            _threads[self] = place
+        start(self)
+
+    return start_marked
+
+
+def _send_watched(send: Callable[..., Any]) -> Callable[..., Any]:
+    """Watches what goes over the network. The sockets by which a loop wakes itself are none of it."""
+
+    def send_watched(self: socket.socket, *args: Any) -> Any:
+        if self.family in _NETWORK and (place := _place()) is not None:
+            _tell(place, "socket.send", False)
+        return send(self, *args)
+
+    return send_watched
 
 
 def _said(event: str, args: tuple[Any, ...]) -> tuple[str, bool]:
@@ -224,9 +273,9 @@ def _said(event: str, args: tuple[Any, ...]) -> tuple[str, bool]:
     return f"{event}({told})" if told else event, False
 
 
-def _agent_frame(frame: FrameType | None) -> tuple[bool, FrameType | None]:
-    """The nearest frame of user code; none for imports, for debuggers, and for what Killick does on the
-    agent's behalf, of which the first part tells."""
+def _agent_frame(frame: FrameType | None, *, loads: bool = False) -> tuple[bool, FrameType | None]:
+    """The nearest frame of user code; none for debuggers, for imports unless a module `loads`, and for what Killick
+    does on the agent's behalf, of which the first part tells."""
     nearest: FrameType | None = None
     while frame is not None:
         if frame.f_globals is globals():
@@ -234,7 +283,7 @@ def _agent_frame(frame: FrameType | None) -> tuple[bool, FrameType | None]:
             continue
         module = str(frame.f_globals.get("__name__", ""))
         if module.startswith(_ASIDE):
-            return True, None
+            return (nearest is None, nearest) if loads else (True, None)
         if module.startswith("killick.") or module == "killick":
             return nearest is None, nearest
         if module == "asyncio.events" and frame.f_code.co_name == "_run":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias, get_args
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias, get_args, get_overloads
 
 import msgspec
 
@@ -76,6 +77,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """False where nothing was said of the effect, and the default holds."""
 
 
+OPTIONS: Final = {*Policy.__struct_fields__, "limit"} - {"limits", "says_effect"}
+"""The options of `killick.tool` besides its name."""
 DEFAULT_RETRY: Final = Retry()
 ONCE: Final = Retry(attempts=1)
 EFFECTS: Final = ("reads", "idempotent", "workspace", "transaction", "at_most_once")
@@ -107,6 +110,27 @@ def _policy(name: str, options: dict[str, Any]) -> Policy:
         options["identity"] = names_of(options["identity"])
     options["consumes"] = names_of(options.get("consumes", ()))
     return Policy(**options)
+
+
+def refuse_unknown(what: str, given: Collection[str], known: Collection[str]) -> None:
+    """Refuse an option that does not exist, and name the one that was probably meant."""
+    from difflib import get_close_matches
+
+    for option in set(given) - set(known):
+        close = get_close_matches(option, known, 1)
+        hint = f"did you mean {close[0]}=?" if close else f"it takes {', '.join(sorted(known))}"
+        raise DeclarationRefused(what, f"{option}= is not an option; {hint}")
+
+
+def signed(like: Callable[..., Any] | None = None) -> Callable[[Any], Any]:
+    """Shows at run time the options of a decorator's last overload, or of another's."""
+
+    def sign(fn: Any) -> Any:
+        own, options = inspect.signature(fn), inspect.signature(get_overloads(like or fn)[-1])
+        fn.__signature__ = own.replace(parameters=[*[*own.parameters.values()][:1], *options.parameters.values()])
+        return fn
+
+    return sign
 
 
 def names_of(given: str | Sequence[str]) -> tuple[str, ...]:

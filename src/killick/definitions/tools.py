@@ -20,6 +20,7 @@ from killick.definitions.policy import (
     CHANGES,
     DEFAULT_RETRY,
     EFFECTS,
+    OPTIONS,
     Approve,
     Changes,
     Duration,
@@ -30,13 +31,16 @@ from killick.definitions.policy import (
     Repeat,
     policy_of,
     refuse_on_misfit,
+    refuse_unknown,
+    signed,
 )
 from killick.definitions.rate_limit import Limit
-from killick.errors import CalledDirectly, DeclarationRefused
+from killick.errors import CalledDirectly, DeclarationRefused, ValueRefused
+from killick.model.chunks import through_codec
 from killick.model.codec import Secret
 from killick.model.events import EffectClass
 from killick.model.retry import ExceptionTypes, Retry, retry_of, seconds
-from killick.model.typed import convert
+from killick.model.typed import convert, fit
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -78,7 +82,7 @@ class Tool(Generic[P, R]):
         return self.shape.is_async
 
     def __repr__(self) -> str:
-        return f"<killick tool {self.name}>"
+        return f"<killick.Tool {self.name}, {self.policy.effect}>"
 
     def _options(
         self, because: str | None, retry: Retry | int | None, timeout: Duration | None, approve: Approve | None
@@ -137,6 +141,7 @@ class Shape:
     """What a function takes and returns: how calls are bound, digested and brought back from the record."""
 
     def __init__(self, fn: Callable[..., Any], name: str) -> None:
+        self.name = name
         self.is_async = inspect.iscoroutinefunction(fn)
         self.doc = inspect.getdoc(fn) or ""
         whole = inspect.signature(fn)
@@ -156,17 +161,44 @@ class Shape:
         self._defaults = {p.name: p.default for p in given if p.default is not p.empty}
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The arguments by name: all of them, and those that were given. TypeError, as for any call, if they misfit.
+        """The arguments by name: all of them, as their declared types, and those that were given, as they are.
 
-        Digests are of those given, so that neither a new default parameter nor another default changes one.
+        TypeError, as for any call, if they misfit. Digests are of those given, so that neither a new default parameter
+        nor another default changes one.
         """
         if self.is_plain and not kwargs and len(args) == len(self._names):
-            given = dict(zip(self._names, args, strict=True))
-            return given, given
-        bound = self.signature.bind(*args, **kwargs)
-        given = dict(bound.arguments)
-        bound.apply_defaults()
-        return dict(bound.arguments), given
+            arguments = given = dict(zip(self._names, args, strict=True))
+        else:
+            bound = self.signature.bind(*args, **kwargs)
+            given = dict(bound.arguments)
+            bound.apply_defaults()
+            arguments = dict(bound.arguments)
+        for name, value in given.items():
+            hint = self.hints[name]
+            if hint is not Any and value.__class__ is not hint:
+                fitted = self._fitted(name, value)
+                if fitted is not value:
+                    arguments = {**arguments, name: fitted}
+        return arguments, given
+
+    def _fitted(self, name: str, value: Any) -> Any:
+        """An argument as the declared type, where that loses nothing. ValueRefused where it would."""
+        hint = self._hint(name)
+        if hint in type(value).__mro__:
+            return value
+        try:
+            fitted = fit(value, hint, at=name)
+            return value if type(fitted) is type(value) else fitted
+        except ValueRefused as misfit:
+            try:
+                # Only the codec knows some types, and names what cannot be stored later.
+                if not holds_secret(value):
+                    convert(through_codec(value), hint, at=name)
+            except ValueRefused as refused:
+                if refused.path.startswith(name):
+                    takes = f"{name} takes {inspect.formatannotation(hint)}, and got {value!r:.100}"
+                    raise ValueRefused(f"{self.name}: {misfit.path}", f"{misfit.reason}; {takes}") from None
+            return value
 
     def given(self, arguments: Mapping[str, Any]) -> Shape:
         """The shape of one call."""
@@ -267,26 +299,17 @@ def tool(fn: Callable[P, R], /) -> SyncTool[P, R]: ...
 
 @overload
 def tool(
-    *,
-    effect: EffectClass | Callable[..., EffectClass] = "at_most_once",
-    name: str | None = None,
-    retry: Retry | int | None = None,
-    timeout: Duration | None = None,
-    identity: Sequence[str] | None = None,
-    repeat: Repeat = "allow",
-    changes: Changes = "any time",
-    consumes: Sequence[str] = (),
-    limit: Limit | Sequence[Limit] = (),
-    compensate: Callable[..., Any] | None = None,
-    reconcile: Reconciler | None = None,
-    confirm: Callable[[Effect], Any] | None = None,
-    isolate: Isolation = "thread",
-    patience: Duration = "1h",
-    nothing_happened: ExceptionTypes = (),
+    *, effect: EffectClass | Callable[..., EffectClass] = "at_most_once", name: str | None = None,
+    retry: Retry | int | None = None, timeout: Duration | None = None, identity: Sequence[str] | None = None,
+    repeat: Repeat = "allow", changes: Changes = "any time", consumes: Sequence[str] = (),
+    limit: Limit | Sequence[Limit] = (), compensate: Callable[..., Any] | None = None,
+    reconcile: Reconciler | None = None, confirm: Callable[[Effect], Any] | None = None,
+    isolate: Isolation = "thread", patience: Duration = "1h", nothing_happened: ExceptionTypes = (),
     approve: Approve | None = None,
-) -> _ToolDecorator: ...
+) -> _ToolDecorator: ...  # fmt: skip
 
 
+@signed()
 def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
     """Declare a tool: what it does to the world, and what to do when that is in doubt.
 
@@ -307,6 +330,8 @@ def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **
     approve     whom to ask before it is done: a name, names, Approval(…), or a function of the arguments giving one
     """
 
+    refuse_unknown("killick.tool", options, OPTIONS)
+
     def declare(fn: Callable[..., Any]) -> Tool[..., Any]:
         called = name or str(getattr(fn, "__name__", "tool"))
         kind: Any = AsyncTool if inspect.iscoroutinefunction(fn) else SyncTool
@@ -321,6 +346,9 @@ def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **
 def checked_tool(declared: Tool[..., Any]) -> None:
     """Refuse a declaration that contradicts itself."""
     policy, name = declared.policy, declared.name
+    if next(iter(inspect.signature(declared.fn).parameters), "") in ("self", "cls"):
+        told = "is a method, and its object is not on record; declare a function that takes what it needs"
+        raise DeclarationRefused(name, f"{told}, or killick.tool(name=…)(thing.{name}) of one object")
     if not callable(policy.effect) and policy.effect not in EFFECTS:
         raise DeclarationRefused(name, f"effect={policy.effect!r} is not one of {', '.join(EFFECTS)}")
     if policy.changes not in CHANGES:

@@ -14,7 +14,7 @@ from killick.definitions.current import HERE
 from killick.engine import completion, state_machine
 from killick.engine.execution import Branch, Execution, RunFiles
 from killick.engine.signals import Signal
-from killick.errors import KillickError, ValueRefused, WorkspaceRefused
+from killick.errors import KillickError, WorkspaceRefused
 from killick.model.chunks import through_codec
 from killick.model.typed import convert
 
@@ -63,9 +63,10 @@ async def run_agent(ex: Execution, branch: Branch, point: state_machine.Resumed,
     if ex.files is not None:
         await _files_opened(ex, ex.files)
     try:
-        result = through_codec(await _code(ex, branch, point, run_of))
+        result = through_codec(await _code(ex, branch, point, run_of), at=f"result of {ex.agent.name}")
         if ex.agent.returns is not Any and not ex.agent.is_machine:
-            convert(result, ex.agent.returns, at="result")
+            convert(result, ex.agent.returns, at=f"result of {ex.agent.name}")
+        ex.inert_steps.refuse_forgotten(at_end=True)
     except Signal:
         raise
     except BaseException as raised:
@@ -73,13 +74,12 @@ async def run_agent(ex: Execution, branch: Branch, point: state_machine.Resumed,
             raise  # the agent did not raise it: its coroutine is being collected
         error = raised
     finally:
+        ex.inert_steps.close()
         ex.turns.computing -= 1
     if isinstance(error, asyncio.CancelledError):
         await ex.raise_if_closing()
     if ex.signal is not None:
         raise ex.signal
-    if isinstance(error, ValueRefused) and error.__traceback__ is not None:
-        error = ValueRefused(f"result of {ex.agent.name}: {error.path}", error.reason) if result is None else error
     branch.thread = None
     if ex.files is not None:
         ex.files.ended()  # what others did in the folder, since the last tool, is the run's too

@@ -77,13 +77,16 @@ def recorded_input(ex: Execution, seq: int) -> Any:
 
 
 def touch_after(ex: Execution, claim: ClaimedRun) -> int:
-    """R16: until when an open attempt is left alone, because its worker may be frozen rather than dead."""
+    """R16: until when an open attempt is left alone, because its worker may be frozen rather than dead.
+
+    One that only reads is not: it runs again at once.
+    """
     store = ex.engine.log.store
     grace = round(ex.engine.grace_seconds * 1_000_000)
     open_ones = [step for step in ex.record.steps.values() if step.attempts and not step.attempts[-1].ended]
     latest = 0
     for step in open_ones:
-        if step.status in OVER:
+        if step.status in OVER or step.effect in ("reads", None):
             continue
         started: e.Started = ex.record.event(step.attempts[-1].started)
         holder = ex.record.holder_of(started.epoch)

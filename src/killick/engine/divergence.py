@@ -64,7 +64,8 @@ async def agree(ex: Execution, branch: Branch, past: Step, asked: RequestedStep,
 
 def _recorded_arguments(ex: Execution, past: Step) -> Any:
     try:
-        data = ex.record.data(past.intended)
+        opened = ex.record.of(past.id, e.WaitOpened) if past.sort == "wait" else ()
+        data = ex.record.data(opened[0][0] if opened else past.intended)
     except ValueErased:
         return {}
     return data.get("arguments", data)

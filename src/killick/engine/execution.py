@@ -31,7 +31,7 @@ from killick.engine.steps import live_calls
 from killick.engine.steps.inner_waits import InnerWaits
 from killick.engine.steps.intention import Intent
 from killick.engine.steps.open_wait import Intervened, Waiter
-from killick.engine.steps.turns import Turns, end_with
+from killick.engine.steps.turns import InertSteps, Turns, end_with
 from killick.errors import KillickError, LeaseLost, OutsideBranch, StillRunning, ValueRefused
 from killick.log.writer import Entry, Hold, RunLog
 from killick.logger import get_logger
@@ -202,6 +202,8 @@ class Execution:
         self.fork_effects = facts.fork_effects
         self.model = facts.model
         self.turns = Turns(is_threaded=not agent.is_async)
+        self.inert_steps = InertSteps()
+        self.now_us = engine.clock.now_us
         self._signals = 0
         self.on_child: Callable[[str], None] = lambda run: None
         self.on_message: Callable[[str], object] = lambda run: None
@@ -263,9 +265,6 @@ class Execution:
 
     # time and writing -------------------------------------------------------------------------
 
-    def now_us(self) -> int:
-        return self.engine.clock.now_us()
-
     def write_behind(self, *entries: Entry, **rights: Any) -> int:
         """Write without waiting; returns the seq of the last event."""
         try:
@@ -320,7 +319,7 @@ class Execution:
 
     def check_lease(self) -> None:
         """Check the lease just before a call; interrupt the run if it is lost."""
-        if not self.is_ours:
+        if self.lease is not None and self.engine.clock.monotonic() >= self.lease.until:
             self.close(Interrupted(LeaseLost(self.run_id)), cut=True)
             assert self.signal is not None
             raise self.signal

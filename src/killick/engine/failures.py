@@ -6,11 +6,16 @@ an error already holds: it never reads from a connection, and never raises, even
 
 from __future__ import annotations
 
+import ast
+import dis
 import errno
+import linecache
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from itertools import zip_longest
 from types import TracebackType
 from typing import Any, Final, cast
 
@@ -89,6 +94,79 @@ def _is_programming(error: BaseException) -> bool:
         or not isinstance(error, Exception)
         or any(map(_is_programming, _members(error)))
     )
+
+
+_BUGS: Final = (*PROGRAMMING_ERRORS[:-1], LookupError, ArithmeticError)
+
+
+def is_bug(failure: Failure) -> bool:
+    """Whether an error is of a type that mistakes in code have."""
+    return any(map(failure.is_a, _BUGS)) and not failure.is_a(KillickError)
+
+
+_CALLS_NOTHING: Final = re.compile(
+    r"RESUME|NOP|CACHE|EXTENDED_ARG|PUSH_NULL|PRECALL|KW_NAMES|POP_TOP|COPY|SWAP|COPY_FREE_VARS|MAKE_CELL|TO_BOOL"
+    r"|NOT_TAKEN|RETURN_GENERATOR|LOAD_(?!BUILD_CLASS|LOCALS)\w+|STORE_FAST\w*|STORE_DEREF|BUILD_\w+|BINARY_\w+|UNARY_\w+"
+    r"|COMPARE_OP|CONTAINS_OP|IS_OP|FORMAT_\w+|CONVERT_VALUE|(POP_)?JUMP_\w+|RAISE_VARARGS"
+)
+"""Instructions that read and compute. Calls, awaits, loops, imports and assignments to objects are not among them."""
+
+
+def called_nothing(error: BaseException, fn: Callable[..., Any]) -> bool:
+    """Whether a bug was raised before the code of a tool had called anything: then nothing can have happened.
+
+    Every frame from the tool's function to the raise has computed, and is at most in the call that leads to the raise.
+    """
+    code, traceback = getattr(fn, "__code__", None), error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code is not code:
+        traceback = traceback.tb_next
+    while traceback is not None and isinstance(error, _BUGS) and not isinstance(error, KillickError):
+        inner = traceback.tb_next
+        if not _only_computed(traceback, is_raise=inner is None):
+            return False
+        if inner is None:
+            return True
+        if _called_name(traceback) != inner.tb_frame.f_code.co_name:
+            return False  # a function such as sorted may have called it many times
+        traceback = inner
+    return False
+
+
+def _only_computed(traceback: TracebackType, *, is_raise: bool) -> bool:
+    """Whether a frame has called nothing before its current instruction, which is the raise or a call."""
+    instructions = list(dis.get_instructions(traceback.tb_frame.f_code))
+    at = max(each.offset for each in instructions if each.offset <= traceback.tb_lasti)  # a call may be at its cache
+    names = {each.opname for each in instructions}
+    if "PUSH_EXC_INFO" in names:
+        return False  # it has an except or a finally, which may have acted after the error
+    for each, following in zip_longest(instructions, instructions[1:]):
+        if each.offset > at:
+            if "BACKWARD" in each.opname and each.argval <= at:
+                return False  # a loop: later code may have run before
+        elif each.opname == "CALL" and following is not None and following.opname == "RAISE_VARARGS":
+            # This call makes an error: another one, which was not raised, or that of an assert.
+            if following.offset == at and "LOAD_ASSERTION_ERROR" not in names:
+                return False
+        elif (is_raise or each.offset < at) and not _CALLS_NOTHING.fullmatch(each.opname):
+            return False
+    return True
+
+
+def _called_name(traceback: TracebackType) -> str | None:
+    """The name of the function that a frame is calling, by its source."""
+    code = traceback.tb_frame.f_code
+    first, last, start, end = list(code.co_positions())[traceback.tb_lasti // 2]
+    if first is None or last is None or start is None or end is None:
+        return None
+    lines = [linecache.getline(code.co_filename, number).encode() for number in range(first, last + 1)]
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][start:]
+    try:
+        call = ast.parse(b"(" + b"".join(lines) + b")", mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+    called = call.func if isinstance(call, ast.Call) else None
+    return called.id if isinstance(called, ast.Name) else called.attr if isinstance(called, ast.Attribute) else None
 
 
 def is_transient(error: BaseException) -> bool:

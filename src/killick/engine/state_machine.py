@@ -7,9 +7,8 @@ from typing import Any, Generic, Protocol, TypeVar, overload
 
 import msgspec
 
-from killick.definitions import agents
-from killick.definitions.agents import Agent, AnyAgent
-from killick.definitions.policy import Duration
+from killick.definitions.agents import Agent, AnyAgent, agent, declared
+from killick.definitions.policy import Duration, signed
 from killick.engine.divergence import diverge, recorded_step
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import RequestedStep
@@ -61,12 +60,13 @@ def machine(fn: Callable[[Any, S], Any], /) -> Agent[S, Any]: ...
 def machine(*, name: str | None = None, **options: Any) -> _MachineDecorator: ...
 
 
+@signed(agent)
 def machine(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Declare a state machine: a function of a run and a state that returns Next, WaitFor or Done.
 
     The input of a run is its first state. Options are those of `killick.agent`.
     """
-    return agents.declared(fn, options, is_machine=True)
+    return declared(fn, options, is_machine=True)
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True):

@@ -63,6 +63,18 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
         """Whether as many agreed as have to, of several; the run is yet to take it."""
         return self.need > 1 and len(self.votes) >= self.need
 
+    @property
+    def with_move(self) -> str:
+        """Itself, and the client's call that ends it, with its arguments, where one does."""
+        if self.waits_for == "event":
+            return f"{self}; call kd.send({self.run!r}, {self.name!r}, …)"
+        if not self.verbs:
+            return str(self)
+        verb = "'respond'" if self.options else " | ".join(map(repr, self.verbs))
+        values = " | ".join(map(repr, self.options)) or "…"
+        value = f", value={values}" if {"respond", "happened"} & {*self.verbs} else ""
+        return f"{self}; call kd.answer({self.id!r}, {verb}{value}{', by=…' if self.to else ''})"
+
     def __str__(self) -> str:
         what = self.prompt or self.name
         who = f" (asked of {', '.join(self.to)})" if self.to else ""

@@ -303,7 +303,7 @@ class _Look:
                 if reason is not None:
                     self._say("broken", row, row.changed_at_us, reason)
         if passed_over:
-            self.unseen.append(f"whether {passed_over:,} older runs hold (killick verify proves all)")
+            self.unseen.append(f"whether {passed_over:,} older runs hold (killick store verify proves all)")
 
     def _due(self) -> None:
         """Finds unheld runs that a worker should have taken."""

@@ -8,21 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import msgspec
-
 from killick.history.page import STEPS_MAX, PageBuilder, RedactData, bounds
-from killick.history.timeline_parts import Entry, Failed, Moment, Part, Said, Step, Values, Wait, walked
+from killick.history.timeline_parts import Entry, Failed, Moment, Part, Step, Wait, walked
 from killick.log.log import Log
 from killick.model import events as e
-from killick.model.codec import plain
 from killick.model.facts import Status
-from killick.model.failure import Failure
 from killick.model.fold import Fold
 from killick.model.state import State
-from killick.text import printable_json
-
-TIMELINE_VERSION: Final = 1
-"""The version of the JSON form, which docs/showing.md describes."""
 
 
 class Timeline(Part, frozen=True):
@@ -95,36 +87,6 @@ class Timeline(Part, frozen=True):
         waits = self.waits[0].step if self.waits and self.failed is None else None
         number = failed or waits or self.current
         return self.step(number) if number is not None else None
-
-    def document(self) -> dict[str, Any]:
-        """Returns everything as JSON. Its size grows with the run."""
-        document = {"version": TIMELINE_VERSION, **_document(self)}
-        del document["skipped"]
-        return document
-
-
-_READ: Final[dict[type[Part], tuple[str, ...]]] = {
-    Step: ("output", "failure"), Moment: ("data",), Timeline: ("place", "input", "result", "context"),
-}  # fmt: skip
-"""The JSON form's additions to a part's fields and values."""
-
-
-def _document(part: Any) -> Any:
-    if isinstance(part, Part):
-        fields = [name for name in part.__struct_fields__ if not isinstance(getattr(part, name), Values | State)]
-        said = [name for name, value in vars(type(part)).items() if isinstance(value, Said)]
-        return {name: _document(getattr(part, name)) for name in (*fields, *said, *_READ.get(type(part), ()))}
-    if isinstance(part, e.Event):
-        return {name: value for name, value in _built(part).items() if name not in ("kind", "at", "data")}
-    if isinstance(part, e.Usage | e.Build | e.Verdict | Failure):
-        return _built(part)
-    if isinstance(part, tuple):
-        return [_document(each) for each in part]  # pyright: ignore[reportUnknownVariableType]
-    return plain(part)
-
-
-def _built(part: msgspec.Struct) -> Any:
-    return printable_json(msgspec.to_builtins(part))
 
 
 # making one ---------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True):
     """A part of the document."""
 
 
-class Fill(_Part, frozen=True):
+class WindowShare(_Part, frozen=True):
     """The tokens of one kind in a request, and their number of parts."""
 
     kind: Kind
@@ -66,7 +66,7 @@ class Waste(_Part, frozen=True):
     names: tuple[str, ...] = ()
 
 
-class Sent(_Part, frozen=True):
+class ModelCall(_Part, frozen=True):
     """One call. `without` is its size without evictions; `counted` and `cached` are the provider's counts of read and
     cached tokens. `evicted` pages were evicted just before it, `faulted` were requested by its reply."""
 
@@ -82,7 +82,7 @@ class Sent(_Part, frozen=True):
     faulted: int = 0
 
 
-class Gone(_Part, frozen=True):
+class EvictedPage(_Part, frozen=True):
     """An evicted page, and the reason."""
 
     page: str
@@ -101,7 +101,7 @@ class Eviction(_Part, frozen=True):
     call: int
     because: page_events.EvictedBecause
     tokens: int
-    pages: tuple[Gone, ...]
+    pages: tuple[EvictedPage, ...]
 
 
 class Fault(_Part, frozen=True):
@@ -130,7 +130,7 @@ class Pin(_Part, frozen=True):
     what: str
 
 
-class PageSeen(_Part, frozen=True):
+class WindowPage(_Part, frozen=True):
     """A page of the displayed request: `age` and `idle` are turns since its arrival and since its last mention."""
 
     page: str
@@ -142,7 +142,7 @@ class PageSeen(_Part, frozen=True):
     is_out: bool
 
 
-class Money(_Part, frozen=True):
+class WindowCost(_Part, frozen=True):
     """The calls' cost in millionths of a US dollar, and the cost without evictions, with the provider's cache. None
     without a known price; `unpriced` lists those models."""
 
@@ -156,20 +156,20 @@ class Windows(_Part, frozen=True):
 
     version: int
     run: str
-    at: Sent
+    at: ModelCall
     messages: int
     read: int
     """The number of calls read; sizes in between are interpolated."""
-    fills: tuple[Fill, ...]
-    pages: tuple[PageSeen, ...]
+    fills: tuple[WindowShare, ...]
+    pages: tuple[WindowPage, ...]
     budget: int | None
     sent: int
     without: int
     counted: int
     cached: int
-    largest: Sent
+    largest: ModelCall
     waste: tuple[Waste, ...]
-    money: Money
+    money: WindowCost
     evictions: tuple[Eviction, ...]
     faults: tuple[Fault, ...]
     pins: tuple[Pin, ...]
@@ -179,10 +179,10 @@ class Windows(_Part, frozen=True):
     """How often one of these was requested again."""
     thrashed: tuple[str, ...]
     """Pages that were requested again more than once."""
-    calls: tuple[Sent, ...]
+    calls: tuple[ModelCall, ...]
 
 
-def grouped(calls: Sequence[Sent], columns: int) -> list[Sequence[Sent]]:
+def grouped(calls: Sequence[ModelCall], columns: int) -> list[Sequence[ModelCall]]:
     """Groups the calls evenly into as many groups as fit."""
     count = min(columns, len(calls))
     edges = [round(at * len(calls) / count) for at in range(count + 1)]
@@ -392,7 +392,7 @@ class _Reading:
     def document(self, prices: Prices) -> Windows:
         filled = self.lines[-1].filled
         assert filled is not None
-        fills = (Fill(kind=kind, tokens=filled.kinds[kind], pieces=filled.counts[kind]) for kind in KINDS)
+        fills = (WindowShare(kind=kind, tokens=filled.kinds[kind], pieces=filled.counts[kind]) for kind in KINDS)
         calls = tuple(_sent(number, line) for number, line in enumerate(self.lines, 1))
         batches = [each for each in self.evictions if each.because in ("pays", "budget")]
         wanted = [fault.page for fault in self.faults if fault.how in ("recalled", "repeated", "reread")]
@@ -421,19 +421,19 @@ class _Reading:
             Waste(kind="duplicate", tokens=sum(line.duplicate for line in self.lines)),
         )
 
-    def _pages(self) -> Iterator[PageSeen]:
+    def _pages(self) -> Iterator[WindowPage]:
         left, pieces = self._last.left, list(self._last.pieces())
         now = pieces[-1].turn if pieces else 0
         for _, _, turn, used, piece, _, _ in pieces:
             gone = left.get(piece.handle) or left.get(piece.left or "") if piece.left else None
             if piece.kind in _PAGES:
-                yield PageSeen(
+                yield WindowPage(
                     page=piece.handle, kind=gone.kind if gone else _PAGES[piece.kind], what=piece.source,
                     tokens=gone.tokens if gone else piece.tokens, age=now - turn, idle=now - used,
                     is_out=piece.left is not None,
                 )  # fmt: skip
 
-    def _money(self, prices: Prices) -> Money:
+    def _money(self, prices: Prices) -> WindowCost:
         caches = any(line.usage.tokens_cached for line in self.lines)
         spent = without = 0
         unpriced, sent_before = set[str](), dict[str, int]()
@@ -453,7 +453,7 @@ class _Reading:
             spent += paid
             without += round((price.cost(more) if price is not None else whole) * paid / asked) if asked else paid
         is_known = any(line.model not in unpriced for line in self.lines)
-        return Money(
+        return WindowCost(
             spent_micros=spent if is_known else None, without_micros=without if is_known else None,
             unpriced=tuple(sorted(unpriced)),
         )  # fmt: skip
@@ -462,8 +462,8 @@ class _Reading:
 _PAGES: Final[Mapping[Kind, str]] = {"files": "file", "results": "result", "documents": "document", "left": "page"}
 
 
-def _sent(number: int, line: _Line) -> Sent:
-    return Sent(
+def _sent(number: int, line: _Line) -> ModelCall:
+    return ModelCall(
         number=number, step=line.step.id, at_us=line.step.at, model=line.model, sent=line.sent, without=line.without,
         counted=line.usage.tokens_in or None, cached=line.usage.tokens_cached, evicted=line.evicted,
         faulted=line.faulted,
@@ -475,9 +475,9 @@ def _tables(found: Any) -> Iterator[Mapping[str, Any]]:
     yield from (each for each in found if is_map(each)) if is_list(found) else ()
 
 
-def _gone(page: str, told: Mapping[str, Any], because: str) -> Gone:
+def _gone(page: str, told: Mapping[str, Any], because: str) -> EvictedPage:
     tokens = told.get("tokens")
-    return Gone(
+    return EvictedPage(
         page=page, kind=str(told.get("kind") or "page"), what=str(told.get("source") or ""),
         tokens=tokens if isinstance(tokens, int) else 0, why=str(told.get("why") or because),
     )  # fmt: skip

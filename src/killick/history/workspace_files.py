@@ -81,7 +81,7 @@ def id_of(root: Id) -> str:
 # a place --------------------------------------------------------------------------------------------
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One path of a snapshot. A folder's `size` is the total below it, if computed; `target` is a link's target; `how`
     is its change since the previous snapshot."""
 
@@ -105,7 +105,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     since: str | None
     path: str
-    entries: tuple[Listed, ...]
+    entries: tuple[FileEntry, ...]
     left_out: int
     files: int
     folders: int
@@ -163,7 +163,7 @@ class Files:
         name, entry = self.find(path) if path else (b"", self.top)
         changed = {each.path: each for each in self._changes() if each.path and _is_below(each.path, name)}
         told: dict[bytes, How] = {place: each.how for place, each in changed.items() if not is_only_dated(each)}
-        entries: dict[bytes, Listed] = {}
+        entries: dict[bytes, FileEntry] = {}
         inside: Counter[bytes] = Counter()
         sizes: Counter[bytes] = Counter()
         folders = left_out = 0
@@ -225,7 +225,7 @@ def _first_below(path: bytes, above: bytes) -> bytes:
     return path if end < 0 else path[:end]
 
 
-def _summed(each: Listed, files: int, size: int) -> Listed:
+def _summed(each: FileEntry, files: int, size: int) -> FileEntry:
     if each.kind != "folder" or each.how == "removed":
         return each
     return replace(each, files=files, size=size)
@@ -239,9 +239,9 @@ def is_only_dated(change: tree.Change) -> bool:
     )
 
 
-def listed(path: bytes, entry: Entry, how: How | None = None) -> Listed:
+def listed(path: bytes, entry: Entry, how: How | None = None) -> FileEntry:
     """Returns an entry for a listing."""
-    return Listed(
+    return FileEntry(
         path=shown(path), kind=entry.sort, mode=entry.mode, size=0 if entry.is_folder else entry.size,
         mtime_ns=entry.mtime_ns, target=shown(entry.ref) if entry.kind == tree.LINK else None, how=how,
     )  # fmt: skip
@@ -347,8 +347,8 @@ class FileChange(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     how: How
-    before: Listed | None = None
-    after: Listed | None = None
+    before: FileEntry | None = None
+    after: FileEntry | None = None
     plus: int | None = None
     minus: int | None = None
     lines: tuple[str, ...] = ()

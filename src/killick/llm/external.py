@@ -90,9 +90,10 @@ class Host:
     ) -> Any:
         """Calls a tool as a step.
 
-        key       identifies the call: the framework's own id fn        called with the arguments, in place of the
-        tool's own function bubbles   errors by which a framework leaves a tool before any effect: no attempt is
-        counted, the step stays open, and the error reaches the caller unchanged
+        key       identifies the call: the framework's own id
+        fn        called with the arguments, in place of the tool's own function
+        bubbles   errors by which a framework leaves a tool before any effect: no attempt is counted, the step stays
+                  open, and the error reaches the caller unchanged
         """
         intent = self._tool(tool, arguments, fn, bubbles)
         return await self._awaited(partial(self._performed, intent, key))

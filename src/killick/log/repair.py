@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 from killick.errors import EventBroken, EventUnknown, LogError
 from killick.log.log import Log
@@ -60,16 +62,25 @@ def _all_rows(log: Log, run: str, after: int) -> list[Row]:
     return found
 
 
+_KEY: Final = re.compile(rb'"key":"([^"]+):step_([^":]+):([^"]+):([0-9a-f]{8})"')
+"""An idempotency key in the body of an event."""
+
+
 def _doubts(rows: Sequence[Row]) -> list[e.Doubt]:
-    """Returns every attempt that is still readable, with any recorded outcome."""
+    """Returns every attempt whose key is still readable, with any recorded outcome."""
     tools: dict[str, str] = {}
     doubts: dict[str, e.Doubt] = {}
     for row in rows:
         try:
             event = event_codec.decode(row.body)
         except (EventBroken, EventUnknown):
+            for run, step, tool, digest in _KEY.findall(row.body):
+                key = b":".join((run, b"step_" + step, tool, digest)).decode(errors="replace")
+                doubts[key] = e.Doubt(step.decode(errors="replace"), tool.decode(errors="replace"), key)
             continue
-        if isinstance(event, e.StepIntended) and event.effect not in (None, "reads"):
+        if isinstance(event, e.StepIntended) and event.effect in (None, "reads"):
+            continue
+        if isinstance(event, e.StepIntended):
             tools[event.step] = event.name
         if isinstance(event, e.Started) and (event.step in tools or ":step_" in event.key):
             tool = tools.get(event.step) or event.key.split(":")[-2]

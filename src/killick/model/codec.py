@@ -373,7 +373,7 @@ def _refused(obj: object, depth: int, how: _How) -> NoReturn:
     if hasattr(cls, "tolist"):
         raise _Refusal(f"cannot store a {name}; store what its tolist() returns")
     raise _Refusal(
-        f"cannot store a {name}; return one of: JSON types, dataclasses, pydantic models, msgspec Structs, "
+        f"cannot store a {name}; use one of: JSON types, dataclasses, pydantic models, msgspec Structs, "
         "enums, dates and times, bytes, Decimal, UUID, tuples, sets"
     )
 

@@ -15,6 +15,7 @@ import msgspec
 
 StepId = str
 Digest = str
+URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 
 Sort = Literal["tool", "model", "decision", "wait", "child", "scope", "undo"]
 EffectClass = Literal["reads", "idempotent", "workspace", "transaction", "at_most_once"]
@@ -274,7 +275,6 @@ class StepStarted(StepIntended, frozen=True, tag="step.started"):
 
     attempt: ClassVar[int] = 1
     action: ClassVar[None] = None
-
     key: str = ""
     epoch: int = 0
     deadline: int | None = None
@@ -349,16 +349,6 @@ class AttemptStarted(Event, frozen=True, tag="attempt.started"):
     deadline: int | None = None
     claims: tuple[str, ...] = ()
     action: Action | None = None
-
-
-Started: TypeAlias = AttemptStarted | StepStarted
-"""The events that start an attempt."""
-
-
-def started_at_once(intended: StepIntended, attempt: AttemptStarted) -> StepStarted:
-    """Returns one event for an intention and the first attempt that follows at once."""
-    fields = {name: getattr(intended, name) for name in StepIntended.__struct_fields__}
-    return StepStarted(**fields, key=attempt.key, epoch=attempt.epoch, deadline=attempt.deadline)
 
 
 class AttemptProgressed(Event, frozen=True, tag="attempt.progressed"):
@@ -586,7 +576,8 @@ class WorkspaceRestored(Event, frozen=True, tag="workspace.restored"):
     by: str | None = None
 
 
-WorkspaceEvent = WorkspaceBound | WorkspaceCaptured | WorkspaceRestored
+Started: TypeAlias = AttemptStarted | StepStarted
+WorkspaceEvent: TypeAlias = WorkspaceBound | WorkspaceCaptured | WorkspaceRestored
 
 
 class ValueErasedOnPurpose(Event, frozen=True, tag="value.erased"):
@@ -596,9 +587,6 @@ class ValueErasedOnPurpose(Event, frozen=True, tag="value.erased"):
     seqs: tuple[int, ...] = ()
     pieces: tuple[Digest, ...] = ()
     by: str | None = None
-
-
-URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 
 
 def to_text(digest: bytes) -> Digest:

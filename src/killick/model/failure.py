@@ -1,11 +1,12 @@
 """The recorded form of an error: type, message, frames and causes.
 
-A Failure is data. It is never raised and holds no exception object, so it reads the same live, on replay, and in a
-process without the error's class.
+A Failure is data. It holds no exception object, so it reads the same live, on replay, and in a process without the
+error's class.
 """
 
 from __future__ import annotations
 
+from types import FunctionType, TracebackType
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -72,6 +73,19 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
                 return True
         return False
 
+    def error(self) -> RecordedError:
+        """Creates an exception that prints as the recorded one did: its type, its text, its frames and its causes."""
+        module, _, name = self.type.rpartition(".")
+        made: RecordedError = type(name.replace("\0", "?"), (RecordedError,), {"__module__": module or "builtins"})(
+            self.message
+        )
+        made.__context__ = None if self.context is None else self.context.error()
+        if self.cause is not None:
+            made.__cause__ = self.cause.error()
+        for note in self.notes:
+            made.add_note(note)
+        return made.with_traceback(_traceback(self.frames))
+
     def __str__(self) -> str:
         told = f"{self.type}: {self.message}" if self.message else self.type
         if self.members:
@@ -79,3 +93,26 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
             told += f" ({count} inside: {'; '.join(map(str, self.members))})"
         line = " ".join(told.split())
         return line if len(line) <= LINE_CHARS_MAX else line[: LINE_CHARS_MAX - 1] + "…"
+
+
+class RecordedError(Exception):
+    """An error as it is on record: the cause of a `RunFailed`. Its class has the name of the recorded one."""
+
+
+def _raise() -> None:
+    raise RecordedError
+
+
+def _traceback(frames: tuple[Frame, ...]) -> TracebackType | None:
+    """Creates a traceback of recorded frames. A traceback needs live frames, so each one is executed up to a raise."""
+    made: TracebackType | None = None
+    for frame in reversed(frames):
+        file, name = frame.file.replace("\0", "?"), frame.function.rpartition(".")[2]
+        code = _raise.__code__.replace(co_filename=file, co_name=name, co_qualname=frame.function)
+        try:
+            FunctionType(code, {"RecordedError": RecordedError})()
+        except RecordedError as error:
+            at: Any = error.__traceback__
+            # -1: no marks under the source line.
+            made = TracebackType(made, at.tb_next.tb_frame, -1, min(frame.line, 2**31 - 1))
+    return made

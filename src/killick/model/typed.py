@@ -27,6 +27,22 @@ def convert(value: Any, kind: Any, *, at: str = "value") -> Any:
         raise ValueRefused(shortened(at + misfit.path), misfit.reason) from None
 
 
+def fit(value: Any, kind: Any, *, at: str) -> Any:
+    """Converts a live value to the declared type where that loses nothing. Raises `ValueRefused` where it would."""
+    try:
+        return convert(value, kind, at=at)
+    except ValueRefused as refused:
+        if refused.reason.startswith(_UNSUPPORTED):
+            return value
+        try:
+            return msgspec.convert(value, kind, builtin_types=(bytes, bytearray))  # not base64
+        except (msgspec.ValidationError, TypeError):
+            raise refused from None
+
+
+_UNSUPPORTED: Final = "cannot come back as"
+
+
 class _Misfit(ValueError):
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(reason)
@@ -109,7 +125,7 @@ def _by_pydantic(kind: Any) -> Callable[[Any], Any]:
         adapter.rebuild()
     except (pydantic.PydanticUserError, NameError, TypeError) as error:
         reason = str(error).partition("\n")[0]
-        raise _Misfit("", f"cannot come back as {kind!r}: {reason}") from None
+        raise _Misfit("", f"{_UNSUPPORTED} {kind!r}: {reason}") from None
 
     def by_pydantic(value: Any) -> Any:
         # Lax mode: strict mode could not build an enum or a dataclass from its stored form.

@@ -192,10 +192,10 @@ def skip(run: RunPreview, step: str) -> Will:
         then = (
             "Its sleep ends."
             if wait is not None and wait.waits_for == "time"
-            else "It takes its default; without one its code gets killick.Skipped."
+            else "It takes its default; without one its code gets killick.errors.Skipped."
         )
     else:
-        then = "It is not executed; its code gets killick.Skipped."
+        then = "It is not executed; its code gets killick.errors.Skipped."
     return Will(_begun(f"{run.step(step)} of {run.run} ends without being executed."), (then, run.lands))
 
 

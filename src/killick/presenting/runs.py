@@ -1,6 +1,205 @@
-"""Runs: the next move for those that do not continue by themselves."""
+"""Runs as documents: a run of a listing, a run, and a run with its whole timeline; and where it is, in words."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from killick.engine import views
+from killick.history import timeline_parts as parts
+from killick.history.explain import why
+from killick.history.listing import About, Line
+from killick.history.timeline import Timeline
+from killick.model import events as e
+from killick.presenting.documents import (
+    SCHEMA_VERSION,
+    Document,
+    Error,
+    Moment,
+    Step,
+    Wait,
+    errors,
+    moment,
+    open_wait,
+    recorded_wait,
+    step_fields,
+)
+from killick.presenting.steps import reply_text
+from killick.store.records import shown_tags
+
+
+class RunReason(Document, frozen=True):
+    """What a run waits for, or what went wrong. `at` is when that ends."""
+
+    kind: str
+    text: str
+    at_us: int | None
+
+
+class RunSummary(Document, frozen=True):
+    """A run in a line. `stage` is number `stage_number` of `stages`; `attempts` are those of its step.
+
+    `seq` is 0 where the log was not read; then only what the index has is there. `cursor` continues a listing after it.
+    """
+
+    id: str
+    agent: str
+    status: str
+    priority: int
+    tags: tuple[str, ...]
+    started_at_us: int
+    changed_at_us: int
+    since_us: int | None
+    cursor: str
+    seq: int
+    stage: str | None
+    stage_number: int | None
+    stages: int
+    step: str | None
+    step_name: str | None
+    attempts: int
+    reasons: tuple[RunReason, ...]
+    due: bool
+    worker: str | None
+    build: str | None
+    parent: str | None
+    forked_from: str | None
+
+
+def run_summary(line: Line) -> RunSummary:
+    """A run of a listing."""
+    return RunSummary.of(line, id=line.run, cursor=str(line.number), reasons=tuple(map(_reason, line.about)))
+
+
+def _reason(about: About) -> RunReason:
+    return RunReason.of(about)
+
+
+class RunFailure(Document, frozen=True):
+    """Why a run failed; `not_undone` are the compensations that failed."""
+
+    at_us: int
+    step: str | None
+    errors: tuple[Error, ...]
+    not_undone: tuple[str, ...] = ()
+
+
+class Position(Document, frozen=True):
+    """Where a run is, since when, and what happens next. `stage_index` is its stage in its plan, from 0."""
+
+    where: str
+    since_us: int
+    next: str
+    step: str | None
+    place: str | None
+    stage_index: int | None
+
+
+class Run(Document, frozen=True):
+    """A run: where it is, what it waits for, what it was given and what it returned."""
+
+    id: str
+    agent: str
+    status: str
+    position: Position
+    seq: int
+    generation: int
+    plan: tuple[str, ...]
+    stage: str | None
+    step: str | None
+    priority: int
+    tags: tuple[str, ...]
+    started_at_us: int
+    changed_at_us: int
+    ended_at_us: int | None
+    wake_at_us: int | None
+    cancelling: bool
+    build: e.Build
+    parent: str | None
+    parent_step: str | None
+    forked_from: str | None
+    follows: str | None
+    renewed_as: str | None
+    failure: RunFailure | None
+    waits: tuple[Wait, ...]
+    input: Any
+    result: Any
+
+
+class TimelineStep(Step, frozen=True, tag="step"):
+    """A step in its timeline; `entries` are those of a scope."""
+
+    entries: tuple[TimelineStep | Moment, ...] = ()
+
+
+class RunTimeline(Run, frozen=True, kw_only=True):
+    """A run with its whole timeline."""
+
+    version: int = SCHEMA_VERSION
+    holder: str | None
+    context: Any
+    entries: tuple[TimelineStep | Moment, ...]
+
+
+def run_fields(
+    tl: Timeline, *, status: str | None = None, broken: str | None = None, waits: Iterable[views.Wait] | None = None
+) -> dict[str, Any]:
+    """The fields of a run that its type does not take over by name. Its open waits, where the run is at its head."""
+    status, failed = status or str(tl.status), tl.failed
+    return {
+        "id": tl.run, "status": status, "position": position(tl, status, broken), "step": tl.current,
+        "tags": tuple(shown_tags(tl.tags)), "follows": tl.state.fold.facts.follows,
+        "failure": None if failed is None else RunFailure(
+            at_us=failed.at, step=failed.step, errors=errors(failed.failure), not_undone=tuple(failed.not_undone),
+        ),
+        "waits": tuple(recorded_wait(tl.run, each) for each in tl.waits) if waits is None
+        else tuple(map(open_wait, waits)),
+    }  # fmt: skip
+
+
+def run_timeline(tl: Timeline, now_us: int, **given: Any) -> RunTimeline:
+    """A run with everything that happened. Its size grows with the run."""
+    entries = tuple(_entry(tl.run, each, now_us) for each in tl.entries)
+    return RunTimeline.of(tl, **run_fields(tl, **given), entries=entries)
+
+
+def _entry(run: str, part: parts.Entry, now_us: int) -> TimelineStep | Moment:
+    if isinstance(part, parts.Moment):
+        return moment(part)
+    inside = tuple(_entry(run, each, now_us) for each in part.entries)
+    return TimelineStep.of(part, **step_fields(run, part, now_us), entries=inside)
+
+
+def position(tl: Timeline, status: str, broken: str | None = None) -> Position:
+    """The position of a run, why it waits, and what wakes it."""
+    step = tl.at_work
+    number = step.number if step is not None else tl.failed.step if tl.failed is not None else tl.current
+    named = f"step {number} ({step.name})" if step is not None else f"step {number}" if number else ""
+    paragraphs = why(tl, text_of=reply_text, abandoned=status == "abandoned")
+    following = paragraphs[-1] if paragraphs else ""
+    since = tl.waits[0].opened_at if tl.waits else tl.changed_at
+    if status == "running" and step is not None:
+        since = step.intended_at
+    match status:
+        case "broken":
+            where, following = "The record does not hold", f"{broken}. Verify it to see where; then repair it."
+        case "completed" | "cancelled":
+            where = status.capitalize()
+            following = f"It goes on as {tl.renewed_as}." if tl.renewed_as else "Nothing more will happen."
+            since = tl.ended_at or since
+        case "failed":
+            where, since = f"Failed at {named}" if number else "Failed in the agent's own code", tl.ended_at or since
+            following = "Nothing more happens until a person resumes the run."
+        case "queued":
+            over = step is not None and step.is_over
+            where = f"Queued {'after' if over else 'at'} {named}" if named else "Queued"
+            following = "No worker has taken the run yet."
+        case _:
+            where = f"{status.capitalize()} at {named}" if named else status.capitalize()
+    return Position(
+        where=where, since_us=since, next=following, step=number, place=tl.place,
+        stage_index=tl.plan.index(tl.stage) if tl.stage in tl.plan else None,
+    )  # fmt: skip
 
 
 def revived(count: int, resume: str) -> str:

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import msgspec
-
 from killick.client.client import Client
-from killick.definitions.triggers import LOG, Spec, TriggerInfo
 from killick.errors import KillickError
 from killick.log.log import Recorded
 from killick.model import events as e
 from killick.model import system_events
 from killick.model.failure import Failure
 from killick.model.typed import convert
+from killick.presenting.documents import Document
+from killick.triggers import LOG, TRIGGERS, Spec, TriggerInfo
+from killick.workers import trigger_runner
 
 NOT_SET: Final = "no worker has taken it up yet; start one with `killick worker`"
 _PAGE: Final = 500
+TAIL_EVENTS: Final = 60
+"""Events at the end of a trigger's log that are read."""
+RECENT_MAX: Final = 8
+"""The maximum number of actions listed for a trigger."""
 _BETWEEN: Final = (e.RunStarted, e.MessageTaken, e.RunTagged)
 """Events of a trigger's log that come with another one, and say nothing beyond it."""
 _DID: Final = {"cancel.requested": "cancelled", "note.made": "noted"}
@@ -29,7 +33,7 @@ _PASSED: Final = {
 }
 
 
-class Did(msgspec.Struct, frozen=True, kw_only=True):
+class TriggerActivity(Document, frozen=True):
     """One thing that a trigger did, or that was done to it: when, what, the run that it started, by whom and why."""
 
     at_us: int
@@ -38,6 +42,33 @@ class Did(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 1
     by: str | None = None
     why: str | None = None
+
+
+class Trigger(Document, frozen=True):
+    """Where a trigger is. `what` is its schedule in words; `missed` and `overlap` are its policies.
+
+    `passed` counts the firings among `recent` that were not made. `taken_up` is False until a worker has taken it up.
+    """
+
+    name: str
+    kind: str
+    what: str
+    agent: str
+    missed: str
+    overlap: str
+    takes_input: str
+    next_us: int | None
+    fired: int
+    queued: int
+    passed: int
+    holds: bool
+    paused: bool
+    run: str | None
+    status: str | None
+    last_us: int | None
+    declared: bool
+    taken_up: bool
+    recent: tuple[TriggerActivity, ...] = ()
 
 
 def named(client: Client, name: str) -> TriggerInfo | None:
@@ -62,10 +93,10 @@ def verb(event: e.Event) -> str:
     return _DID.get(kind, kind.partition(".")[2])
 
 
-def did(client: Client, run: str, recorded: Recorded) -> Did:
+def did(client: Client, run: str, recorded: Recorded) -> TriggerActivity:
     """An event of a trigger's log in words."""
     event, data = recorded.event, client.log.data(run, recorded.seq)
-    return Did(
+    return TriggerActivity(
         at_us=event.at, did=verb(event), by=getattr(event, "by", None),
         run=event.run if isinstance(event, system_events.TriggerFired) else None, count=getattr(event, "count", 1),
         why=_why(event, data),
@@ -106,3 +137,26 @@ def takes(spec: Spec) -> str:
     if spec.input is not None:
         return "always the same"
     return {"event": "the event's body", "when": "what the condition returned"}.get(spec.sort, "none")
+
+
+def trigger(client: Client, info: TriggerInfo) -> Trigger:
+    """A trigger with its declaration, and what it did lately."""
+    spec = _spec(client, info)
+    log = LOG + info.name
+    done = [did(client, log, each) for each in history(client, log, TAIL_EVENTS)] if info.is_set else []
+    return Trigger.of(
+        info, kind=info.sort, missed=spec.missed, overlap=spec.overlap, takes_input=takes(spec),
+        passed=sum(each.count for each in done if each.did == "passed"), taken_up=info.is_set,
+        last_us=next((each.at_us for each in done if each.did == "fired"), info.last_us),
+        recent=tuple(done[:RECENT_MAX]),
+    )  # fmt: skip
+
+
+def _spec(client: Client, info: TriggerInfo) -> Spec:
+    """What is on record of a trigger, or what is declared where nothing is."""
+    declared = TRIGGERS.get(info.name)
+    if not info.is_set and declared is not None:
+        return declared.spec
+    known = client.log.state(LOG + info.name).fold.facts.trigger
+    assert known is not None
+    return trigger_runner.spec_of(client.log, LOG + info.name, known)

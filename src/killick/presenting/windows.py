@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from killick.history.phrasing import counted, listed
-from killick.history.window_report import Sent
+from killick.history.window_report import ModelCall
 
 KINDS: Final = {
     "system": "system", "schemas": "tool schemas", "files": "file reads", "results": "other results",
@@ -40,7 +40,7 @@ def unpriced(names: Sequence[str]) -> str:
     return listed([name or "a model without a name" for name in names])
 
 
-def happened(call: Sent) -> str:
+def happened(call: ModelCall) -> str:
     """The pages evicted before a call, and the faults of its reply."""
     told = [f"{counted(call.evicted, 'page')} evicted"] if call.evicted else []
     return ", ".join([*told, *([counted(call.faulted, "fault")] if call.faulted else [])])

@@ -17,6 +17,7 @@ from killick.agents.run import run_of
 from killick.agents.runtime import Runtime
 from killick.archive.export import Export, export, read
 from killick.archive.redact import Sought
+from killick.blocking import run_apart
 from killick.clock import ManualClock
 from killick.definitions.agents import AGENTS, AnyAgent
 from killick.definitions.current import UnrecordedIO, watch_io
@@ -77,8 +78,7 @@ class Replay:
         if self.state.agent != agent.name and self.state.agent not in agent.options.aliases:
             raise RunMismatch(self.run, f"agent ({self.state.agent})")
         self.scopes = {step.id for step in self.state.fold.steps if step.sort == "scope"}
-        header = export.header
-        self._sought = None if header.redacted is None else Sought(header.fields, self._values())
+        self._sought = None if export.header.redacted is None else Sought(export.header.fields, self._values())
         self._uncompared = frozenset[int]() if self._sought is None else frozenset(self._redacted(self._sought))
         self.drifts: list[Drift] = []
         self.strays: list[UnrecordedIO] = []
@@ -255,7 +255,7 @@ class Replay:
     def _driven(self, runtime: Runtime) -> RunOutcome:
         """Executes the code: in its own thread, or in this one, which a debugger may need."""
         if not self.asked_for.here:
-            return runtime.blocking(self._drive(runtime))
+            return run_apart(self._drive(runtime))
         loop = asyncio.new_event_loop()
         try:
             return loop.run_until_complete(self._drive(runtime))

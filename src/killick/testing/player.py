@@ -324,7 +324,7 @@ class _Played(Generic[O]):
         if process.task is None and self.info.status in ENDED:
             return ended(self.client.engine, self.run)
         if process.task is None:
-            executor = process.client.executor()
+            executor = process.client.runtime.executor()
             process.sits = leaps
             process.task = asyncio.get_running_loop().create_task(
                 executor.advance(self.run, agent=self.agent, sit_out=leaps)

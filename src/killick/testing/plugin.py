@@ -76,7 +76,7 @@ def _declared() -> _Declared:
     )
 
 
-REGISTRIES = ("definitions.agents", "definitions.tools", "workers.hooks", "definitions.triggers")
+REGISTRIES = ("definitions.agents", "definitions.tools", "workers.hooks", "triggers")
 
 
 def _registries() -> list[Any]:

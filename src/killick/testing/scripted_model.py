@@ -7,42 +7,18 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
-from killick.check.fakes import inmost
+from killick.check.reply_forms import Call, ReplyForm, Turn, asked_by, is_clients
 from killick.check.samples import shown
-from killick.engine.steps.model_reply import Provider, provider_of, rebuild
+from killick.engine.steps.model_reply import Provider, provider_of
 from killick.errors import FakeRefused
 
-_REPLIES: Final[Mapping[Provider, str]] = {
-    "openai": "openai.chat", "openai-responses": "openai.response", "anthropic": "anthropic.message",
-}  # fmt: skip
 _MODEL: Final = "scripted"
-
-
-class Call(msgspec.Struct, frozen=True):
-    """A tool call by the model."""
-
-    name: str
-    arguments: dict[str, Any]
-
-
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """One reply: texts and calls in order, and its usage."""
-
-    parts: tuple[str | Call, ...]
-    reasoning: str | None = None
-    usage: tuple[int, int] | None = None
-    stop: str | None = None
-
-    @property
-    def is_text(self) -> bool:
-        return all(isinstance(part, str) for part in self.parts)
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,14 +93,14 @@ class ScriptedModel:
         self._asked += 1
         return self._given(self._next(), whole)
 
-    async def soon(self, *args: Any, **request: Any) -> Any:
+    async def async_call(self, *args: Any, **request: Any) -> Any:
         """The same, to be awaited."""
         return self(*args, **request)
 
     def fresh(self, fn: Any) -> ScriptedModel:
         """Returns the same script from its start, for a function; requests are recorded here too."""
         options = dict(self._options)
-        if _is_clients(fn):
+        if is_clients(fn):
             options["provider"] = options["provider"] or provider_of(fn)
             options["objects"] = True if options["objects"] is None else options["objects"]
         made = ScriptedModel(self._turns, **options)
@@ -150,7 +126,7 @@ class ScriptedModel:
             raise cast("type[BaseException]", said)
         if isinstance(said, BaseException):
             raise said
-        provider: Provider = self._options["provider"] or _asked_by(request)
+        provider: Provider = self._options["provider"] or asked_by(request)
         if isinstance(said, Refusal):
             raise self._refused(said, provider)
         if not isinstance(said, str | Call | Turn):
@@ -158,8 +134,10 @@ class ScriptedModel:
             return self._given(chosen(**_wanted(chosen, request)), request)
         if request.get("stream"):
             raise FakeRefused(_MODEL, "a scripted model does not stream; give a generator function that yields chunks")
-        reply = self._reply(said if isinstance(said, Turn) else Turn(parts=(said,)), provider, request)
-        return rebuild(_REPLIES[provider], reply, request) if self._options["objects"] else reply
+        said = said if isinstance(said, Turn) else Turn(parts=(said,))
+        form = ReplyForm(said, number=self._asked, calls=self._calls, model=_MODEL, usage=self._options["usage"])
+        self._calls += said.calls
+        return form.reply(provider, request, objects=bool(self._options["objects"]))
 
     def _refused(self, refusal: Refusal, provider: Provider) -> Exception:
         """Returns the provider's client's error for a status."""
@@ -173,89 +151,6 @@ class ScriptedModel:
         name = name or ("InternalServerError" if refusal.status >= 500 else "APIStatusError")
         error: Exception = getattr(package, name)(refusal.message, response=response, body=None)
         return error
-
-    # replies ----------------------------------------------------------------------------------
-
-    def _reply(self, said: Turn, provider: Provider, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a turn in the provider's form."""
-        read, wrote = said.usage or self._options["usage"]
-        model, number = str(request.get("model") or _MODEL), self._asked
-        match provider:
-            case "openai":
-                finish = said.stop or ("stop" if said.is_text else "tool_calls")
-                message = self._chat_message(said)
-                return {
-                    "id": f"chatcmpl-{number}", "object": "chat.completion", "created": 0, "model": model,
-                    "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish}],
-                    "usage": {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote},
-                }  # fmt: skip
-            case "openai-responses":
-                return {
-                    "id": f"resp_{number}", "object": "response", "created_at": 0, "status": said.stop or "completed",
-                    "error": None, "incomplete_details": None, "instructions": None, "metadata": {}, "model": model,
-                    "output": self._items(said), "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],
-                    "usage": {
-                        "input_tokens": read, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": wrote,
-                        "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": read + wrote,
-                    },
-                }  # fmt: skip
-            case "anthropic":
-                stop = said.stop or ("end_turn" if said.is_text else "tool_use")
-                return {
-                    "id": f"msg_{number}", "type": "message", "role": "assistant", "model": model,
-                    "content": self._blocks(said), "stop_reason": stop, "stop_sequence": None,
-                    "usage": {"input_tokens": read, "output_tokens": wrote},
-                }  # fmt: skip
-
-    def _chat_message(self, said: Turn) -> dict[str, Any]:
-        text = "".join(part for part in said.parts if isinstance(part, str))
-        calls = [
-            {
-                "id": self._call_id(), "type": "function",
-                "function": {"name": part.name, "arguments": json.dumps(part.arguments)},
-            }
-            for part in said.parts if isinstance(part, Call)
-        ]  # fmt: skip
-        message: dict[str, Any] = {"role": "assistant", "content": text or None}
-        message |= {"tool_calls": calls} if calls else {}
-        return message | ({"reasoning_content": said.reasoning} if said.reasoning else {})
-
-    def _items(self, said: Turn) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = []
-        if said.reasoning:
-            summary = [{"type": "summary_text", "text": said.reasoning}]
-            items.append({"id": f"rs_{self._asked}", "type": "reasoning", "summary": summary})
-        for part in said.parts:
-            if isinstance(part, str):
-                content: list[dict[str, Any]] = [{"type": "output_text", "text": part, "annotations": []}]
-                items.append(
-                    {"id": f"msg_{self._asked}", "type": "message", "role": "assistant", "status": "completed",
-                     "content": content}
-                )  # fmt: skip
-            else:
-                known_as = self._call_id()
-                items.append(
-                    {"id": f"fc_{known_as}", "type": "function_call", "call_id": known_as, "name": part.name,
-                     "arguments": json.dumps(part.arguments), "status": "completed"}
-                )  # fmt: skip
-        return items
-
-    def _blocks(self, said: Turn) -> list[dict[str, Any]]:
-        blocks: list[dict[str, Any]] = []
-        if said.reasoning:
-            blocks.append({"type": "thinking", "thinking": said.reasoning, "signature": _MODEL})
-        for part in said.parts:
-            if isinstance(part, str):
-                blocks.append({"type": "text", "text": part})
-            else:
-                blocks.append(
-                    {"type": "tool_use", "id": self._call_id(), "name": part.name, "input": dict(part.arguments)}
-                )
-        return blocks
-
-    def _call_id(self) -> str:
-        self._calls += 1
-        return f"call_{self._calls}"
 
 
 def scripted(
@@ -289,21 +184,6 @@ def _joined(turns: Sequence[Scripted]) -> tuple[Scripted, ...]:
         else:
             joined.append(said)
     return tuple(joined)
-
-
-def _is_clients(fn: Any) -> bool:
-    """Returns whether a function is a method of an official client."""
-    owner: Any = getattr(inmost(fn), "__self__", None)
-    return type(owner).__module__.partition(".")[0] in ("openai", "anthropic")
-
-
-def _asked_by(request: Mapping[str, Any]) -> Provider:
-    """Returns a request's form; OpenAI's chat by default."""
-    if "input" in request or "instructions" in request:
-        return "openai-responses"
-    tools = cast("Sequence[Any]", request.get("tools") or ())
-    shaped = any(isinstance(tool, Mapping) and "input_schema" in tool for tool in tools)
-    return "anthropic" if shaped or "system" in request else "openai"
 
 
 def _messages(request: Mapping[str, Any]) -> Any:

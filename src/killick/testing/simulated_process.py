@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 from killick.check.fakes import Fakes, called_for, name_of
-from killick.client.client import Client
+from killick.client.client import SimulatedClient
+from killick.client.external_runs import ClientRuntime
 from killick.clock import ManualClock
 from killick.definitions.markers import ToolStep
 from killick.definitions.policy import Effect
@@ -112,14 +113,11 @@ class Process:
         self._store = _Mortal(play.store)
         self.task: asyncio.Task[RunOutcome] | None = None
         self.sits = False
-        self.client = Client(
-            cast("Store", self._store),
-            clock=play.clock,
-            ids=SeededIds(int.from_bytes(play.ids.key())),
-            build=lambda agent: Build(version="played"),
-            behind=False,
-            stand_in=self,
-        )
+        runtime = ClientRuntime(
+            cast("Store", self._store), clock=play.clock, ids=SeededIds(int.from_bytes(play.ids.key())),
+            build=lambda agent: Build(version="played"), behind=False, stand_in=self,
+        )  # fmt: skip
+        self.client = SimulatedClient(runtime)
 
     @property
     def dead(self) -> bool:
@@ -131,13 +129,13 @@ class Process:
     @property
     def is_asleep(self) -> bool:
         """Whether everything live here waits, and something for time."""
-        live = self.client.executor()._live.values()  # pyright: ignore[reportPrivateUsage]
+        live = self.client.runtime.executor()._live.values()  # pyright: ignore[reportPrivateUsage]
         quiet = all(ex is not None and ex.busy == 0 and not ex.stirred.is_set() for ex in live)
         return quiet and self._play.clock.now_us() < self._play.clock.wake_us < math.inf
 
     async def bury(self) -> None:
         """Lets leftover tasks end; after death, without effect."""
-        executor = self.client.executor()
+        executor = self.client.runtime.executor()
         if self.task is not None:
             self.task.cancel()
         await executor.close()

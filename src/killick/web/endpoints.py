@@ -16,12 +16,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route as StarletteRoute
 
+from killick.clock import timestamp
 from killick.errors import RunUnknown
+from killick.presenting.encoder import document
 from killick.store.records import OWN_RUNS
 from killick.type_init import ready
 from killick.web.addresses import API, SLASH, address
 from killick.web.app_context import AppContext
-from killick.web.documents import document
 from killick.web.idempotency import Once
 from killick.web.problems import Problem, problem_of
 from killick.web.render import problem_page, render
@@ -187,7 +188,7 @@ class _Endpoint:
         twin = address(call.request, API + self.route.path, **given) + (f"?{query}" if query else "")
         return render(
             self.context, call.request, str(self.route.page), person=call.person, doc=doc, asked=call.asked,
-            now_us=call.now_us, twin=twin,
+            now=timestamp(call.now_us), twin=twin,
         )  # fmt: skip
 
 

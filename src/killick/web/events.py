@@ -10,7 +10,7 @@ from killick.web.idempotency import derived
 from killick.web.routes import Call, Nothing, post
 
 
-class Publish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An event, by its name."""
 
     name: Annotated[
@@ -29,21 +29,21 @@ class Publish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ) = None
 
 
-class Published(msgspec.Struct, frozen=True, kw_only=True):
+class PublishResult(msgspec.Struct, frozen=True, kw_only=True):
     """What became of an event."""
 
     name: str
     heard: Annotated[int, msgspec.Meta(description="How many triggers listen to it.")]
 
 
-def publish(call: Call[Nothing, Publish]) -> Published:
+def publish(call: Call[Nothing, PublishRequest]) -> PublishResult:
     """Publish an event: every trigger that listens to it fires.
 
     An event without a listening trigger is not kept. With an id, or an `Idempotency-Key`, it counts once.
     """
     event = call.body
     heard = call.client.publish(event.name, event.body, id=event.id or derived(call, "event"), by=call.person.name)
-    return Published(name=event.name, heard=heard)
+    return PublishResult(name=event.name, heard=heard)
 
 
-ROUTES: Final = (post("/events", publish, takes=Publish, gives=Published, natural=True),)
+ROUTES: Final = (post("/events", publish, takes=PublishRequest, gives=PublishResult, natural=True),)

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from killick.errors import RunUnknown, ValueErased
+from killick.errors import RunUnknown
 from killick.log.log import Recorded
 from killick.logger import get_logger
 from killick.model import events as e
-from killick.model.codec import plain
+from killick.presenting import documents
+from killick.presenting.encoder import document
 from killick.store.records import ENDED, RunQuery
 from killick.web.problems import Problem
 from killick.web.redaction import Redaction
@@ -45,7 +46,6 @@ PAGE_BYTES: Final = 262_144
 
 _PAGES_KEPT: Final = 64
 _READERS: Final = 4
-_HIDDEN: Final = frozenset({"kind", "at", "data"})
 logger: Final = get_logger("killick.web")
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -238,18 +238,11 @@ class Hub:
 
     def _frame(self, run: str, recorded: Recorded) -> bytes:
         """One event as it is sent: with its values, as they are in the log."""
-        log, (seq, event, row) = self._client.log, recorded
-        kind = str(type(event).__struct_config__.tag)
-        fields = {name: value for name, value in msgspec.json.decode(row.body).items() if name not in _HIDDEN}
-        data: Any = {}
-        try:
-            data = msgspec.to_builtins(plain(log.data(run, seq)))
-        except ValueErased as erased:
-            data = {"$erased": erased.digest.hex()}
-        told: Any = {"run": run, "seq": seq, "kind": kind, "at_us": event.at, "event": fields, "data": data}
+        event = documents.event(self._client.log, run, recorded)
+        told: Any = document(event)
         if self._veil is not None and self._veil.fields:
             told = self._veil.over(told, run=run)
-        return frame(kind, told, id=seq)
+        return frame(event.kind, told, id=event.seq)
 
 
 def _ring(followers: Iterable[Follower]) -> None:

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
+from killick.presenting.documents import SCHEMA_VERSION
+from killick.presenting.encoder import schemas
 from killick.web.addresses import API
 from killick.web.problems import TITLES, ProblemDocument
 from killick.web.routes import Call, Nothing, Route, get
@@ -25,8 +27,9 @@ _ABOUT: Final = """\
 Killick runs agents whose every step holds before the next one starts. This is all that its dashboard can do, for
 programs of any language.
 
-Times are whole microseconds since 1970 (`…_us`). A run's id may have any character in it: percent-encode it in paths,
-a slash as `%2F`. Lists give `next`, which is the `cursor` of what follows; null: that was all. Errors are
+Times are RFC 3339 in UTC with microseconds; durations are in seconds (`…_seconds`). `--json` of the command line
+prints the same documents. A run's id may have any character in it: percent-encode it in paths, a slash as `%2F`.
+Lists give `next`, which is the `cursor` of what follows; null: that was all. Errors are
 `application/problem+json`; tell them by their `code`. Writes take an `Idempotency-Key`: with the same key again the
 same answer comes back, and nothing is done twice.
 """
@@ -98,7 +101,12 @@ def openapi(routes: tuple[Route, ...]) -> dict[str, Any]:
         paths.setdefault(API + route.path, {})[route.method.lower()] = _operation(route, operation, schemas)
     made: dict[str, Any] = {
         "openapi": "3.1.0",
-        "info": {"title": "Killick", "version": version("killick"), "description": _ABOUT},
+        "info": {
+            "title": "Killick",
+            "version": version("killick"),
+            "description": _ABOUT,
+            "x-schema-version": SCHEMA_VERSION,
+        },
         "servers": [{"url": "/"}],
         "security": [{name: []} for name in _SECURITY],
         "tags": [{"name": name, "description": told} for name, told in sorted(_tags(routes))],
@@ -123,9 +131,8 @@ class _Schemas:
         bodies = [route.takes for route in routes if route.takes is not Nothing]
         given = [route.gives for route in routes if route.gives is not None]
         asked = [route.asks for route in routes if route.asks is not Nothing]
-        kinds = list(dict.fromkeys([*bodies, *asked, *given, ProblemDocument]))
-        refs, components = msgspec.json.schema_components(kinds, ref_template=_REF)
-        self._refs = dict(zip(kinds, refs, strict=True))
+        kinds = [*bodies, *asked, *given, ProblemDocument]
+        self._refs, components = schemas(kinds, _REF)
         self._all = components
         named = {_name(self._refs[kind]) for kind in asked}
         used = set(_reached([self._refs[kind] for kind in (*bodies, *given, ProblemDocument)], components))

@@ -24,8 +24,8 @@ from killick.model import event_codec
 from killick.model import events as e
 from killick.model.chunks import unpack
 from killick.model.facts import Status
+from killick.presenting.encoder import json_name, words_of
 from killick.web.auth.access import derived
-from killick.web.documents import words_of
 
 if TYPE_CHECKING:
     from killick.client.client import Client
@@ -34,17 +34,19 @@ HIDDEN: Final = "(redacted)"
 _TOKEN: Final = re.compile(r"\w+|\W")
 
 _RUNS: Final = frozenset(
-    {"run", "runs", "parent", "child", "children", "other", "root", "fork", "forks", "forked_from", "follows", "source"}
-)
-"""Under which names a document says which runs it is about."""
+    {"id", "run", "runs", "parent", "child", "children", "other", "root", "fork", "forks", "forked_from", "follows",
+     "source"}
+)  # fmt: skip
+"""The names under which a document says which runs it is about."""
 
 _HASH: Final = re.compile(r"[A-Za-z0-9_-]{42}[AEIMQUYcgkosw048]|[0-9a-f]{64}")
 """A SHA-256 as events and as the API write it."""
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 _ACTION: Final = re.compile(r"(:step_\S+:)([0-9a-f]{8})(?![0-9A-Za-z])")
 """The end of an idempotency key: digits of the digest of its arguments."""
 _VALUES: Final = frozenset(
-    {"arguments", "input", "output", "result", "value", "context", "progress", "changes", "options", "schema",
-     "because", "set"}
+    {"arguments", "effective_arguments", "input", "output", "result", "value", "context", "progress", "changes",
+     "options", "schema", "because", "set"}
 )  # fmt: skip
 """Under which names documents have values of agents and people: those may hold hashes of their own, and are sent back
 as they were shown."""
@@ -243,6 +245,13 @@ def _is_inside(text: str, at: int) -> bool:
     return at < len(text) and (text[at].isalnum() or text[at] == "_")
 
 
+def _is_time(text: str, path: tuple[str, ...]) -> bool:
+    """Whether a text is a time of a document, and not a value that reads like one."""
+    if _TIME.fullmatch(text) is None or not path or "data" in path or not _VALUES.isdisjoint(path):
+        return False
+    return json_name(f"{path[-1]}_us") == path[-1]
+
+
 class _Hiding:
     """Goes through one document. The ids of runs stay as they are: they are how everything is found."""
 
@@ -262,7 +271,8 @@ class _Hiding:
         if self._named.is_named(path):
             return HIDDEN
         if isinstance(node, str):
-            return node if node in self._runs else self._text(self._unguessable(node, path), path)
+            is_ours = node in self._runs or _is_time(node, path)
+            return node if is_ours else self._text(self._unguessable(node, path), path)
         return HIDDEN if self._is_known(node, path) else node
 
     def _unguessable(self, text: str, path: tuple[str, ...]) -> str:
@@ -282,7 +292,7 @@ class _Hiding:
         return self._words.hidden(text)
 
     def _is_known(self, number: Any, path: tuple[str, ...]) -> bool:
-        if isinstance(number, bool) or not isinstance(number, int | float) or (path and path[-1].endswith("_us")):
+        if isinstance(number, bool) or not isinstance(number, int | float):
             return False
         written = str(number)
         return len(written) >= _NUMBER_CHARS and written in self._words.texts

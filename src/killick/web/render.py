@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from functools import cache, partial
 from hashlib import sha256
 from importlib.resources import files
@@ -14,7 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from killick.history.phrasing import CAME_BACK, YEAR_10_000_US, cut, sized, span
+from killick.clock import microseconds, timestamp
+from killick.history.phrasing import CAME_BACK, cut, sized, span
 from killick.model.system_events import Scope
 from killick.presenting import windows
 from killick.sanitizer import visible
@@ -40,11 +40,12 @@ def environment() -> Environment:
         undefined=StrictUndefined,
     )
     filters: Mapping[str, Any] = {
-        "brief": brief, "written": written, "json": pretty, "moment": moment, "span": span, "ago": ago, "size": size,
-        "sized": sized, "visible": shown,
+        "brief": brief, "written": written, "json": pretty, "moment": moment, "us": us, "lasting": lasting,
+        "ago": ago, "size": size, "sized": sized, "visible": shown,
     }  # fmt: skip
     made.filters.update(filters)
-    ours: Mapping[str, Any] = {"static": _static, "form_of": form_of, "windows": windows, "CAME_BACK": CAME_BACK}
+    ours: Mapping[str, Any] = {"static": _static, "form_of": form_of, "windows": windows, "CAME_BACK": CAME_BACK,
+                               "between": between}  # fmt: skip
     made.globals.update(ours)
     return made
 
@@ -83,7 +84,8 @@ def problem_page(context: AppContext, request: Request, problem: Problem) -> Res
     """The page of a problem."""
     return render(
         context, request, "problem.html", person=request.scope.get("killick.person"), status=problem.status,
-        headers=problem.headers, doc=problem.document(), asked=None, now_us=context.client.clock.now_us(), twin=None,
+        headers=problem.headers, doc=problem.document(), asked=None, now=timestamp(context.client.clock.now_us()),
+        twin=None,
     )  # fmt: skip
 
 
@@ -99,26 +101,41 @@ def _may(person: Person | None, scope: Scope) -> bool:
 # how things look ----------------------------------------------------------------------------------
 
 
-def ago(at_us: int | None, now_us: int) -> str:
+Time = str | int
+"""A time of a document; in a state, in microseconds."""
+
+
+def us(at: Time) -> int:
+    """The microseconds of a time."""
+    return at if isinstance(at, int) else microseconds(at)
+
+
+def between(start: Time, end: Time) -> str:
+    """How long it is from one time to another."""
+    return span(us(end) - us(start))
+
+
+def lasting(seconds: float) -> str:
+    """A duration in words."""
+    return span(round(seconds * 1_000_000))
+
+
+def ago(at: Time | None, now: Time) -> str:
     """How long since or until, by its largest unit: 4 s ago, in 3h."""
-    if at_us is None:
+    if at is None:
         return ""
-    apart = abs(now_us - at_us)
+    apart = abs(us(now) - us(at))
     told = "now" if apart < 1_000_000 else span(apart - apart % 1_000_000).partition(" ")[0]
     if told == "now":
         return told
     if apart < 60_000_000:
         told = f"{apart // 1_000_000} s"
-    return f"{told} ago" if at_us <= now_us else f"in {told}"
+    return f"{told} ago" if us(at) <= us(now) else f"in {told}"
 
 
-def moment(at_us: int | None) -> str:
-    """A time, in UTC; the browser shows it in its own time zone."""
-    if at_us is None:
-        return ""
-    if not 0 <= at_us < YEAR_10_000_US:
-        return f"{at_us} µs"
-    return datetime.fromtimestamp(at_us / 1_000_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def moment(at: Time | None) -> str:
+    """A time in UTC, with milliseconds; the browser shows it in its own time zone."""
+    return "" if at is None else f"{timestamp(us(at))[:-4]}Z"
 
 
 def pretty(value: Any) -> str:

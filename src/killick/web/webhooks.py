@@ -37,7 +37,7 @@ class HookToRunAsked(HookAsked, frozen=True, kw_only=True):
     run: Annotated[str, msgspec.Meta(description="The run that waits for it.")]
 
 
-class Received(msgspec.Struct, frozen=True, kw_only=True):
+class WebhookReceipt(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a webhook."""
 
     name: str
@@ -45,7 +45,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     heard: Annotated[int, msgspec.Meta(description="How many triggers listen to it; 1 where it was for a run.")]
 
 
-async def receive(call: Call[HookAsked, Nothing]) -> Received:
+async def receive(call: Call[HookAsked, Nothing]) -> WebhookReceipt:
     """Take a webhook: publish what it says as the event of its name.
 
     Its body is a JSON object; `webhook-id`, `webhook-timestamp` and `webhook-signature` are as Standard Webhooks has
@@ -53,11 +53,11 @@ async def receive(call: Call[HookAsked, Nothing]) -> Received:
     """
     name = call.asked.name
     id_, body = await _verified(call, name)
-    heard = await call.client.publish.soon(name, body, id=_taken_as(name, id_), by=_by(name))
-    return Received(name=name, id=id_, heard=heard)
+    heard = await call.client.as_async().publish(name, body, id=_taken_as(name, id_), by=_by(name))
+    return WebhookReceipt(name=name, id=id_, heard=heard)
 
 
-async def receive_for_run(call: Call[HookToRunAsked, Nothing]) -> Received:
+async def receive_for_run(call: Call[HookToRunAsked, Nothing]) -> WebhookReceipt:
     """Take a webhook for one run: send it what it says, as the message that it waits for by that name.
 
     The run's id is no secret: a caller with the secret of this name may send to every run.
@@ -65,7 +65,7 @@ async def receive_for_run(call: Call[HookToRunAsked, Nothing]) -> Received:
     name = call.asked.name
     id_, body = await _verified(call, name)
     await run_in_threadpool(_send, call.client, call.asked.run, name, body, _taken_as(name, id_))
-    return Received(name=name, id=id_, heard=1)
+    return WebhookReceipt(name=name, id=id_, heard=1)
 
 
 def _send(client: Client, run: str, name: str, body: Any, message: str) -> None:
@@ -111,6 +111,13 @@ def _by(name: str) -> str:
 
 
 ROUTES: Final = (
-    post("/hooks/{name}", receive, asks=HookAsked, gives=Received, scope=None, natural=True),
-    post("/hooks/{name}/runs/{run}", receive_for_run, asks=HookToRunAsked, gives=Received, scope=None, natural=True),
+    post("/hooks/{name}", receive, asks=HookAsked, gives=WebhookReceipt, scope=None, natural=True),
+    post(
+        "/hooks/{name}/runs/{run}",
+        receive_for_run,
+        asks=HookToRunAsked,
+        gives=WebhookReceipt,
+        scope=None,
+        natural=True,
+    ),
 )

@@ -102,6 +102,11 @@ class HookEvent:
         """The event itself, one of the types in `docs/events.md`."""
         return self._engine.log.event(self.run, self.seq)
 
+    @property
+    def hash(self) -> str:
+        """Its link of the run's hash chain, in hex."""
+        return self._engine.log.read(self.run, after=self.seq - 1, limit=1)[0].row.hash.hex()
+
     @cached_property
     def data(self) -> Mapping[str, Any]:
         """Its values, verbatim. Raises ValueErased if they were erased."""
@@ -170,9 +175,11 @@ def on(
 ) -> Callable[[F], F]:
     """Declares a function, plain or `async`, as a callback for events of these kinds: at least once, in order.
 
-    name       of the hook and of its log; by default the function's name agent      only runs of these agents waits_for
-    of `wait.opened`, only waits for these: "answer", "settlement", "event", … retry      how often a failed delivery is
-    retried, and the delays between timeout    how long one call may take
+    name       of the hook and of its log; by default the function's name
+    agent      only runs of these agents
+    waits_for  of `wait.opened`, only waits for these: "answer", "settlement", "event", …
+    retry      how often a failed delivery is retried, and the delays between
+    timeout    how long one call may take
     """
 
     def declare(fn: F) -> F:
@@ -239,7 +246,7 @@ def _check_takes_one(name: str, fn: Callable[..., Any]) -> None:
     try:
         inspect.signature(fn).bind(None)
     except TypeError:
-        raise DeclarationRefused(name, "a hook takes one argument, the killick.HookEvent") from None
+        raise DeclarationRefused(name, "a hook takes one argument, the HookEvent") from None
 
 
 # their logs ---------------------------------------------------------------------------------------

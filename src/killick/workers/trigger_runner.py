@@ -17,7 +17,6 @@ import msgspec
 
 from killick.definitions.agents import AGENTS, AnyAgent
 from killick.definitions.schedules import decide, moment, stamp
-from killick.definitions.triggers import EVENT, LOG, OWN, TAG, TRIGGERS, Firing, Previous, Spec, Trigger, TriggerInfo
 from killick.engine import inbox, renewals
 from killick.engine.commands import command, leased
 from killick.engine.engine import Engine
@@ -46,6 +45,7 @@ from killick.model.chunks import through_codec
 from killick.model.typed import convert
 from killick.store.protocol import Store
 from killick.store.records import ENDED, Append, Message, RunQuery, RunRow
+from killick.triggers import EVENT, LOG, OWN, TAG, TRIGGERS, Firing, Previous, Spec, Trigger, TriggerInfo
 from killick.workers.background import Duty
 
 logger: Final = get_logger("killick")

@@ -14,7 +14,6 @@ import urllib.request
 from base64 import b64decode, b64encode
 from binascii import Error as NotBase64
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from hashlib import sha256
 from ipaddress import ip_address
 from typing import Any, Final, TypeAlias
@@ -22,7 +21,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 
-from killick.clock import Clock, SystemClock
+from killick.clock import Clock, SystemClock, timestamp
 from killick.engine.failures import rate_limit_seconds
 from killick.errors import DeclarationRefused, ValueErased, WebhookFailed, WebhookGone, WebhookRefused
 from killick.model.codec import plain
@@ -58,25 +57,22 @@ def webhook(
 ) -> Hook:
     """Declares a service that is notified of events of these kinds, by signed POST, at least once and in order.
 
-    secret     the signing secret: `whsec_…`, plain text, or `env:NAME`; several during rotation name       of the hook
-    and of its log; by default the address's host timeout    how long the service may take to answer insecure   allow
-    plain HTTP to another machine The rest is as for `killick.on`.
+    secret     the signing secret: `whsec_…`, plain text, or `env:NAME`; several during rotation
+    name       of the hook and of its log; by default the address's host
+    timeout    how long the service may take to answer
+    insecure   allow plain HTTP to another machine
+
+    The rest is as for `killick.on`.
     """
     called = name or urlsplit(url).hostname or "webhook"
     address = _checked(called, url, insecure=insecure)
     secrets = (secret,) if isinstance(secret, str) else tuple(secret)
     _check_secrets(called, secrets)
     return declare_hook(
-        called,
-        _Sending(url, address, secrets, seconds(timeout)),
-        kinds,
-        to=_origin(address),
-        same=sha256(url.encode()).digest(),
-        agent=agent,
-        waits_for=waits_for,
-        retry=retry,
+        called, _Sending(url, address, secrets, seconds(timeout)), kinds, to=_origin(address),
+        same=sha256(url.encode()).digest(), agent=agent, waits_for=waits_for, retry=retry,
         timeout=seconds(timeout) + _SPARE_SECONDS if seconds(timeout) else 0,
-    )
+    )  # fmt: skip
 
 
 def _checked(name: str, url: str, *, insecure: bool) -> SplitResult:
@@ -146,16 +142,17 @@ def _signature(key: bytes, id: str, timestamp: str, body: bytes) -> str:  # noqa
 
 
 def document(told: HookEvent) -> dict[str, Any]:
-    """The document of an event: equal for each delivery."""
+    """The document of an event, with the fields that the HTTP API gives it: equal for each delivery."""
     event: dict[str, Any] = msgspec.to_builtins(told.event)
     left_out: list[str] = []
     data: dict[str, msgspec.Raw] = {}
     room = DATA_BYTES_MAX
     values: Mapping[str, Any] = {}
+    erased = False
     try:
         values = told.data
     except ValueErased:
-        left_out.append("data")
+        erased = True
     for name, value in values.items():
         encoded = msgspec.json.encode(plain(value, at=name))
         if len(encoded) > room:
@@ -164,17 +161,11 @@ def document(told: HookEvent) -> dict[str, Any]:
         room -= len(encoded)
         data[name] = msgspec.Raw(encoded)
     return {
-        "version": WEBHOOK_VERSION,
-        "id": told.key,
-        "type": told.kind,
-        "run": told.run,
-        "agent": told.agent,
-        "seq": told.seq,
-        "at": datetime.fromtimestamp(told.at / 1_000_000, UTC).isoformat(),
-        "event": {name: value for name, value in event.items() if name not in ("kind", "at", "data")},
-        "data": data,
-        "left_out": left_out,
-    }
+        "version": WEBHOOK_VERSION, "id": told.key, "agent": told.agent, "run": told.run, "seq": told.seq,
+        "at": timestamp(told.at), "kind": told.kind, "hash": told.hash, "erased": erased,
+        "fields": {name: value for name, value in event.items() if name not in ("kind", "at", "data")},
+        "data": None if erased else data, "left_out": left_out,
+    }  # fmt: skip
 
 
 class _Sending:

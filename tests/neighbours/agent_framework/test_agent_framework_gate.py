@@ -225,9 +225,9 @@ async def test_inside_a_killick_agent_the_whole_loop_replays(kd: killick.Client,
         return reply.text
 
     with pytest.raises(killick.RunWaiting):
-        await kd.run.soon(clerk, "A7", id="r")
+        await kd.as_async().run(clerk, "A7", id="r")
     kd.answer("r", "approve", by="managers")
-    assert await kd.run.soon(clerk, "A7", id="r") == "done"
+    assert await kd.as_async().run(clerk, "A7", id="r") == "done"
     assert world.done == [("A7", 5)]
 
 
@@ -326,10 +326,10 @@ async def test_an_agent_as_a_tool_waits_with_the_tool_inside_of_it(
     for _ in range(2 if effect == "reads" else 1):
         with pytest.raises(killick.RunWaiting, match="pay"):
             await boss()
-    await kd.answer.soon(kd.inbox()[0], "approve", by="ann")
+    await kd.as_async().answer(kd.inbox()[0], "approve", by="ann")
     if effect == "at_most_once":
         with pytest.raises(killick.RunWaiting, match=r"clerk.*left while step"):
             await boss()
-        await kd.answer.soon(kd.inbox()[0], "not", by="ann")
+        await kd.as_async().answer(kd.inbox()[0], "not", by="ann")
     assert await boss() == "all done"
     assert world.done == [("A7", 5)]

@@ -42,8 +42,8 @@ async def asks(run: killick.Run) -> str:
 async def life() -> None:
     said = await asked(client, "alone", 1)
     print(said if is_first else said + await asked(client, "alone", 2))
-    async with killick.open(store) as kd:
-        print(await kd.run.soon(asks, id="r"))
+    async with killick.open_async(store) as kd:
+        print(await kd.run(asks, id="r"))
 
 
 def lived() -> int:

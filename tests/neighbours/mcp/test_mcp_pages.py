@@ -13,7 +13,8 @@ def test_what_the_page_shows_is_so(tmp_path: Path) -> None:
 
 def test_the_example_books_once(tmp_path: Path) -> None:
     assert try_example("mcp_tools", tmp_path).splitlines() == [
-        "trip: waits for answer at step 9: Booked 7c to Oslo. Keep it?",
+        "trip: waits for answer at step 9: Booked 7c to Oslo. Keep it?; "
+        "call kd.answer('trip:9', 'approve' | 'reject' | 'edit' | 'respond', value=…)",
         "Booked 7c to Oslo.",
         "booked: ['7c']",
     ]

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import killick
 from killick.engine.observers import observe
 from killick.workers.metrics import MEDIA, Metrics, exposed
+from killick.workers.tokens import Person
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -116,7 +117,7 @@ def test_the_app_shows_them_to_who_may_look(kd: killick.Client) -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.get(path)
 
-    anybody = kd.asgi(lambda request: killick.Person("ann", "viewer"))
+    anybody = kd.asgi(lambda request: Person("ann", "viewer"))
     nobody = kd.asgi(lambda request: None)
     for path in ("/metrics", "/api/v1/metrics"):
         shown = asyncio.run(asked(anybody, path))

@@ -89,7 +89,7 @@ with killick.open(url, grace_seconds=0.2, lease_seconds=1) as kd:
         try:
             kd.run(mailing, 3, id="mailing")
             break
-        except killick.RunBusy:
+        except killick.errors.RunBusy:
             time.sleep(0.1)  # the lease of who died is not over yet
 """
 
@@ -222,7 +222,7 @@ def test_a_worker_is_woken_by_who_starts_a_run_elsewhere(url: str) -> None:
         return f"hello {who}"
 
     async def served() -> str:
-        async with killick.open(url) as kd, kd.worker():
+        async with killick.open_async(url) as kd, kd.worker():
             # A store that somebody else has open rings; nobody looks by the clock for as long as this takes.
             with killick.open(url) as other:
                 handle = await asyncio.to_thread(other.start, greeting, "Ann")

@@ -62,7 +62,7 @@ async def main(store: str, ingress: str, port: str) -> None:
     stop = asyncio.Event()
     # Restate's SDK takes SIGTERM for itself, at the first request.
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
-    async with killick.open(store) as kd, Restate(kd, ingress) as engine, served(engine.app, int(port)):
+    async with killick.open_async(store) as kd, Restate(kd, ingress) as engine, served(engine.app, int(port)):
         await stop.wait()
         await engine.drain()
 

@@ -31,13 +31,13 @@ def test_the_page_runs(server: RestateServer, port: int, tmp_path: Path, monkeyp
         serving = asyncio.create_task(names["endpoint"](stop, server.ingress, port))
         await listens(port)
         await asyncio.to_thread(server.register, port)
-        async with killick.open("killick.db") as elsewhere:
-            handle = await elsewhere.start.soon(names["refund"], "ann", id="refund-18")
-            while not await elsewhere.inbox.soon():
+        async with killick.open_async("killick.db") as elsewhere:
+            handle = await elsewhere.start(names["refund"], "ann", id="refund-18")
+            while not await elsewhere.inbox():
                 assert not serving.done()
                 await asyncio.sleep(0.05)
-            await elsewhere.answer.soon("refund-18", "approve", by="managers")
-            assert await asyncio.to_thread(handle.result, 20) == "refunded"
+            await elsewhere.answer("refund-18", "approve", by="managers")
+            assert await handle.result(20) == "refunded"
         stop.set()
         await serving
 

@@ -23,12 +23,12 @@ async def serving(
     server: RestateServer, store: str, port: int, **options: Any
 ) -> AsyncIterator[tuple[killick.Client, Restate]]:
     async with (
-        killick.open(store) as kd,
+        killick.open_async(store) as kd,
         Restate(kd, server.ingress, **options) as engine,
         served(engine.app, port),
     ):
         await asyncio.to_thread(server.register, port)
-        yield kd, engine
+        yield kd.as_sync(), engine
         await engine.drain()
 
 
@@ -48,10 +48,10 @@ def test_a_run_that_anybody_starts_goes_to_its_end(server: RestateServer, store:
     async def story() -> None:
         async with serving(server, store, port) as (_, engine):
             with killick.open(store) as elsewhere:  # knows nothing of Restate
-                handle = await elsewhere.start.soon(agents.payer, "ann", id="whole-1")
-                assert await asyncio.to_thread(handle.result, 20) == "ann is paid"
+                handle = await elsewhere.as_async().start(agents.payer, "ann", id="whole-1")
+                assert await handle.result(20) == "ann is paid"
             again = await engine.start(agents.payer, "bob", id="whole-2")
-            assert await asyncio.to_thread(again.result, 20) == "bob is paid"
+            assert await again.result(20) == "bob is paid"
             await until(
                 lambda: httpx.post(f"{server.ingress}/killick/whole-2/standing").json()["result"] == "bob is paid"
             )
@@ -66,7 +66,7 @@ def test_a_sleep_is_a_delayed_invocation_and_nothing_of_ours_waits_for_it(
     async def story() -> None:
         async with serving(server, store, port) as (kd, engine):
             handle = await engine.start(agents.patient, "ann", id="timers-1")
-            assert await asyncio.to_thread(handle.result, 20) == "paid"
+            assert await handle.result(20) == "paid"
 
     asyncio.run(story())
     assert turns(server, "timers-1") == 2
@@ -79,7 +79,7 @@ def test_an_answer_and_a_message_from_elsewhere_are_a_turn_each(
         # Two who hear the bell: Restate is told once.
         async with (
             serving(server, store, port) as (kd, _),
-            killick.open(store) as other,
+            killick.open_async(store) as other,
             Restate(other, server.ingress),
         ):
             kd.start(agents.asker, "ann", id="people-1")
@@ -100,12 +100,12 @@ def test_pause_and_resume_reach_a_run_that_sleeps(server: RestateServer, store: 
         async with serving(server, store, port) as (kd, engine):
             handle = await engine.start(agents.asker, "ann", id="pausing-1")
             await until(lambda: kd.inbox())
-            await kd.pause.soon("pausing-1", by="ops")
+            await kd.as_async().pause("pausing-1", by="ops")
             await until(lambda: kd.info("pausing-1").status == "paused")
-            await kd.resume.soon("pausing-1", by="ops")
+            await kd.as_async().resume("pausing-1", by="ops")
             await until(lambda: kd.info("pausing-1").status == "waiting")
-            await kd.answer.soon("pausing-1", "reject", by="managers")
-            assert await asyncio.to_thread(handle.result, 20) == "no"
+            await kd.as_async().answer("pausing-1", "reject", by="managers")
+            assert await handle.result(20) == "no"
 
     asyncio.run(story())
 
@@ -116,7 +116,7 @@ def test_children_are_objects_of_their_own_and_wake_their_parent(
     async def story() -> list[str]:
         async with serving(server, store, port) as (kd, engine):
             handle = await engine.start(agents.parent, "ann", id="families-1")
-            assert await asyncio.to_thread(handle.result, 20) == ["paid", "ann-2 is paid"]
+            assert await handle.result(20) == ["paid", "ann-2 is paid"]
             return [row.run for row in kd.list() if row.run != "families-1"]
 
     children = asyncio.run(story())
@@ -129,7 +129,7 @@ def test_a_run_that_is_renewed_keeps_its_object(server: RestateServer, store: st
     async def story() -> None:
         async with serving(server, store, port) as (_, engine):
             handle = await engine.start(agents.renewing, 2, id="renewing/1 ü")
-            assert await asyncio.to_thread(handle.result, 20) == "done"
+            assert await handle.result(20) == "done"
 
     asyncio.run(story())
     assert turns(server, "renewing/1 ü") > 0
@@ -144,7 +144,7 @@ def test_a_run_can_be_cancelled_through_restate(server: RestateServer, store: st
             await until(lambda: kd.inbox())
             told = await asyncio.to_thread(httpx.post, f"{server.ingress}/killick/cancelling-1/cancel", timeout=20)
             assert told.is_success
-            with pytest.raises(killick.RunCancelled):
-                await asyncio.to_thread(handle.result, 20)
+            with pytest.raises(killick.errors.RunCancelled):
+                await handle.result(20)
 
     asyncio.run(story())

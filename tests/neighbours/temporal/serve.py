@@ -17,7 +17,10 @@ async def serve(store: str, address: str, queue: str) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     client = await Client.connect(address)
-    async with killick.open(store) as kd, Temporal(kd, client, task_queue=queue, heartbeat_seconds=2, build_id="tests"):
+    async with (
+        killick.open_async(store) as kd,
+        Temporal(kd, client, task_queue=queue, heartbeat_seconds=2, build_id="tests"),
+    ):
         await stop.wait()
 
 

@@ -42,7 +42,7 @@ def test_temporal_alone_pays_twice_when_a_worker_dies_and_with_killick_it_pays_o
     async def both() -> None:
         client = await server.client()
         alone = await client.start_workflow(plain.PlainPayer.run, "ann", id="crash-alone", task_queue="crash-alone")
-        async with killick.open(store) as kd:
+        async with killick.open_async(store) as kd:
             engine = Temporal(kd, client, task_queue="crash", heartbeat_seconds=2, build_id="tests")
             ours = await engine.start(agents.payer, "ann", id="crash-1")
             dying = [

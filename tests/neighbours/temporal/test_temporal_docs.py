@@ -27,11 +27,11 @@ def test_the_page_runs(server: DevServer, tmp_path: Path, monkeypatch: pytest.Mo
 
     async def story() -> None:
         serving = asyncio.create_task(names["serve"](server.address))
-        async with killick.open("killick.db") as elsewhere:
-            while not await elsewhere.inbox.soon():
+        async with killick.open_async("killick.db") as elsewhere:
+            while not await elsewhere.inbox():
                 assert not serving.done()
                 await asyncio.sleep(0.05)
-            await elsewhere.answer.soon("refund-17", "approve", by="managers")
+            await elsewhere.answer("refund-17", "approve", by="managers")
         await serving
 
     asyncio.run(story())

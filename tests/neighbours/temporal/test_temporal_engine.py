@@ -25,8 +25,11 @@ async def serving(
     server: DevServer, store: str, queue: str, **options: Any
 ) -> AsyncIterator[tuple[killick.Client, Temporal, Client]]:
     client = await server.client()
-    async with killick.open(store) as kd, Temporal(kd, client, task_queue=queue, build_id="tests", **options) as engine:
-        yield kd, engine, client
+    async with (
+        killick.open_async(store) as kd,
+        Temporal(kd, client, task_queue=queue, build_id="tests", **options) as engine,
+    ):
+        yield kd.as_sync(), engine, client
 
 
 async def events(client: Client, run: str) -> Counter[str]:
@@ -47,8 +50,8 @@ def test_a_run_that_anybody_starts_goes_to_its_end_and_its_workflow_has_its_resu
     async def story() -> None:
         async with serving(server, store, "whole") as (_, engine, client):
             with killick.open(store) as elsewhere:  # knows nothing of Temporal
-                handle = await elsewhere.start.soon(agents.payer, "ann", id="whole-1")
-                assert await asyncio.to_thread(handle.result, 20) == "ann is paid"
+                handle = await elsewhere.as_async().start(agents.payer, "ann", id="whole-1")
+                assert await handle.result(20) == "ann is paid"
             workflow = client.get_workflow_handle("killick:whole-1", result_type=TurnOutcome)
             assert await workflow.result() == TurnOutcome("whole-1", "completed", result="ann is paid")
             again = await engine.start(agents.payer, "bob", id="whole-2")
@@ -99,11 +102,11 @@ def test_pause_and_resume_reach_a_run_that_sleeps(server: DevServer, store: str,
         async with serving(server, store, "pausing") as (kd, engine, _):
             workflow = await engine.start(agents.asker, "ann", id="pausing-1")
             await until(lambda: kd.inbox())
-            await kd.pause.soon("pausing-1", by="ops")
+            await kd.as_async().pause("pausing-1", by="ops")
             await until(lambda: kd.info("pausing-1").status == "paused")
-            await kd.resume.soon("pausing-1", by="ops")
+            await kd.as_async().resume("pausing-1", by="ops")
             await until(lambda: kd.info("pausing-1").status == "waiting")
-            await kd.answer.soon("pausing-1", "reject", by="managers")
+            await kd.as_async().answer("pausing-1", "reject", by="managers")
             assert (await workflow.result()).result == "no"
 
     asyncio.run(story())
@@ -172,7 +175,7 @@ def test_a_workflow_that_was_terminated_comes_back_when_something_comes_for_its_
             workflow = await engine.start(agents.asker, "ann", id="terminating-1")
             await until(lambda: kd.inbox())
             await workflow.terminate()
-            await kd.answer.soon("terminating-1", "reject", by="managers")
+            await kd.as_async().answer("terminating-1", "reject", by="managers")
             await until(lambda: kd.info("terminating-1").status == "completed")
 
     asyncio.run(story())
@@ -185,7 +188,7 @@ def test_a_run_that_is_rewound_after_its_end_gets_a_workflow_again_and_pays_no_s
         async with serving(server, store, "rewinding") as (kd, engine, _):
             workflow = await engine.start(agents.payer, "ann", id="rewinding-1")
             await workflow.result()
-            await kd.rewind.soon("rewinding-1", "1:before", by="ops")
+            await kd.as_async().rewind("rewinding-1", "1:before", by="ops")
             await until(lambda: kd.info("rewinding-1").status == "completed")
 
     asyncio.run(story())
@@ -200,7 +203,7 @@ def test_a_workflow_continues_as_new_and_its_run_hears_everything(server: DevSer
             workflow = await engine.start(agents.waiter, times, id="long-1")
             for number in range(times):
                 await until(lambda: kd.info("long-1").status == "waiting")
-                await kd.send.soon("long-1", "number", number)
+                await kd.as_async().send("long-1", "number", number)
                 await until(lambda: not kd.store.inbox("long-1"))
             assert (await workflow.result()).result == sum(range(times))
             last = await client.get_workflow_handle("killick:long-1").fetch_history()

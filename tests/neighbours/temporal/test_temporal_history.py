@@ -32,7 +32,7 @@ def test_three_hundred_calls_over_a_large_conversation_end_where_a_plain_workflo
 
     async def with_killick() -> tuple[int, int]:
         client = await server.client()
-        async with killick.open(store) as kd, Temporal(kd, client, task_queue="talk", build_id="tests") as engine:
+        async with killick.open_async(store) as kd, Temporal(kd, client, task_queue="talk", build_id="tests") as engine:
             workflow = await engine.start(agents.talker, CALLS, id="talk-1")
             assert (await workflow.result()).result == 200 + CALLS
             history = await workflow.fetch_history()

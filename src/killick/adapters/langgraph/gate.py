@@ -31,7 +31,7 @@ from langgraph.types import Command, interrupt
 
 from killick.adapters import langchain_approvals
 from killick.adapters.tool_gate import Declared, Stopped, ToolFailed, ToolOptions, Waiting, hosted
-from killick.client.client import Client
+from killick.client.client import AnyClient
 from killick.client.external_runs import ExternalSession
 from killick.contracts.contract import Contract
 from killick.definitions.current import in_agent
@@ -72,7 +72,7 @@ class Gate:
 
     def __init__(
         self,
-        client: Client | None = None,
+        client: AnyClient | None = None,
         *,
         tools: ToolOptions | None = None,
         contract: Contract | str | os.PathLike[str] | None = None,

@@ -16,7 +16,7 @@ from langgraph.prebuilt.tool_node import ToolCallRequest
 
 from killick.adapters.langgraph.gate import Call, Gate, place_of, short
 from killick.adapters.tool_gate import ToolOptions
-from killick.client.client import Client
+from killick.client.client import AnyClient
 from killick.contracts.contract import Contract
 
 _SERDE: Final = JsonPlusSerializer()
@@ -34,7 +34,7 @@ class KillickMiddleware(Gate, AgentMiddleware[Any, Any, Any]):
 
     def __init__(
         self,
-        client: Client | None = None,
+        client: AnyClient | None = None,
         *,
         tools: ToolOptions | None = None,
         contract: Contract | str | os.PathLike[str] | None = None,

@@ -30,7 +30,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from killick.adapters.langgraph.serialization import Packer, Unpacker, inflated, items_of, renumbered
 from killick.adapters.langgraph.threads import At, Draft, Thread, Threads
-from killick.client.client import Client
+from killick.client.client import AnyClient
 from killick.errors import DeclarationRefused, RunUnknown
 
 Writes: TypeAlias = list[PendingWrite]  # in the class, `list` is a method
@@ -49,7 +49,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
     """
 
     def __init__(
-        self, store: Client | str | os.PathLike[str] = "killick.db", *, serde: SerializerProtocol | None = None
+        self, store: AnyClient | str | os.PathLike[str] = "killick.db", *, serde: SerializerProtocol | None = None
     ) -> None:
         super().__init__(serde=serde)
         self._threads = Threads(store)

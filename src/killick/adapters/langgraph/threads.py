@@ -19,7 +19,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from killick.adapters.framework_state import FrameworkState, ShelfLog
 from killick.adapters.langgraph.serialization import Packer, digest_of, inflated
-from killick.client.client import Client
+from killick.client.client import AnyClient, Client
 from killick.errors import HeadMoved, ValueErased
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -248,7 +248,7 @@ def _labels(at: At, **more: str | None) -> dict[str, str]:
 class Threads(FrameworkState):
     """The threads of one store."""
 
-    def __init__(self, store: Client | str | os.PathLike[str]) -> None:
+    def __init__(self, store: AnyClient | str | os.PathLike[str]) -> None:
         super().__init__(store, SPACE)
         self._frames = Frames(FRAME_BYTES_MAX)
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from agents import Agent, RunResult, RunResultStreaming, RunState
 from killick.adapters.framework_state import FrameworkState, StateEntry
-from killick.client.client import Client
+from killick.client.client import AnyClient
 
 SPACE: Final = "openai-agents-states"
 _STATE: Final = "state"
@@ -21,7 +21,7 @@ class KillickRunStates:
     approvals: use a trusted store.
     """
 
-    def __init__(self, store: Client | str | os.PathLike[str]) -> None:
+    def __init__(self, store: AnyClient | str | os.PathLike[str]) -> None:
         """Takes an open client, which stays open, or a store's location, which `close` closes."""
         self._shelf = FrameworkState(store, SPACE)
 

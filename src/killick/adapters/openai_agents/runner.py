@@ -23,12 +23,11 @@ from agents import (
     ToolApprovalItem,
     TResponseInputItem,
 )
+from killick.adapters.framework_state import Place, client_of
 from killick.adapters.openai_agents.models import RecordedModel, recorded
 from killick.adapters.openai_agents.sessions import KillickSession, Turns
 from killick.adapters.openai_agents.tools import Gate, Said
 from killick.adapters.openai_agents.turns import Turn
-from killick.client.client import Client
-from killick.client.client import open as open_client
 from killick.definitions.current import in_agent
 from killick.errors import DeclarationRefused, RunWaiting
 from killick.llm.external import Host, attempt, here
@@ -47,7 +46,7 @@ class KillickRunner:
 
     def __init__(
         self,
-        store: Client | str | os.PathLike[str] | None = None,
+        store: Place | None = None,
         *,
         tools: Mapping[str, Said] | None = None,
         to: str | Sequence[str] = (),
@@ -63,8 +62,8 @@ class KillickRunner:
         contract   evaluates calls outside hosts that have one
         name       the agent name of such runs in listings
         """
-        self._client = open_client(os.fspath(store)) if isinstance(store, str | os.PathLike) else store
-        self._is_owner = not isinstance(store, Client)
+        self._is_owner = isinstance(store, str | os.PathLike)
+        self._client = None if store is None else client_of(store)
         self._to = (to,) if isinstance(to, str) else tuple(to)
         self._gate = Gate(tools or {}, self._to)
         self._contract = contract

@@ -13,7 +13,7 @@ from agents.models.fake_id import FAKE_RESPONSES_ID
 
 from agents import SessionSettings, TResponseInputItem
 from killick.adapters.framework_state import FrameworkState, StateEntry
-from killick.client.client import Client
+from killick.client.client import AnyClient
 from killick.ids import RandomIds
 from killick.model.codec import digest
 
@@ -34,7 +34,7 @@ class KillickSession:
     def __init__(
         self,
         session_id: str,
-        store: Client | str | os.PathLike[str],
+        store: AnyClient | str | os.PathLike[str],
         *,
         turn: str | None = None,
         session_settings: SessionSettings | None = None,

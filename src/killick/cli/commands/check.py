@@ -6,17 +6,20 @@ import contextlib
 import logging
 import signal
 from collections.abc import Generator, Sequence
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 
 import click
+import msgspec
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from killick.check.checker import STORIES_MAX, Case, check
-from killick.check.findings import Finding, Report
+from killick.check.findings import Finding, Reached, Report
 from killick.check.recorded_input import case_like
 from killick.cli import apps
 from killick.cli import style as paint
@@ -24,7 +27,11 @@ from killick.cli.context import Shell, command, complete_run, pair, value_of
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.clock import SystemClock
 from killick.definitions.agents import Agent
+from killick.presenting import check_reports
 
+FILE: Final = click.Path(dir_okay=False, writable=True, path_type=Path)
+MISSED_MAX: Final = 6
+"""How many lines and branches that no rehearsal reached are listed."""
 PATIENCE_SECONDS: Final = 60
 """How long one rehearsal may compute without ever letting go, before it is taken for one that never ends."""
 
@@ -39,6 +46,8 @@ PATIENCE_SECONDS: Final = 60
 @click.option("--like", metavar="RUN", shell_complete=complete_run, help="Use this run's input, results and answers.")
 @click.option("--max", "most", type=click.IntRange(1), default=STORIES_MAX, show_default=True, help="Maximum of runs.")
 @click.option("--strict", is_flag=True, help="Exit with 1 on advice, too.")
+@click.option("--junit", type=FILE, metavar="FILE", help="Write the findings as JUnit XML.")
+@click.option("--sarif", type=FILE, metavar="FILE", help="Write the findings as SARIF, with files and lines.")
 def check_command(
     shell: Shell,
     target: str,
@@ -50,6 +59,8 @@ def check_command(
     like: str | None,
     most: int,
     strict: bool,
+    junit: Path | None,
+    sarif: Path | None,
 ) -> int:
     """Inject every fault into an agent, and report what breaks.
 
@@ -71,7 +82,14 @@ def check_command(
     }
     reports = [_checked(shell, _joined(case, given, options), most) for case in cases]
     if shell.json:
-        shell.emit([_document(report) for report in reports] if len(reports) > 1 else _document(reports[0]))
+        shell.emit(
+            list(map(check_reports.document, reports)) if len(reports) > 1 else check_reports.document(reports[0])
+        )
+    if junit is not None:
+        _write(junit, check_reports.junit(reports))
+    if sarif is not None:
+        log = check_reports.sarif(reports, version("killick"))
+        _write(sarif, msgspec.json.format(msgspec.json.encode(log)) + b"\n")
     bad = any(report.faults or (strict and report.findings) for report in reports)
     return Exit.BAD if bad else Exit.DONE
 
@@ -105,22 +123,27 @@ def _answer(text: str) -> tuple[str, Any]:
     return pair(text) if "=" in text else ("*", value_of(text))
 
 
+def _write(file: Path, content: bytes) -> None:
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        raise CommandFailed(f"{file}: {error.strerror}; give --junit and --sarif a file that can be written") from None
+
+
 def _checked(shell: Shell, case: Case, most: int) -> Report:
     clock = SystemClock()
     begun = clock.monotonic()
-    if shell.json or not shell.err.is_terminal:
-        with _patiently(case):
-            report = check(case, stories_max=most, progress=lambda way, count: _go_on())
-    else:
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, console=shell.err, transient=True) as progress, _patiently(case):
-            task = progress.add_task(f"interrupting {case.agent.name}", total=None)
+    # One line, rewritten; a pipe gets none of it.
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[way]}"))
+    shown = shell.err.is_terminal and not shell.json
+    with Progress(*columns, console=shell.err, transient=True, disable=not shown) as progress, _patiently(case):
+        task = progress.add_task(f"interrupting {case.agent.name}", total=None, way="")
 
-            def tell(way: str, count: int) -> None:
-                _go_on()
-                progress.update(task, description=f"interrupting {case.agent.name}: {count} ways ({way})")
+        def tell(way: str, count: int, expected: int) -> None:
+            _go_on()
+            progress.update(task, completed=count, total=expected, way=way)
 
-            report = check(case, stories_max=most, progress=tell)
+        report = check(case, stories_max=most, progress=tell)
     if not shell.json:
         shell.out.print(rendered(report, clock.monotonic() - begun))
     return report
@@ -157,14 +180,15 @@ def _patiently(case: Case) -> Generator[None]:
 def rendered(report: Report, seconds: float) -> RenderableType:
     """The report as people read it."""
     steps = f"{report.steps} step{'s' * (report.steps != 1)}"
-    tools = f"{len(report.tools)} tools and models" if len(report.tools) != 1 else "1 tool or model"
     asked = f", {report.questions} question{'s' * (report.questions != 1)}" if report.questions else ""
     rate = f"\n{paint.span(seconds * 1_000_000)}, {report.stories / max(seconds, 0.001):.0f} a second"
     lines = {
         "agent": Text.assemble((report.agent, "bold"), (f"  {report.where}", "dim")),
-        "left alone": Text.assemble(paint.status(report.left_alone), f", {steps}, {tools}{asked}"),
+        "left alone": Text.assemble(paint.status(report.left_alone), f", {steps}{asked}"),
         "interrupted": Text.assemble(f"{report.stories} times: {report.told_ways}", (rate, "dim")),
     }
+    if report.reached.tools or report.reached.lines:
+        lines["reached"] = _reached(report.reached)
     if report.sampled:
         told = f"{', '.join(report.sampled)} gave samples of their types; --fake NAME=VALUE says better"
         lines["made up"] = Text(told, style="dim")
@@ -189,22 +213,28 @@ def _found(finding: Finding) -> list[RenderableType]:
     return [Padding(title, (0, 0, 0, 2), expand=False), *(Padding(line, (0, 0, 0, 6), expand=False) for line in lines)]
 
 
+def _reached(reached: Reached) -> Text:
+    """What the rehearsals reached, and what none did."""
+    never = len(reached.tools_never)
+    parts = [f"{reached.tools - never} of {reached.tools} tool{'s' * (reached.tools != 1)}"] if reached.tools else []
+    branches = reached.branches - len(reached.branches_never)
+    if reached.lines:
+        parts.append(f"{reached.lines_reached} of {reached.lines} lines")
+    if reached.branches:
+        parts.append(f"{branches} of {reached.branches} branch{'es' * (reached.branches != 1)}")
+    missed = reached.branches_never or reached.lines_never  # the lines of a branch that was not taken are its own
+    shown = [*missed[:MISSED_MAX], *([f"{len(missed) - MISSED_MAX} more"] if len(missed) > MISSED_MAX else [])]
+    return Text.assemble(", ".join(parts), *((f"\nnot: {', '.join(shown)}", "yellow"),) if shown else ())
+
+
+_VERDICTS: Final = {"faults": "bold red", "warnings": "bold yellow", "incomplete": "bold yellow", "sound": "bold green"}
+
+
 def _verdict(report: Report) -> Text:
     faults, advice = len(report.faults), len(report.advice)
-    if not faults and not advice:
-        return Text.assemble("  ", ("✓ nothing found", "bold green"), ": nothing twice, nothing lost, the same end")
+    style = _VERDICTS[report.verdict]
+    if report.verdict == "sound":
+        return Text.assemble("  ", ("✓ nothing found", style), ": nothing twice, nothing lost, the same end")
     parts = [f"{faults} fault{'s' * (faults != 1)}"] if faults else []
     parts += [f"{advice} thing{'s' * (advice != 1)} to know"] if advice else []
-    return Text.assemble("  ", (" and ".join(parts), "bold red" if faults else "bold yellow"))
-
-
-def _document(report: Report) -> dict[str, Any]:
-    return {
-        "agent": report.agent, "where": report.where, "holds": report.holds, "left_alone": report.left_alone,
-        "steps": report.steps, "questions": report.questions, "tools": report.tools, "ways": report.ways,
-        "sampled": report.sampled, "cut_short": report.cut_short,
-        "findings": [
-            {name: getattr(finding, name) for name in (*finding.__struct_fields__, "weight")}
-            for finding in report.findings
-        ],
-    }  # fmt: skip
+    return Text.assemble("  ", (" and ".join(parts) or "nothing found so far, and not everything was rehearsed", style))

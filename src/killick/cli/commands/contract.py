@@ -37,22 +37,12 @@ _CHANGES: Final[dict[Change, str]] = {
 _DIGEST_CHARS: Final = 12
 
 
-@click.group("contract", context_settings={"max_content_width": 100})
-def contract_command() -> None:
-    """Contracts: the rules by which everything that an agent intends is judged.
-
-    \b
-    killick contract check claims.toml
-    killick contract rejudge claim_17 --contract claims.toml
-    """
-
-
 # checking -----------------------------------------------------------------------------------------
 
 
 @command("check", app=True)
 @click.argument("targets", metavar="FILE|MODULE:NAME...", nargs=-1, required=True, shell_complete=complete_file)
-def _check(shell: Shell, targets: Sequence[str]) -> Exit:
+def check_command(shell: Shell, targets: Sequence[str]) -> Exit:
     """Lint contracts: TOML files, or contracts and agents in Python. Every problem at once.
 
     Where an app is known, the names of tools and of their arguments are looked up in it. Exits with 1 when a contract
@@ -155,7 +145,7 @@ def _document(found: Linted) -> dict[str, Any]:
 
 @command("show", app=True)
 @click.argument("target", metavar="FILE|AGENT|RUN", shell_complete=complete_file)
-def _show(shell: Shell, target: str) -> None:
+def show_command(shell: Shell, target: str) -> None:
     """Say what a contract says, rule by rule: of a file, of an agent, or those on record of a run.
 
     \b
@@ -268,7 +258,7 @@ def _file(target: str) -> Path:
 @click.option("--tag", metavar="TAG", help="Runs with this tag.", shell_complete=complete_tag)
 @click.option("--since", metavar="TIME", help="Runs that changed since: 2h, 3d, 2026-11-14.")
 @click.option("--all", is_flag=True, help="All runs.")
-def _rejudge(
+def rejudge_command(
     shell: Shell, runs: tuple[str, ...], target: str | None, agent: str | None, tag: str | None, since: str | None,
     all: bool,  # noqa: A002
 ) -> Exit:  # fmt: skip
@@ -380,7 +370,3 @@ def _rejudged_document(found: Sequence[Rejudged], refused: Sequence[tuple[str, s
         ],
         "refused": [{"run": run, "reason": reason} for run, reason in refused],
     }
-
-
-for _part in (_check, _show, _rejudge):
-    contract_command.add_command(_part)

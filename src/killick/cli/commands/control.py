@@ -200,7 +200,7 @@ def send_command(shell: Shell, run: str, name: str, body: str | None, message: s
     """Send a run a message. The inbox keeps it until the run waits for its name. BODY is JSON, text, @FILE or -.
 
     \b
-      killick send claim_17 paid '{"amount": 80}'
+      killick message send claim_17 paid '{"amount": 80}'
     """
     refuse_deaf(shell, shell.run(run))
     shell.client.send(run, name, value_of(body), id=message, by=by)

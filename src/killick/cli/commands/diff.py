@@ -1,4 +1,4 @@
-"""`killick diff`: what changed between two places in time or at one step; where two runs part, why, and what
+"""`killick time diff`: what changed between two places in time or at one step; where two runs part, why, and what
 differs."""
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def diff_command(shell: Shell, run: str, places: tuple[str, ...], at: str | None
     """Show what changed between two places of a run, or how two runs differ.
 
     \b
-      killick diff RUN 6                   what step 6 changed
-      killick diff RUN 6:before 8:after    from one place to another
-      killick diff RUN 6:before            from there to now
-      killick diff RUN @17                 what one event changed
-      killick diff RUN_A RUN_B             where two runs diverge and why: a run and its fork
-      killick diff RUN_A RUN_B --at 6      the two at the same place
-      killick diff fix_17 6 --files        what step 6 did to files, line by line
+      killick time diff RUN 6                   what step 6 changed
+      killick time diff RUN 6:before 8:after    from one place to another
+      killick time diff RUN 6:before            from there to now
+      killick time diff RUN @17                 what one event changed
+      killick time diff RUN_A RUN_B             where two runs diverge and why: a run and its fork
+      killick time diff RUN_A RUN_B --at 6      the two at the same place
+      killick time diff fix_17 6 --files        what step 6 did to files, line by line
 
     Places: 6:before, 6:after, 6.1.2:after in a gather, 4~1:before in generation 1, @17, start, now.
     With --json it is a patch (RFC 6902) from the first state's JSON to the second's; of two runs, unless --at is
@@ -68,7 +68,7 @@ def diff_command(shell: Shell, run: str, places: tuple[str, ...], at: str | None
 def _found(shell: Shell, run: str, places: tuple[str, ...], at: str | None) -> Diff | Parting:
     kd = shell.client
     if not places or len(places) > 2:
-        raise CommandFailed("name one step, two places, or another run: killick diff RUN 6; see killick diff --help")
+        raise CommandFailed("name one step, two places, or another run; see killick time diff --help")
     if len(places) == 1 and not is_place(places[0]):
         if kd.store.head(places[0]) is None:
             raise CommandFailed(
@@ -76,7 +76,7 @@ def _found(shell: Shell, run: str, places: tuple[str, ...], at: str | None) -> D
             )
         return parting(kd.log, run, places[0]) if at is None else kd.diff(run, at, against=places[0])
     if at is not None:
-        raise CommandFailed("--at is for two runs: killick diff RUN_A RUN_B --at 6:after")
+        raise CommandFailed("--at is for two runs: killick time diff RUN_A RUN_B --at 6:after")
     return kd.diff(run, *places)
 
 

@@ -34,12 +34,12 @@ _ALL: Final = "*"
 def export_command(shell: Shell, run: str, output: Path | None, with_children: bool, fields: tuple[str, ...]) -> None:
     """Write a run to one file of JSON lines: its events, their values, and the hash chain that proves them.
 
-    `killick replay run.killick` and killick.testing.replay("run.killick", agent) take it, with no store. The file
+    `killick time replay run.killick` and killick.testing.replay("run.killick", agent) take it, with no store. The file
     has the data of the run: protect it as you protect that data, or redact it.
 
     \b
-      killick export claim_17 -o claim_17.killick
-      killick export claim_17 --redact name,amount -o for_them.killick
+      killick store export claim_17 -o claim_17.killick
+      killick store export claim_17 --redact name,amount -o for_them.killick
     """
     named = [name for field in fields for name in field.split(",") if name]
     if _ALL in named and len(named) > 1:

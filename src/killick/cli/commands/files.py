@@ -18,7 +18,7 @@ from killick.cli.selection import complete_place
 from killick.client.file_restore import Restoration
 from killick.history import workspace_files as history
 from killick.history.phrasing import counted, sized
-from killick.history.workspace_files import FileChange, Files, FilesDiff, How, Listed, Listing
+from killick.history.workspace_files import FileChange, FileEntry, Files, FilesDiff, How, Listing
 from killick.presenting.time_travel import changed_files
 from killick.workspace import tree
 
@@ -130,7 +130,7 @@ def _listing(shell: Shell, found: Listing, folded: Listing | None) -> Iterator[T
     yield Text(f"more: {more}", style="dim")
 
 
-def _rows(entries: Iterable[Listed]) -> Iterator[Text]:
+def _rows(entries: Iterable[FileEntry]) -> Iterator[Text]:
     for each in entries:
         sign, style = SIGNS[each.how] if each.how is not None else (" ", "")
         size = sized(each.size) if each.kind == "file" or each.files else ""
@@ -140,7 +140,7 @@ def _rows(entries: Iterable[Listed]) -> Iterator[Text]:
         yield line.append_text(_name(each, style))
 
 
-def _name(each: Listed, style: str) -> Text:
+def _name(each: FileEntry, style: str) -> Text:
     if each.kind == "folder":
         return Text(f"{each.path}/", style=style or "bold blue")
     told = Text(each.path, style=style or ("cyan" if each.kind == "link" else "green" if each.mode & 0o111 else ""))
@@ -233,10 +233,10 @@ def restore_command(
     and its id is printed. While a process has the run leased, its folder is not changed; --to writes elsewhere.
 
     \b
-      killick restore fix_17 --at 6:before
-      killick restore fix_17 --at 6:before src/app.py
-      killick restore fix_17 --at 4:after --to look
-      killick restore fix_17 --snapshot 41d0c8aa12ab
+      killick time restore fix_17 --at 6:before
+      killick time restore fix_17 --at 6:before src/app.py
+      killick time restore fix_17 --at 4:after --to look
+      killick time restore fix_17 --snapshot 41d0c8aa12ab
     """
     run = shell.run(run)
     if (at is None) == (snapshot is None):
@@ -266,7 +266,9 @@ def _print_restored(shell: Shell, done: Restoration) -> None:
         lines.append(("", Text(f"and {len(done.left) - 12:,} more; --json lists them", style="dim")))
     if done.before is not None and not did_nothing:
         lines.append(("before", Text.assemble((done.before[:12], "cyan"), (" has what was there:", "dim"))))
-        lines.append(("", Text(shell.typed("restore", done.run, "--snapshot", done.before[:12]), style="green")))
+        lines.append(
+            ("", Text(shell.typed("time", "restore", done.run, "--snapshot", done.before[:12]), style="green"))
+        )
     if not done.elsewhere:
         lines.append(("run", Text(f"stays where it is, {shell.client.info(done.run).status}", style="dim")))
     for label, line in lines:

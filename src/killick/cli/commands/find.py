@@ -221,9 +221,9 @@ def _print(shell: Shell, what: str, found: Findings[Any]) -> None:
     if found.scanned is not None:
         shell.note(f"read every log, since the index cannot be written: {found.scanned}")
     for run in found.unread:
-        shell.note(f"{run}: could not be read whole; killick verify says why")
+        shell.note(f"{run}: could not be read whole; killick store verify says why")
     if shell.json:
-        shell.emit({"found": [_document(hit) for hit in found], "more": found.more, "scanned": found.scanned,
+        shell.emit({"found": list(found), "more": found.more, "scanned": found.scanned,
                     "unread": found.unread})  # fmt: skip
         return
     for hit in found:
@@ -233,10 +233,6 @@ def _print(shell: Shell, what: str, found: Findings[Any]) -> None:
         shell.out.print(f"no {what} found", style="dim")
     elif found.more:
         shell.note(f"the newest {len(found)} {what}; --limit N or --all shows more")
-
-
-def _document(hit: SearchHit) -> dict[str, Any]:
-    return {"kind": hit.__struct_config__.tag, **{name: getattr(hit, name) for name in hit.__struct_fields__}}
 
 
 def _lines(hit: SearchHit, width: int) -> Iterator[Text]:

@@ -33,6 +33,7 @@ from killick.engine.views import Wait
 from killick.errors import AlreadyAnswered, AnswerRefused, NotAsked
 from killick.history.timeline import timeline
 from killick.presenting import approvals
+from killick.presenting.documents import Question, question_fields
 from killick.store.records import ENDED
 
 VERBS: Final[tuple[Verb, ...]] = (*QUESTION_VERBS, *SETTLEMENT_VERBS)
@@ -56,7 +57,7 @@ def commands(shell: Shell, wait: Wait) -> list[str]:
 
 def _commands(wait: Wait) -> list[tuple[str, ...]]:
     if wait.waits_for == "event":
-        return [("send", wait.run, wait.name, "BODY")]
+        return [("message", "send", wait.run, wait.name, "BODY")]
     if wait.waits_for == "child":
         return [("show", wait.name)]
     chosen = [("respond", "--value", str(option)) for option in wait.options if "respond" in wait.verbs]
@@ -120,7 +121,7 @@ def _until(wait: Wait, now: int) -> Text | None:
 
 def _print_commands(shell: Shell, wait: Wait, out: Console) -> None:
     """The first command on a line to copy, and the alternatives after or below it."""
-    first, *others = _commands(wait) or [("verify", wait.run)]
+    first, *others = _commands(wait) or [("store", "verify", wait.run)]
     line = Text().append(f"  {shell.typed(*first)}", style="green")
     also = Text(f"(or {_others(others)})", style="dim") if others else Text()
     if line.cell_len + also.cell_len + 2 <= out.width:
@@ -164,7 +165,7 @@ def inbox_command(shell: Shell, to: str | None, limit: int) -> None:
     """
     waiting = shell.client.inbox(to=to, limit=10_000)
     if shell.json:
-        shell.emit([{**_fields(wait), "commands": commands(shell, wait)} for wait in waiting[:limit]])
+        shell.emit([asked(shell, wait) for wait in waiting[:limit]])
         return
     for number, wait in enumerate(waiting[:limit]):
         if number:
@@ -179,8 +180,17 @@ def inbox_command(shell: Shell, to: str | None, limit: int) -> None:
         shell.note(f"{run}: answered; to continue: {shell.goes_on(run, agent)}, or start a worker")
 
 
-def _fields(wait: Wait) -> dict[str, Any]:
-    return {name: getattr(wait, name) for name in wait.__struct_fields__}
+class CommandQuestion(Question, frozen=True, kw_only=True):
+    """A question with the commands that answer it."""
+
+    commands: tuple[str, ...]
+
+
+def asked(shell: Shell, wait: Wait) -> CommandQuestion:
+    """A wait for programs."""
+    state = shell.client.log.state(wait.run)
+    typed = tuple(commands(shell, wait))
+    return CommandQuestion.of(state.fold.facts, **question_fields(wait, state), commands=typed)
 
 
 # answer -------------------------------------------------------------------------------------------
@@ -349,7 +359,7 @@ def say_command(shell: Shell, run: str, text: str, by: str | None) -> None:
     """Send a run a text. Its loop reads it before its next model call.
 
     \b
-      killick say claim_17 "the second invoice is the right one"
+      killick message say claim_17 "the second invoice is the right one"
     """
     refuse_deaf(shell, shell.run(run))
     shell.client.say(run, text_of(text), by=by)

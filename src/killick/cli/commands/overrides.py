@@ -1,4 +1,4 @@
-"""The commands by which a person steps into one run: `set`, `override`, `skip`, `retry`, `note`, `prioritize`."""
+"""`killick edit`: the commands by which a person intervenes in one run."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def set_command(
     """Change entries of a run's context; its code sees the change when its next step returns.
 
     \b
-      killick set claim_17 route=manager limit=500
-      killick set claim_17 limit=500 --saw 0 --because "as agreed"
+      killick edit set claim_17 route=manager limit=500
+      killick edit set claim_17 limit=500 --saw 0 --because "as agreed"
     """
     given = dict(map(pair, changes))
     if not given and not unset:
@@ -78,10 +78,11 @@ def set_command(
 def override_command(shell: Shell, run: str, step: str, value: str, because: str | None, by: str | None) -> None:
     """Give a pending step its result, instead of executing it. VALUE is JSON, text, @FILE or -.
 
-    For a question the value is the response. A step that has ended is changed by `killick rewind` or `killick fork`.
+    For a question the value is the response. A step that has ended is changed by `killick time rewind` or
+    `killick time fork`.
 
     \b
-      killick override claim_17 9 no --because "they withdrew"
+      killick edit override claim_17 9 no --because "they withdrew"
     """
     shell.run(run)
     shell.load_app()
@@ -97,10 +98,10 @@ def override_command(shell: Shell, run: str, step: str, value: str, because: str
 def skip_command(shell: Shell, run: str, step: str, because: str | None, by: str | None) -> None:
     """End a pending step without executing it.
 
-    A sleep ends. A wait with a default takes it. Any other step raises killick.Skipped in the agent's code.
+    A sleep ends. A wait with a default takes it. Any other step raises killick.errors.Skipped in the agent's code.
 
     \b
-      killick skip claim_17 9 --because "the office is closed"
+      killick edit skip claim_17 9 --because "the office is closed"
     """
     shell.run(run)
     done = shell.client.skip(run, step, because=because, by=by)
@@ -127,23 +128,23 @@ def note_command(shell: Shell, run: str, text: str, by: str | None) -> None:
     """Add a note to a run's record. TEXT is JSON, text, @FILE or -.
 
     \b
-      killick note claim_17 "called the customer, who is content"
+      killick edit note claim_17 "called the customer, who is content"
     """
     shell.run(run)
     shell.client.note(run, value_of(text), by=by)
     _said(shell, run, "noted", f"noted; killick show {run} shows it")
 
 
-@command("prioritize")
+@command("priority")
 @run_argument
 @click.argument("priority", type=int)
 @because_option
 @by_option
-def prioritize_command(shell: Shell, run: str, priority: int, because: str | None, by: str | None) -> None:
+def priority_command(shell: Shell, run: str, priority: int, because: str | None, by: str | None) -> None:
     """Give a run another priority: workers take the due run with the highest one first.
 
     \b
-      killick prioritize claim_17 10
+      killick edit priority claim_17 10
     """
     shell.run(run)
     shell.client.prioritize(run, priority, because=because, by=by)

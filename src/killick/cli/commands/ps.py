@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Container, Generator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 import msgspec
@@ -20,7 +20,7 @@ from killick.cli.context import Shell, agent_option, command, limit_option, sinc
 from killick.cli.exit_codes import CommandFailed
 from killick.history import listing
 from killick.history.listing import STATUSES, About, Line
-from killick.presenting.runs import revived
+from killick.presenting.runs import RunSummary, revived, run_summary
 from killick.store.records import RunQuery, RunRow
 
 LOOK_SECONDS: Final = 0.5
@@ -28,21 +28,22 @@ MARKED_US: Final = 3_000_000
 """How long a changed run is highlighted."""
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class Seen(NamedTuple):
     """One run as the table has it. `about` is what it waits for, or what went wrong; `next` a command to type."""
 
-    run: str
-    agent: str
-    status: str
-    where: str
+    line: Line
     about: str
-    since_us: int | None
-    attempts: int
-    changed_at_us: int
-    started_at_us: int
-    priority: int
-    tags: tuple[str, ...]
     next: str | None = None
+
+    @property
+    def document(self) -> ListedRun:
+        return ListedRun.of(run_summary(self.line), next=self.next)
+
+
+class ListedRun(RunSummary, frozen=True, kw_only=True):
+    """A run of a listing; `next` is the command that resumes it, where a person has to."""
+
+    next: str | None
 
 
 class ListRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +112,7 @@ def ps_command(
     listing = Listing(shell, wanted)
     seen = listing.seen()
     if shell.json:
-        shell.emit(seen)
+        shell.emit([each.document for each in seen])
     elif seen:
         for line in (*drawn(seen, now, shell.out.width), listing.last_line(len(seen), seen)):
             shell.out.print(line, soft_wrap=True)
@@ -129,7 +130,7 @@ class Listing:
         self.shell = shell
         self.client = shell.client
         self.wanted = wanted
-        self.lines = listing.Listing(shell.client.log)
+        self.lines = listing.Listing(shell.client.log, whole=shell.json)
 
     def rows(self, limit: int) -> list[RunRow]:
         """Newest first, page by page."""
@@ -150,21 +151,9 @@ class Listing:
     def _seen(self, line: Line) -> Seen:
         about = "; ".join(told for told in map(_told, line.about) if told)
         if line.status == "broken":
-            about = f"{about}; {self.shell.typed('verify', line.run)}"
-        return Seen(
-            run=line.run,
-            agent=line.agent,
-            status=line.status,
-            where=line.where,
-            about=f"due; {about}" if line.due else about,
-            since_us=line.since_us,
-            attempts=line.attempts,
-            changed_at_us=line.changed_at_us,
-            started_at_us=line.started_at_us,
-            priority=line.priority,
-            tags=line.tags,
-            next=self.shell.typed("resume", line.run) if _is_stuck(line) else None,
-        )
+            about = f"{about}; {self.shell.typed('store', 'verify', line.run)}"
+        following = self.shell.typed("resume", line.run) if _is_stuck(line) else None
+        return Seen(line, f"due; {about}" if line.due else about, following)
 
     def counts(self) -> Counter[str]:
         """How many there are of each status, of those that match in all else."""
@@ -179,7 +168,7 @@ class Listing:
                 line.append(" · " if line else "").append_text(style.status(f"{counts[name]} {name}"))
                 line.stylize(style.STYLES[name], len(line) - len(f"{counts[name]} {name}"))
         if seen and counts["abandoned"]:
-            found = [each.run for each in seen if each.status == "abandoned"]
+            found = [each.line.run for each in seen if each.line.status == "abandoned"]
             resume = self.shell.typed("resume", found[0] if len(found) == counts["abandoned"] == 1 else "RUN")
             line.append(f": {revived(counts['abandoned'], resume)}")
         matching = sum(count for name, count in counts.items() if self.wanted.has(name))
@@ -246,28 +235,30 @@ def drawn(seen: Sequence[Seen], now_us: int, width: int, marked: Container[str] 
             text.truncate(room, overflow="ellipsis", pad=column < len(HEADS) - 1)
             line.append("  " if column else "").append_text(text)
         line.rstrip()
-        if each.run in marked:
+        if each.line.run in marked:
             line.stylize("reverse")
         lines.append(line)
     return lines
 
 
 def _cells(seen: Seen, now_us: int) -> list[Text]:
-    about = Text(style.brief(seen.about, 400), style="red" if seen.status in ("broken", "failed") else "")
-    if seen.status == "abandoned":
+    line = seen.line
+    about = Text(style.brief(seen.about, 400), style="red" if line.status in ("broken", "failed") else "")
+    if line.status == "abandoned":
         about = Text(str(seen.next), style="green")
-    tries = f" ×{seen.attempts}" if seen.attempts > 1 else ""
+    tries = f" ×{line.attempts}" if line.attempts > 1 else ""
     return [
-        Text(seen.run, style="bold"), Text(seen.agent), style.status(seen.status), Text(seen.where + tries), about,
-        Text(_coarse(now_us - seen.changed_at_us), style="dim"),
+        Text(line.run, style="bold"), Text(line.agent), style.status(line.status), Text(line.where + tries), about,
+        Text(_coarse(now_us - line.changed_at_us), style="dim"),
     ]  # fmt: skip
 
 
 def _waited(seen: Seen, now_us: int) -> str:
     """Since when it waits, where that is not since it last changed."""
-    if seen.since_us is None or not seen.about or seen.changed_at_us - seen.since_us < 60_000_000:
+    since = seen.line.since_us
+    if since is None or not seen.about or seen.line.changed_at_us - since < 60_000_000:
         return ""
-    return f" ({_coarse(now_us - seen.since_us)})"
+    return f" ({_coarse(now_us - since)})"
 
 
 def _coarse(us: int) -> str:
@@ -300,11 +291,11 @@ class Watching:
     def _look(self) -> tuple[list[Seen], list[Seen]]:
         """What there is now, and what of it is news."""
         seen = self.listing.seen()
-        news = [each for each in seen if self.last.get(each.run) != each]
+        news = [each for each in seen if self.last.get(each.line.run) != each]
         now = self.clock.now_us()
         if self.last:
-            self.changed.update({each.run: now for each in news})
-        self.last.update({each.run: each for each in news})
+            self.changed.update({each.line.run: now for each in news})
+        self.last.update({each.line.run: each for each in news})
         return seen, news
 
     def _table(self) -> None:
@@ -337,16 +328,10 @@ class Watching:
             _, news = self._look()
             for each in reversed(news[:0] if first else news):
                 if self.shell.json:
-                    self.shell.emit_line(each)
+                    self.shell.emit_line(each.document)
                 else:
-                    told = [
-                        style.moment(self.clock.now_us()),
-                        each.run,
-                        each.agent,
-                        each.status,
-                        each.where,
-                        each.about,
-                    ]
+                    at, line = style.moment(self.clock.now_us()), each.line
+                    told = [at, line.run, line.agent, line.status, line.where, each.about]
                     self.shell.out.print(Text("  ".join(filter(None, told))), soft_wrap=True)
             sys.stdout.flush()
             first = False

@@ -45,13 +45,13 @@ def replay_command(
 ) -> Exit:
     """Run the agent's code again on a run's record, without any I/O, and report where they diverge.
 
-    Replays a copy in memory: of a run, or of a file that `killick export` wrote. A recorded step returns its recorded
-    outcome. A step without a record stops the replay, and so does I/O outside of a step. Exits with 1 when the code
-    diverges from the record.
+    Replays a copy in memory: of a run, or of a file that `killick store export` wrote. A recorded step returns its
+    recorded outcome. A step without a record stops the replay, and so does I/O outside of a step. Exits with 1 when
+    the code diverges from the record.
 
     \b
-      killick replay claim_17
-      killick replay claim_17 --agent app.py:review --to 6
+      killick time replay claim_17
+      killick time replay claim_17 --agent app.py:review --to 6
     """
     found, key = _found(shell, source, run)
     name = run or found.header.run

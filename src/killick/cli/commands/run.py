@@ -15,7 +15,7 @@ from rich.text import Text
 
 from killick.cli import apps, prompt
 from killick.cli import style as paint
-from killick.cli.commands.inbox import commands, print_wait
+from killick.cli.commands.inbox import asked, print_wait
 from killick.cli.context import Shell, Unparsed, command, completing, parsed, text_of
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.client.client import Client
@@ -28,12 +28,12 @@ from killick.errors import (
     RunFailed,
     RunPaused,
     RunWaiting,
-    StepFailed,
     ValueRefused,
 )
 from killick.model.codec import plain
 from killick.model.facts import Step
 from killick.model.state import State
+from killick.presenting.documents import errors
 from killick.store.records import ENDED
 
 LOOK_SECONDS: Final = 0.1
@@ -67,7 +67,7 @@ def _about_a_run(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @command("run", app=True)
 @_about_a_run
-@click.option("--fresh", is_flag=True, help="Start a new run, even where one of the same input is not finished.")
+@click.option("--resume", is_flag=True, help="Continue the unfinished run of the same input, if there is one.")
 @click.option("--quiet", "-q", is_flag=True, help="Print only the result.")
 def run_command(
     shell: Shell,
@@ -76,10 +76,10 @@ def run_command(
     run: str | None,
     priority: int | None,
     tags: tuple[str, ...],
-    fresh: bool,
+    resume: bool,
     quiet: bool,
 ) -> Exit:
-    """Run an agent in this process: start a run, or continue one. Prints its result.
+    """Run an agent in this process: start a new run, or continue one. Prints its result.
 
     AGENT is app.py:agent, module:agent, or a name in the app of [tool.killick]. Without it, --id names the run to
     continue. The command waits for timers. Where the run waits for a person, it asks you; without a terminal it exits
@@ -89,16 +89,16 @@ def run_command(
       killick run app.py:review --input '{"id": 17}'
       killick run app.py:review --id claim_17
     """
-    if fresh and run:
-        raise CommandFailed("--fresh starts a new run, --id names one; leave one of them out")
+    if resume and run:
+        raise CommandFailed("--resume finds a run by its input, --id names one; leave one of them out")
     going = _going(shell, agent, text, run)
     client, found = shell.creating(), going.agent
     with _hushed():
-        run, new = begin(client.engine, found, going.input, going.run, priority, tags, fresh)
+        run, new = begin(client.engine, found, going.input, going.run, priority, tags, resume=resume)
     if new is not None:
         client.start(found, going.input, id=run, priority=priority, tags=new.started.tags)
     elif going.run is None and not quiet:
-        shell.note(f"{run}: goes on with this run, which was not finished; --fresh starts another")
+        shell.note(f"{run}: continues this run, which was not finished")
     going = going._replace(run=run)
     is_over = (row := client.store.index(run)) is not None and row.status in ENDED
     try:
@@ -171,13 +171,10 @@ def _drive(shell: Shell, going: Going, *, quiet: bool) -> Any:
     """Run to the result, and ask the person at the terminal the run's questions."""
     client, run = shell.client, str(going.run)
 
-    async def go() -> Any:
-        return await client.run.soon(going.agent, going.input, id=run)
-
     while True:
         try:
             with Progress(shell, client, run, shown=shell.err.is_terminal and not quiet):
-                return client.blocking(go())
+                return client.run(going.agent, going.input, id=run)
         except RunWaiting as waiting:
             if isinstance(waiting, RunPaused | RunDiverged) or shell.json or not prompt.can_ask():
                 raise
@@ -189,19 +186,14 @@ def _stopped(shell: Shell, going: Going, stopped: RunWaiting | RunFailed) -> Exi
     """Print the status of a run that has no result, and the next move."""
     run = stopped.run
     if isinstance(stopped, RunFailed):
-        failure = stopped.failure
-        # A step that failed names itself in what it says.
-        told = f" at {failure.message}" if failure.is_a(StepFailed) else f": {failure}"
-        line = f"{run}: failed{told}".replace("killick.errors.", "")
+        line = str(stopped).rpartition("; resume it")[0].replace("killick.errors.", "")
         if shell.json:
-            shell.emit({"run": run, "status": "failed", "failure": stopped.failure, "not_undone": stopped.not_undone})
-        rest = f"; not undone: {', '.join(stopped.not_undone)}" if stopped.not_undone else ""
+            failure = {"errors": errors(stopped.failure), "not_undone": stopped.not_undone}
+            shell.emit({"run": run, "status": "failed", "failure": failure})
         moves = f"`{shell.typed('show', run)}` says why, `{shell.typed('resume', run)}` lets it try again"
-        raise CommandFailed(f"{line}{rest}; {moves}", Exit.BAD)
+        raise CommandFailed(f"{line}; {moves}", Exit.BAD)
     if shell.json:
-        waits = [
-            {**{n: getattr(w, n) for n in w.__struct_fields__}, "commands": commands(shell, w)} for w in stopped.waits
-        ]
+        waits = [asked(shell, wait) for wait in stopped.waits]
         shell.emit({"run": run, "status": "paused" if isinstance(stopped, RunPaused) else "waiting", "waits": waits})
     if isinstance(stopped, RunPaused):
         raise CommandFailed(f"{run}: is paused; `{shell.typed('resume', run)}` lets it go on", Exit.WAITING)

@@ -26,7 +26,6 @@ from killick.client.inbox import agreement, whom
 from killick.engine import views
 from killick.engine.approval import argument_edits
 from killick.engine.inbox import VOTE
-from killick.errors import ValueErased
 from killick.history import listing
 from killick.history.explain import why
 from killick.history.graph.graph import Past, family, generations
@@ -39,9 +38,10 @@ from killick.log import boundaries
 from killick.log.boundaries import RunMoment
 from killick.log.log import Recorded
 from killick.model import events as e
-from killick.model.codec import plain
 from killick.permissions import open_output
 from killick.presenting import approvals, moments
+from killick.presenting.documents import boundary, event
+from killick.presenting.runs import run_timeline
 from killick.presenting.steps import asked_of, reply_text
 from killick.store.protocol import is_held
 from killick.store.records import ENDED, shown_tags
@@ -50,7 +50,7 @@ LOOK_SECONDS: Final = 0.25
 """How often --follow looks whether something was committed."""
 
 PROSE_COLUMNS: Final = 96
-_HIDDEN: Final = frozenset({"kind", "at", "data", "digest", "identity"})
+_HIDDEN: Final = frozenset({"digest", "identity"})
 
 
 @command("show")
@@ -122,10 +122,19 @@ def show_command(
         if number is not None:
             _why(shell, found, number, live=place is None, full=full)
         elif shell.json:
-            shell.emit(found.document())
+            _emit(shell, found, live=place is None)
         else:
             _page(shell, found, at, everything=everything, full=full)
     return None
+
+
+def _emit(shell: Shell, found: Timeline, *, live: bool) -> None:
+    """The whole run as a document; at its head with its open waits, as they are now."""
+    client, now = shell.client, shell.client.clock.now_us()
+    status = standing(client, found.run, str(found.status)) if live else str(found.status)
+    waits = client.info(found.run).waits if live else None
+    broken = client.store.quarantined(found.run) if live else None
+    shell.emit(run_timeline(found, now if live else found.last_at, status=status, broken=broken, waits=waits))
 
 
 # the page -----------------------------------------------------------------------------------------
@@ -251,7 +260,7 @@ def _child(shell: Shell, run: str) -> Text:
 def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
     """The commands to type: the first one whole, then its alternatives."""
     if status == "broken":
-        verify, repair = shell.typed("verify", tl.run), shell.typed("store", "repair", tl.run)
+        verify, repair = shell.typed("store", "verify", tl.run), shell.typed("store", "repair", tl.run)
         return [Text.assemble((verify, "bold green"), ("  says where; then  ", "dim"), (repair, "bold green"))]
     if tl.held_back is not None and isinstance(tl.held_back.event, e.RunDiverged):
         return [Text.assemble("mend the code, then  ", (shell.goes_on(tl.run, tl.agent), "bold green"))]
@@ -378,17 +387,14 @@ def _log(shell: Shell, run: str, place: RunMoment | None, *, full: bool) -> None
 
 def _event(shell: Shell, run: str, recorded: Recorded, *, digits: int, full: bool) -> None:
     """One event, for --log and for --follow with --json."""
-    seq, event, row = recorded
-    kind = str(type(event).__struct_config__.tag)
-    fields = {name: value for name, value in msgspec.json.decode(row.body).items() if name not in _HIDDEN}
-    try:
-        data = plain(shell.client.log.data(run, seq))
-    except ValueErased as erased:
-        data = {"$erased": erased.digest.hex()}
+    found = event(shell.client.log, run, recorded)
     if shell.json:
-        shell.emit_line({"seq": seq, "at": event.at, "kind": kind, "event": fields, "data": data})
+        shell.emit_line(found)
         return
-    line = Text.assemble((f"{seq:>{digits}}  {style.moment(event.at)}  ", "dim")).append(f"{kind:<18}", style="cyan")
+    line = Text.assemble((f"{found.seq:>{digits}}  {style.moment(found.at_us)}  ", "dim"))
+    line.append(f"{found.kind:<18}", style="cyan")
+    fields = {name: value for name, value in found.fields.items() if name not in _HIDDEN}
+    data = {"erased": True} if found.erased else found.data
     told = "  ".join(
         filter(None, (style.arguments(fields, WHOLE), style.arguments(data, WHOLE if full else VALUE_CHARS)))
     )
@@ -402,7 +408,7 @@ def _history(shell: Shell, run: str, *, everything: bool) -> None:
     log = shell.client.log
     found: Sequence[boundaries.Boundary] = generations(log, run) if everything else boundaries.history(log, run)
     if shell.json:
-        shell.emit(found)
+        shell.emit([boundary(run, each) for each in found])
         return
     table = style.table(("BEFORE", "AFTER", "WHAT", "WHEN", "TOOK", "OUTCOME"))
     for each in found:

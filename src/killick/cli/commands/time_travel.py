@@ -138,9 +138,9 @@ def fork_command(
     that place.
 
     \b
-      killick fork claim_17 --output 8='["c.pdf"]' --run --app app.py
-      killick fork claim_17 --at 3:before --model other-model --effects none
-      killick fork claim_17 --at 4:after --set route=manager --because "what if?"
+      killick time fork claim_17 --output 8='["c.pdf"]' --run --app app.py
+      killick time fork claim_17 --at 3:before --model other-model --effects none
+      killick time fork claim_17 --at 4:after --set route=manager --because "what if?"
     """
     shell.run(run)
     outputs = _pairs("--output", output)
@@ -167,7 +167,7 @@ def fork_command(
         return code
     if go:
         _print_parting(shell, run, made.id)
-    diff = shell.typed("diff", run, made.id)
+    diff = shell.typed("time", "diff", run, made.id)
     is_over = shell.client.info(made.id).status in ENDED
     _report(shell, "next", [diff] if is_over else [shell.continues(made.id), diff], COMMAND)
     for wait in shell.client.info(made.id).waits if go else ():
@@ -232,12 +232,9 @@ def _driven(shell: Shell, run: str) -> Exit | None:
             f"{shell.goes_on(run, state.agent)}"
         ) from None
 
-    async def go() -> Any:
-        return await client.run.soon(agent, state.input, id=run)
-
     try:
         with Progress(shell, client, run, shown=shell.err.is_terminal and not shell.json):
-            client.blocking(go())
+            client.run(agent, state.input, id=run)
     except RunWaiting:
         return Exit.WAITING
     except (RunFailed, RunCancelled) as over:
@@ -281,8 +278,8 @@ def rewind_command(
     call again gets the recorded result. `undo` takes one effect back.
 
     \b
-      killick rewind claim_17 --to 4:before --because "the rate was wrong"
-      killick rewind claim_17 --to 4:before --dry-run
+      killick time rewind claim_17 --to 4:before --because "the rate was wrong"
+      killick time rewind claim_17 --to 4:before --dry-run
     """
     shell.run(run)
     found = leaving(shell.client.log, run, to)
@@ -374,7 +371,7 @@ def undo_command(
         _report(shell, "came to", [paint.brief(said, 200)] if said is not None else [])
         if settled != "not":
             _report(shell, "next", ["leave it, or rewind the run to before it:"])
-            _report(shell, "", [shell.typed("rewind", run, "--to", f"{step}:before")], COMMAND)
+            _report(shell, "", [shell.typed("time", "rewind", run, "--to", f"{step}:before")], COMMAND)
 
 
 def _way_out(shell: Shell, found: Undoing) -> str:

@@ -21,25 +21,6 @@ from killick.workers.tokens import Token
 SAYS: Final = {"viewer": "looks", "operator": "looks and acts on runs", "admin": "also makes tokens"}
 
 
-class _Listing(click.Group):
-    """A group that lists when no command of it is named."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group("token", cls=_Listing, context_settings={"max_content_width": 100})
-def token_command() -> None:
-    """Tokens: who may ask the server, and for how much. Lists them where no command is named.
-
-    \b
-    killick token create ann --scope operator --expires 30d
-    killick token revoke ann
-    """
-
-
 @completing
 def _complete_token(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
     now = shell.client.clock.now_us()
@@ -52,7 +33,7 @@ def _complete_token(shell: Shell, context: click.Context) -> Iterable[tuple[str,
               help="A viewer reads; an operator also acts on runs; an admin also manages tokens.")  # fmt: skip
 @click.option("--expires", metavar="SPAN", help="Its lifetime, such as 30d.  [default: until it is revoked]")
 @by_option
-def _create(shell: Shell, name: str, scope: Scope, expires: str | None, by: str | None) -> None:
+def create_command(shell: Shell, name: str, scope: Scope, expires: str | None, by: str | None) -> None:
     """Create a token for NAME, and print it. It is not stored, and cannot be shown again.
 
     The record has NAME with every action of the token. A server that ran without tokens requires them from the first
@@ -76,7 +57,7 @@ def _create(shell: Shell, name: str, scope: Scope, expires: str | None, by: str 
 
 
 @command("list")
-def _list(shell: Shell) -> None:
+def list_command(shell: Shell) -> None:
     """List the tokens: owner, scope, and whether each is valid.
 
     \b
@@ -110,7 +91,7 @@ def _standing(token: Token, now_us: int) -> Text:
 @click.argument("token", shell_complete=_complete_token)
 @because_option
 @by_option
-def _revoke(shell: Shell, token: str, because: str | None, by: str | None) -> None:
+def revoke_command(shell: Shell, token: str, because: str | None, by: str | None) -> None:
     """Revoke a token, by its id or its name: the next request is refused, and its sessions end.
 
     \b
@@ -126,7 +107,3 @@ def _revoke(shell: Shell, token: str, because: str | None, by: str | None) -> No
 def _document(shell: Shell, token: Token) -> dict[str, Any]:
     told = {name: getattr(token, name) for name in token.__struct_fields__ if name != "hash"}
     return {**told, "holds": token.holds(shell.client.clock.now_us())}
-
-
-for _each in (_create, _list, _revoke):
-    token_command.add_command(_each)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Final
 
 import click
 from rich.text import Text
@@ -12,33 +12,13 @@ from rich.text import Text
 from killick.cli import style
 from killick.cli.context import Shell, because_option, by_option, command, completing, limit_option, value_of
 from killick.cli.exit_codes import CommandFailed, Exit
-from killick.definitions.triggers import LOG, TriggerInfo
 from killick.history.phrasing import counted
-from killick.log import Log, Recorded
 from killick.model import events as e
 from killick.model import system_events
 from killick.presenting import triggers
+from killick.triggers import LOG, TriggerInfo
 
 NAME_COLUMNS_MAX: Final = 24
-
-
-class _Listing(click.Group):
-    """A group that lists when no command of it is named."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group("trigger", cls=_Listing, context_settings={"max_content_width": 100})
-def trigger_command() -> None:
-    """Triggers: schedules, conditions and events that start runs. Lists them where no command is named.
-
-    \b
-    killick trigger
-    killick trigger fire report
-    """
 
 
 @completing
@@ -72,7 +52,7 @@ def _on_record(shell: Shell, name: str) -> str:
 
 
 @command("list", app=True)
-def _list(shell: Shell) -> None:
+def list_command(shell: Shell) -> None:
     """List the triggers: what fires each, when next, and its last run.
 
     \b
@@ -81,12 +61,10 @@ def _list(shell: Shell) -> None:
     shell.load_app()
     found = shell.client.triggers()
     if shell.json:
-        shell.emit(found)
+        shell.emit([triggers.trigger(shell.client, each) for each in found])
         return
     if not found:
-        shell.note(
-            "no triggers; declare them next to the agents: killick.cron, killick.every, killick.when, killick.on_event"
-        )
+        shell.note("no triggers; declare them next to the agents: cron, every, when, on_event of killick.triggers")
     wide = min(max((len(each.name) for each in found), default=0), NAME_COLUMNS_MAX)
     now = shell.client.clock.now_us()
     for each in found:
@@ -131,17 +109,16 @@ def _upcoming(at_us: int, now_us: int) -> str:
 @command("history", app=True)
 @_name
 @limit_option(20)
-def _history(shell: Shell, name: str, limit: int) -> None:
+def history_command(shell: Shell, name: str, limit: int) -> None:
     """Show the actions of a trigger, the latest last: what it fired, what it skipped and why.
 
     \b
     killick trigger history report --limit 50
     """
     run = _on_record(shell, name)
-    log = shell.client.log
     found = list(triggers.history(shell.client, run, limit))[::-1]
     if shell.json:
-        shell.emit([_fields(log, run, each) for each in found])
+        shell.emit([triggers.did(shell.client, run, each) for each in found])
         return
     for recorded in found:
         each = triggers.did(shell.client, run, recorded)
@@ -154,15 +131,7 @@ def _history(shell: Shell, name: str, limit: int) -> None:
 _STYLES: Final = {"fired": "green", "passed": "yellow", "queued": "cyan", "paused": "magenta", "cancelled": "dim"}
 
 
-def _fields(log: Log, run: str, recorded: Recorded) -> dict[str, Any]:
-    """An event of a trigger's log for programs: its kind, its fields and its values."""
-    event = recorded.event
-    fields = {name: getattr(event, name) for name in event.__struct_fields__ if name not in ("at", "data", "digest")}
-    did = triggers.verb(event)
-    return {"seq": recorded.seq, "at_us": event.at, "did": did, **fields, **log.data(run, recorded.seq)}
-
-
-def _about(each: triggers.Did, event: e.Event) -> str:
+def _about(each: triggers.TriggerActivity, event: e.Event) -> str:
     """The run, the firings that were passed, by whom and why, on one line."""
     about = [each.run] if each.run else []
     if isinstance(event, system_events.TriggerPassed):
@@ -179,7 +148,7 @@ def _about(each: triggers.Did, event: e.Event) -> str:
 @_name
 @because_option
 @by_option
-def _pause(shell: Shell, name: str, because: str | None, by: str | None) -> None:
+def pause_command(shell: Shell, name: str, because: str | None, by: str | None) -> None:
     """Pause a trigger: it starts nothing until it is resumed. Its times are missed meanwhile; events wait.
 
     \b
@@ -194,7 +163,7 @@ def _pause(shell: Shell, name: str, because: str | None, by: str | None) -> None
 @_name
 @because_option
 @by_option
-def _resume(shell: Shell, name: str, because: str | None, by: str | None) -> None:
+def resume_command(shell: Shell, name: str, because: str | None, by: str | None) -> None:
     """Resume a paused trigger; its policy decides what it does about missed times.
 
     \b
@@ -208,7 +177,7 @@ def _resume(shell: Shell, name: str, because: str | None, by: str | None) -> Non
 @_name
 @click.option("--input", "given", metavar="VALUE", help="The input of the run, instead of the one it declares.")
 @by_option
-def _fire(shell: Shell, name: str, given: str | None, by: str | None) -> None:
+def fire_command(shell: Shell, name: str, given: str | None, by: str | None) -> None:
     """Fire a trigger now. Where its app is not known here, a worker starts the run.
 
     \b
@@ -230,7 +199,7 @@ def _fire(shell: Shell, name: str, given: str | None, by: str | None) -> None:
 @click.argument("body", required=False)
 @click.option("--id", metavar="ID", help="The idempotency key: the same id again counts once.")
 @by_option
-def _publish(shell: Shell, event: str, body: str | None, id: str | None, by: str | None) -> Exit | None:  # noqa: A002
+def publish_command(shell: Shell, event: str, body: str | None, id: str | None, by: str | None) -> Exit | None:  # noqa: A002
     """Publish an event: every trigger that listens to it fires. BODY is a value.
 
     \b
@@ -243,13 +212,9 @@ def _publish(shell: Shell, event: str, body: str | None, id: str | None, by: str
     elif heard:
         _say(shell, event, f"received by {counted(heard, 'trigger')}")
     if not heard:
-        shell.note(f"no trigger listens to {event}; declare one with killick.on_event, and start a worker")
+        shell.note(f"no trigger listens to {event}; declare one with killick.triggers.on_event, and start a worker")
     return None if heard else Exit.BAD
 
 
 def _say(shell: Shell, name: str, what: str) -> None:
     shell.out.print(Text().append(f"{name}  ", style="bold cyan").append(what, style="green"), soft_wrap=True)
-
-
-for _each in (_list, _history, _pause, _resume, _fire, _publish):
-    trigger_command.add_command(_each)

@@ -16,6 +16,7 @@ from killick.cli import apps, style
 from killick.cli.context import Shell, command
 from killick.cli.exit_codes import CommandFailed, Exit, drop_output
 from killick.client.client import Client
+from killick.clock import timestamp
 from killick.definitions.agents import AGENTS
 from killick.errors import AccessRefused, AgentUnknown, DurationRefused
 from killick.logger import get_logger
@@ -161,7 +162,9 @@ class telling(logging.Handler):  # noqa: N801
         told: dict[str, Any] = getattr(record, "killick", None) or {"what": "note", "": record.getMessage()}
         at_us = round(record.created * 1_000_000)
         if self._shell.json:
-            self._shell.emit_line({"at_us": at_us, "level": record.levelname.lower(), **told})
+            rest = {name: value for name, value in told.items() if name != "wake_at_us"}
+            wake = {"wake_at": timestamp(told["wake_at_us"])} if told.get("wake_at_us") is not None else {}
+            self._shell.emit_line({"at": timestamp(at_us), "level": record.levelname.lower(), **rest, **wake})
         else:
             self._shell.out.print(_line(at_us, told), soft_wrap=True)
         if record.exc_info and record.exc_info[1] is not None:

@@ -227,7 +227,7 @@ def commands(folder: Path) -> list[tuple[str, str]]:
         (f"cd {shlex.quote(str(folder))}", ""),
         (f"killick show {RUN}", "what happened, step by step"),
         (f"killick show {RUN} --why {KILLED_AT}", "why step 6, and how it came out"),
-        (f"killick diff {RUN} {KILLED_AT}:before {KILLED_AT}:after", "what it knew before and after"),
+        (f"killick time diff {RUN} {KILLED_AT}:before {KILLED_AT}:after", "what it knew before and after"),
         ("killick check meeting.py:arrange", "kill it everywhere else, too"),
         *([("killick serve", "all of it on a page")] if find_spec("starlette") else []),
     ]

@@ -70,6 +70,17 @@ class PendingVerdict:
         entries, self.unwritten = self.unwritten, []
         return entries
 
+    def written_with(self, attempt: e.AttemptStarted) -> list[Entry]:
+        """As `written`, with an attempt that follows. An intention and its first attempt are one event, unless the
+        attempt claims rights."""
+        entries = self.written()
+        intended, values = entries[-1] if entries else (None, None)
+        if not isinstance(intended, e.StepIntended) or attempt.claims or attempt.action:
+            return [*entries, Entry(attempt)]
+        fields = {name: getattr(intended, name) for name in e.StepIntended.__struct_fields__}
+        one = e.StepStarted(**fields, key=attempt.key, epoch=attempt.epoch, deadline=attempt.deadline)
+        return [*entries[:-1], Entry(one, values)]
+
     @property
     def bound(self) -> bytes:
         """What an agreement is to: the arguments, and the files that they lead to."""

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from killick.definitions.current import HERE
 from killick.definitions.markers import Key, ToolStep
-from killick.definitions.policy import DidNotHappen, Effect, Happened, Unknown
+from killick.definitions.policy import DidNotHappen, Effect, Happened, Reconciled, Unknown
 from killick.definitions.tools import Tool
 from killick.engine.execution import Branch, Execution
-from killick.engine.failures import describe, is_transient
+from killick.engine.failures import describe, is_bug, is_transient
 from killick.engine.replay import short
 from killick.engine.steps.attempt import waited_for
 from killick.engine.steps.intention import Intent, claim_text, is_async, restored
@@ -33,6 +33,7 @@ from killick.store.records import UniqueRight
 
 DIED: Final = Failure.told("killick.Died", "the process died while this attempt was open", kind="died")
 NOT_CONFIRMED: Final = Failure.told("killick.NotConfirmed", "the tool returned, but the world does not show its effect")
+_FINDINGS: Final = "killick.Happened(result), killick.DidNotHappen() or killick.Unknown()"
 RECONCILED_MAX: Final = 4
 """How many attempts a reconciler may repeat before a person is asked."""
 
@@ -118,13 +119,17 @@ async def reconciled(a: StepState, reconcile: Callable[[Effect], Any], effect: E
                 return found()
             if isinstance(found, Happened):
                 restored(a.intent, through_codec(found.result), None, a.step)
-            return found
+            if isinstance(found, Reconciled):
+                return found
+            a.reconciler_said = f"reconcile returned {found!r:.100}; it has to return {_FINDINGS}"
         except Exception as error:
-            if attempt == 2 or not is_transient(error):
-                note = {"note": f"reconcile failed: {describe(error)}"}
-                a.ex.write_behind(*a.written(), Entry(e.NoteMade(at=a.ex.now_us(), step=a.step, by="killick"), note))
-                return Unknown()
-            await asyncio.sleep(a.ex.engine.clock.nap_seconds(0.2 * 2**attempt))
+            if attempt < 2 and is_transient(error):
+                await asyncio.sleep(a.ex.engine.clock.nap_seconds(0.2 * 2**attempt))
+                continue
+            a.reconciler_said = f"reconcile failed: {describe(error)}"
+        note = {"note": a.reconciler_said}
+        a.ex.write_behind(*a.written(), Entry(e.NoteMade(at=a.ex.now_us(), step=a.step, by="killick"), note))
+        break
     return Unknown()
 
 
@@ -177,7 +182,10 @@ async def _ask(a: StepState) -> RecordedOutcome | None:
     call = f"{intent.name}({short(intent.recording)})"
     if intent.undoes is not None:
         call = f"undoing {intent.name} of step {intent.undoes[0]}"
-    prompt = f"{call} was started and its outcome is not known ({a.failure}). Did it happen?"
+    said = f"; {a.reconciler_said}" if a.reconciler_said else ""
+    if not said and a.failure is not None and is_bug(a.failure):
+        said = "; it had called other code, which may have acted; raise killick.NotDone where nothing happened"
+    prompt = f"{call} was started and its outcome is not known ({a.failure}{said}). Did it happen?"
 
     def then(closed: Closed) -> tuple[list[Entry], dict[str, Any]]:
         verb = closed.answer["kind"]

@@ -76,13 +76,13 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
         finally:
             HERE.reset(token)
             if live is not None:
-                live.end()
+                ex.engine.live.end(live)
             branch.inner = None
             ex.inner_waits.close(inner)
             ex.attempts -= 1
         # Record: the outcome is committed with the next append, or soon.
         kind: Any = value.__class__
-        is_flat = error is None and kind in _FLAT and tool.returns in (Any, kind)
+        is_flat = error is None and kind in _FLAT and tool.shape.returns in (Any, kind)
         if not is_flat or inner.is_refused or inner.told or ex.signal or ex.parked:
             return await made.conclude(Applied(value, error), inner)
         ended = e.AttemptEnded(at=ex.now_us(), step=step, attempt=1, outcome="returned")

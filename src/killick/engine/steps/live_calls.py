@@ -222,6 +222,8 @@ class Work:
         self.alive = False
         if self.future.done():
             return
+        if self.live is not None:
+            self.live.end()  # its thread may not have come to it, and the run is not leased for a call that returned
         if error is None:
             self.future.set_result(result)
         else:

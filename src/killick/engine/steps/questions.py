@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NoReturn
 
@@ -19,7 +20,7 @@ from killick.engine.interventions import skip_failure
 from killick.engine.replay import OVER, RequestedStep
 from killick.engine.steps.open_wait import Closed, Escalation, Intervened, Waiter
 from killick.engine.steps.waits import Answer, binding, question_verbs, raise_if_intervened, schema_of, until
-from killick.errors import KillickError, WaitExpired
+from killick.errors import KillickError, ValueErased, ValueRefused, WaitExpired
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.codec import digest
@@ -39,6 +40,9 @@ class Question(msgspec.Struct, kw_only=True):
     waits_for: e.WaitFor
     name: str
     identity: Any = None
+    """What code and record must agree on."""
+    wording: Any = None
+    """What may change in the code: the record keeps the old one, and the drift is noted."""
     to: tuple[str, ...] = ()
     deadline: int | None = None
     told: dict[str, Any] = {}
@@ -72,8 +76,10 @@ async def wait_for(ex: Execution, branch: Branch, asked: Question) -> Closed:
 async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
     """Record the wait before it can be answered, and its end before the code sees it."""
     step = branch.number()
-    bound = e.to_text(digest(asked.identity)) if asked.identity is not None else None
-    claim = RequestedStep(sort="wait", name=asked.name, digest=bound, binding=bound is not None)
+    bound = identity = e.to_text(digest(asked.identity)) if asked.identity is not None else None
+    if asked.wording is not None:
+        bound = e.to_text(digest([asked.identity, asked.wording]))
+    claim = RequestedStep(sort="wait", name=asked.name, digest=bound, identity=identity, binding=bound is not None)
     past = await recorded_step(ex, branch, step, claim, asked.told)
     if past is not None and past.status in OVER:
         return await _closed(ex, branch, past)
@@ -89,7 +95,8 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
         now_us = ex.now_us()
         answer = binding(ex.run_id, facts.generation, step, asked.waits_for, identity=asked.identity, **asked.told)
         intended = e.StepIntended(
-            at=now_us, step=step, sort="wait", name=asked.name, digest=bound, guest=branch.guest, within=branch.within,
+            at=now_us, step=step, sort="wait", name=asked.name, digest=bound, identity=identity, guest=branch.guest,
+            within=branch.within,
         )  # fmt: skip
         opened = e.WaitOpened(
             at=now_us, step=step, waits_for=asked.waits_for, name=asked.name, to=asked.to, deadline=asked.deadline,
@@ -105,6 +112,8 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
         if branch.stopped is not None and ex.signal is None:
             ex.write_behind(Entry(e.WaitClosed(at=ex.now_us(), step=step, how="cancelled")))
     else:
+        with suppress(ValueErased):
+            asked.told = {name: value for name, value in ex.record.data(wait.opened).items() if name != "may"}
         waiter = _waiter(step, asked, ex.record.event(wait.opened), wait.opened, wait.votes)
     ex.refuse(branch)
     closed = await _closing(ex, branch, waiter)
@@ -164,6 +173,8 @@ async def ask(
         told["options"] = list(options)
     if default is not MISSING:
         told["default"] = default
+        if options is not None and default not in (*options, *verbs):
+            raise ValueRefused("default", f"{default!r} is not one of the options {', '.join(map(repr, options))}")
     if returns is not Any:
         told["schema"] = schema_of(returns)
     people = ex.judge.people(None)
@@ -173,8 +184,9 @@ async def ask(
         return convert(value, returns, at="answer")
 
     question = Question(
-        waits_for="answer", name="ask", identity={"prompt": prompt}, to=asked.to, deadline=_deadline(ex, asked.timeout),
-        told=told, fits=None if returns is Any else fits, need=asked.need, may=named(people, asked.to),
+        waits_for="answer", name="ask", identity=[verbs, _form(told.get("schema"))], wording=[prompt, options],
+        to=asked.to, deadline=_deadline(ex, asked.timeout), told=told, fits=None if returns is Any else fits,
+        need=asked.need, may=named(people, asked.to),
         rounds=tuple(Escalation(each.to, each.timeout, named(people, each.to)) for each in asked.escalate),
         skippable=default is not MISSING,
     )  # fmt: skip
@@ -188,6 +200,17 @@ async def ask(
     if returns is not Any and closed.answer["kind"] in ("edit", "respond"):
         value = convert(value, returns, at="answer")
     return Answer(kind=closed.answer["kind"], value=value, by=closed.by, comment=closed.comment)
+
+
+def _form(schema: Any) -> Any:
+    """A JSON schema without its texts."""
+    if isinstance(schema, list):
+        return [_form(each) for each in schema]  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(schema, dict):
+        return schema
+    entries: dict[str, Any] = schema
+    texts = {name for name in ("title", "description") if isinstance(entries.get(name), str)}
+    return {name: _form(entry) for name, entry in entries.items() if name not in texts}
 
 
 def branch_step(branch: Branch) -> str:

@@ -21,7 +21,7 @@ from killick.engine.approval.verdicts import model_of
 from killick.engine.effects import dedupe, reconcile
 from killick.engine.effects.run_tree import ACTION
 from killick.engine.execution import Branch, Execution
-from killick.engine.failures import IsolatedError, describe, not_retried
+from killick.engine.failures import IsolatedError, called_nothing, describe, not_retried
 from killick.engine.replay import OVER
 from killick.engine.signals import Cancelling, Interrupted
 from killick.engine.steps import live_calls
@@ -123,7 +123,8 @@ class StepExecution(StepState):
             found = await self._done_before()
             if found is not None:
                 return found.value
-        if self.is_open and ex.touch_after_us > ex.now_us() and self.step not in ex.log.fold.facts.waits:
+        acts = self.intent.effect not in ("reads", None)
+        if self.is_open and acts and ex.touch_after_us > ex.now_us() and self.step not in ex.log.fold.facts.waits:
             # The previous holder may only be frozen: its attempt gets a grace period. An open question about the step
             # shows that the period is over.
             until, because = ex.touch_after_us, "the last holder may still be at it"
@@ -324,12 +325,7 @@ class StepExecution(StepState):
             deadline=None if timeout is None else now + round(timeout * 1_000_000),
             claims=tuple(map(claim_text, claims)), action=self._action(),
         )  # fmt: skip
-        entries = self.written()
-        intended, values = entries[-1] if entries else (None, None)
-        if isinstance(intended, e.StepIntended) and not (claims or started.action):
-            entries[-1] = Entry(e.started_at_once(intended, started), values)
-        else:
-            entries.append(Entry(started))
+        entries = self.written_with(started)
         first = ex.is_first_live()
         if intent.effect in ("reads", None) and not first:
             ex.write_behind(*entries)
@@ -526,7 +522,8 @@ class StepExecution(StepState):
         limited = None if cancelled else self._limited(error)
         told = applied.untouched or self.says_nothing_happened(error)
         rolled_back = intent.effect == "transaction" and not isinstance(error, TransactionEnded)
-        outcome: e.Outcome = "refused" if told or rolled_back else "unknown"
+        is_refused = told or rolled_back or (intent.effect == "at_most_once" and called_nothing(error, intent.fn))
+        outcome: e.Outcome = "refused" if is_refused else "unknown"
         self.counted += limited is None
         is_safe = intent.effect in SAFE or rolled_back
         if cancelled:

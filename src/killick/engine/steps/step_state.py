@@ -49,6 +49,8 @@ class StepState(PendingVerdict):
         self.cancelled = False
         self.progress: Any = None
         self.late: Happened | None = None
+        self.reconciler_said = ""
+        """Why its reconciler could not be used."""
         self.slot: UniqueRight | None = None
         self.forks: tuple[str, ...] = ()
         """The forks of the run at the last deduplication."""

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections.abc import Coroutine
+from inspect import CORO_CREATED, getcoroutinestate
 from itertools import count
+from sys import getrefcount
+from types import FrameType
 from typing import Any, Final
 
 from killick.engine.signals import Signal
+from killick.errors import KillickError
 
 _RELUCTANT_SECONDS: Final = 0.05
 
@@ -70,6 +75,48 @@ class Turns:
         self._timer = None
         if self._queue and not self._is_closed:
             self._next()
+
+
+class InertSteps:
+    """The steps that code requested and has not awaited. Nothing happens before that, so none may be forgotten."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[Any, str, str, int]] = []
+
+    def add(self, step: Coroutine[Any, Any, Any], call: str, caller: FrameType) -> None:
+        """Remember a step until it is awaited. Raise for an earlier one that no code can await any more."""
+        if len(self._steps) == 1 and self._steps[0][0].cr_frame is None:  # the usual case: it was awaited, and is over
+            self._steps.clear()
+        elif self._steps and (not _is_inert(self._steps[-1][0]) or getrefcount(self._steps[-1][0]) == _ALONE):
+            try:
+                self.refuse_forgotten()
+            except KillickError:
+                step.close()
+                raise
+        self._steps.append((step, call, caller.f_code.co_filename, caller.f_lineno))
+
+    def refuse_forgotten(self, *, at_end: bool = False) -> None:
+        """Raise for a step that is never awaited: no other code refers to it, or all code has ended."""
+        self._steps = [each for each in self._steps if _is_inert(each[0])]
+        forgotten = [each for each in self._steps if at_end or getrefcount(each[0]) == _ALONE]
+        for each in forgotten:
+            each[0].close()
+        for _, call, file, line in forgotten:
+            told = f"{file}:{line}: {call} was never awaited, and nothing was called"
+            raise KillickError(f"{told}; write `await {call}`")
+
+    def close(self) -> None:
+        """Close what no code is left to await."""
+        for step, *_ in filter(lambda each: _is_inert(each[0]), self._steps):
+            step.close()
+
+
+_ALONE: Final = 2
+"""The references to a step besides those of the code: the list of inert steps, and the call that counts."""
+
+
+def _is_inert(step: Coroutine[Any, Any, Any]) -> bool:
+    return getcoroutinestate(step) == CORO_CREATED
 
 
 def end_with(future: asyncio.Future[Any], signal: Signal) -> None:

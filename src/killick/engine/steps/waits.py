@@ -91,6 +91,8 @@ def refuse_own(id: str | None) -> None:  # noqa: A002
 
 def refuse_controls(id: str | None) -> None:  # noqa: A002
     """Refuse an id that would forge lines of logs and tables, or command a terminal."""
+    if id is not None and not isinstance(id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueRefused("id", f"{id!r} is not text; give id={str(id)!r}")
     if id is not None and any(unicodedata.category(each) == "Cc" for each in id):
         raise ValueRefused("id", f"{id!r} has control characters; remove them")
 

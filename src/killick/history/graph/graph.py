@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
+from killick.clock import timestamp
 from killick.history.compare_runs import Condition, changed_in, place_of
 from killick.history.graph import truncation as lanes
 from killick.history.graph.truncation import LaneSummary, Line
@@ -145,10 +146,15 @@ class Graph(msgspec.Struct, frozen=True):
 def _document(part: Any) -> Any:
     if isinstance(part, msgspec.Struct):
         fields = (name for name in part.__struct_fields__ if not isinstance(getattr(part, name), Step))
-        return {name: _document(getattr(part, name)) for name in fields}
+        return {name: _dated(name, _document(getattr(part, name))) for name in fields}
     if isinstance(part, tuple):
         return [_document(each) for each in part]  # pyright: ignore[reportUnknownVariableType]
     return part
+
+
+def _dated(name: str, value: Any) -> Any:
+    """A time as JSON has it."""
+    return timestamp(value) if name in ("at", "started_at", "ended_at") and isinstance(value, int) else value
 
 
 # making one ---------------------------------------------------------------------------------------

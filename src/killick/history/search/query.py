@@ -13,7 +13,7 @@ from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 import msgspec
 
-from killick.blocking import Both
+from killick.blocking import Awaits, Blocks, InThread
 from killick.errors import KillickError, RunUnknown, StoreError, StoreFull, StoreReadOnly, ValueErased
 from killick.history.search.index import Marked, Progress, Scan, catch_up
 from killick.history.search.results import (
@@ -27,7 +27,6 @@ from killick.history.search.results import (
     Standing,
 )
 from killick.history.search.terms import (
-    Leaf,
     TermQuery,
     failure_names,
     folded,
@@ -78,18 +77,18 @@ class _Where(TypedDict):
 # asking -------------------------------------------------------------------------------------------
 
 
-class Finder:
-    """One method for each kind of query, with its own filters and result type; each with `.soon`."""
+class AnyFinder:
+    """One method for each kind of query, with its own filters and result type."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
 
-    @Both
+    @InThread
     def catch_up(self, progress: Progress | None = None) -> int:
         """Indexes new events, as every query does first; returns their number."""
         return catch_up(self._log, progress).events
 
-    @Both
+    @InThread
     def decisions(
         self,
         *,
@@ -114,18 +113,20 @@ class Finder:
             if not isinstance(event, e.DecisionMade):
                 return
             told = {name: data.get(name) for name in ("question", "options", "choice", "because")}
+            said = told["because"] if isinstance(told["because"], str) else ""
+            choices = [leaf._replace(text=leaf.text and folded(leaf.text)) for leaf in leaves(plain(told["choice"]))]
             fits = (
                 (question is None or folded(told["question"]) == folded(question))
                 and (by is None or folded(event.by) == folded(by))
-                and (because is None or _says(told["because"], because))
-                and (chosen is None or any(map(chosen.fits, _folded_leaves(told["choice"]))))
+                and (because is None or folded(because) in folded(said))
+                and (chosen is None or any(map(chosen.fits, choices)))
             )
             if fits:
                 yield FoundDecision(**reader.place(place, event.step), **told, by=event.by)
 
         return self._ask(groups, read, within)
 
-    @Both
+    @InThread
     def calls(
         self, tool: str | None = None, *, where: Mapping[str, Any] | None = None, **within: Unpack[Within]
     ) -> Findings[FoundCall]:
@@ -153,7 +154,7 @@ class Finder:
 
         return self._ask([{term("call")}, *_narrowed(tool, wanted)], read, within)
 
-    @Both
+    @InThread
     def failures(
         self, kind: str | None = None, *, tool: str | None = None, **within: Unpack[Within]
     ) -> Findings[FoundFailure]:
@@ -187,7 +188,7 @@ class Finder:
 
         return self._ask(groups, read, within)
 
-    @Both
+    @InThread
     def effects(
         self,
         tool: str | None = None,
@@ -219,7 +220,7 @@ class Finder:
 
         return self._ask([{term("effect")}, *narrowed, *_narrowed(tool, wanted)], read, within)
 
-    @Both
+    @InThread
     def answers(
         self,
         *,
@@ -284,6 +285,14 @@ class Finder:
         return Findings(items[:limit], more=more, scanned=scanned, unread=tuple(dict.fromkeys(unread)))
 
 
+class Finder(AnyFinder, Blocks):
+    """Queries that block."""
+
+
+class AsyncFinder(AnyFinder, Awaits):
+    """Queries that are awaited."""
+
+
 _Read = Callable[["_Reader", TermPosition, e.Event], Iterator[T]]
 """Returns an event's result, if it matches."""
 
@@ -311,15 +320,6 @@ def _have(arguments: Any, wanted: Mapping[str, TermQuery]) -> bool:
     """Returns whether arguments match."""
     found = leaves(plain(arguments)) if wanted else []
     return all(value.fits_at(path, found) for path, value in wanted.items())
-
-
-def _says(reason: Any, words: str) -> bool:
-    return isinstance(reason, str) and folded(words) in folded(reason)
-
-
-def _folded_leaves(value: Any) -> Iterator[Leaf]:
-    for leaf in leaves(plain(value)):
-        yield leaf._replace(text=None if leaf.text is None else folded(leaf.text))
 
 
 # reading the log ----------------------------------------------------------------------------------

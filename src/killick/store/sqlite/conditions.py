@@ -74,11 +74,11 @@ def _file(file: SqliteFile) -> Iterator[Condition]:
     yield _permissions(path)
     size = path.stat().st_size
     if size > CHECKED_BYTES_MAX:
-        yield Condition("file", f"not checked, because it is large ({told(size)}); killick verify proves it")
+        yield Condition("file", f"not checked, because it is large ({told(size)}); killick store verify proves it")
         return
     with file.reading() as db:
         [line] = db.execute("PRAGMA quick_check(1)").fetchone()
-    wrong = None if line == "ok" else "it is damaged; copy it away, run killick verify, and restore it from a backup"
+    wrong = None if line == "ok" else "it is damaged; copy it away, run killick store verify, and restore a backup"
     yield Condition("file", "whole, by a quick check" if line == "ok" else str(line), wrong)
 
 

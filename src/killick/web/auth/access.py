@@ -319,7 +319,7 @@ def person_of(told: Told) -> Person | None:
         case Person(name=str(), scope="viewer" | "operator" | "admin"):
             person = told
         case _:
-            raise AccessRefused("identify", "returned none of: a killick.Person, a name with a scope, a name, None")
+            raise AccessRefused("identify", "returned none of: a Person, a name with a scope, a name, None")
     if not person.name.strip() or not person.name.isprintable() or len(person.name) > NAME_CHARS_MAX:
         raise AccessRefused("identify", f"returned no valid name; give up to {NAME_CHARS_MAX} visible characters")
     return person

@@ -58,7 +58,7 @@ class PlaceAsked(msgspec.Struct, frozen=True, kw_only=True):
     marks: Annotated[bool, msgspec.Meta(description="Whether to tell which boundaries are worth a look.")] = False
 
 
-class Stands(msgspec.Struct, frozen=True, kw_only=True):
+class BoundaryPosition(msgspec.Struct, frozen=True, kw_only=True):
     """Where the run stood: its step, the stage of its plan, how many steps were done, and which were not."""
 
     step: str | None
@@ -68,14 +68,14 @@ class Stands(msgspec.Struct, frozen=True, kw_only=True):
     pending: tuple[str, ...]
 
 
-class ContextSeen(msgspec.Struct, frozen=True, kw_only=True):
+class RunContext(msgspec.Struct, frozen=True, kw_only=True):
     """The agent's own document."""
 
     version: int
     document: Any
 
 
-class Knows(msgspec.Struct, frozen=True, kw_only=True):
+class StatePart(msgspec.Struct, frozen=True, kw_only=True):
     """A part of the state: how many there are, and the latest of them, the last first."""
 
     part: Literal["outputs", "decisions", "retries", "failures", "pending", "effects"]
@@ -83,7 +83,7 @@ class Knows(msgspec.Struct, frozen=True, kw_only=True):
     latest: tuple[Written, ...]
 
 
-class Changed(msgspec.Struct, frozen=True, kw_only=True):
+class Change(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that changed. A line of words, or, where `text` is None, the values before and after."""
 
     part: str
@@ -95,15 +95,15 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
     after: Written = None
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
+class BoundaryMark(msgspec.Struct, frozen=True, kw_only=True):
     """A boundary that is worth a look."""
 
     n: int
-    sort: Literal["wait", "failure", "decision", "rewind", "child"]
+    kind: Literal["wait", "failure", "decision", "rewind", "child"]
     step: str
 
 
-class MomentSeen(msgspec.Struct, frozen=True, kw_only=True):
+class Boundary(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a run at a boundary. `since` is the boundary before, and the base of `changes`."""
 
     run: str
@@ -112,27 +112,27 @@ class MomentSeen(msgspec.Struct, frozen=True, kw_only=True):
     side: Literal["start", "before", "after", "now", "event"]
     place: str
     step: str | None
-    sort: str | None
+    kind: str | None
     name: str | None
     seq: int
     at_us: int
     status: str
     generation: int
-    position: Stands
-    context: ContextSeen
-    knows: tuple[Knows, ...]
+    position: BoundaryPosition
+    context: RunContext
+    knows: tuple[StatePart, ...]
     since: str | None
-    changes: tuple[Changed, ...]
-    marks: tuple[Mark, ...] | None = None
+    changes: tuple[Change, ...]
+    marks: tuple[BoundaryMark, ...] | None = None
 
 
-def moment(call: Call[MomentAsked, Nothing]) -> MomentSeen:
+def moment(call: Call[MomentAsked, Nothing]) -> Boundary:
     """A run at boundary n of its timeline."""
     now = call.client.log.state(call.asked.run).fold
     return _seen(call, call.asked.run, now, boundaries.nth(now, call.asked.n), marks=call.asked.marks)
 
 
-def moment_at(call: Call[PlaceAsked, Nothing]) -> MomentSeen:
+def moment_at(call: Call[PlaceAsked, Nothing]) -> Boundary:
     """A run at a place of its time."""
     asked, log = call.asked, call.client.log
     now = log.state(asked.run).fold
@@ -157,7 +157,7 @@ def numbered(log: Log, run: str, now: Fold, text: str) -> Numbered:
     return Numbered(low, "event", place)
 
 
-def _seen(call: Call[Any, Nothing], run: str, now: Fold, at: Numbered, *, marks: bool) -> MomentSeen:
+def _seen(call: Call[Any, Nothing], run: str, now: Fold, at: Numbered, *, marks: bool) -> Boundary:
     log, place = call.client.log, at.place
     veil = veiled(call, run)
     earlier = at.n if at.side == "event" else at.n - 1
@@ -169,28 +169,28 @@ def _seen(call: Call[Any, Nothing], run: str, now: Fold, at: Numbered, *, marks:
         changes, stood = (), log.state(run, place.seq, keep=place.keep)
     state = veil(stood)
     facts = state.fold.facts
-    return MomentSeen(
+    return Boundary(
         run=run, n=at.n, count=boundaries.count(now), side=at.side, place=place.label,
-        step=at.step.id if at.step is not None else None, sort=at.step.sort if at.step is not None else None,
+        step=at.step.id if at.step is not None else None, kind=at.step.sort if at.step is not None else None,
         name=at.step.name if at.step is not None else None, seq=place.seq, at_us=log.event(run, facts.seq).at,
         status=facts.status, generation=facts.generation,
-        position=Stands(
+        position=BoundaryPosition(
             step=facts.current, stage=facts.stage, plan=facts.plan, committed=facts.committed,
             pending=tuple(facts.pending),
         ),
-        context=ContextSeen(version=facts.context_version, document=state.context.document),
+        context=RunContext(version=facts.context_version, document=state.context.document),
         knows=tuple(_knows(state)), since=before.label if before is not None else None, changes=changes,
         marks=tuple(_marks(log, run, now)) if marks else None,
     )  # fmt: skip
 
 
-def _knows(given: State) -> Iterator[Knows]:
+def _knows(given: State) -> Iterator[StatePart]:
     """The parts of a state that are lists; of each what is at its end."""
     state = as_written(given)
     fold = state.fold
     done = (step for step in reversed(fold.steps) if step.status == "done" and step.output)
     outputs = [Output(step.id, step.name, state.output_of(step)) for step in islice(done, SHOWN_MAX)]
-    yield Knows(part="outputs", count=fold.facts.committed, latest=tuple(map(msgspec.to_builtins, outputs)))
+    yield StatePart(part="outputs", count=fold.facts.committed, latest=tuple(map(msgspec.to_builtins, outputs)))
     parts: tuple[tuple[Any, Sequence[Decision | Retry | Failure | Pending | EffectSeen]], ...] = (
         ("decisions", state.decisions), ("retries", state.retries), ("failures", state.failures),
         ("pending", state.pending), ("effects", state.effects),
@@ -199,10 +199,10 @@ def _knows(given: State) -> Iterator[Knows]:
         latest = tuple(
             msgspec.to_builtins(part[place]) for place in range(len(part) - 1, max(len(part) - 1 - SHOWN_MAX, -1), -1)
         )
-        yield Knows(part=name, count=len(part), latest=latest)
+        yield StatePart(part=name, count=len(part), latest=latest)
 
 
-def changed(diff: Diff) -> Iterator[Changed]:
+def changed(diff: Diff) -> Iterator[Change]:
     """What people want to know of a diff: values as they were and are, and where the run is in words."""
     told = diff.told()
     decided = {change.step for change in told if change.part == "decisions"}
@@ -210,13 +210,13 @@ def changed(diff: Diff) -> Iterator[Changed]:
         if change.part in ("run", "position", "trace") or (change.part == "outputs" and change.step in decided):
             continue
         sign = {"add": "+", "remove": "-", "replace": "~"}[change.op]
-        yield Changed(
+        yield Change(
             part=change.part, sign=_sign(sign), step=change.step, path=change.path, before=change.before,
             after=change.after,
         )  # fmt: skip
     words = tuple(change for change in told if change.part in ("run", "position"))
     for line in msgspec.structs.replace(diff, changes=words).lines(120):
-        yield Changed(part=line.part, sign=_sign(line.sign), text=line.text)
+        yield Change(part=line.part, sign=_sign(line.sign), text=line.text)
 
 
 def _sign(text: str) -> Literal["+", "-", "~"]:
@@ -250,7 +250,7 @@ class _Veiled:
 # marks --------------------------------------------------------------------------------------------
 
 
-def _marks(log: Log, run: str, fold: Fold) -> Iterator[Mark]:
+def _marks(log: Log, run: str, fold: Fold) -> Iterator[BoundaryMark]:
     """What is worth a look, in the order of time; in a long run a fair choice of it."""
     found = list(_steps_marked(fold))
     if fold.facts.generation and fold.facts.seq <= EVENTS_MAX:
@@ -264,7 +264,7 @@ def _marks(log: Log, run: str, fold: Fold) -> Iterator[Mark]:
         if n is not None:
             marks.add((n, sort, step.id))
     for n, sort, step_id in sorted(marks):
-        yield Mark(n=n, sort=sort, step=step_id)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        yield BoundaryMark(n=n, kind=sort, step=step_id)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def _steps_marked(fold: Fold) -> Iterator[tuple[str, int]]:
@@ -306,16 +306,16 @@ class DiffAsked(msgspec.Struct, frozen=True, kw_only=True):
     against: Annotated[str, msgspec.Meta(description="Another run, to compare with at the place `to`.")] | None = None
 
 
-class DiffSeen(msgspec.Struct, frozen=True, kw_only=True):
+class StateDiff(msgspec.Struct, frozen=True, kw_only=True):
     """What is different between two states; `patch` is RFC 6902, from the whole of the first to the second."""
 
-    before: PlaceOf
-    after: PlaceOf
-    changes: tuple[Changed, ...]
+    before: Place
+    after: Place
+    changes: tuple[Change, ...]
     patch: tuple[Written, ...]
 
 
-class PlaceOf(msgspec.Struct, frozen=True, kw_only=True):
+class Place(msgspec.Struct, frozen=True, kw_only=True):
     """One side of a comparison."""
 
     run: str
@@ -331,7 +331,7 @@ def state(call: Call[StateAsked, Nothing]) -> Response:
     return Response(found.to_json(), media_type="application/json")
 
 
-def difference(call: Call[DiffAsked, Nothing]) -> DiffSeen:
+def difference(call: Call[DiffAsked, Nothing]) -> StateDiff:
     """What is different between two places of a run, or between two runs."""
     asked, log = call.asked, call.client.log
     veil = veiled(call, asked.run)
@@ -344,13 +344,13 @@ def difference(call: Call[DiffAsked, Nothing]) -> DiffSeen:
     if found.before.run == found.after.run and found.before.seq > found.after.seq and asked.from_ is not None:
         told = f"{asked.from_} comes after {asked.to}; name the earlier place first"
         raise BoundaryUnknown(asked.run, asked.from_, told)
-    one, two = (PlaceOf(run=side.run, place=side.label, seq=side.seq) for side in (found.before, found.after))
-    return DiffSeen(before=one, after=two, changes=tuple(changed(found)), patch=tuple(found.patch()))
+    one, two = (Place(run=side.run, place=side.label, seq=side.seq) for side in (found.before, found.after))
+    return StateDiff(before=one, after=two, changes=tuple(changed(found)), patch=tuple(found.patch()))
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    get("/runs/{run}/moments", moment_at, asks=PlaceAsked, gives=MomentSeen, page="_moment.html"),
-    get("/runs/{run}/moments/{n}", moment, asks=MomentAsked, gives=MomentSeen, page="_moment.html"),
-    get("/runs/{run}/diff", difference, asks=DiffAsked, gives=DiffSeen),
+    get("/runs/{run}/moments", moment_at, asks=PlaceAsked, gives=Boundary, page="_moment.html"),
+    get("/runs/{run}/moments/{n}", moment, asks=MomentAsked, gives=Boundary, page="_moment.html"),
+    get("/runs/{run}/diff", difference, asks=DiffAsked, gives=StateDiff),
     raw("/runs/{run}/state", state, asks=StateAsked, media="application/json"),
 )

@@ -25,7 +25,7 @@ from killick.model.codec import plain
 from killick.model.facts import OUT_OF_BAND
 from killick.model.ledger import Spend
 from killick.model.state import State
-from killick.web.handlers.boundary import Changed, ContextSeen, PlaceText, Written, changed, veiled
+from killick.web.handlers.boundary import Change, PlaceText, RunContext, Written, changed, veiled
 from killick.web.handlers.step_list import through_of
 from killick.web.routes import Call, Nothing, Route, get
 
@@ -53,17 +53,17 @@ class CompareAsked(msgspec.Struct, frozen=True, kw_only=True):
     cursor: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}$", description="Steps after this one.")] | None = None
 
 
-class RunSeen(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
     """One of the two runs, as it is now. What it used is its own, without what a fork shares."""
 
-    run: str
+    id: str
     agent: str
     status: str
     generation: int
     forked_from: str | None
     started_at_us: int
     ended_at_us: int | None
-    lasted_us: int
+    duration_seconds: float
     steps: int
     input: Any
     result: Any
@@ -72,10 +72,10 @@ class RunSeen(msgspec.Struct, frozen=True, kw_only=True):
     tokens_in: int
     tokens_out: int
     cost_micros: int
-    context: ContextSeen
+    context: RunContext
 
 
-class Kin(msgspec.Struct, frozen=True, kw_only=True):
+class RelatedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run that one may want to compare with, and what it is to the first."""
 
     run: str
@@ -83,14 +83,14 @@ class Kin(msgspec.Struct, frozen=True, kw_only=True):
     status: str
 
 
-class SharedSeen(msgspec.Struct, frozen=True, kw_only=True):
+class SharedHistory(msgspec.Struct, frozen=True, kw_only=True):
     """What both have on the same record: so many steps, up to a place; None where they are strangers."""
 
     steps: int
     place: str
 
 
-class Given(msgspec.Struct, frozen=True, kw_only=True):
+class ForkCondition(msgspec.Struct, frozen=True, kw_only=True):
     """What a fork was given otherwise."""
 
     run: str
@@ -101,50 +101,50 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     unset: tuple[str, ...]
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
+class TextPiece(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of a value's text; `other` where the other run has something else."""
 
     text: str
     other: bool
 
 
-class Half(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
     """A step as one of the runs has it. Pieces are there where the two are different and not too long for it."""
 
-    sort: str
+    kind: str
     name: str
     status: str
     attempts: int
-    lasted_us: int | None
+    duration_seconds: float | None
     arguments: Written
     output: Written
-    failure: str | None
-    arguments_pieces: tuple[Piece, ...] | None
-    output_pieces: tuple[Piece, ...] | None
+    error: str | None
+    arguments_pieces: tuple[TextPiece, ...] | None
+    output_pieces: tuple[TextPiece, ...] | None
 
 
-class PairSeen(msgspec.Struct, frozen=True, kw_only=True):
+class StepPair(msgspec.Struct, frozen=True, kw_only=True):
     """A step number, and what each run has there; `how` they differ, or None."""
 
     step: str
     how: Literal["call", "arguments", "outcome", "output", "absent"] | None
-    is_shared: bool
-    one: Half | None
-    two: Half | None
+    shared: bool
+    one: ComparedStep | None
+    two: ComparedStep | None
 
 
-class Compared(msgspec.Struct, frozen=True, kw_only=True):
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Two runs, or, where both are the same, a run at a place and now. `changes` is what they know otherwise."""
 
-    a: RunSeen | None
-    b: RunSeen | None
+    a: ComparedRun | None
+    b: ComparedRun | None
     at: str | None
-    kin: tuple[Kin, ...]
-    shared: SharedSeen | None
-    conditions: tuple[Given, ...]
+    related: tuple[RelatedRun, ...]
+    shared: SharedHistory | None
+    conditions: tuple[ForkCondition, ...]
     parts_at: str | None
-    pairs: tuple[PairSeen, ...]
-    changes: tuple[Changed, ...]
+    pairs: tuple[StepPair, ...]
+    changes: tuple[Change, ...]
     next: str | None
 
 
@@ -174,32 +174,33 @@ class _Side:
         found = self._making.section(first + 1, min(end, len(self.fold.tops)))
         return {step.number: step for step in walked(found.entries)}
 
-    def seen(self) -> RunSeen:
+    def seen(self) -> ComparedRun:
         facts, log = self.fold.facts, self.log
         ledger = log.ledger(self.run)
         used, before = ledger.spend, ledger.facts.before.spend if ledger.facts.before is not None else Spend()
         ended = log.event(self.run, facts.ended).at if facts.ended else None
-        return RunSeen(
-            run=self.run, agent=facts.agent, status=facts.status, generation=facts.generation,
+        return ComparedRun(
+            id=self.run, agent=facts.agent, status=facts.status, generation=facts.generation,
             forked_from=facts.forked_from, started_at_us=facts.started_at, ended_at_us=ended,
-            lasted_us=(ended or log.event(self.run, facts.seq).at) - facts.started_at, steps=facts.committed,
+            duration_seconds=((ended or log.event(self.run, facts.seq).at) - facts.started_at) / 1_000_000,
+            steps=facts.committed,
             input=self.state.input, result=self.state.result if facts.status == "completed" else None,
             attempts=used.attempts - before.attempts, model_calls=used.model_calls - before.model_calls,
             tokens_in=used.tokens_in - before.tokens_in, tokens_out=used.tokens_out - before.tokens_out,
             cost_micros=used.cost_micros - before.cost_micros,
-            context=ContextSeen(version=facts.context_version, document=self.state.context.document),
+            context=RunContext(version=facts.context_version, document=self.state.context.document),
         )  # fmt: skip
 
 
-def compare(call: Call[CompareAsked, Nothing]) -> Compared:
+def compare(call: Call[CompareAsked, Nothing]) -> Comparison:
     """Two runs side by side: what they share, where they part, and how they went on."""
     asked = call.asked
     one = _Side(call, asked.a) if asked.a else None
     two = _Side(call, asked.b) if asked.b else None
     a, b = (side.seen() if side is not None else None for side in (one, two))
     kin = tuple(_kin(call, one)) if one is not None else ()
-    nothing = Compared(
-        a=a, b=b, at=asked.at, kin=kin, shared=None, conditions=(), parts_at=None, pairs=(), changes=(), next=None
+    nothing = Comparison(
+        a=a, b=b, at=asked.at, related=kin, shared=None, conditions=(), parts_at=None, pairs=(), changes=(), next=None
     )
     if one is None or two is None:
         return nothing
@@ -221,7 +222,7 @@ def compare(call: Call[CompareAsked, Nothing]) -> Compared:
 # where they part ----------------------------------------------------------------------------------
 
 
-def _shared(one: _Side, two: _Side) -> tuple[int, SharedSeen | None]:
+def _shared(one: _Side, two: _Side) -> tuple[int, SharedHistory | None]:
     """How many of their own steps are on the same record: all up to one, so that one is found by halving."""
     if not last_shared(one.log, one.run, two.run):
         return 0, None
@@ -229,18 +230,18 @@ def _shared(one: _Side, two: _Side) -> tuple[int, SharedSeen | None]:
     least = range(min(len(ones), len(twos)))
     count = bisect_left(least, 1, key=lambda at: one.key(ones[at]) != two.key(twos[at]))
     place = f"{one.fold.steps[ones[count - 1]].id}:after" if count else "start"
-    return count, SharedSeen(steps=count, place=place)
+    return count, SharedHistory(steps=count, place=place)
 
 
-def _pairs(one: _Side, two: _Side, first: int) -> Iterator[PairSeen]:
+def _pairs(one: _Side, two: _Side, first: int) -> Iterator[StepPair]:
     ones, twos = one.steps(first, first + PAGE), two.steps(first, first + PAGE)
     for number in sorted({**ones, **twos}, key=_in_order):
         mine, other = ones.get(number), twos.get(number)
         pair = paired(number, mine, other)
         is_shared = mine is not None and other is not None and _key(one, mine) == _key(two, other)
         left, right = _pieces(pair)
-        yield PairSeen(
-            step=number, how=pair.how, is_shared=is_shared, one=_half(mine, pair, left, 0),
+        yield StepPair(
+            step=number, how=pair.how, shared=is_shared, one=_half(mine, pair, left, 0),
             two=_half(other, pair, right, 1),
         )  # fmt: skip
 
@@ -254,17 +255,17 @@ def _key(side: _Side, step: Step) -> tuple[Any, ...] | None:
     return None if index is None else side.key(index)
 
 
-_Marked = tuple[tuple[Piece, ...] | None, tuple[Piece, ...] | None]
+_Marked = tuple[tuple[TextPiece, ...] | None, tuple[TextPiece, ...] | None]
 
 
-def _half(step: Step | None, pair: Pair, marked: _Marked, which: Literal[0, 1]) -> Half | None:
+def _half(step: Step | None, pair: Pair, marked: _Marked, which: Literal[0, 1]) -> ComparedStep | None:
     seen = (pair.one, pair.two)[which]
     if step is None or seen is None:
         return None
-    return Half(
-        sort=seen.sort, name=seen.name, status=seen.status, attempts=len(step.attempts),
-        lasted_us=step.ended_at - step.intended_at if step.ended_at is not None else None,
-        arguments=seen.arguments, output=seen.output, failure=seen.failure,
+    return ComparedStep(
+        kind=seen.sort, name=seen.name, status=seen.status, attempts=len(step.attempts),
+        duration_seconds=None if step.ended_at is None else (step.ended_at - step.intended_at) / 1_000_000,
+        arguments=seen.arguments, output=seen.output, error=seen.failure,
         arguments_pieces=marked[0], output_pieces=marked[1],
     )  # fmt: skip
 
@@ -284,22 +285,22 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
-def apart(one: str, two: str) -> tuple[tuple[Piece, ...], tuple[Piece, ...]] | tuple[None, None]:
+def apart(one: str, two: str) -> tuple[tuple[TextPiece, ...], tuple[TextPiece, ...]] | tuple[None, None]:
     """Two texts with what each has otherwise marked, word by word; nothing where they are the same, or very long."""
     if one == two or len(one) + len(two) > PIECES_MAX:
         return None, None
     ones, twos = _WORD.findall(one), _WORD.findall(two)
-    left: list[Piece] = []
-    right: list[Piece] = []
+    left: list[TextPiece] = []
+    right: list[TextPiece] = []
     for tag, a, b, c, d in SequenceMatcher(None, ones, twos, autojunk=False).get_opcodes():
         for pieces, words in ((left, ones[a:b]), (right, twos[c:d])):
             if words:
-                pieces.append(Piece(text="".join(words), other=tag != "equal"))
+                pieces.append(TextPiece(text="".join(words), other=tag != "equal"))
     return tuple(left), tuple(right)
 
 
-def _given(condition: Any) -> Given:
-    return Given(
+def _given(condition: Any) -> ForkCondition:
+    return ForkCondition(
         run=condition.run, what=condition.what, step=condition.step, value=condition.value, was=condition.was,
         unset=condition.unset,
     )  # fmt: skip
@@ -319,14 +320,14 @@ def _at(call: Call[CompareAsked, Nothing], side: _Side, place: RunMoment) -> Sta
     return veiled(call, side.run)(side.log.state(side.run, place.seq, keep=place.keep))
 
 
-def _contexts(one: Any, two: Any) -> Iterator[Changed]:
+def _contexts(one: Any, two: Any) -> Iterator[Change]:
     was, now = (msgspec.to_builtins(plain({} if each is None else each)) for each in (one, two))
     for change in changed_values(was, now):
         sign: Literal["+", "-", "~"] = "+" if change.op == "add" else "-" if change.op == "remove" else "~"
-        yield Changed(part="context", sign=sign, path=change.path, before=change.before, after=change.after)
+        yield Change(part="context", sign=sign, path=change.path, before=change.before, after=change.after)
 
 
-def _then_and_now(call: Call[CompareAsked, Nothing], side: _Side) -> Iterator[Changed]:
+def _then_and_now(call: Call[CompareAsked, Nothing], side: _Side) -> Iterator[Change]:
     """What came to a run since a place."""
     place = boundaries.at(side.log, side.run, call.asked.at or "start")
     head = side.fold.facts.seq
@@ -342,22 +343,22 @@ def _then_and_now(call: Call[CompareAsked, Nothing], side: _Side) -> Iterator[Ch
     for part in PARTS:
         before, after = counts.get(part, (0, 0))
         if before != after:
-            yield Changed(part=part, sign="~", text=f"{before} → {after}")
+            yield Change(part=part, sign="~", text=f"{before} → {after}")
 
 
 # whom to compare with -----------------------------------------------------------------------------
 
 
-def _kin(call: Call[Any, Any], side: _Side) -> Iterator[Kin]:
+def _kin(call: Call[Any, Any], side: _Side) -> Iterator[RelatedRun]:
     """The family first, then the latest runs of the same agent."""
     log, seen = side.log, {side.run}
     facts = side.fold.facts
 
-    def told(runs: Iterable[str], how: Literal["parent", "fork", "sibling", "same agent"]) -> Iterator[Kin]:
+    def told(runs: Iterable[str], how: Literal["parent", "fork", "sibling", "same agent"]) -> Iterator[RelatedRun]:
         for run in runs:
             if run not in seen and len(seen) <= KIN_MAX and log.store.head(run) is not None:
                 seen.add(run)
-                yield Kin(run=run, how=how, status=log.state(run).status)
+                yield RelatedRun(run=run, how=how, status=log.state(run).status)
 
     parent = facts.forked_from
     yield from told([parent] if parent is not None else [], "parent")
@@ -367,4 +368,4 @@ def _kin(call: Call[Any, Any], side: _Side) -> Iterator[Kin]:
     yield from told((each.run for each in call.client.list(agent=facts.agent, limit=8)), "same agent")
 
 
-ROUTES: Final[tuple[Route, ...]] = (get("/compare", compare, asks=CompareAsked, gives=Compared, page="compare.html"),)
+ROUTES: Final[tuple[Route, ...]] = (get("/compare", compare, asks=CompareAsked, gives=Comparison, page="compare.html"),)

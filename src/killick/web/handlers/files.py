@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from killick.errors import SnapshotBroken, StoreError, WorkspaceRefused
@@ -17,8 +18,9 @@ from killick.history.workspace_files import FileChange, FilesDiff
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.ledger import Capture
+from killick.presenting.documents import Document
 from killick.web.handlers.boundary import PlaceText
-from killick.web.handlers.step_list import Doc, RunId, state_of
+from killick.web.handlers.step_list import RunId, state_of
 from killick.web.routes import Call, Nothing, Route, get
 
 SNAPSHOTS_MAX: Final = 200
@@ -27,14 +29,14 @@ LINES_MAX: Final = 400
 """The maximum number of lines of one file."""
 
 
-class FilesAsked(Doc, frozen=True):
+class FilesAsked(msgspec.Struct, frozen=True, kw_only=True):
     """`at` is the place whose files are shown; the last snapshot by default."""
 
     run: RunId
     at: PlaceText | None = None
 
 
-class SnapshotSeen(Doc, frozen=True):
+class FileSnapshot(Document, frozen=True):
     """A snapshot on record: what it is of, and how much of it is other than in the one before."""
 
     place: str
@@ -48,14 +50,14 @@ class SnapshotSeen(Doc, frozen=True):
     processes: int = 0
 
 
-class FilesSeen(Doc, frozen=True):
+class RunFiles(Document, frozen=True):
     """The snapshots of a run, the last first, and what changed from `since` to `at`; `problem` is why the changes
     cannot be shown."""
 
     run: str
     folder: str | None = None
     total: int = 0
-    snapshots: tuple[SnapshotSeen, ...] = ()
+    snapshots: tuple[FileSnapshot, ...] = ()
     at: str | None = None
     since: str | None = None
     snapshot: str | None = None
@@ -65,16 +67,16 @@ class FilesSeen(Doc, frozen=True):
     problem: str | None = None
 
 
-def seen(call: Call[FilesAsked, Nothing]) -> FilesSeen:
+def seen(call: Call[FilesAsked, Nothing]) -> RunFiles:
     """The files of a run at a place: what changed there, line by line, and which snapshots there are."""
     run, log = call.asked.run, call.client.log
     state = state_of(call, run)
     ledger = log.ledger(run)
     if ledger.facts.workspace is None:
-        return FilesSeen(run=run)
+        return RunFiles(run=run)
     taken = list(ledger.captures)
     ended = {step.ended: step.id for step in state.fold.steps if step.ended}
-    told = FilesSeen(
+    told = RunFiles(
         run=run, folder=ledger.facts.workspace, total=len(taken),
         snapshots=tuple(_snapshot(log, run, ended, each) for each in reversed(taken[-SNAPSHOTS_MAX:])),
     )  # fmt: skip
@@ -88,7 +90,7 @@ def seen(call: Call[FilesAsked, Nothing]) -> FilesSeen:
         return replace(told, at=call.asked.at, problem=str(refused))
 
 
-def _changed(told: FilesSeen, diff: FilesDiff, *, bare: bool) -> FilesSeen:
+def _changed(told: RunFiles, diff: FilesDiff, *, bare: bool) -> RunFiles:
     left_out = diff.left_out + max(len(diff.changes) - CHANGES_MAX, 0)
     changes = tuple(_short(each, bare=bare) for each in diff.changes[:CHANGES_MAX])
     return replace(told, counts=diff.counts, changes=changes, left_out=left_out)
@@ -103,11 +105,11 @@ def _short(change: FileChange, *, bare: bool) -> FileChange:
 _WHY: Final[Mapping[type[e.Event], str]] = {e.RunForked: "forked", e.RunRewound: "taken back"}
 
 
-def _snapshot(log: Log, run: str, ended: Mapping[int, str], capture: Capture) -> SnapshotSeen:
+def _snapshot(log: Log, run: str, ended: Mapping[int, str], capture: Capture) -> FileSnapshot:
     event = log.event(run, capture.seq)
     told = event if isinstance(event, e.WorkspaceCaptured) else None
     step = ended.get(capture.after)
-    return SnapshotSeen(
+    return FileSnapshot(
         place=f"@{capture.after}" if step is None else f"{step}:after", seq=capture.after, at_us=event.at,
         because=_WHY.get(type(event), "taken"), snapshot=e.from_text(capture.root).hex(),
         changed=told.changed if told else 0, files=told.files if told else 0,
@@ -116,5 +118,5 @@ def _snapshot(log: Log, run: str, ended: Mapping[int, str], capture: Capture) ->
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    get("/runs/{run}/files", seen, asks=FilesAsked, gives=FilesSeen, page="_files.html"),
+    get("/runs/{run}/files", seen, asks=FilesAsked, gives=RunFiles, page="_files.html"),
 )

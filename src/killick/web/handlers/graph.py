@@ -32,7 +32,7 @@ class PictureAsked(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
 
 
-class GraphSeen(msgspec.Struct, frozen=True, kw_only=True):
+class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
     """The family of a run as lanes, each with its steps; docs/graph.md describes them."""
 
     version: int
@@ -42,9 +42,9 @@ class GraphSeen(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int
 
 
-def graph(call: Call[GraphAsked, Nothing]) -> GraphSeen:
+def graph(call: Call[GraphAsked, Nothing]) -> RunGraph:
     """The run with its forks, children and what its rewinds left, as lanes of a drawing."""
-    return GraphSeen(**_drawn(call, call.asked.run).document())
+    return RunGraph(**_drawn(call, call.asked.run).document())
 
 
 def picture(call: Call[PictureAsked, Nothing]) -> Response:
@@ -77,6 +77,6 @@ def _veiled(lane: Lane, veil: RedactData) -> Lane:
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    get("/runs/{run}/graph", graph, asks=GraphAsked, gives=GraphSeen),
+    get("/runs/{run}/graph", graph, asks=GraphAsked, gives=RunGraph),
     raw("/runs/{run}/graph.svg", picture, asks=PictureAsked, media="image/svg+xml"),
 )

@@ -13,7 +13,6 @@ import msgspec
 from killick.client import inbox as asked
 from killick.client.client import Client
 from killick.engine.approval import argument_edits
-from killick.engine.approval.contracts_in_force import APPROVE
 from killick.engine.inbox import ANSWER, VOTE, answer_id, body_of
 from killick.engine.steps.waits import Verb
 from killick.engine.views import Wait
@@ -21,13 +20,15 @@ from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused
 from killick.history.run_info import waits_of
 from killick.model import events as e
 from killick.model.chunks import through_codec
-from killick.model.codec import Erased, digest
+from killick.model.codec import Erased
+from killick.model.codec import digest as value_digest
 from killick.model.facts import Step
 from killick.model.failure import Failure
 from killick.model.state import State
 from killick.model.typed import convert
 from killick.presenting import approvals
-from killick.web.forms import NOTHING, JsonSchema, unveiled
+from killick.presenting.documents import Document, Question, question_fields
+from killick.web.forms import NOTHING, unveiled
 from killick.web.problems import Problem
 from killick.web.routes import Call, get, post
 
@@ -53,53 +54,24 @@ class WaitAsked(msgspec.Struct, frozen=True, kw_only=True):
     wait: Annotated[str, msgspec.Meta(min_length=1, max_length=1000, description="The wait's id, as in `claim_17:3`.")]
 
 
-class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of an attempt whose outcome is not: by its key the far side may know it."""
+class OpenAttempt(Document, frozen=True):
+    """The last attempt of a step whose outcome is in doubt. The service may know it by its idempotency key."""
 
-    attempt: int
-    key: str
+    number: int
+    idempotency_key: str
     started_at_us: int
     error: str | None
     progress: Any
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A question to a person. `saw` is what an answer is bound to.
+class InboxQuestion(Question, frozen=True, kw_only=True):
+    """A question to a person. `why_not` says why the caller cannot answer it; `attempt` is the one in doubt."""
 
-    `sort` is `approval` (may this call be made), `question`, or `doubt` (did this call happen). `why_not` says why the
-    caller cannot answer it.
-    """
-
-    wait: str
-    run: str
-    agent: str
-    step: str
-    stage: str | None
-    plan: tuple[str, ...]
-    priority: int
-    sort: str
-    prompt: str | None
-    tool: str | None
-    arguments: Any
-    schema: JsonSchema | None
-    options: Any
-    verbs: tuple[str, ...]
-    rule: str | None
-    reason: str | None
-    because: Any
-    to: tuple[str, ...]
-    may: tuple[str, ...] | None
-    need: int
-    votes: tuple[str, ...]
-    round: int
-    since_us: int
-    deadline_us: int | None
-    saw: str | None
     why_not: str | None
-    tried: Tried | None
+    attempt: OpenAttempt | None
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
+class AnsweredQuestion(Document, frozen=True):
     """Something that was answered, and which its run is yet to take."""
 
     wait: str
@@ -110,11 +82,11 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | None
 
 
-class Inbox(msgspec.Struct, frozen=True, kw_only=True):
+class Inbox(Document, frozen=True):
     """What waits for people, the most urgent first; and what was answered lately."""
 
-    questions: tuple[Question, ...]
-    answered: tuple[Answered, ...]
+    questions: tuple[InboxQuestion, ...]
+    answered: tuple[AnsweredQuestion, ...]
     runs: tuple[str, ...]
     to: str | None
     mine: bool
@@ -123,16 +95,16 @@ class Inbox(msgspec.Struct, frozen=True, kw_only=True):
     next: str | None = None
 
 
-class Answering(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An answer. `saw` is the question's, as it was shown: another question is not answered by it."""
+class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An answer. `digest` is the question's, as it was shown: an answer to another version is refused."""
 
     verb: Verb
     value: Any = None
     comment: Annotated[str, msgspec.Meta(max_length=10_000)] | None = None
-    saw: Annotated[str, msgspec.Meta(max_length=200)] | None = None
+    digest: Annotated[str, msgspec.Meta(max_length=200)] | None = None
 
 
-class Took(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerResult(Document, frozen=True):
     """What became of an answer, and what follows."""
 
     wait: str
@@ -176,60 +148,22 @@ def one(call: Call[WaitAsked, Any]) -> Inbox:
     found = [each for each in waits_of(client.store, state) if each.step == step and each.waits_for in _PEOPLE]
     gone = None if found and not _is_answered(client, found[0]) else _gone(client, run, step, state)
     return Inbox(
-        questions=() if gone else tuple(question(client, each, call.person.name) for each in found),
-        answered=(),
-        runs=(run,),
-        to=None,
-        mine=False,
-        one=wait,
-        gone=gone,
-    )
+        questions=() if gone else tuple(question(client, each, call.person.name) for each in found), answered=(),
+        runs=(run,), to=None, mine=False, one=wait, gone=gone,
+    )  # fmt: skip
 
 
-def question(client: Client, wait: Wait, person: str) -> Question:
+def question(client: Client, wait: Wait, person: str) -> InboxQuestion:
     """A wait with the facts that a person needs to answer it."""
     state = client.log.state(wait.run)
-    facts, step = state.fold.facts, state.fold.step(wait.step)
-    intention: Mapping[str, Any] = cast("Mapping[str, Any]", wait.intention or {})
-    is_approval = wait.rule is not None
-    return Question(
-        wait=wait.id,
-        run=wait.run,
-        agent=facts.agent,
-        step=wait.step,
-        stage=facts.stage,
-        plan=facts.plan,
-        priority=facts.priority,
-        sort="approval" if is_approval else "doubt" if wait.waits_for == "settlement" else "question",
-        prompt=wait.prompt,
-        tool=intention.get("tool"),
-        arguments=intention.get("arguments"),
-        schema=wait.schema,
-        options=list(wait.options),
-        verbs=wait.verbs,
-        rule=wait.rule if wait.rule != APPROVE else None,
-        reason=wait.reason,
-        because=_because(state, step),
-        to=wait.to,
-        may=wait.may,
-        need=wait.need,
-        votes=wait.votes,
-        round=wait.round,
-        since_us=wait.since_us,
-        deadline_us=wait.deadline_us,
-        saw=wait.digest,
-        why_not=approvals.why_not(client, wait, person),
-        tried=_tried(client, state, step) if wait.waits_for == "settlement" else None,
-    )
+    step = state.fold.step(wait.step)
+    return InboxQuestion.of(
+        state.fold.facts, **question_fields(wait, state), why_not=approvals.why_not(client, wait, person),
+        attempt=_tried(client, state, step) if wait.waits_for == "settlement" else None,
+    )  # fmt: skip
 
 
-def _because(state: State, step: Step | None) -> Any:
-    """The agent's own reason for what it wants to do."""
-    because = state.data(step.intended).get("because") if step is not None else None
-    return None if isinstance(because, Erased) else because
-
-
-def _tried(client: Client, state: State, step: Step | None) -> Tried | None:
+def _tried(client: Client, state: State, step: Step | None) -> OpenAttempt | None:
     if step is None or not step.attempts:
         return None
     last = step.attempts[-1]
@@ -242,8 +176,8 @@ def _tried(client: Client, state: State, step: Step | None) -> Tried | None:
     told = state.data(last.ended).get("failure")
     failed = None if told is None or isinstance(told, Erased) else convert(told, Failure, at="failure")
     error = None if failed is None else f"{failed.type}: {failed.message}"
-    return Tried(
-        attempt=started.attempt, key=started.key, started_at_us=last.at, progress=progress,
+    return OpenAttempt(
+        number=started.attempt, idempotency_key=started.key, started_at_us=last.at, progress=progress,
         error=error or (None if last.ended else "its process was gone before it ended"),
     )  # fmt: skip
 
@@ -254,21 +188,18 @@ def _is_answered(client: Client, wait: Wait) -> bool:
     return wait.is_agreed or any(each.id == answer for each in client.store.inbox(wait.run, name=ANSWER))
 
 
-def _answered(client: Client, wait: Wait) -> Answered:
+def _answered(client: Client, wait: Wait) -> AnsweredQuestion:
     """Who answered a wait, as far as its run has not taken it."""
     opened = client.log.state(wait.run).fold.facts.waits[wait.step].opened
     answer = answer_id(wait.run, wait.step, opened)
     there = [each for each in client.store.inbox(wait.run, name=ANSWER) if each.id == answer]
     there = there or client.store.inbox(wait.run, name=VOTE)
     body: Mapping[str, Any] = body_of(client.log, there[-1]) if there else {}
-    return Answered(
-        wait=wait.id,
-        run=wait.run,
-        by=there[-1].by if there else ", ".join(wait.votes),
-        at_us=there[-1].at_us if there else wait.since_us,
-        verb=str(body.get("kind", "approve")),
+    return AnsweredQuestion.of(
+        wait, wait=wait.id, by=there[-1].by if there else ", ".join(wait.votes),
+        at_us=there[-1].at_us if there else wait.since_us, verb=str(body.get("kind", "approve")),
         prompt=argument_edits.call(wait.intention) if wait.rule is not None else wait.prompt,
-    )
+    )  # fmt: skip
 
 
 def _gone(client: Client, run: str, step: str, state: State) -> str:
@@ -285,14 +216,14 @@ def _gone(client: Client, run: str, step: str, state: State) -> str:
 # answering ----------------------------------------------------------------------------------------
 
 
-def answer(call: Call[WaitAsked, Answering]) -> Took:
+def answer(call: Call[WaitAsked, AnswerRequest]) -> AnswerResult:
     """Answer what a run waits for; the first answer counts."""
     client, wait, body, by = call.client, call.asked.wait, call.body, call.person.name
     run, _, step = wait.rpartition(":")
     found = next((each for each in waits_of(client.store, client.state(run)) if each.step == step), None)
-    value, saw = body.value, body.saw
-    if body.saw is None and body.verb in ("approve", "edit"):
-        raise AnswerRefused(wait, f"{body.verb!r} needs the version that was shown; send the question's saw with it")
+    value, saw = body.value, body.digest
+    if body.digest is None and body.verb in ("approve", "edit"):
+        raise AnswerRefused(wait, f"{body.verb!r} needs the version that was shown; send the question's digest with it")
     if found is not None and call.context.veil is not None and call.context.veil.fields:
         intention = cast("Mapping[str, Any]", found.intention or {})
         value = unveiled(value, intention.get("arguments") if body.verb == "edit" else NOTHING)
@@ -316,7 +247,7 @@ def answer(call: Call[WaitAsked, Answering]) -> Took:
         )
         voters = tuple(dict.fromkeys((*found.votes, by)))
         did += f": {agreed}" if body.verb == "approve" and (agreed := asked.agreement(found.need, voters)) else ""
-    return Took(wait=wait, run=run, did=did, next=following)
+    return AnswerResult(wait=wait, run=run, did=did, next=following)
 
 
 def _said(client: Client, run: str, step: str, by: str, verb: str, value: Any, comment: str | None) -> bool:
@@ -325,7 +256,7 @@ def _said(client: Client, run: str, step: str, by: str, verb: str, value: Any, c
         if message.name in (ANSWER, VOTE) and message.by == by and f":{step}@" in message.id:
             said = cast("Mapping[str, Any]", body_of(client.log, message))
             there = (said.get("kind"), said.get("value"), said.get("comment"))
-            return digest(there) == digest((verb, through_codec(value, at="value"), comment))
+            return value_digest(there) == value_digest((verb, through_codec(value, at="value"), comment))
     return False
 
 
@@ -344,5 +275,5 @@ _SAID: Final[dict[str, str]] = {
 ROUTES: Final = (
     get("/inbox", inbox, asks=InboxAsked, gives=Inbox, page="inbox.html"),
     get("/inbox/{wait}", one, asks=WaitAsked, gives=Inbox, page="inbox.html"),
-    post("/inbox/{wait}", answer, asks=WaitAsked, takes=Answering, gives=Took, natural=True),
+    post("/inbox/{wait}", answer, asks=WaitAsked, takes=AnswerRequest, gives=AnswerResult, natural=True),
 )

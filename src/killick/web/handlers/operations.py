@@ -42,20 +42,20 @@ class RunAsked(msgspec.Struct, frozen=True, kw_only=True):
     run: Annotated[str, msgspec.Meta(min_length=1, max_length=1000, description="The run's id.")]
 
 
-class Act(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CommandRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A command: why, for the record; and whether to say only what it would do."""
 
     because: Text | None = None
     dry_run: bool = False
 
 
-class Cancel(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CancelRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """End a run; with `compensate`, undo what it did."""
 
     compensate: bool = False
 
 
-class Change(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SetRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Change entries of a run's context. `saw` is the version that the change rests on."""
 
     set: dict[str, Any] = {}
@@ -63,44 +63,44 @@ class Change(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
     saw: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
-class Prioritize(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PriorityRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Give a run another priority."""
 
     priority: Priority
 
 
-class Note(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NoteRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A note on the record."""
 
     note: Any
 
 
-class OfStep(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StepRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A step that is not over."""
 
     step: StepNumber
 
 
-class Override(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OverrideRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Give a step that is not over its result."""
 
     step: StepNumber
     output: Any
 
 
-class Retry(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RetryRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Let a step that sits out a delay go on; which, where several do."""
 
     step: StepNumber | None = None
 
 
-class Rewind(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RewindRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Take a run back to a place in its time."""
 
     to: Place
 
 
-class Fork(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ForkRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Let a new run leave this one at a place, under other conditions."""
 
     at: Place = "now"
@@ -113,14 +113,14 @@ class Fork(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
     effects: Literal["recorded", "live", "none"] = "recorded"
 
 
-class Undo(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class UndoRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Undo the effect of one step. `settled` gives the known outcome of an undo that is in doubt."""
 
     step: StepNumber
     settled: Literal["happened", "not"] | None = None
 
 
-class Many(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BulkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One command for several runs."""
 
     runs: Annotated[list[Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]],
@@ -132,7 +132,7 @@ class Many(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     dry_run: bool = False
 
 
-class Did(msgspec.Struct, frozen=True, kw_only=True):
+class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
     """What was done; or what will be, where only that was asked. `made` is the run that came of it."""
 
     run: str
@@ -142,7 +142,7 @@ class Did(msgspec.Struct, frozen=True, kw_only=True):
     made: str | None = None
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one run of several, in words."""
 
     run: str
@@ -150,16 +150,16 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     said: str
 
 
-class Results(msgspec.Struct, frozen=True, kw_only=True):
+class BulkResults(msgspec.Struct, frozen=True, kw_only=True):
     """What became of each of several runs."""
 
-    results: tuple[Result, ...]
+    results: tuple[BulkResult, ...]
     done: int
     refused: int
     dry_run: bool
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
+class AvailableCommand(msgspec.Struct, frozen=True, kw_only=True):
     """A command, and why it cannot be given now, where it cannot."""
 
     command: str
@@ -174,7 +174,7 @@ class StepChoice(msgspec.Struct, frozen=True, kw_only=True):
     status: str
 
 
-class Acts(msgspec.Struct, frozen=True, kw_only=True):
+class AvailableCommands(msgspec.Struct, frozen=True, kw_only=True):
     """What can be done to a run now. `pending` are steps that are not over, `undoable` effects that happened."""
 
     run: str
@@ -183,7 +183,7 @@ class Acts(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     seq: int
     priority: int
-    offers: tuple[Offer, ...]
+    offers: tuple[AvailableCommand, ...]
     pending: tuple[StepChoice, ...]
     undoable: tuple[StepChoice, ...]
     awaits: tuple[str, ...]
@@ -202,7 +202,7 @@ def _is_small(value: Any) -> bool:
     return len(msgspec.json.encode(plain(value))) <= VALUE_CHARS
 
 
-def acts(call: Call[RunAsked, Any]) -> Acts:
+def acts(call: Call[RunAsked, Any]) -> AvailableCommands:
     """What a person can do to a run now, and why the rest cannot be done."""
     run = RunPreview(call.client, call.asked.run)
     pending = [run.fold.steps[index] for index in list(run.facts.pending.values())[:STEPS_MAX]]
@@ -213,7 +213,7 @@ def acts(call: Call[RunAsked, Any]) -> Acts:
     known = AGENTS.get(run.facts.agent) if run.facts.agent in AGENTS.names() else None
     context = run.state.context
     is_small = _is_small(context.document)
-    return Acts(
+    return AvailableCommands(
         run=run.run,
         goes_on_as=run.run if run.run != call.asked.run else None,
         agent=run.facts.agent,
@@ -242,7 +242,7 @@ def schema_of(kind: Any) -> Any:
         return None
 
 
-def _offers(run: RunPreview, pending: int, delayed: bool, undoable: int) -> list[Offer]:
+def _offers(run: RunPreview, pending: int, delayed: bool, undoable: int) -> list[AvailableCommand]:
     over = f"it is over ({run.status})" if run.is_over else None
     broken = "its record does not hold; verify it, then repair it" if run.broken is not None else None
     if run.broken is not None:
@@ -259,8 +259,8 @@ def _offers(run: RunPreview, pending: int, delayed: bool, undoable: int) -> list
         "retry": over or (None if delayed else "no step sits out a delay"), "rewind": own or broken, "fork": own,
         "undo": None if undoable else "it has done nothing that could be undone",
     }  # fmt: skip
-    offers = [Offer(command=name, why_not=broken or _why_not(run.run, each)) for name, each in tries.items()]
-    return [*offers, *(Offer(command=name, why_not=why) for name, why in said.items())]
+    offers = [AvailableCommand(command=name, why_not=broken or _why_not(run.run, each)) for name, each in tries.items()]
+    return [*offers, *(AvailableCommand(command=name, why_not=why) for name, why in said.items())]
 
 
 def _why_not(run: str, plan: Callable[[], Will]) -> str | None:
@@ -282,7 +282,7 @@ class Command:
     """A command to a run: its body, its preview, how it is carried out, and its outcome where that says none."""
 
     summary: str
-    takes: type[Act]
+    takes: type[CommandRequest]
     will: Callable[[RunPreview, Any], Will]
     do: Callable[[Client, str, Any, By], str | None]
     done: str = ""
@@ -290,70 +290,70 @@ class Command:
 
 COMMANDS: Final[dict[str, Command]] = {
     "pause": Command(
-        "Stop a run at its next step, until it is resumed.", Act,
+        "Stop a run at its next step, until it is resumed.", CommandRequest,
         lambda run, _: previews.pause(run), lambda client, run, _, by: client.pause(run, **by), "paused",
     ),
     "resume": Command(
-        "Continue a paused, failed or abandoned run.", Act,
+        "Continue a paused, failed or abandoned run.", CommandRequest,
         lambda run, _: previews.resume(run), lambda client, run, _, by: client.resume(run, **by),
     ),
     "cancel": Command(
-        "End a run; with `compensate`, undo its effects.", Cancel,
+        "End a run; with `compensate`, undo its effects.", CancelRequest,
         lambda run, body: previews.cancel(run, body.compensate),
         lambda client, run, body, by: client.cancel(run, compensate=body.compensate, **by),
         "cancelled when it is run next",
     ),
     "set": Command(
-        "Change entries of a run's context; its code sees the change when its next step returns.", Change,
+        "Change entries of a run's context; its code sees the change when its next step returns.", SetRequest,
         lambda run, body: previews.change(run, body.set, body.unset, body.saw),
         lambda client, run, body, by: client.set(run, saw=body.saw, unset=body.unset, **by, **body.set),
     ),
     "prioritize": Command(
-        "Give a run another priority.", Prioritize, lambda run, body: previews.prioritize(run, body.priority),
+        "Give a run another priority.", PriorityRequest, lambda run, body: previews.prioritize(run, body.priority),
         lambda client, run, body, by: client.prioritize(run, body.priority, **by),
         "has the new priority from its next step on",
     ),
     "note": Command(
-        "Add a note to a run's record.", Note, lambda run, _: previews.note(run),
+        "Add a note to a run's record.", NoteRequest, lambda run, _: previews.note(run),
         lambda client, run, body, by: client.note(run, body.note, by=by["by"]), "noted",
     ),
     "override": Command(
-        "Give a pending step its result, instead of executing it.", Override,
+        "Give a pending step its result, instead of executing it.", OverrideRequest,
         lambda run, body: previews.override(run, body.step, body.output),
         lambda client, run, body, by: client.override(run, body.step, body.output, **by),
     ),
     "skip": Command(
-        "End a pending step without executing it.", OfStep, lambda run, body: previews.skip(run, body.step),
+        "End a pending step without executing it.", StepRequest, lambda run, body: previews.skip(run, body.step),
         lambda client, run, body, by: client.skip(run, body.step, **by),
     ),
     "retry": Command(
-        "Retry a step now that waits for a backoff or a rate limit.", Retry,
+        "Retry a step now that waits for a backoff or a rate limit.", RetryRequest,
         lambda run, body: previews.retry(run, body.step),
         lambda client, run, body, by: client.retry(run, body.step, **by),
     ),
     "rewind": Command(
-        "Rewind a run to a place in its history; its code runs again from there.", Rewind,
+        "Rewind a run to a place in its history; its code runs again from there.", RewindRequest,
         lambda run, body: previews.rewind(run, body.to),
         lambda client, run, body, by: client.rewind(run, body.to, **by),
     ),
 }  # fmt: skip
 
 
-def _handler(name: str, command: Command) -> Callable[[Call[RunAsked, Any]], Did]:
+def _handler(name: str, command: Command) -> Callable[[Call[RunAsked, Any]], CommandResult]:
     """The handler of a command: returns its preview, or carries it out. A refusal is the same either way."""
 
-    def handler(call: Call[RunAsked, Any]) -> Did:
+    def handler(call: Call[RunAsked, Any]) -> CommandResult:
         client, body = call.client, call.body
         run = RunPreview(client, call.asked.run)
         run.refuse_broken()
-        if isinstance(body, Change):
+        if isinstance(body, SetRequest):
             body = msgspec.structs.replace(body, set=_shown(call, body.set))
         told = command.will(run, body)
         if body.dry_run:
-            return Did(run=run.run, will=told.will, more=told.more)
+            return CommandResult(run=run.run, will=told.will, more=told.more)
         said = command.do(client, call.asked.run, body, {"by": call.person.name, "because": body.because})
         later = f"; {run.holder} has the run, and takes it at its next step" if command.done and run.holder else ""
-        return Did(run=run.run, did=f"{said or command.done}{later}")
+        return CommandResult(run=run.run, did=f"{said or command.done}{later}")
 
     handler.__name__, handler.__doc__ = name, command.summary
     return handler
@@ -368,7 +368,7 @@ def _shown(call: Call[RunAsked, Any], changes: dict[str, Any]) -> dict[str, Any]
     return shown
 
 
-def fork(call: Call[RunAsked, Fork]) -> Did:
+def fork(call: Call[RunAsked, ForkRequest]) -> CommandResult:
     """Let a new run leave this one at a place in its time, under other conditions."""
     body, client, given = call.body, call.client, call.asked.run
     client.log.head(given)
@@ -381,57 +381,57 @@ def fork(call: Call[RunAsked, Fork]) -> Did:
     )  # fmt: skip
     told = previews.forked(RunPreview(client, given), body.at, body.id, conditions)
     if body.dry_run:
-        return Did(run=given, will=told.will, more=told.more)
+        return CommandResult(run=given, will=told.will, more=told.more)
     made = client.fork(
         given, body.at, id=body.id, output=conditions.output, set=conditions.set,
         unset=body.unset, input=input_, model=body.model, effects=body.effects, by=call.person.name,
         because=body.because,
     )  # fmt: skip
-    return Did(run=given, did=f"{made.id} leaves {given} at {body.at}", made=made.id)
+    return CommandResult(run=given, did=f"{made.id} leaves {given} at {body.at}", made=made.id)
 
 
-def undo(call: Call[RunAsked, Undo]) -> Did:
+def undo(call: Call[RunAsked, UndoRequest]) -> CommandResult:
     """Undo the effect of one step, and nothing else."""
     body, client, run = call.body, call.client, call.asked.run
     told = previews.undo(client.undoing(run, body.step), body.settled)
     if body.dry_run:
-        return Did(run=run, will=told.will, more=told.more)
+        return CommandResult(run=run, will=told.will, more=told.more)
     said = client.undo(run, body.step, by=call.person.name, because=body.because, settled=body.settled)
-    return Did(run=run, did=said)
+    return CommandResult(run=run, did=said)
 
 
 # several at once ----------------------------------------------------------------------------------
 
 
-def many(call: Call[Any, Many]) -> Results:
+def many(call: Call[Any, BulkRequest]) -> BulkResults:
     """Give one command to several runs; says of each what came of it."""
     body = call.body
     if body.command == "prioritize" and body.priority is None:
         raise Problem(422, "prioritize takes `priority`", code="body_refused")
     results = [_one(call, run) for run in dict.fromkeys(body.runs)]
     done = sum(each.done for each in results)
-    return Results(results=tuple(results), done=done, refused=len(results) - done, dry_run=body.dry_run)
+    return BulkResults(results=tuple(results), done=done, refused=len(results) - done, dry_run=body.dry_run)
 
 
-def _one(call: Call[Any, Many], run: str) -> Result:
+def _one(call: Call[Any, BulkRequest], run: str) -> BulkResult:
     body, command = call.body, COMMANDS[call.body.command]
     try:
         told = command.will(RunPreview(call.client, run), body)
         if body.dry_run:
-            return Result(run=run, done=True, said=told.will)
+            return BulkResult(run=run, done=True, said=told.will)
         said = command.do(call.client, run, body, {"by": call.person.name, "because": body.because})
-        return Result(run=run, done=True, said=said or command.done)
+        return BulkResult(run=run, done=True, said=said or command.done)
     except KillickError as refused:
-        return Result(run=run, done=False, said=str(refused).removeprefix(f"{run}: "))
+        return BulkResult(run=run, done=False, said=str(refused).removeprefix(f"{run}: "))
 
 
 ROUTES: Final = (
-    get("/runs/{run}/act", acts, asks=RunAsked, gives=Acts, page="act.html"),
+    get("/runs/{run}/act", acts, asks=RunAsked, gives=AvailableCommands, page="act.html"),
     *(
-        post(f"/runs/{{run}}/{name}", _handler(name, command), asks=RunAsked, takes=command.takes, gives=Did)
+        post(f"/runs/{{run}}/{name}", _handler(name, command), asks=RunAsked, takes=command.takes, gives=CommandResult)
         for name, command in COMMANDS.items()
     ),
-    post("/runs/{run}/fork", fork, asks=RunAsked, takes=Fork, gives=Did),
-    post("/runs/{run}/undo", undo, asks=RunAsked, takes=Undo, gives=Did),
-    post("/runs/act", many, takes=Many, gives=Results),
+    post("/runs/{run}/fork", fork, asks=RunAsked, takes=ForkRequest, gives=CommandResult),
+    post("/runs/{run}/undo", undo, asks=RunAsked, takes=UndoRequest, gives=CommandResult),
+    post("/runs/act", many, takes=BulkRequest, gives=BulkResults),
 )

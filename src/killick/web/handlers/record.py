@@ -13,29 +13,22 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
-from killick.errors import ValueErased
-from killick.history.page import RedactData
-from killick.log.log import Log, Recorded
 from killick.model import ledger as ledgers
-from killick.model.codec import plain
-from killick.model.failure import Failure
 from killick.model.fold import Fold
 from killick.model.state import State
-from killick.model.typed import convert
-from killick.web.handlers.step_detail import ErrorSeen, errors_of
-from killick.web.handlers.step_list import Doc, RunId, state_of, through_of
+from killick.presenting.documents import Document, Error, Event, errors, event, recorded_failure
+from killick.web.handlers.step_list import RunId, state_of, through_of
 from killick.web.problems import Problem
 from killick.web.render import pretty
 from killick.web.routes import Call, Nothing, Route, get, raw
 
 PAGE_MAX: Final = 50
 EVENTS_MAX: Final = 100
-_HIDDEN: Final = frozenset({"kind", "at", "data"})
 
 T = TypeVar("T")
 
 
-class PageAsked(Doc, frozen=True):
+class PageAsked(msgspec.Struct, frozen=True, kw_only=True):
     """`cursor` is `next` of the page before."""
 
     run: RunId
@@ -50,7 +43,7 @@ def paged(found: Sequence[T], asked: PageAsked) -> tuple[Sequence[T], str | None
     return found[start:end], str(start) if start else None
 
 
-class DecisionLine(Doc, frozen=True):
+class RecordedDecision(Document, frozen=True):
     """What was chosen, from what, by whom and why."""
 
     step: str
@@ -62,24 +55,24 @@ class DecisionLine(Doc, frozen=True):
     because: Any
 
 
-class Decisions(Doc, frozen=True):
+class DecisionPage(Document, frozen=True):
     """Decisions, the last first, of `total`."""
 
     run: str
     total: int
-    decisions: tuple[DecisionLine, ...]
+    decisions: tuple[RecordedDecision, ...]
     next: str | None
 
 
-def decisions(call: Call[PageAsked, Nothing]) -> Decisions:
+def decisions(call: Call[PageAsked, Nothing]) -> DecisionPage:
     """What was decided, with the options, the reason and who chose; the last first."""
     run, state = call.asked.run, state_of(call, call.asked.run)
     found, following = paged(state.decisions, call.asked)
-    told = tuple(map(DecisionLine.of, reversed(found)))
-    return Decisions(run=run, total=len(state.fold.decisions), decisions=told, next=following)
+    told = tuple(map(RecordedDecision.of, reversed(found)))
+    return DecisionPage(run=run, total=len(state.fold.decisions), decisions=told, next=following)
 
 
-class FailureLine(Doc, frozen=True):
+class RecordedFailure(Document, frozen=True):
     """What went wrong: where, with what input, how far it got, and the error with its chain."""
 
     at_us: int
@@ -88,44 +81,40 @@ class FailureLine(Doc, frozen=True):
     attempt: int | None
     input: Any
     progress: Any
-    errors: tuple[ErrorSeen, ...]
+    errors: tuple[Error, ...]
 
 
-class Failures(Doc, frozen=True):
+class FailurePage(Document, frozen=True):
     """Failures, the last first, of `total`."""
 
     run: str
     total: int
-    failures: tuple[FailureLine, ...]
+    failures: tuple[RecordedFailure, ...]
     next: str | None
 
 
-def failures(call: Call[PageAsked, Nothing]) -> Failures:
+def failures(call: Call[PageAsked, Nothing]) -> FailurePage:
     """What went wrong, with its whole context: every failed attempt, rejection and failed step; the last first."""
     run, state = call.asked.run, state_of(call, call.asked.run)
     found, following = paged(state.failures, call.asked)
-    told = tuple(FailureLine.of(each, errors=errors_of(_failure(each.error))) for each in reversed(found))
-    return Failures(run=run, total=len(state.fold.failures), failures=told, next=following)
+    told = tuple(RecordedFailure.of(each, errors=errors(recorded_failure(each.error))) for each in reversed(found))
+    return FailurePage(run=run, total=len(state.fold.failures), failures=told, next=following)
 
 
-def _failure(error: Any) -> Failure | None:
-    return convert(error, Failure, at="failure") if isinstance(error, dict) else None
-
-
-class EffectLine(Doc, frozen=True):
-    """One action on the world by its key, as the ledger has it. `is_left`: it was done by a timeline that was left.
+class Effect(Document, frozen=True):
+    """One effect by its idempotency key, as the ledger has it. `rewound`: a rewind has left the timeline that did it.
 
     `undoes` and `undone_by` are steps.
     """
 
-    key: str
+    idempotency_key: str
     step: str
     tool: str
     effect: str
     status: ledgers.EffectStatus
     attempts: int
     generation: int
-    is_left: bool
+    rewound: bool
     undoes: str | None
     undone_by: str | None
     started_seq: int
@@ -133,30 +122,30 @@ class EffectLine(Doc, frozen=True):
     result: Any
 
 
-class Effects(Doc, frozen=True):
+class EffectPage(Document, frozen=True):
     """Effects, the last first, of `total`. A rewind does not remove them."""
 
     run: str
     total: int
-    effects: tuple[EffectLine, ...]
+    effects: tuple[Effect, ...]
     next: str | None
 
 
-def effects(call: Call[PageAsked, Nothing]) -> Effects:
+def effects(call: Call[PageAsked, Nothing]) -> EffectPage:
     """What was done to the world, whether that is known, and what was undone; the last first."""
     run, state = call.asked.run, state_of(call, call.asked.run)
     ledger = call.client.log.ledger(run)
     found, following = paged(ledger.effects, call.asked)
     undoing = _undoing(ledger.effects, [each.started for each in found if each.status == "undone"])
     told = tuple(_effect(state, ledger.effects, each, undoing.get(each.started)) for each in reversed(found))
-    return Effects(run=run, total=len(ledger.effects), effects=told, next=following)
+    return EffectPage(run=run, total=len(ledger.effects), effects=told, next=following)
 
 
-def _effect(state: State, known: Sequence[ledgers.Effect], effect: ledgers.Effect, undone_by: str | None) -> EffectLine:
+def _effect(state: State, known: Sequence[ledgers.Effect], effect: ledgers.Effect, undone_by: str | None) -> Effect:
     undone = _started(known, effect.undoes) if effect.undoes else None
     happened = effect.ended and effect.status in ("happened", "undone")
-    return EffectLine.of(
-        effect, is_left=not _stands(state.fold, effect),
+    return Effect.of(
+        effect, idempotency_key=effect.key, rewound=not _stands(state.fold, effect),
         undoes=undone.step if undone is not None else None, undone_by=undone_by, started_seq=effect.started,
         arguments=state.data(effect.intended).get("arguments"),
         result=state.data(effect.ended).get("output") if happened else None,
@@ -188,67 +177,40 @@ def _undoing(known: Sequence[ledgers.Effect], wanted: Sequence[int]) -> dict[int
 # the log ------------------------------------------------------------------------------------------
 
 
-class EventsAsked(Doc, frozen=True):
-    """Events after a seq; without one, the last."""
+class EventsAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """EventPage after a seq; without one, the last."""
 
     run: RunId
     after: Annotated[int, Meta(ge=0)] | None = None
     limit: Annotated[int, Meta(ge=1, le=1_000)] = EVENTS_MAX
 
 
-class EventLine(Doc, frozen=True):
-    """One event as it is on record. `fields` is the event itself and `data` its values; `hash` is the chain's there."""
-
-    seq: int
-    at_us: int
-    kind: str
-    hash: str
-    is_erased: bool
-    fields: Any
-    data: Any
-
-
-class Events(Doc, frozen=True):
+class EventPage(Document, frozen=True):
     """Events in order, of `last`; `next` is where to go on after, and `earlier` for those before."""
 
     run: str
     last: int
-    events: tuple[EventLine, ...]
+    events: tuple[Event, ...]
     next: str | None
     earlier: int | None
 
 
-def events(call: Call[EventsAsked, Nothing]) -> Events:
+def events(call: Call[EventsAsked, Nothing]) -> EventPage:
     """The log itself: every event, verbatim, in order."""
     asked, log = call.asked, call.client.log
     last = log.head(asked.run).seq
     after = max(last - asked.limit, 0) if asked.after is None else asked.after
     found = log.read(asked.run, after=after, limit=asked.limit)
     hide = through_of(call, asked.run)
-    told = tuple(_event(log, asked.run, each, hide) for each in found)
+    told = tuple(event(log, asked.run, each, hide) for each in found)
     end = found[-1].seq if found else after
-    return Events(
+    return EventPage(
         run=asked.run, last=last, events=told, next=str(end) if end < last else None,
         earlier=max(after - asked.limit, 0) if 0 < after <= last else None,
     )  # fmt: skip
 
 
-def _event(log: Log, run: str, recorded: Recorded, hide: RedactData | None) -> EventLine:
-    seq, event, row = recorded
-    fields = {name: value for name, value in msgspec.json.decode(row.body).items() if name not in _HIDDEN}
-    erased = False
-    try:
-        values = log.data(run, seq)
-        data: Any = plain(values if hide is None else hide(values)) or None
-    except ValueErased:
-        data, erased = None, True
-    kind = str(type(event).__struct_config__.tag)
-    return EventLine(
-        seq=seq, at_us=event.at, kind=kind, hash=row.hash.hex(), is_erased=erased, fields=fields, data=data
-    )
-
-
-class ValueAsked(Doc, frozen=True):
+class ValueAsked(msgspec.Struct, frozen=True, kw_only=True):
     run: RunId
     seq: Annotated[int, Meta(ge=1)]
     name: Annotated[str, Meta(min_length=1, max_length=200)]
@@ -269,9 +231,9 @@ def value(call: Call[ValueAsked, Nothing]) -> Response:
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    get("/runs/{run}/decisions", decisions, asks=PageAsked, gives=Decisions, page="_record.html"),
-    get("/runs/{run}/failures", failures, asks=PageAsked, gives=Failures, page="_record.html"),
-    get("/runs/{run}/effects", effects, asks=PageAsked, gives=Effects, page="_record.html"),
-    get("/runs/{run}/events", events, asks=EventsAsked, gives=Events, page="_record.html"),
+    get("/runs/{run}/decisions", decisions, asks=PageAsked, gives=DecisionPage, page="_record.html"),
+    get("/runs/{run}/failures", failures, asks=PageAsked, gives=FailurePage, page="_record.html"),
+    get("/runs/{run}/effects", effects, asks=PageAsked, gives=EffectPage, page="_record.html"),
+    get("/runs/{run}/events", events, asks=EventsAsked, gives=EventPage, page="_record.html"),
     raw("/runs/{run}/events/{seq}/{name}", value, asks=ValueAsked, media="text/plain"),
 )

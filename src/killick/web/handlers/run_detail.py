@@ -9,27 +9,28 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Annotated, Any, Final
 
+import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
 from killick.audit.seal import SEALS
 from killick.client.client import Client
-from killick.engine.views import Wait
 from killick.errors import RunUnknown
 from killick.history.explain import why as explained
 from killick.history.page import STEPS_MAX
 from killick.history.phrasing import process
 from killick.history.run_info import waits_of
-from killick.history.timeline import Timeline, part_of
-from killick.model import events as e
+from killick.history.timeline import part_of
 from killick.model import system_events
 from killick.model.fold import Fold
 from killick.model.ledger import Ledger
+from killick.presenting.documents import Document
+from killick.presenting.runs import Run, run_fields
 from killick.presenting.steps import reply_text
 from killick.store.protocol import is_held
-from killick.store.records import Head, shown_tags
-from killick.web.handlers.step_detail import ErrorSeen, StepId, about, errors_of, unknown
-from killick.web.handlers.step_list import Doc, RunAsked, RunId, Steps, found_steps, state_of, through_of
+from killick.store.records import Head
+from killick.web.handlers.step_detail import StepId, about, unknown
+from killick.web.handlers.step_list import RunAsked, RunId, StepPage, found_steps, state_of, through_of
 from killick.web.routes import Call, Nothing, Route, get, post, raw
 
 TAIL_STEPS: Final = 12
@@ -38,7 +39,7 @@ TAIL_STEPS: Final = 12
 CHILDREN_MAX: Final = 50
 
 
-class RunPageAsked(Doc, frozen=True):
+class RunPageAsked(msgspec.Struct, frozen=True, kw_only=True):
     """`cursor`, `q` and `step` say which steps the run is shown with; `tab` is what the page has open."""
 
     run: RunId
@@ -48,34 +49,16 @@ class RunPageAsked(Doc, frozen=True):
     tab: Annotated[str, Meta(max_length=20)] = "timeline"
 
 
-class PositionSeen(Doc, frozen=True):
-    """Where a run is, since when, and what happens next."""
-
-    where: str
-    since_us: int
-    next: str
-    step: str | None = None
-    place: str | None = None
-    at_stage: int | None = None
-
-
-class WorkerSeen(Doc, frozen=True):
-    """Who holds the run; `lives` is whether they are known to be there."""
+class RunWorker(Document, frozen=True):
+    """The process that holds the run, and whether it is alive; `until` is the end of its lease."""
 
     holder: str
     name: str
-    lives: bool
+    alive: bool
     until_us: int | None
 
 
-class FailedSeen(Doc, frozen=True):
-    at_us: int
-    step: str | None
-    errors: tuple[ErrorSeen, ...]
-    not_undone: tuple[str, ...] = ()
-
-
-class UsageSeen(Doc, frozen=True):
+class RunUsage(Document, frozen=True):
     """What was used over every attempt ever made. Money is in millionths of a US dollar."""
 
     model_calls: int
@@ -89,7 +72,7 @@ WAITS_MAX: Final = 50
 """Of how many things that a run waits for the page tells."""
 
 
-class CountsSeen(Doc, frozen=True):
+class RunCounts(Document, frozen=True):
     """How much there is. `steps` are the run's own; `all_steps` are those inside scopes as well; `snapshots` are of its
     files, None where it has no workspace."""
 
@@ -108,14 +91,14 @@ class CountsSeen(Doc, frozen=True):
     snapshots: int | None = None
 
 
-class ChildSeen(Doc, frozen=True):
+class ChildRun(Document, frozen=True):
     run: str
     agent: str
     step: str
     status: str
 
 
-class SealSeen(Doc, frozen=True):
+class RunSeal(Document, frozen=True):
     """The last seal of the store; `covers` says whether the run's last event is older."""
 
     number: int
@@ -123,69 +106,35 @@ class SealSeen(Doc, frozen=True):
     covers: bool
 
 
-class RunSeen(Doc, frozen=True):
-    """A run: where it is, what belongs to it, what it was given and gave, and a section of its steps."""
+class RunDetail(Run, frozen=True):
+    """A run, what belongs to it, and a page of its steps."""
 
-    run: str
-    agent: str
-    status: str
-    position: PositionSeen
-    seq: int
-    generation: int
-    plan: tuple[str, ...]
-    stage: str | None
-    current: str | None
-    priority: int
-    tags: tuple[str, ...]
-    started_us: int
-    changed_us: int
-    ended_us: int | None
-    wake_us: int | None
-    is_cancelling: bool
-    worker: WorkerSeen | None
-    build: e.Build
-    parent: str | None
-    parent_step: str | None
-    forked_from: str | None
+    worker: RunWorker | None
     forks: tuple[str, ...]
-    children: tuple[ChildSeen, ...]
-    renewed_as: str | None
-    follows: str | None
+    children: tuple[ChildRun, ...]
     broken: str | None
-    failed: FailedSeen | None
-    waits: tuple[Wait, ...]
-    usage: UsageSeen
-    counts: CountsSeen
-    seal: SealSeen | None
-    input: Any
-    result: Any
-    steps: Steps
+    usage: RunUsage
+    counts: RunCounts
+    seal: RunSeal | None
+    steps: StepPage
 
 
-def run_page(call: Call[RunPageAsked, Nothing]) -> RunSeen:
+def run_page(call: Call[RunPageAsked, Nothing]) -> RunDetail:
     """A run: its position, why it waits and what wakes it, and its last steps."""
     asked, client, log = call.asked, call.client, call.client.log
     run, head = asked.run, log.head(asked.run)
     state = state_of(call, run)
     fold, ledger = state.fold, log.ledger(run)
-    facts = fold.facts
     broken = client.store.quarantined(run)
     worker = _worker(client, head)
-    abandoned = facts.status == "running" and (worker is None or not worker.lives)
-    status = "broken" if broken is not None else "abandoned" if abandoned else facts.status
+    abandoned = fold.facts.status == "running" and (worker is None or not worker.alive)
+    status = "broken" if broken is not None else "abandoned" if abandoned else fold.facts.status
     tail = part_of(log, run, limit=TAIL_STEPS, through=through_of(call, run), fold=fold, known=False)
-    failed = tail.failed
-    return RunSeen.of(
-        facts, run=run, status=status, position=_position(tail, status, broken), tags=tuple(shown_tags(facts.tags)),
-        ended_us=tail.ended_at, wake_us=fold.wake_at, is_cancelling=facts.cancelling, worker=worker,
-        forks=ledger.facts.forks,
-        children=tuple(map(ChildSeen.of, ledger.children[-CHILDREN_MAX:])),
-        broken=broken, waits=tuple(islice(waits_of(client.store, state), WAITS_MAX)),
-        usage=UsageSeen.of(ledger.spend), counts=_counts(fold, ledger),
-        failed=None if failed is None else FailedSeen(
-            at_us=failed.at, step=failed.step, errors=errors_of(failed.failure), not_undone=tuple(failed.not_undone),
-        ),
-        seal=_seal(client, tail.last_at), input=state.input, result=tail.result,
+    waits = islice(waits_of(client.store, state), WAITS_MAX)
+    return RunDetail.of(
+        tail, **run_fields(tail, status=status, broken=broken, waits=waits), worker=worker, forks=ledger.facts.forks,
+        children=tuple(map(ChildRun.of, ledger.children[-CHILDREN_MAX:])), broken=broken,
+        usage=RunUsage.of(ledger.spend), counts=_counts(fold, ledger), seal=_seal(client, tail.last_at),
         steps=found_steps(call, run, before=_before(asked, fold), q=asked.q, around=asked.step, fold=fold),
     )  # fmt: skip
 
@@ -198,45 +147,16 @@ def _before(asked: RunPageAsked, fold: Fold) -> int | None:
     return None if own + STEPS_MAX // 2 >= len(fold.tops) else own + STEPS_MAX // 2
 
 
-def _worker(client: Client, head: Head) -> WorkerSeen | None:
+def _worker(client: Client, head: Head) -> RunWorker | None:
     if head.holder is None:
         return None
-    lives, until = is_held(client.store, head), head.lease_until_us
-    return WorkerSeen(holder=head.holder, name=process(head.holder), lives=lives, until_us=until)
+    return RunWorker(
+        holder=head.holder, name=process(head.holder), alive=is_held(client.store, head), until_us=head.lease_until_us
+    )
 
 
-def _position(tl: Timeline, status: str, broken: str | None) -> PositionSeen:
-    """The position of a run, why it waits, and what wakes it."""
-    step = tl.at_work
-    number = step.number if step is not None else tl.failed.step if tl.failed is not None else tl.current
-    named = f"step {number} ({step.name})" if step is not None else f"step {number}" if number else ""
-    at = tl.plan.index(tl.stage) if tl.stage in tl.plan else None
-    paragraphs = explained(tl, text_of=reply_text, abandoned=status == "abandoned")
-    following = paragraphs[-1] if paragraphs else ""
-    since = tl.waits[0].opened_at if tl.waits else tl.changed_at
-    if status == "running" and step is not None:
-        since = step.intended_at
-    match status:
-        case "broken":
-            where, following = "The record does not hold", f"{broken}. Verify it to see where; then repair it."
-        case "completed" | "cancelled":
-            where = status.capitalize()
-            following = f"It goes on as {tl.renewed_as}." if tl.renewed_as else "Nothing more will happen."
-            since = tl.ended_at or since
-        case "failed":
-            where, since = f"Failed at {named}" if number else "Failed in the agent's own code", tl.ended_at or since
-            following = "Nothing more happens until a person resumes the run."
-        case "queued":
-            over = step is not None and step.is_over
-            where = f"Queued {'after' if over else 'at'} {named}" if named else "Queued"
-            following = "No worker has taken the run yet."
-        case _:
-            where = f"{status.capitalize()} at {named}" if named else status.capitalize()
-    return PositionSeen(where=where, since_us=since, next=following, step=number, place=tl.place, at_stage=at)
-
-
-def _counts(fold: Fold, ledger: Ledger) -> CountsSeen:
-    return CountsSeen(
+def _counts(fold: Fold, ledger: Ledger) -> RunCounts:
+    return RunCounts(
         steps=len(fold.tops), all_steps=len(fold.steps), done=fold.facts.committed, attempts=ledger.spend.attempts,
         retried=len(fold.retried), decisions=len(fold.decisions), failures=len(fold.failures),
         waits=len(fold.facts.waits), effects=len(ledger.effects), traced=len(fold.trace),
@@ -245,25 +165,25 @@ def _counts(fold: Fold, ledger: Ledger) -> CountsSeen:
     )  # fmt: skip
 
 
-def _seal(client: Client, last_us: int) -> SealSeen | None:
+def _seal(client: Client, last_us: int) -> RunSeal | None:
     """The last seal, by its event alone."""
     head = client.store.head(SEALS)
     for seq in range(head.seq if head is not None else 0, 0, -1):
         event = client.log.event(SEALS, seq)
         if isinstance(event, system_events.StoreSealed):
-            return SealSeen(number=event.number, at_us=event.at, covers=last_us <= event.at)
+            return RunSeal(number=event.number, at_us=event.at, covers=last_us <= event.at)
     return None
 
 
 # asked for ----------------------------------------------------------------------------------------
 
 
-class WhyAsked(Doc, frozen=True):
+class WhyAsked(msgspec.Struct, frozen=True, kw_only=True):
     run: RunId
     step: StepId | None = None
 
 
-class WhySeen(Doc, frozen=True):
+class Explanation(Document, frozen=True):
     """Paragraphs in plain words, made of what is on record and of nothing else."""
 
     run: str
@@ -271,28 +191,28 @@ class WhySeen(Doc, frozen=True):
     why: tuple[str, ...]
 
 
-def why(call: Call[WhyAsked, Nothing]) -> WhySeen:
+def why(call: Call[WhyAsked, Nothing]) -> Explanation:
     """Why a step happened and how it went; without a step, where the run is and why."""
     run, number, log = call.asked.run, call.asked.step, call.client.log
     through = through_of(call, run)
     if number is None:
         found = part_of(log, run, limit=TAIL_STEPS, through=through)
-        return WhySeen(run=run, step=None, why=tuple(explained(found, text_of=reply_text)))
+        return Explanation(run=run, step=None, why=tuple(explained(found, text_of=reply_text)))
     fold = log.state(run).fold
     near = about(log, run, fold, number, through)
     if near is None:
         raise unknown(run, fold, number)
-    return WhySeen(run=run, step=number, why=tuple(explained(near, number, text_of=reply_text)))
+    return Explanation(run=run, step=number, why=tuple(explained(near, number, text_of=reply_text)))
 
 
-class ProblemFound(Doc, frozen=True):
+class VerificationProblem(Document, frozen=True):
     where: str
     what: str
     seq: int | None
-    is_healed: bool
+    healed: bool
 
 
-class Verified(Doc, frozen=True):
+class Verification(Document, frozen=True):
     """What a verification found. `explained` is what is not as it was sealed, and why that is no fault."""
 
     run: str
@@ -302,26 +222,26 @@ class Verified(Doc, frozen=True):
     erased: int
     repaired: int
     seals: int
-    problems: tuple[ProblemFound, ...]
-    explained: tuple[ProblemFound, ...]
+    problems: tuple[VerificationProblem, ...]
+    explained: tuple[VerificationProblem, ...]
 
 
-def verify(call: Call[RunAsked, Nothing]) -> Verified:
+def verify(call: Call[RunAsked, Nothing]) -> Verification:
     """Read a run's whole record again, prove it, and say where it breaks if it does."""
     report = call.client.verify(call.asked.run)
 
-    def found(problems: list[Any]) -> Iterator[ProblemFound]:
+    def found(problems: list[Any]) -> Iterator[VerificationProblem]:
         for each in problems:
-            yield ProblemFound(where=each.where, what=each.what, seq=each.seq, is_healed=each.healed)
+            yield VerificationProblem(where=each.where, what=each.what, seq=each.seq, healed=each.healed)
 
-    return Verified(
+    return Verification(
         run=call.asked.run, at_us=call.now_us, holds=report.holds, events=report.events, erased=report.erased,
         repaired=report.repaired, seals=report.seals, problems=tuple(found(report.problems)),
         explained=tuple(found(report.explained)),
     )  # fmt: skip
 
 
-class ExportAsked(Doc, frozen=True):
+class ExportAsked(msgspec.Struct, frozen=True, kw_only=True):
     run: RunId
     children: bool = False
 
@@ -339,8 +259,8 @@ def export(call: Call[ExportAsked, Nothing]) -> Response:
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    get("/runs/{run}", run_page, asks=RunPageAsked, gives=RunSeen, page="run.html"),
-    get("/runs/{run}/why", why, asks=WhyAsked, gives=WhySeen),
-    post("/runs/{run}/verify", verify, asks=RunAsked, gives=Verified, scope="operator", natural=True),
+    get("/runs/{run}", run_page, asks=RunPageAsked, gives=RunDetail, page="run.html"),
+    get("/runs/{run}/why", why, asks=WhyAsked, gives=Explanation),
+    post("/runs/{run}/verify", verify, asks=RunAsked, gives=Verification, scope="operator", natural=True),
     raw("/runs/{run}/export", export, asks=ExportAsked, media="application/octet-stream"),
 )

@@ -12,8 +12,9 @@ import msgspec
 from msgspec.structs import replace
 
 from killick.errors import DurationRefused
-from killick.history.listing import STATUSES, Line, Listing, counted, gone
+from killick.history.listing import STATUSES, Listing, counted, gone
 from killick.model.retry import seconds
+from killick.presenting.runs import RunSummary, run_summary
 from killick.store.protocol import Store
 from killick.store.records import RunQuery, RunRow
 from killick.web.app_context import AppContext
@@ -49,7 +50,7 @@ class RunsAsked(CountsAsked, frozen=True, kw_only=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
 
 
-class Counts(msgspec.Struct, frozen=True, kw_only=True):
+class StatusCounts(msgspec.Struct, frozen=True, kw_only=True):
     """How many runs there are of each status, of those that match in all else. Abandoned ones are not running."""
 
     queued: int = 0
@@ -63,32 +64,32 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     total: int = 0
 
 
-class Runs(msgspec.Struct, frozen=True, kw_only=True):
+class RunList(msgspec.Struct, frozen=True, kw_only=True):
     """A page of runs, newest first; `next` is the cursor of the page after it. `counts` are of all that match but for
     their status; `agents` are all that have runs."""
 
-    runs: tuple[Line, ...]
-    counts: Counts
+    runs: tuple[RunSummary, ...]
+    counts: StatusCounts
     agents: tuple[str, ...]
     next: str | None = None
 
 
-def runs(call: Call[RunsAsked, Any]) -> Runs:
+def runs(call: Call[RunsAsked, Any]) -> RunList:
     """Runs, newest first: where each one is, and what it waits for or what went wrong."""
     asked, client = call.asked, call.client
     query = _query(call)
     before = None if asked.cursor is None else int(asked.cursor)
     found = _page(client.store, asked, query, before)
     rows = found[: asked.limit]
-    return Runs(
-        runs=tuple(_listing(call.context).lines(rows, call.now_us)),
+    return RunList(
+        runs=tuple(map(run_summary, _listing(call.context).lines(rows, call.now_us))),
         counts=_counted(client.store, query),
         agents=tuple(client.store.agents()),
         next=str(rows[-1].number) if len(found) > len(rows) else None,
     )
 
 
-def counts(call: Call[CountsAsked, Any]) -> Counts:
+def counts(call: Call[CountsAsked, Any]) -> StatusCounts:
     """How many runs there are of each status."""
     return _counted(call.client.store, _query(call))
 
@@ -140,12 +141,12 @@ def _page(store: Store, asked: RunsAsked, query: RunQuery, before: int | None) -
     return sorted(rows, key=lambda row: -row.number)[: asked.limit + 1]
 
 
-def _counted(store: Store, query: RunQuery) -> Counts:
+def _counted(store: Store, query: RunQuery) -> StatusCounts:
     found = counted(store, query)
-    return Counts(**{name: found[name] for name in STATUSES}, total=found.total())
+    return StatusCounts(**{name: found[name] for name in STATUSES}, total=found.total())
 
 
 ROUTES: Final = (
-    get("/runs", runs, asks=RunsAsked, gives=Runs, page="runs.html", at=("/", "/runs")),
-    get("/counts", counts, asks=CountsAsked, gives=Counts),
+    get("/runs", runs, asks=RunsAsked, gives=RunList, page="runs.html", at=("/", "/runs")),
+    get("/counts", counts, asks=CountsAsked, gives=StatusCounts),
 )

@@ -60,7 +60,7 @@ class FindAsked(msgspec.Struct, frozen=True, kw_only=True):
     cursor: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,20}-[0-9]{1,6}$")] | None = None
 
 
-class Find(msgspec.Struct, frozen=True, kw_only=True):
+class SearchResults(msgspec.Struct, frozen=True, kw_only=True):
     """What was found, newest first. `scanned`: why every log was read instead of the index; `unread`: runs that could
     not be read; `marked`: what is new is still being marked, and so many events are: ask again."""
 
@@ -80,12 +80,12 @@ class _Enough(Exception):
     """As much was marked as one question may."""
 
 
-def find(call: Call[FindAsked, Any]) -> Find:
+def find(call: Call[FindAsked, Any]) -> SearchResults:
     """Look across all runs and time: calls, decisions, failures, effects and answers, newest first."""
     asked, client = call.asked, call.client
     agents = tuple(client.store.agents())
     if not asked.what:
-        return Find(what="", agents=agents)
+        return SearchResults(what="", agents=agents)
     if call.context.veil is not None and call.context.veil.fields and (by := _by_content(asked)):
         told = (
             f"{by}: values are redacted here, and asking by them would tell what they are; ask by tool, person or time"
@@ -93,7 +93,7 @@ def find(call: Call[FindAsked, Any]) -> Find:
         raise Problem(403, told, code="redacted")
     marked = _mark(client)
     if marked is not None:
-        return Find(what=asked.what, marked=marked, agents=agents)
+        return SearchResults(what=asked.what, marked=marked, agents=agents)
     until_us, passed = _cursor(asked.cursor)
     within: dict[str, Any] = {
         "agent": asked.agent or None,
@@ -104,7 +104,7 @@ def find(call: Call[FindAsked, Any]) -> Find:
     }
     found = _QUESTIONS[asked.what](client, asked, within)
     shown = tuple(found)[passed:]
-    return Find(
+    return SearchResults(
         what=asked.what,
         found=shown,
         scanned=found.scanned,
@@ -208,4 +208,4 @@ _QUESTIONS: Final[dict[str, Callable[[Client, FindAsked, Any], Findings[Any]]]] 
     "answers": _answers,
 }
 
-ROUTES: Final = (get("/find", find, asks=FindAsked, gives=Find, page="find.html"),)
+ROUTES: Final = (get("/find", find, asks=FindAsked, gives=SearchResults, page="find.html"),)

@@ -10,9 +10,10 @@ from killick.definitions.agents import AGENTS, AnyAgent
 from killick.definitions.tools import TOOLS
 from killick.errors import AgentUnknown
 from killick.presenting import previews
+from killick.presenting.documents import Document
 from killick.presenting.previews import RunPreview
 from killick.web.forms import JsonSchema
-from killick.web.handlers.operations import Act, Did, Name, Priority, RunAsked, schema_of
+from killick.web.handlers.operations import CommandRequest, CommandResult, Name, Priority, RunAsked, schema_of
 from killick.web.idempotency import derived
 from killick.web.routes import Call, Made, get, post
 
@@ -25,7 +26,7 @@ class AgentsAsked(msgspec.Struct, frozen=True, kw_only=True):
     ) = None
 
 
-class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
+class AgentInfo(Document, frozen=True):
     """An agent that is declared here. `schema` is of its input; `takes_input` is False where it takes none."""
 
     name: str
@@ -37,22 +38,22 @@ class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...]
 
 
-class ToolLine(msgspec.Struct, frozen=True, kw_only=True):
+class ToolInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A tool that is declared here."""
 
     name: str
     about: str
 
 
-class Agents(msgspec.Struct, frozen=True, kw_only=True):
+class AgentList(msgspec.Struct, frozen=True, kw_only=True):
     """The agents and tools that are declared in this process."""
 
-    agents: tuple[AgentLine, ...]
-    tools: tuple[ToolLine, ...]
+    agents: tuple[AgentInfo, ...]
+    tools: tuple[ToolInfo, ...]
     chosen: str | None
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StartRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A run to be started. The same id again, with the same agent and input, is the same run."""
 
     agent: Name
@@ -62,7 +63,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tags: Annotated[list[Annotated[str, msgspec.Meta(min_length=1, max_length=200)]], msgspec.Meta(max_length=50)] = []
 
 
-class Started(Made, frozen=True, kw_only=True):
+class StartedRun(Made, frozen=True, kw_only=True):
     """A run that is there, and due."""
 
     run: str
@@ -71,7 +72,7 @@ class Started(Made, frozen=True, kw_only=True):
     did: str
 
 
-class Send(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MessageRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A message. It waits until the run asks for its name; the same id again counts once."""
 
     name: Name
@@ -79,43 +80,39 @@ class Send(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
     id: Name | None = None
 
 
-class Say(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SayRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something to say to a run."""
 
     text: Annotated[str, msgspec.Meta(min_length=1, max_length=100_000)]
 
 
-def agents(call: Call[AgentsAsked, Any]) -> Agents:
+def agents(call: Call[AgentsAsked, Any]) -> AgentList:
     """The agents that are declared here, with what each takes; and the tools."""
     lines = [_line(agent) for agent in sorted(AGENTS.copy()[0].values(), key=lambda agent: agent.name)]
     chosen = call.asked.agent or (lines[0].name if len(lines) == 1 else None)
     if chosen is not None and chosen not in [line.name for line in lines]:
         raise AgentUnknown(chosen, known=[line.name for line in lines])
-    return Agents(
+    return AgentList(
         agents=tuple(lines),
-        tools=tuple(ToolLine(name=name, about=_first_line(tool.doc)) for name, tool in sorted(TOOLS.items())),
+        tools=tuple(ToolInfo(name=name, about=_first_line(tool.doc)) for name, tool in sorted(TOOLS.items())),
         chosen=chosen,
     )
 
 
-def _line(agent: AnyAgent) -> AgentLine:
+def _line(agent: AnyAgent) -> AgentInfo:
     contract = agent.options.contract
-    return AgentLine(
-        name=agent.name,
-        about=_first_line(agent.__doc__),
-        takes_input=agent.takes_input,
-        schema=schema_of(agent.input_type) if agent.takes_input else None,
-        priority=agent.options.priority,
-        contract=None if contract is None else contract.name,
+    return AgentInfo.of(
+        agent, about=_first_line(agent.__doc__), schema=schema_of(agent.input_type) if agent.takes_input else None,
+        priority=agent.options.priority, contract=None if contract is None else contract.name,
         aliases=agent.options.aliases,
-    )
+    )  # fmt: skip
 
 
 def _first_line(doc: str | None) -> str:
     return (doc or "").strip().partition("\n")[0]
 
 
-def start(call: Call[Any, Start]) -> Started:
+def start(call: Call[Any, StartRequest]) -> StartedRun:
     """Start a run: durable, and due for the next worker."""
     body, client = call.body, call.client
     run = body.id or derived(call, body.agent)
@@ -130,7 +127,7 @@ def start(call: Call[Any, Start]) -> Started:
         if existed
         else "started; it goes on as soon as a worker takes it"
     )
-    return Started(
+    return StartedRun(
         location=call.url("/api/v1/runs/{run}", run=handle.id),
         run=handle.id,
         agent=body.agent,
@@ -139,34 +136,34 @@ def start(call: Call[Any, Start]) -> Started:
     )
 
 
-def send(call: Call[RunAsked, Send]) -> Did:
+def send(call: Call[RunAsked, MessageRequest]) -> CommandResult:
     """Send a message to a run; it waits there until the run asks for its name."""
     body, client = call.body, call.client
     run = RunPreview(client, call.asked.run)
     if body.dry_run:
         told = previews.send(run, body.name)
-        return Did(run=run.run, will=told.will, more=told.more)
+        return CommandResult(run=run.run, will=told.will, more=told.more)
     message = body.id or derived(call, "msg")
     if message is not None and client.store.message(run.run, message) is not None:
-        return Did(run=run.run, did=f"{message} was sent before; the same id counts once")
+        return CommandResult(run=run.run, did=f"{message} was sent before; the same id counts once")
     client.send(run.run, body.name, body.body, id=message, by=call.person.name)
-    return Did(run=run.run, did=f"{body.name} sent")
+    return CommandResult(run=run.run, did=f"{body.name} sent")
 
 
-def say(call: Call[RunAsked, Say]) -> Did:
+def say(call: Call[RunAsked, SayRequest]) -> CommandResult:
     """Say something to a run; its loop hears it before it asks its model again."""
     body, client = call.body, call.client
     run = RunPreview(client, call.asked.run)
     told = previews.say(run, body.text)
     if body.dry_run:
-        return Did(run=run.run, will=told.will, more=told.more)
+        return CommandResult(run=run.run, will=told.will, more=told.more)
     client.say(run.run, body.text, by=call.person.name)
-    return Did(run=run.run, did="told")
+    return CommandResult(run=run.run, did="told")
 
 
 ROUTES: Final = (
-    get("/agents", agents, asks=AgentsAsked, gives=Agents, page="start.html", at="/start"),
-    post("/runs", start, takes=Start, gives=Started, status=201, natural=True),
-    post("/runs/{run}/messages", send, asks=RunAsked, takes=Send, gives=Did, natural=True),
-    post("/runs/{run}/say", say, asks=RunAsked, takes=Say, gives=Did),
+    get("/agents", agents, asks=AgentsAsked, gives=AgentList, page="start.html", at="/start"),
+    post("/runs", start, takes=StartRequest, gives=StartedRun, status=201, natural=True),
+    post("/runs/{run}/messages", send, asks=RunAsked, takes=MessageRequest, gives=CommandResult, natural=True),
+    post("/runs/{run}/say", say, asks=RunAsked, takes=SayRequest, gives=CommandResult),
 )

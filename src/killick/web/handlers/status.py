@@ -1,7 +1,7 @@
 """What keeps the house running: who holds runs and what is due, and the health of the store.
 
 Reads listings, heads and the ends of logs, never a whole one: what it did not look at it does not speak of, and
-`killick verify` proves the record.
+`killick store verify` proves the record.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import msgspec
 
 from killick.audit.seal import SEALS
 from killick.client.client import Client
-from killick.definitions.triggers import TAG as TRIGGER_TAG
 from killick.errors import KillickError
 from killick.history.doctor import LATE_US
 from killick.model import system_events
+from killick.presenting.documents import Document
 from killick.store.records import ASKS, OWN_AGENTS, STORE_FORMAT, Condition, RunQuery, RunRow
+from killick.triggers import TAG as TRIGGER_TAG
 from killick.web.handlers.triggers import hook_lines
 from killick.web.routes import Call, Nothing, get
 from killick.workers.hooks import TAG as HOOK_TAG
@@ -37,7 +38,7 @@ DUE_MAX: Final = 50
 # workers ------------------------------------------------------------------------------------------
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class HeldRun(Document, frozen=True):
     """A leased run and its current step."""
 
     run: str
@@ -49,7 +50,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     since_us: int
 
 
-class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """A process that has runs leased. `lease_seconds` is the time left of its first lease to expire, if any expires.
 
     `duties` are its triggers and hooks. A holder that is not alive abandoned its runs.
@@ -59,12 +60,12 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
     alive: bool
     lease_seconds: float | None
     runs: int
-    held: tuple[Held, ...]
+    held: tuple[HeldRun, ...]
     duties: tuple[str, ...]
     builds: tuple[str, ...]
 
 
-class DueLine(msgspec.Struct, frozen=True, kw_only=True):
+class DueRun(Document, frozen=True):
     """A due run without a holder; `left_by` is the process that abandoned it."""
 
     run: str
@@ -81,8 +82,8 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
     An idle worker holds nothing, and is not listed.
     """
 
-    workers: tuple[WorkerLine, ...]
-    due: tuple[DueLine, ...]
+    workers: tuple[Worker, ...]
+    due: tuple[DueRun, ...]
     due_more: bool
     abandoned: int
     late: bool
@@ -105,7 +106,7 @@ def workers(call: Call[Nothing, Nothing]) -> Workers:
     )
 
 
-def _advice(held: tuple[WorkerLine, ...], due: tuple[DueLine, ...], *, late: bool) -> str | None:
+def _advice(held: tuple[Worker, ...], due: tuple[DueRun, ...], *, late: bool) -> str | None:
     nobody = not any(each.alive for each in held)
     if not due or not (late or nobody):
         return None
@@ -116,7 +117,7 @@ def _advice(held: tuple[WorkerLine, ...], due: tuple[DueLine, ...], *, late: boo
     return f"Runs of {named} have been due for long. Is a worker for them running, and has it slots to spare?"
 
 
-def _workers(client: Client) -> Iterator[WorkerLine]:
+def _workers(client: Client) -> Iterator[Worker]:
     """Every holder named by a head, with the runs that are listed."""
     holding: dict[str, list[RunRow]] = {}
     for row in _held_rows(client):
@@ -128,7 +129,7 @@ def _workers(client: Client) -> Iterator[WorkerLine]:
         rows = holding.get(each.holder, [])
         held = tuple(_held(client, row) for row in rows if not row.agent.startswith(OWN_AGENTS))
         duties = tuple(sorted(row.run for row in rows if row.agent.startswith(OWN_AGENTS)))
-        yield WorkerLine(
+        yield Worker(
             holder=each.holder,
             alive=each.lives,
             lease_seconds=None if each.until_us is None else round((each.until_us - now) / 1_000_000, 1),
@@ -146,43 +147,27 @@ def _held_rows(client: Client) -> Iterator[RunRow]:
         yield from client.store.runs(RunQuery(tag=tag), limit=HELD_MAX)
 
 
-def _held(client: Client, row: RunRow) -> Held:
+def _held(client: Client, row: RunRow) -> HeldRun:
     try:
         facts = client.log.state(row.run).fold.facts
     except KillickError:
-        return Held(
-            run=row.run, agent=row.agent, status="broken", step=None, stage=None, build="", since_us=row.changed_at_us
-        )
-    build = facts.build
-    return Held(
-        run=row.run,
-        agent=row.agent,
-        status=facts.status,
-        step=facts.current,
-        stage=facts.stage,
-        build=" ".join(filter(None, (build.version, build.commit))),
-        since_us=facts.changed_at,
-    )
+        return HeldRun.of(row, status="broken", step=None, stage=None, build="", since_us=row.changed_at_us)
+    build = " ".join(filter(None, (facts.build.version, facts.build.commit)))
+    return HeldRun.of(facts, run=row.run, step=facts.current, build=build, since_us=facts.changed_at)
 
 
-def _due(client: Client, now_us: int) -> Iterator[DueLine]:
+def _due(client: Client, now_us: int) -> Iterator[DueRun]:
     """The due runs in the order in which workers take them: by priority, then by how long they have been due."""
     for row in client.store.due(now_us, limit=DUE_MAX):
         head = client.store.head(row.run)
-        yield DueLine(
-            run=row.run,
-            agent=row.agent,
-            status=row.status,
-            priority=row.priority,
-            since_us=row.wake_at_us if row.wake_at_us is not None else row.changed_at_us,
-            left_by=head.holder if head is not None else None,
-        )
+        since = row.wake_at_us if row.wake_at_us is not None else row.changed_at_us
+        yield DueRun.of(row, since_us=since, left_by=head.holder if head is not None else None)
 
 
 # health -------------------------------------------------------------------------------------------
 
 
-class SealLine(msgspec.Struct, frozen=True, kw_only=True):
+class Seal(msgspec.Struct, frozen=True, kw_only=True):
     """The last seal of the store: which one it is, when, by whom, how many entries all seals have, and their root."""
 
     number: int
@@ -193,7 +178,7 @@ class SealLine(msgspec.Struct, frozen=True, kw_only=True):
     key: str
 
 
-class Apart(msgspec.Struct, frozen=True, kw_only=True):
+class QuarantinedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A quarantined run: its log fails verification, and why."""
 
     run: str
@@ -212,7 +197,7 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """How a store is, by what is quick to see. `wrong` counts what is wrong.
 
-    `looked_at` is the number of runs checked for quarantine, the newest of each status. `killick verify` checks all.
+    `checked` is the number of runs checked for quarantine, the newest of each. `killick store verify` checks all.
     """
 
     store: str
@@ -222,14 +207,14 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[str, int]
     due: int
     due_more: bool
-    oldest_due: DueLine | None
+    oldest_due: DueRun | None
     late: bool
     asking: int
-    apart: tuple[Apart, ...]
-    looked_at: int
+    quarantined: tuple[QuarantinedRun, ...]
+    checked: int
     feed_end: int
     feed_behind: int
-    seal: SealLine | None
+    seal: Seal | None
     versions: Versions
 
 
@@ -259,8 +244,8 @@ def health(call: Call[Nothing, Nothing]) -> Health:
         oldest_due=oldest,
         late=late,
         asking=sum(count for status, count in asking.items() if status in ("waiting", "running")),
-        apart=apart,
-        looked_at=looked_at,
+        quarantined=apart,
+        checked=looked_at,
         feed_end=store.feed_end(),
         feed_behind=max((each.behind for each in hook_lines(client)), default=0),
         seal=_last_seal(client),
@@ -268,26 +253,26 @@ def health(call: Call[Nothing, Nothing]) -> Health:
     )
 
 
-def _apart(client: Client) -> tuple[tuple[Apart, ...], int]:
+def _apart(client: Client) -> tuple[tuple[QuarantinedRun, ...], int]:
     """The quarantined runs among the newest of each status. No index has them."""
-    found: list[Apart] = []
+    found: list[QuarantinedRun] = []
     looked_at = 0
     for status in ("running", "waiting", "queued", "paused", "failed", "completed"):
         for row in client.store.runs(RunQuery(status=(status,)), limit=APART_MAX):
             looked_at += 1
             why = client.store.quarantined(row.run)
             if why is not None:
-                found.append(Apart(run=row.run, agent=row.agent, why=why))
+                found.append(QuarantinedRun(run=row.run, agent=row.agent, why=why))
     return tuple(found), looked_at
 
 
-def _last_seal(client: Client) -> SealLine | None:
+def _last_seal(client: Client) -> Seal | None:
     """The last seal, by its event alone: its entries may be very many."""
     head = client.store.head(SEALS)
     for seq in range(head.seq if head is not None else 0, 0, -1):
         match client.log.event(SEALS, seq):
             case system_events.StoreSealed(at=at, number=number, size=size, root=root, key=key, by=by):
-                return SealLine(number=number, at_us=at, by=by, entries=size, root=root, key=key)
+                return Seal(number=number, at_us=at, by=by, entries=size, root=root, key=key)
             case _:
                 pass
     return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import log2
-from typing import Annotated, Any, Final, NamedTuple, Self, cast
+from typing import Annotated, Any, Final, NamedTuple, cast
 
 import msgspec
 from msgspec import Meta
@@ -25,6 +25,7 @@ from killick.model.fold import Fold
 from killick.model.state import State
 from killick.presenting import moments
 from killick.presenting import steps as presented
+from killick.presenting.documents import Document, StepReference, duration_us
 from killick.presenting.phrase import Briefly
 from killick.web.routes import Call, Nothing, Route, get
 
@@ -41,26 +42,11 @@ INSIDE_MAX: Final = 60
 RunId = Annotated[str, Meta(min_length=1, max_length=512)]
 
 
-class Doc(msgspec.Struct, frozen=True, kw_only=True):
-    """A document of this slice."""
-
-    @classmethod
-    def of(cls, source: Any, **given: Any) -> Self:
-        """A document with the fields that `source` has by the same name, and `given`. Times end in `_us` here."""
-        for name in cls.__struct_fields__:
-            stem = name.removesuffix("_us")
-            for each in () if name in given else (name,) if stem == name else (name, f"{stem}_at", stem):
-                if hasattr(source, each):
-                    given[name] = getattr(source, each)
-                    break
-        return cls(**given)
-
-
-class RunAsked(Doc, frozen=True):
+class RunAsked(msgspec.Struct, frozen=True, kw_only=True):
     run: RunId
 
 
-class StepsAsked(Doc, frozen=True):
+class StepsAsked(msgspec.Struct, frozen=True, kw_only=True):
     """`cursor` is `next` of the section after; `q` is looked for in names, arguments, outputs and errors."""
 
     run: RunId
@@ -72,26 +58,26 @@ class StepsAsked(Doc, frozen=True):
 # lines --------------------------------------------------------------------------------------------
 
 
-class StepLine(Doc, frozen=True):
-    """A step in one line. `bar` is its duration relative to the longest of its section, from 0 to 100, on a
-    logarithmic scale; `seen` changes when the line changes."""
+class StepSummary(Document, frozen=True):
+    """A step in one line. `bar` is its duration relative to the longest of its page, from 0 to 100, on a logarithmic
+    scale; `revision` changes when the line changes."""
 
     number: str
-    sort: e.Sort
+    kind: e.Sort
     name: str
     status: str
     stage: str | None
-    took_us: int | None
-    ended_us: int | None
+    duration_seconds: float | None
+    ended_at_us: int | None
     bar: int
-    seen: str
-    what: str
-    came_to: str | None = None
+    revision: str
+    summary: str
+    outcome: str | None = None
     error: str | None = None
     because: str | None = None
     effect: str | None = None
     attempts: int = 0
-    retry_us: int | None = None
+    retry_at_us: int | None = None
     ruling: str | None = None
     rule: str | None = None
     by: str | None = None
@@ -101,44 +87,36 @@ class StepLine(Doc, frozen=True):
     child: str | None = None
     undoes: str | None = None
     undone_by: str | None = None
-    is_adopted: bool = False
-    is_drifted: bool = False
+    deduplicated: bool = False
+    drifted: bool = False
     edited_by: str | None = None
     overridden_by: str | None = None
     notes: int = 0
     tokens: int | None = None
-    inside: int = 0
+    nested_steps: int = 0
 
 
-class LeftLine(Doc, frozen=True):
-    """A step that was rewound."""
-
-    number: str
-    name: str
-    status: str
-
-
-class MomentLine(Doc, frozen=True):
-    """What happened to the run between its steps."""
+class MomentSummary(Document, frozen=True):
+    """An event between steps in one line."""
 
     kind: str
     text: str
     by: str | None = None
     stage: str | None = None
-    left: tuple[LeftLine, ...] = ()
+    rewound: tuple[StepReference, ...] = ()
 
 
-class Row(Doc, frozen=True):
+class TimelineRow(Document, frozen=True):
     """A step, or a moment; `depth` is how many scopes it is inside."""
 
     seq: int
     at_us: int
     depth: int
-    step: StepLine | None = None
-    moment: MomentLine | None = None
+    step: StepSummary | None = None
+    moment: MomentSummary | None = None
 
 
-class Steps(Doc, frozen=True):
+class StepPage(Document, frozen=True):
     """Steps `first` to `last` of `total`; with `q`, those of them that it was found in. `next` is the cursor of what is
     before them, and `later` of what is after."""
 
@@ -146,13 +124,13 @@ class Steps(Doc, frozen=True):
     first: int
     last: int
     total: int
-    rows: tuple[Row, ...]
+    rows: tuple[TimelineRow, ...]
     next: str | None
     later: str | None
     q: str = ""
 
 
-def steps(call: Call[StepsAsked, Nothing]) -> Steps:
+def steps(call: Call[StepsAsked, Nothing]) -> StepPage:
     """A section of a run's steps, the last ones first asked for; or those of it in which something is found."""
     asked = call.asked
     before = int(asked.cursor) if asked.cursor is not None else None
@@ -168,14 +146,14 @@ def found_steps(
     q: str = "",
     around: str | None = None,
     fold: Fold | None = None,
-) -> Steps:
+) -> StepPage:
     """The document of a section; with `q` of as many as one search looks through."""
     log, through = call.client.log, through_of(call, run)
     fold = fold or log.state(run).fold
     if not q.strip():
         part = section(log, run, before=before, limit=limit, through=through, fold=fold)
         return sectioned(run, part, limit, call.now_us, around)
-    wanted, rows, last, looked = q.strip().casefold(), list[Row](), None, 0
+    wanted, rows, last, looked = q.strip().casefold(), list[TimelineRow](), None, 0
     while True:
         part = section(log, run, before=before, limit=STEPS_MAX, through=through, fold=fold)
         last = part.last if last is None else last
@@ -187,17 +165,17 @@ def found_steps(
             break
     later = str(last + 1 + SEARCH_STEPS) if last < part.total else None
     following = None if before is None else str(before)
-    return Steps(
+    return StepPage(
         run=run, first=part.first, last=last, total=part.total, rows=tuple(rows), next=following, later=later, q=q
     )
 
 
-def sectioned(run: str, part: RunPage, limit: int, now_us: int, around: str | None = None) -> Steps:
+def sectioned(run: str, part: RunPage, limit: int, now_us: int, around: str | None = None) -> StepPage:
     """A section as a document."""
     later = str(min(part.last + limit, part.total) + 1) if part.last < part.total else None
     earlier = None if part.earlier is None else str(part.earlier)
     rows = tuple(lines(part.entries, now_us, is_first=part.first == 1, around=around))
-    return Steps(run=run, first=part.first, last=part.last, total=part.total, rows=rows, next=earlier, later=later)
+    return StepPage(run=run, first=part.first, last=part.last, total=part.total, rows=rows, next=earlier, later=later)
 
 
 def searched(step: Step) -> str:
@@ -220,21 +198,21 @@ def _searched(value: Any) -> str:
 
 def lines(
     entries: Sequence[Entry], now_us: int, *, flat: bool = False, is_first: bool = True, around: str | None = None
-) -> Iterator[Row]:
+) -> Iterator[TimelineRow]:
     """Entries as rows, those inside scopes deeper."""
-    longest = max((span_of(step, now_us) or 0 for step in timeline_parts.walked(entries)), default=0)
+    longest = max((duration_us(step, now_us) or 0 for step in timeline_parts.walked(entries)), default=0)
     quiet = moments.trivial(entries, is_first=is_first)
 
-    def of(entries: Sequence[Entry], depth: int) -> Iterator[Row]:
+    def of(entries: Sequence[Entry], depth: int) -> Iterator[TimelineRow]:
         for entry in entries:
             if isinstance(entry, Step):
                 line = _line(entry, now_us, longest)
-                yield Row(seq=entry.seq, at_us=entry.intended_at, depth=depth, step=line)
+                yield TimelineRow(seq=entry.seq, at_us=entry.intended_at, depth=depth, step=line)
                 yield from () if flat else inside(entry, depth + 1)
             elif not quiet(entry):
-                yield Row(seq=entry.seq, at_us=entry.at, depth=depth, moment=_moment(entry))
+                yield TimelineRow(seq=entry.seq, at_us=entry.at, depth=depth, moment=_moment(entry))
 
-    def inside(scope: Step, depth: int) -> Iterator[Row]:
+    def inside(scope: Step, depth: int) -> Iterator[TimelineRow]:
         found = scope.entries
         near = [at for at, each in enumerate(found) if isinstance(each, Step) and _holds(each, around)]
         end = min(max(near[0] + INSIDE_MAX // 2, INSIDE_MAX), len(found)) if near else len(found)
@@ -250,50 +228,44 @@ def _holds(step: Step, number: str | None) -> bool:
     return number is not None and f"{number}.".startswith(f"{step.number}.")
 
 
-def _more(scope: Step, depth: int, count: int, where: str) -> Iterator[Row]:
+def _more(scope: Step, depth: int, count: int, where: str) -> Iterator[TimelineRow]:
     """Says how many lines a scope has that are not shown."""
     if count:
         told = f"{count:,} more in step {scope.number} {where}; go to one by its number, or search"
-        yield Row(seq=scope.seq, at_us=scope.intended_at, depth=depth, moment=MomentLine(kind="more", text=told))
+        more = MomentSummary(kind="more", text=told)
+        yield TimelineRow(seq=scope.seq, at_us=scope.intended_at, depth=depth, moment=more)
 
 
-def _moment(moment: Moment) -> MomentLine:
+def _moment(moment: Moment) -> MomentSummary:
     event = moment.event
-    left = tuple(map(LeftLine.of, moment.left))
+    rewound = tuple(map(StepReference.of, moment.left))
     stage = event.stage if isinstance(event, e.PlanReached) else None
     text = str(moments.line(moment, _BRIEF))
-    return MomentLine(kind=moment.kind, text=text, by=getattr(event, "by", None), stage=stage, left=left)
+    return MomentSummary(kind=moment.kind, text=text, by=getattr(event, "by", None), stage=stage, rewound=rewound)
 
 
-def _line(step: Step, now_us: int, longest: int) -> StepLine:
-    took, usage, verdict = span_of(step, now_us), step.usage, step.rejected or step.verdict
+def _line(step: Step, now_us: int, longest: int) -> StepSummary:
+    took, usage, verdict = duration_us(step, now_us), step.usage, step.rejected or step.verdict
     wait = next((wait for wait in reversed(step.waits) if wait.how is None), None)
     failure = step.failure or next((each.failure for each in reversed(step.attempts) if each.failure is not None), None)
     edits = [edit.by for edit in step.edits if edit.stands]
     because = step.decision.because if step.decision is not None else step.because
     came = presented.came_to(step, _BRIEF)
-    return StepLine.of(
-        step, took_us=took, bar=_bar(took, longest),
-        seen=f"{step.status}.{len(step.attempts)}.{len(step.waits)}.{len(step.notes)}.{step.undone_by or ''}",
-        what=presented.given(step, _BRIEF), came_to=str(came) if came is not None else None,
+    return StepSummary.of(
+        step, kind=step.sort, duration_seconds=None if took is None else took / 1_000_000, bar=_bar(took, longest),
+        revision=f"{step.status}.{len(step.attempts)}.{len(step.waits)}.{len(step.notes)}.{step.undone_by or ''}",
+        summary=presented.given(step, _BRIEF), outcome=str(came) if came is not None else None,
         error=cut(short(failure), BRIEF_CHARS) if step.status != "done" and failure is not None else None,
         because=_BRIEF.value(because) if because else None, attempts=len(step.attempts),
-        retry_us=step.delayed_until, ruling=verdict.ruling if verdict is not None else None,
+        retry_at_us=step.delayed_until, ruling=verdict.ruling if verdict is not None else None,
         rule=verdict.rule if verdict is not None else None, by=step.decision.by if step.decision else step.ended_by,
         waits_for=wait.waits_for if wait is not None and step.status in ("waiting", "in_doubt") else None,
         waits_to=wait.to if wait is not None else (), deadline_us=wait.deadline if wait is not None else None,
-        child=step.child.run if step.child is not None else None, is_adopted=step.adopted is not None,
-        is_drifted=bool(step.drifts), edited_by=edits[-1] if edits else None, notes=len(step.notes),
+        child=step.child.run if step.child is not None else None, deduplicated=step.adopted is not None,
+        drifted=bool(step.drifts), edited_by=edits[-1] if edits else None, notes=len(step.notes),
         tokens=usage.tokens_in + usage.tokens_out if usage is not None else None,
-        inside=sum(1 for _ in timeline_parts.walked(step.entries)),
+        nested_steps=sum(1 for _ in timeline_parts.walked(step.entries)),
     )  # fmt: skip
-
-
-def span_of(step: Step, now_us: int) -> int | None:
-    if step.sort == "decision":
-        return None
-    end = step.ended_at or (now_us if step.status in ("running", "intended", "waiting", "delayed", "in_doubt") else 0)
-    return max(end - step.intended_at, 0) if end else None
 
 
 def _bar(took: int | None, longest: int) -> int:
@@ -333,4 +305,4 @@ class _Hiding(NamedTuple):
         return self.hide(self.log.data(self.run, seq))
 
 
-ROUTES: Final[tuple[Route, ...]] = (get("/runs/{run}/steps", steps, asks=StepsAsked, gives=Steps),)
+ROUTES: Final[tuple[Route, ...]] = (get("/runs/{run}/steps", steps, asks=StepsAsked, gives=StepPage),)

@@ -8,13 +8,14 @@ import msgspec
 
 from killick.model.retry import seconds
 from killick.model.system_events import Scope
+from killick.presenting.documents import Document
 from killick.web.problems import Problem
 from killick.web.routes import Call, Nothing, delete, get, post
 from killick.workers import tokens
 from killick.workers.tokens import NAME_CHARS_MAX, Token
 
 
-class TokenDocument(msgspec.Struct, frozen=True, kw_only=True):
+class AccessToken(Document, frozen=True):
     """A token, without anything that opens something."""
 
     id: str
@@ -29,10 +30,10 @@ class TokenDocument(msgspec.Struct, frozen=True, kw_only=True):
     yours: Annotated[bool, msgspec.Meta(description="Whether this request was made with it.")]
 
 
-class TokensDocument(msgspec.Struct, frozen=True, kw_only=True):
+class AccessTokens(msgspec.Struct, frozen=True, kw_only=True):
     """Every token that was ever issued, the newest first."""
 
-    tokens: list[TokenDocument]
+    tokens: list[AccessToken]
 
 
 class TokenAsked(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +42,7 @@ class TokenAsked(msgspec.Struct, frozen=True, kw_only=True):
     id: Annotated[str, msgspec.Meta(description="Its id.")]
 
 
-class TokenWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A token that is to be made."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARS_MAX, description="Who will use it.")]
@@ -51,20 +52,20 @@ class TokenWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = None
 
 
-class TokenMade(msgspec.Struct, frozen=True, kw_only=True):
+class IssuedToken(msgspec.Struct, frozen=True, kw_only=True):
     """A new token with its text, which is not stored and returned only this once."""
 
     token: str
-    made: TokenDocument
+    made: AccessToken
 
 
-def listed(call: Call[Nothing, Nothing]) -> TokensDocument:
+def listed(call: Call[Nothing, Nothing]) -> AccessTokens:
     """List all tokens"""
     found = reversed(tokens.tokens(call.client.engine))
-    return TokensDocument(tokens=[_document(each, call.now_us, call.person.token) for each in found])
+    return AccessTokens(tokens=[_document(each, call.now_us, call.person.token) for each in found])
 
 
-def issued(call: Call[Nothing, TokenWanted]) -> TokenMade:
+def issued(call: Call[Nothing, TokenRequest]) -> IssuedToken:
     """Make a token
 
     Its text is in the response and nowhere else. Not kept for its Idempotency-Key: asked twice, there are two.
@@ -77,7 +78,7 @@ def issued(call: Call[Nothing, TokenWanted]) -> TokenMade:
         expires_seconds=None if wanted.expires is None else seconds(wanted.expires),
         by=call.person.name,
     )
-    return TokenMade(token=text, made=_document(made, call.now_us, call.person.token))
+    return IssuedToken(token=text, made=_document(made, call.now_us, call.person.token))
 
 
 def revoked(call: Call[TokenAsked, Nothing]) -> None:
@@ -91,23 +92,12 @@ def revoked(call: Call[TokenAsked, Nothing]) -> None:
     tokens.revoke(call.client.engine, call.asked.id, by=call.person.name)
 
 
-def _document(token: Token, now_us: int, yours: str | None) -> TokenDocument:
-    return TokenDocument(
-        id=token.id,
-        name=token.name,
-        scope=token.scope,
-        holds=token.holds(now_us),
-        issued_at_us=token.issued_at_us,
-        expires_at_us=token.expires_at_us,
-        by=token.by,
-        revoked_at_us=token.revoked_at_us,
-        revoked_by=token.revoked_by,
-        yours=token.id == yours,
-    )
+def _document(token: Token, now_us: int, yours: str | None) -> AccessToken:
+    return AccessToken.of(token, holds=token.holds(now_us), yours=token.id == yours)
 
 
 ROUTES: Final = (
-    get("/tokens", listed, gives=TokensDocument, scope="admin", page="tokens.html"),
-    post("/tokens", issued, takes=TokenWanted, gives=TokenMade, scope="admin", status=201, keeps=False),
+    get("/tokens", listed, gives=AccessTokens, scope="admin", page="tokens.html"),
+    post("/tokens", issued, takes=TokenRequest, gives=IssuedToken, scope="admin", status=201, keeps=False),
     delete("/tokens/{id}", revoked, asks=TokenAsked, scope="admin"),
 )

@@ -16,10 +16,10 @@ from killick.model import events as e
 from killick.model.failure import Failure
 from killick.model.state import State, Traced
 from killick.model.typed import convert
+from killick.presenting.documents import Document, Error, errors
 from killick.presenting.steps import reply_text
 from killick.web.handlers.record import PageAsked, paged
-from killick.web.handlers.step_detail import ErrorSeen, errors_of
-from killick.web.handlers.step_list import Doc, state_of
+from killick.web.handlers.step_list import state_of
 from killick.web.routes import Call, Nothing, Route, get
 
 TRACED_MAX: Final = 30
@@ -31,7 +31,7 @@ class TraceAsked(PageAsked, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=100)] = TRACED_MAX
 
 
-class MessageSeen(Doc, frozen=True):
+class Message(Document, frozen=True):
     """A message that a model was sent: whose it is, its text where it is one, and what else it holds."""
 
     role: str
@@ -39,43 +39,43 @@ class MessageSeen(Doc, frozen=True):
     content: Any = None
 
 
-class CallSeen(Doc, frozen=True):
+class ToolCall(Document, frozen=True):
     """A tool that a model wanted called."""
 
     name: str
     arguments: Any
 
 
-class TracedSeen(Doc, frozen=True):
+class TracedCall(Document, frozen=True):
     """A model or tool call. Has the messages that the call before did not have; `before` counts the others.
 
     `rest` is the rest of the request, such as the model's name and its tools.
     """
 
     step: str
-    sort: str
+    kind: str
     name: str
     at_us: int
     status: str
     before: int = 0
-    messages: tuple[MessageSeen, ...] = ()
+    messages: tuple[Message, ...] = ()
     rest: Any = None
     input: Any = None
     said: str | None = None
     reasoning: str | None = None
-    calls: tuple[CallSeen, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     output: Any = None
     usage: e.Usage | None = None
-    errors: tuple[ErrorSeen, ...] = ()
+    errors: tuple[Error, ...] = ()
 
 
-class Trace(Doc, frozen=True):
+class Trace(Document, frozen=True):
     """Model and tool calls in order, of `total`; `next` is the cursor of those before."""
 
     run: str
     total: int
     first: int
-    traced: tuple[TracedSeen, ...]
+    traced: tuple[TracedCall, ...]
     next: str | None
 
 
@@ -86,7 +86,7 @@ def trace(call: Call[TraceAsked, Nothing]) -> Trace:
     indexes, following = paged(state.fold.trace, asked)
     start = int(following or 0)
     sent = _sent_before(state, start)
-    told: list[TracedSeen] = []
+    told: list[TracedCall] = []
     for at, index in enumerate(indexes):
         each = state.trace[start + at]
         if each.sort != "model":
@@ -122,7 +122,7 @@ def _messages(arguments: Any) -> Sequence[Any]:
     return ()
 
 
-def _model(traced: Traced, messages: Sequence[Any], sent: Sequence[Any], errors: tuple[ErrorSeen, ...]) -> TracedSeen:
+def _model(traced: Traced, messages: Sequence[Any], sent: Sequence[Any], errors: tuple[Error, ...]) -> TracedCall:
     shared = 0
     while shared < min(len(messages), len(sent)) and messages[shared] == sent[shared]:
         shared += 1
@@ -134,29 +134,29 @@ def _model(traced: Traced, messages: Sequence[Any], sent: Sequence[Any], errors:
     rest = {name: value for name, value in entries_of(traced.input).items() if name not in ("messages", "input")}
     said = reply_text(reply)
     calls = _calls(reply)
-    return TracedSeen(
-        step=traced.step, sort=traced.sort, name=traced.name, at_us=traced.at, status=traced.status, before=shared,
+    return TracedCall(
+        step=traced.step, kind=traced.sort, name=traced.name, at_us=traced.at, status=traced.status, before=shared,
         messages=tuple(map(_message, messages[shared:])), rest=rest or None,
         input=None if messages else traced.input, said=said, reasoning=traced.reasoning or _reasoning(reply),
         calls=calls, output=None if reply is None else reply, usage=traced.usage, errors=errors,
     )  # fmt: skip
 
 
-def _message(message: Any) -> MessageSeen:
+def _message(message: Any) -> Message:
     said = entries_of(message)
     content = said.get("content", message if not said else None)
     role = str(said.get("role") or said.get("type") or "message")
     if isinstance(content, str):
         more = {name: value for name, value in said.items() if name not in ("role", "content") and value is not None}
-        return MessageSeen(role=role, text=content, content=more or None)
+        return Message(role=role, text=content, content=more or None)
     if _is_list(content) and len(content) == 1 and isinstance(text := entries_of(content[0]).get("text"), str):
-        return MessageSeen(role=role, text=text)
-    return MessageSeen(role=role, text=None, content=message if content is None else content)
+        return Message(role=role, text=text)
+    return Message(role=role, text=None, content=message if content is None else content)
 
 
-def _calls(reply: Any) -> tuple[CallSeen, ...]:
+def _calls(reply: Any) -> tuple[ToolCall, ...]:
     try:
-        return tuple(CallSeen(name=each.name, arguments=each.arguments) for each in tool_calls_of(reply))
+        return tuple(ToolCall(name=each.name, arguments=each.arguments) for each in tool_calls_of(reply))
     except Exception:  # a reply may be anything
         return ()
 
@@ -168,18 +168,18 @@ def _reasoning(reply: Any) -> str | None:
         return None
 
 
-def _tool(state: State, index: int, traced: Traced) -> TracedSeen:
-    return TracedSeen(
-        step=traced.step, sort=traced.sort, name=traced.name, at_us=traced.at, status=traced.status,
+def _tool(state: State, index: int, traced: Traced) -> TracedCall:
+    return TracedCall(
+        step=traced.step, kind=traced.sort, name=traced.name, at_us=traced.at, status=traced.status,
         input=traced.input, output=traced.output, usage=traced.usage, errors=_errors(state, index),
     )  # fmt: skip
 
 
-def _errors(state: State, index: int) -> tuple[ErrorSeen, ...]:
+def _errors(state: State, index: int) -> tuple[Error, ...]:
     """Why a call did not return."""
     step = state.fold.steps[index]
     found: Any = state.data(step.output).get("failure") if step.status == "failed" and step.output else None
-    return errors_of(convert(found, Failure, at="failure")) if isinstance(found, Mapping) else ()
+    return errors(convert(found, Failure, at="failure")) if isinstance(found, Mapping) else ()
 
 
 ROUTES: Final[tuple[Route, ...]] = (get("/runs/{run}/trace", trace, asks=TraceAsked, gives=Trace, page="_trace.html"),)

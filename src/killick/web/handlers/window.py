@@ -7,25 +7,27 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
+import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
 from killick.history.window_report import (
+    EvictedPage,
     Eviction,
     Fault,
-    Fill,
-    Gone,
-    Money,
-    PageSeen,
+    ModelCall,
     Pin,
-    Sent,
     Waste,
+    WindowCost,
+    WindowPage,
     Windows,
+    WindowShare,
     grouped,
     windows,
 )
+from killick.presenting.documents import Document
 from killick.web.handlers.step_detail import StepId, unknown
-from killick.web.handlers.step_list import Doc, RunId, state_of
+from killick.web.handlers.step_list import RunId, state_of
 from killick.web.routes import Call, Nothing, Route, get
 from killick.window.usage import Filling, Kind, request_of
 
@@ -38,12 +40,12 @@ PAGES_MAX: Final = 200
 MESSAGES_MAX: Final = 40
 
 
-class WindowAsked(Doc, frozen=True):
+class WindowAsked(msgspec.Struct, frozen=True, kw_only=True):
     run: RunId
     whole: Annotated[bool, Meta(description="Read every call of a long run, not only some.")] = False
 
 
-class PointSeen(Doc, frozen=True):
+class WindowPoint(Document, frozen=True):
     """One call, or a few that follow each other: the largest of them, and what happened with any."""
 
     first: int
@@ -55,7 +57,7 @@ class PointSeen(Doc, frozen=True):
     faulted: int
 
 
-class WindowSeen(Doc, frozen=True):
+class RunWindow(Document, frozen=True):
     """What the model calls of a run were sent; `at` is the last of them, whose contents and pages are returned.
 
     Of `calls`, so many were `read`, and sums are estimates where these are fewer. Evictions, faults and pins are listed
@@ -66,17 +68,17 @@ class WindowSeen(Doc, frozen=True):
     calls: int
     read: int = 0
     budget: int | None = None
-    at: Sent | None = None
-    largest: Sent | None = None
+    at: ModelCall | None = None
+    largest: ModelCall | None = None
     messages: int = 0
-    fills: tuple[Fill, ...] = ()
-    pages: tuple[PageSeen, ...] = ()
+    fills: tuple[WindowShare, ...] = ()
+    pages: tuple[WindowPage, ...] = ()
     sent: int = 0
     without: int = 0
     counted: int = 0
     cached: int = 0
     waste: tuple[Waste, ...] = ()
-    money: Money | None = None
+    money: WindowCost | None = None
     batches: int = 0
     evicted: int = 0
     faulted: int = 0
@@ -87,19 +89,19 @@ class WindowSeen(Doc, frozen=True):
     evictions: tuple[Eviction, ...] = ()
     faults: tuple[Fault, ...] = ()
     pins: tuple[Pin, ...] = ()
-    points: tuple[PointSeen, ...] = ()
+    points: tuple[WindowPoint, ...] = ()
 
 
-def window(call: Call[WindowAsked, Nothing]) -> WindowSeen:
+def window(call: Call[WindowAsked, Nothing]) -> RunWindow:
     """What the models of a run were sent: what fills it by kind, what was wasted, what left, came back, and cost."""
     run = call.asked.run
     found = windows(call.client.log, run, read_max=None if call.asked.whole else READ_MAX)
     if found is None:
-        return WindowSeen(run=run, calls=0)
+        return RunWindow(run=run, calls=0)
     veil = call.context.veil
     if veil is not None and veil.fields:
         found = _bare(found)
-    return WindowSeen.of(
+    return RunWindow.of(
         found, run=run, calls=len(found.calls), fills=tuple(sorted(found.fills, key=lambda fill: -fill.tokens)),
         pages=tuple(sorted(found.pages, key=lambda page: -page.tokens)[:PAGES_MAX]), batches=len(found.evictions),
         evicted=sum(len(each.pages) for each in found.evictions), faulted=len(found.faults), pinned=len(found.pins),
@@ -109,9 +111,9 @@ def window(call: Call[WindowAsked, Nothing]) -> WindowSeen:
     )  # fmt: skip
 
 
-def _point(group: Any) -> PointSeen:
-    most: Sent = max(group, key=lambda call: call.sent)
-    return PointSeen(
+def _point(group: Any) -> WindowPoint:
+    most: ModelCall = max(group, key=lambda call: call.sent)
+    return WindowPoint(
         first=group[0].number, last=group[-1].number, step=most.step, sent=most.sent,
         without=max(call.without for call in group), evicted=sum(call.evicted for call in group),
         faulted=sum(call.faulted for call in group),
@@ -121,7 +123,7 @@ def _point(group: Any) -> PointSeen:
 def _bare(found: Windows) -> Windows:
     """The same where something is not to be seen: what a page is of was shortened, so nothing in it could be found."""
 
-    def gone(page: Gone) -> Gone:
+    def gone(page: EvictedPage) -> EvictedPage:
         return replace(page, what=_tool(page.what))
 
     evictions = tuple(replace(each, pages=tuple(map(gone, each.pages))) for each in found.evictions)
@@ -139,7 +141,7 @@ def _tool(what: str) -> str:
 # one call -----------------------------------------------------------------------------------------
 
 
-class CallAsked(Doc, frozen=True):
+class CallAsked(msgspec.Struct, frozen=True, kw_only=True):
     """`cursor` is `next` of the page after."""
 
     run: RunId
@@ -147,7 +149,7 @@ class CallAsked(Doc, frozen=True):
     cursor: Annotated[str, Meta(pattern=r"^\d{1,9}$")] | None = None
 
 
-class PieceSeen(Doc, frozen=True):
+class WindowPiece(Document, frozen=True):
     """A piece of a request: the message that it is in, what it is and how large. `left` is the page that stood here."""
 
     message: int
@@ -160,17 +162,17 @@ class PieceSeen(Doc, frozen=True):
     calls: tuple[Any, ...]
 
 
-class CallWindow(Doc, frozen=True):
+class CallWindow(Document, frozen=True):
     """What one call was sent, from its end: `next` is the cursor of what was before. Nothing, where a step was none."""
 
     run: str
     step: str
     messages: int = 0
     tokens: int = 0
-    fills: tuple[Fill, ...] = ()
+    fills: tuple[WindowShare, ...] = ()
     system: Any = None
     tools: tuple[str, ...] = ()
-    pieces: tuple[PieceSeen, ...] = ()
+    pieces: tuple[WindowPiece, ...] = ()
     first: int = 0
     next: str | None = None
 
@@ -192,12 +194,12 @@ def called(call: Call[CallAsked, Nothing]) -> CallWindow:
     return CallWindow(
         run=run, step=number, messages=filled.messages, tokens=filled.tokens,
         fills=tuple(
-            Fill(kind=kind, tokens=tokens, pieces=filled.counts[kind])
+            WindowShare(kind=kind, tokens=tokens, pieces=filled.counts[kind])
             for kind, tokens in sorted(filled.kinds.items(), key=lambda each: -each[1]) if filled.counts[kind]
         ),
         system=request[2], tools=tuple(schema.name for schema in filling.schemas(request[1])),
         pieces=tuple(
-            PieceSeen(
+            WindowPiece(
                 message=seen.at, role=seen.role, kind=seen.piece.kind, tokens=seen.piece.tokens,
                 page=seen.piece.handle, left=seen.piece.left, text=seen.text,
                 calls=tuple({"name": each.name, "arguments": each.arguments} for each in seen.calls),
@@ -209,6 +211,6 @@ def called(call: Call[CallAsked, Nothing]) -> CallWindow:
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    get("/runs/{run}/window", window, asks=WindowAsked, gives=WindowSeen, page="_window.html"),
+    get("/runs/{run}/window", window, asks=WindowAsked, gives=RunWindow, page="_window.html"),
     get("/runs/{run}/window/{step}", called, asks=CallAsked, gives=CallWindow, page="_window_call.html"),
 )

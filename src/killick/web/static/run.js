@@ -165,7 +165,7 @@ async function verify(button) {
       headers: { "X-Killick-CSRF": csrf, "Idempotency-Key": newKey() },
     });
     const found = await answer.json();
-    const wrong = (found.problems ?? []).filter((each) => !each.is_healed);
+    const wrong = (found.problems ?? []).filter((each) => !each.healed);
     told.className = `verified ${found.holds ? "good" : "bad"}`;
     told.textContent = !answer.ok
       ? found.detail

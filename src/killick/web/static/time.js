@@ -167,7 +167,7 @@ class Time {
   drawMarks() {
     const strip = this.panel.querySelector("[data-time-marks]");
     const are = this.marks.length > TICKS_FROM;
-    strip.replaceChildren(...this.marks.map(({ n, sort, step }) => {
+    strip.replaceChildren(...this.marks.map(({ n, kind: sort, step }) => {
       const group = document.createElementNS(SVG, "g");
       group.setAttribute("class", sort);
       group.dataset.mark = n;
@@ -186,7 +186,7 @@ class Time {
       return group;
     }));
     const legend = this.panel.querySelector("[data-time-legend]");
-    legend.replaceChildren(...Object.keys(SIGNS).filter((sort) => this.marks.some((mark) => mark.sort === sort)).map((sort) => {
+    legend.replaceChildren(...Object.keys(SIGNS).filter((sort) => this.marks.some((mark) => mark.kind === sort)).map((sort) => {
       const told = document.createElement("span");
       told.className = sort;
       const sign = document.createElement("b");

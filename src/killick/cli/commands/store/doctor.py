@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-import msgspec
 from rich.text import Text
 
 from killick.cli import apps
@@ -17,6 +16,7 @@ from killick.cli.exit_codes import Exit
 from killick.definitions.agents import AGENTS
 from killick.errors import AgentUnknown, StoreError
 from killick.history.doctor import Diagnosis, Finding, Named, examine
+from killick.presenting.encoder import document
 from killick.store.records import Condition
 
 
@@ -25,8 +25,8 @@ def doctor_command(shell: Shell) -> Exit:
     """Diagnose the store, and print the next move for each problem.
 
     Checks the store's configuration, and lists stuck runs by reason. It is quick however many runs there are: it prints
-    what it did not check, and `killick verify` verifies the record itself. With an app it also lists runs of agents
-    that the app does not declare. Changes nothing; exits with 1 when it finds a problem.
+    what it did not check, and `killick store verify` verifies the record itself. With an app it also lists runs of
+    agents that the app does not declare. Changes nothing; exits with 1 when it finds a problem.
     """
     try:
         kd = shell.client
@@ -54,7 +54,7 @@ def _is_declared(agent: str) -> bool:
 
 
 def _data(shell: Shell, found: Diagnosis) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(found)
+    told: dict[str, Any] = document(found)
     for finding, data in zip(found.findings, told["findings"], strict=True):
         data["next"] = _typed(shell, finding)
     return {"wrong": found.wrong, **told}
@@ -158,7 +158,13 @@ class _Screen:
             told = f"{many(found.wrong, 'thing')} {'is' if found.wrong == 1 else 'are'} wrong"
             self._line("", ("✗ ", "bold red"), told)
         else:
-            say(self._shell, "✓", "nothing is wrong; ", (self._shell.typed("verify"), "green"), " proves the record")
+            say(
+                self._shell,
+                "✓",
+                "nothing is wrong; ",
+                (self._shell.typed("store", "verify"), "green"),
+                " proves the record",
+            )
 
     def _line(self, lead: str, *parts: str | tuple[str, str]) -> None:
         self._shell.out.print(Text.assemble(lead, *parts), soft_wrap=True)

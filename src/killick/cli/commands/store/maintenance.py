@@ -70,17 +70,6 @@ def heads(store: Store) -> Iterator[Head]:
         after = found[-1][0]
 
 
-# the store ----------------------------------------------------------------------------------------
-
-
-@click.group("store", invoke_without_command=True, context_settings={"max_content_width": 100})
-@click.pass_context
-def store_command(context: click.Context) -> None:
-    """Maintain the store."""
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())
-
-
 @command("repair")
 @run_argument
 @click.option("--reason", metavar="WHY", default="repaired on the command line", help="Why, for the record.")

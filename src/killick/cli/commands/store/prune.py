@@ -34,8 +34,8 @@ def prune_command(
 
     The archive is one new file. It is complete, synced and verified before the first run is removed from the store.
     Values that no other run needs are removed too. A run that another run may need stays, and the command says why.
-    Ids and consumed rights stay taken. `killick verify FILE` verifies an archive. File snapshots of the removed runs
-    are deleted from the vault; the archive does not have them.
+    Ids and consumed rights stay taken. `killick store verify FILE` verifies an archive. File snapshots of the removed
+    runs are deleted from the vault; the archive does not have them.
 
     \b
       killick store prune --older 90d --dry-run
@@ -105,4 +105,6 @@ def _print_done(shell: Shell, chosen: Chosen, done: Pruned) -> None:
         return
     moved = f"{many(len(done.runs), 'run')}, {many(done.events, 'event')} moved into "
     say(shell, "✓", moved, (done.file, "bold"), f" ({decimal(done.size_bytes)}){swept}")
-    say(shell, "", (f"    {shlex.join(('killick', 'verify', done.file))}", "green"))  # for which no store is needed
+    say(
+        shell, "", (f"    {shlex.join(('killick', 'store', 'verify', done.file))}", "green")
+    )  # for which no store is needed

@@ -1,4 +1,4 @@
-"""`killick store seal` and `prove`, and `killick verify --proof`: the files and the words around seals. Decides
+"""`killick store seal` and `prove`, and `killick store verify --proof`: the files and the words around seals. Decides
 nothing."""
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from killick.cli import style
 from killick.cli.commands.store.maintenance import LISTED_MAX, many, progress, say, say_next
 from killick.cli.context import Shell, command, current_user, run_argument
 from killick.cli.exit_codes import CommandFailed, Exit
+from killick.clock import timestamp
 from killick.errors import ProofBroken
 from killick.permissions import create_private
 
@@ -41,9 +42,9 @@ def seal_command(shell: Shell, key: Path | None, new_key: Path | None, out: Path
     """Seal the events since the last seal.
 
     A seal covers every run, in one Merkle tree whose root is signed. The signed root is the checkpoint: keep it where
-    no process can change it together with the store. With it and the public key, `killick verify --checkpoint FILE
-    --key PUB` detects a changed event, a removed run, or a store that was rolled back. The private key is never in the
-    store.
+    no process can change it together with the store. With it and the public key, `killick store verify --checkpoint
+    FILE --key PUB` detects a changed event, a removed run, or a store that was rolled back. The private key is never
+    in the store.
 
     \b
       killick store seal --new-key seal.pem --out monday.seal
@@ -96,7 +97,7 @@ def _check_older(shell: Shell, out: Path) -> None:
     if not has_grown_out_of(shell.client.log, older):
         raise CommandFailed(
             f"{out}: this store is not what that checkpoint signs, so it is kept; see what is different with "
-            f"killick verify --checkpoint {shlex.quote(str(out))} --key PUB",
+            f"killick store verify --checkpoint {shlex.quote(str(out))} --key PUB",
             Exit.BAD,
         )
 
@@ -104,7 +105,7 @@ def _check_older(shell: Shell, out: Path) -> None:
 def _print_sealed(shell: Shell, done: Sealed, out: Path | None) -> None:
     for run, why in done.refused.items():
         say(shell, "✗", (run, "bold"), f"  {why}: it is not sealed")
-        say_next(shell, "verify", run)
+        say_next(shell, "store", "verify", run)
     for run, file in list(done.gone.items())[:LISTED_MAX]:
         where = f"was pruned into {file}" if file else "is gone, and nothing says where to"
         say(shell, "~" if file else "✗", (run, "bold"), f"  {where}")
@@ -141,7 +142,7 @@ def _print_sealed(shell: Shell, done: Sealed, out: Path | None) -> None:
 def prove_command(shell: Shell, run: str, seq: str, values: bool, since: Path | None, out: Path | None) -> None:
     """Write a proof of one event, for a verifier without the store.
 
-    The proof is one small file that reveals that event alone; `killick verify --proof FILE --key PUB` verifies it
+    The proof is one small file that reveals that event alone; `killick store verify --proof FILE --key PUB` verifies it
     anywhere. The event has to be sealed. `killick show RUN --log` lists events and their numbers.
     """
     run = shell.run(run)
@@ -159,7 +160,7 @@ def prove_command(shell: Shell, run: str, seq: str, values: bool, since: Path | 
         shell.emit({"run": run, "seq": number, "size": size, "bytes": len(proof.file), "out": str(out)})
         return
     say(shell, "✓", (str(out), "bold"), f"  event {number} of {run}, {decimal(len(proof.file))}")
-    say(shell, "", (f"    {shlex.join(('killick', 'verify', '--proof', str(out), '--key'))} PUB", "green"))
+    say(shell, "", (f"    {shlex.join(('killick', 'store', 'verify', '--proof', str(out), '--key'))} PUB", "green"))
 
 
 # verify -------------------------------------------------------------------------------------------
@@ -178,7 +179,7 @@ def verify_file(shell: Shell, path: Path, key: Path | None, kept: Path | None) -
             raise CommandFailed(f"{key}: {error.reason}") from None
         broken = error.reason if error.place == "proof" else str(error)
     if shell.json:
-        told = {} if proved is None else msgspec.structs.asdict(proved)
+        told = {} if proved is None else msgspec.structs.asdict(proved) | {"sealed_at": timestamp(proved.sealed_at)}
         shell.emit({"holds": broken is None, "broken": broken, **told})
     elif proved is None:
         say(shell, "✗", (str(path), "bold"), f"  {broken}")

@@ -1,4 +1,4 @@
-"""The command that proves a record, `verify`, and the parts of `store`, which is in a module of its own."""
+"""`killick store verify`: proves the record of a run, of the store, or of a file."""
 
 from __future__ import annotations
 
@@ -13,20 +13,15 @@ import msgspec
 from killick.archive import bundle
 from killick.archive.export import read
 from killick.audit.seal import SEALS
-from killick.cli.commands.store.doctor import doctor_command
 from killick.cli.commands.store.maintenance import (
     LISTED_MAX,
-    erase_command,
     heads,
     many,
     progress,
-    repair_command,
     say,
     say_next,
-    store_command,
 )
-from killick.cli.commands.store.prune import prune_command
-from killick.cli.commands.store.seal import found_in, prove_command, seal_command, verify_file
+from killick.cli.commands.store.seal import found_in, verify_file
 from killick.cli.context import Shell, command, complete_run
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.errors import ExportBroken, ProofBroken
@@ -37,11 +32,6 @@ from killick.store.memory import MemoryStore
 from killick.store.records import Problem
 
 _file: Final = click.Path(dir_okay=False, path_type=Path)
-
-__all__ = ["store_command", "verify_command"]
-
-for _part in (doctor_command, repair_command, prune_command, erase_command, seal_command, prove_command):
-    store_command.add_command(_part)
 
 
 @command("verify")
@@ -57,7 +47,7 @@ def verify_command(
 
     Recomputes the chain of hashes, compares every copy and folds every event again. Rebuilds derived data that is
     wrong. Quarantines a run whose log fails verification; other runs are not affected. Exits with 1 when something
-    fails. A file is one that `killick export` or `killick store prune` wrote; it needs no store.
+    fails. A file is one that `killick store export` or `killick store prune` wrote; it needs no store.
 
     Sealed events (`killick store seal`) are compared with the store. A process that can write the store can also
     rewrite its seals, but not a checkpoint kept elsewhere: keep one, and verify against it.

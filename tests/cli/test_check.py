@@ -1,0 +1,241 @@
+"""`killick check`: its verdict, its progress on a terminal, and its reports for CI."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+from rich.console import Console
+
+from killick.check.findings import Finding, Reached, Report
+from killick.cli.commands.check import rendered
+from killick.cli.main import main
+from killick.presenting import check_reports
+
+APP = """\
+import killick
+
+
+@killick.tool(effect="idempotent", name="reported_book")
+async def book(day: str) -> str:
+    return day
+
+
+@killick.tool(effect="reads", name="reported_look")
+async def look(day: str, key: killick.Key = killick.KEY) -> int:
+    return 1
+
+
+@killick.agent(name="reported_books")
+async def books(run: killick.Run, day: str) -> str:
+    if await run.call(look, day) > 1:
+        return "full"
+    return await run.call(book, day)
+
+
+@killick.agent(name="reported_looks")
+async def looks(run: killick.Run, day: str) -> int:
+    return await run.call(look, day)
+
+
+both = [books, looks]
+"""
+
+Cli = Callable[..., tuple[int, str, str]]
+
+SARIF = {
+    "type": "object",
+    "required": ["version", "runs"],
+    "additionalProperties": False,
+    "properties": {
+        "$schema": {"type": "string", "format": "uri"},
+        "version": {"enum": ["2.1.0"]},
+        "runs": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["tool"],
+                "additionalProperties": False,
+                "properties": {
+                    "columnKind": {"enum": ["utf16CodeUnits", "unicodeCodePoints"]},
+                    "tool": {
+                        "type": "object",
+                        "required": ["driver"],
+                        "properties": {
+                            "driver": {
+                                "type": "object",
+                                "required": ["name"],
+                                "properties": {
+                                    "name": {"type": "string"},
+                                    "version": {"type": "string"},
+                                    "rules": {
+                                        "type": "array",
+                                        "uniqueItems": True,
+                                        "items": {"type": "object", "required": ["id"]},
+                                    },
+                                },
+                            }
+                        },
+                    },
+                    "results": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": ["message"],
+                            "additionalProperties": False,
+                            "properties": {
+                                "ruleId": {"type": "string"},
+                                "level": {"enum": ["none", "note", "warning", "error"]},
+                                "message": {"type": "object", "required": ["text"]},
+                                "partialFingerprints": {
+                                    "type": "object", "additionalProperties": {"type": "string"},
+                                },
+                                "locations": {
+                                    "type": "array",
+                                    "items": {
+                                        "type": "object",
+                                        "properties": {
+                                            "physicalLocation": {
+                                                "type": "object",
+                                                "required": ["artifactLocation"],
+                                                "properties": {
+                                                    "artifactLocation": {
+                                                        "type": "object",
+                                                        "properties": {
+                                                            "uri": {"type": "string", "pattern": "^[^ ]+$"}
+                                                        },
+                                                    },
+                                                    "region": {
+                                                        "type": "object",
+                                                        "properties": {"startLine": {"type": "integer", "minimum": 1}},
+                                                    },
+                                                },
+                                            }
+                                        },
+                                    },
+                                },
+                            },
+                        },
+                    },
+                },
+            },
+        },
+    },
+}  # fmt: skip
+"""The parts of the SARIF 2.1.0 schema that a report uses."""
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    monkeypatch.chdir(tmp_path)
+    Path("app.py").write_text(APP, encoding="utf-8")
+
+    def run(*args: str) -> tuple[int, str, str]:
+        code = main(["check", *args])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_ci_gets_every_finding_with_its_file_and_line(cli: Cli) -> None:
+    code, out, err = cli("app.py:both", "--junit", "check.xml", "--sarif", "check.sarif", "--json")
+    assert (code, err) == (1, "")
+    broken, sound = json.loads(out)
+    assert (broken["verdict"], sound["verdict"], sound["holds"]) == ("faults", "sound", True)
+    [found] = broken["findings"]
+    assert (found["kind"], found["weight"], found["file"], found["line"]) == ("twice", "fault", "app.py", 4)
+    assert (broken["reached"]["tools"], broken["reached"]["tools_never"]) == (2, [])
+    log = json.loads(Path("check.sarif").read_text(encoding="utf-8"))
+    jsonschema.validate(log, SARIF)
+    [result] = log["runs"][0]["results"]
+    assert (result["ruleId"], result["level"]) == ("twice", "error")
+    assert result["locations"][0]["physicalLocation"] == {
+        "artifactLocation": {"uri": "app.py"}, "region": {"startLine": 4},
+    }  # fmt: skip
+    suites = ElementTree.parse("check.xml").getroot()
+    assert [(suite.get("name"), suite.get("tests"), suite.get("failures")) for suite in suites] == [
+        ("reported_books", "1", "1"), ("reported_looks", "1", "0"),
+    ]  # fmt: skip
+    [failure] = suites.iter("failure")
+    assert str(failure.get("message")).startswith("app.py:4: reported_book is done twice")
+
+
+def test_a_report_that_cannot_be_written_is_one_line(cli: Cli) -> None:
+    code, _, err = cli("app.py:looks", "--junit", "nowhere/check.xml")
+    assert code == 2
+    assert "nowhere/check.xml: No such file or directory" in err
+
+
+def test_a_pipe_gets_no_progress(cli: Cli) -> None:
+    _, out, err = cli("app.py:looks")
+    assert err == ""
+    assert "\r" not in out
+    assert "interrupting" not in out
+
+
+def test_a_terminal_sees_one_line_that_is_rewritten(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(
+        "killick.cli.context.Shell.err",
+        property(lambda shell: Console(file=terminal, force_terminal=True, width=100)),
+        raising=False,
+    )
+    cli("app.py:looks")
+    shown = terminal.getvalue()
+    assert "interrupting reported_looks" in shown
+    lines = [line for line in shown.replace("\r", "\n").splitlines() if "interrupting" in line]
+    assert lines
+    assert shown.rstrip().endswith("\x1b[2K")  # the last line is erased
+
+
+REPORT: dict[str, Any] = {
+    "agent": "a", "where": "a.py:1", "left_alone": "completed", "steps": 1, "questions": 0, "tools": (),
+    "ways": {"death": 2},
+}  # fmt: skip
+
+
+def shown(report: Report) -> str:
+    out = io.StringIO()
+    Console(file=out, width=120).print(rendered(report, 1.0))
+    return out.getvalue()
+
+
+def finding(**changes: Any) -> Finding:
+    told: dict[str, Any] = {"kind": "unreached", "title": "t", "where": "a.py:3", "why": "w", "fix": "f"}
+    return Finding(**(told | changes))
+
+
+def test_green_is_only_what_is_whole() -> None:
+    assert "✓" in shown(Report(**REPORT, findings=()))
+    for report in (
+        Report(**REPORT, findings=(finding(),)),
+        Report(**REPORT, findings=(), cut_short="stopped after 2 rehearsals"),
+    ):
+        assert "✓" not in shown(report)
+        assert report.holds
+
+
+def test_what_was_not_reached_is_shown_and_a_long_list_is_cut() -> None:
+    never = tuple(f"a.py:{line} is never true" for line in range(1, 10))
+    reached = Reached(tools=3, tools_never=("x",), lines=20, lines_reached=9, branches=12, branches_never=never)
+    text = shown(Report(**REPORT, findings=(), reached=reached))
+    assert "2 of 3 tools, 9 of 20 lines, 3 of 12 branches" in text
+    assert "3 more" in text
+
+
+def test_reports_hold_odd_characters_and_places_without_a_line() -> None:
+    odd = Report(**REPORT, findings=(finding(kind="fails", title="bad \x00 & <b>", where="/tmp/a b.py:0"),))
+    nowhere = Report(**REPORT, findings=(finding(where="partial"),))
+    ElementTree.fromstring(check_reports.junit([odd, nowhere]))
+    log = check_reports.sarif([odd, nowhere], "1")
+    jsonschema.validate(log, SARIF)
+    first, second = (each["locations"][0]["physicalLocation"] for each in log["runs"][0]["results"])
+    assert first == {"artifactLocation": {"uri": "file:///tmp/a%20b.py"}, "region": {"startLine": 1}}
+    assert second == {"artifactLocation": {"uri": "partial"}}
