@@ -132,3 +132,22 @@ def test_what_is_answered_leaves_and_is_found_among_the_answered(kd: Client) -> 
     assert [wait.run for wait in kd.inbox(answered=True)] == ["r"]
     kd.advance("r")
     assert not kd.inbox(answered=True)
+
+
+@killick.tool(name="inbox-pays", approve="mia")
+async def pays(amount: int) -> str:
+    return f"paid {amount}"
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["with the call", "by the model that decided it"])
+def test_an_approval_carries_the_reason_of_the_agent(kd: Client, *, given: bool) -> None:
+    @killick.agent(name=f"inbox-reasons-{given}")
+    async def agent(run: killick.Run) -> Any:
+        await run.decided("Which tool?", "inbox-pays", options=["inbox-pays"], because="the invoice is due", by="model")
+        return await run.call(pays.options(because="it is urgent") if given else pays, 450)
+
+    kd.start(agent, id="r")
+    kd.advance("r")
+    [wait] = kd.inbox()
+    assert wait.because == ("it is urgent" if given else "the invoice is due")
+    assert next(iter(kd.info("r").waits)).because == wait.because

@@ -53,6 +53,8 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     rule: str | None = None
     reason: str | None = None
     """Why it is asked."""
+    because: Any = None
+    """Why the agent wants it: its own words, or those of the model that decided it."""
     digest: str | None = None
     """What an answer is bound to: another one is another question, though it may have the same id."""
     round: int = 0

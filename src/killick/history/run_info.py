@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from killick.engine import inbox
 from killick.engine.steps import waits
@@ -61,9 +62,21 @@ def waits_of(store: Store, state: State) -> Iterator[Wait]:
             may=None if erased or data.get("may") is None else tuple(data["may"]),
             rule=wait.rule,
             reason=None if erased else data.get("reason"),
+            because=_because(state, wait.step),
             digest=getattr(state.event(wait.opened), "digest", None),
             round=wait.round,
         )
+
+
+def _because(state: State, step: str) -> Any:
+    """The agent's reason for a step: given with the call, or with the decision right before it."""
+    path, _, number = step.rpartition(".")
+    before = f"{path}." * bool(path) + str(int(number) - 1) if number.isdigit() else ""
+    for each in map(state.fold.step, (step, before)):
+        because = None if each is None else state.data(each.output if each.sort == "decision" else each.intended)
+        if because is not None and (found := because.get("because")) is not None:
+            return None if isinstance(found, Erased) else found
+    return None
 
 
 def _votes(store: Store, run: str, wait: facts.Wait) -> tuple[str, ...]:

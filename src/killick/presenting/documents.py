@@ -21,9 +21,7 @@ from killick.history.phrasing import chain
 from killick.log.boundaries import Boundary
 from killick.log.log import Log, Recorded
 from killick.model import events as e
-from killick.model.codec import Erased
 from killick.model.failure import Failure
-from killick.model.state import State
 from killick.model.typed import convert
 from killick.presenting import moments
 from killick.presenting.phrase import Briefly
@@ -106,7 +104,8 @@ class Wait(Document, frozen=True):
 
     `kind` is `answer`, `settlement`, `event`, `child` or `time`. `asks` is what a person is asked: `approval` (may this
     call be made), `question`, or `doubt` (did this call happen). `approved_by` names the approvers so far, of `need`.
-    `digest` is the version of the question that an answer is bound to. Open: `outcome` is null.
+    `reason` says why a person is asked, `because` why the agent wants it. `digest` is the version of the question that
+    an answer is bound to. Open: `outcome` is null.
     """
 
     id: str
@@ -136,6 +135,7 @@ class Wait(Document, frozen=True):
     answer: Any = None
     comment: Any = None
     default: Any = None
+    because: Any = None
     votes: tuple[Vote, ...] = ()
 
 
@@ -164,24 +164,12 @@ def recorded_wait(run: str, part: parts.Wait) -> Wait:
 
 
 class Question(Wait, frozen=True, kw_only=True):
-    """A wait for a person, in its run's context. `because` is the agent's reason."""
+    """A wait for a person, in its run's context."""
 
     agent: str
     stage: str | None
     plan: tuple[str, ...]
     priority: int
-    because: Any = None
-
-
-def question_fields(view: views.Wait, state: State) -> dict[str, Any]:
-    """The fields of a question that neither its type takes over by name, nor its run's facts have."""
-    step = state.fold.step(view.step)
-    because = state.data(step.intended).get("because") if step is not None else None
-    wait = open_wait(view)
-    return {
-        **{name: getattr(wait, name) for name in wait.__struct_fields__},
-        "because": None if isinstance(because, Erased) else because,
-    }
 
 
 # steps --------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any, Final, cast
 
 import click
+from msgspec.structs import asdict
 from rich.console import Console
 from rich.text import Text
 
@@ -33,7 +34,7 @@ from killick.engine.views import Wait
 from killick.errors import AlreadyAnswered, AnswerRefused, NotAsked
 from killick.history.timeline import timeline
 from killick.presenting import approvals
-from killick.presenting.documents import Question, question_fields
+from killick.presenting.documents import Question, open_wait
 from killick.store.records import ENDED
 
 VERBS: Final[tuple[Verb, ...]] = (*QUESTION_VERBS, *SETTLEMENT_VERBS)
@@ -107,7 +108,8 @@ def _approval(shell: Shell, wait: Wait, width: int, now: int) -> Iterator[Text]:
     voted, until = Text(agreement(wait.need, wait.votes), style="yellow"), _until(wait, now)
     if until is not None:
         voted.append("; " if voted else "", style="dim").append_text(until)
-    for line in (reason, asked, voted):
+    agent = Text(f"the agent: {argument_edits.visible(str(wait.because))}" if wait.because is not None else "")
+    for line in (reason, agent, asked, voted):
         yield from paint.wrapped(Text("  "), line, width) if line else ()
 
 
@@ -190,7 +192,7 @@ def asked(shell: Shell, wait: Wait) -> CommandQuestion:
     """A wait for programs."""
     state = shell.client.log.state(wait.run)
     typed = tuple(commands(shell, wait))
-    return CommandQuestion.of(state.fold.facts, **question_fields(wait, state), commands=typed)
+    return CommandQuestion.of(state.fold.facts, **asdict(open_wait(wait)), commands=typed)
 
 
 # answer -------------------------------------------------------------------------------------------

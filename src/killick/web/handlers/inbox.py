@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, cast
 
 import msgspec
+from msgspec.structs import asdict
 
 from killick.client import inbox as asked
 from killick.client.client import Client
@@ -27,7 +28,7 @@ from killick.model.failure import Failure
 from killick.model.state import State
 from killick.model.typed import convert
 from killick.presenting import approvals
-from killick.presenting.documents import Document, Question, question_fields
+from killick.presenting.documents import Document, Question, open_wait
 from killick.web.forms import NOTHING, unveiled
 from killick.web.problems import Problem
 from killick.web.routes import Call, get, post
@@ -158,7 +159,7 @@ def question(client: Client, wait: Wait, person: str) -> InboxQuestion:
     state = client.log.state(wait.run)
     step = state.fold.step(wait.step)
     return InboxQuestion.of(
-        state.fold.facts, **question_fields(wait, state), why_not=approvals.why_not(client, wait, person),
+        state.fold.facts, **asdict(open_wait(wait)), why_not=approvals.why_not(client, wait, person),
         attempt=_tried(client, state, step) if wait.waits_for == "settlement" else None,
     )  # fmt: skip
 
