@@ -119,8 +119,10 @@ def _not_tried_again(story: Story) -> str:
     """Why no attempt followed the last one that failed, from the record; empty where it does not say."""
     rows = story.store.runs(RunQuery(), limit=100)
     events = [each.event for row in rows for each in Log(story.store).read(row.run)]
-    stops = [event.not_retried for event in events if isinstance(event, e.AttemptEnded) and event.not_retried]
-    return f" It was not tried again: {NOT_RETRIED[stops[-1]]}." if stops else ""
+    for end in reversed(events):
+        if isinstance(end, e.AttemptEnded) and end.not_retried is not None:
+            return f" It was not tried again: {NOT_RETRIED[end.not_retried]}."
+    return ""
 
 
 def brief(story: Story) -> str:

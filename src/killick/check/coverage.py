@@ -84,7 +84,7 @@ class Coverage:
         self.measured = True
         line = _MONITORING.events.LINE
         _MONITORING.use_tool_id(owner, "killick check")
-        _MONITORING.register_callback(owner, line, lambda code, line: self._ran(sys._getframe(1), line))
+        _MONITORING.register_callback(owner, line, self._monitor)
         for code in self._codes:
             _MONITORING.set_local_events(owner, code, line)
         try:
@@ -93,6 +93,9 @@ class Coverage:
             for code in self._codes:
                 _MONITORING.set_local_events(owner, code, 0)
             _MONITORING.free_tool_id(owner)
+
+    def _monitor(self, _: Any, line: int) -> None:
+        self._ran(sys._getframe(1), line)  # pyright: ignore[reportPrivateUsage]
 
     def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
         return self._trace if frame.f_code in self._codes else None
@@ -143,8 +146,9 @@ def _tools(source: Source) -> Iterator[Tool[..., Any]]:
     """Returns the tools that a function names: one by one, in a toolset, or in a collection of the module."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Name | ast.Attribute):
-            found: Any = source.resolve(node)
-            found = found.values() if isinstance(found, dict) else found  # pyright: ignore[reportUnknownMemberType]
+            named: Any = source.resolve(node)
+            found: Any = list(named.values()) if isinstance(named, dict) else named  # pyright: ignore
+            each: Any
             for each in found if isinstance(found, Toolset | list | tuple | set) else (found,):  # pyright: ignore
                 if isinstance(each, Tool):
                     yield each

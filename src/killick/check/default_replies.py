@@ -60,8 +60,9 @@ def _provider_of(returns: Any, request: Mapping[str, Any]) -> Provider | None:
 def offered(request: Mapping[str, Any]) -> Iterator[Offered]:
     """Returns the functions among a request's tools. A provider's own tools have no schema, and run elsewhere."""
     for each in cast("Sequence[Any]", request.get("tools") or ()):
-        told: Any = each.get("function", each) if isinstance(each, Mapping) else None
-        schema: Any = None if told is None else told.get("parameters", told.get("input_schema"))
+        one: dict[str, Any] = dict(cast("Mapping[str, Any]", each)) if isinstance(each, Mapping) else {}
+        told: dict[str, Any] = one.get("function", one)
+        schema: Any = told.get("parameters", told.get("input_schema"))
         if schema is not None and "name" in told:
             yield Offered(told["name"], schema)
 
@@ -90,7 +91,7 @@ def _arguments(tool: Offered) -> dict[str, Any]:
         else:
             return read
     found = sample_answer(tool.schema)
-    return dict(found) if isinstance(found, Mapping) else {}
+    return dict(cast("Mapping[str, Any]", found)) if isinstance(found, Mapping) else {}
 
 
 def sample_answer(schema: Any) -> Any:

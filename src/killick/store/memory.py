@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from itertools import count
 from threading import Lock
@@ -455,33 +455,14 @@ class MemoryStore(Runs):
             self._closed = True
             self._watchers.clear()
 
-    def _open(self) -> _Guard:
-        return _Guard(self)
-
-
-class _Guard:
-    """Holds a store's lock for a block, and notifies its watchers after it."""
-
-    # Not a generator: rehearsals open a store some hundred thousand times.
-    __slots__ = ("_store",)
-
-    def __init__(self, store: MemoryStore) -> None:
-        self._store = store
-
-    def __enter__(self) -> None:
-        store = self._store
-        store._lock.acquire()
-        if store._closed:
-            store._lock.release()
-            raise errors.StoreClosed(store.place)
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        store = self._store
-        rung: list[str] = []
-        if kind is None and store._rung:
-            rung, store._rung = store._rung, []
-        watchers = list(store._watchers) if rung else ()
-        store._lock.release()
+    @contextmanager
+    def _open(self) -> Generator[None]:
+        with self._lock:
+            if self._closed:
+                raise errors.StoreClosed(self.place)
+            yield
+            rung, self._rung = self._rung, []
+            watchers = list(self._watchers) if rung else []
         for ring in watchers:
             for run in rung:
                 ring(run)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 import msgspec
 
@@ -208,7 +208,7 @@ def _form(schema: Any) -> Any:
         return [_form(each) for each in schema]  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(schema, dict):
         return schema
-    entries: dict[str, Any] = schema
+    entries = cast("dict[str, Any]", schema)
     texts = {name for name in ("title", "description") if isinstance(entries.get(name), str)}
     return {name: _form(entry) for name, entry in entries.items() if name not in texts}
 
