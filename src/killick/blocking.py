@@ -16,7 +16,7 @@ from functools import wraps
 from types import MethodType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
 
-from killick.errors import KillickError
+from killick.errors import KillickError, RunError
 from killick.fork_safety import hears_of_forks, keep_inherited
 
 P = ParamSpec("P")
@@ -89,7 +89,10 @@ class OnLoop(Twin[Callable[P, R], Callable[P, Coroutine[Any, Any, R]]]):
         @wraps(body)
         def blocking(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
             self._warn_in_loop()
-            outcome: R = self._blocking(body(self, *args, **kwargs))
+            try:
+                outcome: R = self._blocking(body(self, *args, **kwargs))
+            except RunError as error:
+                raise error.with_traceback(None)  # noqa: B904  the frames of our loop say nothing of the run
             return outcome
 
         super().__init__(blocking, body)

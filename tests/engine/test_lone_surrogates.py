@@ -145,7 +145,8 @@ COMMANDS = [
     "show fails", "show fails --json", "show fails --log", "show fails --state", "show fails --history",
     "show fails --state --json", "show fails --log --json",
     "show calls", "show calls --json", "show calls --why 1", "show calls --graph", "show calls --why 1 --json",
-    "show asks", "show asks --json", "show asks --state --json", "diff fails calls", "diff fails calls --json",
+    "show asks", "show asks --json", "show asks --state --json", "time diff fails calls",
+    "time diff fails calls --json",
     "verify", "store doctor", "replay fails", "export fails", "export asks",
 ]  # fmt: skip
 

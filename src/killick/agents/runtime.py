@@ -26,7 +26,7 @@ from killick.engine.leases import LEASE_SECONDS
 from killick.engine.steps import live_calls
 from killick.engine.steps.attempt import ToolInterceptor
 from killick.engine.tracer import Tracer
-from killick.errors import KillickError, RunError
+from killick.errors import KillickError
 from killick.fork_safety import hears_of_forks, keep_inherited
 from killick.ids import Ids, RandomIds
 from killick.log.log import Log
@@ -128,10 +128,7 @@ class Runtime:
         if self.is_closed:
             work.close()
         _ = self.own_loop  # refuses if closed
-        try:
-            return self.loop_thread.run(work)
-        except RunError as outcome:
-            raise outcome.with_traceback(None)  # noqa: B904  the frames of our loop say nothing of the run
+        return self.loop_thread.run(work)
 
     def notify(self, run: str) -> None:
         """Wake a run that is live here, from any thread: its inbox has something for it."""

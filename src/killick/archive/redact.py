@@ -18,6 +18,7 @@ import msgspec
 
 from killick.archive.pseudonyms import LEAVES, StandIns
 from killick.archive.rebuild import Written, chained
+from killick.engine.steps.questions import identity_and_wording
 from killick.errors import FieldUnknown
 from killick.model import event_codec, page_events
 from killick.model import events as e
@@ -187,7 +188,7 @@ class _Redactor:
         for seq, event, data in reversed(told.events):
             match event:
                 case e.WaitOpened():
-                    latest[event.step] = (data or {}).get("prompt")
+                    latest[event.step] = data or {}
                 case e.ChildSpawned():
                     latest[event.step] = event.run
                     self._runs.add(event.run)
@@ -394,10 +395,13 @@ class _Redactor:
         before, after = _arguments(old), _arguments(new)
         ahead = self._ahead.get(seq)
         if event.sort == "wait":
-            if event.name != "ask":
+            if event.name != "ask" or not ahead:
                 return {}  # it is of a name or an id
-            before, after = {"prompt": ahead}, {"prompt": self._leaf(ahead, ("prompt",))}
-        elif event.sort == "child":
+            asked = {name: self._field(event, name, value) for name, value in ahead.items()}
+            changed = e.to_text(digest(list(identity_and_wording(asked))))
+            self._digests[event.step] = event.digest, changed
+            return {"digest": changed}
+        if event.sort == "child":
             # Its id is part of the digest only if the code gave one.
             weight = {"agent": event.name, "input": before.get("input"), "id": None}
             given = None if e.to_text(digest(weight)) == event.digest else ahead

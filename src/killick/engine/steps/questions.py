@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NoReturn, cast
@@ -183,12 +183,12 @@ async def ask(
     def fits(kind: str, value: Any) -> Any:
         return convert(value, returns, at="answer")
 
+    identity, wording = identity_and_wording(told)
     question = Question(
-        waits_for="answer", name="ask", identity=[verbs, _form(told.get("schema"))], wording=[prompt, options],
-        to=asked.to, deadline=_deadline(ex, asked.timeout), told=told, fits=None if returns is Any else fits,
-        need=asked.need, may=named(people, asked.to),
+        waits_for="answer", name="ask", identity=identity, wording=wording, to=asked.to,
+        deadline=_deadline(ex, asked.timeout), told=told, fits=None if returns is Any else fits, need=asked.need,
+        may=named(people, asked.to), skippable=default is not MISSING,
         rounds=tuple(Escalation(each.to, each.timeout, named(people, each.to)) for each in asked.escalate),
-        skippable=default is not MISSING,
     )  # fmt: skip
     closed = await wait_for(ex, branch, question)
     if closed.how in ("expired", "skipped"):
@@ -200,6 +200,11 @@ async def ask(
     if returns is not Any and closed.answer["kind"] in ("edit", "respond"):
         value = convert(value, returns, at="answer")
     return Answer(kind=closed.answer["kind"], value=value, by=closed.by, comment=closed.comment)
+
+
+def identity_and_wording(told: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Of a question: what code and record must agree on, and what may change."""
+    return [told["verbs"], _form(told.get("schema"))], [told["prompt"], told.get("options")]
 
 
 def _form(schema: Any) -> Any:
