@@ -147,7 +147,7 @@ COMMANDS = [
     "show calls", "show calls --json", "show calls --why 1", "show calls --graph", "show calls --why 1 --json",
     "show asks", "show asks --json", "show asks --state --json", "time diff fails calls",
     "time diff fails calls --json",
-    "verify", "store doctor", "replay fails", "export fails", "export asks",
+    "store verify", "store doctor", "time replay fails", "store export fails", "store export asks",
 ]  # fmt: skip
 
 
