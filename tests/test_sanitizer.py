@@ -66,7 +66,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("find", "mallory"),
         ("ps",),
         ("answer", "r", EVIL),
-        ("diff", "r", "f"),
+        ("time", "diff", "r", "f"),
     ],
     ids=" ".join,
 )

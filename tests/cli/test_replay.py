@@ -227,12 +227,12 @@ def test_the_same_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_the_agent_is_found_by_the_name_that_is_on_record_or_asked_for(here: Path) -> None:
-    assert run_killick("replay", "c17", cwd=here).returncode == 0
+    assert run_killick("time", "replay", "c17", cwd=here).returncode == 0
     Path("app.py").rename("elsewhere.txt")
-    found = run_killick("replay", "c17", cwd=here)
+    found = run_killick("time", "replay", "c17", cwd=here)
     assert found.returncode == 2
     assert found.stderr == "killick: c17: was a run of review; where is it? Name it: --agent app.py:review\n"
-    assert "c71: no such run in killick.db; did you mean c17?" in run_killick("replay", "c71", cwd=here).stderr
+    assert "c71: no such run in killick.db; did you mean c17?" in run_killick("time", "replay", "c71", cwd=here).stderr
 
 
 # the debugger -------------------------------------------------------------------------------------
