@@ -273,7 +273,7 @@ def test_a_contract_that_is_another_in_every_release_is_kept_all_the_same(name: 
     for seed in range(first, first + 8):
         chance, releases = random.Random(seed), count(1)
 
-        def released(releases: Iterator[int] = releases) -> Any:
+        def released(_: object, releases: Iterator[int] = releases) -> Any:
             return killick.agent(contract=contract(1500 - next(releases)), name=f"people.{name}")(AGENTS[name].fn)
 
         kills = [chance.randint(1, 100) for _ in range(chance.randint(1, 4))]

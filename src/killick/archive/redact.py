@@ -345,11 +345,11 @@ class _Redactor:
             changes[name] = tuple(self._label(name, each) for each in getattr(event, name))
         if "reason" in fields:
             changes["reason"] = self._leaf(event.reason, ("reason",))
-        if "key" in fields and event.key is not None:
-            changes["key"] = self._key(event.step, event.key)
         if isinstance(event, e.StepIntended):
             changes |= self._weighed(seq, event, old, new)
-        elif isinstance(event, e.StepEdited) and not self._fields:
+        if "key" in fields and event.key is not None:
+            changes["key"] = self._key(event.step, event.key)  # the digest in it is known by now
+        if isinstance(event, e.StepEdited) and not self._fields:
             for name in ("digest", "identity"):
                 known = getattr(event, name)
                 changes[name] = None if known is None else e.to_text(self._standins.hash(e.from_text(known)))
