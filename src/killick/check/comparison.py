@@ -194,6 +194,7 @@ class FindingCollector:
         self._expired: Story | None = None
         self._used: dict[str, Declared] = {}
         self._offered: set[str] = set()
+        self._models: set[str] = set()
 
     def stray(self, stray: UnrecordedIO) -> None:
         """Records I/O by agent code outside a step, or by its module when it is executed again."""
@@ -216,6 +217,7 @@ class FindingCollector:
         stage = _stage(story)
         self._used = {**stage.declared, **self._used}
         self._offered |= stage.offered
+        self._models |= {called.name for called in stage.called if called.sort == "model"}
         # A permanently failing tool needs a person in any case.
         for tool in stage.woken if stage.trouble is None or stage.trouble.kind != "broken" else ():
             first, count = self._woken.get(tool, (story, 0))
@@ -234,7 +236,7 @@ class FindingCollector:
 
     def reached(self, coverage: Coverage) -> Reached:
         """Returns the parts of the agent that the rehearsals reached."""
-        return coverage.reached(self._used, [name for name in self._offered if name in TOOLS])
+        return coverage.reached({*self._used, *self._models}, [name for name in self._offered if name in TOOLS])
 
     def unreached(self, reached: Reached, unless: str) -> Finding:
         """Returns the warning about tools that no rehearsal called. `unless` says how calling them failed."""
@@ -383,8 +385,8 @@ class FindingCollector:
             names = ", ".join(kind.__name__ for kind in policy.nothing_happened)
             why = f"nothing_happened=({names},) says that a timeout proves it. Here only the answer was lost."
             fix = f"leave {names} out of nothing_happened=(…); give reconcile=… so that Killick can find out"
-        elif explained:
-            return None
+        elif explained or (len(steps) > 1 and observed.subject in self._offered):
+            return None  # a sample model asked again: that is not the agent's code
         elif len(steps) > 1:
             why = (
                 f"When step {steps[0]} failed the agent called it again by itself, at step {steps[-1]}. "

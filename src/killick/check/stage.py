@@ -220,8 +220,10 @@ class Stage(World):
     def _count(self, intent: Intent, place: ToolStep, value: Any) -> None:
         if intent.effect in (None, "reads"):
             return
-        # A compensation receives the key of the effect that it undoes. A retried transaction was rolled back before.
-        honours = intent.sort == "undo" or intent.effect == "transaction" or self.declared[intent.name].keyed
+        # A compensation receives the key of the effect that it undoes. A retried transaction was rolled back before,
+        # and the files of a workspace tool went back.
+        honours = intent.sort == "undo" or intent.effect in ("transaction", "workspace")
+        honours = honours or self.declared[intent.name].keyed
         if honours and place.key in self._honoured:
             return
         call = f"{intent.name}({short(intent.recording)})"
