@@ -234,7 +234,7 @@ def test_in_a_pipe_each_change_is_a_line(store: Path) -> None:
         line = json.loads(watching.stdout.readline())
         watching.send_signal(signal.SIGINT)
         assert watching.wait(300) == 0
-        assert (line["status"], line["run"].partition("_")[0]) == ("queued", "watched")
+        assert (line["status"], line["id"].partition("_")[0]) == ("queued", "watched")
         for each in range(number + 1):
             kd.cancel(f"watched_{each}")
             kd.advance(f"watched_{each}")

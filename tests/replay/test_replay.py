@@ -16,12 +16,14 @@ from typing import Any
 import pytest
 
 import killick
+from killick.agents.runtime import Runtime
 from killick.archive.export import export, load, read
 from killick.errors import BoundaryUnknown, ReplayParted, RunUnknown
 from killick.log import Log, verify
 from killick.replay.replay import Replay
 from killick.replay.result import Replayed, ReplayRequest
 from killick.store import SqliteStore, Store
+from killick.store.records import RunQuery
 from killick.testing import replay
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -415,16 +417,16 @@ def test_every_run_of_the_examples_is_followed_with_its_tools_out_of_order(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [f"{name}.py"])
     records: dict[str, tuple[str, bytes]] = {}
-    closing = killick.Client.close
+    closing = Runtime.close
 
-    def close(client: killick.Client) -> None:
-        if not client.runtime.is_closed:
-            for row in client.list():
+    def close(runtime: Runtime) -> None:
+        if not runtime.is_closed:
+            for row in runtime.store.runs(RunQuery()):
                 if not row.agent.startswith("killick."):
-                    records[row.run] = row.agent, export(client.log, row.run)
-        closing(client)
+                    records[row.run] = row.agent, export(runtime.log, row.run)
+        closing(runtime)
 
-    monkeypatch.setattr(killick.Client, "close", close)
+    monkeypatch.setattr(Runtime, "close", close)
     module = imported(EXAMPLES / f"{name}.py")
     main = module.main()
     if asyncio.iscoroutine(main):
