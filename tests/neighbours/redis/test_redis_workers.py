@@ -165,7 +165,7 @@ async def order(run: killick.Run, number: int) -> int:
     return number
 
 async def work():
-    async with killick.open(url, grace_seconds=0.2) as kd:
+    async with killick.open_async(url, grace_seconds=0.2) as kd:
         await kd.worker(concurrency=6, lease_seconds=1).serve()
 
 if __name__ == "__main__":
