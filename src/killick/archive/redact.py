@@ -345,10 +345,9 @@ class _Redactor:
             changes[name] = tuple(self._label(name, each) for each in getattr(event, name))
         if "reason" in fields:
             changes["reason"] = self._leaf(event.reason, ("reason",))
-        if isinstance(event, e.StepIntended):
-            changes |= self._weighed(seq, event, old, new)
-        if "key" in fields and event.key is not None:
-            changes["key"] = self._key(event.step, event.key)  # the digest in it is known by now
+        changes |= self._weighed(seq, event, old, new) if isinstance(event, e.StepIntended) else {}
+        if isinstance(key := getattr(event, "key", None), str):
+            changes["key"] = self._key(event.step, key)  # the digest in it is known by now
         if isinstance(event, e.StepEdited) and not self._fields:
             for name in ("digest", "identity"):
                 known = getattr(event, name)
