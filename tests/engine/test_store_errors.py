@@ -197,7 +197,7 @@ def served(**fault: Any) -> int:
     kd, plain = killick.Client(store), killick.Client(inner)
 
     async def serve() -> None:
-        serving = Worker(kd, lease_seconds=1, poll_seconds=0.05, agents=["errors_started", "errors_child"])
+        serving = Worker(kd.runtime, lease_seconds=1, poll_seconds=0.05, agents=["errors_started", "errors_child"])
         async with serving as worker:
             async with asyncio.timeout(BACKSTOP_SECONDS):
                 while not all(plain.info(run).status == "completed" for run in ("one", "two")):
