@@ -5,7 +5,11 @@
 PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
 VENV    := .venv$(if $(PYTHON),-$(notdir $(PYTHON)))
 PY      := $(VENV)/bin/python
-PYTEST  := $(PY) -m pytest -n auto --dist worksteal
+# `make test LOCKED=1` installs the versions of requirements-dev.lock.
+LOCK    := $(if $(LOCKED),--constraint requirements-dev.lock)
+# Tests spend a third of their time waiting for processes and disks: two more workers than cores keep the cores busy.
+WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2)))
+PYTEST  := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 
 # Tests start many processes, and each would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -44,8 +48,9 @@ test-neighbours: $(VENV)/has-neighbours  ## try Killick in real frameworks, stor
 lint-neighbours: $(VENV)/has-neighbours  ## check the types of adapters and engines, each beside its own package
 	@$(PY) tests/neighbours/__main__.py --types $(NEIGHBOURS)
 
-soak: $(VENV)/has-test  ## kill and freeze workers for minutes, then run every random test with a new seed
+soak: $(VENV)/has-test  ## kill and freeze workers, tell random stories (STORY_SECONDS=600), then run every random test with a new seed
 	@PYTHONPATH=tests $(PY) -m soak
+	@PYTHONPATH=tests $(PY) -m soak.stories --limit-seconds $(or $(STORY_SECONDS),600)
 	@KILLICK_SEED=random $(PYTEST) -m ''
 
 bench: $(VENV)/has-bench  ## measure, side by side with raw stores and peers, in one run
@@ -69,12 +74,12 @@ clean:  ## remove everything that make made, .venv included
 
 $(VENV)/has-package: $(VENV)/made pyproject.toml
 	@echo "installing killick"
-	@$(PY) -m pip install --quiet --editable '.[web]'
+	@$(PY) -m pip install --quiet $(LOCK) --editable '.[web]'
 	@touch $@
 
 $(VENV)/has-%: $(VENV)/made pyproject.toml
 	@echo "installing killick, with what '$*' needs"
-	@$(PY) -m pip install --quiet --editable . --group $*
+	@$(PY) -m pip install --quiet $(LOCK) --editable . --group $*
 	@touch $@
 
 # An interpreter that is gone, or newer than the environment made from it, has it made again.

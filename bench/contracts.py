@@ -94,9 +94,9 @@ def measure(folder: Path) -> Iterator[Measure]:
             run = f"contracts-{next(ids)}"
             return steps / seconds(lambda: kd.run(agent, steps, id=run))
 
-        assert isinstance(kd.store, SqliteStore)
+        assert isinstance(kd.runtime.store, SqliteStore)
         rate(free, WARM_STEPS)
-        bare = BareTable(folder / "contracts-bare.db", kd.store, "contracts-0")
+        bare = BareTable(folder / "contracts-bare.db", kd.runtime.store, "contracts-0")
         bare.insert(WARM_STEPS)
         ours, without, theirs, syncs = interleaved(
             BARE_ROUNDS,
@@ -118,10 +118,10 @@ def measure(folder: Path) -> Iterator[Measure]:
             figure=ratio(ours, without),
             beside=f"{median(ours):,.0f}/s to {median(without):,.0f}/s",
         )
-        run = next(each.run for each in kd.list(agent="judged_steps"))
+        run = next(each.id for each in kd.list(agent="judged_steps"))
 
         def again() -> None:
-            assert rejudge(kd.log, run).agrees
+            assert rejudge(kd.runtime.log, run).agrees
 
         took = median(seconds(again) for _ in range(3))
         yield Measure(

@@ -57,7 +57,9 @@ def _on(urls: list[str], where: str) -> Iterator[Measure]:
             "waking one, sent to and claimed,": _wake,
         }
         for what, do in kinds.items():
-            ours, theirs = interleaved(ROUNDS, partial(_took, do, many.store, MANY), partial(_took, do, few.store, FEW))
+            ours, theirs = interleaved(
+                ROUNDS, partial(_took, do, many.runtime.store, MANY), partial(_took, do, few.runtime.store, FEW)
+            )
             yield Measure(
                 name="crowd",
                 what=f"time of {what} among {MANY:,} parked runs to among {FEW:,}, on {where}",
@@ -72,7 +74,7 @@ def _on(urls: list[str], where: str) -> Iterator[Measure]:
 
 def crowd(kd: Client, size: int) -> None:
     """Parked runs as they come: the rows of one that was parked for real, under other names."""
-    store = kd.store
+    store = kd.runtime.store
     rows, index = _parked_for_real(kd)
     for first in range(0, size, BATCH):
         born = [_born(number, rows, index) for number in range(first, min(first + BATCH, size))]
@@ -85,12 +87,12 @@ def crowd(kd: Client, size: int) -> None:
 def _parked_for_real(kd: Client) -> tuple[list[Row], RunIndex]:
     kd.start(hears, id="real")
     assert kd.advance("real").status == "waiting"
-    row = kd.store.index("real")
+    row = kd.runtime.store.index("real")
     assert row is not None
     index = RunIndex(
         agent=row.agent, status=row.status, started_at_us=row.started_at_us, changed_at_us=row.changed_at_us
     )
-    return kd.store.read("real"), index
+    return kd.runtime.store.read("real"), index
 
 
 def _born(number: int, rows: list[Row], index: RunIndex) -> Append:

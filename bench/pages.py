@@ -44,8 +44,8 @@ def measure(folder: Path) -> Iterator[Measure]:
     url = f"sqlite:///{folder}/pages.db"
     with killick.open(url, durability="process") as client:
         fill(client, runs=RUNS, steps=STEPS)
-        counting = median(seconds(partial(client.store.counts, RunQuery())) for _ in range(TIMES))
-        finding = median(seconds(partial(client.store.runs, RunQuery(contains="nobody"))) for _ in range(TIMES))
+        counting = median(seconds(partial(client.runtime.store.counts, RunQuery())) for _ in range(TIMES))
+        finding = median(seconds(partial(client.runtime.store.runs, RunQuery(contains="nobody"))) for _ in range(TIMES))
     yield _ms("counting them by status in the store", counting, 10.0)
     yield _ms("finding no id that has a part, in the store", finding, 50.0)
     with serving(url) as connection:

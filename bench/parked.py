@@ -133,8 +133,8 @@ def _looking(kd: killick.Client) -> float:
     """The seconds of what a worker asks between two runs: who is next, and when."""
 
     def look() -> None:
-        assert kd.store.due(time.time_ns() // 1_000, limit=1)
-        assert kd.store.soonest_us()
+        assert kd.runtime.store.due(time.time_ns() // 1_000, limit=1)
+        assert kd.runtime.store.soonest_us()
 
     return median(seconds(look) for _ in range(LOOKS))
 

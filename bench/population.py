@@ -298,7 +298,7 @@ class Filling:
     """Writes runs into a store, many in a commit."""
 
     def __init__(self, client: Client, *, holder: str, now_us: int, runs: int, seed: int) -> None:
-        self.client, self.log, self.holder = client, client.log, holder
+        self.client, self.log, self.holder = client, client.runtime.log, holder
         self.now_us, self.runs, self.chance = now_us, runs, random.Random(seed)
         self.waiting: list[Append] = []
         self.parked: list[str] = []
@@ -432,11 +432,11 @@ def fill(
     client: Client, *, runs: int, steps: int, seed: int = SEED, told: Callable[[int], None] = lambda _: None
 ) -> None:
     """Put a crowd into a store, and among its newest runs a very long one."""
-    now_us = client.clock.now_us()
-    holder = client.ids.new("worker")
+    now_us = client.runtime.clock.now_us()
+    holder = client.runtime.ids.new("worker")
     Filling(client, holder=holder, now_us=now_us, runs=runs, seed=seed).fill(told)
     if steps:
-        long_run(client.log, holder=holder, steps=steps, now_us=now_us, seed=seed)
+        long_run(client.runtime.log, holder=holder, steps=steps, now_us=now_us, seed=seed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

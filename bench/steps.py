@@ -51,9 +51,9 @@ def measure(folder: Path) -> Iterator[Measure]:
             run = f"steps-{next(ids)}"
             return timed(flushes, steps_taken, lambda: kd.run(steps, steps_taken, id=run))
 
-        assert isinstance(kd.store, SqliteStore)
+        assert isinstance(kd.runtime.store, SqliteStore)
         ours(WARM_STEPS)
-        bare = BareTable(folder / "steps-bare.db", kd.store, "steps-0")
+        bare = BareTable(folder / "steps-bare.db", kd.runtime.store, "steps-0")
         bare.insert(WARM_STEPS)
         rates, theirs, syncs = interleaved(
             BARE_ROUNDS,

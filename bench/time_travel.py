@@ -53,16 +53,16 @@ def measure(folder: Path) -> Iterator[Measure]:
     with server(folder) as started:
         url = store_url(started.url)
         with killick.open(url) as kd:
-            Agent.started(kd.log, run).grow(LONG)
+            Agent.started(kd.runtime.log, run).grow(LONG)
             _end_step(kd, run)
             yield from _travels(kd, run, version(started.url), None)
 
 
 def _end_step(kd: Client, run: str) -> None:
     """Bring a run to the end of the step that it is at, and let it go."""
-    log = kd.log.open(run)
+    log = kd.runtime.log.open(run)
     Agent(log).grow(log.seq + (PRELUDE - log.seq) % 3)
-    kd.store.release(run, epoch=log.epoch)
+    kd.runtime.store.release(run, epoch=log.epoch)
 
 
 # forks and rewinds --------------------------------------------------------------------------------
@@ -105,9 +105,11 @@ def _opens(kd: Client, run: str, where: str, place: str) -> Iterator[Measure]:
     """The state of a fork beside its parent's at the same place."""
     step = kd.state(run).fold.step(place.partition(":")[0])
     assert step is not None
-    for at, text, seq in (("now", "now", kd.log.head(run).seq), ("a step", place, step.ended)):
+    for at, text, seq in (("now", "now", kd.runtime.log.head(run).seq), ("a step", place, step.ended)):
         fork = kd.fork(run, text, id=f"fork-{next(_numbers)}").id
-        ours, theirs = interleaved(ROUNDS, partial(_opened, kd.log, fork), partial(_opened, kd.log, run, seq))
+        ours, theirs = interleaved(
+            ROUNDS, partial(_opened, kd.runtime.log, fork), partial(_opened, kd.runtime.log, run, seq)
+        )
         yield Measure(
             name="time_travel",
             what=f"time to open the state of a fork at {at}, to its parent's there, on {where}",
@@ -124,7 +126,7 @@ def _opened(log: Log, run: str, at: int | None = None) -> float:
 def _rewinds(kd: Client, run: str, where: str, path: Path | None) -> Iterator[Measure]:
     """Back by a few thousand events each time, so that every rewind leaves a timeline put together of parts."""
     before = file_bytes(path) if path is not None else 0
-    head = min(_opened(kd.log, run) for _ in range(LOOKS))
+    head = min(_opened(kd.runtime.log, run) for _ in range(LOOKS))
     steps = len(kd.state(run).fold.tops)
     took = [seconds(partial(kd.rewind, run, f"{steps - 1_000 * number}:before")) for number in range(1, REWINDS + 1)]
     grown = file_bytes(path) - before if path is not None else 0
@@ -136,8 +138,8 @@ def _rewinds(kd: Client, run: str, where: str, path: Path | None) -> Iterator[Me
         beside=f"the slowest {max(took) * 1e3:.1f} ms" + (f"; {grown / REWINDS / 1e3:.1f} KB each" if grown else ""),
     )
     chance = random.Random(SEED)
-    places = [min(_opened(kd.log, run, chance.randrange(1, LONG)) for _ in range(LOOKS)) for _ in range(ROUNDS)]
-    rewound = min(_opened(kd.log, run) for _ in range(LOOKS))
+    places = [min(_opened(kd.runtime.log, run, chance.randrange(1, LONG)) for _ in range(LOOKS)) for _ in range(ROUNDS)]
+    rewound = min(_opened(kd.runtime.log, run) for _ in range(LOOKS))
     for what, figure in (
         (f"the head after {REWINDS} rewinds", rewound),
         (f"a random event, median of {ROUNDS}", median(places)),
@@ -182,10 +184,10 @@ def _sealed(folder: Path) -> Iterator[Measure]:
     private, public = new_key()
     with killick.open(f"sqlite:///{folder}/sealed.db") as kd:
         for number in range(SEALED):
-            Agent.started(kd.log, f"run-{number}").grow(SEALED_EVENTS)
+            Agent.started(kd.runtime.log, f"run-{number}").grow(SEALED_EVENTS)
         first = seconds(lambda: kd.seal(private))
-        log = kd.log.open("run-17")
-        log.append(Entry(NoteMade(at=kd.clock.now_us()), {"note": "one more"}))
+        log = kd.runtime.log.open("run-17")
+        log.append(Entry(NoteMade(at=kd.runtime.clock.now_us()), {"note": "one more"}))
         again = seconds(lambda: kd.seal(private))
         made = [seconds(lambda: kd.prove("run-17", 5)) for _ in range(ROUNDS)]
         proof = kd.prove("run-17", 5).file

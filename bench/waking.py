@@ -75,7 +75,7 @@ def _heard(kd: Client) -> list[float]:
 def _until_waiting(kd: Client, run: str) -> None:
     """Parked, and let go of: what is measured is a run that nobody has in hand."""
     while True:
-        row, head = kd.store.index(run), kd.store.head(run)
+        row, head = kd.runtime.store.index(run), kd.runtime.store.head(run)
         if row is not None and row.status == "waiting" and head is not None and head.holder is None:
             return time.sleep(REST_SECONDS)
         time.sleep(0.005)

@@ -56,6 +56,6 @@ async def _played(url: str) -> float:
     async with killick.open_async(url) as kd:
         began = loop.time()
         await asyncio.gather(*(kd.start(lingers, STEPS, id=f"{name}-{number}") for number in range(RUNS)))
-        while kd.store.runs(RunQuery(status=("queued", "running", "waiting")), limit=1):
+        while kd.runtime.store.runs(RunQuery(status=("queued", "running", "waiting")), limit=1):
             await asyncio.sleep(POLL_SECONDS)
         return RUNS * STEPS / (loop.time() - began)

@@ -101,7 +101,7 @@ def main() -> None:
         with killick.open(store, clock=clock) as kd:
             assert [listed.status for listed in kd.list()] == ["completed"] * len(CLAIMS)
             assert kd.verify().holds
-            assert all(kd.rejudge(listed.run).agrees for listed in kd.list())  # the same rules, the same verdicts
+            assert all(kd.rejudge(listed.id).agrees for listed in kd.list())  # the same rules, the same verdicts
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ contract = killick.Contract(
         rules.allow("shell"),
         rules.arguments(
             "shell",
-            command={"matches": r"(?!.*\b(push|curl|ssh)\b)[\s\S]*"},
+            command={"excludes": r"\b(push|curl|ssh)\b"},
             message="nothing is sent from here; commit, and say so",
         ),
         rules.budget(calls=40),
@@ -110,7 +110,7 @@ def main() -> None:
         with killick.open("killick.db") as kd:
             result = kd.run(mend, TASK, id="mend_17")
             for back in (each for each in kd.events("mend_17") if isinstance(each.event, WorkspaceRestored)):
-                told = kd.log.data("mend_17", back.seq)
+                told = kd.runtime.log.data("mend_17", back.seq)
                 left = ", ".join(each["command"].partition("(")[0].strip() for each in told.get("ended", ()))
                 tell(f"Another process put the files back before it ran step {back.event.step} again; it ended:", left)
             said = kd.state("mend_17").trace[-1].input["messages"][2:]

@@ -86,7 +86,7 @@ def main() -> None:
                 except ValueError as error:
                     print(f"order {order.number}: {error}")
             print("orders:", [number for (number,) in shop.execute("SELECT number FROM orders")])
-            print("runs:  ", sorted(listed.run for listed in kd.list()))
+            print("runs:  ", sorted(listed.id for listed in kd.list()))
 
         # A worker dies in the middle of writing to the ledger.
         worker = [sys.executable, __file__, "work", store]

@@ -86,11 +86,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="killick-") as folder, killick.open(str(Path(folder) / "killick.db")) as kd:
         print(kd.run(report, question, id="report"))
         print("\nThe runs, each with a record of its own:")
-        runs = sorted(kd.list(), key=lambda listed: listed.run)
+        runs = sorted(kd.list(), key=lambda listed: listed.id)
         for listed in runs:
-            state = kd.state(listed.run)
+            state = kd.state(listed.id)
             why = f"  {state.failures[0].error['message']}" if state.failures else ""
-            print(f"  {listed.run:<9} {listed.agent:<9} {listed.status:<10} {len(state.fold.steps):>2} steps{why}")
+            print(f"  {listed.id:<9} {listed.agent:<9} {listed.status:<10} {len(state.fold.steps):>2} steps{why}")
         assert [listed.status for listed in runs] == ["completed", "completed", "completed", "failed", "completed"]
 
 

@@ -96,7 +96,7 @@ def main() -> None:
             clock.advance(DAY_SECONDS)
         with killick.open(store, clock=clock) as kd:
             assert [listed.status for listed in kd.list()] == ["completed", "completed"]
-            events = sum(len(kd.events(listed.run)) for listed in kd.list())
+            events = sum(len(kd.events(listed.id)) for listed in kd.list())
             print(f"{events} events tell it all")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import random
@@ -10,6 +11,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -43,6 +45,13 @@ with contextlib.suppress(ModuleNotFoundError):
             suppress_health_check=[HealthCheck.too_slow],
         )
     settings.load_profile("gate" if FIXED else "soak")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave a file unread whose tests are all slow, if none of them is to run."""
+    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+        return None
+    return b"\npytestmark = pytest.mark.slow\n" in collection_path.read_bytes() or None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -137,19 +146,29 @@ def kd(tmp_path: Path) -> Iterator[killick.Client]:
 @pytest.fixture(autouse=True)
 def _declared_here(request: pytest.FixtureRequest) -> None:
     """Agents and tools are found by name, and the last one declared counts: a test's own come last."""
-    beside = [module for name, module in list(sys.modules.items()) if name.startswith("simulation.")]
-    mine = [request.module] if "simulation" not in request.module.__name__ else [*beside, request.module]
-    for value in [value for module in mine for value in vars(module).values()]:
+    for value in _declarations(request.module):
         if isinstance(value, killick.Agent):
             AGENTS.add(value)
-        elif isinstance(value, killick.Tool):
+        else:
             TOOLS[value.name] = value
+
+
+@functools.cache
+def _declarations(module: ModuleType) -> list[killick.Agent[..., Any] | killick.Tool[..., Any]]:
+    """The agents and tools of a module of tests, after those of the simulations that it shares."""
+    shared = [each for name, each in sys.modules.items() if name.startswith("simulation.")]
+    modules = [*(shared if "simulation" in module.__name__ else ()), module]
+    return [
+        value for each in modules for value in vars(each).values() if isinstance(value, (killick.Agent, killick.Tool))
+    ]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Iterator[Any]:
     """A failing test's report may hold half an emoji, which the channel between test processes cannot carry."""
-    return _encodable((yield))
+    report = yield
+    is_quiet = report is None or (report.get("outcome") == "passed" and not report.get("sections"))
+    return report if is_quiet else _encodable(report)
 
 
 def _encodable(value: Any) -> Any:

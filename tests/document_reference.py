@@ -45,7 +45,7 @@ changes when a field changes its name, its type or its meaning; a new field does
 | an event | `killick show RUN --log --json` | `GET /runs/{{run}}/events`, `GET /runs/{{run}}/follow`, webhooks |
 | a trigger | `killick trigger list --json` | `GET /triggers` |
 
-A webhook has the fields of an event, and `version`, `id` (its idempotency key), `agent` and `left_out`; see
+A webhook has the fields of an event, and `version`, `id` (its idempotency key), `agent`, `because` and `left_out`; see
 [Hooks](hooks.md). The API has further documents: `GET /api/v1/openapi.json` has the schema of each.
 """
 

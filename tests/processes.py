@@ -81,7 +81,7 @@ def kinds(kd: killick.Client, run: str) -> list[str]:
 def told(kd: killick.Client, run: str, kind: type[e.Event]) -> list[Told]:
     """The events of a kind, in order."""
     found = [recorded for recorded in kd.events(run) if isinstance(recorded.event, kind)]
-    return [Told(recorded.seq, recorded.event, dict(kd.log.data(run, recorded.seq))) for recorded in found]
+    return [Told(recorded.seq, recorded.event, dict(kd.runtime.log.data(run, recorded.seq))) for recorded in found]
 
 
 def steps(kd: killick.Client, run: str) -> dict[str, str]:

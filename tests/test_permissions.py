@@ -56,7 +56,7 @@ async def keeps(run: killick.Run, text: str) -> str:
 def test_every_file_of_a_store_and_every_output_is_the_owners_alone(capsys: Capture, here: Path) -> None:
     before = set(here.rglob("*"))
     with killick.open("killick.db") as kd:
-        stop = kd.store.watch(lambda run: None)
+        stop = kd.runtime.store.watch(lambda run: None)
         assert kd.run(keeps, "secret", id="r") == "secret"
         assert Path("killick.db-wal").exists()
         assert Path("killick.db-shm").exists()

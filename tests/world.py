@@ -111,7 +111,7 @@ class World:
 
     def rewind(self, run: str, cut: int, *, generation: int = 1) -> None:
         """Take a run back to an event, as a person would."""
-        log = self.kd.log.open(run)
+        log = self.kd.runtime.log.open(run)
         log.append(Entry(e.RunRewound(at=self.clock.now_us(), cut=cut, generation=generation)))
         self.store.release(run, epoch=log.epoch)
 

@@ -26,6 +26,11 @@ class Ids(Protocol):
         ...
 
 
+def salt() -> bytes:
+    """Returns eight unguessable bytes."""
+    return os.urandom(8)
+
+
 class RandomIds:
     """Ids from the operating system's randomness."""
 

@@ -101,10 +101,10 @@ def test_a_paused_run_is_not_gone_on_with(kd: killick.Client) -> None:
 
 def test_a_run_that_somebody_else_has_is_busy_and_one_that_is_not_there_unknown(kd: killick.Client) -> None:
     kd.start(sleeper, 0.0, id="held")
-    held = kd.store.lease("held", "somebody", seconds=30)
+    held = kd.runtime.store.lease("held", "somebody", seconds=30)
     with pytest.raises(RunBusy):
         taken(kd, "held")
-    kd.store.release("held", epoch=held.epoch, holder="somebody")
+    kd.runtime.store.release("held", epoch=held.epoch, holder="somebody")
     assert taken(kd, "held").status == "completed"
     with pytest.raises(RunUnknown):
         taken(kd, "nobody")
@@ -116,7 +116,7 @@ def test_a_turn_that_leaves_finishes_its_step_and_the_run_is_due_at_once(kd: kil
     assert (standing.wait_seconds, standing.has_ended) == (0.0, False)
     steps = kd.state("walking").position
     assert not steps.pending
-    assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["walking"]
+    assert [row.run for row in kd.runtime.store.due(kd.runtime.clock.now_us())] == ["walking"]
 
 
 def test_children_are_for_the_engine_as_all_other_runs_are(kd: killick.Client) -> None:
@@ -130,7 +130,9 @@ def test_a_renewed_run_keeps_its_name_and_is_gone_on_with_as_what_it_is_now(kd: 
     kd.start(renewing, 2, id="again")
     kd.start(renewing, 0, id="other+2")
     assert taken(kd, "again") == TurnOutcome("again+3", "completed", result="done")
-    names = {row.run: name_of(row) for row in (kd.store.index("again+3"), kd.store.index("other+2")) if row}
+    names = {
+        row.run: name_of(row) for row in (kd.runtime.store.index("again+3"), kd.runtime.store.index("other+2")) if row
+    }
     assert names == {"again+3": "again", "other+2": "other+2"}
 
 

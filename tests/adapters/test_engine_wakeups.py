@@ -97,11 +97,11 @@ def test_a_timer_is_the_engines_own_until_it_is_late(tmp_path: Path) -> None:
         async with listening(tmp_path / "killick.db", poll_seconds=0.05, grace_seconds=0.5) as (kd, told):
             kd.start(sleeper, 0.8, id="resting")
             await until(lambda: told.runs)
-            began = kd.clock.monotonic()
+            began = kd.runtime.clock.monotonic()
             await Turn(kd, "resting").take()
             heard = len(told.runs)
             await until(lambda: len(told.runs) > heard)
-            assert kd.clock.monotonic() - began > 1.3
+            assert kd.runtime.clock.monotonic() - began > 1.3
 
     asyncio.run(story())
 
@@ -113,11 +113,11 @@ def test_a_run_that_is_held_for_a_moment_is_looked_at_again(tmp_path: Path) -> N
             kd.start(asker, id="asking")
             await until(lambda: told.runs == ["asking"])
             await Turn(kd, "asking").take()
-            held = kd.store.lease("asking", "somebody", seconds=30)
+            held = kd.runtime.store.lease("asking", "somebody", seconds=30)
             kd.answer("asking", "approve", by="ann")
             await asyncio.sleep(0.1)
             assert told.runs == ["asking"]
-            kd.store.release("asking", epoch=held.epoch, holder="somebody")
+            kd.runtime.store.release("asking", epoch=held.epoch, holder="somebody")
             await until(lambda: told.runs == ["asking", "asking"])
 
     asyncio.run(story())

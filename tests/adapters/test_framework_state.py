@@ -42,7 +42,7 @@ def test_what_is_kept_is_there_with_its_labels_place_and_time(shelf: FrameworkSt
     assert (first.name, first.value, first.labels) == ("one", {"x": [1, b"2", (3, 4)]}, {"of": "me"})
     assert (second.value, second.labels) == (None, {})
     assert (first.seq, second.seq) == (seq - 1, seq) == (shelf.head("a") - 1, shelf.head("a"))
-    assert 0 < first.at_us <= shelf.client.clock.now_us()
+    assert 0 < first.at_us <= shelf.client.runtime.clock.now_us()
     assert shelf.get("a", "two") is second
     assert shelf.get("a", "three") is shelf.get("b", "one") is None
 
@@ -107,8 +107,8 @@ def test_spaces_and_ids_do_not_meet(client: killick.Client) -> None:
 
 def test_what_is_kept_is_nobody_s_run_and_never_due(shelf: FrameworkState) -> None:
     shelf.put("a", StateEntry("one"))
-    store = shelf.client.store
-    assert store.runs(RunQuery()) == store.due(shelf.client.clock.now_us() + 1) == []
+    store = shelf.client.runtime.store
+    assert store.runs(RunQuery()) == store.due(shelf.client.runtime.clock.now_us() + 1) == []
     assert shelf.client.verify().holds
 
 
@@ -133,9 +133,9 @@ def test_forgetting_takes_the_values_too_but_none_that_others_share(shelf: Frame
     both, mine = "shared " * 1_000, "mine alone " * 1_000
     shelf.put("a", StateEntry("one", [both, mine]))
     shelf.put("b", StateEntry("one", [both]))
-    pieces = [set(shelf.client.log.pieces_of(f"killick:tests:{each}", 2)) for each in ("a", "b")]
+    pieces = [set(shelf.client.runtime.log.pieces_of(f"killick:tests:{each}", 2)) for each in ("a", "b")]
     shelf.forget("a")
-    assert set(shelf.client.store.pieces(pieces[0] | pieces[1])) == pieces[1]
+    assert set(shelf.client.runtime.store.pieces(pieces[0] | pieces[1])) == pieces[1]
     assert shelf.entries("b")[0].value == [both]
 
 
@@ -191,7 +191,7 @@ from killick.adapters.framework_state import FrameworkState, StateEntry
 
 shelf, me, dies = FrameworkState(sys.argv[1], "tests"), sys.argv[2], sys.argv[3] == "dies"
 if dies:
-    store = shelf.client.store
+    store = shelf.client.runtime.store
     append, left = store.append, [20]
     def dying(items):
         left[0] -= 1
@@ -244,7 +244,7 @@ def test_a_seal_is_told_what_was_forgotten(tmp_path: Path) -> None:
 def test_whoever_is_always_too_late_is_told(shelf: FrameworkState, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("killick.adapters.framework_state.TRIES", 2)
     assert TRIES > 2
-    other, begin = FrameworkState(shelf.client, "tests"), shelf.client.log.open
+    other, begin = FrameworkState(shelf.client, "tests"), shelf.client.runtime.log.open
     shelf.put("a", StateEntry("one"))
 
     def open_and_lose(run: str) -> object:
@@ -255,7 +255,7 @@ def test_whoever_is_always_too_late_is_told(shelf: FrameworkState, monkeypatch: 
     late = FrameworkState(shelf.client, "tests")
     other.entries("a")
     other.put("a", StateEntry("theirs"))
-    monkeypatch.setattr(shelf.client.log, "open", open_and_lose)
+    monkeypatch.setattr(shelf.client.runtime.log, "open", open_and_lose)
     with pytest.raises(HeadMoved):
         late.put("a", StateEntry("mine"))
     assert names(shelf) == ["one", "theirs"]

@@ -184,7 +184,7 @@ def test_a_call_inside_a_run_is_on_record_and_never_made_again(
     if way is not chat_stream_now:  # that stream says nothing of what it used
         assert ended.usage is not None
         assert ended.usage.tokens_out == 10
-    recorded = kd.log.data("r", next(r.seq for r in kd.events("r") if r.event == intended))
+    recorded = kd.runtime.log.data("r", next(r.seq for r in kd.events("r") if r.event == intended))
     assert recorded["arguments"]["model"] == "m"
     assert "sk-secret" not in str([r.row for r in kd.events("r")])
 

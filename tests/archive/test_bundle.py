@@ -83,12 +83,12 @@ def ran(kd: killick.Client, agent: Any, n: int, run: str) -> str:
 
 
 def forked(kd: killick.Client, parent: str, run: str, cut: int = 3) -> str:
-    kd.log.fork(e.RunForked(at=kd.clock.now_us(), run=run, parent=parent, cut=cut, generation=1))
+    kd.runtime.log.fork(e.RunForked(at=kd.runtime.clock.now_us(), run=run, parent=parent, cut=cut, generation=1))
     return run
 
 
 def there(kd: killick.Client) -> set[str]:
-    return {head.run for _, head in kd.store.heads()}
+    return {head.run for _, head in kd.runtime.store.heads()}
 
 
 def filed(path: Path) -> dict[str, bytes]:
@@ -130,7 +130,8 @@ def test_the_file_says_what_it_is_and_ends_with_a_count(
     done = old(kd, clock, tmp_path)
     first, *_, last = map(json.loads, gzip.decompress((tmp_path / "old.gz").read_bytes()).splitlines())
     assert first == {
-        "is": "killick.archive", "version": 1, "format": 1, "store": kd.store.id, "at": kd.clock.now_us(),
+        "is": "killick.archive", "version": 1, "format": 1, "store": kd.runtime.store.id,
+        "at": kd.runtime.clock.now_us(),
     }  # fmt: skip
     assert (last["is"], last["runs"], last["events"]) == ("end", 1, done.events)
     assert bundle.is_archive(tmp_path / "old.gz")
@@ -257,7 +258,7 @@ def test_a_child_stays_while_its_parent_may_still_ask_for_it(
 ) -> None:
     ran(kd, archive_parent, 1, "waits")
     ran(kd, archive_parent, 2, "fails")
-    forked(kd, ran(kd, archive_parent, 0, "base"), "fork", kd.log.head("base").seq - 3)
+    forked(kd, ran(kd, archive_parent, 0, "base"), "fork", kd.runtime.log.head("base").seq - 3)
     done = old(kd, clock, tmp_path, status=("completed",))
     assert done.kept == {
         "waits/1": "its parent waits has not ended",
@@ -299,13 +300,13 @@ def test_what_does_not_hold_or_says_what_was_erased_stays_and_is_named(
 ) -> None:
     for n, run in enumerate(("apart", "erased", "broken", "fine")):
         ran(kd, archive_leaf, n, run)
-    kd.store.quarantine("apart", "somebody touched it")
-    log = kd.log.open("erased", holder="test", seconds=30)
-    pieces = kd.store.references("erased").log
-    kd.log.erase(log, at=1, reason="asked for", pieces=sorted(pieces))
-    kd.store.release("erased", epoch=log.epoch)
-    lost = kd.store.references("broken").log - kd.store.references("fine").log
-    kd.store._pieces.pop(next(iter(lost)))  # type: ignore[attr-defined]
+    kd.runtime.store.quarantine("apart", "somebody touched it")
+    log = kd.runtime.log.open("erased", holder="test", seconds=30)
+    pieces = kd.runtime.store.references("erased").log
+    kd.runtime.log.erase(log, at=1, reason="asked for", pieces=sorted(pieces))
+    kd.runtime.store.release("erased", epoch=log.epoch)
+    lost = kd.runtime.store.references("broken").log - kd.runtime.store.references("fine").log
+    kd.runtime.store._pieces.pop(next(iter(lost)))  # type: ignore[attr-defined]
     done = old(kd, clock, tmp_path)
     assert done.runs == ("fine",)
     assert done.kept["apart"] == "it is quarantined (somebody touched it)"
@@ -316,10 +317,10 @@ def test_what_does_not_hold_or_says_what_was_erased_stays_and_is_named(
 
 def test_a_run_whose_index_lies_stays(kd: killick.Client, clock: killick.clock.LeapingClock, tmp_path: Path) -> None:
     ran(kd, archive_leaf, 6, "r")
-    row = kd.store.index("r")
+    row = kd.runtime.store.index("r")
     assert row is not None
     index = RunIndex(agent=row.agent, status="completed", changed_at_us=row.changed_at_us)
-    assert kd.store.reindex("r", index, at=kd.log.head("r").seq)
+    assert kd.runtime.store.reindex("r", index, at=kd.runtime.log.head("r").seq)
     done = old(kd, clock, tmp_path)
     assert done.kept == {"r": "its log does not end; `killick store verify` corrects the index"}
     assert list(tmp_path.iterdir()) == []
@@ -329,9 +330,9 @@ def test_a_run_whose_index_lies_stays(kd: killick.Client, clock: killick.clock.L
 def test_killicks_own_logs_are_never_pruned(
     kd: killick.Client, clock: killick.clock.LeapingClock, tmp_path: Path
 ) -> None:
-    started = e.RunStarted(at=kd.clock.now_us(), run="trigger:x", agent="killick.trigger:x")
-    log = kd.log.create(started, {"input": None}, holder="test", seconds=30)
-    log.append(Entry(e.RunCompleted(at=kd.clock.now_us()), {"result": None}))
+    started = e.RunStarted(at=kd.runtime.clock.now_us(), run="trigger:x", agent="killick.trigger:x")
+    log = kd.runtime.log.create(started, {"input": None}, holder="test", seconds=30)
+    log.append(Entry(e.RunCompleted(at=kd.runtime.clock.now_us()), {"result": None}))
     assert old(kd, clock, tmp_path).runs == ()
     assert kd.prune(older=0, to=tmp_path / "b.gz", agent="killick.trigger:x").runs == ()
     assert there(kd) == {"trigger:x"}
@@ -343,17 +344,17 @@ def test_a_run_that_somebody_went_on_with_meanwhile_stays(
     for run in ("a", "b", "c"):
         ran(kd, archive_leaf, 4, run)
     clock.advance(100 * DAY)
-    chosen = prune.choose(kd.log, until_us=kd.clock.now_us() - DAY)
+    chosen = prune.choose(kd.runtime.log, until_us=kd.runtime.clock.now_us() - DAY)
 
     def meanwhile(what: str, at: int, total: int) -> None:
         if (what, at) == ("writing", 3):
             kd.resume("a")
-            kd.store.lease("b", "somebody", seconds=60)
+            kd.runtime.store.lease("b", "somebody", seconds=60)
 
-    done = prune.prune(kd.log, chosen, tmp_path / "x.gz", holder="me", now_us=1, progress=meanwhile)
+    done = prune.prune(kd.runtime.log, chosen, tmp_path / "x.gz", holder="me", now_us=1, progress=meanwhile)
     assert done.runs == ("c",)
     assert done.kept == {"b": "it is held by somebody", "a": "it was resumed meanwhile"}
-    kd.store.release("b", epoch=kd.log.head("b").epoch)
+    kd.runtime.store.release("b", epoch=kd.runtime.log.head("b").epoch)
     assert kd.verify().holds
 
 
@@ -371,16 +372,18 @@ def world(kd: killick.Client, clock: killick.clock.LeapingClock, chance: random.
                 ran(kd, archive_parent, chance.randrange(40), f"p{n}")
             case "f" if known:
                 parent = chance.choice(known)
-                stands = kd.log.head(parent)
+                stands = kd.runtime.log.head(parent)
                 forked(kd, parent, f"f{n}", chance.randint(stands.base + 1, stands.seq))
                 if chance.random() < 0.7:
                     with contextlib.suppress(killick.KillickError):
                         kd.advance(f"f{n}")
             case "e" if known and chance.random() < 0.3:
-                log = kd.log.open(chance.choice(known), holder="test", seconds=30)
-                pieces = sorted(kd.store.references(log.run).log)[: chance.randrange(2)]
-                kd.log.erase(log, at=kd.clock.now_us(), reason="asked for", seqs=[log.seq], pieces=pieces)
-                kd.store.release(log.run, epoch=log.epoch)
+                log = kd.runtime.log.open(chance.choice(known), holder="test", seconds=30)
+                pieces = sorted(kd.runtime.store.references(log.run).log)[: chance.randrange(2)]
+                kd.runtime.log.erase(
+                    log, at=kd.runtime.clock.now_us(), reason="asked for", seqs=[log.seq], pieces=pieces
+                )
+                kd.runtime.store.release(log.run, epoch=log.epoch)
             case _:
                 clock.advance(chance.randrange(20) * DAY)
 
@@ -394,7 +397,7 @@ def test_nothing_is_lost_and_what_stays_holds_as_before(
     world(kd, clock, chance)
     assert not [each for each in kd.verify().problems if not each.healed]
     before = {run: kd.export(run) for run in there(kd)}
-    live = {row.run for row in kd.list(status=("queued", "running", "waiting", "paused"), limit=1_000)}
+    live = {row.id for row in kd.list(status=("queued", "running", "waiting", "paused"), limit=1_000)}
     older = chance.randrange(60) * DAY
     done = kd.prune(older=older, to=tmp_path / "a.gz")
     assert kd.verify().problems == []
@@ -421,13 +424,13 @@ with killick.open(path) as kd:
     def tell(doing, done, total):
         if doing == what and done >= int(at):
             os.kill(os.getpid(), signal.SIGKILL)
-    remove, count = kd.store.remove, iter(range(1, 1_000))
+    remove, count = kd.runtime.store.remove, iter(range(1, 1_000))
     def removing(run):
         tell("leased", next(count), 0)
         remove(run)
-    kd.store.remove = removing
-    chosen = prune.choose(kd.log, until_us=kd.clock.now_us())
-    prune.prune(kd.log, chosen, to, holder="mortal", now_us=1, progress=tell)
+    kd.runtime.store.remove = removing
+    chosen = prune.choose(kd.runtime.log, until_us=kd.runtime.clock.now_us())
+    prune.prune(kd.runtime.log, chosen, to, holder="mortal", now_us=1, progress=tell)
 """
 
 
@@ -474,3 +477,12 @@ def test_whenever_it_is_killed_every_run_is_in_the_store_or_in_a_file(
         assert kd.verify().problems == []
     again = filed(tmp_path / "b.gz") if left else {}
     assert moved | again == before
+
+
+@pytest.mark.slow
+def test_a_small_file_that_unpacks_to_a_huge_line_is_not_read_to_its_end(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "bomb.gz", "wb", 1) as file:
+        for _ in range(bundle.LINE_BYTES_MAX // (1 << 20) + 2):
+            file.write(b"a" * (1 << 20))
+    with pytest.raises(ExportBroken, match="more than 67,108,864 bytes"):
+        next(iter(bundle.read(tmp_path / "bomb.gz")))

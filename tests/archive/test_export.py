@@ -6,6 +6,7 @@ import json
 import random
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,11 @@ def test_a_loaded_run_holds_and_has_the_same_state_at_every_event(kd: killick.Cl
     loaded = load(kd.export("r"))
     log = Log(loaded.store)
     report = verify(log)
-    assert (report.problems, report.events) == ([], kd.log.head("r").seq)
+    assert (report.problems, report.events) == ([], kd.runtime.log.head("r").seq)
     assert loaded.run == "r"
-    for seq in range(kd.log.head("r").seq + 1):
+    for seq in range(kd.runtime.log.head("r").seq + 1):
         assert log.state("r", seq).to_json() == kd.state("r", seq).to_json()
-        assert log.hash_at("r", seq) == kd.log.hash_at("r", seq)
+        assert log.hash_at("r", seq) == kd.runtime.log.hash_at("r", seq)
 
 
 def test_the_same_run_gives_the_same_bytes_from_any_store(kd: killick.Client) -> None:
@@ -84,15 +85,20 @@ def test_the_awaitable_form_gives_the_same(kd: killick.Client) -> None:
 def test_messages_and_claims_are_as_they_were(kd: killick.Client) -> None:
     store = load(kd.export("r")).store
     taken = [(m.name, m.body, m.by, m.taken is None) for m in store.messages("r")]
-    assert taken == [(m.name, m.body, m.by, m.taken is None) for m in kd.store.messages("r")]
+    assert taken == [(m.name, m.body, m.by, m.taken is None) for m in kd.runtime.store.messages("r")]
     assert [m.name for m in store.inbox("r")] == ["unasked"]
-    assert store.claimed("r").keys() == kd.store.claimed("r").keys() != set()
+    assert store.claimed("r").keys() == kd.runtime.store.claimed("r").keys() != set()
 
 
 def test_every_line_is_json_and_the_first_says_what_it_is(kd: killick.Client) -> None:
     lines = [json.loads(line) for line in kd.export("r").splitlines()]
     header = lines[0]
-    assert (header["is"], header["version"], header["run"], header["store"]) == ("killick.run", 1, "r", kd.store.id)
+    assert (header["is"], header["version"], header["run"], header["store"]) == (
+        "killick.run",
+        1,
+        "r",
+        kd.runtime.store.id,
+    )
     for kind, count in (("event", "events"), ("message", "messages"), ("value", "values")):
         assert sum(line["is"] == kind for line in lines) == header[count]
     assert {line["codec"] for line in lines if line["is"] == "value"} == {"text", "json", "bytes"}
@@ -102,9 +108,9 @@ def test_every_line_is_json_and_the_first_says_what_it_is(kd: killick.Client) ->
 
 def test_the_key_of_the_store_stays_where_it_is(kd: killick.Client) -> None:
     data = kd.export("r")
-    assert kd.store.secret_key not in data
-    assert kd.store.secret_key.hex().encode() not in data
-    assert load(data).store.secret_key != kd.store.secret_key
+    assert kd.runtime.store.secret_key not in data
+    assert kd.runtime.store.secret_key.hex().encode() not in data
+    assert load(data).store.secret_key != kd.runtime.store.secret_key
 
 
 def test_a_run_can_go_on_in_the_store_that_it_was_loaded_into(store: Store) -> None:
@@ -120,9 +126,9 @@ def test_a_run_can_go_on_in_the_store_that_it_was_loaded_into(store: Store) -> N
 
 def test_a_fork_carries_what_it_stands_on_and_nothing_that_came_after_the_cut(kd: killick.Client) -> None:
     cut = next(r.seq for r in kd.events("r") if isinstance(r.event, e.WaitOpened))
-    fork = kd.log.fork(e.RunForked(at=1, run="f", parent="r", cut=cut, generation=1))
+    fork = kd.runtime.log.fork(e.RunForked(at=1, run="f", parent="r", cut=cut, generation=1))
     fork.append(Entry(e.NoteMade(at=2), {"note": "in the fork"}))
-    twice = kd.log.fork(e.RunForked(at=3, run="g", parent="f", cut=cut + 1, generation=2))
+    twice = kd.runtime.log.fork(e.RunForked(at=3, run="g", parent="f", cut=cut + 1, generation=2))
     twice.append(Entry(e.NoteMade(at=4), {"note": "x" * 3_000}))
     data = kd.export("g")
     assert b"nownow" not in data
@@ -136,14 +142,14 @@ def test_a_fork_carries_what_it_stands_on_and_nothing_that_came_after_the_cut(kd
         ("g", cut + 1, cut + 3),
     ]
     assert log.state("g").to_json() == kd.state("g").to_json()
-    kd.store.deliver([delivery("r", "later", 1, id="m9", by=None, at_us=5)])
+    kd.runtime.store.deliver([delivery("r", "later", 1, id="m9", by=None, at_us=5)])
     assert kd.export("g") == data, "what happens to an elder afterwards is none of its business"
 
 
 def test_erased_values_stay_erased_and_their_hashes_hold(kd: killick.Client) -> None:
     seq = next(r.seq for r in kd.events("r") if isinstance(r.event, e.AttemptEnded))
-    pieces = kd.log.pieces_of("r", seq)
-    kd.log.erase(kd.log.open("r"), at=1, reason="asked for", seqs=[seq], pieces=list(pieces))
+    pieces = kd.runtime.log.pieces_of("r", seq)
+    kd.runtime.log.erase(kd.runtime.log.open("r"), at=1, reason="asked for", seqs=[seq], pieces=list(pieces))
     data = kd.export("r")
     assert b"lorem" not in data
     log = Log(load(data).store)
@@ -156,7 +162,9 @@ def test_a_value_that_another_run_erased_is_no_break(kd: killick.Client) -> None
     with pytest.raises(killick.RunWaiting):
         kd.run(export_agent, 2, id="other")
     seq = next(r.seq for r in kd.events("other") if isinstance(r.event, e.AttemptEnded))
-    kd.log.erase(kd.log.open("other"), at=1, reason="x", pieces=list(kd.log.pieces_of("other", seq)))
+    kd.runtime.log.erase(
+        kd.runtime.log.open("other"), at=1, reason="x", pieces=list(kd.runtime.log.pieces_of("other", seq))
+    )
     assert load(kd.export("r")).run == "r"
 
 
@@ -169,7 +177,7 @@ def test_a_repaired_run_can_be_loaded(tmp_path: Path) -> None:
         handle.append(Entry(e.NoteMade(at=1), {"note": number}))
     log.close()
     log.store.close()
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         db.execute("DELETE FROM events WHERE id = (SELECT (number << 32) + 4 FROM heads WHERE run = 'm')")
     db.close()
     log = Log(SqliteStore(path))
@@ -242,7 +250,7 @@ def test_a_line_more_or_less_or_in_another_order_is_found(kd: killick.Client) ->
 
 
 def test_another_event_with_a_chain_of_its_own_is_not_this_run(kd: killick.Client) -> None:
-    told = kd.export("r").replace(kd.store.id.encode(), b"store_0000000000000000")
+    told = kd.export("r").replace(kd.runtime.store.id.encode(), b"store_0000000000000000")
     assert "does not verify" in refusal(told)
 
 
@@ -294,7 +302,7 @@ def test_a_run_that_is_not_there_is_unknown() -> None:
 def test_what_its_parent_erased_after_the_cut_keeps_no_fork_from_being_handed_on(kd: killick.Client) -> None:
     fork = kd.fork("r", "1:after")
     [first] = [step for step in kd.state("r").fold.steps if step.id == "1"]
-    kd.log.erase(kd.log.open("r"), at=4, reason="asked for it", seqs=[first.output])
+    kd.runtime.log.erase(kd.runtime.log.open("r"), at=4, reason="asked for it", seqs=[first.output])
     assert kd.verify().holds
-    loaded = load(export(kd.log, fork.id))
+    loaded = load(export(kd.runtime.log, fork.id))
     assert loaded.run == fork.id

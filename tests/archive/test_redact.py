@@ -167,7 +167,7 @@ def test_nothing_that_was_said_is_in_the_file_and_its_chain_holds(kd: killick.Cl
     header = json.loads(data.splitlines()[0])
     assert (header["version"], header["run"]) == (2, "r")
     original = json.loads(plain.splitlines()[0])["hash"]
-    assert header["redacted"] == to_text(hmac.digest(kd.store.secret_key, from_text(original), "sha256"))
+    assert header["redacted"] == to_text(hmac.digest(kd.runtime.store.secret_key, from_text(original), "sha256"))
     assert original.encode() not in data, "the hash would confirm a guess of what is hidden"
     report = verify(Log(load(data).store))
     assert (report.problems, report.runs) == ([], 2)
@@ -300,14 +300,14 @@ def test_two_files_of_one_run_have_stand_ins_that_cannot_be_compared(kd: killick
     reviewed(kd)
     first, second = (Log(load(kd.export("r", redact=True)).store).state("r") for _ in range(2))
     assert first.input["name"] != second.input["name"]
-    once, twice = (export(kd.log, "r", redaction=Redaction(KEY)) for _ in range(2))
+    once, twice = (export(kd.runtime.log, "r", redaction=Redaction(KEY)) for _ in range(2))
     assert once == twice
 
 
 def test_what_was_erased_stays_erased(kd: killick.Client) -> None:
     reviewed(kd)
     seq = next(r.seq for r in kd.events("r") if isinstance(r.event, e.AttemptEnded))
-    kd.log.erase(kd.log.open("r"), at=1, reason="Annabel asked for it", seqs=[seq])
+    kd.runtime.log.erase(kd.runtime.log.open("r"), at=1, reason="Annabel asked for it", seqs=[seq])
     data = kd.export("r", redact=True)
     assert b"Annabel" not in data
     report = verify(Log(load(data).store))
@@ -325,7 +325,7 @@ def test_a_run_that_was_repaired_is_redacted_with_its_repair(tmp_path: Path) -> 
     db.close()
     with killick.open(str(path)) as kd:
         assert not kd.verify("r").holds
-        repair(kd.log, "r", at=kd.clock.now_us(), reason="Annabel said so", by="Robert")
+        repair(kd.runtime.log, "r", at=kd.runtime.clock.now_us(), reason="Annabel said so", by="Robert")
         data = kd.export("r", redact=True)
     assert b"Annabel" not in data
     assert b"Robert" not in data

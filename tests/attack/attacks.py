@@ -46,7 +46,7 @@ class Order:
 
     def is_at(self, kd: killick.Client, step: str) -> bool:
         """Wait until it has come to a step."""
-        while kd.store.index(self.run) is None or kd.state(self.run).fold.step(step) is None:
+        while kd.runtime.store.index(self.run) is None or kd.state(self.run).fold.step(step) is None:
             pass
         return True
 
@@ -102,7 +102,7 @@ def reworded_after_a_death_at_any_moment(stage: Stage, number: int) -> Paid:
 
 
 def _begun_or_rewound(kd: killick.Client, order: Order) -> Told:
-    known = kd.store.index(order.run) is not None
+    known = kd.runtime.store.index(order.run) is not None
     return order.rewound(kd, "2:before") if known else order.begin(kd)
 
 

@@ -37,18 +37,18 @@ def started(log: Log, run: str, notes: int) -> None:
 def kd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[killick.Client]:
     with killick.open("memory:" if request.param == "memory" else str(tmp_path / "killick.db")) as kd:
         for run, notes in (("a", 5), ("b", 9), ("c", 1)):
-            started(kd.log, run, notes)
+            started(kd.runtime.log, run, notes)
         yield kd
 
 
 def test_every_event_of_every_run_is_proved_with_the_public_key_alone(kd: killick.Client) -> None:
     kd.seal(KEY)
-    kd.log.open("a").append(note("more"), note("and more"))
-    kd.log.fork(e.RunForked(at=3, run="b-fork", parent="b", cut=4, generation=1)).append(note("another way"))
+    kd.runtime.log.open("a").append(note("more"), note("and more"))
+    kd.runtime.log.fork(e.RunForked(at=3, run="b-fork", parent="b", cut=4, generation=1)).append(note("another way"))
     done = kd.seal(KEY)
     rows = {run: kd.events(run) for run in ("a", "b", "c", "b-fork")}
     proofs = {(run, each.seq): kd.prove(run, each.seq).file for run, events in rows.items() for each in events}
-    place = kd.store.id
+    place = kd.runtime.store.id
     kd.close()
     for (run, seq), proof in proofs.items():
         proved = verify_proof(proof, PUB, done.file)
@@ -59,7 +59,7 @@ def test_every_event_of_every_run_is_proved_with_the_public_key_alone(kd: killic
 
 
 def test_with_values_it_shows_them_and_without_only_their_hash(kd: killick.Client) -> None:
-    kd.log.open("a").append(note({"text": LONG, "more": [LONG + "!", 7]}))
+    kd.runtime.log.open("a").append(note({"text": LONG, "more": [LONG + "!", 7]}))
     kd.seal(KEY)
     proof = kd.prove("a", 7, values=True)
     assert verify_proof(proof.file, PUB).values == {"note": {"text": LONG, "more": [LONG + "!", 7]}}
@@ -69,9 +69,9 @@ def test_with_values_it_shows_them_and_without_only_their_hash(kd: killick.Clien
 
 
 def test_values_that_were_erased_cannot_be_shown_and_the_event_still_can(kd: killick.Client) -> None:
-    kd.log.open("a").append(note(LONG))
-    log = kd.log.open("a")
-    kd.log.erase(log, at=4, reason="asked for it", seqs=[3], pieces=list(kd.log.pieces_of("a", 7)))
+    kd.runtime.log.open("a").append(note(LONG))
+    log = kd.runtime.log.open("a")
+    kd.runtime.log.erase(log, at=4, reason="asked for it", seqs=[3], pieces=list(kd.runtime.log.pieces_of("a", 7)))
     kd.seal(KEY)
     for seq in (3, 7):
         with pytest.raises(SealRefused, match=f"values of event {seq} were erased; prove it without them"):
@@ -83,7 +83,7 @@ def test_what_is_not_sealed_or_not_there_is_refused_with_the_next_move(kd: killi
     with pytest.raises(SealRefused, match="event 1 is not sealed yet, nothing of it is; killick store seal does that"):
         kd.prove("a", 1)
     kd.seal(KEY)
-    kd.log.open("a").append(note("later"))
+    kd.runtime.log.open("a").append(note("later"))
     with pytest.raises(SealRefused, match="event 7 is not sealed yet, only up to 6; killick store seal does that"):
         kd.prove("a", 7)
     for seq in (0, 8):
@@ -96,9 +96,9 @@ def test_what_is_not_sealed_or_not_there_is_refused_with_the_next_move(kd: killi
 @pytest.mark.slow
 def test_any_flipped_byte_fails() -> None:
     with killick.open("memory:") as kd:
-        started(kd.log, "a", 5)
+        started(kd.runtime.log, "a", 5)
         first = kd.seal(KEY).file
-        kd.log.open("a").append(note({"text": LONG[:700]}))
+        kd.runtime.log.open("a").append(note({"text": LONG[:700]}))
         kd.seal(KEY)
         proof = kd.prove("a", 7, values=True, since=first).file
     assert verify_proof(proof, PUB, first).run == "a"
@@ -127,7 +127,7 @@ def test_bytes_more_or_less_fail_and_so_does_another_order(kd: killick.Client) -
 
 
 def test_parts_of_two_proofs_make_no_third(kd: killick.Client) -> None:
-    kd.log.open("a").append(note({"text": LONG}))
+    kd.runtime.log.open("a").append(note({"text": LONG}))
     kd.seal(KEY)
     one, two = kd.prove("a", 3, values=True), kd.prove("b", 5)
     for name in ("seq", "body", "path", "entry", "index", "entry_path"):
@@ -161,7 +161,7 @@ def test_a_proof_fits_the_checkpoint_it_was_made_under_the_next_and_an_older_one
 ) -> None:
     files: list[str] = []
     for number in range(5):
-        kd.log.open("a").append(note(f"day {number}"))
+        kd.runtime.log.open("a").append(note(f"day {number}"))
         files.append(kd.seal(KEY).file)
     for since, kept in itertools.product([None, *range(5)], range(5)):
         given = None if since is None else files[since]
@@ -176,9 +176,9 @@ def test_a_proof_fits_the_checkpoint_it_was_made_under_the_next_and_an_older_one
 def test_a_newer_checkpoint_shows_that_it_came_right_after_or_the_proof_has_to_be_made_anew(kd: killick.Client) -> None:
     kd.seal(KEY)
     proof = kd.prove("a", 3).file
-    kd.log.open("a").append(note("tuesday"))
+    kd.runtime.log.open("a").append(note("tuesday"))
     tuesday = kd.seal(KEY).file
-    kd.log.open("a").append(note("wednesday"))
+    kd.runtime.log.open("a").append(note("wednesday"))
     wednesday = kd.seal(KEY).file
     assert verify_proof(proof, PUB, tuesday).run == "a"
     for kept in (wednesday, tuesday.partition("\n{")[0] + "\n"):
@@ -190,7 +190,7 @@ def test_a_checkpoint_of_other_seals_or_another_store_does_not_fit(kd: killick.C
     kd.seal(KEY)
     proof = kd.prove("a", 3)
     with killick.open(str(tmp_path / "other.db")) as other:
-        started(other.log, "a", 5)
+        started(other.runtime.log, "a", 5)
         elsewhere = other.seal(KEY).file
         with pytest.raises(SealRefused, match="these seals do not extend it"):
             other.prove("a", 1, since=kd.seal(KEY).file)
@@ -203,9 +203,9 @@ def test_a_checkpoint_of_other_seals_or_another_store_does_not_fit(kd: killick.C
 
 def test_a_run_that_is_not_what_was_sealed_gives_no_proof() -> None:
     with killick.open("memory:") as kd:
-        started(kd.log, "a", 3)
+        started(kd.runtime.log, "a", 3)
         kd.seal(KEY)
-        kept: Any = kd.store
+        kept: Any = kd.runtime.store
         rows, number = kept._runs["a"].rows, 2
         rows[number] = msgspec.structs.replace(rows[number], body=rows[number].body.replace(b'"at":2', b'"at":1'))
         with pytest.raises(KillickError, match="do not fit the chain; killick store verify a says more"):
@@ -215,7 +215,7 @@ def test_a_run_that_is_not_what_was_sealed_gives_no_proof() -> None:
 @pytest.mark.parametrize(("events", "bytes_max"), [(10, 1_200), (1_000, 1_600), (10_000, 1_900)])
 def test_a_proof_grows_with_log_n(events: int, bytes_max: int) -> None:
     with killick.open("memory:") as kd:
-        started(kd.log, "long", events - 1)
+        started(kd.runtime.log, "long", events - 1)
         kd.seal(KEY)
         proof = kd.prove("long", events // 2)
         assert len(proof.file) < bytes_max

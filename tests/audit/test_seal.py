@@ -68,7 +68,7 @@ def kd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[killick.Clien
     places = {"memory": lambda: "memory:", "postgres": servers.postgres_store}
     with killick.open(places.get(request.param, lambda: str(tmp_path / "killick.db"))()) as kd:
         for run in ("a", "b", "c"):
-            started(kd.log, run)
+            started(kd.runtime.log, run)
         yield kd
 
 
@@ -79,10 +79,10 @@ def test_a_seal_has_an_entry_for_every_run_and_the_checkpoint_is_its_signed_root
     done = kd.seal(KEY, by="ann")
     kept = checkpoint(done.file)
     kept.check(_public(PUB))
-    assert (kept.origin, kept.size, e.to_text(kept.root)) == (kd.store.id, 3, done.root)
+    assert (kept.origin, kept.size, e.to_text(kept.root)) == (kd.runtime.store.id, 3, done.root)
     entries = [SealedRun.read(line) for line in kept.entries]
     assert [(entry.run, entry.seq) for entry in entries] == [("a", 6), ("b", 6), ("c", 6)]
-    assert [entry.hash for entry in entries] == [e.to_text(kd.log.head(run).hash) for run in ("a", "b", "c")]
+    assert [entry.hash for entry in entries] == [e.to_text(kd.runtime.log.head(run).hash) for run in ("a", "b", "c")]
     event = kd.events(SEALS)[-1].event
     assert isinstance(event, system_events.StoreSealed)
     assert (event.size, event.root, event.key, event.by) == (3, done.root, done.key, "ann")
@@ -91,8 +91,8 @@ def test_a_seal_has_an_entry_for_every_run_and_the_checkpoint_is_its_signed_root
 
 def test_the_next_seal_has_what_changed_since_and_the_seals_themselves(kd: killick.Client) -> None:
     kd.seal(KEY)
-    more(kd.log, "b")
-    started(kd.log, "d")
+    more(kd.runtime.log, "b")
+    started(kd.runtime.log, "d")
     done = kd.seal(KEY)
     assert set(done.runs) == {"b", "d", SEALS}
     assert (done.number, done.size) == (2, 6)
@@ -103,7 +103,7 @@ def test_nothing_new_makes_no_seal_and_gives_the_same_checkpoint(kd: killick.Cli
     first = kd.seal(KEY)
     again = kd.seal(KEY)
     assert (again.fresh, again.file, again.number) == (False, first.file, 1)
-    assert kd.log.head(SEALS).seq == 2
+    assert kd.runtime.log.head(SEALS).seq == 2
 
 
 def test_another_key_seals_anew_even_if_nothing_changed(kd: killick.Client) -> None:
@@ -119,22 +119,22 @@ def test_another_key_seals_anew_even_if_nothing_changed(kd: killick.Client) -> N
 def test_the_log_of_seals_is_not_listed_and_never_due_whatever_comes_to_it(kd: killick.Client, tmp_path: Path) -> None:
     kd.seal(KEY)
     for run in ("a", "b", "c"):
-        ended(kd.log, run)
+        ended(kd.runtime.log, run)
     assert _prune(kd, tmp_path / "one.gz", "a") == ("a",)
-    row = kd.store.index(SEALS)
+    row = kd.runtime.store.index(SEALS)
     assert row is not None
     assert (row.agent, row.status, row.wake_at_us) == (AGENT, "completed", None)
-    assert SEALS not in {listed.run for listed in kd.list()}
-    assert kd.store.due(1 << 60) == []
+    assert SEALS not in {listed.id for listed in kd.list()}
+    assert kd.runtime.store.due(1 << 60) == []
     assert kd.advance_due() == []
 
 
 def test_ten_seals_find_every_run_again_by_reading_few_of_them(kd: killick.Client) -> None:
     for number in range(10):
-        started(kd.log, f"new_{number}")
+        started(kd.runtime.log, f"new_{number}")
         assert set(kd.seal(KEY).runs) - {SEALS} == ({"a", "b", "c", "new_0"} if number == 0 else {f"new_{number}"})
-    more(kd.log, "new_3")
-    counting = Counting(kd.store)
+    more(kd.runtime.log, "new_3")
+    counting = Counting(kd.runtime.store)
     done = seal(Log(counting.store), KEY, at_us=9)
     assert set(done.runs) - {SEALS} == {"new_3"}
     assert counting.looked_up < 8, "of ten seals"
@@ -185,21 +185,21 @@ class Counting:
 
 def test_a_fork_is_sealed_over_its_whole_lineage(kd: killick.Client) -> None:
     forked = e.RunForked(at=4, run="a-fork", parent="a", cut=4, generation=1)
-    kd.log.fork(forked).append(note("another way"))
+    kd.runtime.log.fork(forked).append(note("another way"))
     nested = e.RunForked(at=5, run="a-fork-2", parent="a-fork", cut=2, generation=2)
-    kd.log.fork(nested).append(note("and another"))
+    kd.runtime.log.fork(nested).append(note("and another"))
     done = kd.seal(KEY)
     assert {"a-fork", "a-fork-2"} <= set(done.runs)
     assert kd.verify(key=PUB, checkpoint=done.file).holds
-    more(kd.log, "a-fork-2")
+    more(kd.runtime.log, "a-fork-2")
     assert kd.seal(KEY).events == 3
     assert kd.verify("a-fork-2", key=PUB).holds
 
 
 def test_somebody_who_seals_at_the_same_time_is_told_to_seal_again(kd: killick.Client) -> None:
     kd.seal(KEY)
-    more(kd.log, "a")
-    log, store = kd.log, kd.store
+    more(kd.runtime.log, "a")
+    log, store = kd.runtime.log, kd.runtime.store
 
     class Meanwhile:
         def __getattr__(self, name: str) -> Any:
@@ -216,7 +216,7 @@ def test_somebody_who_seals_at_the_same_time_is_told_to_seal_again(kd: killick.C
 
 def test_a_run_of_that_name_that_is_not_killicks_own_is_left_alone() -> None:
     with killick.open("memory:") as kd:
-        started(kd.log, SEALS)
+        started(kd.runtime.log, SEALS)
         with pytest.raises(SealRefused, match="is a run of claims"):
             kd.seal(KEY)
 
@@ -337,13 +337,13 @@ def path(tmp_path: Path) -> Path:
     """A store that was sealed twice, with `monday.seal` and `tuesday.seal` kept outside; `monday.db` is a copy."""
     with killick.open(str(tmp_path / "killick.db")) as kd:
         for run in ("a", "b", "c"):
-            started(kd.log, run)
+            started(kd.runtime.log, run)
         (tmp_path / "monday.seal").write_text(kd.seal(KEY).file)
     shutil.copy(tmp_path / "killick.db", tmp_path / "monday.db")
     with killick.open(str(tmp_path / "killick.db")) as kd:
-        more(kd.log, "a", 3)
-        more(kd.log, "b", 2)
-        started(kd.log, "d")
+        more(kd.runtime.log, "a", 3)
+        more(kd.runtime.log, "b", 2)
+        started(kd.runtime.log, "d")
         (tmp_path / "tuesday.seal").write_text(kd.seal(KEY).file)
     return tmp_path / "killick.db"
 
@@ -351,7 +351,7 @@ def path(tmp_path: Path) -> Path:
 def found(path: Path, day: str = "tuesday") -> dict[str | None, tuple[int | None, str]]:
     """What verification says against a checkpoint that was kept; the record by itself holds, for the forger is good."""
     with killick.open(str(path)) as kd:
-        assert verify_logs(kd.log).holds, "the forger forgot something"
+        assert verify_logs(kd.runtime.log).holds, "the forger forgot something"
         report = kd.verify(checkpoint=path.with_name(f"{day}.seal").read_text(), key=PUB)
         assert not report.holds
         assert not report.explained
@@ -405,7 +405,7 @@ def test_a_run_that_was_replaced_by_another_of_its_name_is_found(path: Path) -> 
     with Forger(path) as forger:
         forger.remove("c")
     with killick.open(str(path)) as kd:
-        handle = kd.log.create(e.RunStarted(at=1, run="c", agent="claims"), {"input": "c"})
+        handle = kd.runtime.log.create(e.RunStarted(at=1, run="c", agent="claims"), {"input": "c"})
         handle.append(*(note("nothing happened") for _ in range(9)))
     assert found(path) == {"c": (1, "an event from 1 to 6 differs from its seal")}
 
@@ -416,7 +416,7 @@ def test_seals_that_were_forged_with_another_key_hold_by_themselves_and_not_agai
         forger.remove(SEALS)
     with killick.open(str(path)) as kd:
         kd.seal(OTHER_KEY)
-        more(kd.log, "c")
+        more(kd.runtime.log, "c")
         kd.seal(OTHER_KEY)
         assert kd.verify().holds, "the forgery is perfect in itself"
         assert names(kd.verify(key=PUB).problems) == {SEALS}, "but it is not signed"
@@ -432,7 +432,7 @@ def test_an_entry_that_was_changed_in_the_seals_is_named_by_what_the_checkpoint_
         forger.remove(SEALS)
     with killick.open(str(path)) as kd:
         for run in range(9):
-            started(kd.log, f"filler_{run}")
+            started(kd.runtime.log, f"filler_{run}")
         kd.seal(OTHER_KEY)
     told = found(path)
     assert told["a"][1] == "an event from 1 to 9 differs from its seal"
@@ -453,7 +453,7 @@ def test_a_store_without_its_seals_is_caught_by_the_key_alone(path: Path) -> Non
 
 def test_a_checkpoint_of_another_store_is_no_proof_of_this_one(path: Path, tmp_path: Path) -> None:
     with killick.open(str(tmp_path / "other.db")) as kd:
-        started(kd.log, "a")
+        started(kd.runtime.log, "a")
         other = kd.seal(KEY).file
     with killick.open(str(path)) as kd:
         [problem] = kd.verify(checkpoint=other, key=PUB).problems
@@ -466,8 +466,8 @@ def test_the_next_seal_refuses_what_is_not_what_was_sealed_and_seals_the_rest(pa
         forger.edit("c", 3, b'"at":2', b'"at":1')
         forger.cut("d", 4)
     with killick.open(str(path)) as kd:
-        more(kd.log, "a")
-        more(kd.log, "b")
+        more(kd.runtime.log, "a")
+        more(kd.runtime.log, "b")
         done = kd.seal(KEY)
         assert set(done.refused) == {"a", "c", "d"}
         assert set(done.runs) == {"b", SEALS}
@@ -490,13 +490,13 @@ def test_a_seal_that_was_led_to_go_on_from_a_forged_run_is_found_against_the_old
     with Forger(path) as forger:
         forger.edit("c", 3, b'"at":2', b'"at":1')
     with killick.open(str(path)) as kd:
-        rows = [kd.store.row("c", seq) for seq in range(1, 7)]
+        rows = [kd.runtime.store.row("c", seq) for seq in range(1, 7)]
         tree = Frontier()
         for row in rows:
             assert row is not None
             tree.add(chain.leaf(row.body))
-        hash_ = e.to_text(kd.log.head("c").hash)
-        data = kd.log.data(SEALS, 3)
+        hash_ = e.to_text(kd.runtime.log.head("c").hash)
+        data = kd.runtime.log.data(SEALS, 3)
         lines = [json.loads(line) for line in data["runs"].splitlines()]
         for line in lines:
             if line[0] == "c":
@@ -505,7 +505,7 @@ def test_a_seal_that_was_led_to_go_on_from_a_forged_run_is_found_against_the_old
     with Forger(path) as forger:
         forger.put(SEALS, 3, data)
     with killick.open(str(path)) as kd:
-        more(kd.log, "c")
+        more(kd.runtime.log, "c")
         done = kd.seal(KEY)
         assert "c" in done.runs, "the forger led the sealer on"
         assert old.hash != hash_
@@ -539,14 +539,14 @@ def _public(pem: bytes) -> Any:
 
 
 def _prune(kd: killick.Client, to: Path, run: str) -> tuple[str, ...]:
-    chosen = choose(kd.log, until_us=DAY_US)
+    chosen = choose(kd.runtime.log, until_us=DAY_US)
     chosen = msgspec.structs.replace(chosen, going=tuple(row for row in chosen.going if row.run == run))
-    return prune(kd.log, chosen, to, holder="test", now_us=7).runs
+    return prune(kd.runtime.log, chosen, to, holder="test", now_us=7).runs
 
 
 def test_values_that_were_erased_change_nothing_that_was_sealed(path: Path) -> None:
     with killick.open(str(path)) as kd:
-        kd.log.erase(kd.log.open("a"), at=9, reason="asked for it", seqs=[3])
+        kd.runtime.log.erase(kd.runtime.log.open("a"), at=9, reason="asked for it", seqs=[3])
         report = kd.verify(checkpoint=path.with_name("tuesday.seal").read_text(), key=PUB)
         assert (report.holds, report.erased, report.problems, report.explained) == (True, 1, [], [])
         assert kd.seal(KEY).refused == {}
@@ -566,13 +566,13 @@ def test_what_a_repair_set_aside_is_told_as_repaired_and_not_as_changed(path: Pa
     kept = path.with_name("tuesday.seal").read_text()
     with killick.open(str(path)) as kd:
         assert not kd.verify(checkpoint=kept, key=PUB).holds
-        repair(kd.log, "a", at=9, reason="a bad disk", by="ann")
+        repair(kd.runtime.log, "a", at=9, reason="a bad disk", by="ann")
         report = kd.verify(checkpoint=kept, key=PUB)
         assert (report.holds, report.repaired) == (True, 1)
         assert names(report.explained) == {"a"}
         what = f"was sealed at event 9; a repair by ann removed events {seq} to 9 since"
         assert report.explained[-1].what == what
-        more(kd.log, "a")
+        more(kd.runtime.log, "a")
         done = kd.seal(KEY)
         assert "a" in done.runs
         assert kd.verify(checkpoint=done.file, key=PUB).holds
@@ -586,11 +586,11 @@ def test_what_a_repair_set_aside_is_told_as_repaired_and_not_as_changed(path: Pa
 def test_a_repair_after_what_was_sealed_concerns_no_seal(path: Path) -> None:
     kept = path.with_name("tuesday.seal").read_text()
     with killick.open(str(path)) as kd:
-        more(kd.log, "a", 3)
+        more(kd.runtime.log, "a", 3)
     _damage(path, "a", 11, "body")
     with killick.open(str(path)) as kd:
         assert kd.seal(KEY).refused == {"a": "body and hash do not fit the chain"}
-        repair(kd.log, "a", at=9, reason="a bad disk")
+        repair(kd.runtime.log, "a", at=9, reason="a bad disk")
         done = kd.seal(KEY)
         assert set(done.runs) == {"a", SEALS}
         for each in (kept, done.file):
@@ -602,7 +602,7 @@ def test_rows_that_were_lost_before_a_repair_are_told_as_repaired(path: Path) ->
     with Forger(path) as forger:
         forger.db.execute("DELETE FROM events WHERE number = ? AND seq > 4", (forger.number("a"),))
     with killick.open(str(path)) as kd:
-        repair(kd.log, "a", at=9, reason="a bad disk")
+        repair(kd.runtime.log, "a", at=9, reason="a bad disk")
         report = kd.verify(checkpoint=path.with_name("tuesday.seal").read_text(), key=PUB)
         assert report.holds
         assert [(problem.run, problem.seq) for problem in report.explained] == [("a", 9)]
@@ -617,8 +617,8 @@ def test_a_repair_does_not_cover_what_was_changed_before_what_it_set_aside(path:
         forger.edit("c", 3, b'"at":2', b'"at":1')
         forger.db.execute("UPDATE heads SET hash = ?, checksum = ? WHERE number = ?", (head[3], head[10], number))
     with killick.open(str(path)) as kd:
-        repair(kd.log, "c", at=9, reason="it was broken")
-        assert verify_logs(kd.log).holds
+        repair(kd.runtime.log, "c", at=9, reason="it was broken")
+        assert verify_logs(kd.runtime.log).holds
         report = kd.verify(checkpoint=path.with_name("tuesday.seal").read_text(), key=PUB)
         assert [(each.run, each.what) for each in report.problems] == [
             ("c", "an event from 1 to 6 differs from its seal")
@@ -629,7 +629,7 @@ def test_a_pruned_run_is_told_of_at_once_and_sealed_with_the_file_it_went_into(p
     kept = path.with_name("tuesday.seal").read_text()
     with killick.open(str(path)) as kd:
         for run in ("b", "c"):
-            ended(kd.log, run)
+            ended(kd.runtime.log, run)
         to = path.with_name("old.gz")
         assert _prune(kd, to, "c") == ("c",)
         report = kd.verify(checkpoint=kept, key=PUB)
@@ -650,8 +650,8 @@ def test_a_pruned_run_is_told_of_at_once_and_sealed_with_the_file_it_went_into(p
 
 def test_a_run_that_was_never_sealed_is_told_of_too_when_it_is_pruned(path: Path) -> None:
     with killick.open(str(path)) as kd:
-        started(kd.log, "short")
-        ended(kd.log, "short")
+        started(kd.runtime.log, "short")
+        ended(kd.runtime.log, "short")
         assert _prune(kd, path.with_name("old.gz"), "short") == ("short",)
         assert kd.seal(KEY).gone == {"short": "old.gz"}
         assert kd.verify(key=PUB).holds
@@ -661,14 +661,14 @@ def test_a_seal_between_the_telling_and_the_leaving_of_a_run_does_no_harm(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with killick.open(str(path)) as kd:
-        ended(kd.log, "c")
-        remove = kd.store.remove
+        ended(kd.runtime.log, "c")
+        remove = kd.runtime.store.remove
 
         def sealing_first(run: str) -> None:
             assert set(kd.seal(KEY).runs) == {"c", SEALS}, "it is there still"
             remove(run)
 
-        monkeypatch.setattr(kd.store, "remove", sealing_first)
+        monkeypatch.setattr(kd.runtime.store, "remove", sealing_first)
         assert _prune(kd, path.with_name("old.gz"), "c") == ("c",)
         assert names(kd.verify(key=PUB).explained) == {"c"}
         assert kd.seal(KEY).gone == {"c": "old.gz"}
@@ -677,7 +677,7 @@ def test_a_seal_between_the_telling_and_the_leaving_of_a_run_does_no_harm(
 
 def test_a_run_that_left_without_a_word_is_a_fault_for_ever(kd: killick.Client) -> None:
     first = kd.seal(KEY)
-    kd.store.remove("b")
+    kd.runtime.store.remove("b")
     assert names(kd.verify(checkpoint=first.file, key=PUB).problems) == {"b"}
     done = kd.seal(KEY)
     assert done.gone == {"b": None}
@@ -692,27 +692,29 @@ def test_nothing_that_honest_people_do_is_called_a_fault(seed: int, tmp_path: Pa
     chance = random.Random(seed)
     kept: list[str] = []
     with killick.open("memory:") as kd:
-        started(kd.log, "run_0")
+        started(kd.runtime.log, "run_0")
         for number in range(1, 60):
-            runs = [head.run for _, head in kd.store.heads() if head.run != SEALS]
+            runs = [head.run for _, head in kd.runtime.store.heads() if head.run != SEALS]
             act = chance.choice(["start", "more", "more", "fork", "repair", "prune", "erase", "seal", "seal"])
             run = chance.choice(runs) if runs else ""
             if act == "start" or not runs:
-                started(kd.log, f"run_{number}", chance.randrange(1, 9))
+                started(kd.runtime.log, f"run_{number}", chance.randrange(1, 9))
             elif act == "more":
-                more(kd.log, run, chance.randrange(1, 5))
+                more(kd.runtime.log, run, chance.randrange(1, 5))
             elif act == "fork":
-                cut = chance.randrange(1, kd.log.head(run).seq + 1)
-                if kd.store.row(kd.log.owner(run, cut), cut) is not None:
-                    kd.log.fork(e.RunForked(at=3, run=f"fork_{number}", parent=run, cut=cut, generation=number))
+                cut = chance.randrange(1, kd.runtime.log.head(run).seq + 1)
+                if kd.runtime.store.row(kd.runtime.log.owner(run, cut), cut) is not None:
+                    kd.runtime.log.fork(e.RunForked(at=3, run=f"fork_{number}", parent=run, cut=cut, generation=number))
             elif act == "repair":
                 _break(kd, chance.choice(runs), chance)
             elif act == "prune":
-                ended(kd.log, run)
-                if run in {row.run for row in choose(kd.log, until_us=DAY_US).going}:
+                ended(kd.runtime.log, run)
+                if run in {row.run for row in choose(kd.runtime.log, until_us=DAY_US).going}:
                     _prune(kd, tmp_path / f"{number}.gz", run)
             elif act == "erase":
-                kd.log.erase(kd.log.open(run), at=4, reason="asked for it", seqs=[kd.log.head(run).seq])
+                kd.runtime.log.erase(
+                    kd.runtime.log.open(run), at=4, reason="asked for it", seqs=[kd.runtime.log.head(run).seq]
+                )
             else:
                 done = kd.seal(KEY)
                 assert done.refused == {}
@@ -720,21 +722,21 @@ def test_nothing_that_honest_people_do_is_called_a_fault(seed: int, tmp_path: Pa
         for each in kept:
             report = kd.verify(checkpoint=each, key=PUB)
             assert report.problems == []
-        for head in [head for _, head in kd.store.heads()] if kept else []:
+        for head in [head for _, head in kd.runtime.store.heads()] if kept else []:
             with contextlib.suppress(SealRefused):
                 assert verify_proof(kd.prove(head.run, chance.randrange(1, head.seq + 1)).file, PUB).run == head.run
 
 
 def _break(kd: killick.Client, run: str, chance: random.Random) -> None:
     """Damage an own event of a run that no fork stands on, and repair what follows."""
-    rows, head = kd.store._runs[run].rows, kd.log.head(run)  # type: ignore[attr-defined]
-    if len(rows) < 2 or any(other.parent == run for _, other in kd.store.heads()):
+    rows, head = kd.runtime.store._runs[run].rows, kd.runtime.log.head(run)  # type: ignore[attr-defined]
+    if len(rows) < 2 or any(other.parent == run for _, other in kd.runtime.store.heads()):
         return
     seq = chance.choice(sorted(rows)[1:])
     rows[seq] = msgspec.structs.replace(rows[seq], hash=bytes(32))
     if seq == head.seq or chance.random() < 0.5:
         rows[seq] = msgspec.structs.replace(rows[seq], body=rows[seq].body + b" ", hash=rows[seq].hash)
-    repair(kd.log, run, at=9, reason="a bad disk")
+    repair(kd.runtime.log, run, at=9, reason="a bad disk")
 
 
 # dying --------------------------------------------------------------------------------------------
@@ -784,7 +786,7 @@ key = open(sys.argv[2], "rb").read()
 number = 0
 while True:
     number += 1
-    kd.log.create(e.RunStarted(at=1, run=f"run_{number}_{sys.argv[3]}", agent="claims"), {"input": "x" * 3000})
+    kd.runtime.log.create(e.RunStarted(at=1, run=f"run_{number}_{sys.argv[3]}", agent="claims"), {"input": "x" * 3000})
     done = kd.seal(key)
     open(sys.argv[4], "w").write(done.file)
     print(done.number, flush=True)

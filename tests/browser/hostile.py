@@ -47,10 +47,10 @@ def failure(where: str, *, cause: bool = True) -> dict[str, Any]:
 
 def fill(kd: Client) -> None:
     """The runs, a trigger, a hook and tokens."""
-    at = kd.clock.now_us()
-    log = kd.log.begin(RUN)
+    at = kd.runtime.clock.now_us()
+    log = kd.runtime.log.begin(RUN)
     log.append(*_opening(at, RUN), *_steps(at), *_waits(at))
-    over = kd.log.begin(ANSWERED)
+    over = kd.runtime.log.begin(ANSWERED)
     over.append(
         *_opening(at, ANSWERED), *_steps(at), Entry(e.RunFailed(at=at + 900, step="1"), {"failure": failure("run")})
     )
@@ -173,7 +173,7 @@ def _trigger(kd: Client, at: int) -> None:
     name = evil("trigger")
     spec = {"sort": "every", "what": evil("every"), "agent": evil("agent"), "seconds": 60.0, "tz": evil("tz"),
             "makes_input": evil("makes")}  # fmt: skip
-    log = kd.log.begin(LOG + name)
+    log = kd.runtime.log.begin(LOG + name)
     log.append(
         Entry(e.RunStarted(at=at, run=LOG + name, agent=OWN + name, tags=(TAG,))),
         Entry(
@@ -191,7 +191,7 @@ def _trigger(kd: Client, at: int) -> None:
 
 def _hook(kd: Client, at: int) -> None:
     name = "hook:" + evil("hook")
-    log = kd.log.begin(name)
+    log = kd.runtime.log.begin(name)
     log.append(
         Entry(e.RunStarted(at=at, run=name, agent="killick." + name, tags=("hook",))),
         Entry(

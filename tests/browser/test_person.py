@@ -246,7 +246,7 @@ def test_a_fork_from_a_place_in_time_with_another_output_is_compared_with_its_pa
         expect(dialog.locator("[data-will]")).to_contain_text(re.compile("fork", re.I))
         dialog.get_by_role("button", name="Fork", exact=True).click()
         page.wait_for_url("**/runs/what-if")
-        assert kd.log.head("what-if").parent == "claim-17"
+        assert kd.runtime.log.head("what-if").parent == "claim-17"
         page = window.goto("/compare?a=claim-17&b=what-if")
         expect(page.locator("main")).to_contain_text("what-if")
         expect(page.get_by_text("another output").first).to_be_visible()
@@ -303,11 +303,11 @@ def test_a_trigger_is_fired_with_an_input_paused_and_resumed_from_its_page(kd: C
             page.locator(f"#{act}-noon button").click()
             expect(page.locator("#trigger-noon .chip.paused")).to_have_count(1 if becomes else 0)
     [run] = kd.list(agent="report")
-    assert kd.log.data(run.run, 1)["input"] == "2026-11-16"
+    assert kd.runtime.log.data(run.id, 1)["input"] == "2026-11-16"
 
 
 def test_whoever_has_a_token_signs_in_and_a_viewer_is_refused_what_changes_things(kd: Client, watch: Watch) -> None:
-    token, text = issue(kd.engine, "vera", "viewer")
+    token, text = issue(kd.runtime.engine, "vera", "viewer")
     with serving(asgi(kd, access=TokenAccess(kd))) as server, watch(server) as window:
         page = window.goto("/runs/claim-18")
         page.wait_for_url("**/login?next=*")
@@ -323,7 +323,7 @@ def test_whoever_has_a_token_signs_in_and_a_viewer_is_refused_what_changes_thing
         window.expected.add(403)
         refused = page.evaluate(_FORGED)
         assert refused == 403
-        revoke(kd.engine, token.id)
+        revoke(kd.runtime.engine, token.id)
         page.goto(f"{server}/runs")
         page.wait_for_url("**/login?next=*")
     assert kd.info("claim-18").status == "waiting"

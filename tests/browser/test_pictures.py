@@ -69,7 +69,7 @@ def test_pictures_are_made(kd: Client, watch: Watch) -> None:
         watch(server, viewport=PHONE) as phone,
     ):
         for each in (window, dark, phone):
-            each.page.clock.set_fixed_time(datetime.fromtimestamp(kd.clock.now_us() / 1e6, UTC))
+            each.page.clock.set_fixed_time(datetime.fromtimestamp(kd.runtime.clock.now_us() / 1e6, UTC))
         for name, path in {
             "runs": "/runs",
             "run": "/runs/claim-18",

@@ -34,14 +34,14 @@ new PerformanceObserver((list) => {
 def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     path = tmp_path_factory.mktemp("crowd") / "killick.db"
     with killick.open(str(path), durability="process") as kd:
-        at = kd.clock.now_us()
+        at = kd.runtime.clock.now_us()
         for number in range(RUNS):
             run = f"run-{number:05}"
             ends = [Entry(e.RunCompleted(at=at), {"result": number})] if number % 3 else []
-            kd.log.begin(run).append(
+            kd.runtime.log.begin(run).append(
                 Entry(e.RunStarted(at=at, run=run, agent=f"agent-{number % 7}"), {"input": number}), *ends
             )
-        handle = kd.log.begin("long")
+        handle = kd.runtime.log.begin("long")
         handle.append(Entry(e.RunStarted(at=at, run="long", agent="agent-0"), {"input": {"claim": 17}}))
         for first in range(1, STEPS, 100):
             handle.append(

@@ -38,7 +38,7 @@ MADE: Final = f"""() => {{
 def kd(tmp_path: Path) -> Iterator[Client]:
     with office.opened(str(tmp_path / "killick.db")) as made:
         hostile.fill(made)
-        issue(made, hostile.PERSON, by=hostile.PERSON)
+        issue(made.runtime.engine, hostile.PERSON, by=hostile.PERSON)
         yield made
 
 

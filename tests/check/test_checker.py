@@ -113,7 +113,7 @@ SOUND: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.gate("sell_blocking-options0", "subscription-options1", "sell-options3")
+@pytest.mark.gate("subscription-options1")
 @pytest.mark.parametrize(("agent", "options"), SOUND)
 def test_a_sound_agent_is_blamed_for_nothing(agent: Any, options: dict[str, Any]) -> None:
     report = check(agent, **options)
@@ -122,6 +122,7 @@ def test_a_sound_agent_is_blamed_for_nothing(agent: Any, options: dict[str, Any]
     assert not report.cut_short
 
 
+@pytest.mark.slow
 def test_it_dies_everywhere_and_meets_every_trouble() -> None:
     report = sold()
     assert not report.findings, str(report)
@@ -222,7 +223,7 @@ def test_an_agent_like_a_run_on_record_meets_what_the_run_met() -> None:
             kd.run(remembering, "ann", id="r1")
         kd.answer("r1", "reject")
         assert kd.run(remembering, "ann", id="r1") == "ann of old: reject"
-        case = case_like(kd.log, "r1", remembering)
+        case = case_like(kd.runtime.log, "r1", remembering)
     assert case.input == "ann"
     report = check(case)
     assert not report.findings, str(report)

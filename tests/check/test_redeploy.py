@@ -62,6 +62,7 @@ def test_a_fake_keyed_by_a_method_of_a_client_in_the_agents_module_matches(modul
     sound(Case(agent=made.loops, fakes={made.client.chat.completions.create: made.script}))
 
 
+@pytest.mark.slow
 def test_a_client_that_an_object_holds_is_found_again(module: Callable[[str], Any]) -> None:
     holder = """
     class Office:
@@ -74,6 +75,7 @@ def test_a_client_that_an_object_holds_is_found_again(module: Callable[[str], An
     sound(Case(agent=made.loops, fakes={made.office.client.responses.create: made.script}))
 
 
+@pytest.mark.slow
 def test_two_clients_of_one_module_are_told_apart(module: Callable[[str], Any]) -> None:
     made = module("""
     other = openai.AsyncOpenAI(api_key="none")
@@ -92,11 +94,13 @@ def test_two_clients_of_one_module_are_told_apart(module: Callable[[str], Any]) 
     sound(Case(agent=made.two, fakes={**fakes, "released_find": lambda order: order}))
 
 
+@pytest.mark.slow
 def test_a_scripted_model_of_the_module_goes_on_where_it_was(module: Callable[[str], Any]) -> None:
     made = module(f"model = {SCRIPT}\n" + textwrap.dedent(LOOP.format(model="model")))
     sound(Case(agent=made.loops))
 
 
+@pytest.mark.slow
 def test_a_model_that_a_factory_makes_is_found_by_its_name(module: Callable[[str], Any]) -> None:
     made = module("""
     def made_by(provider):

@@ -80,6 +80,7 @@ def test_it_calls_all_at_once_or_none_where_that_is_what_completes() -> None:
     assert said(openai_client.chat.completions.create, Toolset()) == [[]]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("model", [openai_client.chat.completions.create, anthropic_client.messages.create])
 def test_a_loop_whose_only_tool_is_idempotent_without_a_key_is_found(model: Any) -> None:
     @killick.agent(name="sampled_loop")

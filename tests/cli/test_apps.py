@@ -106,14 +106,14 @@ def test_the_store_and_the_app_are_found_from_the_folder_of_the_settings(
     (office / "deeper").mkdir()
     monkeypatch.chdir(office / "deeper")
     shell = Shell()
-    assert shell.store == str(office.resolve() / "runs.db")
+    assert shell.url == str(office.resolve() / "runs.db")
     assert shell.agent("review").name == "review"
-    assert Shell(store="x.db").store == "x.db"
+    assert Shell(store="x.db").url == "x.db"
 
 
 def test_a_store_may_be_a_url(office: Path) -> None:
     (office / "pyproject.toml").write_text('[tool.killick]\nstore = "sqlite:////var/x.db"\n', encoding="utf-8")
-    assert Shell().store == "sqlite:////var/x.db"
+    assert Shell().url == "sqlite:////var/x.db"
 
 
 # without importing --------------------------------------------------------------------------------

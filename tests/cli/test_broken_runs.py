@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def store(tmp_path: Path) -> str:
         for name in ("damaged", "whole"):
             with pytest.raises(killick.RunWaiting):
                 kd.run(asks, id=name)
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         db.execute(
             "UPDATE events SET data = x'7b22ff' WHERE data IS NOT NULL"
             " AND number = (SELECT number FROM heads WHERE run = 'damaged')"

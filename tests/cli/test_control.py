@@ -28,7 +28,7 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def statuses() -> dict[str, str]:
     with killick.open("killick.db") as kd:
-        return {listed.run: listed.status for listed in kd.list()}
+        return {listed.id: listed.status for listed in kd.list()}
 
 
 # many ---------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_why_is_on_record(office: Path) -> None:
     main(["resume", "claim_19", "--because", "the bank is open", "--by", "mia"])
     with killick.open("killick.db") as kd:
         resumed = next(each for each in kd.events("claim_19") if type(each.event).__name__ == "RunResumed")
-        assert kd.log.data("claim_19", resumed.seq) == {"because": "the bank is open"}
+        assert kd.runtime.log.data("claim_19", resumed.seq) == {"because": "the bank is open"}
         assert resumed.event.by == "mia"  # type: ignore[attr-defined]
 
 

@@ -49,7 +49,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             with pytest.raises(killick.RunWaiting):
                 kd.run(cli_diff_agent, claim, id=run)
         cut = kd.diff("one", "1").after.seq
-        kd.log.fork(e.RunForked(at=1, run="fork", parent="one", cut=cut, generation=1))
+        kd.runtime.log.fork(e.RunForked(at=1, run="fork", parent="one", cut=cut, generation=1))
     return tmp_path
 
 
@@ -111,7 +111,7 @@ def test_a_fork_is_told_where_and_why_it_parts_before_what_differs(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with killick.open("killick.db") as kd:
-        log = kd.log.open("fork")
+        log = kd.runtime.log.open("fork")
         log.append(Entry(e.ContextChanged(at=2, version=1, by="ann"), {"set": {"route": "auto"}}))
         tool = e.StepIntended(at=3, step="2", sort="tool", name="cli_diff_pay", effect="at_most_once")
         log.append(Entry(tool, {"arguments": {"amount": 7}}))

@@ -69,12 +69,14 @@ def test_a_run_that_was_left_is_told_with_what_to_type(capsys: Capture) -> None:
     with killick.open(
         "killick.db", clock=killick.clock.ManualClock(killick.clock.SystemClock().now_us() + 90_000_000)
     ) as kd:
-        assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["r"]
+        assert [row.run for row in kd.runtime.store.due(kd.runtime.clock.now_us())] == ["r"]
 
 
 def test_a_run_that_was_set_apart_is_told_with_its_reason_and_the_next_move(capsys: Capture) -> None:
     with killick.open("killick.db") as kd:
-        kd.store.quarantine("r", "at event 3 somebody touched it, and it is long since anybody " + "looked " * 20)
+        kd.runtime.store.quarantine(
+            "r", "at event 3 somebody touched it, and it is long since anybody " + "looked " * 20
+        )
     out = did(capsys, code=1)
     assert "✗ 1 run fails verification and is quarantined\n" in out
     assert "    r  doctored  " in out
@@ -94,7 +96,7 @@ def test_what_is_wrong_with_the_file_is_told_beside_it(capsys: Capture, here: Pa
 def test_commands_to_type_name_the_store_and_the_app(capsys: Capture, here: Path) -> None:
     (here / "killick.db").rename(here / "other.db")
     with killick.open("other.db", clock=killick.clock.ManualClock()) as kd:
-        kd.log.create(killick.model.events.RunStarted(at=1, run="q", agent="doctored"), {"input": 1})
+        kd.runtime.log.create(killick.model.events.RunStarted(at=1, run="q", agent="doctored"), {"input": 1})
     [finding] = data(capsys, "--store", "other.db", "--app", "app.py", code=1)["findings"]
     assert finding["next"] == [
         "killick worker app.py --store other.db",

@@ -189,14 +189,14 @@ def test_a_run_tells_what_became_of_its_files(here: Path, capsys: Capture) -> No
 
 def test_processes_that_were_alive_are_told(here: Path, capsys: Capture) -> None:
     with killick.open("killick.db") as kd:
-        log = kd.log.open("fix", holder="test", seconds=30)
+        log = kd.runtime.log.open("fix", holder="test", seconds=30)
         root = e.to_text(b"\x9f\x2c" + bytes(30))
-        at = kd.clock.now_us()
+        at = kd.runtime.clock.now_us()
         log.append(
             Entry(e.WorkspaceCaptured(at=at, after=log.seq, root=root, changed=3, processes=2)),
             Entry(e.WorkspaceCaptured(at=at, after=log.seq, root=root, changed=1, processes=1)),
         )
-        kd.store.release("fix", epoch=log.epoch)
+        kd.runtime.store.release("fix", epoch=log.epoch)
     told = did(capsys, "show", "fix")
     assert "files after step 3: 3 changed (snapshot 9f2c00000000); files only, 2 processes were alive\n" in told
     assert "1 changed (snapshot 9f2c00000000); files only, 1 process was alive\n" in told
@@ -334,13 +334,13 @@ def test_another_folder_is_written_and_the_runs_own_left_alone(here: Path, capsy
 
 def test_a_folder_that_somebody_works_in_is_not_touched(here: Path, capsys: Capture) -> None:
     with killick.open("killick.db") as kd:
-        log = kd.log.open("fix", holder=kd.engine.holder, seconds=30)
+        log = kd.runtime.log.open("fix", holder=kd.runtime.engine.holder, seconds=30)
         err = did(capsys, "time", "restore", "fix", "--at", "2:before", code=4)
         assert err.startswith("killick: fix: ")
         assert not (here / "shop" / "README.md").exists()
         did(capsys, "time", "restore", "fix", "--at", "2:before", "--to", "look")
         assert (here / "look" / "README.md").exists()
-        kd.store.release("fix", epoch=log.epoch)
+        kd.runtime.store.release("fix", epoch=log.epoch)
     did(capsys, "time", "restore", "fix", "--at", "2:before")
 
 
@@ -355,12 +355,12 @@ def test_what_rules_leave_alone_is_left_alone(here: Path, capsys: Capture) -> No
 
 def test_where_there_is_nothing_to_do_nothing_is_recorded(here: Path, capsys: Capture) -> None:
     with killick.open("killick.db") as kd:
-        before = kd.log.head("fix").seq
+        before = kd.runtime.log.head("fix").seq
     told = did(capsys, "time", "restore", "fix", "--at", "now")
     assert "  done     nothing: they are so already\n" in told
     assert "--snapshot" not in told
     with killick.open("killick.db") as kd:
-        assert kd.log.head("fix").seq == before
+        assert kd.runtime.log.head("fix").seq == before
 
 
 # looking after them -------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from killick.cli.main import main
 from killick.client.inbox import urgency
 from killick.engine.inbox import body_of
 from killick.engine.views import Wait
+from killick.model import events as e
 
 Capture = pytest.CaptureFixture[str]
 
@@ -76,6 +77,29 @@ def test_what_is_in_doubt_names_the_call_and_takes_other_answers(office: Path, c
     found = call(capsys, "inbox").out
     assert "lose() was started and its outcome is not known (OSError: the line went dead). Did it happen?" in found
     assert "killick answer d1:1 happened  (or not, stop, happened --value VALUE)" in found
+
+
+def test_what_is_in_doubt_names_the_key_and_suggests_an_answer_that_is_taken(office: Path, capsys: Capture) -> None:
+    Path("bank.py").write_text(
+        "import killick\n"
+        "@killick.tool\n"
+        "async def transfer(amount: int) -> str:\n"
+        "    raise OSError('gone')\n"
+        "@killick.agent\n"
+        "async def pays(run: killick.Run) -> str:\n"
+        "    return await run.call(transfer, 5)\n"
+    )
+    main(["run", "bank.py:pays", "--id", "p1"])
+    capsys.readouterr()
+    with killick.open() as kd:
+        [started] = [each.event for each in kd.events("p1") if isinstance(each.event, e.StepStarted)]
+    for command in (["inbox"], ["show", "p1"], ["inbox", "--json"], ["show", "p1", "--json"]):
+        assert started.key in call(capsys, *command).out, command
+    assert "killick answer p1:1 happened --value VALUE  (or not, stop)" in call(capsys, "inbox").out
+    found = call(capsys, "answer", "p1:1", "happened")
+    assert (found.code, "'happened' needs a value" in found.err) == (2, True)
+    assert main(["answer", "p1:1", "happened", "--value", "receipt 7"]) == 0
+    assert call(capsys, "run", "bank.py:pays", "--id", "p1").out == "receipt 7\n"
 
 
 def test_a_limit_says_how_much_is_left_out(office: Path, capsys: Capture) -> None:
@@ -156,7 +180,7 @@ def test_without_a_verb_a_terminal_is_asked(office: Path) -> None:
     assert code == 0, seen
     assert "claim_17:9  answered" in seen
     with killick.open(str(office / "killick.db")) as kd:
-        assert [message.name for message in kd.store.messages("claim_17")] == ["killick.answer"]
+        assert [message.name for message in kd.runtime.store.messages("claim_17")] == ["killick.answer"]
 
 
 # approvals ----------------------------------------------------------------------------------------
@@ -247,13 +271,13 @@ def test_a_mistake_is_one_line_and_changes_nothing(refund: Path, capsys: Capture
     assert says in found.err
     assert found.err.count("\n") == 1
     with killick.open("killick.db") as kd:
-        assert kd.store.messages("r1") == []
+        assert kd.runtime.store.messages("r1") == []
 
 
 def test_what_was_passed_on_says_from_whom(refund: Path, capsys: Capture) -> None:
     clock = killick.clock.LeapingClock()
     with killick.open("killick.db") as now:
-        clock.advance((now.clock.now_us() - clock.now_us()) / 1_000_000 + 73 * 3600)
+        clock.advance((now.runtime.clock.now_us() - clock.now_us()) / 1_000_000 + 73 * 3600)
     with killick.open("killick.db", clock=clock) as kd:
         kd.advance("r1")
     lines = call(capsys, "inbox").out.splitlines()
@@ -276,8 +300,8 @@ def test_a_terminal_asks_who_may_answer_and_takes_an_edit_by_name(refund: Path) 
     assert "0 of 2 approved" in seen
     assert "edit amount=100; respond VALUE" in seen
     with killick.open(str(refund / "killick.db")) as kd:
-        [message] = kd.store.messages("r1")
-        assert body_of(kd.log, message)["value"] == {"amount": 70, "to": "Bob B"}
+        [message] = kd.runtime.store.messages("r1")
+        assert body_of(kd.runtime.log, message)["value"] == {"amount": 70, "to": "Bob B"}
 
 
 def test_a_call_hides_nothing_from_whoever_is_asked(
@@ -308,5 +332,5 @@ def test_what_is_said_waits_for_the_run(office: Path, capsys: Capture) -> None:
     assert (found.code, found.out) == (0, "")
     assert found.err.startswith("claim_17: sent; to continue: ")
     with killick.open("killick.db") as kd:
-        [message] = kd.store.messages("claim_17")
+        [message] = kd.runtime.store.messages("claim_17")
     assert (message.name, message.by) == ("killick.said", "mia")

@@ -51,7 +51,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         open_office()
         assert main(["run", "app.py:give_back", "-q", "-i", "400", "--id", "refund_20"]) == 3
         with killick_open("killick.db") as client:
-            ensure(client.engine)  # as a worker does
+            ensure(client.runtime.engine)  # as a worker does
         (folder / "checkout").mkdir()
         (folder / "fixing.py").write_text(FIXING, encoding="utf-8")
         assert main(["run", "fixing.py:fix", "-q", "--id", "fix_17"]) == 0
@@ -255,7 +255,7 @@ def test_a_store_that_somebody_else_keeps_locked_is_no_bug(
     def busy(*_: object, **__: object) -> None:
         raise StoreBusy("killick.db", 60)
 
-    monkeypatch.setattr("killick.cli.context.open_client", busy)
+    monkeypatch.setattr("killick.cli.context.open_store", busy)
     found = call(capsys, "ps")
     assert (found.code, is_one_line(found)) == (4, True)
 
@@ -418,6 +418,19 @@ def test_neither_the_version_nor_a_group_imports_a_command(office: Path, words: 
     imported = set(ast.literal_eval(done.stdout.splitlines()[-1]))
     light = ("cli", "cli.main", "cli.exit_codes", "errors", "sanitizer", "text")
     assert imported <= {f"killick.{name}" for name in light}
+
+
+@pytest.mark.parametrize("words", ["ps", "inbox", "show claim_17"])
+def test_a_command_that_reads_starts_without_the_engine(office: Path, words: str) -> None:
+    code = f"import sys; from killick.cli.main import main; main({words.split()!r}); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=office, capture_output=True, text=True, timeout=300, check=True
+    )  # fmt: skip
+    imported = done.stdout.splitlines()[-1].split()
+    heavy = ("asyncio", "killick.agents.", "killick.client.client", "killick.contracts.", "killick.definitions.",
+             "killick.engine.execution", "killick.llm.", "killick.workspace.")  # fmt: skip
+    assert [name for name in imported if name.startswith(heavy)] == []
+    assert len(imported) < 345
 
 
 def test_an_interrupt_is_one_line_and_130(office: Path, monkeypatch: pytest.MonkeyPatch) -> None:

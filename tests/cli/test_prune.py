@@ -80,7 +80,7 @@ def test_old_runs_go_into_a_file_with_their_values_and_others_stay(capsys: Captu
     assert bundle.verify(file).events == found["events"]
     assert holds()
     with killick.open("killick.db") as kd:
-        assert {listed.run for listed in kd.list()} == {"odd", "late"}
+        assert {listed.id for listed in kd.list()} == {"odd", "late"}
     found = data(capsys, "--yes")
     assert (found["runs"], found["file"]) == ([], None)
 
@@ -111,7 +111,7 @@ def test_a_dry_run_says_the_same_and_changes_nothing(capsys: Capture, here: Path
 
 def test_a_run_that_others_stand_on_or_look_at_stays_and_says_why(capsys: Capture) -> None:
     with killick.open("killick.db") as kd:
-        kd.log.fork(e.RunForked(at=1, run="fork", parent="even", cut=3, generation=1))
+        kd.runtime.log.fork(e.RunForked(at=1, run="fork", parent="even", cut=3, generation=1))
         with pytest.raises(killick.RunWaiting):
             kd.run(prune_parent, 1, id="parent")
     out, _ = did(capsys, "store", "prune", "--older", "0s", "--dry-run")

@@ -238,7 +238,7 @@ def test_in_a_pipe_each_change_is_a_line(store: Path) -> None:
         for each in range(number + 1):
             kd.cancel(f"watched_{each}")
             kd.advance(f"watched_{each}")
-            kd.store.remove(f"watched_{each}")
+            kd.runtime.store.remove(f"watched_{each}")
 
 
 @pytest.mark.slow

@@ -67,6 +67,7 @@ def texts() -> Iterator[tuple[str, str]]:
                 yield f"{file.relative_to(ROOT)}:{node.lineno}", node.value
 
 
+@pytest.mark.slow
 def test_every_command_that_a_text_names_is_there() -> None:
     wrong = []
     for place, text in texts():

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -255,27 +256,51 @@ async def nap() -> None:
 @killick.agent
 async def sleeper(run: killick.Run) -> str:
     await run.call(nap)
+    await run.note("awake")
     return "rested"
 """
 
 
-@pytest.mark.slow
-def test_an_interrupt_parks_the_run_and_says_how_to_go_on(office: Path) -> None:
+@pytest.fixture
+def sleeping(office: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run whose step has begun, and which has been interrupted once."""
     (office / "slow.py").write_text(SLOW, encoding="utf-8")
-    process = subprocess.Popen(
-        [*KILLICK, "run", "slow.py", "--id", "s1"],
-        cwd=office,
-        env=plain_environment(),
+    with subprocess.Popen(
+        [*KILLICK, "run", "slow.py", "--id", "s1"], cwd=office, env=plain_environment(), text=True,
         stderr=subprocess.PIPE,
-        text=True,
-    )
-    until = time.monotonic() + 300
-    while not (office / "asleep").exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert err.splitlines()[-1] == "killick: s1: parked where it was; to go on: killick run slow.py --id s1"
+    ) as process:  # fmt: skip
+        while not (office / "asleep").exists() and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "pauses when its open step has ended" in line:
+                break
+        yield process
+        process.kill()
+
+
+@pytest.mark.slow
+def test_an_interrupt_lets_the_open_step_end_and_pauses_the_run(
+    office: Path, sleeping: subprocess.Popen[str]
+) -> None:  # fmt: skip
     (office / "awake").touch()
+    _, err = sleeping.communicate(timeout=300)
+    again = "killick resume s1 && killick run slow.py --id s1"
+    assert sleeping.returncode == 130
+    assert err.splitlines()[-1] == f"killick: s1: paused between two steps; to go on: {again}"
+    assert [each["status"] for each in json.loads(run_killick("ps", "--json", cwd=office).stdout)] == ["paused"]
+    with killick.open(str(office / "killick.db")) as kd:
+        assert [step.status for step in kd.state("s1").fold.steps] == ["done"]
+    run_killick("resume", "s1", cwd=office)
     done = run_killick("run", "slow.py", "--id", "s1", cwd=office)
     assert (done.returncode, done.stdout) == (0, "rested\n")
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_stops_inside_the_step(office: Path, sleeping: subprocess.Popen[str]) -> None:
+    sleeping.send_signal(signal.SIGINT)
+    _, err = sleeping.communicate(timeout=300)
+    assert sleeping.returncode == 130
+    assert err.splitlines()[-1] == "killick: s1: stopped inside a step; to go on: killick run slow.py --id s1"
+    assert not (office / "awake").exists()

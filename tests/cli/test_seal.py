@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import shutil
@@ -38,9 +39,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def grow(run: str, count: int = 1) -> None:
     with killick.open("killick.db") as kd:
-        if kd.store.head(run) is None:
-            kd.log.create(e.RunStarted(at=1, run=run, agent="claims"), {"input": run})
-        kd.log.open(run).append(*(Entry(e.NoteMade(at=2), {"note": f"{run} {n}"}) for n in range(count)))
+        if kd.runtime.store.head(run) is None:
+            kd.runtime.log.create(e.RunStarted(at=1, run=run, agent="claims"), {"input": run})
+        kd.runtime.log.open(run).append(*(Entry(e.NoteMade(at=2), {"note": f"{run} {n}"}) for n in range(count)))
 
 
 def did(capsys: Capture, *words: str, code: int = 0) -> tuple[str, str]:
@@ -103,7 +104,7 @@ def test_as_json_it_has_the_checkpoint_and_what_was_sealed(capsys: Capture) -> N
 def test_what_is_not_what_was_sealed_is_named_and_the_exit_code_says_so(capsys: Capture) -> None:
     sealed(capsys, "one.seal")
     with killick.open("killick.db") as kd:
-        kd.store.remove("b")
+        kd.runtime.store.remove("b")
     out, _ = did(capsys, "store", "seal", "--key", "key.pem", "--out", "two.seal", code=1)
     assert "✗ b  is gone, and nothing says where to" in out
 
@@ -155,14 +156,31 @@ def test_a_rolled_back_store_names_the_runs_that_were_lost(capsys: Capture) -> N
 
 def test_what_is_explained_is_told_and_is_no_failure(capsys: Capture) -> None:
     with killick.open("killick.db") as kd:
-        kd.log.open("b").append(Entry(e.RunCompleted(at=3), {"result": None}))
+        kd.runtime.log.open("b").append(Entry(e.RunCompleted(at=3), {"result": None}))
     sealed(capsys, "one.seal")
     did(capsys, "store", "prune", "--older", "1d", "--to", "old.gz", "--yes")
-    words = ("store", "verify", "--checkpoint", "one.seal", "--key", "key.pem.pub")
+    words = ("store", "verify", "--checkpoint", "one.seal", "--key", "key.pem.pub", "--archive", "old.gz")
     assert "~ b  was pruned into old.gz, which no seal records yet\n" in did(capsys, *words)[0]
     assert [each["run"] for each in data(capsys, *words)["explained"]] == ["b"]
     assert "~ b  was pruned into old.gz\n" in did(capsys, "store", "seal", "--key", "key.pem", "--out", "one.seal")[0]
     assert "~" not in did(capsys, *words)[0]
+
+
+def test_pruned_evidence_is_needed_to_verify_what_was_sealed(capsys: Capture) -> None:
+    with killick.open("killick.db") as kd:
+        kd.runtime.log.open("b").append(Entry(e.RunCompleted(at=3), {"result": None}))
+    sealed(capsys, "one.seal")
+    did(capsys, "store", "prune", "--older", "1d", "--to", "old.gz", "--yes")
+    words = ("store", "verify", "--checkpoint", "one.seal", "--key", "key.pem.pub")
+    for _ in range(2):  # before the next seal, and after it
+        out, _ = did(capsys, *words, code=1)
+        assert f"✗ b  was pruned by {getpass.getuser()} into old.gz" in out
+        assert "the record holds" not in out
+        assert data(capsys, *words, code=1)["holds"] is False
+        did(capsys, *words, "--archive", "old.gz")
+        did(capsys, "store", "seal", "--key", "key.pem", "--out", "one.seal")
+    Path("old.gz").write_bytes(Path("old.gz").read_bytes() + b"x")
+    did(capsys, *words, "--archive", "old.gz", code=1)
 
 
 def test_a_checkpoint_or_key_that_is_none_is_one_line(capsys: Capture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -218,7 +219,7 @@ def test_a_run_for_which_an_answer_came_is_due_and_needs_no_other(store: Path, s
 
 def test_the_store_that_was_named_is_in_the_command_to_type(show: Any, store: Path) -> None:
     told = show("invoice_7", "--store", str(store))
-    assert f"  next    killick resume invoice_7 --store {store}" in told
+    assert f"next killick resume invoice_7 --store {store}" in " ".join(told.split())  # a long path wraps
 
 
 # the timeline -------------------------------------------------------------------------------------
@@ -244,6 +245,28 @@ def test_a_failure_is_told_with_its_chain_its_place_and_what_was_known(show: Any
     assert re.search(r'    the far side answered 422 \{"error": "vat_id"', told)
     assert '  input      customer="Möller", lines=[1, 2, 3]\n  progress   {"sent": 2}\n  context    customer=' in told
     assert "site-packages" not in told
+
+
+def _amount_of(order: dict[str, int]) -> int:
+    return order["amount"]
+
+
+@killick.tool(name="show_invites", effect="at_most_once")
+async def invites(order: dict[str, int]) -> int:
+    await asyncio.sleep(0)
+    return _amount_of(order)
+
+
+@killick.agent(name="show_inviter")
+async def inviter(run: killick.Run) -> int:
+    return await run.call(invites, {})
+
+
+def test_an_attempt_that_raised_shows_the_lines_of_the_users_code(store: Path, show: Any) -> None:
+    with killick.open(str(store)) as kd, pytest.raises(killick.RunWaiting):
+        kd.run(inviter, id="raised")
+    told = " ".join(show("raised").split())
+    assert re.search(r" at \S*test_show\.py:\d+ in _amount_of, \S*test_show\.py:\d+ in invites", told)
 
 
 @pytest.mark.parametrize("columns", ["60", "80", "200"])
@@ -292,7 +315,7 @@ def test_a_rewind_shows_what_it_left_behind(store: Path, show: Any) -> None:
         kd.run(many, 3, id="rewound_1")
         step = kd.state("rewound_1").fold.step("2")
         assert step is not None
-        log = kd.log.open("rewound_1")
+        log = kd.runtime.log.open("rewound_1")
         log.append(Entry(e.RunRewound(at=step.at, cut=step.intended - 1, generation=1, by="mia"), {"because": "wrong"}))
     told = show("rewound_1")
     assert re.search(r"rewound to 2:before by mia: wrong\n +rewound ✓ 2 show_fetch\(claim=1\)\n +rewound ✓ 3", told)
@@ -390,13 +413,13 @@ def forked(store: Path) -> str:
     """A run of five steps that was rewound from 5 to before 4, and a fork that left it after step 2."""
     with killick.open(str(store)) as kd:
         kd.run(many, 5, id="forked_1")
-        before, after = (kd.log.state("forked_1").fold.step(number) for number in ("4", "2"))
+        before, after = (kd.runtime.log.state("forked_1").fold.step(number) for number in ("4", "2"))
         assert before is not None
         assert after is not None
-        log = kd.log.open("forked_1")
+        log = kd.runtime.log.open("forked_1")
         log.append(Entry(e.RunRewound(at=before.at, cut=before.intended - 1, generation=1, by="mia")))
         kd.advance("forked_1")
-        kd.log.fork(e.RunForked(at=1, run="forked_1-fork", parent="forked_1", cut=after.ended, generation=1))
+        kd.runtime.log.fork(e.RunForked(at=1, run="forked_1-fork", parent="forked_1", cut=after.ended, generation=1))
     return "forked_1"
 
 
@@ -468,7 +491,7 @@ def test_a_drawing_and_the_history_are_of_all_time(forked: str, other: str, caps
 
 def test_a_fork_and_who_was_forked_say_so_on_their_pages(forked: str, store: Path, show: Any) -> None:
     with killick.open(str(store)) as kd:
-        kd.log.open(forked).append(Entry(e.ForkMade(at=2, run="forked_1-fork", cut=7, by="mia")))
+        kd.runtime.log.open(forked).append(Entry(e.ForkMade(at=2, run="forked_1-fork", cut=7, by="mia")))
     assert "forked from forked_1, effects recorded" in show("forked_1-fork")
     assert "forked by mia as forked_1-fork" in show(forked)
     assert "--graph" in show(forked).splitlines()[-1]
@@ -530,7 +553,7 @@ def test_state_is_the_state_document(show: Any) -> None:
 
 def test_log_is_every_event_on_a_line(show: Any, store: Path) -> None:
     with killick.open(str(store)) as kd:
-        count = kd.log.head("claim_17").seq
+        count = kd.runtime.log.head("claim_17").seq
     lines = show("claim_17", "--log").splitlines()
     assert len(lines) == count
     assert re.match(r" 1  \S+ \S+  run\.started +run=\"claim_17\", agent=\"show_review\"", lines[0])
@@ -595,6 +618,7 @@ def test_what_makes_no_sense_is_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("us", "told"),
     [
+        (-86_398_121_513, "0 µs"),
         (350, "350 µs"), (12_000, "12 ms"), (999_600, "1.0 s"), (4_200_000, "4.2 s"), (59_960_000, "1m"),
         (185_000_000, "3m 5s"), (3_600_000_000, "1h"), (187_200_000_000, "2d 4h"),
     ],

@@ -164,14 +164,14 @@ def status(run: str) -> str:
 def test_a_mistake_is_one_line_and_changes_nothing(office: Path, capsys: Capture, args: list[str], line: str) -> None:
     main(["run", "app.py:lasting", "-q", "-i", "1", "--id", "old"])
     with killick.open("killick.db") as kd:
-        before = {each.run: kd.log.head(each.run).seq for each in kd.list()}
+        before = {each.id: kd.runtime.log.head(each.id).seq for each in kd.list()}
     found = call(capsys, *args)
     assert found.code == 2
     assert found.err.startswith("killick: ")
     assert found.err.count("\n") == 1
     assert line in found.err
     with killick.open("killick.db") as kd:
-        assert {each.run: kd.log.head(each.run).seq for each in kd.list()} == before
+        assert {each.id: kd.runtime.log.head(each.id).seq for each in kd.list()} == before
     assert bank() == ["pay 2500 to b-17", "mail"]
 
 
@@ -344,7 +344,7 @@ def test_a_program_is_told_what_stays_as_json(office: Path, capsys: Capture) -> 
 
 def test_a_run_that_somebody_is_at_is_taken_back_by_them(office: Path, capsys: Capture) -> None:
     with killick.open("killick.db") as holder:
-        holder.log.open("bill_17", holder="somebody")
+        holder.runtime.log.open("bill_17", holder="somebody")
         found = call(capsys, "time", "rewind", "bill_17", "--to", "5:before", "--yes")
         assert found.code == 0
         assert "will be taken back to 5:before, by somebody, which holds it" in found.out

@@ -26,7 +26,7 @@ def test_a_token_stands_alone_on_stdout_and_the_remark_beside_it(capsys: Capture
     assert code == 0
     text = out.removesuffix("\n")
     with killick.open("killick.db") as kd:
-        made = Tokens(kd.engine).check(text, kd.clock.now_us())
+        made = Tokens(kd.runtime.engine).check(text, kd.runtime.clock.now_us())
     assert made is not None
     assert (made.name, made.scope, made.by) == ("ann", "operator", "root")
     assert "ann, operator (looks and acts on runs), until " in err
@@ -58,11 +58,11 @@ def test_no_tokens_is_a_remark_with_the_next_move(capsys: Capture) -> None:
 def test_a_token_is_revoked_by_name_or_id_and_why_is_on_record(capsys: Capture) -> None:
     call(capsys, "token", "create", "ann")
     with killick.open("killick.db") as kd:
-        [made] = tokens(kd.engine)
+        [made] = tokens(kd.runtime.engine)
     code, out, _ = call(capsys, "token", "revoke", made.id, "--because", "lost")
     assert (code, out) == (0, f"{made.id}  ann  revoked\n")
     with killick.open("killick.db") as kd:
-        assert kd.log.data("killick:tokens", 3) == {"because": "lost"}
+        assert kd.runtime.log.data("killick:tokens", 3) == {"because": "lost"}
 
 
 @pytest.mark.parametrize(
@@ -82,4 +82,4 @@ def test_what_is_mistyped_is_one_line_and_changes_nothing(capsys: Capture, words
     assert says in err
     assert len(err.splitlines()) == 1
     with killick.open("killick.db") as kd:
-        assert tokens(kd.engine) == []
+        assert tokens(kd.runtime.engine) == []

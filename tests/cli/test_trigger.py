@@ -54,7 +54,7 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def take_up() -> None:
     """What a worker does when it starts."""
     with killick.open("killick.db") as kd:
-        trigger_runner.ensure(kd.engine)
+        trigger_runner.ensure(kd.runtime.engine)
 
 
 def test_triggers_are_listed_with_what_sets_them_off_and_when(office: Path, capsys: Capture) -> None:

@@ -215,7 +215,7 @@ def test_a_repair_says_what_was_set_aside_and_that_the_run_waits(capsys: Capture
         assert kd.info("even").status == "waiting"
         repaired = kd.events("even")[-1]
         assert isinstance(repaired.event, e.RunRepaired)
-        assert kd.log.data("even", repaired.seq)["because"] == "disk fault"
+        assert kd.runtime.log.data("even", repaired.seq)["because"] == "disk fault"
 
 
 def test_a_repair_asks_first_and_only_looks_when_told_to(capsys: Capture) -> None:
@@ -232,7 +232,7 @@ def test_a_repair_asks_first_and_only_looks_when_told_to(capsys: Capture) -> Non
 def test_a_run_that_holds_needs_no_repair(capsys: Capture) -> None:
     assert "even: its log is intact; there is nothing to repair" in did(capsys, "store", "repair", "even", code=2)[1]
     with killick.open("killick.db") as kd:
-        kd.store.quarantine("even", "by mistake")
+        kd.runtime.store.quarantine("even", "by mistake")
     assert "it left quarantine" in did(capsys, "store", "repair", "even")[0]
 
 
@@ -295,7 +295,7 @@ def test_erasing_asks_first_and_says_what_else_goes(capsys: Capture) -> None:
 )
 def test_a_mistaken_erasing_is_one_line_and_changes_nothing(capsys: Capture, words: list[str], line: str) -> None:
     with killick.open("killick.db") as kd:
-        kd.log.fork(e.RunForked(at=1, run="fork", parent="even", cut=3, generation=1))
+        kd.runtime.log.fork(e.RunForked(at=1, run="fork", parent="even", cut=3, generation=1))
     _, err = did(capsys, "store", "erase", *words, code=2)
     assert err.startswith(line)
     assert err.count("\n") == 1

@@ -321,13 +321,13 @@ def test_list_finds_runs_by_status_agent_and_tag_newest_first(processes: Process
     kd.start(reviews, Claim(2), id="b")
     with pytest.raises(killick.RunWaiting):
         kd.run(asks, Claim(3), id="c", tags=["eu"])
-    assert [listed.run for listed in kd.list()] == ["c", "b", "a"]
-    assert [listed.run for listed in kd.list(status="queued")] == ["b"]
-    assert [listed.run for listed in kd.list(status=["queued", "waiting"])] == ["c", "b"]
-    assert [listed.run for listed in kd.list(agent="client_reviews")] == ["b", "a"]
-    assert [listed.run for listed in kd.list(tag="eu")] == ["c", "a"]
+    assert [listed.id for listed in kd.list()] == ["c", "b", "a"]
+    assert [listed.id for listed in kd.list(status="queued")] == ["b"]
+    assert [listed.id for listed in kd.list(status=["queued", "waiting"])] == ["c", "b"]
+    assert [listed.id for listed in kd.list(agent="client_reviews")] == ["b", "a"]
+    assert [listed.id for listed in kd.list(tag="eu")] == ["c", "a"]
     newest = kd.list(limit=1)
-    assert [listed.run for listed in kd.list(before=newest[0].number)] == ["b", "a"]
+    assert [listed.id for listed in kd.list(before=newest[0].number)] == ["b", "a"]
 
 
 def test_the_statuses_are_these_and_no_others(processes: Processes) -> None:
@@ -379,7 +379,7 @@ def test_every_method_has_an_awaitable_form_that_does_not_block_the_loop(process
         assert (await kd.as_async().info("r")).status == "waiting"
         assert (await kd.as_async().state("r")).run == "r"
         assert await kd.as_async().events("r")
-        assert [listed.run for listed in await kd.as_async().list()] == ["r"]
+        assert [listed.id for listed in await kd.as_async().list()] == ["r"]
         assert [wait.id for wait in await kd.as_async().inbox()] == ["r:2"]
         await kd.as_async().say("r", "hello")
         await kd.as_async().send("r", "noise", 1)
@@ -528,7 +528,7 @@ def test_handles_and_searches_are_of_the_clients_kind(tmp_path: Path) -> None:
 def test_both_kinds_of_client_share_one_store_and_its_closing(tmp_path: Path) -> None:
     with killick.open(str(tmp_path / "killick.db")) as kd:
         assert kd.as_sync() is kd
-        assert kd.as_async().as_async().engine is kd.engine
+        assert kd.as_async().as_async().runtime.engine is kd.runtime.engine
         assert asyncio.run(kd.as_async().run(reviews, Claim(17), id="r")).paid
         asyncio.run(kd.as_async().close())
         with pytest.raises(killick.KillickError, match="closed"):
@@ -593,7 +593,7 @@ def test_an_input_that_does_not_fit_or_cannot_be_stored_is_refused_and_creates_n
     with pytest.raises(ValueRefused, match="input"):
         getattr(kd, how)(reviews, claim, id="r")
     assert kd.list() == []
-    assert kd.store.head("r") is None
+    assert kd.runtime.store.head("r") is None
 
 
 def test_an_argument_that_cannot_be_stored_fails_at_once_naming_step_and_path(processes: Processes) -> None:

@@ -61,13 +61,13 @@ def test_a_listing_opens_only_the_runs_that_it_shows(kd: Client, monkeypatch: py
         ask(kd, f"r{n:02}", f"{n + 1}h")
         kd.run(done, id=f"done-{n}")
     opened: list[str] = []
-    real = kd.log.state
+    real = kd.runtime.log.state
 
     def counted(run: str, *given: Any, **options: Any) -> Any:
         opened.append(run)
         return real(run, *given, **options)
 
-    monkeypatch.setattr(kd.log, "state", counted)
+    monkeypatch.setattr(kd.runtime.log, "state", counted)
     assert [wait.run for wait in kd.inbox(limit=3)] == ["r00", "r01", "r02"]
     assert set(opened) == {"r00", "r01", "r02"}
 
@@ -83,11 +83,11 @@ def test_what_nobody_can_answer_any_more_comes_last(kd: Client, clock: ManualClo
 def test_pages_follow_each_other_and_end(kd: Client) -> None:
     for n in range(5):
         ask(kd, f"r{n}", f"{n + 1}h")
-    now_us = kd.clock.now_us()
-    rows = inbox.asking(kd.store, now_us)
-    first = inbox.page(kd.log, lambda wait: True, rows, now_us=now_us, limit=2)
-    second = inbox.page(kd.log, lambda wait: True, rows, now_us=now_us, limit=2, after=first.next)
-    third = inbox.page(kd.log, lambda wait: True, rows, now_us=now_us, limit=2, after=second.next)
+    now_us = kd.runtime.clock.now_us()
+    rows = inbox.asking(kd.runtime.store, now_us)
+    first = inbox.page(kd.runtime.log, lambda wait: True, rows, now_us=now_us, limit=2)
+    second = inbox.page(kd.runtime.log, lambda wait: True, rows, now_us=now_us, limit=2, after=first.next)
+    third = inbox.page(kd.runtime.log, lambda wait: True, rows, now_us=now_us, limit=2, after=second.next)
     assert [[wait.run for wait in each.waits] for each in (first, second, third)] == [
         ["r0", "r1"],
         ["r2", "r3"],
@@ -95,7 +95,7 @@ def test_pages_follow_each_other_and_end(kd: Client) -> None:
     ]
     assert third.next is None
     with pytest.raises(ValueRefused, match="cursor"):
-        inbox.page(kd.log, lambda wait: True, rows, now_us=now_us, limit=2, after="nonsense")
+        inbox.page(kd.runtime.log, lambda wait: True, rows, now_us=now_us, limit=2, after="nonsense")
 
 
 def test_a_question_of_one_branch_is_there_while_another_branch_works(tmp_path: Path) -> None:

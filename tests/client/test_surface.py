@@ -122,6 +122,13 @@ def test_both_clients_have_what_section_13_names_and_one_is_awaited() -> None:
             assert inspect.iscoroutinefunction(getattr(killick.AsyncClient, name))
 
 
+def test_a_client_shows_what_people_call_and_one_door_for_hosts() -> None:
+    with killick.open("memory:") as kd:
+        for client in (kd, kd.as_async()):
+            offered = {name for name in dir(client) if not name.startswith("_")}
+            assert {name for name in offered if not callable(getattr(client, name))} == {"find", "runtime"}
+
+
 def test_methods_have_their_own_signatures_at_run_time() -> None:
     with killick.open("memory:") as kd:
         for client in (kd, kd.as_async()):
@@ -134,6 +141,16 @@ def test_decorators_show_their_options_at_run_time(declare: Any) -> None:
     parameters = inspect.signature(declare).parameters.values()
     assert {"name"} < {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
     assert not any(each.kind is each.VAR_KEYWORD for each in parameters)
+
+
+def test_whatever_is_a_run_has_its_id_as_id() -> None:
+    @killick.agent
+    async def identified(run: killick.Run) -> str:
+        return run.id
+
+    with killick.open("memory:") as kd:
+        handle = kd.start(identified)
+        assert {kd.run(identified, id=handle.id), handle.info().id, kd.list()[0].id} == {handle.id}
 
 
 def test_what_people_print_says_what_it_is() -> None:

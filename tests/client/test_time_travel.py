@@ -85,7 +85,7 @@ def test_a_fork_goes_on_from_its_place_and_leaves_its_parent_alone(world: World)
     assert worldly(world.kd, fork.id) == first
     assert BOOKS == ["ask small", "pay ann"]
     assert [event.run for event in world.told("r", e.ForkMade)] == ["r-fork"]
-    assert world.kd.state("r", at=world.kd.log.head("r").seq - 1).to_json() == before
+    assert world.kd.state("r", at=world.kd.runtime.log.head("r").seq - 1).to_json() == before
     assert world.kd.verify().holds
 
 
@@ -127,7 +127,7 @@ def test_an_output_is_changed_only_where_nothing_came_of_it_yet(
     world.kd.run(travelling, "ann", id="r")
     with pytest.raises(TimeRefused, match=told):
         world.kd.fork("r", at, output=output)
-    assert world.kd.store.head("r-fork") is None
+    assert world.kd.runtime.store.head("r-fork") is None
 
 
 def test_an_output_that_the_tool_could_not_have_returned_is_refused(world: World) -> None:
@@ -336,10 +336,10 @@ def test_a_rewind_says_what_it_did_and_the_run_is_due(world: World) -> None:
 
 def test_what_names_no_place_changes_nothing(world: World) -> None:
     world.kd.run(travelling, "ann", id="r")
-    head = world.kd.log.head("r").seq
+    head = world.kd.runtime.log.head("r").seq
     with pytest.raises(BoundaryUnknown, match="there is no step 9"):
         world.kd.rewind("r", "9:before")
-    assert world.kd.log.head("r").seq == head
+    assert world.kd.runtime.log.head("r").seq == head
 
 
 def test_r33_messages_go_back_to_the_inbox_and_answers_do_not(world: World) -> None:
@@ -376,7 +376,7 @@ def test_r33_a_child_that_was_spawned_before_is_the_one_that_is_waited_for(world
     world.kd.rewind("r", "start")
     assert worldly(world.kd) == ["ann was paid"] * 2
     assert BOOKS == ["pay ann"] * 2
-    assert [child.run for child in world.kd.log.ledger("r").children] == ["r/1", "r/2"] * 2
+    assert [child.run for child in world.kd.runtime.log.ledger("r").children] == ["r/1", "r/2"] * 2
     fork = world.kd.fork("r", "start")
     assert worldly(world.kd, fork.id) == ["ann was paid"] * 2
     assert BOOKS == ["pay ann"] * 2
@@ -490,7 +490,7 @@ def test_a_fork_is_not_taken_back_to_before_it_was_forked(world: World) -> None:
 
 
 def test_killicks_own_logs_are_not_taken_back(world: World) -> None:
-    log = world.kd.log.create(e.RunStarted(at=1, run="trigger:x", agent="killick.trigger:x"), {"input": None})
+    log = world.kd.runtime.log.create(e.RunStarted(at=1, run="trigger:x", agent="killick.trigger:x"), {"input": None})
     world.store.release("trigger:x", epoch=log.epoch)
     with pytest.raises(TimeRefused, match="an internal log of Killick"):
         world.kd.rewind("trigger:x", "start")
@@ -736,7 +736,7 @@ def test_a_rewind_that_comes_as_its_run_ends_interrupts_nobody(
 
     @killick.tool(effect="reads", name="looks_who_holds")
     def looks_who_holds() -> int:
-        holders.append(other.log.head("r").holder)
+        holders.append(other.runtime.log.head("r").holder)
         return len(holders)
 
     @killick.agent(name="ends_as_it_is_rewound")
@@ -746,7 +746,7 @@ def test_a_rewind_that_comes_as_its_run_ends_interrupts_nobody(
 
     def rewinds() -> None:
         command = {"command": "rewind", "to": "1:before", "because": None}
-        [sent] = other.store.deliver([delivery("r", inbox.COMMAND, command, id="c", by="ann", at_us=1)])
+        [sent] = other.runtime.store.deliver([delivery("r", inbox.COMMAND, command, id="c", by="ann", at_us=1)])
         assert not isinstance(sent, killick.KillickError)
 
     def takes() -> None:
@@ -754,9 +754,53 @@ def test_a_rewind_that_comes_as_its_run_ends_interrupts_nobody(
         while here[0]._live["r"].signal is None:
             time.sleep(0.01)
         if taken:
-            other.store.lease("r", "ann", seconds=300)
+            other.runtime.store.lease("r", "ann", seconds=300)
 
     store = cast("Store", Ending(SqliteStore(path), rewinds, takes))
     with killick.open(path) as other, killick.Client(store) as kd:
         assert kd.run(agent, id="r") == (1 if taken else 2)
         assert None not in holders, "whoever runs it holds it"
+
+
+@pytest.mark.parametrize("place", ["2:after", "3:before", "3:after", "now"])
+def test_a_run_that_was_compensated_is_cut_only_before_its_compensation(world: World, place: str) -> None:
+    @killick.agent(name="cancelled_midway")
+    async def agent(run: killick.Run) -> str:
+        await run.call(pay, "ann")
+        return (await run.ask("go on?")).kind
+
+    world.kd.start(agent, id="r")
+    world.kd.advance("r")
+    world.kd.cancel("r", compensate=True)
+    world.kd.advance("r")
+    assert [step.sort for step in world.kd.state("r").fold.steps] == ["tool", "wait", "undo"]
+    if place in ("3:after", "now"):
+        for act in (world.kd.fork, world.kd.rewind):
+            with pytest.raises(TimeRefused, match="choose 3:before"):
+                act("r", place)
+        return
+    fork = world.kd.fork("r", place, effects="live")
+    world.kd.advance(fork.id)
+    world.kd.answer(fork.id, "approve")
+    world.kd.advance(fork.id)
+    assert fork.result(timeout=0) == "approve"
+
+
+def test_a_run_is_not_cut_among_the_steps_of_its_cancellation(world: World) -> None:
+    @killick.agent(name="cancelled_with_child")
+    async def agent(run: killick.Run) -> Any:
+        return await (await run.spawn(cancelled_late)).result()
+
+    @killick.agent(name="cancelled_late")
+    async def cancelled_late(run: killick.Run) -> None:
+        await run.ask("well?")
+
+    world.kd.start(agent, id="r")
+    world.kd.advance("r")
+    world.kd.cancel("r", compensate=True)
+    for _ in range(3):
+        world.kd.advance_due()
+    assert [step.sort for step in world.kd.state("r").fold.steps] == ["child", "wait", "wait"]
+    for place in ("3:after", "now"):
+        with pytest.raises(TimeRefused, match="choose 3:before"):
+            world.kd.fork("r", place)

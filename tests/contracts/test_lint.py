@@ -47,7 +47,7 @@ mesage = "y"
 [[rules]]
 name = "slow"
 tools = "pay"
-arguments.to = { matches = "(a+)+" }
+arguments.to = { matches = "(?=a+)b" }
 
 [prices.house]
 input = 1
@@ -170,7 +170,6 @@ def test_a_rule_said_twice_is_worth_a_word() -> None:
         ("^EUR", "begins with ^"),
         ("EUR$", "ends with $"),
         (".*EUR.*", "matches anything around"),
-        ("[a-z]+[a-z]+[a-z]+[a-z]+[a-z]+", "at most 50 characters"),
     ],
 )
 def test_a_pattern_that_is_hardly_meant_so_is_worth_a_word(pattern: str, told: str) -> None:

@@ -308,8 +308,8 @@ def look_at(path: Path, *, verified: bool) -> Callable[[int], None]:
     def task(out: int) -> None:
         with killick.open(str(path)) as kd:
             for listed in kd.list(limit=10_000):
-                steps = [(s.id, s.sort, s.name, s.status) for s in kd.state(listed.run).fold.steps]
-                os.write(out, f"run {json.dumps([listed.run, listed.status, sorted(steps)])}\n".encode())
+                steps = [(s.id, s.sort, s.name, s.status) for s in kd.state(listed.id).fold.steps]
+                os.write(out, f"run {json.dumps([listed.id, listed.status, sorted(steps)])}\n".encode())
             if verified:
                 os.write(out, f"problems {json.dumps([str(p) for p in kd.verify().problems])}\n".encode())
 

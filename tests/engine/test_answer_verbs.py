@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import killick
 from claims import on_terminal, plain_environment
+from killick.client import answers
 from killick.client.answers import deliver
 from killick.engine.inbox import ANSWER, answer_id
 from killick.errors import AnswerRefused
@@ -70,9 +72,9 @@ def test_r31_the_engine_sets_aside_what_a_client_should_have_refused(world: Any)
         [wait] = world.kd.inbox()
         opened = world.kd.state("r").fold.facts.waits["1"].opened
         told = {**body, "digest": wait.digest}
-        deliver(world.kd.engine, "r", ANSWER, told, id=answer_id("r", "1", opened), by="ann")
+        deliver(world.kd.runtime.engine, "r", ANSWER, told, id=answer_id("r", "1", opened), by="ann")
         waits(world.kd, asks, ["a", "b"])
-    log = world.kd.log
+    log = world.kd.runtime.log
     notes = [log.data("r", each.seq)["note"] for each in world.kd.events("r") if isinstance(each.event, e.NoteMade)]
     assert "respond with one of them" in notes[0]
     assert "is not one of 'a', 'b'" in notes[1]
@@ -113,3 +115,27 @@ def test_only_the_command_line_reads_the_terminal() -> None:
     found = {file.relative_to(root).as_posix() for file in root.rglob("*.py") if reads.search(file.read_text("utf-8"))}
     # The process of an isolated tool reads its call from a pipe.
     assert {each for each in found if not each.startswith("cli/")} <= {"engine/steps/isolation.py"}
+
+
+def test_an_answer_to_a_wait_that_closes_meanwhile_is_refused_or_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    @killick.agent(name="closes_meanwhile")
+    async def agent(run: killick.Run) -> str:
+        return (await run.ask("well?", timeout=5)).kind
+
+    clock = killick.clock.ManualClock()
+    with killick.open("memory:", clock=clock) as kd:
+        kd.start(agent, id="r")
+        kd.advance("r")
+        found = answers._open_wait
+
+        def closing(*args: Any) -> Any:
+            wait = found(*args)
+            kd.rewind("r", "start")
+            return wait
+
+        monkeypatch.setattr(answers, "_open_wait", closing)
+        with contextlib.suppress(killick.errors.KillickError):
+            kd.answer("r", "approve")
+        monkeypatch.undo()
+        kd.advance("r")
+        assert kd.info("r").waits[0].prompt == "well?"

@@ -653,16 +653,16 @@ def test_hooks_hear_every_round(late: Late, monkeypatch: pytest.MonkeyPatch) -> 
         heard.append((event.run, event.event.to, event.event.round, event.data["may"]))
 
     assert hears is not None
-    hooks.ensure(desk.kd.engine)
+    hooks.ensure(desk.kd.runtime.engine)
     ask = killick.Approval("managers", timeout="1h", escalate=[("directors", "2h")])
     agent = paying("heard", rules.arguments("approvals.pay", amount={"max": 1}, name="large", ask=ask))
     desk.asked(agent)
     clock.advance(3601)
     desk.asked(agent)
     hook = f"hook:{'approvals.hears'}"
-    head = desk.kd.store.lease(hook, desk.kd.engine.holder, seconds=60)
-    asyncio.run(hooks.attend(desk.kd.engine, desk.kd.log.open(hook), _Once()))
-    desk.kd.store.release(hook, epoch=head.epoch)
+    head = desk.kd.runtime.store.lease(hook, desk.kd.runtime.engine.holder, seconds=60)
+    asyncio.run(hooks.attend(desk.kd.runtime.engine, desk.kd.runtime.log.open(hook), _Once()))
+    desk.kd.runtime.store.release(hook, epoch=head.epoch)
     managers, directors = sorted(PEOPLE["managers"]), PEOPLE["directors"]
     assert heard == [("r", ("managers",), 0, managers), ("r", ("directors",), 1, directors)]
 

@@ -108,7 +108,7 @@ def test_a_child_is_spawned_once_however_often_the_parent_replays(processes: Pro
     processes.new().answer(child, "approve")
     assert processes.new().run(parent, id="r") == "child approve"
     assert DONE == ["child"]
-    assert sorted(listed.run for listed in kd.list()) == sorted(["r", child])
+    assert sorted(listed.id for listed in kd.list()) == sorted(["r", child])
 
 
 def test_a_child_that_fails_raises_child_failed_with_its_failure_again_on_replay(processes: Processes) -> None:
@@ -229,7 +229,7 @@ def test_a_childs_input_that_cannot_be_stored_is_refused_and_nothing_is_spawned(
     with pytest.raises(killick.RunFailed) as failed:
         kd.run(parent, id="r")
     assert failed.value.failure.is_a("ValueRefused")
-    assert [listed.run for listed in kd.list()] == ["r"]
+    assert [listed.id for listed in kd.list()] == ["r"]
     assert "child.spawned" not in kinds(kd, "r")
 
 
@@ -242,7 +242,7 @@ def test_a_childs_input_of_the_wrong_type_is_refused_before_it_is_spawned(proces
     kd = processes.new()
     with pytest.raises(killick.RunFailed):
         kd.run(parent, id="r")
-    assert [listed.run for listed in kd.list()] == ["r"]
+    assert [listed.id for listed in kd.list()] == ["r"]
 
 
 def test_a_child_inherits_the_priority_unless_it_is_given_one(processes: Processes) -> None:
@@ -571,3 +571,44 @@ def test_a_code_s_own_timeout_around_a_step_replays_the_same(processes: Processe
     kd.answer("r", "approve")
     processes.new().run(agent, id="r")
     assert seen == ["timeout", "timeout"]
+
+
+# forks --------------------------------------------------------------------------------------------
+
+
+@killick.agent(name="waits_for_packing")
+async def waits_for_packing(run: killick.Run) -> str:
+    child = await run.spawn(asks_first, "ann", on_parent_end="abandon")
+    return await child.result()
+
+
+def test_a_child_that_ends_wakes_every_run_of_the_tree_that_waits_for_it(processes: Processes) -> None:
+    kd = processes.new()
+    park(kd, waits_for_packing)
+    fork = kd.fork("r", "1:after", id="f")
+    second = kd.fork("f", "now", id="ff")
+    kd.advance_due()
+    assert {kd.info(run).waits[0].name for run in ("r", "f", "ff")} == {"r/1"}
+    kd.answer("r/1", "approve")
+    for _ in range(4):
+        processes.new().advance_due()
+    assert [kd.info(run).status for run in ("r", "f", "ff")] == ["completed"] * 3
+    assert fork.result(timeout=0) == second.result(timeout=0) == kd.run(waits_for_packing, id="r")
+
+
+def test_a_child_that_ends_again_after_a_rewind_wakes_its_parent_again(processes: Processes) -> None:
+    kd = processes.new()
+    park(kd, waits_for_packing)
+    kd.cancel("r/1")
+    for _ in range(2):
+        processes.new().advance_due()
+    assert kd.info("r").status == "failed"
+    assert kd.resume("r").startswith("rewound to step 2")
+    kd.rewind("r/1", "1:before")
+    for _ in range(2):
+        processes.new().advance_due()
+    assert kd.info("r").waits[0].name == "r/1"
+    kd.answer("r/1", "approve")
+    for _ in range(2):
+        processes.new().advance_due()
+    assert kd.info("r").status == "completed"

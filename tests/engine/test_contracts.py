@@ -507,7 +507,7 @@ def test_children_and_messages_are_intentions_that_people_may_be_asked_about(des
         assert desk.go(agent) == [["paid 1"], None]
     else:
         assert desk.go(agent) == [["rejected_by_person", "mia"], "rejected_by_person"]
-        assert desk.kd.store.head("below") is None
+        assert desk.kd.runtime.store.head("below") is None
     desk.holds(agent)
 
 
@@ -520,8 +520,8 @@ def test_a_denied_child_or_message_never_leaves(desk: Desk, pattern: str) -> Non
     spawned, sent = desk.go(agent)
     assert spawned == "tool_denied" or pattern == "send"
     assert sent == "tool_denied" or pattern == "spawn:*"
-    assert (desk.kd.store.head("below") is None) == (pattern != "send")
-    assert bool(desk.kd.store.inbox("r", name="hello")) == (pattern == "spawn:*")
+    assert (desk.kd.runtime.store.head("below") is None) == (pattern != "send")
+    assert bool(desk.kd.runtime.store.inbox("r", name="hello")) == (pattern == "spawn:*")
 
 
 # models -------------------------------------------------------------------------------------------

@@ -52,13 +52,13 @@ class Shop:
         """A process takes a run and dies at once."""
         head = self.store.lease(run, holder, seconds=1)
         if alone:
-            log = self.kd.log.open(run, head=head)
+            log = self.kd.runtime.log.open(run, head=head)
             log.append(killick_entry(e.RunTaken(at=self.clock.now_us(), epoch=head.epoch, holder=holder, alone=True)))
         self.clock.advance(2)
 
     def looked(self, *runs: str) -> list[RunOutcome]:
         """What a worker finds that claims what is due, of these runs."""
-        claimed = self.store.claim(self.kd.engine.holder, now_us=self.clock.now_us(), seconds=30, limit=10)
+        claimed = self.store.claim(self.kd.runtime.engine.holder, now_us=self.clock.now_us(), seconds=30, limit=10)
         found = {each.row.run: each for each in claimed}
         assert sorted(found) == sorted(runs)
         return [self.kd.runtime.blocking(self._advanced(found[run])) for run in runs]
@@ -147,7 +147,7 @@ def test_a_caller_in_the_foreground_goes_on_at_once_and_quarantines_nothing(shop
     for _ in range(crash_loop.QUARANTINE_AFTER + 2):
         shop.die("many")
         head = shop.store.lease("many", "2-other", seconds=1)
-        log = shop.kd.log.open("many", head=head)
+        log = shop.kd.runtime.log.open("many", head=head)
         from killick.engine.claims import record_death
 
         record_death(log, "1-gone", shop.clock.now_us(), quarantines=False)
@@ -174,7 +174,7 @@ def test_after_five_deaths_alone_the_run_waits_for_a_person_and_says_why(shop: S
     assert shop.looked() == []
     with pytest.raises(killick.RunWaiting, match=r"died 8 times in a row.*killick resume r"):
         shop.kd.run(crash_reader, id="r")
-    [line] = Listing(shop.kd.log).lines(shop.store.runs(RunQuery()), shop.clock.now_us())
+    [line] = Listing(shop.kd.runtime.log).lines(shop.store.runs(RunQuery()), shop.clock.now_us())
     assert [about.kind for about in line.about] == ["crash", "person"]
     assert line.about[0].text.startswith("quarantined: its process died 8 times in a row; the last was process 1")
     assert not shop.kd.state("r").fold.failures

@@ -17,6 +17,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError as FutureCancelled
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,7 @@ import httpx
 import openai
 import pytest
 
+import killick
 from killick.engine.failures import (
     CHAIN_MAX,
     DETAIL_CHARS_MAX,
@@ -762,3 +764,21 @@ def test_no_client_is_imported_to_know_its_errors() -> None:
         "sys.exit(any(name in sys.modules for name in ('httpx', 'requests', 'aiohttp', 'openai', 'anthropic')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_secret_that_a_tool_raises_is_not_on_record(tmp_path: Path) -> None:
+    @killick.tool(effect="reads")
+    async def log_in(password: killick.Secret) -> None:
+        text = password.reveal()
+        error = ValueError(f"no user has {text}", text)
+        error.add_note(f"tried {text}")
+        raise error from OSError(text)
+
+    @killick.agent
+    async def agent(run: killick.Run, _: None) -> None:
+        await run.call(log_in, killick.Secret("hunter2-hunter2"))
+
+    with killick.open(str(tmp_path / "killick.db")) as kd, pytest.raises(killick.errors.RunFailed):
+        kd.run(agent, None, id="r")
+    found = [path.name for path in tmp_path.iterdir() if b"hunter2" in path.read_bytes()]
+    assert found == []

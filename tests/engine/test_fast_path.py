@@ -11,6 +11,7 @@ import pytest
 import killick
 from killick.engine import observers
 from killick.engine.steps import fast_path
+from killick.log import writer
 from killick.log.writer import apply_events
 from killick.model import events as e
 from killick.model.fold import Fold
@@ -85,7 +86,8 @@ async def everything(run: killick.Run) -> list[Any]:
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> None:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "salt", lambda: bytes(8))
     CALLS.clear()
 
 
@@ -96,7 +98,7 @@ def recorded(kd: killick.Client) -> list[tuple[Any, Any]]:
         body = msgspec.to_builtins(each.event)
         for name in ("at", "holder", "build", "retry_at"):
             body.pop(name, None)
-        values = kd.log.data("r", each.seq)
+        values = kd.runtime.log.data("r", each.seq)
         if "failure" in values:  # its traceback names lines of the engine
             body.pop("data")
             values["failure"] = {name: values["failure"][name] for name in ("kind", "type", "message")}

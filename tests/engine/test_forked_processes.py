@@ -139,11 +139,11 @@ def test_a_helper_that_outlives_its_process_keeps_no_run_of_it_busy(folder: Path
         assert died.wait(60) == -9
     try:
         with killick.open(str(folder / "killick.db")) as kd:
-            head = kd.store.head("r")
+            head = kd.runtime.store.head("r")
             assert head is not None
             assert head.holder is not None
-            assert not kd.store.lives(head.holder)
-            assert kd.store.lease("r", "another", seconds=1).holder == "another"
+            assert not kd.runtime.store.lives(head.holder)
+            assert kd.runtime.store.lease("r", "another", seconds=1).holder == "another"
     finally:
         import os
 

@@ -120,7 +120,7 @@ def app(tmp_path: Path) -> Path:
 
 def statuses(folder: Path) -> set[str]:
     with killick.open(str(folder / "killick.db")) as kd:
-        return {kd.info(listed.run).status for listed in kd.list(limit=100)}
+        return {kd.info(listed.id).status for listed in kd.list(limit=100)}
 
 
 def command(*words: str) -> list[str]:

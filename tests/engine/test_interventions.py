@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -251,13 +252,13 @@ def test_what_came_while_somebody_was_at_it_who_left_is_done_when_the_run_goes_o
 @contextlib.contextmanager
 def elsewhere(kd: killick.Client, run: str) -> Iterator[None]:
     """Somebody else has the run, and lets it go without having looked at anything. Whoever is patient is not here."""
-    head = kd.store.lease(run, "somebody else", seconds=60)
+    head = kd.runtime.store.lease(run, "somebody else", seconds=60)
     looks, commands.LOOKS = commands.LOOKS, 0  # type: ignore[misc]
     try:
         yield
     finally:
         commands.LOOKS = looks  # type: ignore[misc]
-        kd.store.release(run, epoch=head.epoch)
+        kd.runtime.store.release(run, epoch=head.epoch)
 
 
 def test_blocking_agents_are_woken_too(kd: killick.Client) -> None:
@@ -598,7 +599,7 @@ def test_who_and_why_are_on_record_of_every_command(kd: killick.Client, how: str
         kd.resume("r", by="fay", because="back")
         kd.run(agent, id="r")
     said = {
-        type(one.event).__name__: (one.event.by, kd.log.data("r", one.seq).get("because"))
+        type(one.event).__name__: (one.event.by, kd.runtime.log.data("r", one.seq).get("because"))
         for one in kd.events("r")
         if getattr(one.event, "by", None) in ("ann", "bob", "cid", "dan", "eve", "fay")
         and not isinstance(one.event, e.MessageTaken)
@@ -635,9 +636,9 @@ def test_a_command_sent_twice_under_one_id_counts_once(kd: killick.Client, how: 
     advanced(kd, agent)
     with elsewhere(kd, "r") if how == "left" else contextlib.nullcontext():
         for _ in range(3):
-            commands.command(kd.engine, "r", {"command": "note", "note": "once"}, by="ann", id="n1")
+            commands.command(kd.runtime.engine, "r", {"command": "note", "note": "once"}, by="ann", id="n1")
     kd.advance("r")
-    commands.command(kd.engine, "r", {"command": "note", "note": "once"}, by="ann", id="n1")
+    commands.command(kd.runtime.engine, "r", {"command": "note", "note": "once"}, by="ann", id="n1")
     kd.advance("r")
     assert [one.data["note"] for one in told(kd, "r", e.NoteMade)] == ["once"]
 
@@ -878,3 +879,48 @@ def test_a_killed_process_leaves_what_somebody_gave_a_step(tmp_path: Path, when:
         assert kd.state("r").outputs["1.1.1"] == "given"
         assert kd.info("r").status == "completed"
         assert kd.verify().problems == []
+
+
+def test_a_resume_right_after_a_pause_waits_for_the_tool_under_way() -> None:
+    began, ends = threading.Event(), threading.Event()
+
+    @killick.tool(name="paused_under_way")
+    def slow() -> str:
+        began.set()
+        assert ends.wait(60)
+        return "done"
+
+    @killick.agent(name="paused_and_resumed")
+    def agent(run: killick.SyncRun) -> str:
+        return run.call(slow)
+
+    with killick.open("memory:") as kd, ThreadPoolExecutor(2) as pool:
+        running = pool.submit(kd.run, agent, id="r")
+        assert began.wait(60)
+        kd.pause("r")
+        resuming = pool.submit(kd.resume, "r")
+        assert not resuming.done()
+        ends.set()
+        assert resuming.result(60) == "resumed"
+        with contextlib.suppress(killick.errors.KillickError):
+            running.result(60)
+        assert kd.run(agent, id="r") == "done"
+
+
+def test_a_resume_that_finds_the_run_cancelled_meanwhile_leaves_it_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    @killick.agent(name="cancelled_meanwhile")
+    async def agent(run: killick.Run) -> None:
+        await run.wait("word")
+
+    with killick.open("memory:") as kd:
+        kd.start(agent, id="r")
+        kd.advance("r")
+        kd.pause("r")
+        stale = kd.runtime.store.index("r")
+        kd.cancel("r")
+        kd.advance("r")
+        monkeypatch.setattr(kd.runtime.store, "index", lambda run: stale)
+        with pytest.raises(AnswerRefused, match="the run is over"):
+            kd.resume("r")
+        monkeypatch.undo()
+        assert kd.info("r").status == "cancelled"

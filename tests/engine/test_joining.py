@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def path(tmp_path: Path) -> Path:
     """A store's file with a table of an application in it."""
     path = tmp_path / "killick.db"
     SqliteStore(path).close()
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE paid (who TEXT NOT NULL, amount INTEGER NOT NULL)")
     return path
 
@@ -67,7 +68,7 @@ def test_start_send_and_answer_happen_with_the_callers_own_rows(
     own.execute("INSERT INTO paid VALUES ('ann', 1)")
     handle = kd.start(asks, "ann", id="a", tx=own)
     kd.send("a", "news", "good", tx=own)
-    assert (kd.store.head("a"), rows(path)) == (None, [])
+    assert (kd.runtime.store.head("a"), rows(path)) == (None, [])
     own.execute("COMMIT")
     assert (handle.info().status, rows(path)) == ("queued", [("ann", 1)])
     parked(kd, "a")
@@ -89,7 +90,7 @@ def test_what_was_started_sent_and_answered_goes_with_a_rollback(kd: killick.Cli
     kd.send("a", "news", "more", tx=own)
     kd.answer("a", "approve", tx=own)
     own.execute("ROLLBACK")
-    assert (kd.store.head("b"), [message.name for message in kd.store.inbox("a")]) == (None, [])
+    assert (kd.runtime.store.head("b"), [message.name for message in kd.runtime.store.inbox("a")]) == (None, [])
     kd.start(asks, "bob", id="b")
     kd.answer("a", "reject")
     assert kd.run(asks, "ann", id="a") == "good reject"
@@ -111,7 +112,7 @@ def test_a_tool_may_start_and_tell_others_in_its_own_transaction(kd: killick.Cli
         await run.call(tells)
 
     kd.run(telling)
-    assert [message.name for message in kd.store.inbox("other")] == ["news"]
+    assert [message.name for message in kd.runtime.store.inbox("other")] == ["news"]
     assert kd.info("new").status == "queued"
 
 
@@ -126,7 +127,7 @@ def test_the_awaitable_forms_take_it_too(kd: killick.Client, path: Path) -> None
 
     asyncio.run(started())
     connection.close()
-    assert [message.name for message in kd.store.inbox("a")] == ["news"]
+    assert [message.name for message in kd.runtime.store.inbox("a")] == ["news"]
 
 
 def test_a_connection_that_cannot_be_joined_is_refused_with_a_line(
@@ -150,7 +151,7 @@ def test_a_connection_that_cannot_be_joined_is_refused_with_a_line(
         ):
             with pytest.raises(killick.KillickError, match=told):
                 act()
-    assert (kd.store.head("b"), kd.store.inbox("a")) == (None, [])
+    assert (kd.runtime.store.head("b"), kd.runtime.store.inbox("a")) == (None, [])
     elsewhere.close()
     nowhere.close()
 

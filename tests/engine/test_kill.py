@@ -91,7 +91,7 @@ def test_whoever_loses_the_race_to_create_a_run_does_not_let_the_winner_go(tmp_p
             both = [asyncio.create_task(kd.as_async().run(contested, id="run")) for kd in (one, two)]
             await at_it.wait()
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)  # the other one is refused
-            held = one.log.head("run").holder
+            held = one.runtime.log.head("run").holder
             go_on.set()
             return held, await asyncio.gather(*both, return_exceptions=True)
 

@@ -116,7 +116,7 @@ class Office:
 
     def is_free(self) -> bool:
         """Whether another process could take the run."""
-        store, head = self.next.store, self.next.log.head("r")
+        store, head = self.next.runtime.store, self.next.runtime.log.head("r")
         ran_out = head.lease_until_us is not None and head.lease_until_us <= store.now_us()
         return head.holder is None or ran_out or not store.lives(head.holder)
 
@@ -124,7 +124,7 @@ class Office:
         """Another process goes on with the run, as often as it takes."""
         until(self.is_free)
         for _ in range(5):
-            row = self.next.store.index("r")
+            row = self.next.runtime.store.index("r")
             if row is not None and row.status in ("completed", "cancelled", "failed"):
                 return
             if row is not None and row.status == "paused":
@@ -136,7 +136,7 @@ class Office:
         """The book, and a record that never says of a payment that it did not happen."""
         assert self.bank.book == list(book)
         assert [settled.settlement for settled in self.events(e.AttemptSettled)] in ([], ["happened"])
-        effects = [effect for effect in self.next.log.ledger("r").effects if not effect.undoes]
+        effects = [effect for effect in self.next.runtime.log.ledger("r").effects if not effect.undoes]
         assert [effect.status for effect in effects] == ["undone" if "refunded" in book else "happened"]
         assert self.next.verify("r").holds
 
@@ -266,7 +266,7 @@ def closed_loop_after_it_ended(office: Office) -> threading.Thread:
         loop.run_until_complete(main())
         loop.run_until_complete(loop.shutdown_default_executor())
         standing.set()
-        until(lambda: not office.kd.engine.live.of("r"))
+        until(lambda: not office.kd.runtime.engine.live.of("r"))
         loop.close()
         office.kd.close()
 
@@ -346,8 +346,8 @@ def test_r15_the_same_process_goes_on_with_a_run_that_it_keeps_for_a_thread(offi
     office.kd.answer("r", "happened", value="by hand")
     assert office.kd.run(office.agent, "pay_in_time", id="r") == "by hand"
     office.bank.gate.set()
-    assert office.kd.engine.live.wait(DEADLINE_SECONDS)
-    assert office.next.log.head("r").holder is None
+    assert office.kd.runtime.engine.live.wait(DEADLINE_SECONDS)
+    assert office.next.runtime.log.head("r").holder is None
 
 
 @pytest.mark.usefixtures("impatient")
@@ -657,11 +657,11 @@ def test_r15_a_process_that_exits_takes_its_threads_along_before_its_run_is_free
     exiting = subprocess.run([sys.executable, "-c", EXITING], cwd=tmp_path, check=False, timeout=DEADLINE_SECONDS)
     assert exiting.returncode == 0
     with killick.open(tmp_path / "killick.db") as kd:
-        head = kd.log.head("r")
+        head = kd.runtime.log.head("r")
         assert head.holder is not None
-        assert not kd.store.lives(head.holder)
+        assert not kd.runtime.store.lives(head.holder)
         (tmp_path / "gate").touch()
-        assert [effect.status for effect in kd.log.ledger("r").effects] == ["open"]
+        assert [effect.status for effect in kd.runtime.log.ledger("r").effects] == ["open"]
     assert not (tmp_path / "book").exists()
 
 

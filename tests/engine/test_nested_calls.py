@@ -284,7 +284,7 @@ def test_in_an_agent_the_outer_call_goes_on_in_memory_where_it_waited(kd: killic
     with pytest.raises(killick.RunWaiting, match="pay"):
         kd.run(agent, id="r")
     assert kd.info("r").status == "waiting"
-    assert kd.store.due(kd.clock.now_us() + 10**12, limit=10) == []
+    assert kd.runtime.store.due(kd.runtime.clock.now_us() + 10**12, limit=10) == []
     kd.answer("r", "approve", by="ann")
     assert kd.run(agent, id="r") == "delegated: paid 7"
     assert world.done == ["entered", "paid 7"]
@@ -295,7 +295,7 @@ def test_in_another_process_the_outer_calls_effect_says_whether_it_is_entered_ag
 ) -> None:
     agent = hosting(RESEARCH, world.delegate)
     for _ in range(3):
-        with killick.open(kd.store.place) as other, pytest.raises(killick.RunWaiting, match="pay"):
+        with killick.open(kd.runtime.store.place) as other, pytest.raises(killick.RunWaiting, match="pay"):
             other.run(agent, id="r")
     kd.answer("r", "approve", by="ann")
     assert kd.run(agent, id="r") == "delegated: paid 7"
@@ -304,7 +304,7 @@ def test_in_another_process_the_outer_calls_effect_says_whether_it_is_entered_ag
 
 def test_in_another_process_what_is_done_at_most_once_is_asked_about(kd: killick.Client, world: World) -> None:
     agent = hosting(DELEGATE, world.delegate)
-    with killick.open(kd.store.place) as other, pytest.raises(killick.RunWaiting, match="pay"):
+    with killick.open(kd.runtime.store.place) as other, pytest.raises(killick.RunWaiting, match="pay"):
         other.run(agent, id="r")
     with pytest.raises(killick.RunWaiting, match="left while step"):
         kd.run(agent, id="r")

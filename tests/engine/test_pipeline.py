@@ -59,7 +59,7 @@ def fails(kd: killick.Client, agent: Any, value: Any = None, run: str = "r") -> 
 def waited_for(kd: killick.Client) -> list[list[str]]:
     """The appends that somebody waits for, as kinds of events, from now on."""
     seen: list[list[str]] = []
-    committer = kd.log.committer
+    committer = kd.runtime.log.committer
     inner = committer.begin
 
     def counted(item: Any) -> Any:
@@ -138,7 +138,7 @@ def test_an_intention_is_on_record_with_its_arguments_its_effect_and_its_reason(
     [intended] = world.told("r", e.StepIntended)
     assert (intended.sort, intended.name, intended.effect) == ("tool", "act", "at_most_once")
     step = world.kd.state("r").fold.step("1")
-    told = world.kd.log.data("r", step.intended)
+    told = world.kd.runtime.log.data("r", step.intended)
     assert told == {"arguments": {"what": "this", "how": "well"}, "because": "it was asked for"}
 
 
@@ -1114,7 +1114,7 @@ def test_r11_a_tool_that_cannot_have_a_process_of_its_own_is_refused_and_not_in_
         def alone() -> None: ...
 
         world.kd.run(calls_one, "alone", id="r")
-    assert world.store.head("r") is None or world.kd.log.ledger("r").in_doubt() == []
+    assert world.store.head("r") is None or world.kd.runtime.log.ledger("r").in_doubt() == []
 
 
 @pytest.mark.slow

@@ -366,7 +366,7 @@ def test_an_edit_decides_anew_what_a_call_does_to_the_world(desk: Desk) -> None:
     desk.say("edit", by="mia", value={"dry": False})
     assert desk.go(agent) == ["edit", "edit"]
     assert DONE == [("push", True), ("push", False)]
-    [effect] = desk.kd.log.ledger("r").effects
+    [effect] = desk.kd.runtime.log.ledger("r").effects
     assert (effect.step, effect.effect, effect.status) == ("2", "at_most_once", "happened")
     desk.holds(agent)
 
@@ -511,9 +511,9 @@ def test_a_process_killed_in_the_middle_of_what_was_agreed_to_is_followed_by_one
     with killick.open(store) as kd:
         assert kd.state("r").fold.facts.waits == {}
         if not store.endswith(".db"):
-            head = kd.store.head("r")
+            head = kd.runtime.store.head("r")
             assert head is not None
-            kd.store.release("r", epoch=head.epoch)  # rather than sit out the lease of the dead
+            kd.runtime.store.release("r", epoch=head.epoch)  # rather than sit out the lease of the dead
     assert started(PROGRAM, store, spool).communicate()[0].strip() == "['edit', 7, 'max', 500, 7]"
     lines = spool.read_text().splitlines()
     assert len(lines) == 2

@@ -350,7 +350,7 @@ def test_r15_a_step_that_was_given_up_while_its_thread_lives_ends_the_same_on_re
 
     parks(world.kd, agent)
     slow.release.set()
-    assert world.kd.engine.live.wait(10)  # while its thread lived, the run was leased
+    assert world.kd.runtime.engine.live.wait(10)  # while its thread lived, the run was leased
     parks(world.process(), agent)
     assert seen[0] == seen[1]
 
@@ -537,7 +537,7 @@ def test_r16_a_holder_whose_lease_ran_out_before_its_thread_began_does_not_apply
 
     plan((act,))
     kd = still.process(lease_seconds=60.0)
-    threads = kd.engine.threads
+    threads = kd.runtime.engine.threads
     start = threads.start
 
     def late(*args: Any) -> Any:
@@ -576,7 +576,7 @@ with killick.open(sys.argv[1], lease_seconds=3600.0, grace_seconds=3600.0) as kd
 
 def test_r16_the_old_holder_that_wakes_after_all_writes_nothing(still: Any, manual: killick.clock.ManualClock) -> None:
     frozen = Frozen(still, manual, timeout=300)
-    line: Any = frozen.kd.store
+    line: Any = frozen.kd.runtime.store
     manual.advance(400)
     assert frozen.worker().run(calls_each, id="r") == ["found"]
     before = [recorded.seq for recorded in still.kd.events("r")]
@@ -914,7 +914,7 @@ def test_r31_an_approval_to_repeat_does_not_approve_acting_beside_what_was_left(
 
 def forked(world: Any, cut: int, run: str = "fork", parent: str = "r") -> None:
     event = e.RunForked(at=world.clock.now_us(), run=run, parent=parent, cut=cut, generation=0, effects="live")
-    world.kd.log.fork(event)
+    world.kd.runtime.log.fork(event)
 
 
 def cut_before(world: Any, step: str, run: str = "r") -> int:
@@ -1519,7 +1519,7 @@ def test_r20_a_long_run_can_be_cancelled(world: Any, shop: Shop) -> None:
         await run.ask("go on?")
 
     parks(world.kd, agent)
-    log = world.kd.log.open("r")
+    log = world.kd.runtime.log.open("r")
     log.append(*(Entry(e.NoteMade(at=1, by="somebody")) for _ in range(10_001)))
     kd = world.process()
     kd.cancel("r", compensate=True)
@@ -1746,7 +1746,7 @@ def test_a_run_that_adopted_an_orphan_verifies() -> None:
         kd.advance("r")
         first = kd.state("r").fold.step("1")
         assert first is not None
-        kd.log.open("r").append(Entry(e.RunRewound(at=1, cut=first.intended - 1, generation=1)))
+        kd.runtime.log.open("r").append(Entry(e.RunRewound(at=1, cut=first.intended - 1, generation=1)))
         kd.advance("r")
         assert any(isinstance(each.event, e.StepAdopted) for each in kd.events("r"))
         assert kd.verify().problems == []
@@ -1774,7 +1774,7 @@ def test_what_a_repair_left_in_doubt_is_asked_about_before_it_is_done_again(verb
         assert not kd.verify().holds
         with pytest.raises(killick.KillickError, match="broken"):
             kd.run(pays_out, id="r")
-        repair(kd.log, "r", at=1, reason="a flipped bit")
+        repair(kd.runtime.log, "r", at=1, reason="a flipped bit")
         kd.resume("r")
         with pytest.raises(killick.RunWaiting, match="in a part of the record that did not hold"):
             kd.run(pays_out, id="r")

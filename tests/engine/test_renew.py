@@ -40,7 +40,7 @@ def kinds(kd: killick.Client, run: str) -> list[str]:
 def test_a_renewed_run_goes_on_from_the_top_and_its_caller_gets_the_last_result(world: Any) -> None:
     assert world.kd.run(counts, 1, id="r") == 3
     assert CALLS == [1, 2, 3]
-    assert [listed.run for listed in world.kd.list()] == ["r+3", "r+2", "r"]
+    assert [listed.id for listed in world.kd.list()] == ["r+3", "r+2", "r"]
     assert kinds(world.kd, "r")[-1] == "RunRenewed"
     assert world.kd.state("r+2").fold.facts.follows == "r"
     assert not world.kd.verify().problems
@@ -89,6 +89,42 @@ def test_messages_that_were_not_taken_go_along_in_their_order(world: Any) -> Non
     world.kd.advance("r+2")
     assert handle.result(timeout=0) == ["a" * 5_000, "b"]
     assert not world.kd.verify().problems
+
+
+def test_a_message_that_was_just_taken_stays_behind_and_the_renewal_is_made_at_once(world: Any) -> None:
+    @killick.agent(name="renew_hears_one")
+    async def hears(run: killick.Run, n: int) -> str:
+        word = await run.wait("word")
+        return word if n == 3 else await run.renew(n + 1)
+
+    world.process(behind=True)
+    handle = world.kd.start(hears, 1, id="r")
+    for word in ("a", "b", "c"):
+        world.kd.send("r", "word", word)
+    for run in ("r", "r+2", "r+3"):
+        world.kd.advance(run)
+        assert len([each for each in world.kd.events(run) if isinstance(each.event, e.RunTaken)]) == 1
+    assert handle.result(timeout=0) == "c"
+
+
+def test_more_messages_than_one_read_returns_go_along(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    @killick.agent(name="renew_hears_many")
+    async def hears(run: killick.Run, n: int) -> list[int]:
+        if n == 1:
+            await run.renew(2)
+        return [await run.wait("word") for _ in range(7)]
+
+    handle = world.kd.start(hears, 1, id="r")
+    for number in range(7):
+        world.kd.send("r", "word", number)
+    inbox = world.kd.runtime.store.inbox
+    monkeypatch.setattr(
+        world.kd.runtime.store, "inbox",
+        lambda *args, limit=3, **options: inbox(*args, limit=min(limit, 3), **options),
+    )  # fmt: skip
+    world.kd.advance("r")
+    world.kd.advance("r+2")
+    assert handle.result(timeout=0) == [*range(7)]
 
 
 def test_what_is_sent_to_a_renewed_run_reaches_the_one_it_goes_on_as(world: Any) -> None:
@@ -175,7 +211,7 @@ def test_a_death_at_any_commit_leaves_one_line_of_logs(world: Any, number: int, 
         world.bury(head.run)
     kd = world.process()
     assert kd.run(counts, 1, id="r") == 3
-    assert sorted(listed.run for listed in kd.list()) == ["r", "r+2", "r+3"]
+    assert sorted(listed.id for listed in kd.list()) == ["r", "r+2", "r+3"]
     follows: dict[str, Any] = {run: kd.state(run).fold.facts.follows for run in ("r+2", "r+3")}
     assert follows == {"r+2": "r", "r+3": "r+2"}
     assert not kd.verify().problems

@@ -647,6 +647,29 @@ def test_r24_code_that_means_another_step_diverges_and_goes_on_when_it_is_mended
     assert calls == done
 
 
+def test_r24_a_message_to_a_diverged_run_makes_it_due_once(processes: Processes) -> None:
+    @killick.agent(name="diverges_when_called")
+    async def before(run: killick.Run) -> None:
+        await run.ask("one?")
+        await run.ask("two?")
+
+    kd = processes.new()
+    with pytest.raises(killick.RunWaiting):
+        kd.run(before, id="r")
+    kd.answer("r", "approve")
+
+    @killick.agent(name="diverges_when_called")
+    async def after(run: killick.Run) -> None:
+        await run.sleep(1)
+
+    kd = processes.new()
+    [outcome] = kd.advance_due()
+    assert outcome.diverged is not None
+    kd.send("r", "word", 1)
+    assert [each.run for each in processes.new().advance_due()] == ["r"]
+    assert processes.new().advance_due() == []
+
+
 def test_r24_a_run_that_diverges_again_and_again_says_it_once(processes: Processes, calls: Calls) -> None:
     before, after = DIVERGING["another name"]
     park(processes.new(), diverging(before, calls))

@@ -281,7 +281,7 @@ class TestCheckpointValidity:
         """A run that was taken back twice and forked, with a snapshot every few events."""
         clock = killick.clock.LeapingClock()
         kd = opened(MemoryStore(clock=clock, ids=SeededIds(SEED)), clock)
-        kd.runtime.log = kd.engine.log = Log(kd.store, clock=clock, behind=False, snapshot_every=5)
+        kd.runtime.log = kd.runtime.engine.log = Log(kd.runtime.store, clock=clock, behind=False, snapshot_every=5)
         kd.run(letters, ["ann", "bob", "cleo"], id=RUN)
         for to in ("5:before", "2:after"):
             kd.rewind(RUN, to)
@@ -291,7 +291,7 @@ class TestCheckpointValidity:
 
     @pytest.mark.parametrize("run", [RUN, f"{RUN}-fork"])
     def test_the_state_at_every_event_is_the_fold_from_the_first(self, travelled: killick.Client, run: str) -> None:
-        log = travelled.log
+        log = travelled.runtime.log
         told = [(recorded.seq, recorded.event) for recorded in log.read(run)]
         assert any(isinstance(event, e.RunRewound) for _, event in told)
         taken = [log.store.snapshot(run, fold=FOLD, at=seq) for seq, _ in told if seq > log.head(run).base]
@@ -302,7 +302,7 @@ class TestCheckpointValidity:
 
     def test_every_boundary_opens_the_same_with_snapshots_and_without(self, travelled: killick.Client) -> None:
         for run in (RUN, f"{RUN}-fork"):
-            for at in places(travelled.store, run):  # type: ignore[arg-type]
+            for at in places(travelled.runtime.store, run):  # type: ignore[arg-type]
                 fast = travelled.state(run, self._seq(travelled, run, at))
                 scratch = fold_timeline(timeline([(each.seq, each.event) for each in self._up_to(travelled, run, at)]))
                 assert folded(fast.fold) == folded(scratch), (run, at)
@@ -310,15 +310,15 @@ class TestCheckpointValidity:
     def _seq(self, kd: killick.Client, run: str, at: str) -> int:
         from killick.log.boundaries import at as place
 
-        return place(kd.log, run, at).seq
+        return place(kd.runtime.log, run, at).seq
 
     def _up_to(self, kd: killick.Client, run: str, at: str) -> list[Any]:
         seq = self._seq(kd, run, at)
-        return [recorded for recorded in kd.log.read(run) if recorded.seq <= seq]
+        return [recorded for recorded in kd.runtime.log.read(run) if recorded.seq <= seq]
 
     @pytest.mark.parametrize("damage", ["another fold", "another chain", "no pieces", "other pieces"])
     def test_a_damaged_snapshot_is_not_believed(self, travelled: killick.Client, damage: str) -> None:
-        log = travelled.log
+        log = travelled.runtime.log
         expected = folded(log.state(RUN).fold)
         head = log.head(RUN)
         blob = Blob(b"\x02" * 32, "json", b'{"fold": {}}')

@@ -284,5 +284,5 @@ def test_why_says_why_a_step_was_not_tried_again(world: Any, error: Exception, o
     act_of(error, **options)
     with pytest.raises((killick.RunFailed, killick.RunWaiting)):
         world.kd.run(calls_that, "act", id="r")
-    told = " ".join(why(timeline(world.kd.log, "r"), "1"))
+    told = " ".join(why(timeline(world.kd.runtime.log, "r"), "1"))
     assert re.search(rf"not tried again by itself: .*{words}", told), told

@@ -383,7 +383,7 @@ async def insists_twice(run: killick.Run) -> list[str]:
 
 def _seq_of(world: World, run: str, kind: type[e.Event]) -> int:
     """The seq of a run's first event of a kind."""
-    events = (world.kd.log.event(run, seq) for seq in range(1, world.kd.log.head(run).seq + 1))
+    events = (world.kd.runtime.log.event(run, seq) for seq in range(1, world.kd.runtime.log.head(run).seq + 1))
     return next(seq for seq, event in enumerate(events, 1) if isinstance(event, kind))
 
 
@@ -393,8 +393,8 @@ def test_what_was_intended_before_a_rewind_and_done_after_it_is_not_done_again(w
     assert world.kd.advance("r").status == "failed"
     world.kd.rewind("r", f"@{_seq_of(world, 'r', e.StepIntended)}")
     assert world.kd.advance("r").result == "receipt 1"
-    assert [effect.status for effect in world.kd.log.ledger("r").effects] == ["did_not_happen", "happened"]
-    assert world.kd.log.ledger("r").facts.counts.calls == {"lineage_pay_when_open": 2}
+    assert [effect.status for effect in world.kd.runtime.log.ledger("r").effects] == ["did_not_happen", "happened"]
+    assert world.kd.runtime.log.ledger("r").facts.counts.calls == {"lineage_pay_when_open": 2}
     world.kd.rewind("r", "start")
     assert world.kd.advance("r").result == "receipt 1"
     assert len(FAR) == 1

@@ -129,14 +129,14 @@ def test_a_disk_that_is_full_for_a_while_hangs_nothing_at_any_operation(
 
 def test_a_parent_raises_what_its_child_met(monkeypatch: pytest.MonkeyPatch) -> None:
     kd = killick.Client(MemoryStore())
-    lease, full = kd.store.lease, StoreFull("killick.db")
+    lease, full = kd.runtime.store.lease, StoreFull("killick.db")
 
     def failing(run: str, *args: Any, **options: Any) -> Any:
         if run != "r":
             raise full
         return lease(run, *args, **options)
 
-    monkeypatch.setattr(kd.store, "lease", failing)
+    monkeypatch.setattr(kd.runtime.store, "lease", failing)
     assert within(BACKSTOP_SECONDS, lambda: kd.run(parent, id="r")) is full
     monkeypatch.undo()
     assert goes_on(kd, parent) == WANTED[parent]
@@ -147,7 +147,7 @@ def test_a_run_that_could_not_be_let_go_is_let_go_when_the_store_can() -> None:
     """Also for another process, which waits for it."""
     store = MemoryStore()
     kd, other = killick.Client(faulty(store)), killick.Client(store)
-    release, failing = kd.store.release, threading.Event()
+    release, failing = kd.runtime.store.release, threading.Event()
     failing.set()
 
     def released(*args: Any, **options: Any) -> None:
@@ -155,7 +155,7 @@ def test_a_run_that_could_not_be_let_go_is_let_go_when_the_store_can() -> None:
             raise StoreFull("killick.db")
         release(*args, **options)
 
-    kd.engine.leases._store = _With(store, released)  # type: ignore[assignment]
+    kd.runtime.engine.leases._store = _With(store, released)  # type: ignore[assignment]
     kd.start(child, "ann", id="r")
     assert kd.advance("r").result == "paid ann"
     kd.start(waiting, id="w")
@@ -163,7 +163,7 @@ def test_a_run_that_could_not_be_let_go_is_let_go_when_the_store_can() -> None:
     with pytest.raises(killick.errors.RunBusy):
         other.advance("w")
     failing.clear()
-    kd.engine.leases.look()
+    kd.runtime.engine.leases.look()
     assert other.advance("w").status == "waiting"
     kd.close()
     other.close()

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def path(tmp_path: Path) -> Path:
     """A store's file with a table of an application in it."""
     path = tmp_path / "killick.db"
     SqliteStore(path).close()
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE paid (who TEXT NOT NULL, amount INTEGER NOT NULL, step TEXT)")
         connection.execute("CREATE TABLE people (name TEXT PRIMARY KEY)")
         connection.execute("CREATE TABLE checked (who TEXT REFERENCES people (name) DEFERRABLE INITIALLY DEFERRED)")
@@ -83,7 +84,7 @@ def test_rows_and_outcomes_are_there_and_replay_gives_the_recorded_ones(kd: kill
     assert kd.run(payer, "ann", id="a") == 3
     assert rows(path) == [("ann", 1), ("ann", 2)]
     assert kd.verify().holds
-    effects = kd.log.ledger("a").effects
+    effects = kd.runtime.log.ledger("a").effects
     assert [(effect.effect, effect.status) for effect in effects] == [("transaction", "happened")] * 2
 
 
@@ -138,7 +139,7 @@ def test_whatever_it_raises_takes_its_rows_back_and_the_step_fails(kd: killick.C
         kd.run(failing, id="a")
     assert rows(path) == []
     assert outcomes(kd, "a") == [("1", "refused")]
-    assert [effect.status for effect in kd.log.ledger("a").effects] == ["did_not_happen"]
+    assert [effect.status for effect in kd.runtime.log.ledger("a").effects] == ["did_not_happen"]
 
 
 @pytest.mark.parametrize("error", [TimeoutError("slow"), killick.NotDone("not now"), ConnectionError("gone")])
@@ -402,9 +403,9 @@ def test_branches_with_and_without_transactions_make_one_record(kd: killick.Clie
     assert [step for step in returned if step in written] == written
     # Another process plays the record: the branches go on in the same order, and nothing is done again.
     order.clear()
-    log = kd.log.open("a", holder="somebody", seconds=30)
-    log.append(Entry(e.RunRewound(at=kd.clock.now_us(), cut=log.seq - 1, generation=1)))
-    kd.store.release("a", epoch=log.epoch)
+    log = kd.runtime.log.open("a", holder="somebody", seconds=30)
+    log.append(Entry(e.RunRewound(at=kd.runtime.clock.now_us(), cut=log.seq - 1, generation=1)))
+    kd.runtime.store.release("a", epoch=log.epoch)
     with killick.open(str(path)) as other:
         assert other.run(busy, names, id="a") == first
     assert len(rows(path)) == 16
@@ -739,7 +740,7 @@ def test_an_attempt_that_a_dead_process_left_open_is_made_again_without_asking_a
     with killick.open(str(path)) as kd:
         assert kd.run(dying, id="a") == 2
         assert (made, rows(path)) == ([2], [("ann", 2)])
-        [effect] = kd.log.ledger("a").effects
+        [effect] = kd.runtime.log.ledger("a").effects
         assert (effect.attempts, effect.status) == (2, "happened")
 
 
@@ -835,4 +836,4 @@ def test_what_a_dead_process_left_open_is_neither_undone_nor_listed_when_the_run
         with pytest.raises(killick.errors.RunCancelled) as cancelled:
             kd.run(lender, id="a")
         assert (undone, cancelled.value.not_undone, rows(path)) == ([], (), [])
-        assert kd.log.ledger("a").in_doubt() == []
+        assert kd.runtime.log.ledger("a").in_doubt() == []

@@ -244,7 +244,7 @@ def test_start_send_and_answer_happen_with_the_callers_own_rows(kd: killick.Clie
         own.execute("INSERT INTO paid VALUES ('ann', 1)")
         handle = kd.start(asks, "ann", id="a", tx=own)
         kd.send("a", "news", "good", tx=own)
-        assert kd.store.head("a") is None
+        assert kd.runtime.store.head("a") is None
     assert (handle.info().status, paid(own)) == ("queued", [("ann", 1)])
     parked(kd, "a")
     with own.transaction():
@@ -263,7 +263,7 @@ def test_what_was_started_sent_and_answered_goes_with_a_rollback(kd: killick.Cli
         kd.start(asks, "bob", id="b", tx=own)
         kd.send("a", "news", "more", tx=own)
         kd.answer("a", "approve", tx=own)
-    assert (kd.store.head("b"), kd.store.inbox("a")) == (None, [])
+    assert (kd.runtime.store.head("b"), kd.runtime.store.inbox("a")) == (None, [])
     kd.answer("a", "reject")
     assert kd.run(asks, "ann", id="a") == "good reject"
 
@@ -279,7 +279,7 @@ def test_a_connection_that_cannot_be_joined_is_refused_with_a_line(kd: killick.C
             kd.send("a", "news", "good", tx=tx)
     other.close()
     own.execute("DROP DATABASE elsewhere")
-    assert kd.store.inbox("a") == []
+    assert kd.runtime.store.inbox("a") == []
 
 
 def test_a_server_that_goes_down_within_a_tool_leaves_nothing_and_nobody_is_asked() -> None:

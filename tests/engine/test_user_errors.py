@@ -226,7 +226,7 @@ def test_the_question_and_the_record_say_what_a_reconciler_did_that_says_nothing
 
     with pytest.raises(killick.RunWaiting, match=re.escape(f"(ConnectionError: gone; {said}")):
         world.kd.run(loses, id="r")
-    notes = [str(note.note) for step in timeline(world.kd.log, "r").steps() for note in step.notes]
+    notes = [str(note.note) for step in timeline(world.kd.runtime.log, "r").steps() for note in step.notes]
     assert any(note.startswith(said) for note in notes), notes
 
 
@@ -372,3 +372,22 @@ def test_a_bug_of_which_it_is_not_known_what_came_before_is_a_question_that_says
     ):
         world.kd.run(has_a_bug, "has_it", id="r")
     assert [end.outcome for end in world.told("r", e.AttemptEnded)] == ["unknown"]
+
+
+@pytest.mark.parametrize("kind", ["cyclic", "deep"])
+def test_model_arguments_that_cannot_be_recorded_are_refused_by_name(kind: str) -> None:
+    cyclic: dict[str, Any] = {}
+    cyclic["self"] = cyclic
+    deep: dict[str, Any] = {}
+    for _ in range(5_000):
+        deep = {"in": deep}
+
+    async def model(messages: Any) -> str:
+        return "reply"
+
+    @killick.agent(name="asks_with_anything")
+    async def agent(run: killick.Run) -> str:
+        return await run.model(model, messages=cyclic if kind == "cyclic" else deep)
+
+    with killick.open("memory:") as kd, pytest.raises(killick.RunFailed, match="refer to themselves, or are nested"):
+        kd.run(agent)

@@ -534,11 +534,11 @@ def test_r26_the_first_answer_wins_and_the_second_is_told_who_and_when(processes
     kd = processes.new()
     park(kd, asks_twice)
     kd.answer("r:1", "approve", by="ann")
-    before = kinds(kd, "r"), len(kd.store.messages("r"))
+    before = kinds(kd, "r"), len(kd.runtime.store.messages("r"))
     with pytest.raises(AlreadyAnswered, match=r"ann at 20\d\d-\d\d-\d\dT") as refused:
         kd.answer("r:1", "reject", by="bob")
     assert refused.value.by == "ann"
-    assert (kinds(kd, "r"), len(kd.store.messages("r"))) == before
+    assert (kinds(kd, "r"), len(kd.runtime.store.messages("r"))) == before
     park(kd, asks_twice)
     with pytest.raises(AlreadyAnswered, match="ann"):
         kd.answer("r:1", "reject", by="bob")
@@ -594,10 +594,10 @@ def test_r26_a_wrong_answer_is_refused_by_one_clear_error_and_changes_nothing(
 
     kd = processes.new()
     park(kd, agent)
-    before = kinds(kd, "r"), len(kd.store.messages("r"))
+    before = kinds(kd, "r"), len(kd.runtime.store.messages("r"))
     with pytest.raises(error):
         kd.answer(wait, verb, **options)
-    assert (kinds(kd, "r"), len(kd.store.messages("r"))) == before
+    assert (kinds(kd, "r"), len(kd.runtime.store.messages("r"))) == before
     kd.answer("r:1", "respond", value="now")
     assert kd.run(agent, id="r") == "now"
 
@@ -655,7 +655,7 @@ def test_r26_messages_are_first_in_first_out_per_name_and_none_is_lost(processes
     kd.send("r", "b", "b2")
     kd.send("r", "a", "a3")
     assert kd.run(listens, id="r") == ["a1", "a2", "a3", "b1", "b2"]
-    assert [message.name for message in kd.store.inbox("r")] == ["noise"]
+    assert [message.name for message in kd.runtime.store.inbox("r")] == ["noise"]
 
 
 def test_r26_a_message_counts_once_by_its_id(processes: Processes) -> None:
@@ -685,6 +685,28 @@ def test_r26_two_branches_that_wait_for_the_same_name_get_one_message_each(proce
     assert processes.new().run(agent, id="r") == [1, 2]
 
 
+def test_r26_a_wait_reads_the_message_that_it_takes_and_no_other(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @killick.agent(name="listens_long")
+    async def agent(run: killick.Run) -> list[Any]:
+        return [await run.wait("a") for _ in range(50)]
+
+    kd = processes.new()
+    kd.start(agent, id="r")
+    for number in range(200):
+        kd.send("r", "a", number)
+    inbox, found = kd.runtime.store.inbox, list[Any]()
+
+    def counting(*args: Any, **options: Any) -> Any:
+        found.extend(messages := inbox(*args, **options))
+        return messages
+
+    monkeypatch.setattr(kd.runtime.store, "inbox", counting)
+    assert kd.run(agent, id="r") == [*range(50)]
+    assert len(found) == 50
+
+
 def test_r26_many_unread_messages_hide_neither_an_answer_nor_a_command(processes: Processes) -> None:
     @killick.agent(name="overrun")
     async def agent(run: killick.Run) -> str:
@@ -696,7 +718,7 @@ def test_r26_many_unread_messages_hide_neither_an_answer_nor_a_command(processes
 
     at = processes.clock.now_us()
     noise = [delivery("r", "noise", n, id=f"n{n}", by=None, at_us=at) for n in range(10_050)]
-    kd.store.deliver(noise)
+    kd.runtime.store.deliver(noise)
     kd.answer("r", "approve")
     assert processes.new().run(agent, id="r") == "approve"
 
@@ -729,10 +751,10 @@ def test_r31_an_answer_that_does_not_fit_is_refused_to_whoever_gives_it(processe
 
     kd = processes.new()
     park(kd, agent)
-    before = kinds(kd, "r"), len(kd.store.messages("r"))
+    before = kinds(kd, "r"), len(kd.runtime.store.messages("r"))
     with pytest.raises(AnswerRefused):
         kd.answer("r", "respond", value="many")
-    assert (kinds(kd, "r"), len(kd.store.messages("r"))) == before
+    assert (kinds(kd, "r"), len(kd.runtime.store.messages("r"))) == before
     kd.answer("r", "respond", value=7)
     assert kd.run(agent, id="r") == 7
 
@@ -772,7 +794,7 @@ def test_r26_a_wrong_message_is_refused_and_changes_nothing(
     park(kd, listens)
     with pytest.raises(error):
         kd.send(run, name, body)
-    assert kd.store.messages("r") == []
+    assert kd.runtime.store.messages("r") == []
 
 
 def test_r26_what_people_say_is_heard_at_the_same_place_on_replay(processes: Processes) -> None:
@@ -818,7 +840,7 @@ def test_r26_an_agent_sends_to_another_run_once(processes: Processes) -> None:
     park(kd, sender, "s")
     kd.answer("s", "approve")
     assert processes.new().run(sender, id="s") == "True"
-    [message] = kd.store.messages("r")
+    [message] = kd.runtime.store.messages("r")
     assert (message.name, message.by) == ("a", "s")
     assert steps(kd, "s")["1"] == "send"
 
@@ -885,7 +907,7 @@ def test_r26_commands_on_a_held_run_come_through_the_inbox_and_are_obeyed(proces
     thread.join(300)
     expected = {"pause": "RunPaused", "cancel": "RunCancelled", "set": {"x": 1}, "prioritize": {}}
     assert outcome == [expected[command]]
-    [message] = kd.store.messages("r")
+    [message] = kd.runtime.store.messages("r")
     assert (message.name, message.by) == ("killick.command", "ann")
     if command == "prioritize":
         assert kd.info("r").priority == 7
@@ -1288,7 +1310,9 @@ def test_r31_an_answer_to_another_question_is_set_aside(processes: Processes) ->
     [opened] = told(kd, "r", e.WaitOpened)
     forged = {"kind": "approve", "value": None, "comment": None, "digest": "AAAA"}
     where = f"answer:r:1@{opened.seq}"
-    kd.store.deliver([delivery("r", "killick.answer", forged, id=where, by="eve", at_us=processes.clock.now_us())])
+    kd.runtime.store.deliver(
+        [delivery("r", "killick.answer", forged, id=where, by="eve", at_us=processes.clock.now_us())]
+    )
     waiting = park(kd, asks_twice)
     assert [wait.step for wait in waiting.waits] == ["1"]
     kd.answer("r:1", "approve", by="ann")
@@ -1403,10 +1427,47 @@ def test_a_wait_whose_words_were_erased_can_still_be_seen_and_answered() -> None
         kd.start(asks, id="r")
         kd.advance("r")
         opened = kd.state("r").fold.facts.waits["1"].opened
-        kd.log.erase(kd.log.open("r"), at=1, reason="private", seqs=[opened])
+        kd.runtime.log.erase(kd.runtime.log.open("r"), at=1, reason="private", seqs=[opened])
         [wait] = kd.inbox()
         assert "erased" in str(wait.prompt)
         kd.answer(wait.id, "approve")
         assert not kd.inbox()
         assert [each.id for each in kd.inbox(answered=True)] == ["r:1"]
         assert kd.advance("r").result == "approve"
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_cancellation_that_waits_for_a_person_is_due_once_and_goes_on_when_answered(
+    processes: Processes, *, is_paused: bool
+) -> None:
+    undone: list[str] = []
+
+    @killick.tool(name="cancelled_in_doubt", compensate=lambda effect: undone.append(effect.key))
+    async def pay() -> None:
+        raise OSError("gone")
+
+    @killick.agent(name="cancelled_child")
+    async def child(run: killick.Run) -> None:
+        await run.call(pay)
+
+    @killick.agent(name="cancelled_parent")
+    async def parent(run: killick.Run) -> None:
+        await (await run.spawn(child)).result()
+
+    kd = processes.new()
+    park(kd, parent)
+    if is_paused:
+        kd.pause("r")
+    kd.cancel("r", compensate=True)
+    for _ in range(3):
+        processes.new().advance_due()
+    before = [len(kd.events(run)) for run in ("r", "r/1")]
+    assert processes.new().advance_due() == []
+    assert [len(kd.events(run)) for run in ("r", "r/1")] == before
+    kd.answer("r/1", "happened")
+    for _ in range(3):
+        processes.new().advance_due()
+    assert [kd.info(run).status for run in ("r", "r/1")] == ["cancelled", "cancelled"]
+    assert len(undone) == 1
+    with pytest.raises(AnswerRefused, match="the run is over"):
+        kd.resume("r")

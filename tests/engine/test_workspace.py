@@ -238,7 +238,7 @@ def test_folders_that_nobody_works_in_are_closed_in_time(kd: killick.Client, tmp
     for number in range(20):
         kd.run(agent, ["a"], id=f"run{number}")
         gc.collect()
-    assert len(kd.engine.folders._open) <= 18
+    assert len(kd.runtime.engine.folders._open) <= 18
 
 
 class Slow:

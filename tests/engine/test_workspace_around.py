@@ -120,7 +120,7 @@ def test_what_a_child_did_in_the_folder_of_its_parent_is_in_a_snapshot_of_both(
         return str(await (await run.spawn(child)).result())
 
     kd.run(parent, id="r")
-    assert files_at(kd, "r", kd.log.open("r").seq) == {"kept": "kept", "a": "1", "child": "x"}
+    assert files_at(kd, "r", kd.runtime.log.open("r").seq) == {"kept": "kept", "a": "1", "child": "x"}
 
 
 # in the middle of it ------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def restored(kd: killick.Client, run: str) -> list[e.WorkspaceRestored]:
 
 def files_at(kd: killick.Client, run: str, seq: int) -> dict[str, str]:
     """The files of a run at a place of its log, as its record has them."""
-    ledger = kd.log.ledger(run)
+    ledger = kd.runtime.log.ledger(run)
     root, path, vault = ledger.files_at(seq), ledger.facts.workspace, ledger.facts.vault
     assert root is not None
     assert path is not None
@@ -197,7 +197,7 @@ def test_what_a_person_changes_between_two_tries_is_in_a_snapshot(kd: killick.Cl
     kd.run(halver, id="r")
     [back] = restored(kd, "r")
     assert back.before is not None
-    facts = kd.log.ledger("r").facts
+    facts = kd.runtime.log.ledger("r").facts
     assert files_of(e.from_text(back.before), str(folder), facts.vault)["by_hand"] == "precious 1"
     assert tries == [{"kept": "kept"}] * 2
 

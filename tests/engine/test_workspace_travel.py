@@ -97,7 +97,7 @@ def test_what_somebody_changed_by_hand_is_kept_when_the_run_goes_back(kd: killic
     assert told(folder) == STATES[2]
     [back] = [each.event for each in kd.events("r") if isinstance(each.event, e.WorkspaceRestored)]
     assert back.before is not None
-    with Workspace(folder, vault=kd.log.ledger("r").facts.vault) as workspace:
+    with Workspace(folder, vault=kd.runtime.log.ledger("r").facts.vault) as workspace:
         root = e.from_text(back.before)
         assert workspace.read(root, "c") == b"by hand"
         assert workspace.read(root, "new") == b"by hand too"
@@ -336,7 +336,7 @@ def test_that_a_step_was_undone_says_which_paths_went_back(kd: killick.Client, f
     [entry] = [each for each in kd.events("r") if isinstance(each.event, e.WorkspaceRestored)]
     assert entry.event.because == "undone"
     assert entry.event.step == "1"
-    assert kd.log.data("r", entry.seq)["paths"] == ["a"]
+    assert kd.runtime.log.data("r", entry.seq)["paths"] == ["a"]
 
 
 def test_a_vault_on_record_is_used_whatever_is_declared_later(kd: killick.Client, folder: Path, tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_a_vault_on_record_is_used_whatever_is_declared_later(kd: killick.Client
     kd.run(editing(Workspace(folder, vault=first)), [["write", "a", "1"]], id="r")
     kd.rewind("r", "1:before")
     kd.run(editing(Workspace(folder, vault=later)), [["write", "a", "1"]], id="r")
-    assert kd.log.ledger("r").facts.vault == str(first)
+    assert kd.runtime.log.ledger("r").facts.vault == str(first)
     assert not later.exists()
 
 

@@ -129,7 +129,7 @@ def agrees(kd: killick.Client, run: str) -> list[Row]:
         found = connection.execute(statement("SELECT * FROM paid WHERE run = ?"), (run,)).fetchall()
         total = connection.execute(statement("SELECT paid FROM total WHERE run = ?"), (run,)).fetchall()
     rows = sorted(Row(*row) for row in found)
-    if kd.store.head(run) is None:
+    if kd.runtime.store.head(run) is None:
         assert (rows, total) == ([], []), f"{run} is not there, but {rows}, {total}"
         return rows
     written: list[Row] = []
@@ -140,7 +140,7 @@ def agrees(kd: killick.Client, run: str) -> list[Row]:
             name = names[recorded.event.step]
             begun += name == "begin"
             if name == "pay":
-                written.append(Row(*kd.log.data(run, recorded.seq)["output"]))
+                written.append(Row(*kd.runtime.log.data(run, recorded.seq)["output"]))
     assert rows == sorted(written), f"{run}: the application has {rows}, the log has {sorted(written)}"
     assert [paid for (paid,) in total] == [len(rows)] * begun, f"{run}: {total}, {begun}, {rows}"
     return rows

@@ -222,7 +222,9 @@ def _work(agent: killick.Agent[Any, Any], aim: Aim) -> None:
     with killick.Client(store) as kd:
         result = kd.run(agent, id="r")
         kinds = [recorded.event for recorded in kd.events("r")]
-        back = [kd.log.data("r", each.seq) for each in kd.events("r") if isinstance(each.event, e.WorkspaceRestored)]
+        back = [
+            kd.runtime.log.data("r", each.seq) for each in kd.events("r") if isinstance(each.event, e.WorkspaceRestored)
+        ]
         found = {
             "result": result,
             "asked_people": sum(isinstance(event, e.WaitOpened) for event in kinds),
@@ -237,7 +239,7 @@ def _work(agent: killick.Agent[Any, Any], aim: Aim) -> None:
 
 def _boundaries(kd: killick.Client) -> list[dict[str, list[Any]]]:
     """The files before and after each of the tool's steps, by path, as the record has them."""
-    fold, ledger = kd.state("r").fold, kd.log.ledger("r")
+    fold, ledger = kd.state("r").fold, kd.runtime.log.ledger("r")
     found = []
     with Workspace("work", vault="killick.files") as workspace:
         for step in (step for step in fold.steps if step.name == "patch_and_test"):

@@ -54,7 +54,7 @@ class _Around:
 
     def go_on(self, kd: killick.Client, run: str) -> None:
         """As far as it gets; days pass meanwhile."""
-        clock: Any = kd.clock
+        clock: Any = kd.runtime.clock
         for _ in range(20):
             if kd.info(run).status in ("completed", "failed", "cancelled", "paused"):
                 return

@@ -29,7 +29,7 @@ def kin(kd: killick.Client, *runs: str) -> list[str]:
     """Runs, and all that they spawned, forked and went on as."""
     found = list(runs)
     for run in found:
-        facts, ledger = kd.log.state(run).fold.facts, kd.log.ledger(run)
+        facts, ledger = kd.runtime.log.state(run).fold.facts, kd.runtime.log.ledger(run)
         below = [child.run for child in ledger.children] + list(ledger.facts.forks)
         found += [each for each in (*below, facts.renewed_as) if each is not None and each not in found]
     return found
@@ -85,7 +85,7 @@ def twice_at_once(stage: Stage) -> Tried:
         go(kd, "schemer", plan, "r")
         assert len(stage.grounds.books.lines("close")) == 1
         run = kin(kd, "r")[0]
-        if kd.log.state(run).fold.facts.renewed_as is None:
+        if kd.runtime.log.state(run).fold.facts.renewed_as is None:
             kd.fork(run, "1:before", id="f", effects="live")
             go(kd, "schemer", plan, "f")
             kd.rewind(run, "1:before", by="mia")
@@ -105,8 +105,8 @@ def children_and_messages_once(stage: Stage) -> Tried:
         go(kd, "schemer", [["wait", "post"], ["wait", "post"]], "box")
         go(kd, "schemer", plan, "r")
         found = law.on_record(kd, *kin(kd, "r"))
-        children = kd.log.ledger("r").children
-        sent = [message for message in kd.store.messages("box") if message.name == "post"]
+        children = kd.runtime.log.ledger("r").children
+        sent = [message for message in kd.runtime.store.messages("box") if message.name == "post"]
         assert (len(children), len(sent)) == (1, 1)
         law.lawful(stage.grounds)
         return found
@@ -411,7 +411,7 @@ def other_arguments_than_those_on_record(stage: Stage) -> Tried:
     law.lawful(stage.grounds)
 
     def look(kd: killick.Client) -> Any:
-        asked = [event for _, event, _ in kd.log.read("r") if isinstance(event, e.WaitOpened)]
+        asked = [event for _, event, _ in kd.runtime.log.read("r") if isinstance(event, e.WaitOpened)]
         return [len(asked), *law.on_record(kd, "r")]
 
     asked, *found = stage.live(look)

@@ -92,7 +92,7 @@ def on_record(kd: killick.Client, *runs: str) -> Tried:
 
 def _recorded(kd: killick.Client, run: str) -> Tried:
     tries = stopped = done = asked = 0
-    for seq, event, _ in kd.log.read(run):
+    for seq, event, _ in kd.runtime.log.read(run):
         if isinstance(event, e.StepEnded) and event.verdict is not None and event.verdict.ruling == "reject":
             stopped += 1
         if isinstance(event, e.ContextRefused) and event.verdict is not None:
@@ -104,7 +104,7 @@ def _recorded(kd: killick.Client, run: str) -> Tried:
         assert event.verdict.contract is not None or event.verdict.ruling == "ask", event
         if event.verdict.ruling == "reject":
             stopped += 1
-            told = kd.log.data(run, seq)
+            told = kd.runtime.log.data(run, seq)
             assert told["failure"]["details"]["code"] == event.verdict.code, told
         done += event.verdict.ruling == "accept"
         asked += event.verdict.ruling == "ask"
@@ -113,4 +113,8 @@ def _recorded(kd: killick.Client, run: str) -> Tried:
 
 def decisions(kd: killick.Client, run: str) -> list[str]:
     """What a model chose, call by call."""
-    return [kd.log.data(run, seq)["choice"] for seq, event, _ in kd.log.read(run) if isinstance(event, e.DecisionMade)]
+    return [
+        kd.runtime.log.data(run, seq)["choice"]
+        for seq, event, _ in kd.runtime.log.read(run)
+        if isinstance(event, e.DecisionMade)
+    ]

@@ -128,7 +128,7 @@ def the_same_again_and_again(stage: Stage) -> Tried:
         for times in (1, 2, 3):
             assert go(kd, "clerk", "openai", "r") == "waits"
             assert kd.info("r").status == "paused"
-            stopped = [event for _, event, _ in kd.log.read("r") if isinstance(event, e.RunPaused)]
+            stopped = [event for _, event, _ in kd.runtime.log.read("r") if isinstance(event, e.RunPaused)]
             assert [event.by for event in stopped] == ["contract"] * times
             tries = law.on_record(kd, "r").tries
             assert tries == times * limit, (tries, limit)

@@ -29,13 +29,13 @@ def _pays(to: str, amount: int, tool: str = "pay") -> list[Any]:
 def _question(kd: killick.Client, run: str) -> tuple[str, str, str | None]:
     """The id that answers to an open wait carry, its step, and what they have to be bound to."""
     [wait] = kd.state(run).fold.facts.waits.values()
-    event: Any = kd.log.event(run, wait.opened)
+    event: Any = kd.runtime.log.event(run, wait.opened)
     return answer_id(run, wait.step, wait.opened), wait.step, event.digest
 
 
 def _slip(kd: killick.Client, run: str, body: Any, *, id: str, by: str | None, name: str = ANSWER) -> None:  # noqa: A002
     """Put a message straight into the inbox, past everything that looks at it."""
-    kd.store.deliver([delivery(run, name, body, id=id, by=by, at_us=kd.clock.now_us())])
+    kd.runtime.store.deliver([delivery(run, name, body, id=id, by=by, at_us=kd.runtime.clock.now_us())])
 
 
 def an_approval_for_something_else(stage: Stage) -> Tried:
@@ -54,7 +54,7 @@ def an_approval_for_something_else(stage: Stage) -> Tried:
         go(kd, "schemer", plan, "r")
         law.lawful(stage.grounds, approved=approved)
         assert len(law.paid(stage.grounds)) == 1
-        for number in range(kd.log.head("r").seq):
+        for number in range(kd.runtime.log.head("r").seq):
             _slip(kd, "r", {"kind": "approve"}, id=answer_id("r", stage.chance.choice("2345"), number), by="mia")
         go(kd, "schemer", [_ASSESS, _pays(to, amount, tool)], "other")
         go(kd, "schemer", plan, "r")
@@ -300,11 +300,11 @@ def other_runs(stage: Stage) -> Tried:
     waiting: Plan = [["wait", "never"], _pays("bob", 5)]
     with stage.client() as kd:
         go(kd, "schemer", waiting, "box")
-        before = kd.log.head("box").seq
+        before = kd.runtime.log.head("box").seq
         told = go(kd, "schemer", plan, "r")
         assert told[1].startswith(("failed", "rejected")), told
         assert go(kd, "schemer", waiting, "box") == "waits"
         assert kd.info("box").status == "waiting"
-        assert kd.log.head("box").seq - before <= 2
+        assert kd.runtime.log.head("box").seq - before <= 2
         law.lawful(stage.grounds)
         return law.on_record(kd, "r", "box")

@@ -466,7 +466,7 @@ def test_whatever_happened_is_judged_the_same_again(seed: int) -> None:
         office.work("run", seed)
         kd.fork("run", f"{office.draw.randint(1, len(kd.state('run').fold.tops))}:before", id="fork")
         office.work("fork", seed)
-        found = [kd.rejudge(listed.run) for listed in kd.list(limit=100)]
+        found = [kd.rejudge(listed.id) for listed in kd.list(limit=100)]
     assert sum(len(each.judged) for each in found) > 10
     assert [(each.run, one.seq, one.then, one.now) for each in found for one in each.changes] == []
 

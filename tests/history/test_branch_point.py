@@ -330,13 +330,13 @@ def test_a_message_taken_after_the_cut_returns_and_one_that_a_kept_branch_took_d
         kd.send("r", name, f"{name} news", id=name)
     assert advanced(kd) == "completed"
     kd.rewind("r", "1.1.1:before")
-    assert [message.id for message in kd.store.inbox("r")] == ["left"]
+    assert [message.id for message in kd.runtime.store.inbox("r")] == ["left"]
     assert advanced(kd) == "completed"
     assert kd.state("r").result == ["left news", "right news"]
     kd.rewind("r", "1:before")
-    assert [message.id for message in kd.store.inbox("r")] == ["left", "right"]
+    assert [message.id for message in kd.runtime.store.inbox("r")] == ["left", "right"]
     assert advanced(kd) == "completed"
-    assert not kd.store.inbox("r")
+    assert not kd.runtime.store.inbox("r")
 
 
 def answer(kd: killick.Client, *values: str) -> None:

@@ -52,7 +52,7 @@ def kd() -> Iterator[killick.Client]:
 def forked(kd: killick.Client, at: str, **conditions: Any) -> Parting:
     fork = kd.fork("r", at, **conditions)
     kd.advance(fork.id)
-    return parting(kd.log, "r", fork.id)
+    return parting(kd.runtime.log, "r", fork.id)
 
 
 def patched(document: Any, patch: list[dict[str, Any]]) -> Any:
@@ -116,7 +116,7 @@ def test_a_fork_that_did_the_same_parts_nowhere(kd: killick.Client) -> None:
 
 
 def test_a_fork_that_has_not_gone_on_yet_says_which_has_not_come_so_far(kd: killick.Client) -> None:
-    found = parting(kd.log, "r", kd.fork("r", "2:after").id)
+    found = parting(kd.runtime.log, "r", kd.fork("r", "2:after").id)
     assert found.why() == "step 3: r took it, r-fork has not come so far (queued)"
 
 
@@ -176,7 +176,7 @@ def test_the_document_has_all_of_it_and_its_patch_makes_the_one_state_of_the_oth
 
 def test_two_runs_of_one_agent_that_share_nothing_part_at_the_first_step_that_differs(kd: killick.Client) -> None:
     kd.run(part_agent, 50, id="other")
-    found = parting(kd.log, "r", "other")
+    found = parting(kd.runtime.log, "r", "other")
     assert (found.shared, found.conditions) == (None, ())
     assert found.why() == "step 2: the same call, and something else came of it"
     assert [(pair.step, pair.how) for pair in found.pairs] == [("2", "output"), ("3", "arguments")]

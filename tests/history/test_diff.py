@@ -98,7 +98,7 @@ def told(found: Diff, width: int = 100) -> list[str]:
 
 
 def test_the_patch_between_any_two_boundaries_gives_the_second_state(kd: killick.Client) -> None:
-    places = [b.before for b in boundaries.history(kd.log, "r")] + [kd.log.head("r").seq]
+    places = [b.before for b in boundaries.history(kd.runtime.log, "r")] + [kd.runtime.log.head("r").seq]
     documents = {seq: json.loads(kd.state("r", seq).to_json()) for seq in places}
     for one, two in permutations(places, 2):
         found = kd.diff("r", f"@{one}", f"@{two}")
@@ -108,12 +108,12 @@ def test_the_patch_between_any_two_boundaries_gives_the_second_state(kd: killick
 
 def test_the_patch_between_two_runs_and_a_fork_gives_the_other_state(kd: killick.Client) -> None:
     finished(kd, 5, "other")
-    cut = boundaries.at(kd.log, "r", "3:before").seq
-    fork = kd.log.fork(e.RunForked(at=1, run="fork", parent="r", cut=cut, generation=1))
+    cut = boundaries.at(kd.runtime.log, "r", "3:before").seq
+    fork = kd.runtime.log.fork(e.RunForked(at=1, run="fork", parent="r", cut=cut, generation=1))
     fork.append(Entry(e.DecisionMade(at=2, step="3"), {"question": "Fork?", "choice": 1.0}))
     for one, two in permutations(("r", "other", "fork"), 2):
         document, wanted = (json.loads(kd.state(run).to_json()) for run in (one, two))
-        found = across(kd.log, one, two)
+        found = across(kd.runtime.log, one, two)
         assert same(patched(document, found.patch()), wanted)
         assert found.patch() == diff(kd.state(one), kd.state(two)).patch()
 
@@ -177,7 +177,7 @@ def test_what_came_to_the_context_is_told_by_its_name(kd: killick.Client) -> Non
 
 
 def test_one_place_means_its_step_its_event_or_all_since_it(kd: killick.Client) -> None:
-    head = kd.log.head("r").seq
+    head = kd.runtime.log.head("r").seq
     places = [(found.before.label, found.after.label) for found in map(between_r(kd), ["3", "3.1.1", "@9", "4:before"])]
     assert places == [
         ("3:before", "3:after"),
@@ -185,8 +185,8 @@ def test_one_place_means_its_step_its_event_or_all_since_it(kd: killick.Client) 
         ("@8", "@9"),
         ("4:before", "now"),
     ]
-    assert between(kd.log, "r", "@1").before.seq == 0
-    assert between(kd.log, "r", "start").after.seq == head
+    assert between(kd.runtime.log, "r", "@1").before.seq == 0
+    assert between(kd.runtime.log, "r", "start").after.seq == head
 
 
 def between_r(kd: killick.Client) -> Any:
@@ -197,9 +197,9 @@ def test_events_that_change_nothing_make_no_difference(kd: killick.Client) -> No
     assert not kd.diff("r", "now", "now")
     assert not kd.diff("r", "now", "now").patch()
     started = next(r.seq for r in kd.events("r") if isinstance(r.event, e.Started))
-    noted = kd.log.open("r")
+    noted = kd.runtime.log.open("r")
     noted.append(Entry(e.NoteMade(at=1), {"note": "nothing"}))
-    found = kd.diff("r", f"@{kd.log.head('r').seq}")
+    found = kd.diff("r", f"@{kd.runtime.log.head('r').seq}")
     assert not found
     assert found.lines() == []
     assert [op["path"] for op in found.patch()] == ["/seq"]
@@ -230,8 +230,8 @@ def test_two_runs_are_compared_at_the_same_place(kd: killick.Client) -> None:
 
 
 def test_a_fork_is_told_from_its_parent_by_what_it_did_since(kd: killick.Client) -> None:
-    cut = boundaries.at(kd.log, "r", "2:after").seq
-    kd.log.fork(e.RunForked(at=1, run="fork", parent="r", cut=cut, generation=1))
+    cut = boundaries.at(kd.runtime.log, "r", "2:after").seq
+    kd.runtime.log.fork(e.RunForked(at=1, run="fork", parent="r", cut=cut, generation=1))
     found = kd.diff("r", "2", against="fork")
     assert not found
     lines = told(kd.diff("fork", "2", "now"))

@@ -60,7 +60,7 @@ def ran(kd: killick.Client, agent: Any, given: Any, run: str) -> None:
 
 
 def look(kd: killick.Client, **options: Any) -> Diagnosis:
-    return examine(kd.log, clock=kd.clock, **options)
+    return examine(kd.runtime.log, clock=kd.runtime.clock, **options)
 
 
 def found(kd: killick.Client, **options: Any) -> dict[str, list[str]]:
@@ -75,8 +75,8 @@ def only(kd: killick.Client) -> Finding:
 
 def taken(kd: killick.Client, run: str, *, seconds: float = 30) -> None:
     """Somebody takes a run and is at work on it."""
-    log = kd.log.open(run, holder="worker-1", seconds=seconds)
-    log.append(Entry(e.RunTaken(at=kd.clock.now_us(), epoch=log.epoch, holder="worker-1")))
+    log = kd.runtime.log.open(run, holder="worker-1", seconds=seconds)
+    log.append(Entry(e.RunTaken(at=kd.runtime.clock.now_us(), epoch=log.epoch, holder="worker-1")))
 
 
 def test_a_store_where_nothing_is_wrong_is_said_to_be_so(kd: killick.Client, clock: killick.clock.ManualClock) -> None:
@@ -141,15 +141,17 @@ def test_a_run_that_waits_for_a_child_that_is_over_is_told(
     ran(kd, doctor_parent, 1, "r")
     clock.advance(100)
     assert found(kd) == {}
-    kd.store.remove("r/1")
+    kd.runtime.store.remove("r/1")
     assert found(kd) == {"child": ["r"]}
 
 
 def test_a_diverged_run_is_told_with_its_step(kd: killick.Client) -> None:
     ran(kd, doctor_asking, None, "r")
-    log = kd.log.open("r", holder="test", seconds=30)
-    log.append(Entry(e.RunDiverged(at=kd.clock.now_us(), step="2"), {"recorded": "a", "found": "b", "builds": []}))
-    kd.store.release("r", epoch=log.epoch)
+    log = kd.runtime.log.open("r", holder="test", seconds=30)
+    log.append(
+        Entry(e.RunDiverged(at=kd.runtime.clock.now_us(), step="2"), {"recorded": "a", "found": "b", "builds": []})
+    )
+    kd.runtime.store.release("r", epoch=log.epoch)
     finding = only(kd)
     assert (finding.reason, finding.runs[0].about) == ("diverged", "at step 2")
     assert finding.next == (("show", "r"), ("resume", "r"))
@@ -157,7 +159,7 @@ def test_a_diverged_run_is_told_with_its_step(kd: killick.Client) -> None:
 
 def test_a_run_that_was_set_apart_is_told_with_its_reason_and_nothing_else_of_it(kd: killick.Client) -> None:
     ran(kd, doctor_asking, None, "r")
-    kd.store.quarantine("r", "somebody touched it")
+    kd.runtime.store.quarantine("r", "somebody touched it")
     finding = only(kd)
     assert (finding.reason, finding.runs[0].about) == ("broken", "somebody touched it")
     assert finding.next == (("store", "repair", "r"),)
@@ -180,7 +182,7 @@ def test_a_lease_without_end_is_wrong_where_nobody_can_tell_that_its_holder_died
 ) -> None:
     kd.start(doctor_asking, None, id="r")
     taken(kd, "r", seconds=float("inf"))
-    monkeypatch.setattr(kd.store, "proves_life", False)
+    monkeypatch.setattr(kd.runtime.store, "proves_life", False)
     assert found(kd) == {"endless": ["r"]}
 
 
@@ -193,7 +195,9 @@ def test_runs_of_agents_that_no_code_knows_are_told_where_the_code_is_at_hand(kd
 
 def test_triggers_and_hooks_that_are_behind_are_told(kd: killick.Client, clock: killick.clock.ManualClock) -> None:
     for name in ("trigger:nightly", "hook:mail"):
-        kd.log.create(e.RunStarted(at=kd.clock.now_us(), run=name, agent=f"killick.{name}"), {"input": None})
+        kd.runtime.log.create(
+            e.RunStarted(at=kd.runtime.clock.now_us(), run=name, agent=f"killick.{name}"), {"input": None}
+        )
     clock.advance(100)
     assert found(kd) == {"trigger": ["trigger:nightly"], "hook": ["hook:mail"]}
     assert look(kd).runs == {}, "they are no runs of anybody's"
@@ -213,10 +217,10 @@ def test_a_finding_names_a_few_the_longest_first_and_counts_the_rest(
 
 def test_clocks_that_differ_are_wrong(kd: killick.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     # As a database on another machine is: its leases end by its own wall clock.
-    monkeypatch.setattr(kd.store, "proves_life", False)
-    monkeypatch.setattr(kd.store, "now_us", kd.clock.now_us)
-    ours = killick.clock.ManualClock(kd.clock.now_us() + 5_000_000)
-    [clocks] = [each for each in examine(kd.log, clock=ours).conditions if each.name == "clock"]
+    monkeypatch.setattr(kd.runtime.store, "proves_life", False)
+    monkeypatch.setattr(kd.runtime.store, "now_us", kd.runtime.clock.now_us)
+    ours = killick.clock.ManualClock(kd.runtime.clock.now_us() + 5_000_000)
+    [clocks] = [each for each in examine(kd.runtime.log, clock=ours).conditions if each.name == "clock"]
     assert clocks.value == "5.0 s ahead of the store's"
     assert clocks.wrong
 
@@ -307,14 +311,14 @@ def test_a_network_file_system_under_a_sqlite_store_is_wrong(tmp_path: Path, mon
 def test_a_look_reads_no_more_of_a_large_store_than_of_a_small_one(
     kd: killick.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at = kd.clock.now_us() - DAY * 1_000_000
+    at = kd.runtime.clock.now_us() - DAY * 1_000_000
     for n in range(5_000):
         index = RunIndex(agent="a", status="completed" if n % 2 else "waiting", started_at_us=at, changed_at_us=at)
-        item = kd.log.begin(f"r{n}").built(Entry(e.RunStarted(at=at, run=f"r{n}", agent="a"), {"input": None}))
-        kd.store.append([msgspec.structs.replace(item, index=index)])
+        item = kd.runtime.log.begin(f"r{n}").built(Entry(e.RunStarted(at=at, run=f"r{n}", agent="a"), {"input": None}))
+        kd.runtime.store.append([msgspec.structs.replace(item, index=index)])
     asked: dict[str, int] = {}
-    store = Counted(kd.store, asked)
-    examine(Log(store), clock=kd.clock)  # type: ignore[arg-type]
+    store = Counted(kd.runtime.store, asked)
+    examine(Log(store), clock=kd.runtime.clock)  # type: ignore[arg-type]
     assert asked["read"] + asked.get("opening", 0) <= 2 * doctor.FOLDED_MAX
     assert asked["quarantined"] <= 2 * doctor.LOOKED_MAX
 

@@ -399,7 +399,7 @@ def test_runs_that_were_really_forked_and_rewound_are_drawn_as_they_went() -> No
         kd.advance("r")
         fork = kd.fork("r", "1:after", output={"1": "down"}, by="ann")
         kd.advance(fork.id)
-        graph = family(kd.log, fork.id)
+        graph = family(kd.runtime.log, fork.id)
     assert [(lane.run, lane.sort, lane.cut, numbers(lane)) for lane in graph.lanes] == [
         ("r", "run", None, ["1", "2"]),
         ("r", "left", "2:before", ["2"]),

@@ -71,9 +71,9 @@ def begin(kd: Client, what: str, **options: Any) -> None:
 
 
 def line_of(kd: Client, run: str, *, whole: bool = True) -> Line:
-    row = kd.store.index(run)
+    row = kd.runtime.store.index(run)
     assert row is not None
-    [line] = Listing(kd.log, whole=whole).lines([row], kd.clock.now_us())
+    [line] = Listing(kd.runtime.log, whole=whole).lines([row], kd.runtime.clock.now_us())
     return line
 
 
@@ -131,14 +131,14 @@ def test_a_paused_run_waits_for_somebody_first(kd: Client) -> None:
 
 def test_a_run_that_nobody_is_at_is_abandoned_and_one_set_apart_is_broken(kd: Client, clock: ManualClock) -> None:
     kd.start(agent, "done", id="done")
-    started = kd.log.open("done", holder="w1", seconds=30)
+    started = kd.runtime.log.open("done", holder="w1", seconds=30)
     started.append(killick_taken(clock))
     assert line_of(kd, "done").status == "running"
     assert line_of(kd, "done").worker == "w1"
     clock.advance(31)
     line = line_of(kd, "done")
     assert (line.status, line.about[0].kind) == ("abandoned", "worker")
-    kd.store.quarantine("done", "torn")
+    kd.runtime.store.quarantine("done", "torn")
     line = line_of(kd, "done")
     assert (line.status, [one.kind for one in line.about]) == ("broken", ["record"])
 
@@ -153,7 +153,7 @@ def killick_taken(clock: ManualClock) -> Any:
 def test_tags_that_nobody_gave_are_not_shown(kd: Client) -> None:
     with contextlib.suppress(killick.RunWaiting):
         kd.run(agent, "ada")
-    [row] = kd.store.runs(RunQuery(tag=ASKS))
+    [row] = kd.runtime.store.runs(RunQuery(tag=ASKS))
     assert len(row.tags) > 1
     assert line_of(kd, row.run).tags == ()
     assert [each.tags for each in kd.list()] == [()]
@@ -162,21 +162,21 @@ def test_tags_that_nobody_gave_are_not_shown(kd: Client) -> None:
 def test_only_a_run_that_went_on_is_read_again(kd: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     for what in ("ada", "bob"):
         begin(kd, what)
-    lines = Listing(kd.log, whole=True)
+    lines = Listing(kd.runtime.log, whole=True)
     opened: list[str] = []
-    state = kd.log.state
+    state = kd.runtime.log.state
 
     def seen(run: str, *given: Any, **more: Any) -> Any:
         opened.append(run)
         return state(run, *given, **more)
 
-    monkeypatch.setattr(kd.log, "state", seen)
-    rows = kd.store.runs(RunQuery())
-    first = lines.lines(rows, kd.clock.now_us())
-    assert lines.lines(rows, kd.clock.now_us()) == first
+    monkeypatch.setattr(kd.runtime.log, "state", seen)
+    rows = kd.runtime.store.runs(RunQuery())
+    first = lines.lines(rows, kd.runtime.clock.now_us())
+    assert lines.lines(rows, kd.runtime.clock.now_us()) == first
     assert sorted(opened) == ["ada", "bob"]
     kd.note("bob", "look here", by="max")
-    lines.lines(kd.store.runs(RunQuery()), kd.clock.now_us())
+    lines.lines(kd.runtime.store.runs(RunQuery()), kd.runtime.clock.now_us())
     assert sorted(opened) == ["ada", "bob", "bob"]
 
 
@@ -190,8 +190,8 @@ def test_what_is_kept_has_an_end_and_any_thread_may_ask(kd: Client, monkeypatch:
     monkeypatch.setattr(listing, "KEPT_MAX", 3)
     for number in range(8):
         kd.start(agent, f"p{number}", id=f"p{number}")
-    lines = Listing(kd.log, whole=True)
-    rows = kd.store.runs(RunQuery())
+    lines = Listing(kd.runtime.log, whole=True)
+    rows = kd.runtime.store.runs(RunQuery())
     found: list[list[Line]] = []
     threads = [threading.Thread(target=lambda: found.append(lines.lines(rows, 0))) for _ in range(4)]
     for thread in threads:
@@ -204,17 +204,17 @@ def test_what_is_kept_has_an_end_and_any_thread_may_ask(kd: Client, monkeypatch:
 
 def test_values_go_through_what_hides_them_before_they_are_cut(kd: Client) -> None:
     begin(kd, "ada")
-    row = kd.store.index("ada")
+    row = kd.runtime.store.index("ada")
     assert row is not None
-    lines = Listing(kd.log, through=lambda run, values: {**values, "prompt": f"(of {run})"})
+    lines = Listing(kd.runtime.log, through=lambda run, values: {**values, "prompt": f"(of {run})"})
     assert lines.lines([row], 0)[0].about[0].text == "managers: (of ada)"
 
 
 def test_a_run_that_is_gone_meanwhile_is_left_out(kd: Client) -> None:
     begin(kd, "done")
-    rows = kd.store.runs(RunQuery())
-    kd.store.remove("done")
-    assert Listing(kd.log).lines(rows, 0) == []
+    rows = kd.runtime.store.runs(RunQuery())
+    kd.runtime.store.remove("done")
+    assert Listing(kd.runtime.log).lines(rows, 0) == []
 
 
 def test_a_very_long_question_is_cut(kd: Client) -> None:
@@ -225,7 +225,7 @@ def test_a_very_long_question_is_cut(kd: Client) -> None:
 
 def test_a_run_is_found_by_the_tag_while_it_asks_somebody_and_no_longer(kd: Client, clock: ManualClock) -> None:
     def asking() -> list[str]:
-        return [row.run for row in kd.store.runs(RunQuery(tag=ASKS))]
+        return [row.run for row in kd.runtime.store.runs(RunQuery(tag=ASKS))]
 
     for what in ("sleep", "done", "fail", "child", "doubt", "bob", "ada"):
         begin(kd, what)
@@ -245,7 +245,7 @@ def test_a_run_is_found_by_the_tag_while_it_asks_somebody_and_no_longer(kd: Clie
 def test_a_run_that_was_rewound_to_before_it_asked_asks_nobody(kd: Client) -> None:
     begin(kd, "ada")
     kd.rewind("ada", to="1:after", by="max")
-    assert kd.store.runs(RunQuery(tag=ASKS)) == []
+    assert kd.runtime.store.runs(RunQuery(tag=ASKS)) == []
     kd.fork("ada", at="1:after", id="fork")
     kd.advance("ada")
-    assert [row.run for row in kd.store.runs(RunQuery(tag=ASKS))] == ["ada"]
+    assert [row.run for row in kd.runtime.store.runs(RunQuery(tag=ASKS))] == ["ada"]

@@ -126,7 +126,7 @@ def a_run(processes: Processes, seed: int) -> tuple[killick.Client, str]:
     kd, run = processes.new(), f"r{seed}"
     _advance(kd, run, plan)
     for _ in range(chance.randrange(4)):
-        fold = kd.log.state(run).fold
+        fold = kd.runtime.log.state(run).fold
         match chance.choice(("rewind", "fork", "undo", "note", "pause")):
             case "rewind" if len(fold.tops):
                 _tried(kd.rewind, run, f"{chance.randrange(1, len(fold.tops) + 1)}:before", by="mia")
@@ -154,7 +154,7 @@ def _tried(act: Any, *args: Any, **options: Any) -> None:
 
 def _advance(kd: killick.Client, run: str, plan: list[str]) -> None:
     try:
-        if kd.store.head(run) is None:
+        if kd.runtime.store.head(run) is None:
             kd.run(anything, plan, id=run)
         for _ in range(60):
             if kd.advance(run).status in ("completed", "failed", "cancelled", "paused"):
@@ -165,7 +165,7 @@ def _advance(kd: killick.Client, run: str, plan: list[str]) -> None:
 
 
 def processes_clock(kd: killick.Client) -> Any:
-    return kd.clock
+    return kd.runtime.clock
 
 
 @pytest.mark.gate(6)
@@ -175,12 +175,12 @@ def test_sections_one_after_the_other_are_the_timeline(
 ) -> None:
     monkeypatch.setattr("killick.history.page.LEFT_MAX", 10_000)
     kd, run = a_run(processes, seed)
-    whole = timeline(kd.log, run)
+    whole = timeline(kd.runtime.log, run)
     for limit in (1, 3, 10, 1_000):
         found: list[Entry] = []
         before: int | None = None
         while True:
-            part = section(kd.log, run, before=before, limit=limit)
+            part = section(kd.runtime.log, run, before=before, limit=limit)
             found = [*part.entries, *found]
             before = part.earlier
             if before is None:
@@ -191,13 +191,13 @@ def test_sections_one_after_the_other_are_the_timeline(
 def test_a_section_has_no_more_steps_than_its_limit_and_scopes_are_whole(processes: Processes) -> None:
     kd = processes.new()
     kd.run(anything, ["look", "gather", "look", "look"], id="r")
-    part = section(kd.log, "r", limit=3)
+    part = section(kd.runtime.log, "r", limit=3)
     assert [step.number for step in walked(part.entries)] == ["3", "4"]
     assert (part.first, part.last, part.total, part.earlier) == (3, 4, 4, 3)
-    scope = section(kd.log, "r", before=3, limit=3)
+    scope = section(kd.runtime.log, "r", before=3, limit=3)
     assert scope.first == scope.last == 2
     assert len(list(walked(scope.entries))) > 3
-    assert section(kd.log, "r", before=2, limit=3).earlier is None
+    assert section(kd.runtime.log, "r", before=2, limit=3).earlier is None
 
 
 class _Counting:
@@ -232,7 +232,7 @@ def test_a_section_of_a_long_run_reads_its_own_events() -> None:
         with killick.Client(counting, behind=False) as kd:
             for before in (None, steps // 2, 120):
                 counting.rows = 0
-                part = section(kd.log, "r", before=before, limit=100)
+                part = section(kd.runtime.log, "r", before=before, limit=100)
                 assert len(list(walked(part.entries))) == 100
                 assert counting.rows <= 2 * 1_100 + 4 * 100, (steps, before)
             counts = {**counts, steps: counting.rows}
@@ -252,7 +252,7 @@ def test_what_a_rewind_left_of_a_long_run_is_passed_over() -> None:
     with killick.Client(counting, behind=False) as kd:
         kd.rewind("r", "10:before", by="mia")
         counting.rows = 0
-        part = section(kd.log, "r", limit=20)
+        part = section(kd.runtime.log, "r", limit=20)
         assert counting.rows < 4_000
         assert [step.number for step in walked(part.entries)] == [str(n) for n in range(1, 10)]
         [rewound] = [entry for entry in part.entries if isinstance(entry, Moment) and entry.kind == "run.rewound"]
@@ -263,7 +263,7 @@ def test_what_a_rewind_left_of_a_long_run_is_passed_over() -> None:
 def test_a_part_of_a_timeline_explains_its_steps_as_the_whole_does(processes: Processes) -> None:
     kd = processes.new()
     kd.run(anything, ["update", "look", "say", "decide", "update", *["look"] * 30, "say"], id="r")
-    whole, part = timeline(kd.log, "r"), part_of(kd.log, "r", limit=12)
+    whole, part = timeline(kd.runtime.log, "r"), part_of(kd.runtime.log, "r", limit=12)
     assert part.skipped == 22
     for number in ("30", "34"):
         assert why(part, number) == why(whole, number)
@@ -276,7 +276,7 @@ def test_values_go_through_what_they_are_given() -> None:
 
     with killick.open("memory:") as kd:
         kd.run(anything, ["look"], id="r")
-        [step] = walked(section(kd.log, "r", through=hide).entries)
+        [step] = walked(section(kd.runtime.log, "r", through=hide).entries)
         assert step.output == "hidden"
         assert step.arguments == {"n": 0}
 
@@ -284,6 +284,6 @@ def test_values_go_through_what_they_are_given() -> None:
 def test_a_run_without_steps_has_a_section_of_moments(processes: Processes) -> None:
     kd = processes.new()
     kd.start(anything, [], id="r")
-    part = section(kd.log, "r")
+    part = section(kd.runtime.log, "r")
     assert (part.first, part.last, part.total, part.earlier) == (1, 0, 0, None)
     assert [entry.kind for entry in part.entries if isinstance(entry, Moment)][:1] == ["run.started"]

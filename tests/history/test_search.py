@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -259,7 +260,7 @@ def test_attempts_that_a_repair_set_aside_are_in_doubt(tmp_path: Path) -> None:
     teller.call(amount=5)
     find = Finder(log)
     assert len(find.calls()) == 1
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE events SET body = x'00' WHERE id = (1 << 32) + ?", (broken,))
     db.close()
     assert not verify(log).holds
@@ -452,7 +453,7 @@ def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
     broken = one.call()
     one.decide("left")
     second = two.decide("left")
-    with sqlite3.connect(tmp_path / "killick.db") as db:
+    with closing(sqlite3.connect(tmp_path / "killick.db")) as db, db:
         db.execute("UPDATE events SET body = x'00' WHERE id = (1 << 32) + ?", (broken,))
     db.close()
     for _ in range(2):
@@ -553,5 +554,5 @@ def test_the_client_asks_and_so_it_does_soon() -> None:
         assert list(asyncio.run(kd.as_async().find.calls("mail", where={"to": "ada@x.org"}))) == [hit]
         [choice] = asyncio.run(kd.as_async().find.decisions(agent="mailing"))
         assert (choice.choice, choice.because) == ("yes", "They asked")
-        assert [row.run for row in kd.list(since_us=hit.at_us)] == ["m1"]
+        assert [row.id for row in kd.list(since_us=hit.at_us)] == ["m1"]
         assert not kd.list(until_us=hit.at_us - 10_000_000)

@@ -127,7 +127,7 @@ def test_a_waiting_run_says_where_it_is_and_what_it_waits_for(processes: Process
     kd = processes.new()
     with pytest.raises(killick.RunWaiting):
         kd.run(review, 80, id="r")
-    tl = timeline(kd.log, "r")
+    tl = timeline(kd.runtime.log, "r")
     assert (tl.run, tl.agent, tl.status, tl.place) == ("r", "tl_review", "waiting", "ask: step 2 of 3")
     [wait] = tl.waits
     assert (wait.step, wait.waits_for, wait.to, wait.prompt) == ("3", "answer", ("managers",), "Pay?")
@@ -138,7 +138,7 @@ def test_a_waiting_run_says_where_it_is_and_what_it_waits_for(processes: Process
 
 
 def test_a_completed_run_has_its_result_and_its_steps_in_order(processes: Processes) -> None:
-    tl = timeline(reviewed(processes).log, "r")
+    tl = timeline(reviewed(processes).runtime.log, "r")
     assert (tl.status, tl.result, tl.input, tl.context) == ("completed", "paid 80", 80, {"route": "manager"})
     assert numbers(tl) == ["1", "2", "3", "4"]
     assert [step.sort for step in tl.steps()] == ["tool", "decision", "wait", "tool"]
@@ -148,7 +148,7 @@ def test_a_completed_run_has_its_result_and_its_steps_in_order(processes: Proces
 
 
 def test_attempts_have_their_errors_and_their_progress(processes: Processes) -> None:
-    step = found(timeline(reviewed(processes).log, "r"), "1")
+    step = found(timeline(reviewed(processes).runtime.log, "r"), "1")
     assert [each.outcome for each in step.attempts] == ["unknown", "unknown", "returned"]
     assert [str(each.failure) for each in step.attempts[:2]] == [
         "ConnectionError: the bank is away, 1",
@@ -163,7 +163,7 @@ def test_attempts_have_their_errors_and_their_progress(processes: Processes) -> 
 
 
 def test_decisions_and_answers_say_who(processes: Processes) -> None:
-    tl = timeline(reviewed(processes).log, "r")
+    tl = timeline(reviewed(processes).runtime.log, "r")
     decision, asked = found(tl, "2").decision, found(tl, "3").waits[0]
     assert decision is not None
     assert (decision.question, decision.options, decision.choice) == ("Who?", ("auto", "manager"), "manager")
@@ -172,7 +172,7 @@ def test_decisions_and_answers_say_who(processes: Processes) -> None:
 
 
 def test_what_happens_between_steps_stands_between_them(processes: Processes) -> None:
-    tl = timeline(reviewed(processes).log, "r")
+    tl = timeline(reviewed(processes).runtime.log, "r")
     order = [entry.number if isinstance(entry, Step) else entry.kind for entry in tl.entries]
     assert order[order.index("2") + 1 : order.index("3")] == ["context.changed", "note.made", "plan.reached"]
     assert order[-1] == "run.completed"
@@ -182,14 +182,14 @@ def test_people_and_processes_are_moments_of_the_run(processes: Processes) -> No
     kd = processes.new()
     kd.start(review, 80, id="r")
     kd.pause("r", by="ops", because="closing")
-    paused = timeline(kd.log, "r")
+    paused = timeline(kd.runtime.log, "r")
     assert paused.held_back is not None
     assert paused.held_back.data == {"because": "closing"}
     kd.resume("r", by="ops")
     kd.prioritize("r", 5, by="ops")
     kd.set("r", by="ops", limit=9)
     kd.advance("r")
-    tl = timeline(kd.log, "r")
+    tl = timeline(kd.runtime.log, "r")
     assert tl.held_back is None
     assert tl.priority == 5
     assert {"run.paused", "run.resumed", "run.prioritized", "context.changed", "run.taken"} <= set(kinds(tl))
@@ -202,7 +202,7 @@ def test_people_and_processes_are_moments_of_the_run(processes: Processes) -> No
 def test_branches_stand_inside_their_scope_however_deep(processes: Processes) -> None:
     kd = processes.new()
     kd.run(side, 2, id="r")
-    tl = timeline(kd.log, "r")
+    tl = timeline(kd.runtime.log, "r")
     assert [entry.number for entry in tl.entries if isinstance(entry, Step)] == ["1"]
     inside = [entry.number for entry in found(tl, "1").entries if isinstance(entry, Step)]
     assert sorted(inside) == ["1.1.1", "1.1.2", "1.2.1", "1.2.2"]
@@ -216,7 +216,7 @@ def test_what_was_undone_names_the_step_that_did(processes: Processes) -> None:
     kd = processes.new()
     with pytest.raises(killick.RunFailed):
         kd.run(broken, 7, id="r")
-    tl = timeline(kd.log, "r")
+    tl = timeline(kd.runtime.log, "r")
     assert found(tl, "1").undone_by == "2"
     assert found(tl, "2").undoes == "1"
     assert tl.failed is not None
@@ -233,13 +233,13 @@ def test_a_child_is_named_where_it_is_started_and_where_it_is_waited_for(process
 
     kd = processes.new()
     kd.run(parent, 1, id="r")
-    tl = timeline(kd.log, "r")
+    tl = timeline(kd.runtime.log, "r")
     started, waited = found(tl, "1").child, found(tl, "2").child
     assert started is not None
     assert (started.run, started.agent) == ("r/1", "tl_side")
     assert waited is not None
     assert (waited.run, waited.status) == ("r/1", "completed")
-    child = timeline(kd.log, "r/1")
+    child = timeline(kd.runtime.log, "r/1")
     assert (child.parent, child.parent_step) == ("r", "1")
 
 
@@ -267,7 +267,7 @@ def test_an_attempt_whose_process_died_says_so_once_another_took_the_run() -> No
 
 
 def test_a_rewind_keeps_what_it_left_behind(processes: Processes) -> None:
-    log = reviewed(processes).log
+    log = reviewed(processes).runtime.log
     step = found(timeline(log, "r"), "3")
     handle = log.open("r")
     handle.append(Entry(e.RunRewound(at=9, cut=step.seq - 1, generation=1, by="mia"), {"because": "wrong"}))
@@ -296,7 +296,7 @@ def test_what_a_timeline_left_in_doubt_is_not_settled_on_a_later_step_of_its_num
 
 
 def test_a_fork_reads_on_from_its_parent(processes: Processes) -> None:
-    log = reviewed(processes).log
+    log = reviewed(processes).runtime.log
     cut = found(timeline(log, "r"), "3").seq - 1
     log.fork(e.RunForked(at=9, run="f", parent="r", cut=cut, generation=1, by="mia"))
     tl = timeline(log, "f")
@@ -310,7 +310,7 @@ def test_a_fork_reads_on_from_its_parent(processes: Processes) -> None:
 
 
 def test_at_every_event_it_is_what_the_fold_says_there(processes: Processes) -> None:
-    log = reviewed(processes).log
+    log = reviewed(processes).runtime.log
     for seq in range(1, log.head("r").seq + 1):
         tl, state = timeline(log, "r", seq), log.state("r", seq)
         assert (tl.seq, tl.status, tl.current) == (seq, state.status, state.position.step)
@@ -320,13 +320,13 @@ def test_at_every_event_it_is_what_the_fold_says_there(processes: Processes) -> 
 
 
 def test_before_its_first_event_there_is_nothing(processes: Processes) -> None:
-    log = reviewed(processes).log
+    log = reviewed(processes).runtime.log
     tl = timeline(log, "r", 0)
     assert (tl.entries, tl.waits, tl.current, tl.input) == ((), (), None, None)
 
 
 def test_what_is_not_there_is_refused(processes: Processes) -> None:
-    log = reviewed(processes).log
+    log = reviewed(processes).runtime.log
     with pytest.raises(RunUnknown):
         timeline(log, "nobody")
     with pytest.raises(LogError):
@@ -349,7 +349,7 @@ def test_a_value_is_read_when_somebody_looks() -> None:
     with killick.Client(store) as kd:
         kd.run(side, 3, id="r")
         store.looks = 0
-        tl = timeline(kd.log, "r")
+        tl = timeline(kd.runtime.log, "r")
         assert len(numbers(tl)) == 1 + 3 * 4
         assert store.looks <= 1, "at most a snapshot"
         assert found(tl, "1.2.1").output.startswith("2 Dear")
@@ -361,7 +361,7 @@ def test_a_value_is_read_when_somebody_looks() -> None:
 
 def test_the_document_is_plain_json_with_everything_in_it(processes: Processes) -> None:
     kd = reviewed(processes)
-    told: dict[str, Any] = json.loads(json.dumps(document(run_timeline(timeline(kd.log, "r"), 0))))
+    told: dict[str, Any] = json.loads(json.dumps(document(run_timeline(timeline(kd.runtime.log, "r"), 0))))
     assert (told["version"], told["position"]["place"], told["result"]) == (1, "pay: step 3 of 3", "paid 80")
     steps = [entry for entry in told["entries"] if entry["type"] == "step"]
     assert [step["number"] for step in steps] == ["1", "2", "3", "4"]
@@ -413,7 +413,7 @@ def asked(processes: Processes, amount: int = 400) -> killick.Client:
 
 def test_a_rejection_has_the_verdict_of_its_contract_and_its_words(processes: Processes) -> None:
     kd = asked(processes, 9000)
-    step = found(timeline(kd.log, "r"), "1")
+    step = found(timeline(kd.runtime.log, "r"), "1")
     assert step.rejected is not None
     assert (step.rejected.rule, step.rejected.code) == ("arguments tl_transfer", "argument_refused")
     assert (step.status, step.ended_by, step.is_skipped) == ("failed", None, False)
@@ -426,7 +426,7 @@ def test_what_people_changed_is_a_part_of_the_step_and_counts(processes: Process
     for verb, by, value in (("approve", "mia", None), ("edit", "max", {"amount": 300}), ("approve", "mia", None)):
         kd.answer("r", verb, by=by, value=value, comment=f"{by} says so")  # type: ignore[arg-type]
         kd.advance("r")
-    step = found(timeline(kd.log, "r"), "1")
+    step = found(timeline(kd.runtime.log, "r"), "1")
     assert (step.status, step.output) == ("done", "300 to ann")
     assert (step.arguments, step.given) == ({"to": "ann", "amount": 400}, {"to": "ann", "amount": 300})
     [edit] = step.edits
@@ -437,7 +437,9 @@ def test_what_people_changed_is_a_part_of_the_step_and_counts(processes: Process
     assert [vote.by for vote in second.votes] == ["max", "mia"]
     assert (second.need, second.rule, second.may) == (2, "large sums", ("max", "mia"))
     assert second.reason == "amount is 300; at most 100 is allowed"
-    [told] = [each for each in document(run_timeline(timeline(kd.log, "r"), 0))["entries"] if each["type"] == "step"]
+    [told] = [
+        each for each in document(run_timeline(timeline(kd.runtime.log, "r"), 0))["entries"] if each["type"] == "step"
+    ]
     assert (told["edits"][0]["by"], told["edits"][0]["arguments"]) == ("max", {"to": "ann", "amount": 300})
     assert [vote["by"] for vote in told["waits"][1]["votes"]] == ["max", "mia"]
     assert told["verdict"]["ruling"] == "ask"
@@ -447,7 +449,7 @@ def test_an_edit_that_the_contract_rejects_changes_nothing(processes: Processes)
     kd = asked(processes)
     kd.answer("r", "edit", by="mia", value={"amount": 9000})
     kd.advance("r")
-    step = found(timeline(kd.log, "r"), "1")
+    step = found(timeline(kd.runtime.log, "r"), "1")
     [edit] = step.edits
     assert (edit.stands, edit.failure.message) == (False, "amount is 9000; at most 5000 is allowed")
     assert step.given == {"to": "ann", "amount": 400}
@@ -458,7 +460,7 @@ def test_a_question_that_is_passed_on_is_a_wait_for_each_who_were_asked(processe
     kd = asked(processes)
     processes.clock.advance(3600)
     kd.advance("r")
-    tl = timeline(kd.log, "r")
+    tl = timeline(kd.runtime.log, "r")
     rounds = [(wait.to, wait.how, wait.round) for wait in found(tl, "1").waits]
     assert rounds == [(("managers",), "expired", 0), (("directors",), None, 1)]
     assert [wait.to for wait in tl.waits] == [("directors",)]
@@ -468,5 +470,5 @@ def test_a_step_that_somebody_skipped_says_who(processes: Processes) -> None:
     kd = asked(processes)
     kd.skip("r", "1", by="ops", because="it is late")
     kd.advance("r")
-    step = found(timeline(kd.log, "r"), "1")
+    step = found(timeline(kd.runtime.log, "r"), "1")
     assert (step.is_skipped, step.ended_by, step.waits[-1].how) == (True, "ops", "voided")

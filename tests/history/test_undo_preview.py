@@ -85,7 +85,7 @@ def kd() -> Iterator[killick.Client]:
 
 
 def test_the_same_action_that_took_a_recorded_result_adopted_it(kd: killick.Client) -> None:
-    [use] = shared_by(kd.log, "r", "4")
+    [use] = shared_by(kd.runtime.log, "r", "4")
     assert (use.run, use.step, use.name, use.how) == ("r", "5", "greet", "adopted")
 
 
@@ -104,7 +104,7 @@ def test_undoing_says_how_it_is_undone(kd: killick.Client) -> None:
 def test_undoing_refuses_in_one_line_what_cannot_be_undone(kd: killick.Client) -> None:
     assert kd.undoing("r", "2").refuses == "shout has no compensate="
     assert kd.undoing("r", "3").refuses == "it did nothing to the world (read reads)"
-    assert undoing(kd.log, "r", "1", {}).refuses == "its tool pay is not declared here"
+    assert undoing(kd.runtime.log, "r", "1", {}).refuses == "its tool pay is not declared here"
     kd.undo("r", "1")
     assert kd.undoing("r", "1").refuses == "it was undone already, by step 0.1"
     assert kd.undoing("r", "0.1").refuses == "it undoes step 1 itself"
@@ -128,12 +128,12 @@ def test_forks_that_share_the_effect_or_adopted_it_stand_on_it_too(kd: killick.C
     kd.advance("earlier")
     kd.fork("later", "now", id="latest")
     kd.fork("earlier", "now", id="other")
-    assert [(use.run, use.step, use.how) for use in shared_by(kd.log, "r", "1")] == [
+    assert [(use.run, use.step, use.how) for use in shared_by(kd.runtime.log, "r", "1")] == [
         ("later", "1", "inherited"),
         ("earlier", "1", "adopted"),
         ("latest", "1", "inherited"),
     ]
-    assert [use.run for use in shared_by(kd.log, "later", "1")] == ["r", "latest"]
+    assert [use.run for use in shared_by(kd.runtime.log, "later", "1")] == ["r", "latest"]
     assert kd.undoing("later", "1").refuses == "it was done by r; undo it there"
     assert kd.undoing("earlier", "1").refuses == "it was done by r; undo it there"
     kd.undo("r", "1")
@@ -142,7 +142,7 @@ def test_forks_that_share_the_effect_or_adopted_it_stand_on_it_too(kd: killick.C
 
 def test_leaving_lists_what_a_rewind_does_not_take_back(kd: killick.Client) -> None:
     kd.undo("r", "1")
-    found = leaving(kd.log, "r", "1:before")
+    found = leaving(kd.runtime.log, "r", "1:before")
     assert found.steps == ("1", "2", "3", "4", "5")
     assert [(effect.step, effect.tool, effect.status) for effect in found.effects] == [
         ("1", "pay", "undone"),
@@ -151,7 +151,7 @@ def test_leaving_lists_what_a_rewind_does_not_take_back(kd: killick.Client) -> N
         ("5", "greet", "happened"),
     ]
     assert found.consumed == ("token",)
-    assert leaving(kd.log, "r", "3:before").consumed == ()
+    assert leaving(kd.runtime.log, "r", "3:before").consumed == ()
 
 
 def test_leaving_counts_what_was_spent_started_and_taken_and_names_answers() -> None:

@@ -27,7 +27,7 @@ def kd() -> Iterator[killick.Client]:
 
 
 def seen(kd: killick.Client, run: str = "r", **options: Any) -> Windows:
-    found = windows(kd.log, run, **options)
+    found = windows(kd.runtime.log, run, **options)
     assert found is not None
     return found
 
@@ -105,10 +105,10 @@ def test_each_place_in_its_history_has_its_window(kd: killick.Client) -> None:
     kd.run(coder, {"provider": "openai", "calls": 20, "budget": 3_000}, id="r")
     whole = seen(kd)
     middle = whole.calls[11]
-    found = seen(kd, place=boundaries.at(kd.log, "r", middle.step))
+    found = seen(kd, place=boundaries.at(kd.runtime.log, "r", middle.step))
     assert found.calls[-1] == msgspec.structs.replace(middle, faulted=found.calls[-1].faulted)
     assert len(found.calls) == 12
-    assert len(seen(kd, place=boundaries.at(kd.log, "r", f"{middle.step}:before")).calls) in (11, 12)
+    assert len(seen(kd, place=boundaries.at(kd.runtime.log, "r", f"{middle.step}:before")).calls) in (11, 12)
 
 
 def test_what_was_rewound_is_not_told(kd: killick.Client) -> None:
@@ -173,7 +173,7 @@ def test_what_left_a_branch_is_told_with_its_own_calls(kd: killick.Client) -> No
 
 def test_a_run_that_called_no_model_has_no_window(kd: killick.Client) -> None:
     kd.run(without_models, id="r")
-    assert windows(kd.log, "r") is None
+    assert windows(kd.runtime.log, "r") is None
 
 
 def test_calls_without_messages_are_passed_over(kd: killick.Client) -> None:
@@ -191,11 +191,11 @@ def test_calls_without_messages_are_passed_over(kd: killick.Client) -> None:
 def test_erased_messages_are_not_told_and_spoil_nothing(kd: killick.Client) -> None:
     kd.run(coder, {"provider": "openai", "calls": 6}, id="r")
     second = seen(kd).calls[1].step
-    step = kd.log.state("r").fold.step(second)
+    step = kd.runtime.log.state("r").fold.step(second)
     assert step is not None
     with_all = seen(kd)
-    opened = kd.log.open("r")
-    kd.log.erase(opened, at=1, reason="asked for", seqs=(step.intended,))
+    opened = kd.runtime.log.open("r")
+    kd.runtime.log.erase(opened, at=1, reason="asked for", seqs=(step.intended,))
     found = seen(kd)
     assert [call.step for call in found.calls] == [call.step for call in with_all.calls if call.step != second]
 

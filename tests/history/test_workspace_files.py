@@ -93,7 +93,7 @@ def names(listing: workspace_files.Listing) -> dict[str, workspace_files.How | N
 
 
 def test_a_listing_has_every_path_and_what_became_of_it_in_the_step(kd: killick.Client, run: str) -> None:
-    with workspace_files.at(kd.log, run, "2:after") as found:
+    with workspace_files.at(kd.runtime.log, run, "2:after") as found:
         listing = found.listing()
     assert names(listing) == {
         "README.md": "removed", "huge.img": "added", "logo.png": "changed", "main.py": "changed",
@@ -109,20 +109,20 @@ def test_a_listing_has_every_path_and_what_became_of_it_in_the_step(kd: killick.
 
 
 def test_a_place_that_is_no_end_of_a_step_is_compared_with_the_snapshot_before(kd: killick.Client, run: str) -> None:
-    with workspace_files.at(kd.log, run, "2:before") as found:
+    with workspace_files.at(kd.runtime.log, run, "2:before") as found:
         listing = found.listing()
     assert listing.since is not None
     assert set(names(listing).values()) == {"added"}
-    with workspace_files.at(kd.log, run, "3:after") as found:
+    with workspace_files.at(kd.runtime.log, run, "3:after") as found:
         listing = found.listing()
     assert listing.since == "3:before"
     assert listing.changed == {}
-    with workspace_files.at(kd.log, run) as found:
+    with workspace_files.at(kd.runtime.log, run) as found:
         assert found.listing().since == "1:after"
 
 
 def test_a_folder_is_listed_by_itself_and_a_long_listing_is_counted(kd: killick.Client, run: str) -> None:
-    with workspace_files.at(kd.log, run, "2:after") as found:
+    with workspace_files.at(kd.runtime.log, run, "2:after") as found:
         assert list(names(found.listing("src"))) == ["src/app.py"]
         assert list(names(found.listing("./src/"))) == ["src/app.py"]
         assert list(names(found.listing(f"{Path('fix.shop').resolve()}/src"))) == ["src/app.py"]
@@ -135,12 +135,12 @@ def test_a_folder_is_listed_by_itself_and_a_long_listing_is_counted(kd: killick.
 
 
 def test_content_is_what_the_file_held_then(kd: killick.Client, run: str) -> None:
-    with workspace_files.at(kd.log, run, "2:before") as found:
+    with workspace_files.at(kd.runtime.log, run, "2:before") as found:
         assert found.read("src/app.py") == BEFORE.encode()
         assert found.read("README.md") == b"read me"
         assert found.read("main.py") == b"src/app.py"
         assert found.read("src/app.py", limit=3) == b"def"
-    with workspace_files.at(kd.log, run) as found:
+    with workspace_files.at(kd.runtime.log, run) as found:
         assert found.read("src/app.py") == AFTER.encode()
         assert found.read(os.fsdecode(ODD)) == b"odd"
         assert found.read("odd \\xff\\x0aname") == b"odd"
@@ -152,7 +152,7 @@ def test_content_is_what_the_file_held_then(kd: killick.Client, run: str) -> Non
 
 
 def test_a_path_that_was_not_there_is_refused_with_what_was(kd: killick.Client, run: str) -> None:
-    with workspace_files.at(kd.log, run, "2:before") as found:
+    with workspace_files.at(kd.runtime.log, run, "2:before") as found:
         with pytest.raises(WorkspaceRefused, match=r"fix: there was no src/other at 2:before; src had app\.py$"):
             found.find("src/other")
         with pytest.raises(WorkspaceRefused, match=r"no nowhere/x at 2:before; the folder had README\.md, logo\.png"):
@@ -170,11 +170,11 @@ def test_what_cannot_be_told_is_refused_in_one_line(kd: killick.Client, run: str
         (run, "start", "fix: there is no snapshot of its files as early as start; the first is at @3"),
     ):
         with pytest.raises(WorkspaceRefused) as refused:
-            workspace_files.at(kd.log, name, place)
+            workspace_files.at(kd.runtime.log, name, place)
         assert str(refused.value) == said
     shutil.move("killick.files", "elsewhere")
     with pytest.raises(WorkspaceRefused, match=r"the vault of its files, \S+killick\.files, is not here; restore it"):
-        workspace_files.at(kd.log, run)
+        workspace_files.at(kd.runtime.log, run)
 
 
 def test_a_vault_that_moved_with_its_store_is_found_beside_it(kd: killick.Client, run: str, tmp_path: Path) -> None:
@@ -182,15 +182,18 @@ def test_a_vault_that_moved_with_its_store_is_found_beside_it(kd: killick.Client
     (tmp_path / "there").mkdir()
     for each in ("killick.db", "killick.files"):
         shutil.move(each, tmp_path / "there" / each)
-    with killick.open(str(tmp_path / "there" / "killick.db")) as moved, workspace_files.at(moved.log, run) as found:
+    with (
+        killick.open(str(tmp_path / "there" / "killick.db")) as moved,
+        workspace_files.at(moved.runtime.log, run) as found,
+    ):
         assert found.read("src/app.py") == AFTER.encode()
 
 
 def test_a_timeline_that_was_left_has_its_files_still(kd: killick.Client, run: str) -> None:
     kd.rewind(run, "2:before")
-    with workspace_files.at(kd.log, run) as found:
+    with workspace_files.at(kd.runtime.log, run) as found:
         assert found.read("src/app.py") == BEFORE.encode()
-    with workspace_files.at(kd.log, run, "2~0:after") as found:
+    with workspace_files.at(kd.runtime.log, run, "2~0:after") as found:
         assert found.read("src/app.py") == AFTER.encode()
 
 
@@ -200,12 +203,12 @@ def test_a_snapshot_is_found_by_the_beginning_of_its_id(kd: killick.Client, run:
     [kept] = [event for _, event, _ in kd.events(run) if isinstance(event, e.WorkspaceRestored)]
     root = e.from_text(str(kept.before))
     for text in (root.hex(), root.hex()[:12], root.hex()[:12].upper(), f"{root.hex()[:8]}…"):
-        with workspace_files.by_id(kd.log, run, text) as found:
+        with workspace_files.by_id(kd.runtime.log, run, text) as found:
             assert found.read("mine.txt") == b"by hand"
     with pytest.raises(WorkspaceRefused, match=r"'now' is not a snapshot id"):
-        workspace_files.by_id(kd.log, run, "now")
+        workspace_files.by_id(kd.runtime.log, run, "now")
     with pytest.raises(WorkspaceRefused, match=r"has no snapshot 00000000 on record"):
-        workspace_files.by_id(kd.log, run, "00000000")
+        workspace_files.by_id(kd.runtime.log, run, "00000000")
 
 
 def test_files_are_brought_back_without_blocking_the_loop(kd: killick.Client, run: str) -> None:
@@ -213,7 +216,7 @@ def test_files_are_brought_back_without_blocking_the_loop(kd: killick.Client, ru
     assert (done.written, done.removed, done.paths) == (1, 0, ("README.md",))
     assert Path("fix.shop/README.md").read_text() == "read me"
     assert Path("fix.shop/src/app.py").read_text() == AFTER
-    with workspace_files.by_id(kd.log, run, str(done.before)) as found:
+    with workspace_files.by_id(kd.runtime.log, run, str(done.before)) as found:
         assert "README.md" not in names(found.listing())
     with pytest.raises(WorkspaceRefused, match=r"fix: give either a position or a snapshot to restore"):
         kd.restore(run)
@@ -334,7 +337,7 @@ def test_a_redacted_export_says_nothing_of_files(kd: killick.Client, run: str, t
     Path("fix.shop/mine.txt").write_text("by hand")
     kd.rewind(run, "2:before")
     told, bare = (kd.export(run, redact=redact).decode() for redact in (False, True))
-    roots = {capture.root for capture in kd.log.ledger(run).captures}
+    roots = {capture.root for capture in kd.runtime.log.ledger(run).captures}
     for secret in (str(tmp_path), *roots):
         assert secret in told
         assert secret not in bare
@@ -345,45 +348,45 @@ def test_a_redacted_export_says_nothing_of_files(kd: killick.Client, run: str, t
 
 
 def test_every_snapshot_on_record_is_proved(kd: killick.Client, run: str) -> None:
-    held = vaults.verify(kd.log, [run])
+    held = vaults.verify(kd.runtime.log, [run])
     assert held.holds
     assert (held.runs, held.snapshots) == (1, 3)
     [pack] = Path("killick.files/packs").iterdir()
     pack.write_bytes(bytes(byte ^ 0xFF for byte in pack.read_bytes()))
-    held = vaults.verify(kd.log, [run])
+    held = vaults.verify(kd.runtime.log, [run])
     assert not held.holds
     assert all(each.startswith("snapshot ") for each in held.broken)
     shutil.rmtree("killick.files")
-    [said] = vaults.verify(kd.log, [run]).broken
+    [said] = vaults.verify(kd.runtime.log, [run]).broken
     assert "is not here" in said
     with pytest.raises((SnapshotBroken, WorkspaceRefused)):
-        workspace_files.at(kd.log, run).listing()
+        workspace_files.at(kd.runtime.log, run).listing()
 
 
 def test_only_snapshots_of_runs_that_are_gone_leave_the_vault(kd: killick.Client, run: str) -> None:
     with pytest.raises(killick.RunWaiting):
         kd.run(files_agent, id="second")
     Path("second.shop/own.bin").write_bytes(os.urandom(200_000))
-    restored(kd.engine, "second", "2:before")
-    places = vaults.of_runs(kd.log, ["second"])
+    restored(kd.runtime.engine, "second", "2:before")
+    places = vaults.of_runs(kd.runtime.log, ["second"])
     assert places == {Path("killick.files").resolve()}
-    [would] = vaults.clean(kd.log, places, going=["second"], dry_run=True)
-    [nothing] = vaults.clean(kd.log, places)
+    [would] = vaults.clean(kd.runtime.log, places, going=["second"], dry_run=True)
+    [nothing] = vaults.clean(kd.runtime.log, places)
     assert (nothing.snapshots, nothing.bytes_freed) == (0, 0)
-    kd.store.remove("second")
-    [done] = vaults.clean(kd.log, places)
+    kd.runtime.store.remove("second")
+    [done] = vaults.clean(kd.runtime.log, places)
     assert done.snapshots == would.snapshots > 0
     assert done.bytes_freed == would.bytes_freed > 0
-    assert vaults.verify(kd.log, [run]).holds
+    assert vaults.verify(kd.runtime.log, [run]).holds
 
 
 def test_the_vault_of_another_store_is_left_alone(kd: killick.Client, run: str) -> None:
     kd.close()
     shutil.copy("killick.db", "copy.db")
     with killick.open("copy.db") as copy, killick.open("killick.db") as original:
-        assert copy.store.id == original.store.id
-        assert vaults.of_runs(original.log, [run]) == {Path("killick.files").resolve()}
-        assert vaults.of_runs(copy.log, [run]) == set()
+        assert copy.runtime.store.id == original.runtime.store.id
+        assert vaults.of_runs(original.runtime.log, [run]) == {Path("killick.files").resolve()}
+        assert vaults.of_runs(copy.runtime.log, [run]) == set()
 
 
 @pytest.mark.parametrize("because", get_args(e.RestoredBecause))

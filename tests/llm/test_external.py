@@ -79,7 +79,7 @@ async def test_a_run_waits_between_two_blocks_and_nobody_takes_it(kd: killick.Cl
         await host.call(PAY, {"amount": 1}, key="a", fn=paying(done))
     info = kd.info("thread")
     assert (info.status, info.agent) == ("waiting", "framework")
-    assert kd.store.due(kd.clock.now_us() + 10**12, limit=10) == []
+    assert kd.runtime.store.due(kd.runtime.clock.now_us() + 10**12, limit=10) == []
 
 
 def test_blocking_code_calls_from_any_thread(kd: killick.Client) -> None:
@@ -389,7 +389,7 @@ def test_a_framework_in_an_agent_is_replayed_call_by_call_in_any_order(kd: killi
         kd.run(framework, id="r")
     kd.answer("r", "approve", by="ann")
     order.reverse()
-    with killick.open(kd.store.place) as other:
+    with killick.open(kd.runtime.store.place) as other:
         assert [each["paid"] for each in other.run(framework, id="r")] == [2, 1, 3]
     assert sorted(done) == [1, 2, 3]
 
@@ -446,7 +446,7 @@ def test_an_edited_prompt_strands_nobody(kd: killick.Client, done: list[Any]) ->
         kd.run(framework, id="r")
     kd.answer("r", "approve", by="ann")
     words[0] = "good day"
-    with killick.open(kd.store.place) as other:
+    with killick.open(kd.runtime.store.place) as other:
         assert other.run(framework, id="r") == "to hello"
         assert any(isinstance(each.event, e.StepDrifted) for each in other.events("r"))
     assert done == ["hello"]
@@ -475,7 +475,7 @@ def test_steps_before_and_after_the_block_stand_in_order(kd: killick.Client, don
     with pytest.raises(killick.RunWaiting):
         kd.run(framework, id="r")
     kd.answer("r", "approve", by="ann")
-    with killick.open(kd.store.place) as other:
+    with killick.open(kd.runtime.store.place) as other:
         assert other.run(framework, id="r") == ["yes", {"paid": 1}, "no"]
 
 

@@ -56,7 +56,7 @@ def kd(store: Store) -> Iterator[killick.Client]:
 
 
 def at(kd: killick.Client, text: str) -> boundaries.RunMoment:
-    return boundaries.at(kd.log, "r", text)
+    return boundaries.at(kd.runtime.log, "r", text)
 
 
 def test_a_step_is_not_there_before_it_and_has_ended_after_it(kd: killick.Client) -> None:
@@ -76,12 +76,12 @@ def test_a_step_alone_is_where_it_ended(kd: killick.Client) -> None:
 
 def test_a_step_that_has_not_ended_ends_now_and_the_label_says_so(kd: killick.Client) -> None:
     place = at(kd, "5:after")
-    assert place.seq == kd.log.head("r").seq
+    assert place.seq == kd.runtime.log.head("r").seq
     assert place.label == "5:after (step 5 has not ended: now)"
 
 
 def test_events_the_start_and_now_are_places(kd: killick.Client) -> None:
-    head = kd.log.head("r").seq
+    head = kd.runtime.log.head("r").seq
     assert at(kd, "@9") == boundaries.RunMoment(9, "@9")
     assert at(kd, "@0").seq == 0
     assert at(kd, "start") == boundaries.RunMoment(1, "start")
@@ -109,12 +109,12 @@ def test_a_step_that_was_open_when_its_timeline_was_left_ends_there(log: Log) ->
 
 def test_a_fork_has_the_steps_before_its_cut_and_starts_with_its_own_first_event(kd: killick.Client) -> None:
     cut = at(kd, "2:after").seq
-    kd.log.fork(e.RunForked(at=1, run="f", parent="r", cut=cut, generation=2))
-    assert boundaries.at(kd.log, "f", "2") == at(kd, "2")
-    assert boundaries.at(kd.log, "f", "start").seq == cut + 1
-    assert boundaries.at(kd.log, "f", "2~0:before").seq == at(kd, "2:before").seq
+    kd.runtime.log.fork(e.RunForked(at=1, run="f", parent="r", cut=cut, generation=2))
+    assert boundaries.at(kd.runtime.log, "f", "2") == at(kd, "2")
+    assert boundaries.at(kd.runtime.log, "f", "start").seq == cut + 1
+    assert boundaries.at(kd.runtime.log, "f", "2~0:before").seq == at(kd, "2:before").seq
     with pytest.raises(BoundaryUnknown, match="f: there is no step 3; it has step 1 to 2"):
-        boundaries.at(kd.log, "f", "3")
+        boundaries.at(kd.runtime.log, "f", "3")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_run_without_steps_says_so(log: Log) -> None:
 
 
 def test_the_history_is_every_step_with_the_events_around_it(kd: killick.Client) -> None:
-    steps = boundaries.history(kd.log, "r")
+    steps = boundaries.history(kd.runtime.log, "r")
     assert [(b.step, b.sort, b.name, b.outcome) for b in steps] == [
         ("1", "tool", "boundary_look", "done"),
         ("2", "decision", "decision", "done"),

@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def build(path: Path) -> None:
         handle.append(Entry(e.NoteMade(at=START_US), {"note": number}))
     log.close()
     store.close()
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         db.execute("DELETE FROM events WHERE id = (SELECT (number << 32) + 4 FROM heads WHERE run = 'mended')")
     db.close()
     store = SqliteStore(path)
@@ -264,7 +265,7 @@ def test_an_event_slipped_in_after_the_head_stops_a_live_handle_with_a_clear_err
     store = SqliteStore(path)
     log = Log(store)
     handle = log.open("run_1")
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         where = ((1 << 32) + handle.seq + 1, (1 << 32) + handle.seq)
         db.execute(
             "INSERT INTO events (id, body, data, hash) SELECT ?, body, data, hash FROM events WHERE id = ?", where

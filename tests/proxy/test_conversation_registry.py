@@ -41,7 +41,7 @@ def asked(kd: killick.Client, run: str) -> list[int]:
 def started(kd: killick.Client) -> dict[str, str | None]:
     """The runs, oldest first, and which one each left."""
     rows = reversed(kd.list())
-    return {row.run: told(kd, row.run, e.RunStarted)[0].event.follows for row in rows}
+    return {row.id: told(kd, row.id, e.RunStarted)[0].event.follows for row in rows}
 
 
 @pytest.mark.gate(1)
@@ -171,7 +171,7 @@ def test_a_run_may_be_named_by_its_client(here: Desk) -> None:
 )
 def test_a_name_that_is_somebody_elses_is_refused_in_one_line(here: Desk, name: str, says: str) -> None:
     with here.record() as kd:
-        kd.log.create(e.RunStarted(at=1, run="other", agent="somebody"), {"input": None})
+        kd.runtime.log.create(e.RunStarted(at=1, run="other", agent="somebody"), {"input": None})
     headers = {"X-Killick-Run": name}
     with (
         here.proxied() as url,
@@ -270,19 +270,19 @@ def test_a_client_that_stays_away_ends_its_run_until_it_comes_back(here: Desk, m
         until = time.monotonic() + 300
         while kd.list()[0].status != "completed" and time.monotonic() < until:
             time.sleep(0.02)
-        assert (kd.list()[0].status, kd.info(row.run).holder) == ("completed", None)
+        assert (kd.list()[0].status, kd.info(row.id).holder) == ("completed", None)
         agent.tell("back again")
-        assert [row.run for row in kd.list()] == [row.run]
-        assert len(asked(kd, row.run)) == 2
+        assert [row.id for row in kd.list()] == [row.id]
+        assert len(asked(kd, row.id)) == 2
 
 
 def test_runs_of_a_proxy_that_died_are_ended_by_the_next(here: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversation_registry, "LOOK_SECONDS", 0.02)
     with here.record() as kd:
-        log = kd.log.create(
+        log = kd.runtime.log.create(
             e.RunStarted(at=1, run="left", agent="proxy", tags=("killick:tip:x",)), {"input": None}, holder="1-dead"
         )
-        now = kd.clock.now_us()
+        now = kd.runtime.clock.now_us()
         intended = e.StepIntended(at=now, step="1", sort="model", name="messages")
         begun = e.AttemptStarted(at=now, step="1", attempt=1, key="k", epoch=1)
         log.append(
@@ -304,7 +304,7 @@ def test_runs_of_a_proxy_that_died_are_ended_by_the_next(here: Desk, monkeypatch
 
 def test_a_run_of_a_real_agent_of_the_same_name_is_none_of_a_proxys_business(here: Desk) -> None:
     with here.record() as kd:
-        kd.log.create(e.RunStarted(at=1, run="left", agent="proxy"), {"input": None}, holder="1-dead")
+        kd.runtime.log.create(e.RunStarted(at=1, run="left", agent="proxy"), {"input": None}, holder="1-dead")
     with here.proxied() as url:
         httpx.get(f"{url}/v1/models")
         with Loop(url, "openai") as agent:

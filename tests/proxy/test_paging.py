@@ -76,7 +76,7 @@ def refused(here: Desk, shape: str, chosen: Callable[[Any], bool] = lambda body:
 
 def only_run(kd: killick.Client) -> str:
     [row] = kd.list()
-    return row.run
+    return row.id
 
 
 def reading(count: int) -> list[Says]:
@@ -135,7 +135,7 @@ def test_many_agents_at_once_keep_their_own_conversations(here: Desk) -> None:
         rows = kd.list()
         assert len(rows) == 6
         for row in rows:
-            sent = json.dumps([data["arguments"]["messages"] for _, _, data in told(kd, row.run, e.StepIntended)])
+            sent = json.dumps([data["arguments"]["messages"] for _, _, data in told(kd, row.id, e.StepIntended)])
             assert len(set(re.findall(r"agent (\d)", sent))) == 1
         assert not kd.verify().problems
 

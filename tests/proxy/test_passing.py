@@ -94,10 +94,10 @@ def test_async_clients_stream_side_by_side(here: Desk) -> None:
         runs = kd.list()
         assert len(runs) == 20
         for row in runs:
-            [(_, _, sent)] = told(kd, row.run, e.StepIntended)
-            [(_, ended, _)] = told(kd, row.run, e.AttemptEnded)
+            [(_, _, sent)] = told(kd, row.id, e.StepIntended)
+            [(_, ended, _)] = told(kd, row.id, e.AttemptEnded)
             asked = sent["arguments"]["messages"][0]["content"]
-            [(_, _, over)] = told(kd, row.run, e.RunCompleted)
+            [(_, _, over)] = told(kd, row.id, e.RunCompleted)
             assert (ended.outcome, over["result"]) == ("returned", f"You said {asked}")
 
 
@@ -111,10 +111,10 @@ def test_responses_are_recorded_and_passed_as_they_are(here: Desk) -> None:
                 assert stream.get_final_response().output_text == "hello"
     with here.record() as kd:
         for row in kd.list():
-            [(_, ended, data)] = told(kd, row.run, e.AttemptEnded)
+            [(_, ended, data)] = told(kd, row.id, e.AttemptEnded)
             assert ended.usage is not None
             assert data["output"]["output"][0]["content"][0]["text"] == "hello"
-            [(_, _, note)] = told(kd, row.run, e.NoteMade)
+            [(_, _, note)] = told(kd, row.id, e.NoteMade)
             assert note["note"] == "not paged: the proxy does not page the Responses API"
 
 
@@ -375,6 +375,64 @@ def test_a_base_that_ends_in_v1_does_not_have_it_twice(here: Desk) -> None:
         assert httpx.get(f"{url}/v1/models").json()["path"] == "/v1/models"
         ask(url, "openai", False)
     assert here.provider.requests[-1].path == "/v1/chat/completions"
+
+
+# strangers ----------------------------------------------------------------------------------------
+
+
+def asked_by(url: str, path: str, headers: dict[str, str]) -> int:
+    """The status of a request whose path and headers no client tidies up."""
+    line = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+    line.putrequest("POST", path, skip_host="Host" in headers)
+    for name, value in headers.items():
+        line.putheader(name, value)
+    line.endheaders()
+    status = line.getresponse().status
+    line.close()
+    return status
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 421),
+        ({"Host": "localhost.evil.example:80"}, 421),
+        ({"Host": "127.0.0.1.evil.example"}, 421),
+        ({"Host": ""}, 421),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Host": "localhost:1"}, 200),
+        ({"Host": "[::1]"}, 200),
+        ({"Host": "192.168.1.7:8787"}, 200),
+        ({"Host": "Box.lan"}, 200),
+    ],
+)
+def test_a_page_of_another_site_reaches_no_provider(here: Desk, headers: dict[str, str], status: int) -> None:
+    with here.proxied(host_names=["box.LAN"]) as url:
+        assert asked_by(url, "/v1/embeddings", headers) == status
+    assert len(here.provider.requests) == (status == 200)
+
+
+@pytest.mark.parametrize("path", ["/v1/../secret", "/v1/%2e%2e/%2e%2e/secret", "/v1/..%2fsecret", "/v1/.%2e\\secret"])
+def test_a_path_leads_out_of_no_base(here: Desk, path: str) -> None:
+    here.upstream += "/base"
+    with here.proxied() as url:
+        assert asked_by(url, path, {}) == 400
+    assert here.provider.requests == []
+
+
+@pytest.mark.parametrize("depth", [200, 500, 900, 5_000])
+def test_a_body_of_any_depth_is_passed_on(here: Desk, depth: int) -> None:
+    async def echo(asked: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": asked.raw})
+
+    here.provider._answer = echo  # type: ignore[method-assign,assignment]
+    body = b'{"messages":[{"role":"user","name":null,"content":%s}]}' % (b"[" * depth + b"]" * depth)
+    with here.proxied() as url:
+        answer = httpx.post(f"{url}/v1/chat/completions", content=body)
+    assert (answer.status_code, answer.content) == (200, body)
 
 
 @pytest.mark.slow

@@ -143,7 +143,7 @@ def test_a_fork_of_a_fork_that_leaves_it_before_its_own_first_event_is_exported_
     kd.advance(fork.id)
     for place in ("1:before", "3:after"):
         twice = kd.fork(fork.id, place, effects="live")
-        assert kd.log.head(twice.id).base <= kd.log.head(fork.id).base
+        assert kd.runtime.log.head(twice.id).base <= kd.runtime.log.head(fork.id).base
         for data in (kd.export(twice.id), kd.export(twice.id, redact=True)):
             assert verify(Log(load(data).store)).problems == []
             assert followed(data).outcome == "beyond"
@@ -260,10 +260,10 @@ def test_the_store_is_read_and_never_written(tmp_path: Path) -> None:
     before = digest()
     with killick.Client(SqliteStore(path), clock=killick.clock.LeapingClock()) as kd:
         assert kd.replay("r", again_agent).outcome == "agrees"
-        head = kd.log.head("r")
+        head = kd.runtime.log.head("r")
     assert digest() == before
     with killick.Client(SqliteStore(path)) as kd:
-        assert kd.log.head("r") == head
+        assert kd.runtime.log.head("r") == head
 
 
 def test_the_client_replays_a_run_or_a_file_by_the_agent_of_its_name(kd: killick.Client, tmp_path: Path) -> None:

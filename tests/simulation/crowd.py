@@ -127,8 +127,8 @@ def _timeless(client: killick.Client) -> None:
     """Let no time that passes decide what a process does: its loop's clock stands still, and every commit is quick."""
     client.runtime.loop_thread = LoopThread()
     client.runtime.loop_thread.loop.time = lambda: 0.0  # type: ignore[method-assign]
-    client.log.committer._clock = ManualClock()
-    client.engine.threads = _InLine()
+    client.runtime.log.committer._clock = ManualClock()
+    client.runtime.engine.threads = _InLine()
 
 
 class Crowd(Journey):
@@ -261,5 +261,5 @@ class Crowd(Journey):
     def _buried(self, client: killick.Client) -> None:
         """A dead worker's leases end."""
         for _, head in self.store.heads():
-            if head.holder == client.engine.holder:
+            if head.holder == client.runtime.engine.holder:
                 self.store.release(head.run, epoch=head.epoch, left=True)

@@ -125,7 +125,7 @@ def answering(policy: Policy) -> Outside:
             if verb == "edit" and _was_rejected(client, wait):
                 verb, value = "approve", None
             if verb == SILENCE:
-                clock, until = client.clock, wait.deadline_us
+                clock, until = client.runtime.clock, wait.deadline_us
                 assert isinstance(clock, killick.clock.LeapingClock)
                 assert until is not None
                 clock.advance((until - clock.now_us()) / 1_000_000 + 1)
@@ -184,10 +184,10 @@ def unruly(story: Story) -> Iterator[str]:
     """Where the record shows something done that those who had to agree did not, in these very arguments."""
     with killick.Client(story.store.copied(killick.clock.LeapingClock())) as kd:
         for listed in kd.list():
-            yield from _unagreed(kd, listed.run)
-            rejudged = kd.rejudge(listed.run)
+            yield from _unagreed(kd, listed.id)
+            rejudged = kd.rejudge(listed.id)
             if not rejudged.agrees:
-                yield f"{listed.run}: judged again it is otherwise: {rejudged.changes}"
+                yield f"{listed.id}: judged again it is otherwise: {rejudged.changes}"
 
 
 def _unagreed(kd: killick.Client, run: str) -> Iterator[str]:
@@ -196,7 +196,7 @@ def _unagreed(kd: killick.Client, run: str) -> Iterator[str]:
     asked: dict[str, Any] = {}
     behind: dict[str, list[tuple[Any, str]]] = {}
     for recorded in kd.events(run):
-        event, data = recorded.event, kd.log.data(run, recorded.seq)
+        event, data = recorded.event, kd.runtime.log.data(run, recorded.seq)
         match event:
             case e.StepIntended() if event.sort == "tool":
                 arguments[event.step] = data["arguments"]

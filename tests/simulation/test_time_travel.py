@@ -148,7 +148,7 @@ def test_a_state_that_is_not_the_fold_of_its_timeline_is_told(journey: Journey) 
     fold = journey.kd.state(RUN).fold
     assert not list(differences(fold, fold_timeline(line)))
     assert list(differences(fold, fold_timeline(plain.log)))
-    assert list(differences(journey.kd.log.ledger(RUN), fold_ledger(line)))
+    assert list(differences(journey.kd.runtime.log.ledger(RUN), fold_ledger(line)))
 
 
 def test_a_replay_that_reaches_the_world_is_told(journey: Journey) -> None:

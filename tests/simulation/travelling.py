@@ -204,7 +204,7 @@ class Journey:
             lease_seconds=float("inf"),
             behind=self._behind,
         )
-        client.log._snapshot_every = SNAPSHOT_EVERY
+        client.runtime.log._snapshot_every = SNAPSHOT_EVERY
         self._clients.append(client)
         self.kd = client
         return client
@@ -299,12 +299,12 @@ class Journey:
         """The key of what is in doubt: the step's own, or else the oldest of its lineage with these arguments."""
         assert wait.intention is not None
         told = wait.intention
-        own = client.log.ledger(wait.run)
+        own = client.runtime.log.ledger(wait.run)
         if (key := own.facts.keys.get(wait.step)) is not None and own.effects[own.facts.open[key]].step == wait.step:
             return key
         for run in self.lineage(wait.run):
-            for effect in client.log.ledger(run).in_doubt():
-                arguments = client.log.data(run, effect.intended).get("arguments")
+            for effect in client.runtime.log.ledger(run).in_doubt():
+                arguments = client.runtime.log.data(run, effect.intended).get("arguments")
                 if effect.tool == told["tool"] and arguments == told["arguments"]:
                     return effect.key
         raise AssertionError(f"nothing is in doubt at {wait}")
@@ -374,7 +374,7 @@ class Journey:
         yield from self._wrong_replays()
 
     def _wrong_states(self, run: str, told: Plain) -> Iterator[str]:
-        log = self.kd.log
+        log = self.kd.runtime.log
         for seq, line in told.lines.items():
             for wrong in differences(log.state(run, seq).fold, fold_timeline(line)):
                 yield f"{run}@{seq}: the state's {wrong}"
@@ -405,7 +405,7 @@ class Journey:
     def _asked(self, run: str, line: Told) -> Iterator[str]:
         for seq, event in line:
             if isinstance(event, e.StepIntended) and event.sort == "tool" and event.name in ACTING:
-                yield action_of(event.name, self.kd.log.data(run, seq)["arguments"]["what"])
+                yield action_of(event.name, self.kd.runtime.log.data(run, seq)["arguments"]["what"])
 
     def _lost(self, run: str, line: Told) -> Iterator[str]:
         """What the record stands on and the far side knows nothing of, or has once where a timeline owes it twice."""

@@ -166,15 +166,17 @@ class Clerk:
         while True:
             with contextlib.suppress(KillickError):
                 await self._look()
-                if starting.done() and not await asyncio.to_thread(self._kd.store.runs, RunQuery(status=OPEN), limit=1):
+                if starting.done() and not await asyncio.to_thread(
+                    self._kd.runtime.store.runs, RunQuery(status=OPEN), limit=1
+                ):
                     return await starting
             await asyncio.sleep(0.05)
 
     async def _look(self) -> None:
         waiting = await self._kd.as_async().list(status="waiting", since_us=self._since_us, limit=10_000)
         for row in waiting:
-            for wait in (await self._kd.as_async().info(row.run)).waits:
-                if wait.id not in self._answered and await self._reply(row.run, wait):
+            for wait in (await self._kd.as_async().info(row.id)).waits:
+                if wait.id not in self._answered and await self._reply(row.id, wait):
                     self._answered.add(wait.id)
         # Clocks of processes agree, commits come a little later.
         self._since_us = max((row.changed_at_us for row in waiting), default=self._since_us + 5_000_000) - 5_000_000

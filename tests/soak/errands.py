@@ -130,13 +130,13 @@ TOOLS: Final = {"look": look, "reserve": reserve, "notify": notify, "pay": pay, 
 
 def make_entries(kd: killick.Client) -> None:
     """Where rows of our own go, in the store's own database."""
-    with kd.store.transaction() as own:
+    with kd.runtime.store.transaction() as own:
         own.connection.execute("CREATE TABLE entries (what text)")
 
 
 def entries(kd: killick.Client) -> list[str]:
     """Every row of our own."""
-    with kd.store.transaction() as own:
+    with kd.runtime.store.transaction() as own:
         return [what for (what,) in own.connection.execute("SELECT what FROM entries").fetchall()]
 
 

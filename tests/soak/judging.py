@@ -70,7 +70,7 @@ def _runs(kd: killick.Client, setting: Setting, world: dict[str, Any], counts: C
         done[what].append(receipt)
     for what in errands.entries(kd):
         done[what].append(1)
-    listed = {row.run: row for row in kd.list(limit=10_000)}
+    listed = {row.id: row for row in kd.list(limit=10_000)}
     for run in (name_of(number) for number in range(setting.runs)):
         row = listed.pop(run, None)
         if row is None or row.status != "completed":
@@ -90,7 +90,7 @@ def _runs(kd: killick.Client, setting: Setting, world: dict[str, Any], counts: C
 
 
 def _standing(kd: killick.Client, run: str) -> str:
-    info, head = kd.info(run), kd.store.head(run)
+    info, head = kd.info(run), kd.runtime.store.head(run)
     waits = [(wait.step, wait.waits_for, wait.prompt) for wait in info.waits]
     assert head is not None
     return f"{info.status} at step {info.step}, wakes at {info.wake_at_us}, waits {waits}, {head}"

@@ -49,3 +49,15 @@ def test_on_postgresql_the_same_holds_while_its_server_is_restarted() -> None:
     found = soak("postgres")
     assert min(found["kills"], found["freezes"]) >= 1, found
     assert found["restarts"] == 1, found
+
+
+@pytest.mark.timeout(900)
+def test_random_stories_over_the_whole_surface_agree_with_the_books_of_the_far_side() -> None:
+    """Seeds that once found a child whose end woke nobody, a hang after a compensation, and a hot loop."""
+    seeds = [draw_seed() + number for number in range(3)]
+    for seed in [1001, 1003, 1009, 1012, 1015, *seeds]:
+        told = subprocess.run(
+            [sys.executable, "-m", "soak.stories", "--seed", str(seed), "--stories", "1", "--story-seconds", "4"],
+            capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(TESTS)}, check=False,
+        )  # fmt: skip
+        assert told.returncode == 0, f"seed {seed}: {told.stdout[-6_000:]}{told.stderr[-2_000:]}"

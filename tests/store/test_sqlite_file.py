@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import sqlite3
 import stat
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 from stories import START_US, started
 
+import killick
+from killick.cli.main import main
 from killick.clock import ManualClock
 from killick.errors import (
     RunBusy,
@@ -200,14 +203,16 @@ import killick, killick.log, killick.store.sqlite.store, encodings.idna
 from killick.errors import StoreReadOnly
 if os.getuid() == 0:
     os.setgid(65534); os.setuid(65534)
+log = killick.log.Log(killick.store.SqliteStore(sys.argv[1]))
+assert log.head("run_1").seq == 1
 try:
-    killick.store.SqliteStore(sys.argv[1])
+    log.store.quarantine("run_1", "it cannot")
 except StoreReadOnly as error:
     print(error)
 """
 
 
-def test_a_read_only_file_is_a_clear_error() -> None:
+def test_writing_to_a_read_only_file_is_a_clear_error() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "killick.db"
         store = SqliteStore(path)
@@ -420,3 +425,45 @@ def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pyt
     assert store.heads() == []
     assert store.inspect() == []
     store.close()
+
+
+# read-only media ----------------------------------------------------------------------------------
+
+
+@killick.tool(name="media_pay", effect="idempotent")
+async def media_pay(amount: int) -> int:
+    return amount
+
+
+@killick.agent(name="media")
+async def media(run: killick.Run) -> int:
+    return await run.call(media_pay, 5)
+
+
+@pytest.mark.parametrize("has_wal", [True, False], ids=["with a WAL", "closed"])
+@pytest.mark.parametrize("by", ["a mount", "permissions"])
+def test_a_store_on_read_only_media_is_listed_shown_exported_and_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, has_wal: bool, by: str
+) -> None:
+    folder = tmp_path / "media"
+    folder.mkdir()
+    with killick.open(str(tmp_path / "killick.db")) as kd:
+        kd.run(media, id="r")
+        if has_wal:
+            shutil.copy(tmp_path / "killick.db-wal", folder)
+            shutil.copy(tmp_path / "killick.db", folder)
+    if not has_wal:
+        shutil.copy(tmp_path / "killick.db", folder)
+    for path in (*folder.iterdir(), folder):
+        path.chmod(0o555 if path is folder else 0o444)
+    if by == "a mount" or os.geteuid() == 0:  # the permissions of files do not bind root
+        monkeypatch.setattr("killick.store.sqlite.file._is_read_only", lambda path: True)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    store = str(folder / "killick.db")
+    for command in (["ps"], ["show", "r"], ["store", "verify"], ["store", "export", "r", "-o", str(tmp_path / "out")]):
+        assert main([*command, "--store", store]) == 0, capsys.readouterr()
+    assert "the record holds: 1 run" in capsys.readouterr().out
+    with killick.open(store) as kd, pytest.raises(killick.errors.StoreReadOnly):
+        kd.start(media, id="other")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    folder.chmod(0o755)

@@ -99,3 +99,20 @@ def test_who_is_only_looked_at_can_still_become_a_holder(path: Path) -> None:
         stop.set()
         thread.join()
     assert failed == []
+
+
+def test_files_of_holders_that_were_killed_are_removed_by_the_next_holder_and_no_others(path: Path) -> None:
+    living, dead = Holders(path), Holders(path)
+    living.hold("w1")
+    dead.hold("w2")
+    for descriptor in dead._held.values():
+        os.close(descriptor)  # as the system does when a process is killed
+    assert len([*path.parent.iterdir()]) == 2
+    third = Holders(path)
+    third.hold("w3")
+    assert {each.name for each in path.parent.iterdir()} == {living._file("w1").name, third._file("w3").name}
+    assert third.lives("w1")
+    dead._held.clear()
+    living.close()
+    third.close()
+    assert [*path.parent.iterdir()] == []

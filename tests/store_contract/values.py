@@ -56,6 +56,17 @@ class Values:
         assert event(store, "b", 1).data is not None
         chained(store, "a")
 
+    def test_erasing_a_message_takes_its_body_alone(self, store: Store) -> None:
+        head = born(store, "a")
+        store.deliver([letter("a", "m1"), letter("a", "m2")])
+        before, other = store.messages("a")
+        commit(store, following(head, "erased", takes=(1,), erases_messages=(1, 77)))
+        erased = replace(before, body=b'{"$erased":""}', taken=head.seq + 1)
+        assert store.messages("a") == [erased, other]
+        assert store.message("a", "m1") == erased
+        assert store.inspect() == []
+        assert store.purge()
+
     def test_erasing_a_row_also_empties_one_that_a_repair_set_aside(self, store: Store) -> None:
         item = birth(store, "a", "one", "two", "three")
         commit(store, item)

@@ -493,7 +493,7 @@ def test_a_run_that_diverged_is_replayed_with_the_code_that_is_mended(kd: killic
     reviewed(kd, to_its_end=False)
     now.add("amount")
     with pytest.raises(RunDiverged):
-        killick.Client(kd.store, clock=kd.clock).run(replay_review, 7, id="r")
+        killick.Client(kd.runtime.store, clock=kd.runtime.clock).run(replay_review, 7, id="r")
     data = kd.export("r")
     parted(data)
     now.clear()
@@ -512,7 +512,7 @@ def test_a_run_whose_process_died_is_replayed_to_the_end_of_its_record(store: St
 
     with killick.Client(store) as kd:
         kd.start(replay_died, id="d")
-        log = kd.log.open("d", holder="gone")
+        log = kd.runtime.log.open("d", holder="gone")
         log.append(
             Entry(e.RunTaken(at=1, epoch=log.epoch, holder="gone")),
             Entry(
@@ -542,7 +542,7 @@ def test_an_attempt_in_doubt_is_neither_made_again_nor_looked_into(store: Store)
         asked = next(r.seq for r in kd.events("d") if isinstance(r.event, e.WaitOpened))
         world.clear()
         assert replay(kd.export("d"), replay_doubted).status == "waiting"
-        cut = kd.log.fork(e.RunForked(at=1, run="f", parent="d", cut=asked - 1, generation=1))
+        cut = kd.runtime.log.fork(e.RunForked(at=1, run="f", parent="d", cut=asked - 1, generation=1))
         assert cut.seq == asked
         replayed = replay(kd.export("f"), replay_doubted)
         assert replayed.beyond is not None
@@ -597,7 +597,7 @@ def test_a_run_that_was_taken_back_is_replayed_in_its_last_timeline(kd: killick.
 def test_a_fork_is_replayed_from_the_beginning_of_what_it_stands_on(kd: killick.Client) -> None:
     reviewed(kd)
     cut = next(r.seq for r in kd.events("r") if isinstance(r.event, e.WaitClosed) and r.event.by == "ann") - 1
-    kd.log.fork(e.RunForked(at=1, run="f", parent="r", cut=cut, generation=1))
+    kd.runtime.log.fork(e.RunForked(at=1, run="f", parent="r", cut=cut, generation=1))
     replayed = replay(kd.export("f"), replay_review)
     assert replayed.parted is None
     now.add("amount")
@@ -616,7 +616,7 @@ def test_secrets_are_the_same_under_the_key_of_their_store(kd: killick.Client) -
     kd.run(replay_secretive, id="s")
     data = kd.export("s")
     assert b"hunter2" not in data
-    assert replay(data, replay_secretive, secret_key=kd.store.secret_key).result == "in"
+    assert replay(data, replay_secretive, secret_key=kd.runtime.store.secret_key).result == "in"
     with pytest.raises(ReplayParted):
         replay(data, replay_secretive)
 

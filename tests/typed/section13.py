@@ -252,7 +252,7 @@ def main(claim: Claim) -> Iterator[str]:
         assert_type(kd.state("claim_review_001"), killick.State)
         assert_type(kd.inbox(to="managers"), Sequence[killick.Wait])
         for listed in kd.list(status="waiting", agent="review"):
-            yield listed.run
+            yield listed.id
         kd.send("claim_review_001", "paid", Receipt("17"), id="order-17")
         kd.say("claim_review_001", "hurry")
         kd.pause("claim_review_001", because="lunch")

@@ -162,9 +162,9 @@ class Desk:
     def does(self, path: str, **body: Any) -> tuple[str, str]:
         """What a command says that it will do, which changes nothing; and what it then did."""
         run = path.split("/")[2]
-        before = self.kd.log.head(run).seq
+        before = self.kd.runtime.log.head(run).seq
         will = self.post(path, dry_run=True, **body)
-        assert self.kd.log.head(run).seq == before
+        assert self.kd.runtime.log.head(run).seq == before
         assert will["did"] is None
         done = self.post(path, **body)
         assert done["will"] is None

@@ -51,10 +51,10 @@ def kd(clock: killick.clock.ManualClock) -> Iterator[killick.Client]:
 @pytest.fixture
 def cards(kd: killick.Client, clock: killick.clock.ManualClock) -> dict[str, str | None]:
     """What somebody may come with, by what it is."""
-    found: dict[str, str | None] = {scope: issue(kd.engine, scope, scope)[1] for scope in SCOPES}  # type: ignore[arg-type]
-    found["revoked"] = issue(kd.engine, "gone", "admin")[1]
-    revoke(kd.engine, "gone")
-    found["expired"] = issue(kd.engine, "late", "admin", expires_seconds=1)[1]
+    found: dict[str, str | None] = {scope: issue(kd.runtime.engine, scope, scope)[1] for scope in SCOPES}  # type: ignore[arg-type]
+    found["revoked"] = issue(kd.runtime.engine, "gone", "admin")[1]
+    revoke(kd.runtime.engine, "gone")
+    found["expired"] = issue(kd.runtime.engine, "late", "admin", expires_seconds=1)[1]
     clock.advance(2)
     return found | {"none": None, "wrong": "killick_00000000_" + "A" * 43}
 
@@ -229,7 +229,7 @@ def test_over_tls_cookies_are_for_tls_alone(kd: killick.Client, cards: dict[str,
 
 def test_a_session_ends_at_once_when_its_token_is_revoked(web: TestClient, kd: killick.Client, cards: Any) -> None:
     signed_in(web, cards["viewer"])
-    revoke(kd.engine, "viewer")
+    revoke(kd.runtime.engine, "viewer")
     assert web.get("/health", follow_redirects=False).status_code == 303
 
 
@@ -250,7 +250,7 @@ def test_a_session_that_somebody_changed_opens_nothing(
 ) -> None:
     signed_in(web, cards["viewer"])
     version, _, until, signature = web.cookies[SESSION].strip('"').split(".")
-    admin = issue(kd.engine, "eve", "admin")[0].id
+    admin = issue(kd.runtime.engine, "eve", "admin")[0].id
     web.cookies.clear()
     later = str(int(until) + 1)
     for forged in (
@@ -417,7 +417,7 @@ def test_the_owners_session_ends_by_its_time_and_with_the_first_token(
         assert web.get("/api/v1/health").status_code == 401
         web.get(web.link)
         link = web.link
-        issue(kd.engine, "ann", "viewer")
+        issue(kd.runtime.engine, "ann", "viewer")
         assert web.get("/api/v1/health").status_code == 401
         assert web.get(link, follow_redirects=False).status_code == 401
         assert web.access.link("http://localhost/") is None
@@ -443,7 +443,7 @@ def forged(key: bytes) -> str:
 def test_nothing_in_the_store_signs_a_session(tmp_path: Path) -> None:
     with killick.open(str(tmp_path / "killick.db")) as kd, local(kd, stranger=True) as web:
         session, owner = (tmp_path / f"killick.db-{name}-key" for name in ("session", "owner"))
-        found = (kd.store.secret_key, kd.store.id.encode(), b"")
+        found = (kd.runtime.store.secret_key, kd.runtime.store.id.encode(), b"")
         for each in (*found, *(to_text(key).encode() for key in found)):
             assert web.get("/api/v1/health", headers={"Cookie": f"{SESSION}={forged(each)}"}).status_code == 401
         known = forged(session.read_bytes())
@@ -458,11 +458,11 @@ def test_servers_of_a_file_share_its_keys(tmp_path: Path) -> None:
     with killick.open(str(tmp_path / "killick.db")) as kd:
         one, other = OwnerAccess(kd), OwnerAccess(kd)
         assert one.key == other.key
-        assert one._session(other.session("owner"), kd.clock.now_us()) == "owner"
+        assert one._session(other.session("owner"), kd.runtime.clock.now_us()) == "owner"
 
 
 def test_a_variable_gives_several_servers_one_session_key(kd: killick.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = kd.clock.now_us()
+    now = kd.runtime.clock.now_us()
     assert TokenAccess(kd)._session(TokenAccess(kd).session("a"), now) is None
     monkeypatch.setenv("KILLICK_SECRET_KEY", "k" * 32)
     assert TokenAccess(kd)._session(TokenAccess(kd).session("a"), now) == "a"
@@ -510,11 +510,11 @@ def test_what_came_through_a_proxy_is_somebody_elses(kd: killick.Client) -> None
 def test_the_first_token_closes_the_door_and_revoking_it_does_not_open_it(kd: killick.Client) -> None:
     with local(kd) as web:
         assert web.get("/api/v1/health").status_code == 200
-        made, text = issue(kd.engine, "ann", "viewer")
+        made, text = issue(kd.runtime.engine, "ann", "viewer")
         assert web.get("/api/v1/health").status_code == 401
         headers = {"Authorization": f"Bearer {text}"}
         assert web.get("/api/v1/health", headers=headers).status_code == 200
-        revoke(kd.engine, made.id)
+        revoke(kd.runtime.engine, made.id)
         assert web.get("/api/v1/health").status_code == 401
         assert web.get("/api/v1/health", headers=headers).status_code == 401
 

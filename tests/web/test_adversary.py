@@ -49,7 +49,7 @@ def veiled(tmp_path: Path) -> Iterator[Desk]:
 def own_logs(kd: Client) -> list[str]:
     """The logs in which answers are kept for keys."""
     days = [idempotency.DAY + day for day in ("2026-11-15", "2026-11-16")]
-    return [day for day in days if kd.store.head(day) is not None]
+    return [day for day in days if kd.runtime.store.head(day) is not None]
 
 
 # whose is what ------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def own_logs(kd: Client) -> list[str]:
 @pytest.mark.parametrize("path", ["", "/events", "/export", "/steps", "/state", "/follow"])
 def test_a_viewer_does_not_read_the_log_of_the_tokens(tmp_path: Path, path: str) -> None:
     with killick.open(str(tmp_path / "killick.db")) as kd:
-        _, viewer = tokens.issue(kd.engine, "vic", "viewer")
+        _, viewer = tokens.issue(kd.runtime.engine, "vic", "viewer")
         with TestClient(asgi(kd)) as web:
             shows = {"Authorization": f"Bearer {viewer}"}
             answer = web.get(f"/api/v1/runs/killick%3Atokens{path}", headers=shows)
@@ -66,12 +66,24 @@ def test_a_viewer_does_not_read_the_log_of_the_tokens(tmp_path: Path, path: str)
             assert "hash" not in answer.text
 
 
+@pytest.mark.parametrize("path", ["runs", "counts"])
+def test_only_an_admin_lists_the_logs_that_killick_keeps_for_itself(tmp_path: Path, path: str) -> None:
+    with killick.open(str(tmp_path / "killick.db")) as kd:
+        cards = {scope: tokens.issue(kd.runtime.engine, scope, scope)[1] for scope in ("viewer", "operator", "admin")}
+        with TestClient(asgi(kd)) as web:
+            for scope, status in (("viewer", 403), ("operator", 403), ("admin", 200)):
+                shows = {"Authorization": f"Bearer {cards[scope]}"}
+                answer = web.get(f"/api/v1/{path}?agent=killick.tokens", headers=shows)
+                assert answer.status_code == status
+                assert ("killick:tokens" in answer.text) == (status == 200 and path == "runs")
+
+
 @pytest.mark.parametrize("name", ["killick:http:2026-11-17", "killick:tokens", "hook:x", "trigger:x"])
 def test_a_fork_cannot_take_the_name_of_a_log_of_our_own(at_desk: Desk, name: str) -> None:
     run = at_desk.at(desk.asks, "now or later?")
     at_desk.post(f"/runs/{run}/fork", 422, at="now", id=name)
     at_desk.post(f"/runs/{run}/fork", 422, at="now", id=name, dry_run=True)
-    assert at_desk.kd.store.head(name) is None
+    assert at_desk.kd.runtime.store.head(name) is None
 
 
 def test_a_static_file_of_an_endless_name_is_not_there(at_desk: Desk) -> None:
@@ -134,8 +146,12 @@ def test_a_stranger_with_a_key_writes_nothing_and_swallows_no_webhook(tmp_path: 
         for name in ("first", "second"):
             answer = at.web.post(hook, content=body, headers=signed(secret, name, body))
             assert (answer.status_code, answer.json()["id"]) == (200, name)
-        assert len(at.kd.store.inbox(run, name="paid")) == 2
-        assert own_logs(at.kd) == []
+        assert len(at.kd.runtime.store.inbox(run, name="paid")) == 2
+        [bound] = own_logs(at.kd)  # to which address each webhook was sent, and nothing of the key
+        assert {each.id for each in at.kd.runtime.store.messages(bound)} == {
+            "webhook:paid:first",
+            "webhook:paid:second",
+        }
 
 
 def test_a_signed_webhook_may_be_as_deep_as_it_likes(tmp_path: Path) -> None:
@@ -212,7 +228,7 @@ def test_what_a_run_handed_on_is_hidden_where_it_went(tmp_path: Path, agent: Any
         at.kd.start(agent, {"ssn": SECRET}, id="r")
         for _ in range(4):
             at.kd.advance_due()
-        assert at.kd.store.head(run) is not None
+        assert at.kd.runtime.store.head(run) is not None
         for path in READ:
             answer = at.web.get(f"/api/v1/runs/{quoted(run)}{path}")
             assert SECRET not in answer.text, path
@@ -304,7 +320,7 @@ def opened_many(kd: Client, count: int) -> None:
         for n in range(1, count + 1)
     ]
     began = Entry(e.RunStarted(at=NOW_US, run="many", agent="desk_asks"), {"input": None})
-    kd.log.begin("many").append(began, *(entry for both in opened for entry in both))
+    kd.runtime.log.begin("many").append(began, *(entry for both in opened for entry in both))
 
 
 def test_a_step_beside_many_open_questions_does_not_read_each_for_each(
@@ -312,13 +328,13 @@ def test_a_step_beside_many_open_questions_does_not_read_each_for_each(
 ) -> None:
     opened_many(at_desk.kd, 500)
     reads: list[Any] = []
-    row = at_desk.kd.store.row
+    row = at_desk.kd.runtime.store.row
 
     def counted(*given: Any) -> Any:
         reads.append(given)
         return row(*given)
 
-    monkeypatch.setattr(at_desk.kd.store, "row", counted)
+    monkeypatch.setattr(at_desk.kd.runtime.store, "row", counted)
     at_desk.get("/runs/many/steps/1")
     assert len(reads) < 5_000
 
@@ -338,7 +354,7 @@ def test_a_huge_value_makes_no_huge_page(at_desk: Desk) -> None:
 
 
 def test_a_time_beyond_all_calendars_is_shown_somehow(at_desk: Desk) -> None:
-    at_desk.kd.log.begin("far").append(
+    at_desk.kd.runtime.log.begin("far").append(
         Entry(e.RunStarted(at=NOW_US, run="far", agent="desk_asks"), {"input": None}),
         Entry(e.StepIntended(at=NOW_US, step="1", sort="wait", name="ask", digest="w")),
         Entry(
@@ -380,7 +396,7 @@ def test_what_is_going_to_be_refused_is_not_foretold(at_desk: Desk, path: str, b
 )
 def test_a_quarantined_run_is_foretold_nothing(at_desk: Desk, path: str, body: dict[str, Any]) -> None:
     run = at_desk.at(desk.asks, "?")
-    at_desk.kd.store.quarantine(run, "broken")
+    at_desk.kd.runtime.store.quarantine(run, "broken")
     at_desk.post(f"/runs/{run}/{path}", 409, **body)
     at_desk.post(f"/runs/{run}/{path}", 409, **body, dry_run=True)
 
@@ -424,7 +440,7 @@ def test_the_same_key_after_a_busy_store_is_carried_out(at_desk: Desk, monkeypat
         raise killick.errors.StoreBusy("killick.db", 1.0)
 
     with monkeypatch.context() as patched:
-        patched.setattr(at_desk.kd.store, "append", busy)
+        patched.setattr(at_desk.kd.runtime.store, "append", busy)
         at_desk.post(f"/runs/{run}/note", 503, key="k", note=1)
     at_desk.post(f"/runs/{run}/note", key="k", note=1)
     notes = [each for each in at_desk.kd.events(run) if isinstance(each.event, e.NoteMade)]

@@ -65,7 +65,7 @@ def compared(web: TestClient, **asked: Any) -> Any:
 
 def test_a_fork_and_its_parent_part_where_the_record_does(kd: killick.Client, web: TestClient) -> None:
     found = compared(web, a="r", b="f")
-    wanted = parting(kd.log, "r", "f")
+    wanted = parting(kd.runtime.log, "r", "f")
     assert wanted.shared is not None
     assert found["shared"] == {"steps": wanted.shared.steps, "place": wanted.shared.place}
     assert found["parts_at"] == "3"

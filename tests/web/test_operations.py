@@ -109,7 +109,7 @@ def test_a_fork_goes_on_under_other_conditions(office: Desk) -> None:
     will = office.post("/runs/r/fork", at="start", input={"name": "cyd", "amount": 7}, dry_run=True)
     assert "A new run, r-fork, has the history of r up to start" in will["will"]
     assert any("other input" in line for line in will["more"])
-    assert office.kd.store.head("r-fork") is None
+    assert office.kd.runtime.store.head("r-fork") is None
     made = office.post("/runs/r/fork", at="start", id="f", input={"name": "cyd", "amount": 7}, effects="none")
     assert made["made"] == "f"
     assert office.kd.state("f").input == {"name": "cyd", "amount": 7}

@@ -114,7 +114,9 @@ def test_without_rules_the_very_same_document_comes_back_and_no_store_is_read(kd
 def test_a_log_is_read_once_however_often_it_is_shown(kd: killick.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     veil, read = Redaction(kd, ["ssn"]), []
     monkeypatch.setattr(
-        kd.log, "read", lambda run, **asked: read.append(asked) or killick.log.Log.read(kd.log, run, **asked)
+        kd.runtime.log,
+        "read",
+        lambda run, **asked: read.append(asked) or killick.log.Log.read(kd.runtime.log, run, **asked),
     )
     for _ in range(5):
         assert veil.over({"run": "r1", "text": SSN})["text"] == HIDDEN
@@ -156,7 +158,7 @@ def test_what_a_run_gave_to_its_children_and_to_what_it_goes_on_as_is_hidden_the
 def test_a_value_that_is_a_word_of_ours_breaks_no_document(kd: killick.Client, word: str) -> None:
     with pytest.raises(RunWaiting):
         kd.run(clerk, {"ssn": word, "pin": 1}, id="odd")
-    _, text = issue(kd.engine, "root", "admin")
+    _, text = issue(kd.runtime.engine, "root", "admin")
     with TestClient(asgi(kd, redact=["ssn"]), headers={"Authorization": f"Bearer {text}"}) as web:
         for path in ("/inbox", "/runs", "/runs/odd", "/api/v1/runs/odd/steps/1", "/runs/odd/act"):
             assert web.get(path).status_code == 200, path
@@ -166,7 +168,7 @@ def test_a_value_that_is_a_word_of_ours_breaks_no_document(kd: killick.Client, w
 
 
 def test_nobody_learns_by_asking_whether_they_guessed_right(kd: killick.Client) -> None:
-    _, text = issue(kd.engine, "root", "admin")
+    _, text = issue(kd.runtime.engine, "root", "admin")
     with TestClient(asgi(kd, redact=["ssn"]), headers={"Authorization": f"Bearer {text}"}) as web:
         for guess in (SSN, "123-45-6780"):
             assert web.get("/api/v1/runs/r1/steps", params={"q": guess}).json()["q"] == guess
@@ -180,7 +182,7 @@ PLACES: Final = {"{run}": "r1", "{step}": "1", "{seq}": "3", "{name}": "argument
 
 def guessable(kd: killick.Client) -> set[str]:
     """Everything by which a reader who guesses a value would know that it was right, in each form that is written."""
-    rows = [row for run in ("r1",) for row in kd.log.rows(run)]
+    rows = [row for run in ("r1",) for row in kd.runtime.log.rows(run)]
     bodies = [msgspec.json.decode(row.body) for row in rows]
     for body in bodies:
         if body.get("sort") == "wait":
@@ -195,7 +197,7 @@ def guessable(kd: killick.Client) -> set[str]:
 
 @pytest.mark.slow
 def test_no_page_no_document_and_no_stream_shows_a_hash_of_what_is_redacted(kd: killick.Client) -> None:
-    _, text = issue(kd.engine, "root", "admin")
+    _, text = issue(kd.runtime.engine, "root", "admin")
     told = guessable(kd)
 
     def showing(*redact: str) -> list[str]:
@@ -211,7 +213,7 @@ def test_no_page_no_document_and_no_stream_shows_a_hash_of_what_is_redacted(kd: 
 
 
 def test_who_may_answer_does_so_by_the_digest_that_they_were_shown(kd: killick.Client) -> None:
-    _, text = issue(kd.engine, "root", "admin")
+    _, text = issue(kd.runtime.engine, "root", "admin")
     with TestClient(asgi(kd, redact=["ssn"]), headers={"Authorization": f"Bearer {text}"}) as web:
         [question] = web.get("/api/v1/inbox").json()["questions"]
         assert question["digest"] not in guessable(kd)
@@ -245,7 +247,7 @@ def asked() -> list[str]:
 
 @pytest.mark.slow
 def test_no_page_and_no_document_shows_what_is_redacted(kd: killick.Client) -> None:
-    _, text = issue(kd.engine, "root", "admin")
+    _, text = issue(kd.runtime.engine, "root", "admin")
 
     def showing(*redact: str) -> list[str]:
         with TestClient(asgi(kd, redact=redact), headers={"Authorization": f"Bearer {text}"}) as web:

@@ -316,7 +316,7 @@ def test_a_step_has_every_attempt_with_its_error_and_what_led_to_it(kd: killick.
     assert [each["type"] for each in first["errors"]] == ["ConnectionError", "TimeoutError"]
     assert first["errors"][0]["frames"][-1]["function"] == "hold"
     assert first["progress"] == {"tried": 1}
-    assert first["retry_at"] > first["ended_at"]
+    assert first["retry_at"] > first["started_at"]
     assert first["idempotency_key"] == doc["attempts"][2]["idempotency_key"] == doc["effect_status"]["idempotency_key"]
     assert doc["effect_status"]["status"] == "happened"
     assert doc["arguments"] == {"amount": 5}
@@ -359,7 +359,7 @@ def test_a_step_that_a_contract_rejected_names_the_rule(kd: killick.Client) -> N
 
 def test_every_step_of_the_timeline_has_its_document(kd: killick.Client) -> None:
     done(kd)
-    for step in timeline(kd.log, "r").steps():
+    for step in timeline(kd.runtime.log, "r").steps():
         doc = api(kd, f"/runs/r/steps/{step.number}")
         assert (doc["name"], doc["status"], doc["kind"]) == (step.name, step.status, step.sort)
         assert web(kd).get(f"/runs/r/steps/{step.number}").status_code == 200
@@ -440,7 +440,7 @@ def test_a_value_is_there_whole(kd: killick.Client) -> None:
 
 def test_why_is_told_as_the_command_line_tells_it(kd: killick.Client) -> None:
     waiting(kd)
-    whole = timeline(kd.log, "r")
+    whole = timeline(kd.runtime.log, "r")
     assert api(kd, "/runs/r/why?step=5")["why"] == why(whole, "5", text_of=reply_text)
     assert api(kd, "/runs/r/why?step=1")["why"] == why(whole, "1", text_of=reply_text)
 
@@ -452,7 +452,7 @@ def test_verifying_is_an_operators_and_says_what_it_found(kd: killick.Client) ->
     found = client.post("/api/v1/runs/r/verify", headers={"X-Killick-CSRF": token})
     assert found.status_code == 200
     assert found.json()["holds"]
-    assert found.json()["events"] == kd.log.head("r").seq
+    assert found.json()["events"] == kd.runtime.log.head("r").seq
 
 
 def _csrf(page: str) -> str:
@@ -557,7 +557,7 @@ def test_a_page_of_a_long_run_reads_no_more_than_what_it_shows() -> None:
     store.close = lambda: None  # type: ignore[method-assign]
     with killick.Client(store, behind=False) as kd:
         kd.run(longer, 4_000, id="r")
-        total = kd.log.head("r").seq
+        total = kd.runtime.log.head("r").seq
     counting = _Counting(store)
     with killick.Client(counting, behind=False) as kd:
         client = web(kd)

@@ -102,7 +102,7 @@ def client() -> Iterator[killick.Client]:
 
 @pytest.fixture(scope="module")
 def schema(client: killick.Client) -> Any:
-    app = client.asgi(identify=lambda _: ("ada", "admin"), webhooks={"orders": "a secret"})
+    app = client.asgi(identify=lambda _: ("ada", "admin"), webhooks={"orders": "a secret that is long"})
     made = schemathesis.openapi.from_dict(openapi(ROUTES))
     made.app = app
     return made

@@ -142,17 +142,17 @@ def test_the_link_that_is_printed_signs_in_once_and_the_next_one_is_printed(fold
 def test_a_token_made_or_revoked_by_another_process_counts_at_the_next_request(folder: Path) -> None:
     with serving(folder) as it, killick.open(str(folder / "killick.db")) as kd:
         assert it.get("/api/v1/health", **owner(folder))[0] == 200
-        made, text = issue(kd.engine, "ann", "viewer")
+        made, text = issue(kd.runtime.engine, "ann", "viewer")
         assert it.get("/api/v1/health", **owner(folder))[0] == 401
         assert it.get("/api/v1/health", Authorization=f"Bearer {text}")[0] == 200
-        revoke(kd.engine, made.id)
+        revoke(kd.runtime.engine, made.id)
         assert it.get("/api/v1/health", Authorization=f"Bearer {text}")[0] == 401
 
 
 @pytest.mark.slow
 def test_neither_tokens_nor_queries_are_printed_and_a_write_is_one_line(folder: Path) -> None:
     with killick.open(str(folder / "killick.db")) as kd:
-        _, text = issue(kd.engine, "ann", "admin")
+        _, text = issue(kd.runtime.engine, "ann", "admin")
     with serving(folder) as it:
         it.get("/api/v1/health?wanted=HUSH", Authorization=f"Bearer {text}")
         body = json.dumps({"name": "bob"}).encode()
@@ -187,12 +187,12 @@ def test_a_stream_that_somebody_follows_does_not_keep_it_from_stopping(folder: P
 @pytest.mark.slow
 def test_a_stream_ends_when_the_token_that_it_was_opened_with_is_revoked(folder: Path) -> None:
     with killick.open(str(folder / "killick.db")) as kd:
-        made, text = issue(kd.engine, "ann", "viewer")
+        made, text = issue(kd.runtime.engine, "ann", "viewer")
         with serving(folder) as it, socket.create_connection(("127.0.0.1", it.port), timeout=SECONDS_MAX) as follower:
             head = f"GET /api/v1/live HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {text}\r\n"
             follower.sendall(f"{head}connection: close\r\n\r\n".encode())
             assert follower.recv(4096).startswith(b"HTTP/1.1 200")
-            revoke(kd.engine, made.id)
+            revoke(kd.runtime.engine, made.id)
             read(follower)
             told = it.end()
     assert "Traceback" not in told
@@ -238,13 +238,13 @@ def test_an_address_that_others_reach_is_refused_without_a_token_and_names_the_n
 @pytest.mark.slow
 def test_with_a_token_it_serves_others_and_lets_nobody_else_in(folder: Path) -> None:
     with killick.open(str(folder / "killick.db")) as kd:
-        made, text = issue(kd.engine, "ann", "viewer")
+        made, text = issue(kd.runtime.engine, "ann", "viewer")
     with serving(folder, "--host", "0.0.0.0") as it:
         it.url = f"http://127.0.0.1:{it.port}/"
         assert it.get("/api/v1/health")[0] == 401
         assert it.get("/api/v1/health", Authorization=f"Bearer {text}", Host="killick.example")[0] == 200
     with killick.open(str(folder / "killick.db")) as kd:
-        revoke(kd.engine, made.id)
+        revoke(kd.runtime.engine, made.id)
     assert "`killick token create NAME`" in refused(folder, "--host", "0.0.0.0")
 
 
@@ -272,7 +272,7 @@ def test_how_people_are_known_goes_by_the_address() -> None:
         assert isinstance(server.access_at(kd, "127.0.0.1"), OwnerAccess)
         with pytest.raises(AccessRefused, match="others can reach"):
             server.access_at(kd, "10.0.0.1")
-        issue(kd.engine, "ann", expires_seconds=1_000)
+        issue(kd.runtime.engine, "ann", expires_seconds=1_000)
         assert type(server.access_at(kd, "10.0.0.1")) is TokenAccess
 
 
@@ -406,6 +406,12 @@ def test_a_flood_from_one_address_is_told_to_slow_down(kind: Any) -> None:
         assert found.count(b"HTTP/1.1 200") == 5
         assert found.count(b"HTTP/1.1 429") == 1
         assert b"retry-after: 1" in found.lower()
+
+
+def test_one_address_cannot_take_every_connection(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server._Hurried, "address_max", 2)
+    with hurried(kind, head_seconds=60) as port, connect(port), connect(port), connect(port) as more:
+        assert read(more).startswith(b"HTTP/1.1 503")
 
 
 def test_one_connection_too_many_is_told_to_come_again(kind: Any) -> None:

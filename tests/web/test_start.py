@@ -44,7 +44,7 @@ def test_an_input_that_does_not_fit_starts_nothing(office: Desk) -> None:
     refused = office.post("/runs", 422, agent="desk_claim", input={"name": "bob", "amount": "much"}, id="r")
     assert "amount" in refused["detail"]
     assert office.post("/runs", 404, agent="nobody", id="r")["code"] == "agent_unknown"
-    assert office.kd.store.head("r") is None
+    assert office.kd.runtime.store.head("r") is None
 
 
 def test_agents_are_told_with_what_they_take_and_have_a_form(office: Desk) -> None:
@@ -63,6 +63,6 @@ def test_agents_are_told_with_what_they_take_and_have_a_form(office: Desk) -> No
 
 def test_who_started_a_run_is_on_record(office: Desk) -> None:
     office.post("/runs", 201, agent="desk_asks", input="When?", id="mine")
-    first = office.kd.log.event("mine", 1)
+    first = office.kd.runtime.log.event("mine", 1)
     assert isinstance(first, RunStarted)
     assert first.by == "mia"

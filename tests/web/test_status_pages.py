@@ -88,9 +88,9 @@ def test_firing_starts_a_run_in_the_name_of_who_asked(kd: Client, web: TestClien
     assert fired.status_code == 200, fired.text
     run = fired.json()["run"]
     assert fired.json() == {"trigger": "often", "run": run, "started": True}
-    assert kd.log.data(run, 1)["input"] == "today"
+    assert kd.runtime.log.data(run, 1)["input"] == "today"
     line = often(web)
-    assert (line["run"], line["fired"], line["last_at"]) == (run, 1, timestamp(kd.clock.now_us()))
+    assert (line["run"], line["fired"], line["last_at"]) == (run, 1, timestamp(kd.runtime.clock.now_us()))
     assert [(each["did"], each["by"]) for each in line["recent"]][:1] == [("fired", "ann")]
 
 
@@ -140,12 +140,12 @@ def test_what_was_missed_is_counted_and_said_why(kd: Client, web: TestClient, cl
 
 async def _attended(kd: Client) -> None:
     async with kd.worker():
-        while any(each.next_us is None or each.next_us <= kd.clock.now_us() for each in _ours(kd)):
+        while any(each.next_us is None or each.next_us <= kd.runtime.clock.now_us() for each in _ours(kd)):
             await asyncio.sleep(0.01)
 
 
 def _ours(kd: Client) -> list[killick.triggers.TriggerInfo]:
-    return [each for each in trigger_runner.triggers(kd.engine) if each.name == "often"]
+    return [each for each in trigger_runner.triggers(kd.runtime.engine) if each.name == "often"]
 
 
 # hooks --------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_a_hook_that_fails_is_shown_with_what_it_did_not_take(kd: Client, web: T
         raise ConnectionError("the chat is down")
 
     async def until_it_failed() -> None:
-        hooks.ensure(kd.engine)
+        hooks.ensure(kd.runtime.engine)
         async with kd.worker():
             await kd.as_async().start(report, "x", id="r1")
             while not any(isinstance(each.event, system_events.HookFailed) for each in _recorded(kd)):
@@ -169,7 +169,7 @@ def test_a_hook_that_fails_is_shown_with_what_it_did_not_take(kd: Client, web: T
     [missed] = line["undelivered"]
     assert (missed["run"], missed["seq"]) == ("r1", 1)
     assert "the chat is down" in missed["why"]
-    assert missed["retry_at"] > timestamp(kd.clock.now_us())
+    assert missed["retry_at"] > timestamp(kd.runtime.clock.now_us())
     assert told(web, "/health")["feed_behind"] > 0
 
 
@@ -184,10 +184,10 @@ def _recorded(kd: Client) -> Any:
 
 def test_who_holds_a_run_is_shown_with_what_it_is_at(kd: Client, web: TestClient) -> None:
     kd.start(sleeper, None, id="s1")
-    log = kd.log.open("s1", holder="worker-7", seconds=30)
+    log = kd.runtime.log.open("s1", holder="worker-7", seconds=30)
     [line] = told(web, "/workers")["workers"]
     assert (line["holder"], line["runs"]) == ("worker-7", 1)
-    kd.store.release("s1", epoch=log.epoch)
+    kd.runtime.store.release("s1", epoch=log.epoch)
     assert told(web, "/workers")["workers"] == []
 
 
@@ -206,8 +206,8 @@ def test_runs_that_are_due_and_nobody_takes_are_a_warning_that_says_what_to_star
 
 def test_a_run_whose_holder_is_gone_is_shown_as_left_by_it(kd: Client, web: TestClient) -> None:
     kd.start(report, "x", id="r1")
-    log = kd.log.open("r1", holder="worker-7", seconds=30)
-    kd.store.release("r1", epoch=log.epoch, left=True)
+    log = kd.runtime.log.open("r1", holder="worker-7", seconds=30)
+    kd.runtime.store.release("r1", epoch=log.epoch, left=True)
     found = told(web, "/workers")
     assert [(each["run"], each["left_by"]) for each in found["due"]] == [("r1", "worker-7")]
     assert found["abandoned"] == 1
@@ -229,7 +229,7 @@ def test_health_counts_runs_and_names_what_its_promises_rest_on(kd: Client, web:
 def test_a_run_that_was_set_apart_is_wrong_and_named(kd: Client, web: TestClient) -> None:
     kd.run(report, "x", id="r1")
     assert told(web, "/health")["wrong"] == 0
-    kd.store.quarantine("r1", "its log is shorter than its head")
+    kd.runtime.store.quarantine("r1", "its log is shorter than its head")
     found = told(web, "/health")
     assert (found["wrong"], found["quarantined"][0]["run"]) == (1, "r1")
     assert "its log is shorter than its head" in web.get("/health").text
@@ -243,7 +243,7 @@ def test_the_last_seal_is_told_without_its_entries(kd: Client, web: TestClient) 
     kd.run(report, "x", id="r1")
     kd.seal(key, by="ann")
     seal = told(web, "/health")["seal"]
-    assert (seal["number"], seal["by"], seal["at"]) == (1, "ann", timestamp(kd.clock.now_us()))
+    assert (seal["number"], seal["by"], seal["at"]) == (1, "ann", timestamp(kd.runtime.clock.now_us()))
 
 
 def test_whether_somebody_answers_is_told_to_anybody_and_nothing_else(kd: Client) -> None:
@@ -259,14 +259,14 @@ def test_a_page_reads_the_ends_of_logs_and_not_the_whole(kd: Client, web: TestCl
     for _ in range(80):
         web.post("/api/v1/triggers/often/fire", json={})
     read: list[int] = []
-    whole = kd.store.read
+    whole = kd.runtime.store.read
 
     def counting(run: str, **given: Any) -> Any:
         rows = whole(run, **given)
         read.append(len(rows))
         return rows
 
-    kd.store.read = counting  # type: ignore[method-assign]
+    kd.runtime.store.read = counting  # type: ignore[method-assign]
     assert web.get("/api/v1/triggers").status_code == 200
     assert sum(read) < 400
-    assert len(kd.store.runs(RunQuery(agent="report"), limit=100)) == 80
+    assert len(kd.runtime.store.runs(RunQuery(agent="report"), limit=100)) == 80

@@ -14,10 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import killick
-from killick.web import streams
+from killick.web import hub, streams
 from killick.web.app_context import AppContext
 from killick.web.endpoints import Endpoints
 from killick.web.hub import Hub
+from killick.web.problems import Problem
 from killick.web.routes import Person
 
 
@@ -192,7 +193,7 @@ def test_events_are_told_as_they_are_committed_in_order_without_gaps(kd: killick
             for listener in listeners:
                 await listener.until(lambda listener=listener: listener.over)
                 seqs = [int(str(seq)) for kind, seq, _ in listener.heard if kind != "end"]
-                assert seqs == list(range(1, kd.log.head("r").seq + 1))
+                assert seqs == list(range(1, kd.runtime.log.head("r").seq + 1))
 
     asyncio.run(story())
 
@@ -311,6 +312,23 @@ def test_closing_ends_every_stream_at_once_and_lets_no_other_begin(kd: killick.C
     asyncio.run(story())
 
 
+def test_one_person_cannot_take_every_stream(kd: killick.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "FOLLOWERS_EACH_MAX", 2)
+    kd.start(asker, id="r")
+
+    async def story() -> None:
+        async with served(kd) as server:
+            with server.hub.following("r", by="mallory"), server.hub.following("r", by="mallory"):
+                with pytest.raises(Problem, match="2 streams open"), server.hub.following("r", by="mallory"):
+                    pass
+                with server.hub.following("r", by="ann"):
+                    pass
+            with server.hub.following("r", by="mallory"):
+                pass
+
+    asyncio.run(story())
+
+
 def test_there_are_only_so_many_followers(kd: killick.Client) -> None:
     kd.start(asker, id="r")
 
@@ -370,7 +388,7 @@ def test_what_cannot_be_followed_is_a_problem_and_no_stream(
 
 def test_values_that_were_erased_are_told_as_erased(kd: killick.Client) -> None:
     kd.run(looker, 1, id="r")
-    kd.log.erase(kd.log.open("r"), at=kd.clock.now_us(), reason="asked", seqs=(1,))
+    kd.runtime.log.erase(kd.runtime.log.open("r"), at=kd.runtime.clock.now_us(), reason="asked", seqs=(1,))
 
     async def story() -> None:
         async with served(kd) as server:
@@ -417,7 +435,7 @@ def test_a_run_that_moves_all_the_time_gives_a_few_hints_a_second(
             for _ in range(5):
                 kd.pause("r")
                 kd.resume("r")
-                await watcher.until(lambda: len(watcher.heard) == kd.log.head("r").seq)
+                await watcher.until(lambda: len(watcher.heard) == kd.runtime.log.head("r").seq)
             assert len(listener.heard) == 1
 
     asyncio.run(story())

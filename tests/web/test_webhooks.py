@@ -93,7 +93,7 @@ class Desk:
         """What the runs that the trigger started were given, when all that is due was attended to."""
         self.client.runtime.blocking(self._attended())
         runs = self.client.list(agent="receiving.fulfil")
-        return [self.client.log.data(each.run, 1)["input"] for each in reversed(runs)]
+        return [self.client.runtime.log.data(each.id, 1)["input"] for each in reversed(runs)]
 
     async def _attended(self) -> None:
         async with self.client.worker(agents=["receiving.fulfil"]) as worker:
@@ -127,11 +127,28 @@ def test_a_webhook_becomes_an_event_that_triggers_hear_once(desk: Desk) -> None:
     assert len(desk.orders()) == 2
 
 
+def test_one_signed_webhook_counts_for_one_address(desk: Desk) -> None:
+    for run in ("a", "b"):
+        desk.client.start(asker, id=run)
+    assert desk.send("/hooks/paid/runs/a", {"amount": 3}).status_code == 200
+    assert desk.send("/hooks/paid/runs/a", {"amount": 3}).status_code == 200
+    for elsewhere in ("/hooks/paid/runs/b", "/hooks/paid"):
+        answer = desk.send(elsewhere, {"amount": 3})
+        assert (answer.status_code, answer.json()["code"]) == (409, "id_reused")
+    assert desk.client.runtime.store.messages("b") == []
+
+
+def test_a_secret_that_can_be_guessed_is_refused(desk: Desk) -> None:
+    for secret in ("x", ("long-enough-to-keep", "short")):
+        with pytest.raises(killick.errors.DeclarationRefused, match="fewer than 16"):
+            desk.client.asgi(webhooks={"orders": secret})
+
+
 def test_a_webhook_for_a_run_is_the_message_that_it_waits_for(desk: Desk) -> None:
     desk.client.start(asker, id="r/1")
     for _ in range(2):
         assert desk.send("/hooks/paid/runs/r%2F1", {"amount": 3}).status_code == 200
-    assert [message.by for message in desk.client.store.messages("r/1")] == ["webhook:paid"]
+    assert [message.by for message in desk.client.runtime.store.messages("r/1")] == ["webhook:paid"]
     assert desk.client.run(asker, id="r/1") == {"amount": 3}
     assert desk.send("/hooks/paid/runs/r%2F1", {"amount": 3}).status_code == 200
     over = desk.send("/hooks/paid/runs/r%2F1", {"amount": 3}, name="m2")
@@ -146,9 +163,9 @@ def test_what_a_run_took_before_it_went_on_as_another_is_not_taken_again(desk: D
     assert desk.client.info("r").status == "completed"
     assert desk.send("/hooks/paid/runs/r", {"amount": 3}).status_code == 200
     assert desk.client.info("r+2").status == "waiting"
-    assert not desk.client.store.messages("r+2")
+    assert not desk.client.runtime.store.messages("r+2")
     assert desk.send("/hooks/paid/runs/r", {"amount": 4}, name="m2").status_code == 200
-    assert len(desk.client.store.messages("r+2")) == 1
+    assert len(desk.client.runtime.store.messages("r+2")) == 1
 
 
 def test_both_of_two_secrets_are_good_while_one_replaces_the_other(desk: Desk) -> None:
@@ -174,7 +191,7 @@ def test_whoever_has_no_secret_gets_nowhere_and_learns_nothing(
         bare = [desk.post("/hooks/orders", b"{}", {}), desk.post("/hooks/nothing", b"{}", {})]
         assert {answer.status_code for answer in (*old, *bare)} == {401}
         assert bare[0].content == bare[1].content
-    assert not desk.client.store.messages("r")
+    assert not desk.client.runtime.store.messages("r")
     assert all(SECRET not in answer.text for answer in (*refused, *old, *bare))
     assert SECRET not in caplog.text
 
@@ -213,7 +230,9 @@ def test_a_webhook_that_cannot_work_is_refused_at_once(
 
 def test_webhooks_that_can_work_are_let_be(clock: killick.clock.ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOP_SECRET", SECRET)
-    receiving.check({"a": SECRET, "b": ("x", "env:SHOP_SECRET"), "c": "whsec_AAAA"}, at_us=clock.now_us())
+    receiving.check(
+        {"a": SECRET, "b": (SECRET[::-1], "env:SHOP_SECRET"), "c": f"whsec_{'AAAA' * 6}"}, at_us=clock.now_us()
+    )
 
 
 def test_an_event_is_published_by_whoever_may_and_counts_once_by_id_or_key(desk: Desk) -> None:

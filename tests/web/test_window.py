@@ -75,7 +75,7 @@ def page(kd: killick.Client, path: str) -> str:
 
 def test_it_is_what_the_command_line_tells(kd: killick.Client) -> None:
     kd.run(coder, {"provider": "anthropic", "calls": 60, "budget": 4_000}, id="r")
-    doc, found = api(kd, "/runs/r/window"), windows(kd.log, "r")
+    doc, found = api(kd, "/runs/r/window"), windows(kd.runtime.log, "r")
     assert found is not None
     for name in ("sent", "without", "counted", "cached", "budget", "messages", "left", "wanted", "read"):
         assert doc[name] == getattr(found, name), name
@@ -139,7 +139,7 @@ def test_a_call_is_shown_as_it_went_out_with_its_tombstones_marked(kd: killick.C
         if doc["next"] is None:
             break
         cursor = f"?cursor={doc['next']}"
-    sent = kd.log.data("r", kd.log.state("r").fold.step(step).intended)["arguments"]  # type: ignore[union-attr]
+    sent = kd.runtime.log.data("r", kd.runtime.log.state("r").fold.step(step).intended)["arguments"]  # type: ignore[union-attr]
     messages = sent["input"] if provider == "openai-responses" else sent["messages"]
     assert sorted({piece["message"] for piece in seen}) == list(range(len(messages))) == list(range(doc["messages"]))
     left = [piece for piece in seen if piece["left"]]

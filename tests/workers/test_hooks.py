@@ -113,15 +113,15 @@ class Patience:
 
 def attended(kd: killick.Client, name: str, *, rests: int = 1, leaps: bool = False) -> Patience:
     """Attend to a hook as a worker would, until it has rested so often."""
-    clock = cast("killick.clock.ManualClock", kd.clock)
+    clock = cast("killick.clock.ManualClock", kd.runtime.clock)
     duty = Patience(clock, rests=rests, leaps=leaps)
     run = f"hook:{name}"
-    head = kd.store.lease(run, kd.engine.holder, seconds=60)
+    head = kd.runtime.store.lease(run, kd.runtime.engine.holder, seconds=60)
     try:
-        asyncio.run(attend(kd.engine, kd.log.open(run), duty))
+        asyncio.run(attend(kd.runtime.engine, kd.runtime.log.open(run), duty))
     finally:
-        if not cast("Any", kd.store).is_cut:
-            kd.store.release(run, epoch=head.epoch)
+        if not cast("Any", kd.runtime.store).is_cut:
+            kd.runtime.store.release(run, epoch=head.epoch)
     return duty
 
 
@@ -182,7 +182,7 @@ def listening(name: str = "tell", *kinds: str, **options: Any) -> Heard:
 
 def test_a_hook_hears_each_event_of_its_kinds_once_and_in_order(kd: killick.Client) -> None:
     heard = listening("tell", "run.started", "run.completed")
-    assert ensure(kd.engine) == ["killick.hook:tell"]
+    assert ensure(kd.runtime.engine) == ["killick.hook:tell"]
     some_runs(kd, 1, 2)
     attended(kd, "tell")
     assert heard == ["run-1:1:tell", "run-1:3:tell", "run-2:1:tell", "run-2:3:tell"]
@@ -196,7 +196,7 @@ def test_a_hook_hears_each_event_of_its_kinds_once_and_in_order(kd: killick.Clie
 def test_a_new_hook_hears_nothing_of_the_past(kd: killick.Client) -> None:
     some_runs(kd, 1)
     heard = listening()
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     attended(kd, "tell")
     some_runs(kd, 2)
     attended(kd, "tell")
@@ -211,7 +211,7 @@ def test_an_async_hook_is_told_with_everything_that_can_be_known(kd: killick.Cli
         await asyncio.sleep(0)
         seen.append(event)
 
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     with pytest.raises(killick.RunFailed):
         kd.run(fails, 7, id="bad")
     with pytest.raises(killick.RunWaiting):
@@ -223,7 +223,7 @@ def test_an_async_hook_is_told_with_everything_that_can_be_known(kd: killick.Cli
     assert failed.key == f"bad:{failed.seq}:tell"
     assert "no 7" in failed.data["failure"]["message"]
     assert isinstance(failed.event, e.RunFailed)
-    assert failed.at == failed.event.at == kd.clock.now_us()
+    assert failed.at == failed.event.at == kd.runtime.clock.now_us()
     assert (failed.info().status, opened.info().waits[0].prompt) == ("failed", "Pay?")
     assert (opened.event.to, opened.data["prompt"]) == (("managers",), "Pay?")
     assert repr(opened) == f"<wait.opened open:{opened.seq}:tell>"
@@ -231,7 +231,7 @@ def test_an_async_hook_is_told_with_everything_that_can_be_known(kd: killick.Cli
 
 def test_only_waits_of_the_kinds_that_were_named_are_told(kd: killick.Client) -> None:
     heard = listening("people", "wait.opened", "run.completed", waits_for=("answer", "settlement"))
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     for agent in (waits, asks):
         with pytest.raises(killick.RunWaiting):
             kd.run(agent, id=agent.name)
@@ -242,16 +242,16 @@ def test_only_waits_of_the_kinds_that_were_named_are_told(kd: killick.Client) ->
 
 def test_a_run_whose_record_is_broken_holds_up_no_hook_for_ever(kd: killick.Client) -> None:
     heard = listening("tell", retry=killick.Retry(attempts=2, first=1))
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     some_runs(kd, 1, 2)
-    fine = kd.log.event
+    fine = kd.runtime.log.event
 
     def broken(run: str, seq: int) -> e.Event:
         if run == "run-1":
             raise RunBroken(run, seq=seq, reason="on purpose")
         return fine(run, seq)
 
-    kd.log.event = broken  # type: ignore[method-assign]
+    kd.runtime.log.event = broken  # type: ignore[method-assign]
     attended(kd, "tell", rests=3, leaps=True)
     assert (heard, kinds_of(kd, "hook:tell")[2:]) == (
         ["run-2:3:tell"],
@@ -261,11 +261,11 @@ def test_a_run_whose_record_is_broken_holds_up_no_hook_for_ever(kd: killick.Clie
 
 def test_killicks_own_logs_are_told_only_to_who_asks_for_them(kd: killick.Client) -> None:
     everything = listening("all", "run.started")
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     about_hooks = listening("meta", "run.started", agent="killick.hook:later")
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     listening("later")
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     attended(kd, "all")
     attended(kd, "meta")
     assert (everything, about_hooks) == ([], ["hook:later:1:meta"])
@@ -273,9 +273,9 @@ def test_killicks_own_logs_are_told_only_to_who_asks_for_them(kd: killick.Client
 
 def test_what_happened_to_a_run_that_is_gone_is_passed_over(kd: killick.Client) -> None:
     heard = listening()
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     some_runs(kd, 1, 2)
-    kd.store.remove("run-1")
+    kd.runtime.store.remove("run-1")
     attended(kd, "tell")
     assert heard == ["run-2:3:tell"]
 
@@ -285,7 +285,7 @@ def test_what_happened_to_a_run_that_is_gone_is_passed_over(kd: killick.Client) 
 
 def test_a_failing_hook_backs_off_by_the_clock_and_delays_only_itself(kd: killick.Client) -> None:
     tried: list[tuple[str, int, int]] = []
-    start = kd.clock.now_us()
+    start = kd.runtime.clock.now_us()
 
     @killick.on("run.completed", retry=killick.Retry(attempts=5, first=10, factor=3, max="1h", jitter=0))
     def flaky(event: HookEvent) -> None:
@@ -294,7 +294,7 @@ def test_a_failing_hook_backs_off_by_the_clock_and_delays_only_itself(kd: killic
             raise ConnectionError("not now")
 
     heard = listening()
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     some_runs(kd, 1, 2)
     duty = attended(kd, "flaky", rests=30, leaps=True)
     assert tried == [("run-1", 1, 0), ("run-1", 2, 10), ("run-1", 3, 40), ("run-1", 4, 130), ("run-2", 1, 130)]
@@ -303,7 +303,7 @@ def test_a_failing_hook_backs_off_by_the_clock_and_delays_only_itself(kd: killic
     failed = next(
         recorded for recorded in kd.events("hook:flaky") if isinstance(recorded.event, system_events.HookFailed)
     )
-    assert "not now" in kd.log.data("hook:flaky", failed.seq)["failure"]["message"]
+    assert "not now" in kd.runtime.log.data("hook:flaky", failed.seq)["failure"]["message"]
     attended(kd, "tell")
     assert heard == ["run-1:3:tell", "run-2:3:tell"]
 
@@ -317,7 +317,7 @@ def test_a_backoff_survives_who_waits_for_it(world: World) -> None:
         raise ConnectionError
 
     first = world.process()
-    ensure(first)
+    ensure(first.runtime.engine)
     some_runs(first, 1)
     attended(first, "flaky")
     second = world.process()
@@ -338,7 +338,7 @@ def test_what_a_hook_never_takes_is_dropped_and_the_next_is_told(kd: killick.Cli
             raise ValueError("never")
         taken.append(event.key)
 
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     some_runs(kd, 1, 2)
     attended(kd, "picky", rests=3, leaps=True)
     assert (kinds_of(kd, "hook:picky")[2:], taken) == (
@@ -352,10 +352,10 @@ def test_who_is_asked_for_patience_has_it(kd: killick.Client) -> None:
     def limited(event: HookEvent) -> None:
         raise killick.RateLimited(retry_after=500)
 
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     some_runs(kd, 1)
     attended(kd, "limited")
-    assert cursor_of(kd, "limited").retry_at == kd.clock.now_us() + 500_000_000
+    assert cursor_of(kd, "limited").retry_at == kd.runtime.clock.now_us() + 500_000_000
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -369,14 +369,14 @@ def test_a_hook_that_hangs_is_given_up_after_its_time(kd: killick.Client, is_asy
         done.wait(300)
 
     killick.on("run.completed", name="slow", timeout=0.02)(soon if is_async else at_once)
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     some_runs(kd, 1)
     attended(kd, "slow")
     done.set()
     failed = next(
         recorded for recorded in kd.events("hook:slow") if isinstance(recorded.event, system_events.HookFailed)
     )
-    assert kd.log.data("hook:slow", failed.seq)["failure"]["kind"] == "timeout"
+    assert kd.runtime.log.data("hook:slow", failed.seq)["failure"]["kind"] == "timeout"
 
 
 @pytest.mark.parametrize("raised", [SystemExit, asyncio.CancelledError])
@@ -389,7 +389,7 @@ def test_a_hook_that_raises_what_ends_others_only_fails(kd: killick.Client, rais
         raise raised
 
     killick.on("run.completed", name="rude")(soon if is_async else at_once)
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     some_runs(kd, 1)
     attended(kd, "rude")
     assert kinds_of(kd, "hook:rude")[-1] == "hook.failed"
@@ -404,13 +404,15 @@ def test_whoever_is_cancelled_in_a_call_records_nothing(kd: killick.Client) -> N
         await asyncio.sleep(60)
 
     async def cut_off() -> None:
-        task = asyncio.create_task(attend(kd.engine, kd.log.open("hook:slow"), Patience(cast("Any", kd.clock))))
+        task = asyncio.create_task(
+            attend(kd.runtime.engine, kd.runtime.log.open("hook:slow"), Patience(cast("Any", kd.runtime.clock)))
+        )
         await started.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     some_runs(kd, 1)
     asyncio.run(cut_off())
     assert kinds_of(kd, "hook:slow") == ["run.started", "hook.set"]
@@ -429,7 +431,7 @@ def test_killed_at_each_append_nothing_is_lost_nor_out_of_order(world: World, wh
         if event.run in ("run-2", "run-4") and (event.run == "run-4" or event.attempt == 1):
             raise ConnectionError
 
-    ensure(world.process())
+    ensure(world.process().runtime.engine)
     some_runs(world.process(), *range(1, 7))
     deaths = 0
     while True:
@@ -460,8 +462,8 @@ def test_killed_at_each_append_nothing_is_lost_nor_out_of_order(world: World, wh
 def test_two_that_attend_in_turn_share_one_cursor(world: World) -> None:
     heard = listening()
     one, other = world.process(), world.process()
-    ensure(one.engine)
-    ensure(other)
+    ensure(one.runtime.engine)
+    ensure(other.runtime.engine)
     for number in range(1, 7):
         some_runs(one, number)
         attended((one, other)[number % 2], "tell")
@@ -480,7 +482,7 @@ def test_who_lost_the_lease_records_nothing_more(world: World) -> None:
             taken.append(world.store.lease("hook:tell", "another", seconds=60).epoch)
 
     taken: list[int] = []
-    ensure(late)
+    ensure(late.runtime.engine)
     some_runs(late, 1)
     with pytest.raises((EpochStale, HandleClosed)):
         attended(late, "tell")
@@ -511,7 +513,7 @@ def test_one_worker_after_another_tells_a_hook_while_runs_go_on(tmp_path: Path) 
 def test_several_workers_make_one_log(world: World) -> None:
     listening()
     clients = [world.process() for _ in range(4)]
-    threads = [threading.Thread(target=ensure, args=(client,)) for client in clients]
+    threads = [threading.Thread(target=ensure, args=(client.runtime.engine,)) for client in clients]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -521,51 +523,51 @@ def test_several_workers_make_one_log(world: World) -> None:
 
 def test_a_changed_declaration_is_recorded_and_keeps_its_cursor(kd: killick.Client) -> None:
     listening("tell", "run.completed")
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     some_runs(kd, 1)
     attended(kd, "tell")
     at = cursor_of(kd, "tell").cursor
     some_runs(kd, 2)
     HOOKS.clear()
     heard = listening("tell", "run.started")
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     attended(kd, "tell")
     assert heard == ["run-2:1:tell"]
     assert kinds_of(kd, "hook:tell")[2:] == ["hook.called", "hook.set", "hook.called"]
-    assert kd.log.data("hook:tell", 4)["spec"]["kinds"] == ["run.started"]
-    assert cast("system_events.HookSet", kd.log.event("hook:tell", 4)).position == at
+    assert kd.runtime.log.data("hook:tell", 4)["spec"]["kinds"] == ["run.started"]
+    assert cast("system_events.HookSet", kd.runtime.log.event("hook:tell", 4)).position == at
     attended(kd, "tell")
     assert kinds_of(kd, "hook:tell").count("hook.set") == 2
 
 
 def test_a_hook_that_is_not_declared_here_is_left_alone(kd: killick.Client) -> None:
     listening()
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     HOOKS.clear()
     some_runs(kd, 1)
     assert attended(kd, "tell").rested == []
-    assert ensure(kd.engine) == []
+    assert ensure(kd.runtime.engine) == []
 
 
 def test_a_hook_is_always_due_so_that_somebody_follows_the_feed(kd: killick.Client) -> None:
     listening()
-    agents = ensure(kd.engine)
-    assert [row.run for row in kd.store.due(kd.clock.now_us(), agents=agents)] == ["hook:tell"]
+    agents = ensure(kd.runtime.engine)
+    assert [row.run for row in kd.runtime.store.due(kd.runtime.clock.now_us(), agents=agents)] == ["hook:tell"]
     some_runs(kd, 1)
     attended(kd, "tell")
-    assert [row.run for row in kd.store.due(kd.clock.now_us(), agents=agents)] == ["hook:tell"]
-    assert [listed.run for listed in kd.list()] == ["run-1"]
-    assert [listed.run for listed in kd.list(agent="killick.hook:tell")] == ["hook:tell"]
+    assert [row.run for row in kd.runtime.store.due(kd.runtime.clock.now_us(), agents=agents)] == ["hook:tell"]
+    assert [listed.id for listed in kd.list()] == ["run-1"]
+    assert [listed.id for listed in kd.list(agent="killick.hook:tell")] == ["hook:tell"]
 
 
 def test_a_paused_hook_hears_what_it_missed_when_it_is_resumed(kd: killick.Client) -> None:
     heard = listening()
-    agents = ensure(kd.engine)
+    agents = ensure(kd.runtime.engine)
     kd.pause("hook:tell", by="ann")
     some_runs(kd, 1)
-    assert kd.store.due(kd.clock.now_us(), agents=agents) == []
+    assert kd.runtime.store.due(kd.runtime.clock.now_us(), agents=agents) == []
     kd.resume("hook:tell", by="ann")
-    assert len(kd.store.due(kd.clock.now_us(), agents=agents)) == 1
+    assert len(kd.runtime.store.due(kd.runtime.clock.now_us(), agents=agents)) == 1
     attended(kd, "tell")
     assert heard == ["run-1:3:tell"]
 
@@ -578,7 +580,7 @@ def test_a_hook_obeys_while_it_is_attended_to(world: World) -> None:
         if event.run == "run-1":
             person.pause("hook:tell", by="ann")
 
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     some_runs(kd, 1, 2)
     attended(kd, "tell")
     assert kinds_of(kd, "hook:tell")[2:] == ["hook.called", "message.taken", "run.paused"]
@@ -589,16 +591,19 @@ def test_a_hook_obeys_while_it_is_attended_to(world: World) -> None:
 
 def test_a_hook_that_somebody_ended_is_over_until_it_is_declared_again(kd: killick.Client) -> None:
     heard = listening()
-    agents = ensure(kd.engine)
+    agents = ensure(kd.runtime.engine)
     some_runs(kd, 1)
     kd.cancel("hook:tell", by="ann")
-    assert (kd.info("hook:tell").status, kd.store.due(kd.clock.now_us(), agents=agents)) == ("cancelled", [])
+    assert (kd.info("hook:tell").status, kd.runtime.store.due(kd.runtime.clock.now_us(), agents=agents)) == (
+        "cancelled",
+        [],
+    )
     attended(kd, "tell")
     assert heard == []
-    assert trim(kd.engine) > 0
-    assert kd.store.feed() == []
-    ensure(kd.engine)
-    ensure(kd.engine)
+    assert trim(kd.runtime.engine) > 0
+    assert kd.runtime.store.feed() == []
+    ensure(kd.runtime.engine)
+    ensure(kd.runtime.engine)
     some_runs(kd, 2)
     attended(kd, "tell")
     assert heard == ["run-2:3:tell"]
@@ -611,24 +616,24 @@ def test_a_hook_that_somebody_ended_is_over_until_it_is_declared_again(kd: killi
 def test_what_all_hooks_have_passed_is_forgotten(world: World) -> None:
     kd = world.process()
     listening("quick")
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     quick = HOOKS.pop("quick")
     listening("slow")
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     HOOKS["quick"] = quick
     some_runs(kd, 1, 2)
     attended(kd, "quick")
     # Another app's hook counts too, although it is not declared here.
     HOOKS.pop("slow")
-    assert trim(world.process()) == 1
-    assert [told.run for told in kd.store.feed()] == ["hook:slow", "run-1", "run-1", "run-2", "run-2"]
+    assert trim(world.process().runtime.engine) == 1
+    assert [told.run for told in kd.runtime.store.feed()] == ["hook:slow", "run-1", "run-1", "run-2", "run-2"]
     listening("slow")
     attended(kd, "slow")
-    trim(kd.engine)
-    assert kd.store.feed() == []
+    trim(kd.runtime.engine)
+    assert kd.runtime.store.feed() == []
     some_runs(kd, 3)
     heard = listening("later")
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     some_runs(kd, 4)
     attended(kd, "later")
     assert heard == ["run-4:3:later"]
@@ -636,8 +641,8 @@ def test_what_all_hooks_have_passed_is_forgotten(world: World) -> None:
 
 def test_without_hooks_nothing_is_kept(kd: killick.Client) -> None:
     some_runs(kd, 1)
-    assert trim(kd.engine) == 2
-    assert trim(kd.engine) == 0
+    assert trim(kd.runtime.engine) == 2
+    assert trim(kd.runtime.engine) == 0
 
 
 def test_the_cursor_passes_what_it_does_not_listen_to_without_an_event_for_each(
@@ -646,14 +651,14 @@ def test_the_cursor_passes_what_it_does_not_listen_to_without_an_event_for_each(
     monkeypatch.setattr(hooks, "PASSED_MAX", 6)
     monkeypatch.setattr(hooks, "PASSED_IDLE_MAX", 3)
     heard = listening("tell", "run.failed")
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     some_runs(kd, *range(10))
     attended(kd, "tell")
     moved = [
         recorded.event for recorded in kd.events("hook:tell") if isinstance(recorded.event, system_events.HookMoved)
     ]
     assert 1 < len(moved) <= 4
-    assert kd.store.feed_end() - cursor_of(kd, "tell").cursor < 3
+    assert kd.runtime.store.feed_end() - cursor_of(kd, "tell").cursor < 3
     assert heard == []
 
 

@@ -99,27 +99,29 @@ class Duty:
 
 def attend(kd: killick.Client, duty: Duty | Callable[[], Duty] | None = None) -> list[str]:
     """What a worker does about triggers: see to their logs, and attend to each that is due. Says which those were."""
-    agents = firing.ensure(kd.engine)
+    agents = firing.ensure(kd.runtime.engine)
     attended: list[str] = []
-    holder = kd.engine.holder
+    holder = kd.runtime.engine.holder
     for _ in range(20):
-        claimed = kd.store.claim(holder, now_us=kd.clock.now_us(), seconds=60, limit=10, agents=agents)
+        claimed = kd.runtime.store.claim(holder, now_us=kd.runtime.clock.now_us(), seconds=60, limit=10, agents=agents)
         for each in claimed:
             attended.append(each.head.run)
-            log = kd.log.open(each.head.run, head=each.head)
+            log = kd.runtime.log.open(each.head.run, head=each.head)
             left = True
             try:
-                kd.runtime.blocking(firing.attend(kd.engine, log, duty if isinstance(duty, Duty) else (duty or Duty)()))
+                kd.runtime.blocking(
+                    firing.attend(kd.runtime.engine, log, duty if isinstance(duty, Duty) else (duty or Duty)())
+                )
                 left = False
             finally:
-                kd.store.release(each.head.run, epoch=each.head.epoch, holder=holder, left=left)
+                kd.runtime.store.release(each.head.run, epoch=each.head.epoch, holder=holder, left=left)
         if not claimed or duty is not None:
             return attended
     raise AssertionError(f"{attended} stay due")
 
 
 def runs(kd: killick.Client, agent: str | None = None) -> list[str]:
-    return [listed.run for listed in reversed(kd.list(agent=agent))]
+    return [listed.id for listed in reversed(kd.list(agent=agent))]
 
 
 def told(kd: killick.Client, name: str) -> list[e.Event]:
@@ -154,10 +156,10 @@ def test_a_schedule_starts_a_run_when_it_is_due_and_not_before(world: World, clo
 
 def test_a_triggers_own_log_is_found_only_by_who_asks_for_it(world: World) -> None:
     killick.triggers.every("10m", poll)
-    firing.ensure(world.kd.engine)
+    firing.ensure(world.kd.runtime.engine)
     assert world.kd.list() == []
     [listed] = world.kd.list(agent="killick.trigger:poll")
-    assert (listed.run, listed.status) == ("trigger:poll", "waiting")
+    assert (listed.id, listed.status) == ("trigger:poll", "waiting")
     assert world.kd.verify().problems == []
 
 
@@ -378,8 +380,8 @@ def test_an_input_that_cannot_be_made_is_on_record_and_the_trigger_goes_on(
     first, second, _ = world.kd.events("trigger:report", after=2)
     assert isinstance(first.event, system_events.TriggerPassed)
     assert first.event.because == "input failed"
-    assert world.kd.log.data("trigger:report", first.seq)["failure"]["message"] == "the calendar is down"
-    assert world.kd.log.data("trigger:report", second.seq)["failure"]["type"].endswith("ValueRefused")
+    assert world.kd.runtime.log.data("trigger:report", first.seq)["failure"]["message"] == "the calendar is down"
+    assert world.kd.runtime.log.data("trigger:report", second.seq)["failure"]["type"].endswith("ValueRefused")
 
 
 # events -------------------------------------------------------------------------------------------
@@ -387,7 +389,7 @@ def test_an_input_that_cannot_be_made_is_on_record_and_the_trigger_goes_on(
 
 def test_every_event_starts_one_run_and_the_id_makes_it_count_once(world: World) -> None:
     killick.triggers.on_event("order.created", fulfil)
-    firing.ensure(world.kd.engine)
+    firing.ensure(world.kd.runtime.engine)
     assert world.kd.publish("order.created", {"number": 1}, id="o1", by="shop") == 1
     assert world.kd.publish("order.created", {"number": 1}, id="o1") == 1
     assert world.kd.publish("order.created", {"number": 2}) == 1
@@ -408,7 +410,7 @@ def test_an_event_is_heard_by_everybody_who_listens(world: World) -> None:
     killick.triggers.on_event(
         "order.created", report, name="tell", input=lambda firing: f"order {firing.body['number']}"
     )
-    firing.ensure(world.kd.engine)
+    firing.ensure(world.kd.runtime.engine)
     assert world.kd.publish("order.created", {"number": 7}) == 2
     attend(world.kd)
     assert sorted(runs(world.kd)) == ["fulfil#1", "tell#1"]
@@ -417,19 +419,19 @@ def test_an_event_is_heard_by_everybody_who_listens(world: World) -> None:
 
 def test_a_body_that_does_not_fit_is_passed_and_holds_up_nobody(world: World) -> None:
     killick.triggers.on_event("order.created", fulfil)
-    firing.ensure(world.kd.engine)
+    firing.ensure(world.kd.runtime.engine)
     world.kd.publish("order.created", "nonsense")
     world.kd.publish("order.created", {"number": 2})
     attend(world.kd)
     assert runs(world.kd) == ["fulfil#1"]
     kinds = [type(event).__name__ for event in told(world.kd, "fulfil")]
     assert kinds == ["MessageTaken", "TriggerPassed", "MessageTaken", "TriggerFired"]
-    assert world.kd.store.inbox("trigger:fulfil") == []
+    assert world.kd.runtime.store.inbox("trigger:fulfil") == []
 
 
 def test_events_wait_while_the_run_before_has_not_ended(world: World, clock: killick.clock.LeapingClock) -> None:
     killick.triggers.on_event("ask", asking, overlap="queue")
-    firing.ensure(world.kd.engine)
+    firing.ensure(world.kd.runtime.engine)
     for what in ("a", "b", "c"):
         world.kd.publish("ask", what)
     attend(world.kd, Duty())
@@ -445,7 +447,7 @@ def test_events_wait_while_the_run_before_has_not_ended(world: World, clock: kil
 
 def test_a_message_that_is_none_of_its_business_does_not_keep_a_trigger_busy(world: World) -> None:
     killick.triggers.every("10m", poll)
-    firing.ensure(world.kd.engine)
+    firing.ensure(world.kd.runtime.engine)
     world.kd.send("trigger:poll", "hello", "there")
     assert attend(world.kd) == ["trigger:poll"]
     assert isinstance(told(world.kd, "poll")[-1], e.MessageTaken)
@@ -509,7 +511,7 @@ def test_a_condition_that_fails_is_no_answer_and_noted_once(world: World, clock:
     assert runs(world.kd) == ["poll#1"]
     kinds = [type(event).__name__ for event in told(world.kd, "poll")]
     assert kinds == ["NoteMade", "TriggerTurned", "TriggerFired", "NoteMade", "NoteMade"]
-    assert "down" in world.kd.log.data("trigger:poll", 3)["note"]
+    assert "down" in world.kd.runtime.log.data("trigger:poll", 3)["note"]
 
 
 def test_whether_it_held_outlives_who_looked(world: World, clock: killick.clock.LeapingClock) -> None:
@@ -609,8 +611,8 @@ def test_a_module_that_is_loaded_again_declares_again_but_no_module_declares_a_n
 
 def test_who_declares_the_same_again_writes_nothing(world: World) -> None:
     killick.triggers.every("10m", poll)
-    assert firing.ensure(world.kd.engine) == ["killick.trigger:poll"]
-    firing.ensure(world.process().engine)
+    assert firing.ensure(world.kd.runtime.engine) == ["killick.trigger:poll"]
+    firing.ensure(world.process().runtime.engine)
     assert told(world.kd, "poll") == []
 
 
@@ -621,7 +623,7 @@ def test_another_schedule_counts_at_once_and_never_goes_back(world: World, clock
     attend(world.kd)
     clock.set_wall(NINE - 1_800_000_000)
     killick.triggers.cron("*/30 * * * *", poll, overlap="allow")
-    firing.ensure(world.kd.engine)
+    firing.ensure(world.kd.runtime.engine)
     assert world.kd.triggers()[0].next_us == NINE + 1_800_000_000
     clock.advance(HOUR)
     attend(world.kd)
@@ -630,9 +632,9 @@ def test_another_schedule_counts_at_once_and_never_goes_back(world: World, clock
 
 def test_a_trigger_that_listens_to_another_event_is_found_by_that(world: World) -> None:
     killick.triggers.on_event("order.created", fulfil)
-    firing.ensure(world.kd.engine)
+    firing.ensure(world.kd.runtime.engine)
     killick.triggers.on_event("order.paid", fulfil)
-    firing.ensure(world.kd.engine)
+    firing.ensure(world.kd.runtime.engine)
     assert world.kd.publish("order.created", {"number": 1}) == 0
     assert world.kd.publish("order.paid", {"number": 1}) == 1
     attend(world.kd)
@@ -642,16 +644,18 @@ def test_a_trigger_that_listens_to_another_event_is_found_by_that(world: World) 
 def test_a_worker_with_older_code_obeys_the_schedule_on_record(world: World, clock: killick.clock.LeapingClock) -> None:
     killick.triggers.cron("0 9 * * *", poll, overlap="allow")
     old = TRIGGERS.copy()
-    firing.ensure(world.kd.engine)
+    firing.ensure(world.kd.runtime.engine)
     killick.triggers.cron("30 8 * * *", poll, overlap="allow")
-    firing.ensure(world.kd.engine)
+    firing.ensure(world.kd.runtime.engine)
     TRIGGERS.restore(old)
     clock.advance(HOUR / 2)
-    for claimed in world.kd.store.claim(
+    for claimed in world.kd.runtime.store.claim(
         "old", now_us=clock.now_us(), seconds=60, limit=1, agents=["killick.trigger:poll"]
     ):
         world.kd.runtime.blocking(
-            firing.attend(world.kd.engine, world.kd.log.open(claimed.head.run, head=claimed.head), Duty())
+            firing.attend(
+                world.kd.runtime.engine, world.kd.runtime.log.open(claimed.head.run, head=claimed.head), Duty()
+            )
         )
     assert runs(world.kd) == ["poll@2026-11-16T08:30Z"]
     assert world.kd.triggers()[0].next_us == NINE + (23 * 3600 + 1800) * 1_000_000
@@ -664,7 +668,7 @@ def test_somebody_who_looks_at_a_condition_notices_that_it_is_declared_otherwise
 
     def redeclare(rested: int) -> None:
         killick.triggers.when(low, poll, every="2s")
-        firing.ensure(world.kd.engine)
+        firing.ensure(world.kd.runtime.engine)
 
     duty = Duty(clock, rests=9, then=redeclare)
     attend(world.kd, duty)
@@ -675,13 +679,13 @@ def test_a_cancelled_trigger_is_over_until_somebody_declares_it_again(
     world: World, clock: killick.clock.LeapingClock
 ) -> None:
     killick.triggers.on_event("order.created", fulfil)
-    firing.ensure(world.kd.engine)
+    firing.ensure(world.kd.runtime.engine)
     TRIGGERS.restore({})
     world.kd.cancel("trigger:fulfil", because="nobody orders any more")
     assert world.kd.info("trigger:fulfil").status == "cancelled"
     assert world.kd.publish("order.created", {"number": 1}) == 0
     killick.triggers.on_event("order.created", fulfil)
-    firing.ensure(world.kd.engine)
+    firing.ensure(world.kd.runtime.engine)
     assert world.kd.info("trigger:fulfil").status == "waiting"
     assert world.kd.publish("order.created", {"number": 1}) == 1
     attend(world.kd)
@@ -691,9 +695,9 @@ def test_a_cancelled_trigger_is_over_until_somebody_declares_it_again(
 def test_a_trigger_whose_log_is_broken_is_left_out_alone(world: World, caplog: pytest.LogCaptureFixture) -> None:
     killick.triggers.every("10m", poll)
     killick.triggers.on_event("order.created", fulfil)
-    firing.ensure(world.kd.engine)
+    firing.ensure(world.kd.runtime.engine)
     world.store.quarantine("trigger:poll", "somebody looked at it")
-    assert firing.ensure(world.kd.engine) == ["killick.trigger:fulfil"]
+    assert firing.ensure(world.kd.runtime.engine) == ["killick.trigger:fulfil"]
     assert "poll: this trigger is out of order" in caplog.text
 
 
@@ -716,7 +720,7 @@ def test_what_was_due_while_it_was_paused_is_missed(world: World, clock: killick
 
 def test_events_that_come_while_it_is_paused_wait(world: World) -> None:
     killick.triggers.on_event("order.created", fulfil)
-    firing.ensure(world.kd.engine)
+    firing.ensure(world.kd.runtime.engine)
     world.kd.pause("trigger:fulfil")
     for number in (1, 2):
         world.kd.publish("order.created", {"number": number})
@@ -760,7 +764,7 @@ def test_firing_by_hand_goes_through_whoever_attends(world: World, clock: killic
 
 def test_firing_by_hand_goes_through_whoever_declares_it(world: World) -> None:
     killick.triggers.every("10m", report, input="tuesday")
-    firing.ensure(world.kd.engine)
+    firing.ensure(world.kd.runtime.engine)
     declared = TRIGGERS.copy()
     TRIGGERS.restore({})
     run = world.kd.fire("report")
@@ -808,7 +812,7 @@ def everything(
     killick.triggers.on_event("ask", asking, overlap="queue")
     killick.triggers.when(lambda: holding["low"], report, name="low", input="low", every="10s")
     people = world.kd
-    firing.ensure(people.engine)
+    firing.ensure(people.runtime.engine)
     world.process()
     world.line.cut_at = dies
     appends = world.line.appends
@@ -836,7 +840,7 @@ def everything(
     assert world.kd.verify().problems == []
     for name in ("poll", "fulfil", "asking", "low"):
         fired = [event.run for event in told(world.kd, name) if isinstance(event, system_events.TriggerFired)]
-        listed = [listed.run for listed in reversed(world.kd.list(tag=f"trigger:{name}"))]
+        listed = [listed.id for listed in reversed(world.kd.list(tag=f"trigger:{name}"))]
         assert fired == listed, "a firing and its run are both there, or neither"
     return sorted(runs(world.kd)), len(appends)
 
@@ -900,7 +904,7 @@ def test_whatever_clocks_and_workers_do_each_time_is_fired_or_passed_once(
     clock = killick.clock.ManualClock(begin)
     world = make_world(clock)
     killick.triggers.cron(expression, poll, tz="Europe/Berlin", missed=missed, overlap="allow")
-    firing.ensure(world.kd.engine)
+    firing.ensure(world.kd.runtime.engine)
     furthest = begin
     for what, how in happenings:
         if what == "dies":
@@ -936,7 +940,7 @@ def test_two_processes_that_attend_at_once_fire_each_once(tmp_path: Path) -> Non
         killick.Client(SqliteStore(tmp_path / "killick.db", clock=clock), clock=clock) as one,
         killick.Client(SqliteStore(tmp_path / "killick.db", clock=clock), clock=clock) as other,
     ):
-        firing.ensure(one.engine)
+        firing.ensure(one.runtime.engine)
         failed: list[BaseException] = []
 
         def work(kd: killick.Client) -> None:
@@ -965,7 +969,7 @@ def test_two_processes_that_attend_at_once_fire_each_once(tmp_path: Path) -> Non
 def test_a_look_at_all_triggers(world: World, clock: killick.clock.LeapingClock) -> None:
     killick.triggers.cron("0 9 * * mon-fri", report, tz="Europe/Berlin", input="x")
     killick.triggers.on_event("order.created", fulfil)
-    firing.ensure(world.kd.engine)
+    firing.ensure(world.kd.runtime.engine)
     killick.triggers.every("10m", poll)
     killick.triggers.when(low, poll, name="low", every="90s")
     world.kd.fire("fulfil", input={"number": 1})

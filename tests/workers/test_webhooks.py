@@ -118,16 +118,16 @@ class Rests:
 
 
 def attended(kd: killick.Client, name: str = "ops", rests: int = 1) -> None:
-    head = kd.store.lease(f"hook:{name}", kd.engine.holder, seconds=3600 * 24)
-    asyncio.run(attend(kd.engine, kd.log.open(f"hook:{name}"), Rests(kd.clock, rests)))
-    kd.store.release(f"hook:{name}", epoch=head.epoch)
+    head = kd.runtime.store.lease(f"hook:{name}", kd.runtime.engine.holder, seconds=3600 * 24)
+    asyncio.run(attend(kd.runtime.engine, kd.runtime.log.open(f"hook:{name}"), Rests(kd.runtime.clock, rests)))
+    kd.runtime.store.release(f"hook:{name}", epoch=head.epoch)
 
 
 def recorded(kd: killick.Client, name: str = "ops") -> list[tuple[str, dict[str, Any]]]:
     """What is on record of a hook after its declaration."""
     found = kd.events(f"hook:{name}", after=2)
     return [
-        (str(each.event.__struct_config__.tag), kd.log.data(f"hook:{name}", each.seq).get("failure", {}))
+        (str(each.event.__struct_config__.tag), kd.runtime.log.data(f"hook:{name}", each.seq).get("failure", {}))
         for each in found
     ]
 
@@ -169,7 +169,7 @@ def hmac_by_hand(key: bytes, message: bytes) -> bytes:
 
 def test_the_far_side_is_told_in_a_signed_document(kd: killick.Client, far: FarSide) -> None:
     killick.webhook(far.url, "wait.opened", secret=SECRET, name="ops")
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     open_wait(kd)
     attended(kd)
     [taken] = far.taken
@@ -188,6 +188,7 @@ def test_the_far_side_is_told_in_a_signed_document(kd: killick.Client, far: FarS
         "erased": False,
         "fields": document["fields"],
         "data": document["data"],
+        "because": None,
         "left_out": [],
     }
     assert document["fields"].items() >= {"step": "1", "waits_for": "answer", "to": ["managers"]}.items()
@@ -198,22 +199,46 @@ def test_the_far_side_is_told_in_a_signed_document(kd: killick.Client, far: FarS
     signed = f"{document['id']}.1750000000.".encode() + taken.body
     by_hand = b64encode(hmac_by_hand(b64decode(SECRET.removeprefix("whsec_")), signed)).decode()
     assert headers["webhook-signature"] == f"v1,{by_hand}"
-    assert webhook_verify(SECRET, headers, taken.body, clock=kd.clock) == document
+    assert webhook_verify(SECRET, headers, taken.body, clock=kd.runtime.clock) == document
+
+
+@killick.tool(name="webhooked_refund", approve="managers")
+async def refund(amount: int) -> None: ...
+
+
+@killick.agent(name="webhooked_refunds")
+async def refunds(run: killick.Run) -> None:
+    await run.decided("Refund?", "refund", options=["refund"], because="the parcel was lost", by="model")
+    await run.call(refund, 20)
+
+
+def test_an_approval_carries_the_models_reason_and_the_rule_that_asked(kd: killick.Client, far: FarSide) -> None:
+    heard: list[object] = []
+    killick.on("wait.opened", name="reasons")(lambda event: heard.append(event.because))
+    killick.webhook(far.url, "wait.opened", secret="s", name="ops")
+    ensure(kd.runtime.engine)
+    with pytest.raises(killick.RunWaiting):
+        kd.run(refunds, id="r")
+    attended(kd)
+    attended(kd, "reasons")
+    document = json.loads(far.taken[0].body)
+    assert (document["because"], document["fields"]["rule"]) == ("the parcel was lost", "approve")
+    assert heard == ["the parcel was lost"]
 
 
 def test_a_run_of_any_name_has_an_id_that_a_header_can_hold(kd: killick.Client, far: FarSide) -> None:
     killick.webhook(far.url, "wait.opened", secret="s", name="ops")
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     open_wait(kd, "Zürich 1. 2")
     attended(kd)
     [taken] = far.taken
-    document = webhook_verify("s", taken.headers, taken.body, clock=kd.clock)
+    document = webhook_verify("s", taken.headers, taken.body, clock=kd.runtime.clock)
     assert (taken.headers["webhook-id"].isascii(), document["run"]) == (True, "Zürich 1. 2")
 
 
 def test_large_values_are_left_out_and_named(kd: killick.Client, far: FarSide) -> None:
     killick.webhook(far.url, "run.completed", secret="s", name="ops")
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     kd.run(long, id="long")
     attended(kd)
     document = json.loads(far.taken[0].body)
@@ -224,7 +249,7 @@ def test_a_secret_goes_out_as_the_digest_that_is_on_record(kd: killick.Client) -
     kd.run(charges, id="claim-1")
     seq = next(each.seq for each in kd.events("claim-1") if isinstance(each.event, e.StepIntended))
     told = OutboxItem(position=1, run="claim-1", seq=seq, kind="step.intended")
-    event = HookEvent(kd.engine, told, agent="webhooked_charges", hook="ops", attempt=1, told_at=NOW_US)
+    event = HookEvent(kd.runtime.engine, told, agent="webhooked_charges", hook="ops", attempt=1, told_at=NOW_US)
     sent = msgspec.json.encode(document(event))
     assert json.loads(sent)["data"]["arguments"]["card"].keys() == {"$secret"}
     assert b"4242" not in sent
@@ -232,10 +257,10 @@ def test_a_secret_goes_out_as_the_digest_that_is_on_record(kd: killick.Client) -
 
 def test_what_was_erased_is_not_sent(kd: killick.Client, far: FarSide) -> None:
     killick.webhook(far.url, "run.completed", secret="s", name="ops")
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     kd.run(long, id="long")
-    log = kd.log.open("long")
-    kd.log.erase(log, at=NOW_US, reason="gdpr", seqs=[3])
+    log = kd.runtime.log.open("long")
+    kd.runtime.log.erase(log, at=NOW_US, reason="gdpr", seqs=[3])
     attended(kd)
     document = json.loads(far.taken[0].body)
     assert (document["kind"], document["data"], document["erased"]) == ("run.completed", None, True)
@@ -247,11 +272,11 @@ def test_neither_secret_nor_address_is_on_record(
     monkeypatch.setenv("HOOK_SECRET", "0ne-secret")
     killick.webhook(far.url, "wait.opened", secret=["env:HOOK_SECRET", "an0ther"], name="ops")
     far.answers = [(500, {}, b"")]
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     open_wait(kd)
     attended(kd)
     kinds = [kind for kind, _ in recorded(kd)]
-    stored = b"".join(row.body + (row.data or b"") for row in kd.store.read("hook:ops"))
+    stored = b"".join(row.body + (row.data or b"") for row in kd.runtime.store.read("hook:ops"))
     stored += repr(kd.export("hook:ops")).encode()
     assert kinds == ["hook.failed"]
     assert far.origin.encode() in stored
@@ -265,7 +290,7 @@ def test_a_secret_of_the_environment_is_read_when_it_is_needed(
 ) -> None:
     monkeypatch.delenv("HOOK_SECRET", raising=False)
     killick.webhook(far.url, "wait.opened", secret="env:HOOK_SECRET", name="ops", retry=killick.Retry(first=1))
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     open_wait(kd)
     attended(kd)
     [(kind, failure)] = recorded(kd)
@@ -273,20 +298,20 @@ def test_a_secret_of_the_environment_is_read_when_it_is_needed(
     assert "the environment has no HOOK_SECRET" in failure["message"]
     monkeypatch.setenv("HOOK_SECRET", SECRET)
     attended(kd, rests=2)
-    assert webhook_verify("env:HOOK_SECRET", far.taken[0].headers, far.taken[0].body, clock=kd.clock)
+    assert webhook_verify("env:HOOK_SECRET", far.taken[0].headers, far.taken[0].body, clock=kd.runtime.clock)
 
 
 def test_while_secrets_are_changed_it_is_signed_with_each(kd: killick.Client, far: FarSide) -> None:
     killick.webhook(far.url, "wait.opened", secret=["new", "old"], name="ops")
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     open_wait(kd)
     attended(kd)
     [taken] = far.taken
     assert len(taken.headers["webhook-signature"].split()) == 2
     for secret in ("new", "old", ["other", "old"]):
-        assert webhook_verify(secret, taken.headers, taken.body, clock=kd.clock)
+        assert webhook_verify(secret, taken.headers, taken.body, clock=kd.runtime.clock)
     with pytest.raises(WebhookRefused, match="no signature fits"):
-        webhook_verify("other", taken.headers, taken.body, clock=kd.clock)
+        webhook_verify("other", taken.headers, taken.body, clock=kd.runtime.clock)
 
 
 # what is answered ---------------------------------------------------------------------------------
@@ -295,7 +320,7 @@ def test_while_secrets_are_changed_it_is_signed_with_each(kd: killick.Client, fa
 def test_what_is_not_taken_is_sent_again_the_same_but_for_its_time(kd: killick.Client, far: FarSide) -> None:
     far.answers = [(500, {}, b"broken " * 200), (404, {}, b""), (200, {}, b"ok")]
     killick.webhook(far.url, "wait.opened", secret="s", name="ops", retry=killick.Retry(first=20, jitter=0))
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     open_wait(kd)
     attended(kd, rests=4)
     assert [kind for kind, _ in recorded(kd)] == ["hook.failed", "hook.failed", "hook.called"]
@@ -310,7 +335,7 @@ def test_what_is_not_taken_is_sent_again_the_same_but_for_its_time(kd: killick.C
 def test_who_is_gone_is_told_no_more_of_it(kd: killick.Client, far: FarSide) -> None:
     far.answers = [(410, {}, b"moved out"), (204, {}, b"")]
     killick.webhook(far.url, "wait.opened", secret="s", name="ops")
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     open_wait(kd)
     open_wait(kd, "claim-2")
     attended(kd)
@@ -336,10 +361,10 @@ def test_the_far_side_may_ask_for_patience(
 ) -> None:
     far.answers = [(status, {} if after is None else {"retry-after": after}, b"")]
     killick.webhook(far.url, "wait.opened", secret="s", name="ops", retry=killick.Retry(first=10, jitter=0))
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     open_wait(kd)
     attended(kd)
-    failed = kd.log.event("hook:ops", 3)
+    failed = kd.runtime.log.event("hook:ops", 3)
     assert isinstance(failed, system_events.HookFailed)
     assert failed.retry_at == NOW_US + waits * 1_000_000
 
@@ -350,7 +375,7 @@ def test_nobody_is_told_whom_a_redirect_names(kd: killick.Client, far: FarSide, 
     try:
         far.answers = [(status, {"location": f"{other.origin}/elsewhere"}, b"")]
         killick.webhook(far.url, "wait.opened", secret="s", name="ops")
-        ensure(kd.engine)
+        ensure(kd.runtime.engine)
         open_wait(kd)
         attended(kd)
     finally:
@@ -362,7 +387,7 @@ def test_nobody_is_told_whom_a_redirect_names(kd: killick.Client, far: FarSide, 
 def test_an_answer_that_does_not_come_in_time_is_none(kd: killick.Client, far: FarSide) -> None:
     far.hangs = threading.Event()
     killick.webhook(far.url, "wait.opened", secret="s", name="ops", timeout=0.05)
-    ensure(kd.engine)
+    ensure(kd.runtime.engine)
     open_wait(kd)
     attended(kd)
     [(kind, failure)] = recorded(kd)
@@ -374,7 +399,7 @@ def test_who_cannot_be_reached_is_told_later(kd: killick.Client) -> None:
         nobody.bind(("127.0.0.1", 0))
         origin = f"http://127.0.0.1:{nobody.getsockname()[1]}"
         killick.webhook(origin, "wait.opened", secret="s", name="ops")
-        ensure(kd.engine)
+        ensure(kd.runtime.engine)
         open_wait(kd)
         attended(kd)
     [(kind, failure)] = recorded(kd)
@@ -394,7 +419,7 @@ def test_what_is_no_http_is_told_later(kd: killick.Client) -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         killick.webhook(f"http://127.0.0.1:{server.getsockname()[1]}", "wait.opened", secret="s", name="ops")
-        ensure(kd.engine)
+        ensure(kd.runtime.engine)
         open_wait(kd)
         attended(kd)
         thread.join()

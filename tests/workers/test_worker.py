@@ -50,7 +50,7 @@ async def until(holds: Callable[[], bool], seconds: float = 300) -> None:
 
 
 async def ended(kd: killick.Client, *runs: str) -> None:
-    await until(lambda: all(kd.store.index(run).status in ("completed", "failed", "cancelled") for run in runs))  # type: ignore[union-attr]
+    await until(lambda: all(kd.runtime.store.index(run).status in ("completed", "failed", "cancelled") for run in runs))  # type: ignore[union-attr]
 
 
 class Gate:
@@ -181,7 +181,7 @@ async def test_a_run_that_waits_takes_no_slot(kd: killick.Client) -> None:
     async with kd.worker(concurrency=1):
         await ended(kd, "after")
     assert kd.info("asks").status == "waiting"
-    assert kd.log.head("asks").holder is None
+    assert kd.runtime.log.head("asks").holder is None
 
 
 @on_loop
@@ -217,7 +217,7 @@ async def test_draining_finishes_the_step_and_leaves_the_rest_to_others(kd: kill
     await serving
     state = kd.state("two")
     assert [step.status for step in state.fold.steps] == ["done"]
-    assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["two"]
+    assert [row.run for row in kd.runtime.store.due(kd.runtime.clock.now_us())] == ["two"]
     async with kd.worker():
         await ended(kd, "two")
     assert gate.calls == ["first"]
@@ -253,7 +253,7 @@ async def test_what_is_claimed_while_somebody_says_to_stop_is_left_to_others(
 ) -> None:
     kd.start(stepping, ["not here"], id="late")
     worker = kd.worker()
-    claim = kd.store.claim
+    claim = kd.runtime.store.claim
 
     def stopped_meanwhile(*args: Any, **options: Any) -> Any:
         found = claim(*args, **options)
@@ -262,11 +262,11 @@ async def test_what_is_claimed_while_somebody_says_to_stop_is_left_to_others(
         return found
 
     loop = asyncio.get_running_loop()
-    monkeypatch.setattr(kd.store, "claim", stopped_meanwhile)
+    monkeypatch.setattr(kd.runtime.store, "claim", stopped_meanwhile)
     await asyncio.wait_for(worker.serve(), 300)
     monkeypatch.undo()
     assert CALLS == []
-    assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["late"]
+    assert [row.run for row in kd.runtime.store.due(kd.runtime.clock.now_us())] == ["late"]
 
 
 @on_loop
@@ -314,7 +314,7 @@ async def test_a_run_that_cannot_be_begun_does_not_come_back_at_once(kd: killick
             await asyncio.sleep(0.2)
     tries = [record.killick for record in caplog.records if getattr(record, "killick", {}).get("what") == "claimed"]
     assert len(tries) == 1
-    assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["typed"]
+    assert [row.run for row in kd.runtime.store.due(kd.runtime.clock.now_us())] == ["typed"]
 
 
 @on_loop
@@ -323,12 +323,12 @@ async def test_a_run_that_rests_on_nothing_on_record_is_due_at_once(kd: killick.
     async def rests(run: killick.Run) -> None:
         branch = HERE.get()
         assert isinstance(branch, Branch)
-        await until_time(branch.execution, branch, "1", kd.clock.now_us() + 3_600_000_000)
+        await until_time(branch.execution, branch, "1", kd.runtime.clock.now_us() + 3_600_000_000)
 
     kd.start(rests, id="rests")
     advanced = await kd.as_async().advance("rests")
     assert (advanced.status, advanced.wake_at_us) == ("running", None)
-    assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["rests"]
+    assert [row.run for row in kd.runtime.store.due(kd.runtime.clock.now_us())] == ["rests"]
 
 
 @on_loop
@@ -344,13 +344,13 @@ async def test_a_fault_of_our_own_does_not_bring_a_run_back_at_once(kd: killick.
             await asyncio.sleep(0.2)
     tries = [record.killick for record in caplog.records if getattr(record, "killick", {}).get("what") == "claimed"]
     assert len(tries) == 1
-    assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["faulty"]
+    assert [row.run for row in kd.runtime.store.due(kd.runtime.clock.now_us())] == ["faulty"]
 
 
 @on_loop
 async def test_what_another_process_left_is_taken_over(kd: killick.Client) -> None:
     kd.start(stepping, ["left"], id="left")
-    kd.store.release("left", epoch=kd.store.lease("left", "somebody", seconds=60).epoch, left=True)
+    kd.runtime.store.release("left", epoch=kd.runtime.store.lease("left", "somebody", seconds=60).epoch, left=True)
     async with kd.worker():
         await ended(kd, "left")
 
@@ -370,8 +370,8 @@ async def test_whose_lease_ran_out_applies_nothing_and_says_so(kd: killick.Clien
             await until(lambda: gate.calls == ["first"])
             lease = kd.runtime.executor()._live["frozen"].lease  # type: ignore[union-attr]
             assert lease is not None
-            lease.until = kd.clock.monotonic() - 1
-            kd.engine.leases.drop(lease)
+            lease.until = kd.runtime.clock.monotonic() - 1
+            kd.runtime.engine.leases.drop(lease)
             gate.open.set()
             await until(lambda: any("lost" in record.getMessage() for record in caplog.records))
             # Nobody has taken it meanwhile, so it is due again, and this worker may take it anew.
@@ -397,10 +397,10 @@ async def test_a_run_that_comes_back_before_its_loss_was_noticed_is_gone_on_with
     with caplog.at_level("INFO", logger="killick.worker"):
         async with kd.worker(lease_seconds=60):
             await until(lambda: gate.calls == ["it"])
-            kd.store.release("robbed", epoch=kd.log.head("robbed").epoch, left=True)
-            other = kd.store.lease("robbed", "another", seconds=60)
-            kd.store.release("robbed", epoch=other.epoch, left=True)
-            await until(lambda: kd.log.head("robbed").epoch > other.epoch)
+            kd.runtime.store.release("robbed", epoch=kd.runtime.log.head("robbed").epoch, left=True)
+            other = kd.runtime.store.lease("robbed", "another", seconds=60)
+            kd.runtime.store.release("robbed", epoch=other.epoch, left=True)
+            await until(lambda: kd.runtime.log.head("robbed").epoch > other.epoch)
             gate.open.set()
             await ended(kd, "robbed")
     assert told() == ["claimed", "lost", "claimed", "completed"]
@@ -418,9 +418,9 @@ async def test_a_lease_is_kept_while_a_step_takes_longer_than_it(kd: killick.Cli
     kd.start(slow, id="slow")
     async with kd.worker(lease_seconds=0.3):
         await until(lambda: gate.calls == ["slow"])
-        first = kd.log.head("slow")
-        await until(lambda: kd.log.head("slow").lease_until_us > first.lease_until_us + 500_000)  # type: ignore[operator]
-        assert kd.log.head("slow").epoch == first.epoch
+        first = kd.runtime.log.head("slow")
+        await until(lambda: kd.runtime.log.head("slow").lease_until_us > first.lease_until_us + 500_000)  # type: ignore[operator]
+        assert kd.runtime.log.head("slow").epoch == first.epoch
         gate.open.set()
         await ended(kd, "slow")
     assert gate.calls == ["slow"]

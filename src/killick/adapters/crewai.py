@@ -52,7 +52,7 @@ class KillickFlowPersistence(FlowPersistence):  # type: ignore[misc,unused-ignor
     def __init__(self, store: Place | None = None, /, *, space: str = SPACE, **fields: Any) -> None:
         place = store if store is not None else fields.get("store") or "killick.db"
         shelf = FrameworkState(place, space)
-        super().__init__(**{**fields, "store": shelf.client.store.place})
+        super().__init__(**{**fields, "store": shelf.client.runtime.store.place})
         self._shelf = shelf
 
     def init_db(self) -> None:

@@ -61,7 +61,7 @@ class Turn:
         slice_seconds: float = SLICE_SECONDS,
     ) -> None:
         self._client = client
-        self._run = renewals.latest(client.log, run)
+        self._run = renewals.latest(client.runtime.log, run)
         self._lease_seconds = lease_seconds
         self._slice_seconds = slice_seconds
         self._leaving = asyncio.Event()
@@ -82,7 +82,7 @@ class Turn:
                 if seconds is None or seconds > SIT_SECONDS:
                     break
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._client.clock.nap_seconds(seconds)):
+                    async with asyncio.timeout(self._client.runtime.clock.nap_seconds(seconds)):
                         await self._leaving.wait()
             return standing
         finally:
@@ -91,20 +91,20 @@ class Turn:
     async def _advanced(self) -> RunOutcome:
         """As the client's `advance`, but children are separate runs for the engine."""
         client, run = self._client, self._run
-        row = client.store.index(run)
+        row = client.runtime.store.index(run)
         if row is not None and row.status in ENDED:
-            return ended(client.engine, run)
-        executor, holder = client.runtime.executor(), client.engine.holder
+            return ended(client.runtime.engine, run)
+        executor, holder = client.runtime.executor(), client.runtime.engine.holder
         if executor.notify(run):
             raise RunBusy(run, holder=holder)
-        left = client.log.head(run)
-        since = client.clock.monotonic()
-        head = client.store.lease(run, holder, seconds=self._lease_seconds)
+        left = client.runtime.log.head(run)
+        since = client.runtime.clock.monotonic()
+        head = client.runtime.store.lease(run, holder, seconds=self._lease_seconds)
         claim = ClaimedRun(head, since, self._lease_seconds, left.holder, left.lease_until_us)
         try:
             return await executor.advance(run, claim=claim)
         except BaseException:
-            client.engine.release(run, head.epoch, left=True)
+            client.runtime.engine.release(run, head.epoch, left=True)
             raise
 
     def _stands(self, advanced: RunOutcome) -> TurnOutcome:
@@ -118,9 +118,10 @@ class Turn:
         if advanced.status == "paused":
             return TurnOutcome(self._run, advanced.status)
         # A message of the last moment is already in the index, but not in the fold from when the run parked.
-        row = self._client.store.index(self._run)
+        row = self._client.runtime.store.index(self._run)
         wake_at_us = advanced.wake_at_us if row is None else row.wake_at_us
-        seconds = None if wake_at_us is None else max((wake_at_us - self._client.clock.now_us()) / 1_000_000, 0.0)
+        now_us = self._client.runtime.clock.now_us()
+        seconds = None if wake_at_us is None else max((wake_at_us - now_us) / 1_000_000, 0.0)
         return TurnOutcome(self._run, advanced.status, seconds)
 
 

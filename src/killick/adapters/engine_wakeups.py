@@ -68,13 +68,13 @@ class Waking:
         await asyncio.wait({self._watching})
 
     async def _watch(self) -> None:
-        loop, clock = asyncio.get_running_loop(), self._client.clock
+        loop, clock = asyncio.get_running_loop(), self._client.runtime.clock
 
         def rang(run: str) -> None:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._hear, run)
 
-        stop = self._client.store.watch(rang)
+        stop = self._client.runtime.store.watch(rang)
         looked: float | None = None
         try:
             while True:
@@ -111,12 +111,12 @@ class Waking:
         client, known = self._client, self._known()
         found, held = list[tuple[RunRow, str]](), list[str]()
         for run in rung:
-            row = client.store.index(run)
+            row = client.runtime.store.index(run)
             if row is None or row.agent not in known or row.status in ENDED:
                 continue
-            head = client.store.head(run)
-            is_due = row.wake_at_us is not None and row.wake_at_us <= client.clock.now_us()
-            if is_due and head is not None and not is_held(client.store, head):
+            head = client.runtime.store.head(run)
+            is_due = row.wake_at_us is not None and row.wake_at_us <= client.runtime.clock.now_us()
+            if is_due and head is not None and not is_held(client.runtime.store, head):
                 found.append((row, reason_of(row, head)))
             elif is_due:
                 held.append(run)
@@ -133,13 +133,13 @@ class Waking:
     def _overdue(self, *, first: bool) -> list[tuple[RunRow, str]]:
         """Returns runs without a notification: new ones, and overdue ones."""
         client = self._client
-        now_us = client.clock.now_us()
+        now_us = client.runtime.clock.now_us()
         grace_us = round(self._grace_seconds * 1_000_000)
         found = list[tuple[RunRow, str]]()
-        for row in client.store.due(now_us, limit=READ_LIMIT, agents=self._known()):
+        for row in client.runtime.store.due(now_us, limit=READ_LIMIT, agents=self._known()):
             since = row.changed_at_us if row.wake_at_us is None else max(row.wake_at_us, row.changed_at_us)
             if first or row.status == "queued" or now_us - since > grace_us:
-                head = client.store.head(row.run)
+                head = client.runtime.store.head(row.run)
                 reason = reason_of(row, head)
                 # A run that stays due after a wake-up is woken again, as a new reason, with backoff.
                 late = (max(now_us - since, 0) // grace_us).bit_length()
@@ -147,7 +147,7 @@ class Waking:
         return found
 
     async def _tell(self, wanted: list[tuple[RunRow, str]]) -> None:
-        now = self._client.clock.monotonic()
+        now = self._client.runtime.clock.monotonic()
         fresh = [(row, reason) for row, reason in wanted if self._stirred.get(row.run, ("", 0.0))[0] != reason]
         for start in range(0, len(fresh), _AT_ONCE):
             some = fresh[start : start + _AT_ONCE]

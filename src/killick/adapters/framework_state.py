@@ -97,7 +97,7 @@ class FrameworkState:
 
         With `expect`, only if the head is there (0: empty); else raises HeadMoved.
         """
-        at = self.client.clock.now_us()
+        at = self.client.runtime.clock.now_us()
         entries = [
             Entry(system_events.EntryKept(at=at, name=one.name, labels=one.labels), {"value": one.value})
             for one in kept
@@ -129,7 +129,7 @@ class FrameworkState:
 
     def drop(self, id: str, *names: str) -> None:  # noqa: A002
         """Deletes these names. The log keeps their history."""
-        at, log = self.client.clock.now_us(), self.log(id)
+        at, log = self.client.runtime.clock.now_us(), self.log(id)
         with log.lock:
             log.refresh()
             entries = [
@@ -146,13 +146,13 @@ class FrameworkState:
             log = self.log(each)
             with log.lock:
                 log.forget()
-        while self.client.store.sweep():
+        while self.client.runtime.store.sweep():
             pass
 
     def ids(self) -> Iterator[str]:
         """Returns every id with entries, the newest first."""
         query, before = RunQuery(agent=_agent(self.space)), None
-        while rows := self.client.store.runs(query, before=before, limit=_ROWS):
+        while rows := self.client.runtime.store.runs(query, before=before, limit=_ROWS):
             for row in rows:
                 yield _id_of(self.space, row.run)
             before = rows[-1].number
@@ -205,7 +205,7 @@ class ShelfLog:
         match event:
             case system_events.EntryKept():
                 self.standing.pop(event.name, None)  # what is kept again comes last
-                self.standing[event.name] = StateEntry.on_record(self._client.log, self._run, seq, event)
+                self.standing[event.name] = StateEntry.on_record(self._client.runtime.log, self._run, seq, event)
             case system_events.EntryDropped():
                 self.standing.pop(event.name, None)
             case _:
@@ -215,7 +215,7 @@ class ShelfLog:
 
     def refresh(self) -> None:
         """Reads new events of any writer."""
-        store = self._client.store
+        store = self._client.runtime.store
         head = self._head()
         while head is not None and self.seq < head.seq:
             rows = store.read(self._run, after=self.seq, limit=min(_ROWS, head.seq - self.seq), data=False)
@@ -226,15 +226,15 @@ class ShelfLog:
 
     def _head(self) -> Head | None:
         """Returns the log's head, or None."""
-        head = self._client.store.head(self._run) if self._run else None
+        head = self._client.runtime.store.head(self._run) if self._run else None
         if head is None:
             found = self._found()
             self._turn_to(found)
-            head = self._client.store.head(found) if found else None
+            head = self._client.runtime.store.head(found) if found else None
         return head
 
     def _found(self) -> str:
-        rows = self._client.store.runs(RunQuery(tag=_tag(self._space, self._id)), limit=1)
+        rows = self._client.runtime.store.runs(RunQuery(tag=_tag(self._space, self._id)), limit=1)
         return rows[0].run if rows else ""
 
     def _turn_to(self, run: str) -> None:
@@ -250,7 +250,7 @@ class ShelfLog:
 
         RunUnknown if the log was removed since.
         """
-        store, raws = self._client.store, dict[int, bytes]()
+        store, raws = self._client.runtime.store, dict[int, bytes]()
         for first, last in _stretches(seqs):
             after = first - 1
             while after < last and (rows := store.read(self._run, after=after, limit=min(_ROWS, last - after))):
@@ -278,7 +278,7 @@ class ShelfLog:
             except BaseException:
                 self._handle = None
                 raise
-            time.sleep(self._client.ids.fraction() * _PAUSE_SECONDS * min(tried, 20))
+            time.sleep(self._client.runtime.ids.fraction() * _PAUSE_SECONDS * min(tried, 20))
         raise AssertionError
 
     def _check(self, expect: int) -> None:
@@ -293,7 +293,7 @@ class ShelfLog:
                 if expect:
                     self._check(expect)
                 return self._created(entries)
-            handle = self._handle = self._client.log.open(self._run)
+            handle = self._handle = self._client.runtime.log.open(self._run)
             handle.rows = None  # what it was opened with is not needed here
         before = handle.seq
         if expect is not None and before != expect:
@@ -310,7 +310,7 @@ class ShelfLog:
             run = _named(self._space, self._id, generation)
             tags = (_tag(self._space, self._id),)
             started = Entry(e.RunStarted(at=at, run=run, agent=_agent(self._space), tags=tags))
-            handle = self._client.log.begin(run)
+            handle = self._client.runtime.log.begin(run)
             try:
                 head = handle.append(started, *entries)
             except RunExists:
@@ -331,11 +331,11 @@ class ShelfLog:
 
     def forget(self) -> None:
         """Removes the log. The next seal records it, so that no seal misses it without a reason."""
-        store, log = self._client.store, self._client.log
+        store, log = self._client.runtime.store, self._client.runtime.log
         while (head := self._head()) is not None:
             named = sha256(f"{head.run}\0{head.hash.hex()}".encode()).hexdigest()
             gone = seal.Pruned("nowhere: it was forgotten", named, [(head.run, head.seq, e.to_text(head.hash))])
-            seal.tell_pruned(log, gone, at_us=self._client.clock.now_us())
+            seal.tell_pruned(log, gone, at_us=self._client.runtime.clock.now_us())
             try:
                 store.remove(head.run)
             except RunUnknown:

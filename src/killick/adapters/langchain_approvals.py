@@ -18,7 +18,8 @@ import msgspec
 from killick.agents.run import Run
 from killick.client import answers
 from killick.client.client import AnyClient
-from killick.engine.steps.waits import Answer, Verb
+from killick.engine.inbox import Verb
+from killick.engine.steps.waits import Answer
 from killick.engine.views import Wait
 from killick.errors import AnswerRefused
 from killick.llm.external import Host
@@ -76,7 +77,7 @@ def answer(client: AnyClient, waits: Sequence[Wait], response: Shape, *, by: str
             allowed = ", ".join(_decisions(wait))
             raise AnswerRefused(wait.id, f"{decision.kind!r} is not a possible decision here; give one of {allowed}")
         given = {"by": by, "comment": decision.comment, "saw": None, "tx": None}
-        client.runtime.notify(answers.answer(client.engine, wait, verb, decision.value, **given))
+        client.runtime.notify(answers.answer(client.runtime.engine, wait, verb, decision.value, **given))
 
 
 def _asked(wait: Wait) -> tuple[str, dict[str, Any]]:

@@ -164,9 +164,9 @@ class Restate:
         `kd.start` alone suffices, from anywhere: a serving process notices it.
         """
         handle: AsyncHandle[Any] = await self._client.start(agent, input, id=id, **options)
-        row = self._client.store.index(handle.id)
+        row = self._client.runtime.store.index(handle.id)
         if row is not None and row.status == "queued":
-            await self.stir(row, reason_of(row, self._client.store.head(handle.id)))
+            await self.stir(row, reason_of(row, self._client.runtime.store.head(handle.id)))
         return handle
 
     async def stir(self, row: RunRow, reason: str) -> None:

@@ -220,7 +220,7 @@ class Temporal:
 
     async def workflow_of(self, run: str) -> WorkflowHandle[Any, TurnOutcome]:
         """Returns a run's workflow, started if absent."""
-        row = self._client.store.index(run)
+        row = self._client.runtime.store.index(run)
         if row is None:
             raise RunUnknown(run)
         return await self._started(row)

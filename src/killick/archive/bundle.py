@@ -34,6 +34,8 @@ VERSION: Final = 1
 """The newest version of the file that this build writes and reads."""
 
 _COMPRESSION: Final = 6
+LINE_BYTES_MAX: Final = 64 << 20
+RUN_BYTES_MAX: Final = 2 << 30
 _UNREADABLE: Final = (EOFError, zlib.error, gzip.BadGzipFile)
 
 Place = str | os.PathLike[str]
@@ -130,11 +132,19 @@ def name_at(at_us: int) -> str:
 def _lines(place: str) -> Generator[Iterator[bytes]]:
     try:
         with gzip.open(place, "rb") as file:
-            yield iter(BufferedReader(cast("Any", file), 1 << 20))
+            yield _bounded(place, BufferedReader(cast("Any", file), 1 << 20))
     except _UNREADABLE as error:
         raise ExportBroken(place, f"was truncated or changed ({error})") from None
     except OSError as error:
         raise ExportBroken(place, f"cannot be read ({error.strerror})") from None
+
+
+def _bounded(place: str, file: BufferedReader) -> Iterator[bytes]:
+    """The lines of a file. A few bytes of gzip can be a line of any length, so a long one is not read to its end."""
+    while line := file.readline(LINE_BYTES_MAX + 1):
+        if len(line) > LINE_BYTES_MAX:
+            raise ExportBroken(place, f"has a line of more than {LINE_BYTES_MAX:,} bytes, which no archive has")
+        yield line
 
 
 def _check_header(place: str, line: bytes) -> None:
@@ -154,12 +164,15 @@ def _section(place: str, first: bytes, lines: Iterator[bytes]) -> bytes:
         header = _header(first)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise ExportBroken(place, "has another line where a run should begin; it was changed") from None
-    section = [first]
+    section, size = [first], 0
     for _ in range(header.events + header.messages + header.values):
         line = next(lines, b"")
         if not line:
             raise ExportBroken(place, f"ends in the middle of {header.run}; it was truncated")
         section.append(line)
+        size += len(line)
+        if size > RUN_BYTES_MAX:
+            raise ExportBroken(place, f"has more than {RUN_BYTES_MAX:,} bytes of {header.run}; read it elsewhere")
     return b"".join(section)
 
 

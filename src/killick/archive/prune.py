@@ -214,7 +214,9 @@ class _Copied(msgspec.Struct, frozen=True):
         return (head.seq, head.hash, row.delivered) == (self.head.seq, self.head.hash, self.delivered)
 
 
-def prune(log: Log, chosen: Chosen, to: Place, *, holder: str, now_us: int, progress: Progress = untold) -> Pruned:
+def prune(
+    log: Log, chosen: Chosen, to: Place, *, holder: str, now_us: int, by: str | None = None, progress: Progress = untold
+) -> Pruned:
     """Writes runs into a new archive, verifies it, and removes them from the store; then deletes unreferenced values.
 
     A run is removed only when its archive is complete and synced, each in its own transaction. A crash in between
@@ -234,7 +236,7 @@ def prune(log: Log, chosen: Chosen, to: Place, *, holder: str, now_us: int, prog
                 copied[row.run] = found
             progress("writing", count, len(chosen.going))
         size_bytes = file.finish(progress) if copied else 0
-    _tell(log, file, copied, now_us)
+    _tell(log, file, copied, now_us, by)
     gone: dict[str, int] = {}
     for count, (run, copy) in enumerate(copied.items(), 1):
         why = _remove(log.store, copy, holder)
@@ -243,7 +245,7 @@ def prune(log: Log, chosen: Chosen, to: Place, *, holder: str, now_us: int, prog
         else:
             kept[run] = why
         progress("removing", count, len(copied))
-    _tell(log, file, copied, now_us)  # whoever made the first seal of all meanwhile was not told yet
+    _tell(log, file, copied, now_us, by)  # whoever made the first seal of all meanwhile was not told yet
     return Pruned(
         runs=tuple(gone),
         events=sum(gone.values()),
@@ -255,14 +257,14 @@ def prune(log: Log, chosen: Chosen, to: Place, *, holder: str, now_us: int, prog
     )
 
 
-def _tell(log: Log, file: Writer, copied: Mapping[str, _Copied], now_us: int) -> None:
+def _tell(log: Log, file: Writer, copied: Mapping[str, _Copied], now_us: int, by: str | None) -> None:
     """Records for the next seal which runs are removed, and into which file, before the removal."""
     if not copied or log.store.head(seal.SEALS) is None:
         return
     with file.path.open("rb") as written:
         digest = file_digest(written, "sha256").hexdigest()
     runs = [(run, copy.head.seq, e.to_text(copy.head.hash)) for run, copy in copied.items()]
-    seal.tell_pruned(log, seal.Pruned(file.path.name, digest, runs), at_us=now_us)
+    seal.tell_pruned(log, seal.Pruned(file.path.name, digest, runs, by), at_us=now_us)
 
 
 def _copy(log: Log, run: str, file: Writer) -> _Copied | str:

@@ -67,6 +67,7 @@ class Pruned(msgspec.Struct, frozen=True):
     file: str
     sha256: str
     runs: list[tuple[str, int, e.Digest]]
+    by: str | None = None
 
 
 class Made(NamedTuple):
@@ -151,7 +152,7 @@ def tell_pruned(log: Log, pruned: Pruned, *, at_us: int) -> None:
     if pruned.runs and log.store.head(SEALS) is not None:
         packed = pack(pruned, at="body")
         told = Delivery(
-            run=SEALS, id=pruned.sha256, name=PRUNED, body=packed.raw, by=None, at_us=at_us, pieces=packed.blobs
+            run=SEALS, id=pruned.sha256, name=PRUNED, body=packed.raw, by=pruned.by, at_us=at_us, pieces=packed.blobs
         )
         log.store.deliver([told])
 

@@ -29,6 +29,7 @@ from killick.engine.views import Wait
 from killick.errors import RunCancelled, RunDiverged, RunFailed, RunPaused, RunWaiting
 from killick.ids import SeededIds
 from killick.log import Log
+from killick.model import hashing
 from killick.model.codec import plain
 from killick.model.event_codec import decode
 from killick.model.events import Build
@@ -410,7 +411,7 @@ class _Process:
         self.life.end()
         loop = self.loop
         for client in self._clients:
-            client.engine.threads.close()
+            client.runtime.engine.threads.close()
         for turn in range(_TURNS_MAX):
             tasks, threads = asyncio.all_tasks(loop), set(threading.enumerate()) - self._before
             if not tasks and not threads:
@@ -433,7 +434,7 @@ class _Process:
     def _close(self) -> None:
         for client in self._clients:
             with contextlib.suppress(Killed):
-                client.log.close()
+                client.runtime.log.close()
         self.loop.call_soon(self.loop.stop)
         self.loop.run_forever()
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
@@ -498,8 +499,9 @@ def _marks(log: Log, run: str) -> tuple[Any, ...]:
     facts = state.fold.facts
     rows = {row.seq: row for row in log.rows(run)}
 
-    def digest(seq: int) -> str | None:
-        return decode(rows[seq].body).data if seq else None
+    def digest(seq: int) -> bytes | None:
+        data = rows[seq].data if seq else None
+        return None if data is None else hashing.data_hash(hashing.unsalted(data))
 
     steps: list[tuple[Any, ...]] = [
         (step.id, step.sort, step.name, step.status, step.effect, step.undone, step.undoes, digest(step.intended))

@@ -268,7 +268,7 @@ class Stage(World):
         """A person resumes a paused run."""
         if self.trouble is None or self.trouble.kind != "paused":
             return False
-        paused = [listed.run for listed in client.list(status="paused")]
+        paused = [listed.id for listed in client.list(status="paused")]
         for run in paused:
             client.resume(run, by="rehearsal")
         return bool(paused)
@@ -310,7 +310,7 @@ class Stage(World):
         if self.trouble is not None and kind == "otherwise" and self.trouble.answer is not None:
             verb, value = self.trouble.answer
         if kind in ("late", "expired") and wait.deadline_us is not None:
-            clock = client.clock
+            clock = client.runtime.clock
             assert isinstance(clock, LeapingClock)
             clock.advance(max(0, wait.deadline_us - clock.now_us()) / 1_000_000 + 1)
             if kind == "expired":

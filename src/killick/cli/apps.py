@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from killick.cli.exit_codes import CommandFailed
-from killick.definitions.agents import AGENTS, Agent, AnyAgent
 from killick.errors import AgentUnknown
+
+if TYPE_CHECKING:
+    from killick.definitions.agents import AnyAgent
 
 SETTINGS: Final = {
     "app": "the module that declares the agents, by its dotted name or its file",
@@ -154,6 +156,8 @@ def _near(file: Path) -> Path:
 
 def load_agent(target: str, app: str | None = None) -> AnyAgent:
     """An agent by its target."""
+    from killick.definitions.agents import Agent
+
     found = load(target, app)
     if not isinstance(found, Agent):
         raise CommandFailed(f"{target}: is no agent but a {type(found).__name__}; declare it with @killick.agent")
@@ -181,6 +185,8 @@ def _named(module: ModuleType, name: str) -> Any:
     found = getattr(module, name, None) or next((agent for agent in agents(module) if agent.name == name), None)
     if found is None:
         # An app may import the modules that declare its agents without taking the agents over.
+        from killick.definitions.agents import AGENTS
+
         try:
             return AGENTS.get(name)
         except AgentUnknown:
@@ -201,6 +207,8 @@ def _only(module: ModuleType, target: str) -> AnyAgent:
 
 def agents(module: ModuleType) -> list[AnyAgent]:
     """The agents that a module declares or imports, each once."""
+    from killick.definitions.agents import Agent
+
     values: list[Any] = [value for value in vars(module).values() if isinstance(value, Agent)]
     return list({id(value): value for value in values}.values())
 

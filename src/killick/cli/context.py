@@ -9,7 +9,7 @@ import json as jsonlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
@@ -22,16 +22,20 @@ from click.shell_completion import CompletionItem
 
 from killick.cli import apps
 from killick.cli.exit_codes import CommandFailed
-from killick.client.client import Client
-from killick.client.client import open as open_client
-from killick.definitions.agents import AnyAgent
+from killick.clock import SystemClock
 from killick.errors import RunUnknown, StoreBroken
+from killick.log.log import Log
 from killick.presenting.encoder import document
 from killick.sanitizer import visible
-from killick.store.records import OWN_AGENTS
+from killick.store import open_store
+from killick.store.protocol import Store
+from killick.store.records import OWN_AGENTS, RunQuery, RunRow
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
+
+    from killick.client.client import Client
+    from killick.definitions.agents import AnyAgent
 
 DEFAULT_STORE: Final = "killick.db"
 PIPE_COLUMNS: Final = 160
@@ -59,15 +63,18 @@ def console(*, stderr: bool = False) -> Console:
 
 
 class Shell:
-    """One invocation of the command line."""
+    """One invocation of the command line. A command that only reads uses its log; the client brings the engine."""
+
+    clock: Final = SystemClock()
 
     def __init__(
         self, *, store: str | None = None, app: str | None = None, json: bool = False, busy_seconds: float | None = None
     ) -> None:
         self.json = json
-        self._store = store
+        self._url = store
         self._app = app
         self._options: dict[str, Any] = {} if busy_seconds is None else {"busy_seconds": busy_seconds}
+        self._store: Store | None = None
         self._client: Client | None = None
 
     @cached_property
@@ -85,10 +92,10 @@ class Shell:
         return apps.settings()
 
     @cached_property
-    def store(self) -> str:
+    def url(self) -> str:
         """Where the store is: `--store`, KILLICK_STORE, `[tool.killick] store`, or killick.db here."""
-        if self._store:
-            return self._store
+        if self._url:
+            return self._url
         named = self.settings.get("store")
         if named is None:
             return DEFAULT_STORE
@@ -107,53 +114,69 @@ class Shell:
         return named
 
     @property
-    def client(self) -> Client:
-        """The store, which has to be there: looking makes none."""
-        if self._client is None:
-            if self.store.startswith("memory:"):
+    def store(self) -> Store:
+        """The store, which must exist: a command that reads creates none."""
+        if self._store is None:
+            if self.url.startswith("memory:"):
                 raise CommandFailed("memory: holds nothing from one command to the next; --store names a file")
             if not self.exists:
                 raise CommandFailed(
-                    f"{self.store}: no store here; `killick demo` and `killick run` make one, --store names another"
+                    f"{self.url}: no store here; `killick demo` and `killick run` make one, --store names another"
                 )
-            self._client = self._opened(create=False)
+            self._store = self._opened(create=False)
+        return self._store
+
+    @cached_property
+    def log(self) -> Log:
+        """The log over the store."""
+        return self._client.runtime.log if self._client is not None else Log(self.store)
+
+    @property
+    def client(self) -> Client:
+        """A client of the store."""
+        if self._client is None:
+            from killick.client.client import Client
+
+            self._client = Client(self.store, url=None if self.url.startswith("memory:") else self.url)
         return self._client
 
     def creating(self) -> Client:
-        """The store, made if it is not there; then it says where."""
-        if self._client is None:
+        """A client of the store, which is created if it does not exist."""
+        if self._store is None:
             existed = self.exists
-            self._client = self._opened(create=True)
+            self._store = self._opened(create=True)
             if not existed and self._file is not None:
                 self.note(f"made a new store: {self._file}")
-        return self._client
+        return self.client
 
     @property
     def exists(self) -> bool:
         """Whether the store exists, as far as that is known without opening it. An empty file is no store."""
         if self._file is None:
-            return not self.store.startswith("memory:")
+            return not self.url.startswith("memory:")
         return self._file.exists() and self._file.stat().st_size > 0
 
     @property
     def _file(self) -> Path | None:
         """The file of the store, if it is one."""
-        path = self.store.removeprefix("sqlite:///")
+        path = self.url.removeprefix("sqlite:///")
         return None if "://" in path or path.startswith("memory:") else Path(path)
 
-    def _opened(self, *, create: bool) -> Client:
-        if self.store.startswith("memory:"):
-            return open_client(self.store)
+    def _opened(self, *, create: bool) -> Store:
+        if self.url.startswith("memory:"):
+            return open_store(self.url)
         try:
-            return open_client(self.store, create=create, **self._options)
+            return open_store(self.url, create=create, **self._options)
         except StoreBroken:
             if self._file is not None and self._file.is_file() and self._file.read_bytes()[:6] != b"SQLite":
-                raise CommandFailed(f"{self.store}: is a file, but no store; --store names another") from None
+                raise CommandFailed(f"{self.url}: is a file, but no store; --store names another") from None
             raise
 
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
+        elif self._store is not None:
+            self._store.close()
 
     # what is printed --------------------------------------------------------------------------
 
@@ -176,8 +199,8 @@ class Shell:
 
     def typed(self, *words: str) -> str:
         """A command line that reaches the same store."""
-        named = ("--store", self._store) if self._store and self._store != os.environ.get("KILLICK_STORE") else ()
-        if named and urlsplit(self._store or "").password:
+        named = ("--store", self._url) if self._url and self._url != os.environ.get("KILLICK_STORE") else ()
+        if named and urlsplit(self._url or "").password:
             named = ("--store", "URL")  # a password is for nobody's screen
         return shlex.join(("killick", *words, *named))
 
@@ -194,7 +217,7 @@ class Shell:
 
     def continues(self, run: str) -> str:
         """The command that continues a run, by the agent on record."""
-        return self.goes_on(run, self.client.state(run).agent)
+        return self.goes_on(run, self.log.state(run).agent)
 
     # what is found ----------------------------------------------------------------------------
 
@@ -209,16 +232,20 @@ class Shell:
 
     def run(self, run: str) -> str:
         """A run's id that exists, or one line with the nearest one."""
-        if self.client.store.head(run) is None:
+        if self.store.head(run) is None:
             self.refuse_run(run)
         return run
 
+    def runs(self, limit: int) -> Sequence[RunRow]:
+        """The latest runs, newest first."""
+        return self.store.runs(RunQuery(), limit=limit)
+
     def refuse_run(self, run: str) -> NoReturn:
         """Say that there is no such run, and which one may have been meant."""
-        known = [listed.run for listed in self.client.list(limit=1_000)]
+        known = [row.run for row in self.runs(1_000)]
         close = get_close_matches(run, known, 1, 0.5)
         hint = f"did you mean {close[0]}?" if close else "`killick ps` lists them"
-        raise CommandFailed(f"{run}: no such run in {self.store}; {hint}") from RunUnknown(run)
+        raise CommandFailed(f"{run}: no such run in {self.url}; {hint}") from RunUnknown(run)
 
     def confirm(self, question: str, *, yes: bool) -> bool:
         """Whether to proceed: by --yes, or by asking at a terminal."""
@@ -321,7 +348,7 @@ def completing(find: Callable[[Shell, click.Context], Iterable[str | tuple[str, 
 @completing
 def complete_run(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
     """Run ids, newest first."""
-    return [(each.run, f"{each.status} {each.agent}") for each in shell.client.list(limit=500)]
+    return [(row.run, f"{row.status} {row.agent}") for row in shell.runs(500)]
 
 
 def complete_file(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

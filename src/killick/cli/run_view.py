@@ -8,7 +8,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rich.text import Text
@@ -18,7 +17,7 @@ from killick.history.phrasing import chain, entries_of, short
 from killick.history.timeline import Timeline
 from killick.history.timeline_parts import Entry, Moment, Step, Wait
 from killick.model import events as e
-from killick.model.failure import Failure, Frame
+from killick.model.failure import Failure
 from killick.presenting import moments, steps
 
 HEAD_MAX: Final = 15
@@ -30,11 +29,6 @@ WIDE: Final = 160
 
 VALUE_CHARS: Final = 1_000
 WHOLE: Final = 1_000_000_000
-
-_FOREIGN: Final = (
-    "site-packages", "dist-packages", "/lib/python3", "<frozen",
-    "/killick/agents/", "/killick/definitions/", "/killick/engine/", "/killick/llm/",
-)  # fmt: skip
 
 
 class Row(NamedTuple):
@@ -251,33 +245,20 @@ class Page:
         """An error with what led to it: its words, the lines of people's own code, what the far side answered."""
         for number, each in enumerate(chain(failure)):
             if failure.type.endswith(".StepFailed") and number == 0 and failure.cause is not None:
-                frames = own_frames(each.frames)
+                frames = steps.own_frames(each.frames) or each.frames
                 yield from self.beside(
-                    Text("  called at  ", style="dim"), Text(", ".join(map(place, frames[-1:])) or "?")
+                    Text("  called at  ", style="dim"), Text(", ".join(map(steps.place, frames[-1:])) or "?")
                 )
                 continue
             lead = "  " if number == 0 or (failure.type.endswith(".StepFailed") and number == 1) else "  because of "
             message = each.message if self.full else each.message.strip().partition("\n")[0]
             words = Text.assemble((f"{each.type}: ", "bold red")).append(message)
             yield from self.beside(Text(lead, style="dim"), words, lines=6)
-            for frame in own_frames(each.frames):
-                yield from self.beside(Text("    at "), Text(place(frame), style="cyan"), lines=6)
+            for frame in steps.own_frames(each.frames) or each.frames[-1:]:
+                yield from self.beside(Text("    at "), Text(steps.place(frame), style="cyan"), lines=6)
             for note in each.notes:
                 yield from self.beside(Text("    note ", style="dim"), Text(note), lines=6)
             if (answered := steps.response(each)) is not None:
                 yield from self.beside(Text("    the far side answered "), Text(answered, style="bold"), lines=6)
             for member in each.members:
                 yield from self.beside(Text("    inside: "), Text(short(member), style="red"), lines=6)
-
-
-def own_frames(frames: Sequence[Frame]) -> list[Frame]:
-    """The lines of people's own code; the innermost one where there is none."""
-    own = [frame for frame in frames if not any(part in frame.file for part in _FOREIGN)]
-    return own or list(frames[-1:])
-
-
-def place(frame: Frame) -> str:
-    """file:line in function, as short as it can be from here."""
-    file = Path(frame.file)
-    short = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-    return f"{short}:{frame.line} in {frame.function}"

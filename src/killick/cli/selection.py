@@ -54,8 +54,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 def complete_named(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
     """Runs that are not named yet, those first that the command may be meant for."""
     named = context.params.get("runs") or ()
-    listed = [each for each in shell.client.list(limit=500) if each.run not in named]
-    return [(each.run, f"{each.status} {each.agent}") for each in listed]
+    return [(row.run, f"{row.status} {row.agent}") for row in shell.runs(500) if row.run not in named]
 
 
 @completing
@@ -80,7 +79,7 @@ def named_run(context: click.Context) -> str:
 @completing
 def complete_place(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
     """Places in the run that was named."""
-    found = boundaries.history(shell.client.log, named_run(context))
+    found = boundaries.history(shell.log, named_run(context))
     return [(f"{each.step}:{side}", each.name) for each in found for side in ("before", "after")]
 
 
@@ -123,7 +122,7 @@ def select(shell: Shell, selection: Selection, verb: str, usual: Sequence[str]) 
             f"{verb} what? Name runs, or select them with --all, --agent NAME, --since 2h, … (--dry-run looks)"
         )
     client = shell.client
-    since_us = None if selection.since is None else style.moment_of(selection.since, client.clock.now_us())
+    since_us = None if selection.since is None else style.moment_of(selection.since, client.runtime.clock.now_us())
     found: list[Listed] = []
     before: int | None = None
     while True:
@@ -138,7 +137,7 @@ def select(shell: Shell, selection: Selection, verb: str, usual: Sequence[str]) 
 
 
 def _listed(shell: Shell, run: str) -> Listed:
-    row = shell.client.store.index(run)
+    row = shell.store.index(run)
     if row is None:
         raise RunUnknown(run)
-    return Listed(**{name: getattr(row, name) for name in Listed.__struct_fields__})
+    return Listed.of(row)

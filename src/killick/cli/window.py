@@ -32,7 +32,7 @@ _COLOURS: Final = {"left": "magenta", "files": "cyan", "results": "blue", "docum
 
 def show(shell: Shell, run: str, place: RunMoment | None, *, everything: bool, full: bool) -> None:
     """Print what the model calls of a run were sent."""
-    found = windows(shell.client.log, run, place, read_max=None if everything or shell.json else READ_MAX)
+    found = windows(shell.log, run, place, read_max=None if everything or shell.json else READ_MAX)
     if found is None:
         raise CommandFailed(
             f"{run}: called no model, so there is no window; {shell.typed('show', run)} tells what it did"

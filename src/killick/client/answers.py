@@ -11,7 +11,7 @@ from killick.engine.engine import Engine
 from killick.engine.inbox import delivery
 from killick.engine.steps import waits
 from killick.engine.steps.transaction import joining
-from killick.engine.views import Wait
+from killick.engine.views import Wait, needs_value
 from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused, KillickError, NotAsked, RunUnknown
 from killick.history.run_info import waits_of
 from killick.store.records import ENDED, Delivered
@@ -35,13 +35,9 @@ def answer(
     by, run = waits.who(by, found.id), found.run
     if found.deadline_us is not None and engine.clock.now_us() > found.deadline_us:
         raise AnswerRefused(found.id, f"it expired at {_moment(found.deadline_us)}; the run continues without it")
-    opened = engine.log.state(run).fold.facts.waits[found.step].opened
     _refuse_misfit(engine, found, verb, value, by)
-    event: Any = engine.log.event(run, opened)
-    if event.digest != found.digest:
-        raise AnswerRefused(found.id, "the question has changed; read it again")
-    body = {"kind": verb, "value": value, "comment": comment, "digest": event.digest}
-    message_id = inbox.answer_id(run, found.step, opened)
+    body = {"kind": verb, "value": value, "comment": comment, "digest": found.digest}
+    message_id = inbox.answer_id(run, found.step, found.opened)
     if found.need > 1 and (found.is_agreed or (verb == "approve" and by in found.votes)):
         _refuse_closed(engine, found.id, run, found.step, only=message_id)
         raise AlreadyAgreed(found.id, by=by, votes=found.votes, need=found.need)
@@ -60,9 +56,9 @@ def _refuse_misfit(engine: Engine, found: Wait, verb: str, value: Any, by: str |
     """Refuse a verb or a value that the wait does not take, and an approver who was not asked."""
     if (why := waits.refusal(found.verbs, found.options, verb, value)) is not None:
         raise AnswerRefused(found.id, why)
-    if verb in ("edit", "respond") and value is None:
+    if value is None and (verb in ("edit", "respond") or (verb == "happened" and needs_value(found))):
         raise AnswerRefused(found.id, f"{verb!r} needs a value")
-    if not waits.may_answer(by, found.to, found.may, engine.roles) or (found.need > 1 and by is None):
+    if not inbox.may_answer(by, found.to, found.may, engine.roles) or (found.need > 1 and by is None):
         raise NotAsked(found.id, by=by, may=found.may if found.may is not None else found.to)
     if found.rule is not None and verb == "edit":
         approvals.refuse_misfit(found, value)

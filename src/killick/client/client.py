@@ -33,11 +33,10 @@ from killick.client.start import (
 )
 from killick.clock import Clock
 from killick.definitions.agents import AnyAgent, read_contract
-from killick.engine.inbox import SAID
+from killick.engine.inbox import SAID, Verb
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome, ended
 from killick.engine.steps import waits
-from killick.engine.steps.waits import Verb
 from killick.engine.views import Listed, RunInfo, Wait
 from killick.errors import (
     AnswerRefused,
@@ -54,7 +53,7 @@ from killick.log.verify import Progress
 from killick.model.retry import Duration, seconds
 from killick.model.state import State
 from killick.store import MemoryStore, open_store
-from killick.store.records import ENDED, RunQuery, shown_tags
+from killick.store.records import ENDED, RunQuery
 from killick.triggers import TriggerInfo
 from killick.workers import trigger_runner
 from killick.workers.worker import SLICE_SECONDS, Worker
@@ -108,16 +107,16 @@ class AnyClient(Operations):
     @OnLoop
     async def advance(self, run: str) -> RunOutcome:
         """Executes one run until it has ended or waits; returns which, and until when. For engine adapters."""
-        row = self.store.index(run)
+        row = self.runtime.store.index(run)
         if row is not None and row.status in ENDED:
-            return ended(self.engine, run)
+            return ended(self.runtime.engine, run)
         return await self.runtime.executor().advance(run)
 
     @OnLoop
     async def advance_due(self, limit: int = 100) -> Sequence[RunOutcome]:
         """Advances every due run, concurrently."""
         executor = self.runtime.executor()
-        rows = self.store.due(self.clock.now_us(), limit=limit)
+        rows = self.runtime.store.due(self.runtime.clock.now_us(), limit=limit)
         outcomes = await asyncio.gather(*(executor.advance(row.run) for row in rows), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException) and not isinstance(outcome, KillickError):
@@ -191,17 +190,17 @@ class AnyClient(Operations):
     @InThread
     def info(self, run: str) -> RunInfo:
         """The current state of a run, in short."""
-        return info(self.log, run)
+        return info(self.runtime.log, run)
 
     @InThread
     def state(self, run: str, at: int | None = None) -> State:
         """The state of a run at its head, or at any event."""
-        return self.log.state(run, at)
+        return self.runtime.log.state(run, at)
 
     @InThread
     def events(self, run: str, after: int = 0, limit: int = 1_000) -> Sequence[Recorded]:
         """Events of a run, in order."""
-        return self.log.read(run, after=after, limit=limit)
+        return self.runtime.log.read(run, after=after, limit=limit)
 
     @InThread
     def list(
@@ -218,20 +217,14 @@ class AnyClient(Operations):
         """Runs, newest first. The times are of their last change: from `since_us` on, and before `until_us`."""
         statuses = (status,) if isinstance(status, str) else tuple(status)
         query = RunQuery(status=statuses, agent=agent, tag=tag, since_us=since_us, until_us=until_us)
-        rows = self.store.runs(query, before=before, limit=limit)
-        names = Listed.__struct_fields__
-        rows = [msgspec.structs.replace(row, tags=shown_tags(row.tags)) for row in rows]
-        return [Listed(**{name: getattr(row, name) for name in names}) for row in rows]
+        return [Listed.of(row) for row in self.runtime.store.runs(query, before=before, limit=limit)]
 
     @InThread
     def inbox(self, *, to: str | None = None, answered: bool = False, limit: int = 100) -> Sequence[Wait]:
         """Every open wait that needs a person, the most urgent first: by deadline, then by priority, then by age. With
         `answered`, the answered waits whose answer the run has not consumed."""
-
-        def chosen(wait: Wait) -> bool:
-            return to is None or to in wait.to or to in (wait.may or ())
-
-        return inbox.everything(self.log, chosen, now_us=self.clock.now_us(), answered=answered, limit=limit)
+        log, now_us = self.runtime.log, self.runtime.clock.now_us()
+        return inbox.everything(log, inbox.addressed(to), now_us=now_us, answered=answered, limit=limit)
 
     @InThread
     def diff(self, run: str, *places: str, against: str | None = None) -> Diff:
@@ -240,8 +233,8 @@ class AnyClient(Operations):
         Positions are written `6:before`, `6:after`, `@17`, `start`, `now`; against another run, one is for both.
         """
         if against is not None:
-            return across(self.log, run, against, *places)
-        return between(self.log, run, *places)
+            return across(self.runtime.log, run, against, *places)
+        return between(self.runtime.log, run, *places)
 
     @InThread
     def export(self, run: str, *, children: bool = False, redact: bool | Sequence[str] = False) -> bytes:
@@ -251,8 +244,8 @@ class AnyClient(Operations):
         redact    pseudonyms in place of all values, or of the fields with these names
         """
         fields = () if isinstance(redact, bool) else tuple(redact)
-        redaction = Redaction(self.ids.key(), fields) if redact else None
-        return export(self.log, run, children=children, redaction=redaction)
+        redaction = Redaction(self.runtime.ids.key(), fields) if redact else None
+        return export(self.runtime.log, run, children=children, redaction=redaction)
 
     @InThread
     def replay(
@@ -273,7 +266,7 @@ class AnyClient(Operations):
         from killick.replay.replay import replayed
         from killick.replay.result import ReplayRequest
 
-        return replayed(self.log, run, agent, ReplayRequest(to=to, seconds=seconds), check=check)
+        return replayed(self.runtime.log, run, agent, ReplayRequest(to=to, seconds=seconds), check=check)
 
     @InThread
     def rejudge(self, run: str, contract: Contract | None = None) -> Rejudged:
@@ -281,7 +274,7 @@ class AnyClient(Operations):
         what it would have rejected. Calls no tool and changes nothing."""
         from killick.history.backtest import rejudge
 
-        return rejudge(self.log, run, contract)
+        return rejudge(self.runtime.log, run, contract)
 
     @InThread
     def verify(
@@ -297,17 +290,17 @@ class AnyClient(Operations):
         checkpoint  a checkpoint from `seal`, kept outside the store: the log must match it
         key         the public key, as PEM, of the last seal and of the checkpoint
         """
-        return seal_check.verify(self.log, run, checkpoint=checkpoint, key=key, progress=progress)
+        return seal_check.verify(self.runtime.log, run, checkpoint=checkpoint, key=key, progress=progress)
 
     @InThread
     def seal(self, key: bytes, *, by: str | None = None, progress: SealProgress = untold) -> sealing.Sealed:
         """Seals the changes since the last seal, with a private key as PEM; keep its `file` outside the store."""
-        return sealing.seal(self.log, key, at_us=self.clock.now_us(), by=by, progress=progress)
+        return sealing.seal(self.runtime.log, key, at_us=self.runtime.clock.now_us(), by=by, progress=progress)
 
     @InThread
     def prove(self, run: str, seq: int, *, values: bool = False, since: str | bytes | None = None) -> Proof:
         """A proof of one sealed event, verified by the public key; `since` is an older checkpoint of the verifier."""
-        return prove(self.log, run, seq, values=values, since=since)
+        return prove(self.runtime.log, run, seq, values=values, since=since)
 
     @InThread
     def prune(
@@ -320,11 +313,11 @@ class AnyClient(Operations):
         dry_run: bool = False,
     ) -> Pruned:
         """Moves runs that ended, and did not change for this long, into a new archive; see docs/keeping.md."""
-        now_us = self.clock.now_us()
-        chosen = choose(self.log, until_us=now_us - round(seconds(older) * 1_000_000), status=status, agent=agent)
+        log, now_us = self.runtime.log, self.runtime.clock.now_us()
+        chosen = choose(log, until_us=now_us - round(seconds(older) * 1_000_000), status=status, agent=agent)
         if dry_run:
-            return chosen.untouched(self.log)
-        return prune(self.log, chosen, to, holder=self.ids.new("prune"), now_us=now_us)
+            return chosen.untouched(log)
+        return prune(log, chosen, to, holder=self.runtime.ids.new("prune"), now_us=now_us)
 
     # people -----------------------------------------------------------------------------------
 
@@ -346,7 +339,8 @@ class AnyClient(Operations):
              the answer is refused, as it is with the wait itself
         tx   the caller's own connection to the store's database: the answer counts once they commit
         """
-        self.runtime.notify(answers.answer(self.engine, wait, verb, value, by=by, comment=comment, saw=saw, tx=tx))
+        engine = self.runtime.engine
+        self.runtime.notify(answers.answer(engine, wait, verb, value, by=by, comment=comment, saw=saw, tx=tx))
 
     @InThread
     def send(
@@ -365,13 +359,13 @@ class AnyClient(Operations):
         """
         if name.startswith("killick."):
             raise AnswerRefused(run, f"messages named {name!r} are Killick's own; choose another name")
-        message = str(id or self.ids.new("msg"))
-        self.runtime.notify(answers.send(self.engine, run, name, body, id=message, by=by, tx=tx))
+        message = str(id or self.runtime.ids.new("msg"))
+        self.runtime.notify(answers.send(self.runtime.engine, run, name, body, id=message, by=by, tx=tx))
 
     @InThread
     def say(self, run: str, text: str, *, by: str | None = None) -> None:
         """Sends text to a run; its loop adds it before the next model call."""
-        self.runtime.notify(answers.send(self.engine, run, SAID, text, id=self.ids.new("said"), by=by))
+        self.runtime.notify(answers.send(self.runtime.engine, run, SAID, text, id=self.runtime.ids.new("said"), by=by))
 
     # triggers ---------------------------------------------------------------------------------
 
@@ -380,17 +374,17 @@ class AnyClient(Operations):
         """Publishes an event: every trigger that listens to it fires. The id deduplicates it. Returns their number."""
         if not name or name.startswith("killick."):
             raise AnswerRefused(name, "is not a valid event name; use one such as 'order.created'")
-        return trigger_runner.publish(self.engine, name, body, id=id, by=by)
+        return trigger_runner.publish(self.runtime.engine, name, body, id=id, by=by)
 
     @InThread
     def triggers(self) -> Sequence[TriggerInfo]:
         """Every trigger that is declared here or recorded, by name."""
-        return trigger_runner.triggers(self.engine)
+        return trigger_runner.triggers(self.runtime.engine)
 
     @OnLoop
     async def fire(self, trigger: str, *, by: str | None = None, input: Any = msgspec.UNSET) -> str:  # noqa: A002
         """Fires a trigger manually, regardless of its policies; returns the id of the run that it starts."""
-        return await trigger_runner.fire(self.engine, trigger, by=by, given=input)
+        return await trigger_runner.fire(self.runtime.engine, trigger, by=by, given=input)
 
 
 class Client(AnyClient, Blocks):
@@ -411,7 +405,7 @@ class Client(AnyClient, Blocks):
     @property
     def find(self) -> Finder:
         """Asks across runs and time, from an index: `kd.find.calls("send_email", where={"to": …})`. See `Finder`."""
-        return Finder(self.log)
+        return Finder(self.runtime.log)
 
     def _handle(self, agent: AnyAgent | str, run: str) -> Handle[Any]:
         return Handle(self.runtime, agent, run)
@@ -442,7 +436,7 @@ class AsyncClient(AnyClient, Awaits):
     @property
     def find(self) -> AsyncFinder:
         """Asks across runs and time, from an index. See `AsyncFinder`."""
-        return AsyncFinder(self.log)
+        return AsyncFinder(self.runtime.log)
 
     def _handle(self, agent: AnyAgent | str, run: str) -> AsyncHandle[Any]:
         return AsyncHandle(self.runtime, agent, run)

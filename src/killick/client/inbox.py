@@ -35,6 +35,11 @@ class Page(NamedTuple):
     next: str | None
 
 
+def addressed(to: str | None) -> Callable[[Wait], bool]:
+    """Selects the waits that ask a person or a role; all of them for None."""
+    return lambda wait: to is None or to in wait.to or to in (wait.may or ())
+
+
 def urgency(wait: Wait, priority: int = 0, now_us: int = 0) -> tuple[bool, bool, int, int, int]:
     """Sorts by deadline, then by priority, then by age; expired waits come last."""
     due = wait.deadline_us
@@ -160,9 +165,8 @@ def _readable(log: Log, row: RunRow, answered: bool) -> list[Wait]:
 def _of(log: Log, row: RunRow, answered: bool) -> Iterator[Wait]:
     """The unanswered questions of a run; or the answered ones that it has not consumed."""
     state = log.state(row.run)
-    opened = state.fold.facts.waits
     there = {message.id for message in log.store.inbox(row.run, name=inbox.ANSWER)}
     for wait in waits_of(log.store, state):
-        is_there = inbox.answer_id(row.run, wait.step, opened[wait.step].opened) in there or wait.is_agreed
+        is_there = inbox.answer_id(row.run, wait.step, wait.opened) in there or wait.is_agreed
         if wait.waits_for in ("answer", "settlement") and is_there == answered:
             yield wait

@@ -19,11 +19,9 @@ from killick.definitions.tools import TOOLS
 from killick.engine import renewals
 from killick.engine.commands import command
 from killick.engine.effects.fork import UNCHANGED, Conditions
-from killick.engine.engine import Engine
 from killick.engine.steps import waits
 from killick.errors import AnswerRefused, RunUnknown
 from killick.history.undo_preview import Undoing, undoing
-from killick.log.log import Log
 from killick.model import events as e
 from killick.model.chunks import through_codec
 from killick.model.codec import Erased
@@ -40,26 +38,16 @@ class Operations:
 
     def __init__(self, store: Store | ClientRuntime, **options: Any) -> None:
         self.runtime = store if isinstance(store, ClientRuntime) else ClientRuntime(store, **options)
-        self.store, self.clock, self.ids = self.runtime.store, self.runtime.clock, self.runtime.ids
+        """What hosts of a client use: its store, its log and its engine."""
 
     def __repr__(self) -> str:
-        return f"<killick.{type(self).__name__} of {self.store.place}{', closed' * self.runtime.is_closed}>"
+        return f"<killick.{type(self).__name__} of {self.runtime.store.place}{', closed' * self.runtime.is_closed}>"
 
     def _blocking(self, work: Coroutine[Any, Any, R]) -> R:
         return self.runtime.blocking(work)
 
     def _handle(self, agent: AnyAgent | str, run: str) -> AnyHandle[Any]:
         raise NotImplementedError
-
-    @property
-    def engine(self) -> Engine:
-        """The services that runs of this client share."""
-        return self.runtime.engine
-
-    @property
-    def log(self) -> Log:
-        """The log over the store."""
-        return self.runtime.log
 
     # commands ---------------------------------------------------------------------------------
 
@@ -92,7 +80,7 @@ class Operations:
         if by == "agent":
             raise AnswerRefused(run, "by='agent' is the run itself; give your own name")
         run = self._alive(run, "set")
-        time_travel.refuse_misfit(self.log, run, changes)
+        time_travel.refuse_misfit(self.runtime.log, run, changes)
         body = {"command": "set", "set": changes, "unset": list(unset), "saw": saw, "because": because}
         held = self._command(run, body, by, patient=True)
         return "changed" if held else "will be changed at its next step boundary, by the worker that holds it"
@@ -121,7 +109,7 @@ class Operations:
 
     def _refuse_answer(self, run: str, step: str, value: Any) -> None:
         """Refuses a response that does not fit the question."""
-        state = self.log.state(run)
+        state = self.runtime.log.state(run)
         wait = state.fold.facts.waits.get(step)
         if wait is None or wait.name != "ask":
             return
@@ -154,14 +142,14 @@ class Operations:
     def _command(self, run: str, body: dict[str, Any], by: str | None, *, patient: bool = False) -> bool:
         """Returns True if the command is recorded, False if it is in the inbox of a run that a worker holds."""
         run = self._alive(run, body["command"])
-        held = command(self.engine, run, body, by=by, patient=patient, tell=lambda: self.runtime.notify(run))
+        held = command(self.runtime.engine, run, body, by=by, patient=patient, tell=lambda: self.runtime.notify(run))
         self.runtime.notify(run)
         return held
 
     def _alive(self, run: str, verb: str) -> str:
         """The latest renewal of a run; refuses one that has ended."""
-        run = renewals.latest(self.log, run)
-        row = self.store.index(run)
+        run = renewals.latest(self.runtime.log, run)
+        row = self.runtime.store.index(run)
         if row is None:
             raise RunUnknown(run)
         if row.status in ENDED:
@@ -171,7 +159,7 @@ class Operations:
     @InThread
     def resume(self, run: str, *, by: str | None = None, because: str | None = None) -> str:
         """Resumes a paused, failed or abandoned run; returns a description. It is due then: a worker advances it."""
-        return time_travel.resumed(self.engine, run, by=by, because=because)
+        return time_travel.resumed(self.runtime.engine, run, by=by, because=because)
 
     # time -------------------------------------------------------------------------------------
 
@@ -179,7 +167,7 @@ class Operations:
     def rewind(self, run: str, to: str, *, by: str | None = None, because: str | None = None) -> str:
         """Rewinds a run to a position, such as `4:before`; returns a description. Its external effects stay in its
         ledger: the same action is not done again, even if its wording differs."""
-        told = time_travel.rewound(self.engine, run, to, by=by, because=because)
+        told = time_travel.rewound(self.runtime.engine, run, to, by=by, because=because)
         self.runtime.notify(run)
         return told
 
@@ -198,7 +186,7 @@ class Operations:
         """Restores the files of a run's workspace at a position, or of a snapshot by its id: all, or those at some
         paths; into its own folder, or into another. The run does not move."""
         return file_restore.restored(
-            self.engine, run, at, snapshot=snapshot, paths=paths, to=to, by=by, dry_run=dry_run
+            self.runtime.engine, run, at, snapshot=snapshot, paths=paths, to=to, by=by, dry_run=dry_run
         )
 
     @handle_method
@@ -234,14 +222,15 @@ class Operations:
             effects=effects,
         )
         folder = None if workspace is None else os.fspath(workspace)
-        fork = time_travel.forked(self.engine, run, at, conditions, id=id, by=by, because=because, workspace=folder)
+        engine = self.runtime.engine
+        fork = time_travel.forked(engine, run, at, conditions, id=id, by=by, because=because, workspace=folder)
         self.runtime.notify(fork)
-        return self._handle(self.log.state(fork).agent, fork)
+        return self._handle(self.runtime.log.state(fork).agent, fork)
 
     @InThread
     def undoing(self, run: str, step: str) -> Undoing:
         """What undoing the effect of one step would mean: how it can be undone, and which steps share it."""
-        return undoing(self.log, run, step, TOOLS)
+        return undoing(self.runtime.log, run, step, TOOLS)
 
     @OnLoop
     async def undo(

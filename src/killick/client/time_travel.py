@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +49,9 @@ from killick.model.fold import Fold
 from killick.model.ledger import Ledger
 from killick.model.typed import convert
 from killick.store.records import Append, Message, Row
+
+PAUSE_SECONDS_MAX: Final = 30.0
+"""How long a resume waits for a pause that a tool under way delays."""
 
 logger: Final = get_logger("killick")
 
@@ -227,13 +231,14 @@ def refuse_misfit(log: Log, run: str, changes: dict[str, Any]) -> None:
 
 def resumed(engine: Engine, run: str, *, by: str | None, because: str | None) -> str:
     """Resume a paused, failed or abandoned run; says what was done."""
-    log, row = engine.log, engine.store.index(run)
-    if row is not None and row.status in ("completed", "cancelled"):
-        raise AnswerRefused(run, f"the run is over ({row.status}); start another")
+    log = engine.log
     told = {"because": because} if because else None
     at = engine.clock.now_us()
+    _await_pause(engine, run)
     with leased(log, run, engine.ids.new("command")) as handle:
         facts = handle.fold.facts
+        if facts.status in ("completed", "cancelled"):
+            raise AnswerRefused(run, f"the run is over ({facts.status}); start another")
         if facts.paused or facts.mend:
             handle.append(Entry(e.RunResumed(at=at, by=by), told))
             return "resumed"
@@ -252,6 +257,18 @@ def resumed(engine: Engine, run: str, *, by: str | None, because: str | None) ->
         found = rewind(log, handle, f"{step.id}:before", at=at, by=by, because=because)
         handle.append(found.entry, **found.rights)
         return f"rewound to step {step.id}, which {'was undone' if undone is not None else 'failed'}"
+
+
+def _await_pause(engine: Engine, run: str) -> None:
+    """Waits, up to a limit, while a run that is being paused is still held: its tool ends first."""
+    end = engine.clock.monotonic() + PAUSE_SECONDS_MAX
+    while engine.clock.monotonic() < end:
+        head, row = engine.store.head(run), engine.store.index(run)
+        is_held = head is not None and head.holder is not None and engine.store.lives(head.holder)
+        asked = row is not None and (row.status == "paused" or engine.store.inbox(run, name=inbox.COMMAND, limit=1))
+        if not is_held or not asked:
+            return
+        time.sleep(engine.clock.nap_seconds(0.02))
 
 
 def _first_undone(fold: Fold) -> Step | None:

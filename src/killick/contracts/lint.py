@@ -14,13 +14,9 @@ from killick.contracts.contract import WORDS as CONTRACT_WORDS
 from killick.contracts.contract import Contract, named
 from killick.contracts.lookalikes import Names
 from killick.contracts.prices import Prices
-from killick.contracts.regex import chars_max
 from killick.contracts.rules import KINDS, WORDS, Rule, dollars_of, rule_of
 from killick.contracts.schema import bound_of, number_of
 from killick.errors import ContractRefused, KillickError
-
-_SHORT: Final = 100
-"""A pattern that is tried only on shorter texts deserves a warning."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -244,9 +240,6 @@ def _patterns(each: _Placed) -> Iterator[Problem]:
                 )
             elif pattern.startswith(".*") and pattern.endswith(".*"):
                 yield each.warn(f"{argument}: {pattern} matches anything around it; anchor it")
-            if chars_max(pattern) < _SHORT:
-                most = chars_max(pattern)
-                yield each.warn(f"{argument}: {pattern} is compared with at most {most} characters; bound its repeats")
 
 
 def _matches(bound: Mapping[str, Any]) -> Iterator[str]:

@@ -1,163 +1,117 @@
-"""Regular expressions in contracts: which are refused, and the longest text that each may match.
+"""Regular expressions in contracts, matched in linear time: a model chooses the text, and must not choose the time.
 
-A failing match may backtrack through every division of the text among the repeats. A model chooses the text, so
-patterns with exponential backtracking are refused.
+Python's parser reads a pattern, and its tree is written again for the automaton of pydantic-core, which never
+backtracks. What only backtracking can match is refused.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from killick.errors import ContractRefused
 
-CHARS_MAX: Final = (4096, 4096, 1500, 200, 80, 50, 32)
-"""Indexed by the number of repeats that can backtrack: matching time grows with that power of the length."""
+Word = Literal["matches", "excludes"]
 
-_OFTEN: Final = 9
+CHARS_MAX: Final = 4096
+"""The longest text that is compared with a pattern."""
+
+SIZE_MAX: Final = 1000
+"""The most signs of a pattern with its bounded repeats written out: time grows with their product."""
+
 _PARSER: Any = importlib.import_module("re._parser")
+_EDGES: Final = {
+    "AT_BEGINNING": r"\A", "AT_BEGINNING_STRING": r"\A", "AT_END": r"\z", "AT_END_STRING": r"\z",
+    "AT_BOUNDARY": r"\b", "AT_NON_BOUNDARY": r"\B",
+}  # fmt: skip
+_ASCII: Final = {"DIGIT": "0-9", "WORD": "0-9A-Z_a-z", "SPACE": r"\t-\r\x20"}
+_UNICODE: Final = {"DIGIT": r"\p{Nd}", "WORD": r"\p{L}\p{N}_", "SPACE": r"\s\x1c-\x1f"}
+_LETTERS: Final = ((0x41, 0x5A, 0x20), (0x61, 0x7A, -0x20))
 
 
 @lru_cache(maxsize=1024)
-def compiled(pattern: str) -> re.Pattern[str]:
-    """Compiles the pattern for full matches."""
+def compiled(pattern: str, word: Word = "matches") -> Callable[[str], bool]:
+    """Returns a test that the whole of a text matches the pattern; for `excludes`, that a part of it does."""
     if type(pattern) is not str:
-        raise ContractRefused("bound", f"matches={pattern!r}; give a regular expression as text")
+        raise ContractRefused("bound", f"{word}={pattern!r}; give a regular expression as text")
     try:
         # ASCII, so that no character of another script counts as a digit or a letter.
-        found = re.compile(pattern, re.ASCII)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ContractRefused("bound", f"matches: {pattern} does not compile ({error}); correct it") from None
-    if _weighed(_PARSER.parse(pattern, re.ASCII))[1]:
-        raise ContractRefused(
-            "bound",
-            f"matches: {pattern} nests repeats, which can take exponential time; make the inner repeat possessive,"
-            " as in [a-z]++, or separate the repeats by a character that occurs nowhere else",
-        )
-    return found
+        re.compile(pattern, re.ASCII)
+        tree = _PARSER.parse(pattern, re.ASCII)
+        written, size = _written(tree, tree.state.flags)
+        if size > SIZE_MAX:
+            raise ValueError(f"it has {size} signs with its repeats written out, and {SIZE_MAX} are the most")
+        whole = rf"\A(?:{written})\z" if word == "matches" else written
+        schema = core_schema.str_schema(pattern=whole, strict=True, regex_engine="rust-regex")
+        return SchemaValidator(schema).isinstance_python
+    except (re.error, RecursionError, OverflowError, SchemaError, ValueError) as error:
+        raise ContractRefused("bound", f"{word}: {pattern} does not compile ({error}); correct it") from None
 
 
-@lru_cache(maxsize=1024)
-def chars_max(pattern: str) -> int:
-    """Returns the longest text that is matched with the pattern."""
-    count = _weighed(_PARSER.parse(pattern, re.ASCII))[0]
-    return CHARS_MAX[min(count, len(CHARS_MAX) - 1)]
+def _written(nodes: Iterable[Any], flags: int) -> tuple[str, int]:
+    """Returns the pattern of these nodes and its size."""
+    parts = [_node(str(op), said, flags) for op, said in nodes]
+    return "".join(text for text, _ in parts), sum(size for _, size in parts)
 
 
-def _weighed(nodes: Iterable[Any]) -> tuple[int, bool]:
-    """Returns how many repeats can backtrack, and whether one of them is nested in another."""
-    count, is_tangled, items = 0, False, list(nodes)
-    for number, (op, said) in enumerate(items):
-        word = str(op)
-        if word in ("MAX_REPEAT", "MIN_REPEAT"):
-            low, high, body = said
-            inner, tangled = _weighed(body)
-            is_divided = _is_divided(list(body))
-            is_tangled |= tangled or (high > _OFTEN and _varies(body) and not is_divided)
-            following = items[number + 1] if number + 1 < len(items) else None
-            if high > _OFTEN and low != high and not _stops(body, following):
-                count += 1
-            count += inner if is_divided else inner * min(high, _OFTEN)
-        else:
-            weights = [_weighed(body) for body in _bodies(word, said)]
-            is_tangled |= any(tangled for _, tangled in weights)
-            if word not in ("POSSESSIVE_REPEAT", "ATOMIC_GROUP"):
-                count += max((inner for inner, _ in weights), default=0)
-    return count, is_tangled
-
-
-def _bodies(word: str, said: Any) -> list[Any]:
-    """Returns the subpatterns of a node."""
+def _node(word: str, said: Any, flags: int) -> tuple[str, int]:
     match word:
+        case "LITERAL" | "NOT_LITERAL":
+            return _class([("LITERAL", said)], flags, negated=word == "NOT_LITERAL"), 1
+        case "IN":
+            negated = str(said[0][0]) == "NEGATE"
+            return _class([(str(op), value) for op, value in said[negated:]], flags, negated=negated), 1
+        case "ANY":
+            return "(?s:.)" if flags & re.DOTALL else r"[^\n]", 1
+        case "AT":
+            return _edge(str(said), flags), 1
         case "SUBPATTERN":
-            return [said[-1]]
+            text, size = _written(said[3], _inner(flags, said[1], said[2]))
+            return f"(?:{text})", size
         case "BRANCH":
-            return list(said[1])
-        case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
-            return [said[2]]
-        case "ATOMIC_GROUP":
-            return [said]
-        case "ASSERT" | "ASSERT_NOT":
-            return [said[1]]
-        case "GROUPREF_EXISTS":
-            return [part for part in said[1:] if part is not None]
+            branches = [_written(branch, flags) for branch in said[1]]
+            return f"(?:{'|'.join(text for text, _ in branches)})", sum(size for _, size in branches)
+        case "MAX_REPEAT" | "MIN_REPEAT":
+            low, high, (text, size) = said[0], said[1], _written(said[2], flags)
+            endless = high == _PARSER.MAXREPEAT
+            return f"(?:{text}){{{low},{'' if endless else high}}}", max(size, 1) * (low + 1 if endless else high)
         case _:
-            return []
+            raise ValueError("look-around, possessive repeats and back-references are exponential; see excludes=")
 
 
-def _varies(nodes: Iterable[Any]) -> bool:
-    """Returns whether the same text can match in more than one length or way."""
-    for op, said in nodes:
-        word = str(op)
-        if word in ("MAX_REPEAT", "MIN_REPEAT") and said[0] != said[1]:
-            return True
-        if word == "BRANCH":
-            firsts = [branch[0] if len(branch) else None for branch in said[1]]
-            literals = {first[1] for first in firsts if first is not None and str(first[0]) == "LITERAL"}
-            if len(literals) < len(firsts):
-                return True
-        if word not in ("POSSESSIVE_REPEAT", "ATOMIC_GROUP") and any(_varies(body) for body in _bodies(word, said)):
-            return True
-    return False
+def _inner(flags: int, added: int, removed: int) -> int:
+    """Returns the flags inside of a group. It is either of ASCII or of Unicode."""
+    scripts = re.ASCII | re.UNICODE
+    return (flags & ~scripts if added & scripts else flags) & ~removed | added
 
 
-def _is_divided(items: list[Any]) -> bool:
-    """Returns whether each round starts or ends with a delimiter that occurs nowhere else in it."""
-    while len(items) == 1 and str(items[0][0]) == "SUBPATTERN":
-        items = list(items[0][1][-1])
-    for edge, rest in ((items[0], items[1:]), (items[-1], items[:-1])) if items else ():
-        if str(edge[0]) == "LITERAL" and not chr(edge[1]).isalpha() and not _may_take(rest, edge[1]):
-            return True
-    return False
+def _edge(word: str, flags: int) -> str:
+    if flags & re.MULTILINE and word in ("AT_BEGINNING", "AT_END"):
+        return "(?m:^)" if word == "AT_BEGINNING" else "(?m:$)"
+    edge = _EDGES[word]
+    return f"(?-u:{edge})" if edge in (r"\b", r"\B") and flags & re.ASCII else edge
 
 
-def _stops(body: Iterable[Any], following: Any) -> bool:
-    """Returns whether a repeat ends at the next character, and nowhere else."""
-    if following is None or str(following[0]) != "LITERAL":
-        return False
-    return not chr(following[1]).isalpha() and not _may_take(body, following[1])
+def _class(members: Iterable[tuple[str, Any]], flags: int, *, negated: bool) -> str:
+    text = "".join(part for op, said in members for part in _member(op, said, flags))
+    folded = "i:" if flags & re.IGNORECASE and not flags & re.ASCII else ":"
+    return f"(?{folded}[{'^' * negated}{text}])"
 
 
-def _may_take(nodes: Iterable[Any], sign: int) -> bool:
-    for op, said in nodes:
-        word = str(op)
-        if word == "LITERAL":
-            takes = said == sign
-        elif word == "NOT_LITERAL":
-            takes = said != sign
-        elif word == "IN":
-            takes = _has(said, sign)
-        elif word == "AT":
-            takes = False
-        else:
-            bodies = _bodies(word, said)
-            takes = not bodies or any(_may_take(body, sign) for body in bodies)
-        if takes:
-            return True
-    return False
-
-
-def _has(members: Iterable[Any], sign: int) -> bool:
-    is_negated, has = False, False
-    for op, said in members:
-        match str(op):
-            case "NEGATE":
-                is_negated = True
-            case "LITERAL":
-                has |= said == sign
-            case "RANGE":
-                has |= said[0] <= sign <= said[1]
-            case _:
-                has |= _is_of(str(said), chr(sign))
-    return has != is_negated
-
-
-def _is_of(category: str, sign: str) -> bool:
-    word = category.removeprefix("CATEGORY_").removeprefix("UNI_")
-    is_not, word = word.startswith("NOT_"), word.removeprefix("NOT_")
-    tests = {"DIGIT": sign.isdigit(), "WORD": sign.isalnum() or sign == "_", "SPACE": sign.isspace()}
-    # An unknown class is assumed to match everything.
-    return True if word not in tests else tests[word] != is_not
+def _member(op: str, said: Any, flags: int) -> Iterator[str]:
+    if op == "CATEGORY":
+        word = str(said).removeprefix("CATEGORY_")
+        signs = (_ASCII if flags & re.ASCII else _UNICODE)[word.removeprefix("NOT_")]
+        yield f"[^{signs}]" if word.startswith("NOT_") else signs
+        return
+    low, high = (said, said) if op == "LITERAL" else said
+    yield rf"\x{{{low:x}}}-\x{{{high:x}}}"
+    if flags & re.IGNORECASE and flags & re.ASCII:
+        for first, last, other in _LETTERS:
+            if (start := max(low, first)) <= (end := min(high, last)):
+                yield rf"\x{{{start + other:x}}}-\x{{{end + other:x}}}"

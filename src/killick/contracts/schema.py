@@ -43,6 +43,8 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     """The minimum and maximum length of a text, bytes, list or object."""
     matches: str | None = None
     """A regular expression for the whole text; \\w, \\d and \\s are ASCII only."""
+    excludes: str | None = None
+    """A regular expression that matches no part of the text."""
     one_of: tuple[Any, ...] | None = None
     none_of: tuple[Any, ...] | None = None
     """Forbidden values, and their lookalikes."""
@@ -63,6 +65,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
             max: Number | str | None = None,  # noqa: A002
             length: int | Sequence[int | None] | None = None,
             matches: str | None = None,
+            excludes: str | None = None,
             one_of: Sequence[Any] | None = None,
             none_of: Sequence[Any] | None = None,
             each: BoundLike | None = None,
@@ -84,8 +87,9 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
         }
         for name, value in kept.items():
             msgspec.structs.force_setattr(self, name, value)
-        if self.matches is not None:
-            compiled(self.matches)
+        for word in ("matches", "excludes"):
+            if getattr(self, word) is not None:
+                compiled(getattr(self, word), word)
         for name in ("others", "optional"):
             if type(getattr(self, name)) is not bool:
                 raise ContractRefused("bound", f"{name}={getattr(self, name)!r}; give true or false")
@@ -97,7 +101,8 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def spec(self) -> dict[str, Any]:
         """Returns plain data without defaults."""
-        kept = {name: getattr(self, name) for name in ("min", "max", "matches") if getattr(self, name) is not None}
+        names = ("min", "max", "matches", "excludes")
+        kept = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.type:
             kept["type"] = self.type[0] if len(self.type) == 1 else list(self.type)
         if self.length is not None:

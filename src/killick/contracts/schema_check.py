@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Any, Final, TypeAlias
 
 from killick.contracts.lookalikes import drawn, kind_of, mixed_scripts
-from killick.contracts.regex import chars_max, compiled
+from killick.contracts.regex import CHARS_MAX, Word, compiled
 from killick.contracts.schema import TYPES, Bound, number_of
 from killick.errors import ContractRefused
 
@@ -70,7 +70,9 @@ def _tests(bound: Bound) -> Iterator[Test]:
     if bound.length is not None:
         yield _of_length(*bound.length)
     if bound.matches is not None:
-        yield _matching(bound.matches)
+        yield _matching(bound.matches, "matches")
+    if bound.excludes is not None:
+        yield _matching(bound.excludes, "excludes")
     if bound.one_of is not None:
         yield _among(bound.one_of)
     if bound.none_of is not None:
@@ -143,15 +145,16 @@ def _of_length(least: int, most: int | None) -> Test:
     return test
 
 
-def _matching(pattern: str) -> Test:
-    match, most = compiled(pattern).fullmatch, chars_max(pattern)
+def _matching(pattern: str, word: Word) -> Test:
+    match, wanted = compiled(pattern, word), word == "matches"
+    needed = f"it has to match {pattern}" if wanted else f"nothing in it may match {pattern}"
 
     def test(value: Any) -> str | None:
         if type(value) is not str:
             return f" is {shown(value)}; text is needed"
-        if len(value) > most:
-            return f" is {len(value)} characters long; at most {most} are compared with a pattern"
-        return None if match(value) else f" is {shown(value)}; it has to match {pattern}"
+        if len(value) > CHARS_MAX:
+            return f" is {len(value)} characters long; at most {CHARS_MAX} are compared with a pattern"
+        return None if match(value) is wanted else f" is {shown(value)}; {needed}"
 
     return test
 

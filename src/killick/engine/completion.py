@@ -14,7 +14,7 @@ from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe
 from killick.engine.inbox import CHILD, child_id, delivery
 from killick.engine.observers import trace_here
-from killick.engine.renewals import forwarded, goes_along, renewals, root_of
+from killick.engine.renewals import forwarded, moving, renewals, root_of
 from killick.engine.replay import OVER
 from killick.engine.signals import Renewed
 from killick.engine.steps.children import Child, child_result, first_entries
@@ -56,11 +56,11 @@ async def _end(ex: Execution, last: Entry) -> None:
 
 
 def _message_to_parent(ex: Execution) -> dict[str, Any]:
-    parent = ex.log.fold.facts.parent
-    if parent is None:
+    """Wakes the parent, and the runs of its tree, which may wait for the same child."""
+    if (parent := ex.log.fold.facts.parent) is None:
         return {}
-    told = delivery(parent, CHILD, None, id=child_id(ex.run_id), by=ex.run_id, at_us=ex.now_us())
-    return {"sends": (told,)}
+    told, at, runs = child_id(ex.run_id, ex.log.seq + 1), ex.now_us(), ex.engine.forks.members(parent)
+    return {"sends": tuple(delivery(run, CHILD, None, id=told, by=ex.run_id, at_us=at) for run in runs)}
 
 
 async def renew(ex: Execution, branch: Branch, input: Any) -> NoReturn:  # noqa: A002
@@ -81,7 +81,7 @@ async def renew(ex: Execution, branch: Branch, input: Any) -> NoReturn:  # noqa:
         tags=tags, parent=facts.parent, parent_step=facts.parent_step, follows=ex.run_id, trace=trace_here(),
     )  # fmt: skip
     born = log.begin(successor).built(*first_entries(started, agent, input, document=ex.context.saved()))
-    messages = [message for message in log.store.inbox(ex.run_id) if goes_along(message)]
+    messages = [message for message in moving(log, ex.run_id) if message.number not in ex.took]
     taken = [
         Entry(e.MessageTaken(at=ex.now_us(), message=each.number, name=each.name, id=each.id, by=each.by))
         for each in messages

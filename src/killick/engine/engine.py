@@ -13,6 +13,7 @@ from killick.clock import Clock
 from killick.definitions.agents import AnyAgent
 from killick.definitions.markers import Resource
 from killick.definitions.rate_limit import Buckets
+from killick.engine.effects.run_tree import Forks
 from killick.engine.leases import Leases
 from killick.engine.steps.attempt import ToolInterceptor
 from killick.engine.steps.live_calls import LiveCall, LiveCalls
@@ -57,6 +58,7 @@ class Engine:
         self.resources = Resources()
         self.leases = Leases(log.store, holder, clock)
         self.folders = Folders(log.store)
+        self.forks = Forks(log)
 
     @property
     def secret_key(self) -> bytes:

@@ -220,6 +220,7 @@ class Execution:
         self._is_first = True
         self.parked = False
         self.took: set[int] = set()
+        self.took_last: dict[str, int] = {}
         self.asked_of: dict[e.StepId, tuple[tuple[str, ...], list[str] | None]] = {}
         """By step, its approvers, who are also asked any other question about it."""
         self.inflight: dict[tuple[str, e.Digest], asyncio.Future[None]] = {}

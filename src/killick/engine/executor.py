@@ -36,7 +36,7 @@ from killick.engine.engine import Engine
 from killick.engine.execution import UNWIND_SECONDS, Branch, Execution
 from killick.engine.outcome import RunOutcome, ended, outcome_of
 from killick.engine.replay import Record
-from killick.engine.signals import Cancelling, Interrupted, Parked, Rewinding, Signal
+from killick.engine.signals import Cancelling, Diverging, Interrupted, Parked, Rewinding, Signal
 from killick.engine.steps import waits
 from killick.engine.steps.children import first_entries
 from killick.engine.steps.workspace_hook import Files
@@ -441,6 +441,8 @@ class Executor:
             if facts.status == "completed" and facts.renewed_as is None:
                 return RunOutcome(run=ex.run_id, status=facts.status, result=ex.result)
             return ended(self.engine, ex.run_id)
+        if isinstance(signal, Diverging):
+            ex.log.append()  # with the messages that were seen: they would make it due again, for ever
         left = isinstance(signal, Parked)
         self._release(ex, left=left)
         return outcome_of(self.engine, ex, left=left)

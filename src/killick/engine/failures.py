@@ -22,6 +22,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from killick.errors import KillickError, NotDone, RateLimited, RunFailed, StepFailed
+from killick.model.codec import without_revealed
 from killick.model.events import NotRetried
 from killick.model.failure import Failure, FailureKind, Frame, type_name
 from killick.model.retry import Retry
@@ -414,7 +415,8 @@ def _cut_off(failure: Failure | None, depth: int) -> Failure | None:
 
 
 def _shortened(text: str, chars_max: int) -> str:
-    """A text of an error, which is always one that can be stored and shown."""
+    """A text of an error, which is always one that can be stored and shown, without secrets that were revealed."""
+    text = without_revealed(text)
     return printable(text if len(text) <= chars_max else f"{text[:chars_max]}… (cut)")
 
 

@@ -1,8 +1,9 @@
-"""The inbox of a run: the names of the engine's own messages, their ids, and their bodies."""
+"""The inbox of a run: the engine's own messages, their ids and bodies; which answers a wait takes, and from whom."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Literal
 
 from killick.log.log import Log
 from killick.model import events as e
@@ -20,6 +21,13 @@ VOTE: Final = "killick.vote"
 CHILD: Final = "killick.child"
 SAID: Final = "killick.said"
 
+APPROVE: Final = "approve"
+"""The rule by which a tool itself, or a proposal, asks a person."""
+
+Verb = Literal["approve", "reject", "edit", "respond", "happened", "not", "stop"]
+QUESTION_VERBS: Final[tuple[Verb, ...]] = ("approve", "reject", "edit", "respond")
+SETTLEMENT_VERBS: Final[tuple[Verb, ...]] = ("happened", "not", "stop")
+
 
 def answer_id(run: str, step: e.StepId, opened: int) -> str:
     """The id that answers to a wait carry, so that the first one wins."""
@@ -31,8 +39,9 @@ def vote_id(answer: str, by: str) -> str:
     return f"{answer}#{by}"
 
 
-def child_id(run: str) -> str:
-    return f"child:{run}"
+def child_id(run: str, ended: int) -> str:
+    """The id of the message that a child ended. One that was rewound ends again, with another event."""
+    return f"child:{run}@{ended}"
 
 
 def body_of(log: Log, message: Message) -> Any:
@@ -43,3 +52,31 @@ def delivery(run: str, name: str, body: Any, *, id: str, by: str | None, at_us: 
     """A message on its way."""
     packed = pack(body, at="body")
     return Delivery(run=run, id=id, name=name, body=packed.raw, by=by, at_us=at_us, pieces=tuple(packed.blobs))
+
+
+def question_verbs(has_options: bool, has_type: bool) -> list[Verb]:
+    """The answers that a question takes. Approving names no value, so it answers nothing that wants one."""
+    if has_options:
+        return ["reject", "respond"]
+    return ["reject", "edit", "respond"] if has_type else list(QUESTION_VERBS)
+
+
+def verbs_of(waits_for: str) -> tuple[Verb, ...]:
+    """The answers that a wait takes of which nothing else is known."""
+    return {"answer": QUESTION_VERBS, "settlement": SETTLEMENT_VERBS}.get(waits_for, ())
+
+
+def may_answer(
+    by: str | None, to: Sequence[str], may: Sequence[str] | None, roles: Callable[[str], Iterable[str]] | None
+) -> bool:
+    """Whether a person is an addressee: by name, or by role. Without declared people every person is."""
+    if not to or (may is None and roles is None):
+        return True
+    if by is None:
+        return False
+    if may is not None and by in may:
+        return True
+    found = None if roles is None else roles(by)
+    if found is None:
+        return False  # the declared roles have no person of that name, which may be the name of a role
+    return by in to or not set((found,) if isinstance(found, str) else found).isdisjoint(to)

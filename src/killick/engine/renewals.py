@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from killick.engine.inbox import SAID
 from killick.log.log import Log
 from killick.model import events as e
@@ -39,6 +41,14 @@ def goes_along(message: Message) -> bool:
     return not message.name.startswith("killick.") or message.name == SAID
 
 
+def moving(log: Log, run: str) -> Iterator[Message]:
+    """The messages that were not taken and belong to the renewed run, in their order."""
+    after = 0
+    while page := log.store.inbox(run, after=after):
+        yield from filter(goes_along, page)
+        after = page[-1].number
+
+
 def forwarded(log: Log, message: Message, run: str) -> Delivery:
     """A message to a run, readdressed to its renewal. It keeps its id, so that it counts once."""
     pieces = tuple(log.blobs(message.body).values())
@@ -49,6 +59,5 @@ def forwarded(log: Log, message: Message, run: str) -> Delivery:
 
 def bring_along(log: Log, run: str, follows: str) -> None:
     """The messages that reached a run's inbox while it was being renewed."""
-    late = [forwarded(log, message, run) for message in log.store.inbox(follows) if goes_along(message)]
-    if late:
+    if late := [forwarded(log, message, run) for message in moving(log, follows)]:
         log.store.deliver(late)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from killick.model import events as e
+from killick.store.records import RunRow, shown_tags
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run is, in one line."""
 
-    run: str
+    id: str
     agent: str
     status: str
     step: str | None
@@ -59,6 +60,8 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer is bound to: another one is another question, though it may have the same id."""
     round: int = 0
     """How often it was escalated after a deadline."""
+    opened: int = 0
+    """The event that opened it."""
 
     @property
     def is_agreed(self) -> bool:
@@ -83,11 +86,27 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.waits_for} at step {self.step}: {what}{who}"
 
 
+def key_of(intention: Any) -> str | None:
+    """The idempotency key of the call that a person is to settle: what to look for at the far side."""
+    found: str | None = _field(intention, "key")
+    return found
+
+
+def needs_value(wait: Wait) -> bool:
+    """Whether "it happened" is no answer without the value that the tool returned."""
+    return bool(_field(wait.intention, "returns"))
+
+
+def _field(intention: Any, name: str) -> Any:
+    """A field of an intention, which may be of any kind."""
+    return cast("dict[str, Any]", intention).get(name) if isinstance(intention, dict) else None
+
+
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a listing; `number` is the cursor for the next page."""
 
     number: int
-    run: str
+    id: str
     agent: str
     status: str
     priority: int
@@ -95,3 +114,9 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     started_at_us: int
     changed_at_us: int
     tags: tuple[str, ...]
+
+    @classmethod
+    def of(cls, row: RunRow) -> Listed:
+        """A run by its row of the store's index, without internal tags."""
+        same = {name: getattr(row, name) for name in cls.__struct_fields__ if name not in ("id", "tags")}
+        return cls(id=row.run, tags=shown_tags(row.tags), **same)

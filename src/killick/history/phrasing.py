@@ -174,7 +174,7 @@ def span(us: float | None) -> str:
     if us is None:
         return ""
     if us < 1_000:
-        return f"{us:.0f} µs"
+        return f"{max(us, 0):.0f} µs"  # the clock may have been set back meanwhile
     if us < 999_500:
         return f"{us / 1_000:.0f} ms"
     total = us / 1_000_000

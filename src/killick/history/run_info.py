@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from killick.engine import inbox
-from killick.engine.steps import waits
 from killick.engine.views import RunInfo, Wait
 from killick.log.log import Log
 from killick.model import facts
@@ -20,7 +19,7 @@ def info(log: Log, run: str) -> RunInfo:
     head, state = log.head(run), log.state(run)
     facts = state.fold.facts
     return RunInfo(
-        run=run,
+        id=run,
         agent=facts.agent,
         status=facts.status,
         step=facts.current,
@@ -53,7 +52,7 @@ def waits_of(store: Store, state: State) -> Iterator[Wait]:
             to=wait.to,
             deadline_us=wait.deadline,
             since_us=wait.at,
-            verbs=waits.verbs_of(wait.waits_for) if erased else tuple(data.get("verbs") or ()),
+            verbs=inbox.verbs_of(wait.waits_for) if erased else tuple(data.get("verbs") or ()),
             options=() if erased else tuple(data.get("options") or ()),
             schema=None if erased else data.get("schema"),
             intention=None if erased else data.get("intention"),
@@ -62,13 +61,14 @@ def waits_of(store: Store, state: State) -> Iterator[Wait]:
             may=None if erased or data.get("may") is None else tuple(data["may"]),
             rule=wait.rule,
             reason=None if erased else data.get("reason"),
-            because=_because(state, wait.step),
+            because=because_of(state, wait.step),
             digest=getattr(state.event(wait.opened), "digest", None),
             round=wait.round,
+            opened=wait.opened,
         )
 
 
-def _because(state: State, step: str) -> Any:
+def because_of(state: State, step: str) -> Any:
     """The agent's reason for a step: given with the call, or with the decision right before it."""
     path, _, number = step.rpartition(".")
     before = f"{path}." * bool(path) + str(int(number) - 1) if number.isdigit() else ""

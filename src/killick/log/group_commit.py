@@ -7,20 +7,22 @@ one run commit in submission order.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from killick.clock import Clock, SystemClock
 from killick.errors import LogError
 from killick.fork_safety import hears_of_forks
 from killick.store.protocol import Store
 from killick.store.records import Append, Head
+
+if TYPE_CHECKING:
+    import asyncio
 
 GROUP_MAX: Final = 512
 """The maximum number of appends in one commit."""
@@ -125,7 +127,7 @@ class Committer:
         if behind is not None:
             ticket.head, ticket.done = self._commit_alone(item, behind), True
         else:
-            loop = asyncio.get_running_loop()
+            loop = running_loop()
             ticket.future = loop.create_future()
             self._enqueue(ticket, waits=False, lead=False)
             self._flush_soon(loop, slow=slow)
@@ -216,6 +218,8 @@ class Committer:
 
     async def wait_soon(self, ticket: Ticket) -> None:
         """As `wait`, from a loop. Several tasks may wait for one ticket; cancelling one does not affect the others."""
+        import asyncio
+
         loop = asyncio.get_running_loop()
         while True:
             with self._mutex:
@@ -494,9 +498,16 @@ def _shut() -> threading.Lock:
     return gate
 
 
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The loop of the caller. Imports asyncio here: a command that only reads logs starts without it."""
+    import asyncio
+
+    return asyncio.get_running_loop()
+
+
 def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
-        return asyncio.get_running_loop()
+        return running_loop()
     except RuntimeError:
         return None
 

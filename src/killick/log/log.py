@@ -420,20 +420,29 @@ class Log:
         seqs: Sequence[int] = (),
         pieces: Collection[bytes] = (),
         by: str | None = None,
-    ) -> None:
-        """Erases values from the store: the data of these events, and these chunks.
+    ) -> bool:
+        """Erases values from the store: the data of these events, the messages that they took, and these chunks.
 
-        Their hashes and the reason stay in the log, so that verification reports them as erased, not broken.
+        Their hashes and the reason stay in the log, so that verification reports them as erased, not broken. Returns
+        False if the bytes stay in the store's write-ahead log while another process reads there.
         """
         erased = ValueErasedOnPurpose(
             at=at, reason=reason, seqs=tuple(seqs), pieces=tuple(to_text(piece) for piece in pieces), by=by
         )
-        run.append(Entry(erased), erases_rows=tuple(seqs), erases_pieces=tuple(pieces))
+        messages = tuple(number for seq in seqs if (number := self._message(run.run, seq)) is not None)
+        run.append(Entry(erased), erases_rows=tuple(seqs), erases_messages=messages, erases_pieces=tuple(pieces))
+        return self.store.purge()
+
+    def _message(self, run: str, seq: int) -> int | None:
+        """Returns the inbox number of the message that an event took, if it took one."""
+        return getattr(self.event(run, seq), "message", None)
 
     def pieces_of(self, run: str, seq: int) -> dict[bytes, Blob]:
-        """Returns every chunk of an event's values."""
-        row = self._row(run, seq)
-        return {} if row.data is None else self.blobs(row.data)
+        """Returns every chunk of an event's values, and of the message that it took."""
+        row, number = self._row(run, seq), self._message(run, seq)
+        taken = [] if number is None else [each.body for each in self.store.messages(run) if each.number == number]
+        packed = taken if row.data is None else [row.data, *taken]
+        return {digest: blob for each in packed for digest, blob in self.blobs(each).items()}
 
     def blobs(self, packed: bytes) -> dict[bytes, Blob]:
         """Returns every chunk of packed values."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,8 @@ from typing import Any, Final, NamedTuple, Protocol, TypedDict, Unpack
 import msgspec
 
 from killick.errors import HandleClosed, LogError, ValueRefused
-from killick.log.group_commit import Committer, Ticket
+from killick.ids import salt
+from killick.log.group_commit import Committer, Ticket, running_loop
 from killick.model import hashing
 from killick.model.chunks import Blob, pack
 from killick.model.event_codec import TOLD, check, encode
@@ -64,6 +64,7 @@ class AppendExtras(TypedDict, total=False):
     takes: tuple[int, ...]
     returns: tuple[int, ...]
     erases_rows: tuple[int, ...]
+    erases_messages: tuple[int, ...]
     erases_pieces: tuple[bytes, ...]
     also: tuple[Append, ...]
     sends: tuple[Delivery, ...]
@@ -194,6 +195,8 @@ class RunLog:
 
     async def settled(self, ticket: Ticket) -> bool:
         """Waits for begun appends despite cancellation; True: the caller was cancelled."""
+        import asyncio
+
         cancelled = False
         while not ticket.done:
             try:
@@ -343,7 +346,7 @@ class RunLog:
         with hold.mutex:
             if self._hold is not hold:
                 return None
-            future = asyncio.get_running_loop().create_future() if waits else None
+            future = running_loop().create_future() if waits else None
             ticket = Ticket(self._build(entries, rights), future)
             hold.tickets.append(ticket)
             return ticket
@@ -501,7 +504,8 @@ def _encoded(entry: Entry, secret_key: bytes) -> Encoded:
         if not values:
             return encode(event), None, ()
         packed = pack(values, at="", secret_key=secret_key)
-        return encode(event, hashing.data_hash(packed.raw)), packed.raw, packed.blobs
+        data = hashing.salted(packed.raw, salt())
+        return encode(event, hashing.data_hash(data)), data, packed.blobs
     except ValueRefused as refused:
         raise ValueRefused(f"{_place(event)}: {refused.path.lstrip('.')}", refused.reason) from None
     except UnicodeEncodeError as error:

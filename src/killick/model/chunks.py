@@ -99,8 +99,10 @@ def _plainly(obj: object) -> bytes | None:
     """Returns the JSON of a small value that is already plain JSON, which most values are; it needs no tags."""
     try:
         raw = _encode(obj)
-        if len(raw) > STRING_BYTES_MAX or b'"$' in raw or b"[[[" in raw or _LONG_INT in raw.translate(_DIGITS):
-            return None  # it could be a tag, too deep, or an int beyond 64 bits
+        # A tag, deep nesting, or an int beyond 64 bits; by `find`, because `in` on bytes is twice as slow.
+        found = raw.find(b'"$') >= 0 or raw.find(b"[[[") >= 0 or raw.translate(_DIGITS).find(_LONG_INT) >= 0
+        if found or len(raw) > STRING_BYTES_MAX:
+            return None
         return raw if _decode(raw) == obj else None
     except Exception:  # whatever is the matter, the long way finds it and names its place
         return None

@@ -34,6 +34,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 from uuid import UUID
+from weakref import WeakSet
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
@@ -55,7 +56,7 @@ Plain: TypeAlias = "bool | int | float | str | bytes | list[Plain] | dict[str, P
 class Secret:
     """A value that the log must not contain: only a keyed digest is stored. A decoded Secret has no value."""
 
-    __slots__ = ("_value", "digest")
+    __slots__ = ("__weakref__", "_value", "digest")
 
     def __init__(self, value: object) -> None:
         self._value = value
@@ -72,6 +73,7 @@ class Secret:
         """Returns the value. Raises `ValueErased` if only its digest is recorded."""
         if self.digest is not None:
             raise ValueErased(self.digest)
+        _REVEALED.add(self)
         return self._value
 
     def __repr__(self) -> str:
@@ -82,6 +84,20 @@ class Secret:
         from pydantic_core import core_schema
 
         return core_schema.is_instance_schema(cls)
+
+
+_REVEALED: Final[WeakSet[Secret]] = WeakSet()
+_HIDDEN_CHARS_MIN: Final = 6
+"""Shorter texts occur by chance, and hiding them would garble every other text."""
+
+
+def without_revealed(text: str) -> str:
+    """Returns a text in which every Secret that code has revealed, and still holds, is hidden."""
+    for secret in list(_REVEALED):
+        value = secret.reveal()
+        if isinstance(value, str) and len(value) >= _HIDDEN_CHARS_MIN and value in text:
+            text = text.replace(value, repr(secret))
+    return text
 
 
 class Erased(msgspec.Struct, frozen=True):
@@ -131,9 +147,9 @@ def _flat(obj: Any) -> bytes | None:
         raw = _in_order(obj)
     except (TypeError, ValueError, UnicodeError, OverflowError):
         return None
-    if len(raw) > _FLAT_BYTES_MAX or b"\\" in raw or b'"$' in raw or b"\x7f" in raw or not raw.isascii():
-        return None
-    return raw
+    # `in` on bytes raises and clears an error each time, because it first takes its operand for an int.
+    marked = raw.find(b"\\") >= 0 or raw.find(b'"$') >= 0 or raw.find(b"\x7f") >= 0
+    return None if marked or len(raw) > _FLAT_BYTES_MAX or not raw.isascii() else raw
 
 
 def digest(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> bytes:

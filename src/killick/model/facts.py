@@ -149,6 +149,8 @@ class Facts(msgspec.Struct, omit_defaults=True):
     taken: bool = False
     paused: bool = False
     cancelling: bool = False
+    cancel_begun: bool = False
+    """Whether a worker has taken the run since its cancellation was requested."""
     mend: int = 0
     alone: bool = False
     """Whether its last holder held no other run."""

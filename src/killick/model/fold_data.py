@@ -77,7 +77,9 @@ class FoldData:
     @property
     def _wake_at(self) -> int | None:
         facts = self.facts
-        if facts.status == "queued" or (facts.cancelling and not facts.ended):
+        # A cancellation that waits, for a person or a child, is due by a message, as any other wait.
+        cancels = facts.cancelling and not facts.ended and (facts.status == "running" or not facts.cancel_begun)
+        if facts.status == "queued" or cancels:
             return facts.changed_at or facts.started_at
         if facts.status != "waiting" or facts.mend or facts.hosted:
             return None

@@ -85,6 +85,7 @@ def _run_rewound(fold: FoldData, seq: int, event: e.RunRewound) -> None:
 def _run_taken(fold: FoldData, seq: int, event: e.RunTaken) -> None:
     facts = fold.facts
     facts.epoch, facts.build, facts.taken, facts.alone = event.epoch, event.build, True, event.alone
+    facts.cancel_begun = facts.cancelling
     for index in facts.pending.values():
         step = fold.steps[index]
         # The previous holder is gone; whether its open attempt took effect is unknown.
@@ -131,7 +132,7 @@ def _cancel_requested(fold: FoldData, seq: int, event: e.CancelRequested) -> Non
         # A person intervened: the quarantine ends, and the crash count restarts.
         fold.facts.mend = 0 if fold.facts.crashes.quarantined else fold.facts.mend
         fold.facts.crashes = None
-    fold.facts.cancelling = True
+    fold.facts.cancelling, fold.facts.cancel_begun = True, False
     if fold.facts.trigger is not None or fold.facts.hook is not None:
         # Nothing to unwind: a trigger or a hook ends on request.
         fold.facts.ended, fold.facts.ended_as = seq, "cancelled"

@@ -11,6 +11,7 @@ A fork's genesis is its parent's hash at the cut.
 from __future__ import annotations
 
 from hashlib import sha256
+from itertools import product
 from typing import Final
 
 from killick.errors import ValueRefused
@@ -20,6 +21,8 @@ FORMAT: Final = 1
 """The version of the byte format, bound into every genesis."""
 
 HASH_BYTES: Final = 32
+_BLANKS: Final = [bytes(blanks) for blanks in product(b" \t", repeat=8)]
+"""Eight blanks for each byte. No newline and no carriage return: exports have one event a line."""
 
 
 def genesis(store_id: str, run_id: str) -> bytes:
@@ -43,6 +46,19 @@ def link(before: bytes, body: bytes) -> bytes:
 def value_hash(codec: str, body: bytes) -> bytes:
     """Returns the hash of a value stored outside the event's body."""
     return sha256(b"\x02%b\x00%b" % (codec.encode(), body)).digest()
+
+
+def salted(data: bytes, salt: bytes) -> bytes:
+    """Returns an event's data with a salt, so that a short value cannot be guessed from its hash once it is erased.
+
+    The salt is written as blanks before the closing brace, where no reader of JSON sees it.
+    """
+    return b"%b%b}" % (data[:-1], b"".join([_BLANKS[byte] for byte in salt]))
+
+
+def unsalted(data: bytes) -> bytes:
+    """Returns an event's data without its salt, to compare it with another event's."""
+    return data[:-1].rstrip(b" \t") + b"}"
 
 
 def data_hash(data: bytes) -> bytes:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from killick.client.client import Client
 from killick.client.inbox import agreement, lacking, whom
 from killick.engine import views
 from killick.engine.approval.argument_edits import ARGUMENT_CHARS, call, shown, visible
-from killick.engine.approval.contracts_in_force import APPROVE
-from killick.engine.steps.waits import may_answer
+from killick.engine.inbox import APPROVE, may_answer
 from killick.history.phrasing import entries_of, inline, listed, process
 from killick.history.timeline_parts import Edit, Step, Wait
 from killick.presenting.phrase import Phrase, remark
 from killick.store.protocol import is_held
+
+if TYPE_CHECKING:
+    from killick.client.client import Client
 
 
 def by_rule(rule: str | None) -> str:
@@ -98,7 +99,7 @@ def passed_on(step: Step | None) -> str:
 
 def why_not(client: Client, wait: views.Wait, person: str | None) -> str | None:
     """Why a person cannot answer a wait; None where they can. Where several approvals are needed, each counts once."""
-    if not may_answer(person, wait.to, wait.may, client.engine.roles):
+    if not may_answer(person, wait.to, wait.may, client.runtime.engine.roles):
         return f"it is asked of {whom(wait.to, wait.may)}"
     if person is not None and person in wait.votes:
         return f"{person} approved it already"
@@ -106,7 +107,7 @@ def why_not(client: Client, wait: views.Wait, person: str | None) -> str | None:
         return "it has all the approvals it needs"
     if person is None and wait.need > 1:
         return "it needs approvals from several people; say who you are"
-    if wait.deadline_us is not None and wait.deadline_us < client.clock.now_us():
+    if wait.deadline_us is not None and wait.deadline_us < client.runtime.clock.now_us():
         return "its deadline is over; the run continues without an answer"
     return None
 
@@ -119,8 +120,8 @@ def lacks(wait: views.Wait, by: str | None, verb: str) -> str | None:
 
 def continues(client: Client, run: str, otherwise: str) -> str:
     """The process that has a run and continues it; `otherwise` where none has it."""
-    head = client.store.head(run)
-    if head is None or not is_held(client.store, head):
+    head = client.runtime.store.head(run)
+    if head is None or not is_held(client.runtime.store, head):
         return otherwise
     return f"{process(head.holder or '')} has {run}, and continues it"
 

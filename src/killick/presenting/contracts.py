@@ -109,6 +109,7 @@ def bounded(bound: Mapping[str, Any]) -> str:
         least, most = (0, bound["length"]) if isinstance(bound["length"], int) else bound["length"]
         said.append(f"at most {most} long" if not least else f"{least} to {most or 'any'} long")
     said += [f"like {bound['matches']}"] if "matches" in bound else []
+    said += [f"without {bound['excludes']}"] if "excludes" in bound else []
     said += [listed([inline(each) for each in bound["one_of"]], "or")] if "one_of" in bound else []
     said += [f"not {listed([inline(each) for each in bound['none_of']], 'or')}"] if "none_of" in bound else []
     said += [f"each {bounded(bound['each'])}"] if "each" in bound else []

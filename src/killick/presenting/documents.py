@@ -12,10 +12,9 @@ from typing import Any, Final, Self
 import msgspec
 
 from killick.engine import views
-from killick.engine.approval.contracts_in_force import APPROVE
+from killick.engine.inbox import APPROVE
 from killick.errors import ValueErased
 from killick.history import timeline_parts as parts
-from killick.history.graph.graph import Past
 from killick.history.page import RedactData
 from killick.history.phrasing import chain
 from killick.log.boundaries import Boundary
@@ -427,7 +426,7 @@ class StepBoundary(Document, frozen=True):
 
 def boundary(run: str, part: Boundary) -> StepBoundary:
     """A step of a run's current timeline, or of a rewound one."""
-    rewound = isinstance(part, Past) and part.left
+    rewound = getattr(part, "left", False)
     return StepBoundary.of(
         part, run=run, kind=part.sort, started_at_us=part.at, status=part.outcome, rewound=rewound
     )  # fmt: skip

@@ -45,17 +45,17 @@ class RunPreview:
     def __init__(self, client: Client, run: str) -> None:
         self.client = client
         self.given = run
-        self.run = renewals.latest(client.log, run)
-        row = client.store.index(self.run)
+        self.run = renewals.latest(client.runtime.log, run)
+        row = client.runtime.store.index(self.run)
         if row is None:
             raise RunUnknown(run)
         self.status = row.status
-        self.state = client.log.state(self.run)
+        self.state = client.runtime.log.state(self.run)
         self.fold = self.state.fold
         self.facts: Facts = self.fold.facts
-        self.broken = client.store.quarantined(self.run)
-        head = client.store.head(self.run)
-        self.holder = head.holder if head is not None and is_held(client.store, head) else None
+        self.broken = client.runtime.store.quarantined(self.run)
+        head = client.runtime.store.head(self.run)
+        self.holder = head.holder if head is not None and is_held(client.runtime.store, head) else None
 
     @property
     def is_over(self) -> bool:
@@ -82,7 +82,7 @@ class RunPreview:
 
     def tried(self, command: str, **body: Any) -> None:
         """Raise where the record rules the command out."""
-        entries_of(self.fold, {"command": command, **body}, by="a person", at=self.client.clock.now_us())
+        entries_of(self.fold, {"command": command, **body}, by="a person", at=self.client.runtime.clock.now_us())
 
 
 # commands -----------------------------------------------------------------------------------------
@@ -105,14 +105,14 @@ def resume(run: RunPreview) -> Will:
     if facts.cancelling:
         raise AnswerRefused(run.run, "it is being cancelled, and ends when it is run next")
     if run.status == "failed":
-        failed: Any = run.client.log.event(run.run, facts.ended)
+        failed: Any = run.client.runtime.log.event(run.run, facts.ended)
         at = f"to before {run.step(failed.step)}, which failed" if failed.step else "to where its code failed"
         told = f"{run.run} is rewound {at}, and makes a new attempt."
         return Will(told, ("If steps were undone because it failed, it is rewound to the first of them.", _TWICE))
     if run.status == "paused":
         return Will(f"{run.run} continues where it was paused.", (_TWICE,))
     if facts.mend:
-        held = run.client.log.event(run.run, facts.mend)
+        held = run.client.runtime.log.event(run.run, facts.mend)
         why = "its code and its record disagreed" if isinstance(held, e.RunDiverged) else "its record was repaired"
         if isinstance(held, e.RunQuarantined):
             why = f"its process died {held.deaths} times in a row"
@@ -141,7 +141,7 @@ def cancel(run: RunPreview, compensate: bool) -> Will:
         more,
         f"{counted(asked, 'question')} to people {'is' if asked == 1 else 'are'} withdrawn." if asked else "",
     )
-    children = [child.run for child in run.client.log.ledger(run.run).children if child.status not in ENDED][:5]
+    children = [child.run for child in run.client.runtime.log.ledger(run.run).children if child.status not in ENDED][:5]
     below = f"Its children are cancelled too: {listed(children)}." if children else ""
     return Will(told, tuple(line for line in (*lines, below, run.lands) if line))
 
@@ -153,7 +153,7 @@ def change(run: RunPreview, changes: Mapping[str, Any], unset: Sequence[str], sa
     if own := [name for name in changes if name in ("by", "unset", "saw", "because")]:
         raise AnswerRefused(run.run, f"{own[0]}: cannot be set from here; set it in the agent")
     run.tried("set", set=dict(changes), unset=list(unset), saw=saw)
-    time_travel.refuse_misfit(run.client.log, run.run, dict(changes))
+    time_travel.refuse_misfit(run.client.runtime.log, run.run, dict(changes))
     context = cast("Mapping[str, Any]", run.state.context.document or {})
     version = run.facts.context_version
     lines = [f"{name}: {shown(context[name], CHARS) if name in context else 'nothing'} → {shown(value, CHARS)}"
@@ -205,7 +205,7 @@ def retry(run: RunPreview, step: str | None) -> Will:
     delayed = [each for index in run.facts.pending.values() if (each := run.fold.steps[index]).status == "delayed"]
     found = run.fold.step(step) if step else delayed[0]
     assert found is not None
-    left = (found.delayed_until or 0) - run.client.clock.now_us()
+    left = (found.delayed_until or 0) - run.client.runtime.clock.now_us()
     told = f"{_begun(run.step(found.id))} is retried now instead of in {span(max(left, 0))}."
     return Will(told, (f"{counted(len(found.attempts), 'attempt')} made so far; this is the next one.", run.lands))
 
@@ -236,10 +236,10 @@ _TWICE: Final = "Its effects stay on its ledger: none is made twice."
 def rewind(run: RunPreview, to: str) -> Will:
     if run.run != run.given:
         raise TimeRefused(run.given, f"continues as {run.run}; rewind that run, or fork this one")
-    head = run.client.log.head(run.run)
-    if head.parent is not None and boundaries.at(run.client.log, run.run, to).seq <= head.base:
+    head = run.client.runtime.log.head(run.run)
+    if head.parent is not None and boundaries.at(run.client.runtime.log, run.run, to).seq <= head.base:
         raise TimeRefused(run.run, f"what is before {to} belongs to the run that it was forked from; fork that run")
-    found = leaving(run.client.log, run.run, to)
+    found = leaving(run.client.runtime.log, run.run, to)
     told = f"{run.run} is rewound to {found.to}, and continues from there."
     return Will(told, _cut([*_lines(report.rewind(found, CHARS)), run.lands]))
 
@@ -249,13 +249,13 @@ def _lines(parts: report.Report) -> list[str]:
 
 
 def forked(run: RunPreview, at: str, name: str | None, conditions: Conditions) -> Will:
-    log = run.client.log
+    log = run.client.runtime.log
     waits.refuse_own(name)
-    if name is not None and run.client.store.head(name) is not None:
+    if name is not None and run.client.runtime.store.head(name) is not None:
         raise RunExists(name)
-    conditions = time_travel.checked(run.client.engine, run.given, run.facts.agent, conditions, None)
+    conditions = time_travel.checked(run.client.runtime.engine, run.given, run.facts.agent, conditions, None)
     called = name or _free(run)
-    fork(log, run.given, at, called, conditions, at=run.client.clock.now_us())
+    fork(log, run.given, at, called, conditions, at=run.client.runtime.clock.now_us())
     place = boundaries.at(log, run.given, at)
     lines = [f"other output of step {step}: {shown(output, CHARS)}" for step, output in conditions.output.items()]
     lines += [f"other context: {each} = {shown(value, CHARS)}" for each, value in conditions.set.items()]
@@ -272,7 +272,7 @@ def forked(run: RunPreview, at: str, name: str | None, conditions: Conditions) -
 def _free(run: RunPreview) -> str:
     """The name of a fork that was given none."""
     number, name = 1, f"{run.given}-fork"
-    while run.client.store.head(name) is not None:
+    while run.client.runtime.store.head(name) is not None:
         number += 1
         name = f"{run.given}-fork-{number}"
     return name

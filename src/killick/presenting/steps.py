@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from killick.engine.steps.model_reply import text_of
@@ -10,11 +11,15 @@ from killick.history.listing import asked_of_intention
 from killick.history.narration import alike, is_answered, led_to
 from killick.history.phrasing import NOT_RETRIED, chain, entries_of, inline, scope_words, short, span
 from killick.history.timeline_parts import Attempt, Step, Wait
-from killick.model.failure import Failure
+from killick.model.failure import Failure, Frame
 from killick.presenting import approvals
 from killick.presenting.phrase import Phrase, Shows, remark
 
 _SETTLED: Final = {"happened": "it happened", "did_not_happen": "it did not happen", "stopped": "stop"}
+_FOREIGN: Final = (
+    "site-packages", "dist-packages", "/lib/python3", "<frozen",
+    "/killick/agents/", "/killick/definitions/", "/killick/engine/", "/killick/llm/",
+)  # fmt: skip
 _OUTCOMES: Final = {"completed": "good", "failed": "bad", "cancelled": "quiet"}
 
 
@@ -124,6 +129,8 @@ def attempts(step: Step) -> Iterator[Phrase]:
         elif last.failure is not None:
             took = ", ".join(span((each.ended_at or 0) - each.started_at) for each in group[:4])
             yield Phrase(f"{name} ", "quiet").add(short(last.failure), "bad").add(f" ({took})", "quiet")
+            if own := own_frames(last.failure.frames):
+                yield Phrase("  at ", "quiet").add(", ".join(map(place, reversed(own))))
             if (said := far_side(last.failure)) is not None:
                 yield Phrase("  answered ", "quiet").add(said)
             if last.not_retried is not None and last.not_retried != "no_attempts_left":
@@ -164,3 +171,15 @@ def reply_text(reply: Any) -> str | None:
         return text_of(reply) or None
     except Exception:  # a reply may be anything
         return None
+
+
+def own_frames(frames: Sequence[Frame]) -> list[Frame]:
+    """The lines of people's own code, the innermost last."""
+    return [frame for frame in frames if not any(part in frame.file for part in _FOREIGN)]
+
+
+def place(frame: Frame) -> str:
+    """file:line in function, as short as it can be from here."""
+    file = Path(frame.file)
+    short = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    return f"{short}:{frame.line} in {frame.function}"

@@ -78,7 +78,7 @@ def named(client: Client, name: str) -> TriggerInfo | None:
 
 def history(client: Client, run: str, limit: int) -> Iterator[Recorded]:
     """The events of a trigger's log that say something, the latest first; as many events are read as it takes."""
-    seq = client.log.head(run).seq
+    seq = client.runtime.log.head(run).seq
     while seq > 0 and limit > 0:
         for recorded in reversed(client.events(run, after=max(seq - _PAGE, 0), limit=min(seq, _PAGE))):
             if not isinstance(recorded.event, _BETWEEN) and limit > 0:
@@ -95,7 +95,7 @@ def verb(event: e.Event) -> str:
 
 def did(client: Client, run: str, recorded: Recorded) -> TriggerActivity:
     """An event of a trigger's log in words."""
-    event, data = recorded.event, client.log.data(run, recorded.seq)
+    event, data = recorded.event, client.runtime.log.data(run, recorded.seq)
     return TriggerActivity(
         at_us=event.at, did=verb(event), by=getattr(event, "by", None),
         run=event.run if isinstance(event, system_events.TriggerFired) else None, count=getattr(event, "count", 1),
@@ -157,6 +157,6 @@ def _spec(client: Client, info: TriggerInfo) -> Spec:
     declared = TRIGGERS.get(info.name)
     if not info.is_set and declared is not None:
         return declared.spec
-    known = client.log.state(LOG + info.name).fold.facts.trigger
+    known = client.runtime.log.state(LOG + info.name).fold.facts.trigger
     assert known is not None
-    return trigger_runner.spec_of(client.log, LOG + info.name, known)
+    return trigger_runner.spec_of(client.runtime.log, LOG + info.name, known)

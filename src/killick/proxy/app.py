@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 import msgspec
 
+from killick.browser_guard import LOCAL_NAMES, Refusal, refusal
 from killick.errors import AccessRefused, KillickError, ValueRefused
 from killick.logger import get_logger
 from killick.proxy.anthropic_messages import Messages
-from killick.proxy.conversation_match import digests_of
+from killick.proxy.conversation_match import Digests, digests_of
 from killick.proxy.conversation_registry import Conversations
 from killick.proxy.credentials import whose
 from killick.proxy.exchange import Caller, ProxyRequest, Send, relay
@@ -62,7 +66,9 @@ class Proxy:
         agent: str = AGENT,
         body_bytes_max: int = BODY_BYTES_MAX,
         timeout_seconds: float = TIMEOUT_SECONDS,
+        host_names: Iterable[str] = (),
     ) -> None:
+        self._names = LOCAL_NAMES | {name.lower() for name in host_names}
         self.upstream = Upstream(upstream, timeout_seconds=timeout_seconds)
         self.conversations = Conversations(client, agent=agent, budget=budget)
         self._body_bytes_max = body_bytes_max
@@ -97,6 +103,9 @@ class Proxy:
     # one request --------------------------------------------------------------------------------
 
     async def _served(self, scope: Scope, receive: Receive, caller: Caller) -> None:
+        if (refused := self._refused(scope)) is not None:
+            await caller.refuse(_wire_like(scope), *refused)
+            return
         wire = _wire(scope)
         body = _Body(receive)
         content: bytes | AsyncIterator[bytes]
@@ -117,17 +126,31 @@ class Proxy:
             with contextlib.suppress(asyncio.CancelledError, Gone):
                 await work
 
+    def _refused(self, scope: Scope) -> tuple[int, str, str] | None:
+        """Returns why a page of another site may have sent this, or why the path is none of the provider's."""
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        host = headers.get("host", "")
+        found = refusal(headers, self._names | _addresses(host))
+        origin: str = headers.get("origin", f"http://{host}")
+        if found is None and origin.partition("://")[2] != host:
+            found = Refusal(403, "cross_site", "another site's page asked for this; a program sends no Origin")
+        if found is not None:
+            return found.status, "permission_error", f"killick proxy: {found.text}"
+        if {".", ".."} & set(re.split(r"[/\\]", unquote(scope["path"]))):
+            return 400, "invalid_request_error", "killick proxy: the path has dot segments; write it without them"
+        return None
+
     async def _answered(self, scope: Scope, wire: Wire | None, content: Any, caller: Caller) -> None:
         headers: Headers = scope["headers"]
         path = scope.get("raw_path") or scope["path"].encode()
         url = self.upstream.at(path.partition(b"?")[0], scope["query_string"])
-        asked = None if wire is None or not isinstance(content, bytes) else _read(wire, headers, content)
-        if wire is None or asked is None:
+        found = None if wire is None or not isinstance(content, bytes) else _read(wire, headers, content)
+        if wire is None or found is None:
             content = content or None
             await relay(self.upstream, scope["method"], url, headers, content, caller, wire or _wire_like(scope))
             return
         name = next((value.decode("latin-1") for key, value in headers if key.lower() == RUN_HEADER), None)
-        course = digests_of(asked.messages, wire.shape, whose(headers))
+        asked, course = found
         calling = ProxyRequest(
             self.upstream, wire, asked, course, url=url, headers=headers, content=content, caller=caller
         )  # fmt: skip
@@ -147,6 +170,15 @@ class Proxy:
                 await relay(self.upstream, "POST", url, headers, content, caller, wire)
 
 
+def _addresses(host: str) -> set[str]:
+    """Returns the IP address that a Host is, if it is one: a page can point names here, and no addresses."""
+    address = re.sub(r":\d*$", "", host)
+    with contextlib.suppress(ValueError):
+        ip_address(address.strip("[]"))
+        return {address.lower()}
+    return set()
+
+
 def _wire(scope: Scope) -> Wire | None:
     path = scope["path"].rstrip("/")
     return next((wire for end, wire in WIRES.items() if path.endswith(end)), None)
@@ -158,8 +190,8 @@ def _wire_like(scope: Scope) -> Wire:
     return WIRES["/v1/messages" if anthropic else "/chat/completions"]
 
 
-def _read(wire: Wire, headers: Headers, content: bytes) -> Asked | None:
-    """Parses a body; None if it is not understood, so that it passes unchanged."""
+def _read(wire: Wire, headers: Headers, content: bytes) -> tuple[Asked, Digests] | None:
+    """Parses a body; None if it is not understood or too deep, so that it passes unchanged."""
     coding = next((value.strip().lower() for key, value in headers if key.lower() == b"content-encoding"), b"identity")
     try:
         if coding != b"identity":
@@ -168,7 +200,8 @@ def _read(wire: Wire, headers: Headers, content: bytes) -> Asked | None:
             if unpacking.unconsumed_tail:
                 return None
         body: Any = msgspec.json.decode(content)
-        return wire.asked(body) if is_map(body) else None
+        asked = wire.asked(body) if is_map(body) else None
+        return None if asked is None else (asked, digests_of(asked.messages, wire.shape, whose(headers)))
     except (KeyError, zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 

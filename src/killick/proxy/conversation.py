@@ -69,7 +69,7 @@ class Conversation:
         self.at: str | None = None
         """The fingerprint of the request that holds it."""
         self.freed = asyncio.Event()
-        self.used = client.clock.monotonic()
+        self.used = client.runtime.clock.monotonic()
         self.lease: Lease | None = None
         self.unpaged: str | None = None
         """Why it is no longer paged, after a failure."""
@@ -97,9 +97,9 @@ class Conversation:
         left: str | None, told: Mapping[str, Any],
     ) -> Conversation:  # fmt: skip
         """Prepares a new one; its first call writes it."""
-        engine, now = client.engine, client.clock.now_us()
-        since = client.clock.monotonic()
-        log = client.log.begin(run, holder=engine.holder, seconds=engine.lease_seconds)
+        engine, now = client.runtime.engine, client.runtime.clock.now_us()
+        since = client.runtime.clock.monotonic()
+        log = client.runtime.log.begin(run, holder=engine.holder, seconds=engine.lease_seconds)
         made = cls(client, log, wire, window)
         made.root, made.tip = root, tip
         build = _build()
@@ -112,16 +112,16 @@ class Conversation:
     @classmethod
     def opened(cls, client: Client, run: str, wire: Wire, window: Window | None) -> Conversation:
         """Opens one from its log. RunBusy if another worker holds it."""
-        engine, clock = client.engine, client.clock
+        engine, clock = client.runtime.engine, client.runtime.clock
         since = clock.monotonic()
-        head = client.store.lease(run, engine.holder, seconds=engine.lease_seconds)
+        head = client.runtime.store.lease(run, engine.holder, seconds=engine.lease_seconds)
         try:
-            log = client.log.open(run, head=head)
+            log = client.runtime.log.open(run, head=head)
             made = cls(client, log, wire, window)
             made._read()
             made._take_over(log.epoch)
         except BaseException:
-            client.store.release(run, epoch=head.epoch, holder=engine.holder)
+            client.runtime.store.release(run, epoch=head.epoch, holder=engine.holder)
             raise
         made._leased(log.epoch, since)
         return made
@@ -135,24 +135,24 @@ class Conversation:
             elif tag.startswith(TIP_TAG):
                 self.tip = tag.removeprefix(TIP_TAG)
         after = 0
-        while recorded := self.client.log.read(self.run, after=after, limit=READ_LIMIT):
+        while recorded := self.client.runtime.log.read(self.run, after=after, limit=READ_LIMIT):
             for each in recorded:
                 if isinstance(each.event, page_events.PageEvent):
                     if self.window is not None:
                         self.window.apply([each.event])
                 elif isinstance(each.event, e.FactDrawn) and each.event.name == EXCHANGE:
-                    found = self.client.log.data(self.run, each.seq)["value"]
+                    found = self.client.runtime.log.data(self.run, each.seq)["value"]
                     exchange = msgspec.convert(found, ready(Exchange))
                     self._exchanges[exchange.index] = exchange
             after = recorded[-1].seq
 
     def _take_over(self, epoch: int) -> None:
         """Takes the run over: reopens an ended one, and fails a call that the previous holder left open."""
-        now, facts = self.client.clock.now_us(), self.log.fold.facts
+        now, facts = self.client.runtime.clock.now_us(), self.log.fold.facts
         entries: list[Entry] = []
         if facts.ended:
             entries.append(Entry(e.RunResumed(at=now, by=BY), {"because": "its client came back"}))
-        entries.append(Entry(e.RunTaken(at=now, epoch=epoch, holder=self.client.engine.holder, build=_build())))
+        entries.append(Entry(e.RunTaken(at=now, epoch=epoch, holder=self.client.runtime.engine.holder, build=_build())))
         for index in facts.pending.values():
             step = self.log.fold.steps[index]
             if step.attempts and not step.attempts[-1].ended:
@@ -161,7 +161,7 @@ class Conversation:
         self.log.append(*entries)
 
     def _leased(self, epoch: int, since: float) -> None:
-        engine = self.client.engine
+        engine = self.client.runtime.engine
 
         def lost(error: LogError) -> None:
             logger.warning("%s: %s; its next request is recorded apart", self.run, error)
@@ -172,9 +172,9 @@ class Conversation:
     def let_go(self) -> None:
         """Completes the run while its client is away, and releases it."""
         if self.lease is not None:
-            self.client.engine.leases.drop(self.lease)
+            self.client.runtime.engine.leases.drop(self.lease)
         if not self._first and self.is_sound:
-            now = self.client.clock.now_us()
+            now = self.client.runtime.clock.now_us()
             self.log.append(Entry(e.RunCompleted(at=now), {"result": self.said}))
 
     @property
@@ -216,7 +216,7 @@ class Conversation:
         return step
 
     def _intention(self, step: str, arguments: Mapping[str, Any], decisions: Sequence[Decision], note: str) -> None:
-        now = self.client.clock.now_us()
+        now = self.client.runtime.clock.now_us()
         digest = arguments_digest(arguments)
         key = action_key(self.run, step, self.wire.step, digest, generation=self.log.fold.facts.generation)
         entries = [*self._first, *self._decided(decisions, step)]
@@ -233,7 +233,7 @@ class Conversation:
         tip: str | None = None,
     ) -> None:  # fmt: skip
         """Records a call's outcome; with a tip it is the client's reply, and the conversation's new position."""
-        now = self.client.clock.now_us()
+        now = self.client.runtime.clock.now_us()
         ended = e.AttemptEnded(at=now, step=step, attempt=1, outcome="returned", usage=_priced(reply, now))
         values: dict[str, Any] = {"output": dict(reply)}
         if reasoning := reasoning_of(reply):
@@ -263,12 +263,12 @@ class Conversation:
 
     def failed(self, step: str, failure: Failure, *, refused: bool = False, partial: Any = None) -> None:
         """Records a failed or truncated call; `partial` is the received part."""
-        now = self.client.clock.now_us()
+        now = self.client.runtime.clock.now_us()
         ended = e.AttemptEnded(at=now, step=step, attempt=1, outcome="refused" if refused else "unknown")
         self.log.append_behind(Entry(ended, {"failure": failure} | ({"progress": partial} if partial else {})))
 
     def _decided(self, decisions: Iterable[Decision], step: str) -> list[Entry]:
-        now = self.client.clock.now_us()
+        now = self.client.runtime.clock.now_us()
         budget = {} if self.window is None else {"budget": self.window.budget}
         return [
             Entry(msgspec.structs.replace(each.event, at=now, step=step), each.told | (budget if place == 0 else {}))

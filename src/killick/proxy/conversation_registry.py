@@ -104,13 +104,13 @@ class Conversations:
     def _settle(self, conversation: Conversation) -> None:
         """Updates its lookup keys; drops one that cannot be written to, so that it is read again."""
         self._forget(conversation)
-        conversation.used = self.client.clock.monotonic()
+        conversation.used = self.client.runtime.clock.monotonic()
         if conversation.is_sound:
             self._tips.setdefault(conversation.tip, []).append(conversation)
         elif self._open.pop(conversation.run, None) is not None:
             with contextlib.suppress(KillickError):
-                self.client.store.release(
-                    conversation.run, epoch=conversation.log.epoch, holder=self.client.engine.holder
+                self.client.runtime.store.release(
+                    conversation.run, epoch=conversation.log.epoch, holder=self.client.runtime.engine.holder
                 )
 
     def _forget(self, conversation: Conversation) -> None:
@@ -143,8 +143,8 @@ class Conversations:
 
     def _look(self, wire: Wire, tip: str) -> Conversation | None:
         """Returns a recorded conversation at this position that no worker holds."""
-        for row in self.client.store.runs(RunQuery(agent=self.agent, tag=f"{TIP_TAG}{tip}"), limit=4):
-            head = self.client.store.head(row.run)
+        for row in self.client.runtime.store.runs(RunQuery(agent=self.agent, tag=f"{TIP_TAG}{tip}"), limit=4):
+            head = self.client.runtime.store.head(row.run)
             # A fork inherits its parent's tags, but belongs to the person who made it.
             if row.run not in self._open and head is not None and head.parent is None:
                 with contextlib.suppress(LogError):
@@ -153,11 +153,11 @@ class Conversations:
 
     def _is_ours(self, row: RunRow) -> bool:
         """Returns whether a run is a conversation, not one of an agent with the same name, or a person's fork."""
-        head = self.client.store.head(row.run)
+        head = self.client.runtime.store.head(row.run)
         return any(tag.startswith(TIP_TAG) for tag in row.tags) and head is not None and head.parent is None
 
     def _rooted(self, root: str) -> str | None:
-        rows = self.client.store.runs(RunQuery(agent=self.agent, tag=f"{ROOT_TAG}{root}"), limit=1)
+        rows = self.client.runtime.store.runs(RunQuery(agent=self.agent, tag=f"{ROOT_TAG}{root}"), limit=1)
         return rows[0].run if rows else None
 
     async def _named(self, wire: Wire, course: Digests, name: str) -> tuple[Conversation | None, str | None]:
@@ -167,7 +167,7 @@ class Conversations:
             raise AccessRefused("X-Killick-Run", f"is not a valid run id; give up to {NAME_CHARS_MAX} plain characters")
         last: str | None = None
         for run in _names(name):
-            row = await asyncio.to_thread(self.client.store.index, run)
+            row = await asyncio.to_thread(self.client.runtime.store.index, run)
             if row is None and run not in self._open:
                 break
             if row is not None and (row.agent != self.agent or not self._is_ours(row)):
@@ -188,9 +188,11 @@ class Conversations:
     def _begun(
         self, wire: Wire, course: Digests, name: str | None, left: str | None, told: Mapping[str, Any]
     ) -> Conversation:
-        run = name or self.client.ids.new(self.agent)
+        run = name or self.client.runtime.ids.new(self.agent)
         if name is not None and left is not None:
-            run = next(each for each in _names(name) if each not in self._open and not self.client.store.head(each))
+            run = next(
+                each for each in _names(name) if each not in self._open and not self.client.runtime.store.head(each)
+            )
         window = self._window(wire)
         return self._keep(
             Conversation.begun(
@@ -217,7 +219,7 @@ class Conversations:
 
     async def look(self) -> None:
         """Releases idle conversations, and those of dead proxies."""
-        before = self.client.clock.monotonic() - REST_SECONDS
+        before = self.client.runtime.clock.monotonic() - REST_SECONDS
         free = [each for each in self._open.values() if each.at is None]
         spare = max(len(self._open) - OPEN_MAX, 0)
         for number, each in enumerate(free):
@@ -231,7 +233,7 @@ class Conversations:
 
     def _left(self) -> list[str]:
         """Returns the runs of dead proxies."""
-        store = self.client.store
+        store = self.client.runtime.store
         rows = store.runs(RunQuery(agent=self.agent, status=("running",)), limit=1_000)
         standings = store.standings([row.run for row in rows if row.run not in self._open and self._is_ours(row)])
         return [run for run, found in standings.items() if not is_held(store, found.head)]

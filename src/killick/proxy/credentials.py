@@ -12,7 +12,7 @@ import msgspec
 from killick.model.failure import Failure
 from killick.proxy.wire import is_list, is_map
 
-CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key"})
+CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key"})
 """The headers with credentials."""
 
 HIDDEN: Final = "(not on record)"

@@ -6,7 +6,9 @@ The operating system frees the lock when the process ends, in any way. So a free
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import glob
 import os
 import threading
 import time
@@ -49,8 +51,10 @@ class Holders:
             if holder in self._held:
                 return
             for nap in _NAPS_SECONDS:
-                descriptor = self._locked(holder, os.O_CREAT)
+                descriptor = self._locked(self._file(holder), os.O_CREAT)
                 if descriptor is not None:
+                    if not self._held:
+                        self._sweep()
                     self._held[holder] = descriptor
                     return
                 # Another process may be testing the lock for a moment.
@@ -63,27 +67,38 @@ class Holders:
             if holder in self._held:
                 return True
             try:
-                descriptor = self._locked(holder, 0)
-            except FileNotFoundError:
-                return False
+                descriptor = self._locked(self._file(holder), 0)
+            except OSError as error:
+                # A process that holds a lock here has created its file here.
+                if error.errno in (errno.ENOENT, errno.EROFS):
+                    return False
+                raise
             if descriptor is None:
                 return True
-            self._clear(holder)
+            _clear(self._file(holder))
             os.close(descriptor)
             return False
 
-    def _locked(self, holder: str, flags: int) -> int | None:
-        """Opens and locks the holder's file; None if another process has the lock.
+    def _sweep(self) -> None:
+        """Removes the files of holders that died without a run, which no other process asks about."""
+        for path in self._path.parent.glob(f"{glob.escape(self._path.name)}-holder-*"):
+            with contextlib.suppress(OSError, StoreUnavailable):
+                if (descriptor := self._locked(path, 0)) is not None:
+                    _clear(path)
+                    os.close(descriptor)
+
+    def _locked(self, path: Path, flags: int) -> int | None:
+        """Opens and locks a holder's file; None if another process has the lock.
 
         Files are removed only under their lock. If the locked file is gone or was replaced, the caller was too late and
         retries.
         """
         while True:
-            descriptor = open_private(self._file(holder), os.O_RDWR | flags)
+            descriptor = open_private(path, os.O_RDWR | flags)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(os.fstat(descriptor), os.stat(self._file(holder))):
+                    if os.path.samestat(os.fstat(descriptor), os.stat(path)):
                         return descriptor
             except BlockingIOError:
                 os.close(descriptor)
@@ -94,14 +109,15 @@ class Holders:
         """Releases every lock of this process."""
         with self._mutex:
             for holder, descriptor in self._held.items():
-                self._clear(holder)
+                _clear(self._file(holder))
                 os.close(descriptor)
             self._held.clear()
-
-    def _clear(self, holder: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._file(holder))
 
     def _file(self, holder: str) -> Path:
         name = sha256(holder.encode()).hexdigest()[:16]
         return self._path.with_name(f"{self._path.name}-holder-{name}")
+
+
+def _clear(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        path.unlink()

@@ -18,6 +18,7 @@ from killick.model.chunks import Blob
 from killick.store.protocol import lease_clock_us
 from killick.store.records import (
     ENDED,
+    ERASED_BODY,
     FEED_RANG,
     Append,
     CreateRun,
@@ -163,6 +164,8 @@ class Runs:
         for erased in run.rows.keys() & item.erases_rows:
             run.rows[erased] = replace(run.rows[erased], data=None)
         run.aside = [replace(row, data=None) if row.seq in item.erases_rows else row for row in run.aside]
+        for number in run.inbox.keys() & item.erases_messages:
+            run.inbox[number] = replace(run.inbox[number], body=ERASED_BODY)
         for digest in self._pieces.keys() & item.erases_pieces:
             self._pieces[digest] = replace(self._pieces[digest], body=None)
         for each in item.tells:

@@ -341,6 +341,10 @@ class Store(Protocol):
         """Removes a run and leaves a tombstone under its id. Refused while a fork depends on it."""
         ...
 
+    def purge(self) -> bool:
+        """Removes erased bytes from the write-ahead log; False while a reader blocks that."""
+        ...
+
     def inspect(self, *, heal: bool = False) -> list[Problem]:
         """Re-reads everything and reports damaged or unowned rows.
 

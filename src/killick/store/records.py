@@ -310,12 +310,16 @@ class Condition(msgspec.Struct, frozen=True):
     wrong: str | None = None
 
 
+ERASED_BODY: Final = b'{"$erased":""}'
+"""The body of an erased message. It names no hash, by which a short one could be guessed."""
+
+
 class Append(msgspec.Struct, frozen=True, kw_only=True):
     """One conditional write to one run. Atomic: applied completely, or refused completely.
 
     `pieces` are the values of the rows that the run may not have stored yet; the store deduplicates them. `takes` and
-    `returns` are inbox numbers, `erases_rows` seqs whose data is erased, `erases_pieces` values whose bytes are erased.
-    `tells` puts events of its rows into the outbox.
+    `returns` are inbox numbers, `erases_rows` seqs whose data is erased, `erases_messages` inbox numbers whose body is
+    erased, `erases_pieces` values whose bytes are erased. `tells` puts events of its rows into the outbox.
 
     `also` are appends to other runs, and `sends` messages, in the same transaction. If one of `also` is refused, all
     are, for that reason. Each must fit the state before any of them, and no two may claim the same right. The order is:
@@ -338,6 +342,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     releases: tuple[UniqueRight, ...] = ()
     snapshot: Snapshot | None = None
     erases_rows: tuple[int, ...] = ()
+    erases_messages: tuple[int, ...] = ()
     erases_pieces: tuple[bytes, ...] = ()
     tells: tuple[OutboxRow, ...] = ()
     also: tuple[Append, ...] = ()
@@ -359,7 +364,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     def is_plain(self) -> bool:
         """Whether it takes, returns and erases nothing, and has no companions."""
         taken = self.claims or self.releases or self.takes or self.returns
-        return not (taken or self.erases_rows or self.erases_pieces or self.also or self.sends)
+        return not (taken or self.erases_rows or self.erases_messages or self.erases_pieces or self.also or self.sends)
 
     @property
     def is_bare(self) -> bool:

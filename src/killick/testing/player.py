@@ -22,10 +22,10 @@ from killick.definitions.agents import Agent, AnyAgent
 from killick.definitions.current import refuse_io
 from killick.definitions.markers import ToolStep
 from killick.definitions.policy import Duration
+from killick.engine.inbox import Verb
 from killick.engine.outcome import RunOutcome, ended
 from killick.engine.steps.attempt import Applied
 from killick.engine.steps.intention import Intent
-from killick.engine.steps.waits import Verb
 from killick.engine.views import RunInfo, Wait
 from killick.errors import KillickError, RunElsewhere, RunError
 from killick.ids import Ids, SeededIds
@@ -134,7 +134,7 @@ class _Played(Generic[O]):
 
     @property
     def log(self) -> Log:
-        return self.client.log
+        return self.client.runtime.log
 
     @property
     def info(self) -> RunInfo:
@@ -181,7 +181,7 @@ class _Played(Generic[O]):
         Time is a sleep, a backoff or a rate limit; a question's deadline is `t.wait.deadline_us`.
         """
         found: set[WaitsFor] = {_KINDS[wait.waits_for] for wait in self.waits if wait.waits_for in _KINDS}
-        if any(self._is_delayed(listed.run) for listed in self.client.list(status="waiting")):
+        if any(self._is_delayed(listed.id) for listed in self.client.list(status="waiting")):
             found.add("time")
         return frozenset(found)
 
@@ -322,7 +322,7 @@ class _Played(Generic[O]):
         """Continues until something happens; returns the run's outcome, if known."""
         await self._bury()
         if process.task is None and self.info.status in ENDED:
-            return ended(self.client.engine, self.run)
+            return ended(self.client.runtime.engine, self.run)
         if process.task is None:
             executor = process.client.runtime.executor()
             process.sits = leaps
@@ -367,14 +367,14 @@ class _Played(Generic[O]):
             return
         if advanced.status == "completed":
             raise RunElsewhere(self.run, expected="should wait", found=self._standing())
-        outcome(self.client.engine, self.agent, advanced)
+        outcome(self.client.runtime.engine, self.agent, advanced)
 
     async def _to_step(self, halt: Halt) -> None:
         advanced = await self._drive(leaps=True, halt=halt)
         if advanced is None:
             return
         try:
-            outcome(self.client.engine, self.agent, advanced)
+            outcome(self.client.runtime.engine, self.agent, advanced)
         except RunError as why:
             raise RunElsewhere(self.run, expected=f"should reach {halt}", found=self._standing()) from why
         raise RunElsewhere(self.run, expected=f"should reach {halt}", found=self._standing())
@@ -382,7 +382,7 @@ class _Played(Generic[O]):
     async def _to_result(self) -> O:
         advanced = await self._drive(leaps=True)
         assert advanced is not None
-        result: O = outcome(self.client.engine, self.agent, advanced)
+        result: O = outcome(self.client.runtime.engine, self.agent, advanced)
         return result
 
 

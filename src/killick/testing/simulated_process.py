@@ -143,11 +143,11 @@ class Process:
             await asyncio.gather(self.task, return_exceptions=True)
             self.task = None
         if self.dead:
-            self.client.engine.threads.close()
+            self.client.runtime.engine.threads.close()
             with contextlib.suppress(KillickError):
-                self.client.log.close()
+                self.client.runtime.log.close()
         else:
-            await self.client.engine.resources.close()
+            await self.client.runtime.engine.resources.close()
             self.client.close()
 
     # what stands between steps and the world ----------------------------------------------------

@@ -88,7 +88,7 @@ def asgi(
     known = access or access_for(client, identify)
     context = AppContext(client, access=known, veil=Redaction(client, redact, spared=_WORDS), webhooks=webhooks)
     endpoints = Endpoints(context, once=Once(client))
-    receiving.check(context.webhooks, at_us=client.clock.now_us())
+    receiving.check(context.webhooks, at_us=client.runtime.clock.now_us())
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
@@ -118,7 +118,7 @@ def asgi(
     )
     app.router.redirect_slashes = False
     app.state.context = context
-    return Guard(Paths(app), client.clock, limits)
+    return Guard(Paths(app), client.runtime.clock, limits)
 
 
 @cache

@@ -65,7 +65,7 @@ class AppContext:
         webhooks: Mapping[str, Any] | None = None,
     ) -> None:
         self.client = client
-        client.log.keep_folds(FOLDS_KEPT)
+        client.runtime.log.keep_folds(FOLDS_KEPT)
         self.access = access
         self.veil = veil
         self.webhooks = dict(webhooks or {})

@@ -39,7 +39,7 @@ class Endpoints:
     def __init__(self, context: AppContext, *, once: Once | None = None) -> None:
         self.context = context
         self.once = once
-        self.answers = Answers(context.client.clock, context.client.store)
+        self.answers = Answers(context.client.runtime.clock, context.client.runtime.store)
 
     def table(self, routes: Sequence[Route]) -> list[StarletteRoute]:
         """The Starlette routes of a table; a fixed segment wins over a parameter."""

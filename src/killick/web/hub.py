@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -38,6 +38,8 @@ COUNT_SECONDS: Final = 1.0
 """How often runs are counted at the most."""
 
 FOLLOWERS_MAX: Final = 500
+FOLLOWERS_EACH_MAX: Final = 100
+"""How many streams one person may have open, so that the others get one."""
 """Fewer than the server has connections, so that plain requests are served while streams are open."""
 
 PAGE_EVENTS: Final = 100
@@ -96,6 +98,7 @@ class Hub:
         self._veil = veil
         self._followers_max = followers_max
         self._followers: set[Follower] = set()
+        self._of_person: Counter[str] = Counter()
         self._watched: dict[str, set[Follower]] = {}
         self._counting: set[Follower] = set()
         self._positions: dict[str, Position] = {}
@@ -121,14 +124,18 @@ class Hub:
                 await self._poller
 
     @contextlib.contextmanager
-    def following(self, *runs: str, counts: bool = False) -> Generator[Follower]:
-        """Watch some runs, and how many there are, for one follower."""
+    def following(self, *runs: str, by: str, counts: bool = False) -> Generator[Follower]:
+        """Watch some runs, and how many there are, for one follower of a person."""
+        if self._of_person[by] >= FOLLOWERS_EACH_MAX:
+            told = f"{by} has {FOLLOWERS_EACH_MAX} streams open; close one first"
+            raise Problem(429, told, code="too_many_followers", headers={"Retry-After": "10"})
         if len(self._followers) >= self._followers_max or self.closing.is_set():
             told = "this server takes no more followers now; ask again later"
             raise Problem(503, told, code="too_many_followers", headers={"Retry-After": "10"})
         follower = Follower()
         follower.ring()  # what is known already is news to a new one
         self._followers.add(follower)
+        self._of_person[by] += 1
         if counts:
             self._counting.add(follower)
         for run in runs:
@@ -139,6 +146,7 @@ class Hub:
             yield follower
         finally:
             self._followers.discard(follower)
+            self._of_person -= Counter([by])
             self._counting.discard(follower)
             for run in set(runs):
                 self._watched[run].discard(follower)
@@ -183,13 +191,13 @@ class Hub:
 
     async def renewed_as(self, run: str, seq: int) -> str | None:
         """The run that continues an ended one."""
-        last = await asyncio.to_thread(self._client.log.event, run, seq)
+        last = await asyncio.to_thread(self._client.runtime.log.event, run, seq)
         return last.run if isinstance(last, e.RunRenewed) else None
 
     # the poller -------------------------------------------------------------------------------
 
     async def _poll(self) -> None:
-        clock = self._client.clock
+        clock = self._client.runtime.clock
         while self._followers:
             begun = clock.monotonic()
             try:
@@ -215,11 +223,11 @@ class Hub:
     # off the loop -----------------------------------------------------------------------------
 
     def _look(self, runs: tuple[str, ...]) -> dict[str, Position]:
-        standings = self._client.store.standings(runs) if runs else {}
+        standings = self._client.runtime.store.standings(runs) if runs else {}
         return {run: Position(found.head.seq, found.status or "") for run, found in standings.items()}
 
     def _count(self) -> dict[str, int]:
-        return dict(self._client.store.counts(RunQuery()))
+        return dict(self._client.runtime.store.counts(RunQuery()))
 
     async def _read(self, run: str, after: int) -> Page:
         async with self._reading:
@@ -228,7 +236,7 @@ class Hub:
     def _paged(self, run: str, after: int) -> Page:
         frames: list[bytes] = []
         size, seq = 0, after
-        for recorded in self._client.log.read(run, after=after, limit=PAGE_EVENTS):
+        for recorded in self._client.runtime.log.read(run, after=after, limit=PAGE_EVENTS):
             if size > PAGE_BYTES:
                 break
             frame = self._frame(run, recorded)
@@ -238,7 +246,7 @@ class Hub:
 
     def _frame(self, run: str, recorded: Recorded) -> bytes:
         """One event as it is sent: with its values, as they are in the log."""
-        event = documents.event(self._client.log, run, recorded)
+        event = documents.event(self._client.runtime.log, run, recorded)
         told: Any = document(event)
         if self._veil is not None and self._veil.fields:
             told = self._veil.over(told, run=run)

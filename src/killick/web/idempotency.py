@@ -116,6 +116,15 @@ class Once:
         first = await asyncio.to_thread(self._done, known.log, named, StoredResponse.of(response), call)
         return response if first is None else first.response()
 
+    def bind(self, id: str, to: str) -> bool:  # noqa: A002
+        """Binds an id to the first request that it is used for; returns whether this is that one."""
+        logs, body = self._logs(), {"did": to}
+        known = next(
+            (found for log in logs if (found := self._client.runtime.store.message(log, id)) is not None), None
+        )
+        known = known or self._record(logs[0], body, id=id, by=None, at_us=self._client.runtime.clock.now_us())
+        return known is None or self._body(known) == body
+
     # the record -------------------------------------------------------------------------------
 
     def _intended(self, named: str, digest: str, call: Call[Any, Any]) -> _Known:
@@ -135,7 +144,7 @@ class Once:
 
     def _not_let_go(self, named: str) -> str:
         """A key as it is on record now: those of its requests that were let go count no more."""
-        store, logs = self._client.store, self._logs()
+        store, logs = self._client.runtime.store, self._logs()
         for number in count(1):
             if not any(store.message(log, _let_go_id(named)) for log in logs):
                 return named
@@ -143,7 +152,7 @@ class Once:
         raise AssertionError
 
     def _known(self, log: str, named: str) -> _Known | None:
-        store = self._client.store
+        store = self._client.runtime.store
         intended = store.message(log, named)
         if intended is None or intended.name != AGENT:
             return None
@@ -158,20 +167,23 @@ class Once:
         return None if message is None else msgspec.convert(self._body(message), ready(StoredResponse))
 
     def _deliver(self, log: str, body: Any, call: Call[Any, Any], *, id: str) -> Message | None:  # noqa: A002
+        return self._record(log, body, id=id, by=call.person.name, at_us=call.now_us)
+
+    def _record(self, log: str, body: Any, *, id: str, by: str | None, at_us: int) -> Message | None:  # noqa: A002
         """None: it is the first of its id. Otherwise, the first."""
         self._ensure(log)
-        sent: Delivery = delivery(log, AGENT, body, id=id, by=call.person.name, at_us=call.now_us)
-        [outcome] = self._client.store.deliver([sent])
+        sent: Delivery = delivery(log, AGENT, body, id=id, by=by, at_us=at_us)
+        [outcome] = self._client.runtime.store.deliver([sent])
         if isinstance(outcome, KillickError):
             raise outcome
         return None if outcome.fresh else outcome.message
 
     def _body(self, message: Message) -> Any:
-        return unpack(message.body, self._client.store.pieces)
+        return unpack(message.body, self._client.runtime.store.pieces)
 
     def _logs(self) -> tuple[str, str]:
         """Today's log and yesterday's: a key lives for a day at the least, and for two at the most."""
-        today = datetime.fromtimestamp(self._client.clock.now_us() / 1_000_000, UTC).date()
+        today = datetime.fromtimestamp(self._client.runtime.clock.now_us() / 1_000_000, UTC).date()
         return DAY + today.isoformat(), DAY + (today - timedelta(days=1)).isoformat()
 
     def _ensure(self, log: str) -> None:
@@ -179,11 +191,11 @@ class Once:
         if log in self._days:
             return
         client = self._client
-        if client.store.head(log) is None:
-            at = client.clock.now_us()
+        if client.runtime.store.head(log) is None:
+            at = client.runtime.clock.now_us()
             started = Entry(e.RunStarted(at=at, run=log, agent=AGENT), {"input": None})
             with contextlib.suppress(RunExists):
-                client.log.begin(log).append(started, Entry(e.RunCompleted(at=at), {"result": None}))
+                client.runtime.log.begin(log).append(started, Entry(e.RunCompleted(at=at), {"result": None}))
         self._days.add(log)
 
 

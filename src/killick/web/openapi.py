@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.metadata import version
@@ -93,12 +92,9 @@ def route_of(routes: Callable[[], tuple[Route, ...]]) -> Route:
 def openapi(routes: tuple[Route, ...]) -> dict[str, Any]:
     """The document of a route table."""
     schemas = _Schemas(routes)
-    names = Counter(route.handler.__name__ for route in routes)
     paths: dict[str, dict[str, Any]] = {}
     for route in sorted(routes, key=lambda route: (route.path, route.method)):
-        name = route.handler.__name__
-        operation = name if names[name] == 1 else f"{_tag(route)}_{name}"
-        paths.setdefault(API + route.path, {})[route.method.lower()] = _operation(route, operation, schemas)
+        paths.setdefault(API + route.path, {})[route.method.lower()] = _operation(route, _operation_id(route), schemas)
     made: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
@@ -120,6 +116,9 @@ def openapi(routes: tuple[Route, ...]) -> dict[str, Any]:
     }
     # Types of two modules that share a name are told apart by their modules, which are nobody else's business.
     text = _MODULE.sub(lambda found: found[1].capitalize() + found[2], msgspec.json.encode(made).decode())
+    # Generators of clients need to know the items of an array, and take what has a default for required.
+    text = text.replace('{"type":"array"}', '{"type":"array","items":{}}')
+    text = text.replace(',"default":null', "").replace('{"default":null}', "{}")
     plain: dict[str, Any] = msgspec.json.decode(text)
     return plain
 
@@ -203,6 +202,21 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
         options = [each for each in kept.pop("anyOf") if each.get("type") != "null"]
         kept = {**options[0], **kept} if len(options) == 1 else {**kept, "anyOf": options}
     return kept
+
+
+def _operation_id(route: Route) -> str:
+    """The name of an operation in generated clients: `get_run_steps`, `start_run`, `pause_run`, `fire_trigger`."""
+    parts = re.split(r"[/.]", route.path.strip("/"))
+    nouns: list[str] = []
+    for part, after in zip(parts, [*parts[1:], ""], strict=True):
+        is_one = after.startswith("{") or (route.method == "POST" and not after)
+        if not part.startswith("{"):
+            nouns.append(part.removesuffix("s") if is_one else part)
+            nouns += [after.strip("{}")] if after.startswith("{") and not part.endswith("s") else []
+    verb = "get" if route.method == "GET" else route.handler.__name__
+    if nouns[-1] in verb:
+        nouns.pop()
+    return "_".join([verb, *nouns]) if nouns and nouns[-1] not in verb else verb
 
 
 def _operation(route: Route, name: str, schemas: _Schemas) -> dict[str, Any]:

@@ -104,7 +104,7 @@ class Redaction:
             return document
         runs = {run} if isinstance(run, str) else set(run or ())
         # What names no run is a text like any other, wherever it stands.
-        runs.update(each for each in set(_mentioned(document)) if self._client.store.head(each) is not None)
+        runs.update(each for each in set(_mentioned(document)) if self._client.runtime.store.head(each) is not None)
         return _Hiding(self._named, self._words_of(runs), runs, self.keyed).value(document, ())
 
     def keyed(self, text: str) -> str:
@@ -148,19 +148,19 @@ class Redaction:
         return found
 
     def _up_to_date(self, run: str) -> _Gathered:
-        head = self._client.store.head(run)
+        head = self._client.runtime.store.head(run)
         if head is None:
             return _Gathered()
         with self._mutex:
             known = self._gathered.pop(run, _Gathered())
             _keep(self._gathered, run, known, _RUNS_KEPT_MAX)
         seq, message, texts, fields, kin = known
-        while seq < head.seq and (told := self._client.log.read(run, after=seq, limit=_ROWS_AT_ONCE)):
+        while seq < head.seq and (told := self._client.runtime.log.read(run, after=seq, limit=_ROWS_AT_ONCE)):
             found = Sought(self.fields, [self._values(each.row.data) for each in told if each.row.data is not None])
             texts, fields = texts | found.known.keys(), fields | (set(self.fields) - set(found.missing))
             kin |= {name for each in told for name in _kin(each.event)}
             seq = told[-1].seq
-        if waiting := self._client.store.inbox(run, after=message):
+        if waiting := self._client.runtime.store.inbox(run, after=message):
             found = Sought(self.fields, [{"body": self._values(each.body)} for each in waiting])
             texts, fields = texts | found.known.keys(), fields | (set(self.fields) - set(found.missing))
             message = waiting[-1].number
@@ -171,7 +171,7 @@ class Redaction:
 
     def _values(self, packed: bytes) -> Any:
         try:
-            return unpack(packed, self._client.store.pieces)
+            return unpack(packed, self._client.runtime.store.pieces)
         except KillickError:
             return None  # what cannot be read cannot be shown either
 

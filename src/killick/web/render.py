@@ -72,7 +72,7 @@ def render(
         base=request.scope.get("root_path", ""),
         path=request.scope["path"].removeprefix(request.scope.get("root_path", "")),
         login=context.access.login,
-        place=context.client.store.place,
+        place=context.client.runtime.store.place,
         **given,
     )  # fmt: skip
     response = HTMLResponse(text.encode(errors="backslashreplace"), status, headers)
@@ -84,8 +84,8 @@ def problem_page(context: AppContext, request: Request, problem: Problem) -> Res
     """The page of a problem."""
     return render(
         context, request, "problem.html", person=request.scope.get("killick.person"), status=problem.status,
-        headers=problem.headers, doc=problem.document(), asked=None, now=timestamp(context.client.clock.now_us()),
-        twin=None,
+        headers=problem.headers, doc=problem.document(), asked=None, twin=None,
+        now=timestamp(context.client.runtime.clock.now_us()),
     )  # fmt: skip
 
 

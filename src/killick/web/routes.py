@@ -48,7 +48,7 @@ class Call(Generic[A, B]):
 
     @property
     def now_us(self) -> int:
-        return self.context.client.clock.now_us()
+        return self.context.client.runtime.clock.now_us()
 
     @property
     def written(self) -> bytes:

@@ -56,12 +56,15 @@ class _Hurried:
 
     head_seconds: float = HEAD_SECONDS
     connections_max: int = CONNECTIONS_MAX
+    address_max: int = CONNECTIONS_MAX // 2
+    """So that one machine with idle connections does not keep the others out."""
     _timer: asyncio.TimerHandle | None = None
     _head_bytes: int = 0
 
     def connection_made(self: Any, transport: asyncio.Transport) -> None:
         super().connection_made(transport)  # type: ignore[misc]
-        if len(self.connections) > self.connections_max:
+        same = sum(each.client is not None and each.client[:1] == self.client[:1] for each in self.connections)
+        if len(self.connections) > self.connections_max or same > self.address_max:
             transport.write(_FULL)
             transport.close()
             return
@@ -126,8 +129,8 @@ def access_at(client: Client, host: str, *, host_names: Iterable[str] = ()) -> T
     """How people are known at an address; AccessRefused where that would be everybody."""
     if is_loopback(host):
         return OwnerAccess(client, host_names=host_names)
-    now = client.clock.now_us()
-    if not any(token.holds(now) for token in Tokens(client.engine).all().values()):
+    now = client.runtime.clock.now_us()
+    if not any(token.holds(now) for token in Tokens(client.runtime.engine).all().values()):
         told = "others can reach this address, and the store has no token; make one first: `killick token create NAME`"
         raise AccessRefused(host, told)
     return TokenAccess(client)

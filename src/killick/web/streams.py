@@ -114,7 +114,7 @@ async def follow(call: Call[FollowAsked, Nothing]) -> Response:
     """
     hub, run = call.context.hub, call.asked.run
     await hub.position(run)
-    return Stream(call, await _begun(_events(hub, run, _after(call))))
+    return Stream(call, await _begun(_events(hub, run, _after(call), by=call.person.name)))
 
 
 def _after(call: Call[FollowAsked, Nothing]) -> int:
@@ -141,8 +141,8 @@ async def _begun(frames: Frames) -> Frames:
     return whole()
 
 
-async def _events(hub: Hub, run: str, after: int) -> Frames:
-    with hub.following(run) as follower:
+async def _events(hub: Hub, run: str, after: int, *, by: str) -> Frames:
+    with hub.following(run, by=by) as follower:
         yield b"retry: %d\n\n" % RETRY_MS
         while not hub.closing.is_set():
             position = await hub.position(run)
@@ -179,13 +179,14 @@ async def live(call: Call[LiveAsked, Nothing]) -> Response:
     ignored.
     """
     hub = call.context.hub
-    return Stream(call, await _begun(_hints(hub, frozenset(call.asked.run), counts=call.asked.counts)))
+    hints = _hints(hub, frozenset(call.asked.run), by=call.person.name, counts=call.asked.counts)
+    return Stream(call, await _begun(hints))
 
 
-async def _hints(hub: Hub, runs: frozenset[str], *, counts: bool) -> Frames:
+async def _hints(hub: Hub, runs: frozenset[str], *, by: str, counts: bool) -> Frames:
     told: dict[str, Position] = {}
     counted: dict[str, int] = {}
-    with hub.following(*runs, counts=counts) as follower:
+    with hub.following(*runs, by=by, counts=counts) as follower:
         yield b"retry: %d\n\n" % RETRY_MS
         while not hub.closing.is_set():
             if not await follower.moved(HEARTBEAT_SECONDS):

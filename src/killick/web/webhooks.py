@@ -18,11 +18,16 @@ from killick.clock import ManualClock
 from killick.errors import DeclarationRefused, RunUnknown, WebhookRefused
 from killick.model import events as e
 from killick.store.records import OWN_AGENTS
+from killick.web.idempotency import Once
+from killick.web.problems import Problem
 from killick.web.routes import Call, Nothing, post
-from killick.workers.webhooks import Secrets, webhook_verify
+from killick.workers.webhooks import Secrets, signing_key, webhook_verify
 
 if TYPE_CHECKING:
     from killick.client.client import Client
+
+
+KEY_BYTES_MIN: Final = 16
 
 
 class HookAsked(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,26 +74,29 @@ async def receive_for_run(call: Call[HookToRunAsked, Nothing]) -> WebhookReceipt
 
 
 def _send(client: Client, run: str, name: str, body: Any, message: str) -> None:
-    row = client.store.index(run)
+    row = client.runtime.store.index(run)
     if row is not None and row.agent.startswith(OWN_AGENTS):
         raise RunUnknown(run)  # what Killick keeps for itself is nobody's to write to
     while row is not None and row.status == "completed":
         # A run that goes on as another took what it took: the same, told again, is not for its successor.
-        if client.store.message(run, message) is not None:
+        if client.runtime.store.message(run, message) is not None:
             return
-        last = client.log.event(run, client.log.head(run).seq)
+        last = client.runtime.log.event(run, client.runtime.log.head(run).seq)
         if not isinstance(last, e.RunRenewed):
             break
         run = last.run
-        row = client.store.index(run)
+        row = client.runtime.store.index(run)
     client.send(run, name, body, id=message, by=_by(name))
 
 
 async def _verified(call: Call[Any, Any], name: str) -> tuple[str, Any]:
     """The id and the document of a webhook that holds. Who has no secret learns not even which names there are."""
-    secret = call.context.webhooks.get(name) or call.client.ids.key().hex()
-    headers = call.request.headers
-    document = webhook_verify(secret, headers, await call.request.body(), clock=call.client.clock)
+    secret = call.context.webhooks.get(name) or call.client.runtime.ids.key().hex()
+    headers, path = call.request.headers, call.request.url.path
+    document = webhook_verify(secret, headers, await call.request.body(), clock=call.client.runtime.clock)
+    # The signature does not cover the path: without this, one webhook would count for every run.
+    if not await run_in_threadpool(Once(call.client).bind, _taken_as(name, headers["webhook-id"]), path):
+        raise Problem(409, "this webhook was sent to another address before; give each its own id", code="id_reused")
     return headers["webhook-id"], document
 
 
@@ -97,6 +105,8 @@ def check(webhooks: Mapping[str, Secrets], *, at_us: int) -> None:
     for name, secret in webhooks.items():
         if not name or name.startswith(OWN_AGENTS):
             raise DeclarationRefused(name, "is not a valid event name; use one such as 'order.created'")
+        if any(len(signing_key(each)) < KEY_BYTES_MIN for each in ((secret,) if isinstance(secret, str) else secret)):
+            raise DeclarationRefused(name, f"has a secret of fewer than {KEY_BYTES_MIN} bytes; take a longer one")
         headers = {"webhook-id": "-", "webhook-timestamp": str(at_us // 1_000_000), "webhook-signature": "v1,-"}
         with contextlib.suppress(WebhookRefused):
             webhook_verify(secret, headers, b"", clock=ManualClock(at_us))

@@ -34,7 +34,7 @@ from killick.errors import (
     WebhookFailed,
     WebhookGone,
 )
-from killick.history.run_info import info
+from killick.history.run_info import because_of, info
 from killick.log.writer import Entry, RunLog
 from killick.model import event_codec, system_events
 from killick.model import events as e
@@ -111,6 +111,13 @@ class HookEvent:
     def data(self) -> Mapping[str, Any]:
         """Its values, verbatim. Raises ValueErased if they were erased."""
         return self._engine.log.data(self.run, self.seq)
+
+    @property
+    def because(self) -> Any:
+        """For `wait.opened`: why the agent, or the model that decided it, wants the step; None if it gave no reason."""
+        opened = self.event
+        state = self._engine.log.state(self.run, self.seq) if isinstance(opened, e.WaitOpened) else None
+        return because_of(state, opened.step) if state is not None else None
 
     def info(self) -> RunInfo:
         """The current state of the run, which may be later than this event."""

@@ -95,7 +95,7 @@ def _check_secrets(name: str, secrets: tuple[str, ...]) -> None:
         raise DeclarationRefused(name, "a webhook is signed; give secret='env:NAME', or the secret itself")
     for secret in secrets:
         if not secret.startswith("env:"):
-            _key(secret)
+            signing_key(secret)
 
 
 def _is_loopback(host: str) -> bool:
@@ -113,7 +113,7 @@ def _origin(address: SplitResult) -> str:
 # signing ------------------------------------------------------------------------------------------
 
 
-def _key(secret: str) -> bytes:
+def signing_key(secret: str) -> bytes:
     """The signing key. An error about a secret never contains the secret."""
     if secret.startswith("env:"):
         name = secret.removeprefix("env:")
@@ -160,11 +160,15 @@ def document(told: HookEvent) -> dict[str, Any]:
             continue
         room -= len(encoded)
         data[name] = msgspec.Raw(encoded)
+    because = msgspec.json.encode(plain(told.because, at="because"))
+    if len(because) > room:
+        left_out.append("because")
     return {
         "version": WEBHOOK_VERSION, "id": told.key, "agent": told.agent, "run": told.run, "seq": told.seq,
         "at": timestamp(told.at), "kind": told.kind, "hash": told.hash, "erased": erased,
         "fields": {name: value for name, value in event.items() if name not in ("kind", "at", "data")},
         "data": None if erased else data, "left_out": left_out,
+        "because": msgspec.Raw(because) if len(because) <= room else None,
     }  # fmt: skip
 
 
@@ -203,7 +207,7 @@ class _Sending:
             "user-agent": "killick",
             "webhook-id": id,
             "webhook-timestamp": timestamp,
-            "webhook-signature": " ".join(_signature(_key(each), id, timestamp, body) for each in self._secrets),
+            "webhook-signature": " ".join(_signature(signing_key(each), id, timestamp, body) for each in self._secrets),
         }
 
     def _refused(self, answered: urllib.error.HTTPError, now_us: int) -> WebhookFailed:
@@ -272,7 +276,7 @@ def _check_signature(secret: Secrets, headers: Mapping[str, str], body: bytes) -
         raise WebhookRefused("it has no signature of version v1")
     holds = False
     for each in (secret,) if isinstance(secret, str) else secret:
-        right = _signature(_key(each), headers["webhook-id"], headers["webhook-timestamp"], body).encode()
+        right = _signature(signing_key(each), headers["webhook-id"], headers["webhook-timestamp"], body).encode()
         for signature in signatures:
             # All signatures are compared, so that the timing reveals nothing.
             holds |= hmac.compare_digest(right, signature.encode())

@@ -120,7 +120,7 @@ def parallel_tools(folder: Path, mode: Any, *, with_killick: bool) -> None:
 def torn_checkpoints(folder: Path, mode: Any, *, with_killick: bool) -> None:
     """Checkpoints and writes are put one after the other; the process dies in the midst of the nth commit."""
     saver = KillickSaver(folder / "torn.db")
-    store = saver._threads.client.store
+    store = saver._threads.client.runtime.store
     append, left = store.append, [int(mode)]
 
     def dying(items: Any) -> Any:

@@ -136,7 +136,7 @@ def test_pay_beside_ask_pays_once_across_pause_and_resume(kd: killick.Client, ho
     assert (theirs.paid, ours.paid) == ([5, 5], [5])
     assert heard(out) == ["paid 5", "they said yes"]
     [run] = kd.list()
-    assert (run.run, run.agent) == ("langgraph:1", "langgraph")
+    assert (run.id, run.agent) == ("langgraph:1", "langgraph")
 
 
 def test_going_back_in_time_does_nothing_twice(kd: killick.Client, world: World) -> None:
@@ -319,7 +319,7 @@ def test_a_thread_that_another_process_is_at_stops_the_graph_and_not_the_model(
     kd: killick.Client, world: World
 ) -> None:
     made = agent(world, kd, calls(("pay", {"amount": 5})))
-    with killick.open(kd.store.place) as other:
+    with killick.open(kd.runtime.store.place) as other:
         block = other.host("langgraph:1", agent="langgraph")
         copy_context().run(block.__enter__)  # elsewhere: here it would be the host to call
         with pytest.raises(Stopped, match="langgraph:1"):
@@ -337,7 +337,7 @@ def test_without_a_client_a_host_is_needed_and_enough(kd: killick.Client, world:
         graph.invoke({"messages": []}, THREAD)
     with kd.host("conversation-1"):
         assert heard(graph.invoke(None, THREAD)) == ["paid 5"]
-    assert [run.run for run in kd.list()] == ["conversation-1"]
+    assert [run.id for run in kd.list()] == ["conversation-1"]
 
 
 def test_a_graph_inside_an_agent_is_played_again_from_the_record(kd: killick.Client, world: World) -> None:
@@ -354,7 +354,7 @@ def test_a_graph_inside_an_agent_is_played_again_from_the_record(kd: killick.Cli
     with pytest.raises(killick.RunWaiting):
         kd.run(outer, None, id="outer-1")
     kd.answer("outer-1", "approve")
-    with killick.open(kd.store.place) as other:
+    with killick.open(kd.runtime.store.place) as other:
         assert other.run(outer, None, id="outer-1") == ["paid 5"]
     assert world.paid == [5]
 

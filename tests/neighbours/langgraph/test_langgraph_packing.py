@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import ormsgpack
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.serde import jsonplus
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
@@ -137,3 +139,14 @@ def test_200_turns_of_2200_bytes_take_less_than_a_megabyte(tmp_path: Path) -> No
     assert 2_150 <= said / 200 <= 2_250
     assert ours <= 1_000_000
     assert theirs > 100_000_000
+
+
+def test_a_custom_type_in_a_store_is_not_imported(tmp_path: Path) -> None:
+    planted = tmp_path / "planted"
+    call = ormsgpack.packb(("os", "system", (f"touch {planted}",)))
+    crafted = ormsgpack.packb(ormsgpack.Ext(jsonplus.EXT_CONSTRUCTOR_POS_ARGS, call))
+    with killick.open(str(tmp_path / "killick.db")) as kd:
+        KillickSaver(kd).serde.loads_typed(("msgpack", crafted))
+    assert not planted.exists()
+    JsonPlusSerializer().loads_typed(("msgpack", crafted))
+    assert planted.exists(), "the attack works where nothing stops it"

@@ -250,8 +250,10 @@ def test_what_was_erased_is_told_and_the_thread_goes_on(tmp_path: Path) -> None:
     secret = "a secret that was said " * 50
     with killick.open(str(tmp_path / "killick.db")) as client:
         first = put(KillickSaver(client), config(), said=secret)
-        log = client.log.open("killick:langgraph:1")
-        client.log.erase(log, at=1, reason="asked for", seqs=[2], pieces=client.log.pieces_of("killick:langgraph:1", 2))
+        log = client.runtime.log.open("killick:langgraph:1")
+        client.runtime.log.erase(
+            log, at=1, reason="asked for", seqs=[2], pieces=client.runtime.log.pieces_of("killick:langgraph:1", 2)
+        )
         saver = KillickSaver(client)
         second = put(saver, first, 1, said="something else " * 50)
         found = saver.get_tuple(second)

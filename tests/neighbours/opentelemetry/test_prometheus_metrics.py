@@ -102,7 +102,7 @@ def test_the_store_is_shown_as_it_stands(kd: killick.Client) -> None:
     kd.start(visitor, "front", id="v1")
     with pytest.raises(killick.RunWaiting):
         kd.run(visitor, "front", id="v2")
-    seen = read(exposed(kd.engine))
+    seen = read(exposed(kd.runtime.engine))
     assert of(seen, "killick_store_up") == 1
     assert of(seen, "killick_store_runs", status="queued") == 1
     assert of(seen, "killick_store_runs", status="waiting") == 1

@@ -119,7 +119,7 @@ def test_requests_and_calls_are_steps_and_a_replay_asks_and_does_nothing_again(
     kd.close()
     with killick.open(tmp_path / "killick.db") as other:
         assert other.run(kept(desk), "Pay ann.", id="r") == "Paid. True"
-        told = [type(each.event) for each in other.log.read("r")]
+        told = [type(each.event) for each in other.runtime.log.read("r")]
     assert script.asked == 2
     assert sorted(desk.done) == ["looked up ann", "paid 5 to ann"]
     assert e.StepDrifted not in told
@@ -133,7 +133,7 @@ def test_a_request_is_on_record_with_what_was_sent_and_what_it_used(kd: killick.
     ]
     assert [each["name"] for each in request.input["parameters"]["function_tools"]] == ["pay", "look_up"]
     assert request.output["parts"][0]["content"] == "Hello."
-    (usage,) = [each.event.usage for each in kd.log.read("r") if isinstance(each.event, e.AttemptEnded)]
+    (usage,) = [each.event.usage for each in kd.runtime.log.read("r") if isinstance(each.event, e.AttemptEnded)]
     assert usage is not None
     assert (usage.tokens_in, usage.tokens_out) == (52, 2)
 
@@ -536,7 +536,7 @@ def test_a_gated_toolset_alone_calls_each_tool_once_and_leaves_models_as_they_ar
     assert [asyncio.run(ask()), asyncio.run(ask())] == ["Paid.", "Paid."]
     assert done == ["ann"]
     assert script.asked == 5
-    (intended,) = [each.event for each in kd.log.read("thread-1") if getattr(each.event, "name", "") == "pay"]
+    (intended,) = [each.event for each in kd.runtime.log.read("thread-1") if getattr(each.event, "name", "") == "pay"]
     assert intended.effect == "idempotent"
 
 
@@ -605,7 +605,9 @@ def test_tools_of_an_mcp_server_do_what_it_says_of_them(kd: killick.Client, tmp_
     with killick.open(tmp_path / "killick.db") as other:
         assert other.run(docking, id="r") == "Berth 7."
         effects = {
-            each.event.name: each.event.effect for each in other.log.read("r") if isinstance(each.event, e.StepIntended)
+            each.event.name: each.event.effect
+            for each in other.runtime.log.read("r")
+            if isinstance(each.event, e.StepIntended)
         }
     assert done == ["looked", "reserved 7"]
     assert (effects["berths"], effects["reserve"]) == ("reads", "at_most_once")

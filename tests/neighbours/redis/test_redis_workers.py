@@ -243,7 +243,7 @@ def test_a_run_waits_for_a_person_and_goes_on_from_what_is_kept(url: str) -> Non
         kd.answer("a1", "approve", by="ann")
         assert kd.run(asking, 5, id="a1") == "paid"
         assert not kd.verify().problems
-        assert isinstance(kd.store, RedisStore)
+        assert isinstance(kd.runtime.store, RedisStore)
 
 
 # what is shown to people --------------------------------------------------------------------------

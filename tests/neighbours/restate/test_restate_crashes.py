@@ -120,7 +120,7 @@ def test_an_endpoint_that_is_told_to_stop_finishes_its_step_and_another_goes_on(
         wait_for_port(port)
         server.register(port)
         handle = kd.start(agents.walker, 1_500, id="stopping-1")
-        wait_until(lambda: kd.log.head("stopping-1").seq > 60)
+        wait_until(lambda: kd.runtime.log.head("stopping-1").seq > 60)
         first.send_signal(signal.SIGINT)
         assert first.wait(20) == 0
         assert kd.info("stopping-1").status != "completed"

@@ -117,7 +117,7 @@ def test_children_are_objects_of_their_own_and_wake_their_parent(
         async with serving(server, store, port) as (kd, engine):
             handle = await engine.start(agents.parent, "ann", id="families-1")
             assert await handle.result(20) == ["paid", "ann-2 is paid"]
-            return [row.run for row in kd.list() if row.run != "families-1"]
+            return [row.id for row in kd.list() if row.id != "families-1"]
 
     children = asyncio.run(story())
     assert len(children) == 2

@@ -96,7 +96,7 @@ def test_a_worker_that_is_told_to_stop_finishes_its_step_and_another_goes_on(
     with killick.open(store) as kd:
         handle = kd.start(agents.walker, 1_500, id="stopping-1")
         first = process("serve.py", store, server.address, "stopping")
-        wait_until(lambda: kd.log.head("stopping-1").seq > 60)
+        wait_until(lambda: kd.runtime.log.head("stopping-1").seq > 60)
         first.terminate()
         assert first.wait(20) == 0
         assert kd.info("stopping-1").status != "completed"

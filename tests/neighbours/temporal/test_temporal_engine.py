@@ -117,7 +117,7 @@ def test_children_are_workflows_of_their_own_and_wake_their_parent(server: DevSe
         async with serving(server, store, "families") as (kd, engine, client):
             workflow = await engine.start(agents.parent, "ann", id="families-1")
             assert (await workflow.result()).result == ["paid", "ann-2 is paid"]
-            children = [row.run for row in kd.list() if row.run != "families-1"]
+            children = [row.id for row in kd.list() if row.id != "families-1"]
             assert len(children) == 2
             for child in children:
                 described = await client.get_workflow_handle(f"killick:{child}").describe()
@@ -204,7 +204,7 @@ def test_a_workflow_continues_as_new_and_its_run_hears_everything(server: DevSer
             for number in range(times):
                 await until(lambda: kd.info("long-1").status == "waiting")
                 await kd.as_async().send("long-1", "number", number)
-                await until(lambda: not kd.store.inbox("long-1"))
+                await until(lambda: not kd.runtime.store.inbox("long-1"))
             assert (await workflow.result()).result == sum(range(times))
             last = await client.get_workflow_handle("killick:long-1").fetch_history()
             first = await client.get_workflow_handle(

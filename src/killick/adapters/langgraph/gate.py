@@ -22,7 +22,6 @@ from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar, cast
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.config import get_config
 from langgraph.errors import GraphBubbleUp
 from langgraph.prebuilt.tool_node import ToolCallRequest
@@ -30,6 +29,7 @@ from langgraph.runtime import get_runtime
 from langgraph.types import Command, interrupt
 
 from killick.adapters import langchain_approvals
+from killick.adapters.langgraph.serialization import STRICT_SERDE
 from killick.adapters.tool_gate import Declared, Stopped, ToolFailed, ToolOptions, Waiting, hosted
 from killick.client.client import AnyClient
 from killick.client.external_runs import ExternalSession
@@ -52,7 +52,6 @@ TASKS_MAX: Final = 1_024
 
 _TASK: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _BUBBLES: Final = (GraphBubbleUp,)
-_SERDE: Final = JsonPlusSerializer()
 _BY_NAME: Final = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
@@ -357,13 +356,13 @@ def _recorded(came: Any) -> Any:
     if type(came) is ToolMessage and came.artifact is None:
         told = came.model_dump(mode="json", exclude={"tool_call_id", "artifact", "type"}, exclude_defaults=True)
         return {"content": came.content, **told}
-    return {"typed": list(_SERDE.dumps_typed(came))}
+    return {"typed": list(STRICT_SERDE.dumps_typed(came))}
 
 
 def _restored(recorded: Any, request: ToolCallRequest) -> Any:
     if isinstance(recorded, Mapping) and "typed" in recorded:
         name, data = recorded["typed"]
-        return _SERDE.loads_typed((name, data))
+        return STRICT_SERDE.loads_typed((name, data))
     if isinstance(recorded, Mapping) and "content" in recorded:
         return ToolMessage(**{**recorded, "tool_call_id": request.tool_call["id"]})
     # A person supplied the result.

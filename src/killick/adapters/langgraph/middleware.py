@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
 from langchain.agents.middleware import AgentMiddleware
 from langchain.agents.middleware.types import ModelRequest, ModelResponse
 from langchain_core.messages import AIMessage, BaseMessage, message_to_dict, messages_from_dict
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.config import get_config
 from langgraph.prebuilt.tool_node import ToolCallRequest
 
 from killick.adapters.langgraph.gate import Call, Gate, place_of, short
+from killick.adapters.langgraph.serialization import STRICT_SERDE
 from killick.adapters.tool_gate import ToolOptions
 from killick.client.client import AnyClient
 from killick.contracts.contract import Contract
-
-_SERDE: Final = JsonPlusSerializer()
 
 
 class KillickMiddleware(Gate, AgentMiddleware[Any, Any, Any]):
@@ -105,10 +103,10 @@ def _recorded(reply: Any) -> dict[str, Any]:
     usage = dict(used[-1].usage_metadata or {}) if used else {}
     told: dict[str, Any] = {"messages": [message_to_dict(message) for message in reply.result]}
     if reply.structured_response is not None:
-        told["structured"] = list(_SERDE.dumps_typed(reply.structured_response))
+        told["structured"] = list(STRICT_SERDE.dumps_typed(reply.structured_response))
     return {**told, "model": used[-1].response_metadata.get("model_name"), "usage": usage} if used else told
 
 
 def _restored(recorded: dict[str, Any]) -> ModelResponse[Any]:
-    structured = _SERDE.loads_typed(tuple(recorded["structured"])) if "structured" in recorded else None
+    structured = STRICT_SERDE.loads_typed(tuple(recorded["structured"])) if "structured" in recorded else None
     return ModelResponse(result=messages_from_dict(recorded["messages"]), structured_response=structured)

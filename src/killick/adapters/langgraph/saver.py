@@ -28,7 +28,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from killick.adapters.langgraph.serialization import Packer, Unpacker, inflated, items_of, renumbered
+from killick.adapters.langgraph.serialization import STRICT_SERDE, Packer, Unpacker, inflated, items_of, renumbered
 from killick.adapters.langgraph.threads import At, Draft, Thread, Threads
 from killick.client.client import AnyClient
 from killick.errors import DeclarationRefused, RunUnknown
@@ -51,7 +51,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
     def __init__(
         self, store: AnyClient | str | os.PathLike[str] = "killick.db", *, serde: SerializerProtocol | None = None
     ) -> None:
-        super().__init__(serde=serde)
+        super().__init__(serde=serde or STRICT_SERDE)
         self._threads = Threads(store)
 
     def close(self) -> None:

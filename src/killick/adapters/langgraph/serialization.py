@@ -24,6 +24,9 @@ import msgspec
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
+STRICT_SERDE: Final = JsonPlusSerializer(allowed_msgpack_modules=None)
+"""Restores LangGraph's own safe types alone: by any other, a process that can write the store could run code here."""
+
 INLINE_BYTES_MAX: Final = 48
 """A longer value becomes an item, and is stored once."""
 

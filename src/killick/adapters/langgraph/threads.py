@@ -222,7 +222,7 @@ class Thread(ShelfLog):
             return
 
     def _packed(self, serde: SerializerProtocol, drafts: Sequence[Draft]) -> tuple[list[Entry], dict[bytes, int]]:
-        at, entries, digests = self._client.clock.now_us(), list[Entry](), dict[bytes, int]()
+        at, entries, digests = self._client.runtime.clock.now_us(), list[Entry](), dict[bytes, int]()
         first = self._count
         for place, draft in enumerate(drafts):
             packing = Packer(serde, self._known, first, digests)
@@ -259,6 +259,6 @@ class Threads(FrameworkState):
         return cast("Thread", super().log(id))
 
     def drop(self, id: str, *names: str) -> None:  # noqa: A002
-        at, thread = self.client.clock.now_us(), self.log(id)
+        at, thread = self.client.runtime.clock.now_us(), self.log(id)
         if names:
             thread.append([Entry(system_events.EntryDropped(at=at, name=name)) for name in names], None)

@@ -101,7 +101,7 @@ def _cases(shell: Shell, target: str, like: str | None) -> list[Case]:
     for case in cases:
         if not isinstance(case, Case):
             raise CommandFailed(f"{target}: is neither an agent nor a killick.testing.Case but {type(case).__name__}")
-    return [case_like(shell.client.log, shell.run(like), case.agent) for case in cases] if like is not None else cases
+    return [case_like(shell.log, shell.run(like), case.agent) for case in cases] if like is not None else cases
 
 
 def _joined(case: Case, given: str | None, options: dict[str, Any]) -> Case:

@@ -181,16 +181,16 @@ def _found(shell: Shell, target: str) -> Iterator[tuple[str, Contract]]:
     """The contracts that TARGET names, each with the agent or tool that it belongs to."""
     if _is_file(target):
         yield "", _read(target)
-    elif ":" in target and not (shell.exists and shell.client.store.head(target) is not None):
+    elif ":" in target and not (shell.exists and shell.store.head(target) is not None):
         yield "", _declared(target)
-    elif shell.exists and shell.client.store.head(target) is not None:
-        bound = shell.client.log.state(target).fold.facts.contracts
+    elif shell.exists and shell.store.head(target) is not None:
+        bound = shell.log.state(target).fold.facts.contracts
         if not bound:
             raise CommandFailed(
                 f"{target}: no contract is on record of it; `killick contract rejudge --contract FILE` tries one"
             )
         for each in sorted(bound, key=lambda each: each.of is not None):
-            yield _whose(each), Contract.from_spec(shell.client.log.data(target, each.seq)["contract"])
+            yield _whose(each), Contract.from_spec(shell.log.data(target, each.seq)["contract"])
     else:
         yield "", _of_agent(shell, target)
 
@@ -283,9 +283,9 @@ def rejudge_command(
     refused: list[tuple[str, str]] = []
     for each in chosen:
         try:
-            found.append(rejudge(shell.client.log, each.run, contract))
+            found.append(rejudge(shell.log, each.id, contract))
         except ContractRefused as error:
-            refused.append((each.run, str(error)))
+            refused.append((each.id, str(error)))
     if shell.json:
         shell.emit(_rejudged_document(found, refused))
     else:

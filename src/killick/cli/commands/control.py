@@ -52,7 +52,7 @@ def _act(shell: Shell, act: Act, selection: Selection, *, dry_run: bool, yes: bo
         raise CommandFailed(f"nothing to {act.verb}: no run matches ({selection}); `killick ps` lists them")
     outcomes = [plan for _, plan in planned]
     if not dry_run:
-        named = ", ".join(run.run for run, _ in planned[:3]) + (", …" if len(planned) > 3 else "")
+        named = ", ".join(run.id for run, _ in planned[:3]) + (", …" if len(planned) > 3 else "")
         question = f"{act.verb} {counted(len(planned), 'run')} ({named})?"
         if not selection.is_named and not shell.confirm(question, yes=yes):
             raise CommandFailed("nothing done", Exit.BAD)
@@ -63,10 +63,10 @@ def _act(shell: Shell, act: Act, selection: Selection, *, dry_run: bool, yes: bo
 
 def _planned(shell: Shell, act: Act, run: Listed) -> Outcome:
     try:
-        will = act.plan(RunPreview(shell.client, run.run)).will
-        return Outcome(run.run, run.status, done=will.removeprefix(f"{run.run} "))
+        will = act.plan(RunPreview(shell.client, run.id)).will
+        return Outcome(run.id, run.status, done=will.removeprefix(f"{run.id} "))
     except KillickError as error:
-        return Outcome(run.run, run.status, refused=str(error).removeprefix(f"{run.run}: "))
+        return Outcome(run.id, run.status, refused=str(error).removeprefix(f"{run.id}: "))
 
 
 def _done(act: Act, planned: Outcome) -> Outcome:
@@ -156,8 +156,8 @@ def cancel_command(
 
 def is_held(shell: Shell, run: str) -> bool:
     """Whether a process has the run leased."""
-    head = shell.client.store.head(run)
-    return head is not None and store.is_held(shell.client.store, head)
+    head = shell.store.head(run)
+    return head is not None and store.is_held(shell.store, head)
 
 
 # resume -------------------------------------------------------------------------------------------

@@ -70,11 +70,11 @@ def _found(shell: Shell, run: str, places: tuple[str, ...], at: str | None) -> D
     if not places or len(places) > 2:
         raise CommandFailed("name one step, two places, or another run; see killick time diff --help")
     if len(places) == 1 and not is_place(places[0]):
-        if kd.store.head(places[0]) is None:
+        if kd.runtime.store.head(places[0]) is None:
             raise CommandFailed(
                 f"{places[0]}: no run of that id, and no place in {run}; write 6, 6:before, @17, start or now"
             )
-        return parting(kd.log, run, places[0]) if at is None else kd.diff(run, at, against=places[0])
+        return parting(kd.runtime.log, run, places[0]) if at is None else kd.diff(run, at, against=places[0])
     if at is not None:
         raise CommandFailed("--at is for two runs: killick time diff RUN_A RUN_B --at 6:after")
     return kd.diff(run, *places)

@@ -47,7 +47,7 @@ _LINE_STYLES: Final = {"+": "green", "-": "red", "@": "cyan", "\\": "dim"}
 
 def show(shell: Shell, run: str, at: str | None, path: str | None, *, everything: bool) -> None:
     """Print the files of a run at a place: all, those of a folder, or the content of one."""
-    with history.at(shell.client.log, run, at or "now") as found:
+    with history.at(shell.log, run, at or "now") as found:
         if path is not None:
             name, entry = found.find(path)
             if not entry.is_folder:

@@ -86,7 +86,7 @@ def _question(name: str) -> Callable[[Callable[..., Findings[Any]]], click.Comma
         ) -> None:  # fmt: skip
             if limit < 1:
                 raise CommandFailed(f"--limit {limit}: shows nothing; name at least 1, or --all")
-            now = shell.client.clock.now_us()
+            now = shell.clock.now_us()
             within = {
                 "agent": agent,
                 "run": None if run is None else shell.run(run),

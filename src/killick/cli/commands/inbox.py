@@ -27,10 +27,10 @@ from killick.cli.context import (
     text_of,
 )
 from killick.cli.exit_codes import CommandFailed
-from killick.client.inbox import agreement, whom
+from killick.client.inbox import addressed, agreement, everything, whom
 from killick.engine.approval import argument_edits
-from killick.engine.steps.waits import QUESTION_VERBS, SETTLEMENT_VERBS, Verb
-from killick.engine.views import Wait
+from killick.engine.inbox import QUESTION_VERBS, SETTLEMENT_VERBS, Verb
+from killick.engine.views import Wait, key_of, needs_value
 from killick.errors import AlreadyAnswered, AnswerRefused, NotAsked
 from killick.history.timeline import timeline
 from killick.presenting import approvals
@@ -70,13 +70,15 @@ def _commands(wait: Wait) -> list[tuple[str, ...]]:
             takes.append((verb, "--set", argument_edits.example(wait)))
         elif verb in (*_NEEDS_VALUE, "happened"):
             takes.append((verb, "--value", "VALUE"))
+    if needs_value(wait):
+        takes = sorted((words for words in takes if words != ("happened",)), key=lambda words: words[0] != "happened")
     return [("answer", wait.id, *words) for words in (*chosen, *takes)]
 
 
 def print_wait(shell: Shell, wait: Wait, *, err: bool = False) -> None:
     """A wait: what is asked, of whom, until when, and what to type."""
     out = shell.err if err else shell.out
-    show, now = out.print, shell.client.clock.now_us()
+    show, now = out.print, shell.clock.now_us()
     if wait.rule is not None:
         for line in _approval(shell, wait, out.width, now):
             show(line, soft_wrap=True)
@@ -92,6 +94,8 @@ def print_wait(shell: Shell, wait: Wait, *, err: bool = False) -> None:
     show(about, soft_wrap=True)
     if (would := intended(wait)) is not None:
         show(Text(f"  about {would}"), soft_wrap=True)
+    if (key := key_of(wait.intention)) is not None:
+        show(Text(f"  look for the idempotency key {key} where it would have happened"), soft_wrap=True)
     _print_commands(shell, wait, out)
 
 
@@ -104,7 +108,7 @@ def _approval(shell: Shell, wait: Wait, width: int, now: int) -> Iterator[Text]:
     reason.append(f" ({rule})" if rule else "", style="dim")
     asked = Text(f"asked of {whom(wait.to, wait.may)} {paint.ago(wait.since_us, now)}", style="dim")
     if wait.round:
-        asked.append(f", {approvals.passed_on(timeline(shell.client.log, wait.run).step(wait.step))}", style="dim")
+        asked.append(f", {approvals.passed_on(timeline(shell.log, wait.run).step(wait.step))}", style="dim")
     voted, until = Text(agreement(wait.need, wait.votes), style="yellow"), _until(wait, now)
     if until is not None:
         voted.append("; " if voted else "", style="dim").append_text(until)
@@ -165,7 +169,7 @@ def inbox_command(shell: Shell, to: str | None, limit: int) -> None:
       killick inbox
       killick inbox --to managers --json
     """
-    waiting = shell.client.inbox(to=to, limit=10_000)
+    waiting = _inbox(shell, to, limit=10_000)
     if shell.json:
         shell.emit([asked(shell, wait) for wait in waiting[:limit]])
         return
@@ -177,9 +181,13 @@ def inbox_command(shell: Shell, to: str | None, limit: int) -> None:
         shell.note(f"nothing waits for {to or 'a person'}")
     elif len(waiting) > limit:
         shell.note(f"\n{len(waiting) - limit} more; --limit {len(waiting)} shows them all")
-    for run in dict.fromkeys(wait.run for wait in shell.client.inbox(to=to, answered=True)):
-        agent = shell.client.info(run).agent
+    for run in dict.fromkeys(wait.run for wait in _inbox(shell, to, answered=True)):
+        agent = shell.log.state(run).agent
         shell.note(f"{run}: answered; to continue: {shell.goes_on(run, agent)}, or start a worker")
+
+
+def _inbox(shell: Shell, to: str | None = None, *, answered: bool = False, limit: int = 100) -> Sequence[Wait]:
+    return everything(shell.log, addressed(to), now_us=shell.clock.now_us(), answered=answered, limit=limit)
 
 
 class CommandQuestion(Question, frozen=True, kw_only=True):
@@ -190,7 +198,7 @@ class CommandQuestion(Question, frozen=True, kw_only=True):
 
 def asked(shell: Shell, wait: Wait) -> CommandQuestion:
     """A wait for programs."""
-    state = shell.client.log.state(wait.run)
+    state = shell.log.state(wait.run)
     typed = tuple(commands(shell, wait))
     return CommandQuestion.of(state.fold.facts, **asdict(open_wait(wait)), commands=typed)
 
@@ -201,7 +209,7 @@ def asked(shell: Shell, wait: Wait) -> CommandQuestion:
 @completing
 def complete_wait(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
     """The waits that can be answered."""
-    waits = shell.client.inbox(limit=500)
+    waits = _inbox(shell, limit=500)
     return [(wait.id, paint.brief(wait.prompt or wait.name)) for wait in waits]
 
 
@@ -209,7 +217,7 @@ def complete_wait(shell: Shell, context: click.Context) -> Iterable[tuple[str, s
 def complete_verb(shell: Shell, context: click.Context) -> Iterable[str]:
     """The answers that the wait takes."""
     named = context.params.get("wait") or ""
-    waits = [wait for wait in shell.client.inbox(limit=500) if named in (wait.id, wait.run)]
+    waits = [wait for wait in _inbox(shell, limit=500) if named in (wait.id, wait.run)]
     return dict.fromkeys(verb for wait in waits for verb in wait.verbs) or VERBS
 
 
@@ -305,7 +313,7 @@ def _move(refused: AnswerRefused, asked: Wait | None, verb: str, value: str | No
 def _open_waits(shell: Shell, wait: str) -> tuple[str, list[Wait]]:
     """The run that was meant, which exists, and those of its waits that can be answered."""
     run, step = wait, ""
-    if shell.client.store.head(wait) is None:
+    if shell.store.head(wait) is None:
         run, _, step = wait.rpartition(":")
         shell.run(run or wait)
     waits = [each for each in shell.client.info(run).waits if each.verbs]
@@ -370,7 +378,7 @@ def say_command(shell: Shell, run: str, text: str, by: str | None) -> None:
 
 def refuse_deaf(shell: Shell, run: str) -> None:
     """A run that is over takes nothing any more; one that failed does when it is resumed."""
-    row = shell.client.store.index(run)
+    row = shell.store.index(run)
     if row is not None and row.status in ENDED:
         move = f"`{shell.typed('resume', run)}` lets it go on" if row.status == "failed" else "start another"
         raise CommandFailed(f"{run}: is over ({row.status}) and hears nothing; {move}")

@@ -33,9 +33,11 @@ EXTRA: Final = ("httpx", "uvicorn")
               show_default=True, help="How long the provider may be silent.")  # fmt: skip
 @click.option("--body-mb", metavar="N", type=click.IntRange(1), default=64, show_default=True,
               help="Larger requests are passed on unread.")  # fmt: skip
+@click.option("--host-name", "host_names", metavar="NAME", multiple=True,
+              help="Another host name of this machine that clients use. May be repeated.")  # fmt: skip
 def proxy_command(
     shell: Shell, upstream: str, budget: int, paging: bool, host: str, port: int, agent: str, timeout: float,
-    body_mb: int,
+    body_mb: int, host_names: tuple[str, ...],
 ) -> Exit:  # fmt: skip
     """Proxy model calls to a provider: page the requests, and record every call.
 
@@ -59,6 +61,7 @@ def proxy_command(
         "agent": agent,
         "timeout_seconds": timeout,
         "body_bytes_max": body_mb << 20,
+        "host_names": host_names,
         "ready": partial(_ready, shell, upstream),
     }
     # The proxy is another surface: this one knows it by name only.
@@ -73,10 +76,10 @@ def proxy_command(
 
 def _ready(shell: Shell, upstream: str, url: str) -> None:
     if shell.json:
-        shell.emit_line({"what": "proxying", "url": url, "upstream": upstream, "store": shell.client.store.place})
+        shell.emit_line({"what": "proxying", "url": url, "upstream": upstream, "store": shell.store.place})
         return
     for line in (
-        f"proxying {upstream} at {url}, recording to {shell.client.store.place}",
+        f"proxying {upstream} at {url}, recording to {shell.store.place}",
         f"  OPENAI_BASE_URL={url}/v1",
         f"  ANTHROPIC_BASE_URL={url}",
     ):

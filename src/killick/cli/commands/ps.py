@@ -98,7 +98,7 @@ def ps_command(
     statuses = tuple(each.strip() for text in (*status, *short) for each in text.split(","))
     if unknown := [each for each in statuses if each not in STATUSES]:
         raise CommandFailed(f"{unknown[0]}: no such status; there are {', '.join(STATUSES)}")
-    now = shell.client.clock.now_us()
+    now = shell.clock.now_us()
     wanted = ListRequest(
         status=statuses,
         agent=agent,
@@ -128,16 +128,15 @@ class Listing:
 
     def __init__(self, shell: Shell, wanted: ListRequest) -> None:
         self.shell = shell
-        self.client = shell.client
         self.wanted = wanted
-        self.lines = listing.Listing(shell.client.log, whole=shell.json)
+        self.lines = listing.Listing(shell.log, whole=shell.json)
 
     def rows(self, limit: int) -> list[RunRow]:
         """Newest first, page by page."""
         found: list[RunRow] = []
         before = None
         while len(found) < limit:
-            page = self.client.store.runs(self.wanted.query, before=before, limit=min(limit - len(found), 10_000))
+            page = self.shell.store.runs(self.wanted.query, before=before, limit=min(limit - len(found), 10_000))
             found += page
             if len(page) < 10_000:
                 break
@@ -145,7 +144,7 @@ class Listing:
         return found
 
     def seen(self) -> list[Seen]:
-        lines = self.lines.lines(self.rows(self.wanted.limit), self.client.clock.now_us())
+        lines = self.lines.lines(self.rows(self.wanted.limit), self.shell.clock.now_us())
         return [self._seen(line) for line in lines if self.wanted.has(line.status)]
 
     def _seen(self, line: Line) -> Seen:
@@ -157,7 +156,7 @@ class Listing:
 
     def counts(self) -> Counter[str]:
         """How many there are of each status, of those that match in all else."""
-        return listing.counted(self.client.store, self.wanted.query)
+        return listing.counted(self.shell.store, self.wanted.query)
 
     def last_line(self, shown: int, seen: Sequence[Seen] = ()) -> Text:
         """The counts by status. With `seen`, also the next move for abandoned runs."""
@@ -180,10 +179,10 @@ class Listing:
     def nothing(self) -> str:
         counts = self.counts()
         if not counts and not (self.wanted.agent or self.wanted.tag or self.wanted.since_us):
-            return f"{self.shell.store}: no runs yet; `killick run app.py:agent` starts one, `killick demo` shows one"
+            return f"{self.shell.url}: no runs yet; `killick run app.py:agent` starts one, `killick demo` shows one"
         told = ", ".join(f"{counts[name]} {name}" for name in STATUSES if counts[name])
         if not told and self.wanted.agent is not None:
-            told = f"runs of {', '.join(self.client.store.agents())}"
+            told = f"runs of {', '.join(self.shell.store.agents())}"
         return f"no run matches{f'; there are {told}' if told else ''}"
 
 
@@ -277,7 +276,7 @@ class Watching:
         self.shell = shell
         self.wanted = wanted
         self.listing = Listing(shell, wanted)
-        self.clock = shell.client.clock
+        self.clock = shell.clock
         self.last: dict[str, Seen] = {}
         self.changed: dict[str, int] = {}
 

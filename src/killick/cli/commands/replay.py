@@ -77,8 +77,8 @@ def replay_command(
 def _found(shell: Shell, source: str, run: str | None) -> tuple[Export, bytes | None]:
     """A run of the store, as a copy and with the key of its secrets; or what a file holds."""
     is_file = Path(source).is_file()
-    if not is_file or (shell.exists and not bundle.is_archive(source) and shell.client.store.head(source) is not None):
-        log = shell.client.log
+    if not is_file or (shell.exists and not bundle.is_archive(source) and shell.store.head(source) is not None):
+        log = shell.log
         return Export(source, export(log, shell.run(source), children=run is not None)), log.store.secret_key
     if not bundle.is_archive(source):
         found = read(source)

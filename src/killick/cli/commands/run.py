@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
@@ -16,7 +17,7 @@ from rich.text import Text
 from killick.cli import apps, prompt
 from killick.cli import style as paint
 from killick.cli.commands.inbox import asked, print_wait
-from killick.cli.context import Shell, Unparsed, command, completing, parsed, text_of
+from killick.cli.context import Shell, Unparsed, command, completing, current_user, parsed, text_of
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.client.client import Client
 from killick.client.start import begin
@@ -83,7 +84,7 @@ def run_command(
 
     AGENT is app.py:agent, module:agent, or a name in the app of [tool.killick]. Without it, --id names the run to
     continue. The command waits for timers. Where the run waits for a person, it asks you; without a terminal it exits
-    with code 3.
+    with code 3. Ctrl-C pauses the run when its open step has ended; a second one stops it at once.
 
     \b
       killick run app.py:review --input '{"id": 17}'
@@ -94,17 +95,20 @@ def run_command(
     going = _going(shell, agent, text, run)
     client, found = shell.creating(), going.agent
     with _hushed():
-        run, new = begin(client.engine, found, going.input, going.run, priority, tags, resume=resume)
+        run, new = begin(client.runtime.engine, found, going.input, going.run, priority, tags, resume=resume)
     if new is not None:
         client.start(found, going.input, id=run, priority=priority, tags=new.started.tags)
     elif going.run is None and not quiet:
         shell.note(f"{run}: continues this run, which was not finished")
     going = going._replace(run=run)
-    is_over = (row := client.store.index(run)) is not None and row.status in ENDED
+    is_over = (row := client.runtime.store.index(run)) is not None and row.status in ENDED
     try:
         result = _outcome(shell, going, quiet=quiet) if is_over else _drive(shell, going, quiet=quiet)
     except KeyboardInterrupt:
-        raise CommandFailed(f"{run}: parked where it was; to go on: {going.again(shell)}", Exit.INTERRUPTED) from None
+        raise CommandFailed(f"{run}: stopped inside a step; to go on: {going.again(shell)}", Exit.INTERRUPTED) from None
+    except Interrupted:
+        moves = f"{shell.typed('resume', run)} && {going.again(shell)}"
+        raise CommandFailed(f"{run}: paused between two steps; to go on: {moves}", Exit.INTERRUPTED) from None
     except (RunWaiting, RunFailed) as stopped:
         return _stopped(shell, going, stopped)
     if shell.json:
@@ -156,7 +160,7 @@ def _going(shell: Shell, target: str | None, text: str | None, run: str | None) 
 
 def _recorded(shell: Shell, run: str) -> State | None:
     """A run that may exist, in a store that may."""
-    return shell.client.state(run) if shell.exists and shell.client.store.head(run) is not None else None
+    return shell.client.state(run) if shell.exists and shell.store.head(run) is not None else None
 
 
 def _outcome(shell: Shell, going: Going, *, quiet: bool) -> Any:
@@ -170,16 +174,45 @@ def _outcome(shell: Shell, going: Going, *, quiet: bool) -> Any:
 def _drive(shell: Shell, going: Going, *, quiet: bool) -> Any:
     """Run to the result, and ask the person at the terminal the run's questions."""
     client, run = shell.client, str(going.run)
-
     while True:
         try:
-            with Progress(shell, client, run, shown=shell.err.is_terminal and not quiet):
+            with Progress(shell, client, run, shown=shell.err.is_terminal and not quiet), _pausing(shell, run):
                 return client.run(going.agent, going.input, id=run)
         except RunWaiting as waiting:
             if isinstance(waiting, RunPaused | RunDiverged) or shell.json or not prompt.can_ask():
                 raise
             if not prompt.ask(client, waiting):
                 raise
+
+
+class Interrupted(Exception):
+    """The run was paused because the person pressed Ctrl-C."""
+
+
+@contextmanager
+def _pausing(shell: Shell, run: str) -> Generator[None, None, None]:
+    """Lets the first Ctrl-C pause the run after its open step. The second one raises KeyboardInterrupt."""
+    asked: list[threading.Thread] = []
+
+    def pause() -> None:
+        with suppress(KillickError):  # it has just ended, or is paused
+            shell.client.pause(run, by=current_user(), because="Ctrl-C")
+            shell.note(f"{run}: pauses when its open step has ended; Ctrl-C again stops it at once")
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        asked.append(threading.Thread(target=pause, name="killick-pause", daemon=True))
+        asked[0].start()  # not here: this thread may hold a lock of the store
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except RunPaused as paused:
+        if asked:
+            raise Interrupted from paused
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _stopped(shell: Shell, going: Going, stopped: RunWaiting | RunFailed) -> Exit:
@@ -250,7 +283,7 @@ def start_command(
     found = shell.agent(agent)
     value = fitting(found, text)
     client = shell.creating()
-    known = run is not None and client.store.head(run) is not None
+    known = run is not None and client.runtime.store.head(run) is not None
     handle = client.start(found, value, id=run, priority=priority, tags=tags)
     status = handle.info().status
     if shell.json:
@@ -328,7 +361,7 @@ class Progress:
 
     def __init__(self, shell: Shell, client: Client, run: str, *, shown: bool) -> None:
         self._shell, self._client, self._run = shell, client, run
-        self._after = client.log.head(run).seq
+        self._after = client.runtime.log.head(run).seq
         self._shown: dict[tuple[str, int], str] = {}
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="killick-progress", daemon=True) if shown else None
@@ -368,7 +401,7 @@ class Progress:
                 self._show(state, step)
 
     def _show(self, state: State, step: Step) -> None:
-        now = self._client.clock.now_us()
+        now = self._client.runtime.clock.now_us()
         is_new = self._shown.get((step.id, step.intended)) != step.status
         is_busy = step.status in ("intended", "running")
         if is_new and (not is_busy or now - step.at > LONG_US):

@@ -97,9 +97,9 @@ def _secret(text: str) -> tuple[str, str]:
 
 def _ready(shell: Shell, url: str, link: str | None, *, opens: bool, alone: bool) -> None:
     if shell.json:
-        shell.emit_line({"what": "serving", "url": url, "store": shell.client.store.place, "link": link})
+        shell.emit_line({"what": "serving", "url": url, "store": shell.store.place, "link": link})
     else:
-        shell.out.print(f"serving {shell.client.store.place} at {url}", soft_wrap=True, markup=False)
+        shell.out.print(f"serving {shell.store.place} at {url}", soft_wrap=True, markup=False)
         if link is not None:
             shell.out.print(f"sign in, once, by {link}", soft_wrap=True, markup=False)
     if not alone:

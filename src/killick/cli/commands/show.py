@@ -15,28 +15,23 @@ import msgspec
 from rich.text import Text
 
 from killick.cli import style
-from killick.cli.commands.files import show as show_files
 from killick.cli.commands.inbox import commands
 from killick.cli.context import Shell, command, run_argument
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.run_view import VALUE_CHARS, WHOLE, Page
-from killick.cli.window import show as show_window
-from killick.client.client import Client
 from killick.client.inbox import agreement, whom
 from killick.engine import views
 from killick.engine.approval import argument_edits
 from killick.engine.inbox import VOTE
-from killick.history import listing
+from killick.engine.views import key_of
+from killick.history import listing, run_info
 from killick.history.explain import why
-from killick.history.graph.graph import Past, family, generations
-from killick.history.graph.svg import svg as svg_of
-from killick.history.graph.text import outline
 from killick.history.phrasing import counted, process
 from killick.history.timeline import Timeline, timeline
 from killick.history.timeline_parts import Moment, Wait
 from killick.log import boundaries
 from killick.log.boundaries import RunMoment
-from killick.log.log import Recorded
+from killick.log.log import Log, Recorded
 from killick.model import events as e
 from killick.permissions import open_output
 from killick.presenting import approvals, moments
@@ -100,11 +95,13 @@ def show_command(
         raise CommandFailed(f"{' and '.join([*chosen, *(['--at'] if at else [])])} do not go together; choose one")
     if path is not None and not files:
         raise CommandFailed(f"{path}: a PATH is for --files; {shell.typed('show', run, '--files', path)}")
-    client, run = shell.client, shell.run(run)
+    run = shell.run(run)
     if files:
+        from killick.cli.commands.files import show as show_files
+
         show_files(shell, run, at, path, everything=everything)
         return None
-    place = boundaries.at(client.log, run, at) if at is not None else None
+    place = boundaries.at(shell.log, run, at) if at is not None else None
     if follow:
         return _follow(shell, run, full=full)
     if state:
@@ -116,9 +113,11 @@ def show_command(
     elif graph or svg is not None:
         _graph(shell, run, svg)
     elif window:
+        from killick.cli.window import show as show_window
+
         show_window(shell, run, place, everything=everything, full=full)
     else:
-        found = timeline(client.log, run, place.seq, keep=place.keep) if place else timeline(client.log, run)
+        found = timeline(shell.log, run, place.seq, keep=place.keep) if place else timeline(shell.log, run)
         if number is not None:
             _why(shell, found, number, live=place is None, full=full)
         elif shell.json:
@@ -130,10 +129,10 @@ def show_command(
 
 def _emit(shell: Shell, found: Timeline, *, live: bool) -> None:
     """The whole run as a document; at its head with its open waits, as they are now."""
-    client, now = shell.client, shell.client.clock.now_us()
-    status = standing(client, found.run, str(found.status)) if live else str(found.status)
-    waits = client.info(found.run).waits if live else None
-    broken = client.store.quarantined(found.run) if live else None
+    now = shell.clock.now_us()
+    status = standing(shell.log, found.run, str(found.status)) if live else str(found.status)
+    waits = run_info.info(shell.log, found.run).waits if live else None
+    broken = shell.store.quarantined(found.run) if live else None
     shell.emit(run_timeline(found, now if live else found.last_at, status=status, broken=broken, waits=waits))
 
 
@@ -141,7 +140,7 @@ def _emit(shell: Shell, found: Timeline, *, live: bool) -> None:
 
 
 def _page(shell: Shell, found: Timeline, at: str | None, *, everything: bool, full: bool) -> None:
-    now = shell.client.clock.now_us() if at is None else found.last_at
+    now = shell.clock.now_us() if at is None else found.last_at
     page = Page(found, width=shell.out.width, now_us=now, full=full)
     parts = [heading(shell, page, at), page.timeline_lines(everything=everything), page.failure(), _foot(shell, page)]
     for number, part in enumerate(parts):
@@ -154,7 +153,7 @@ def _page(shell: Shell, found: Timeline, at: str | None, *, everything: bool, fu
 def heading(shell: Shell, page: Page, at: str | None = None) -> Iterator[Text]:
     """Where a run is, what it waits for, and what to type; or where it was at a place in time."""
     tl, live = page.timeline, at is None
-    status = standing(shell.client, tl.run, str(tl.status)) if live else str(tl.status)
+    status = standing(shell.log, tl.run, str(tl.status)) if live else str(tl.status)
     head = Text.assemble((tl.run, "bold")).append("  ").append_text(style.status(status)).append(f"  {tl.agent}")
     yield head.append(f"  as it was at {at}, {style.moment(tl.last_at)}" if at is not None else "", style="dim")
     for label, lines in _labelled(shell, page, status, live=live):
@@ -175,7 +174,7 @@ def _labelled(shell: Shell, page: Page, status: str, *, live: bool) -> Iterator[
         yield "failed", [told.append(style.brief(cause.message, 300))]
     crashes = tl.state.fold.facts.crashes
     if crashes is not None and tl.ended_at is None:
-        about = listing.crash(shell.client.log, tl.run, crashes)
+        about = listing.crash(shell.log, tl.run, crashes)
         again = "" if about.at_us is None else f"; a worker tries again {style.moment(about.at_us)}"
         yield "crashed", [Text(f"{about.text}{again}", style="red")]
     if tl.held_back is not None:
@@ -188,9 +187,9 @@ def _labelled(shell: Shell, page: Page, status: str, *, live: bool) -> Iterator[
     if waits:
         yield "waits", waits
     if status == "broken":
-        yield "broken", [Text(str(shell.client.store.quarantined(tl.run)), style="red")]
+        yield "broken", [Text(str(shell.store.quarantined(tl.run)), style="red")]
     if status == "abandoned":
-        holder = shell.client.log.head(tl.run).holder or tl.holder
+        holder = shell.log.head(tl.run).holder or tl.holder
         yield "dead", [Text(f"{process(holder) if holder else 'its process'} died", style="red")]
     if live and (lines := _next(shell, tl, status, now)):
         yield "next", lines
@@ -222,6 +221,7 @@ def _waits(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
         case _:
             yield Text(asked_of(wait), style="bold")
             about += [f"asked of {', '.join(wait.to)}"] if wait.to else []
+            about += [f"look for the idempotency key {key}"] if (key := key_of(wait.intention)) else []
     if wait.deadline is not None and wait.waits_for != "time":
         default = f", then {style.brief(wait.default, 40)}" if wait.default is not None else ""
         about.append(f"until {style.moment(wait.deadline)} ({style.ago(wait.deadline, now)}){default}")
@@ -236,8 +236,8 @@ def _approval(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
     reason = wait.reason or f"{page.timeline.run} wants to do this"
     yield Text(argument_edits.visible(reason)).append(f" ({rule})" if rule else "", style="dim")
     voters = [vote.by for vote in wait.votes]
-    is_now = shell.client.log.head(page.timeline.run).seq == page.timeline.seq
-    for each in shell.client.info(page.timeline.run).waits if is_now else ():
+    is_now = shell.log.head(page.timeline.run).seq == page.timeline.seq
+    for each in run_info.info(shell.log, page.timeline.run).waits if is_now else ():
         voters = list(each.votes) if each.step == wait.step else voters
     told = [f"asked of {whom(wait.to, wait.may)}", agreement(wait.need, voters)]
     told.append(approvals.passed_on(page.timeline.step(wait.step)) if wait.round else "")
@@ -250,9 +250,9 @@ def _until(at_us: int, now_us: int) -> str:
 
 def _child(shell: Shell, run: str) -> Text:
     """The status of a child run, and what it waits for."""
-    if shell.client.store.head(run) is None:
+    if shell.store.head(run) is None:
         return Text()
-    child = shell.client.info(run)
+    child = run_info.info(shell.log, run)
     below = "; ".join(each.prompt or f"{each.waits_for} {each.name}" for each in child.waits)
     return Text(", which is ").append_text(style.status(child.status)).append(f": {below}" if below else "")
 
@@ -267,7 +267,7 @@ def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
     if status in ("failed", "paused", "abandoned") or tl.held_back is not None:
         worker = ("  or start a worker", "dim") if status == "abandoned" else ""
         return [Text.assemble((shell.typed("resume", tl.run), "bold green"), worker)]
-    index = shell.client.store.index(tl.run)
+    index = shell.store.index(tl.run)
     is_due = index is not None and index.wake_at_us is not None and index.wake_at_us <= now_us
     if is_due and not _is_only_voted(shell, tl, now_us):
         # Its time has come, or something came for it that it has not taken yet.
@@ -276,7 +276,7 @@ def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
     if status == "running":
         return [Text(shell.typed("show", tl.run, "--follow"), style="bold green")]
     lines: list[Text] = []
-    for wait in _waits_below(shell.client, tl.run) if status == "waiting" else ():
+    for wait in _waits_below(shell.log, tl.run) if status == "waiting" else ():
         first, *others = commands(shell, wait)
         line, verb = Text.assemble((first, "bold green")), len(f"killick answer {shlex.quote(wait.id)} ")
         ending = shell.typed().removeprefix("killick")
@@ -289,16 +289,16 @@ def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
 
 def _is_only_voted(shell: Shell, tl: Timeline, now_us: int) -> bool:
     """Whether nothing came but votes where others have to agree as well, which change nothing by themselves."""
-    came = shell.client.store.inbox(tl.run)
+    came = shell.store.inbox(tl.run)
     is_late = any(wait.deadline is not None and wait.deadline <= now_us for wait in tl.waits)
     return bool(came) and not is_late and all(each.name == VOTE for each in came)
 
 
-def _waits_below(client: Client, run: str) -> Iterator[views.Wait]:
+def _waits_below(log: Log, run: str) -> Iterator[views.Wait]:
     """The waits that a person can end, including those of child runs."""
-    for wait in client.info(run).waits:
-        is_there = wait.waits_for == "child" and client.store.head(wait.name) is not None
-        below = list(_waits_below(client, wait.name)) if is_there else []
+    for wait in run_info.info(log, run).waits:
+        is_there = wait.waits_for == "child" and log.store.head(wait.name) is not None
+        below = list(_waits_below(log, wait.name)) if is_there else []
         yield from below or ([wait] if wait.waits_for != "time" else [])
 
 
@@ -318,32 +318,32 @@ def _foot(shell: Shell, page: Page) -> Iterator[Text]:
     about = [f"--why {step.number}" if step is not None else "--why", "--state", "--log", "--history"]
     forks = (isinstance(entry.event, e.ForkMade) for entry in tl.entries if isinstance(entry, Moment))
     more = ["--graph"] * bool(tl.generation or any(forks)) + ["--window"] * any(s.sort == "model" for s in tl.steps())
-    more += ["--files"] * (shell.client.log.ledger(tl.run).facts.workspace is not None)
+    more += ["--files"] * (shell.log.ledger(tl.run).facts.workspace is not None)
     more += [] if page.full else ["--full"]
     yield from style.wrapped(
         Text(), Text(f"more: {shell.typed('show', tl.run)}  {'  '.join(about + more)}", style="dim"), page.width
     )
 
 
-def standing(client: Client, run: str, status: str) -> str:
+def standing(log: Log, run: str, status: str) -> str:
     """The status of a run: broken, abandoned, or the one on record."""
-    if client.store.quarantined(run) is not None:
+    if log.store.quarantined(run) is not None:
         return "broken"
-    return "abandoned" if is_abandoned(client, run, status) else status
+    return "abandoned" if is_abandoned(log, run, status) else status
 
 
-def is_abandoned(client: Client, run: str, status: str) -> bool:
+def is_abandoned(log: Log, run: str, status: str) -> bool:
     """Whether a run is marked as running and no process has it leased."""
     if status != "running":
         return False
-    return not is_held(client.store, client.log.head(run))
+    return not is_held(log.store, log.head(run))
 
 
 # the other faces ----------------------------------------------------------------------------------
 
 
 def _why(shell: Shell, found: Timeline, number: str, *, live: bool, full: bool) -> None:
-    abandoned = live and is_abandoned(shell.client, found.run, found.status)
+    abandoned = live and is_abandoned(shell.log, found.run, found.status)
     zone = datetime.fromtimestamp(found.started_at / 1_000_000, UTC).astimezone().tzinfo or UTC
     told = why(found, number or None, zone=zone, chars=WHOLE if full else 160, text_of=reply_text, abandoned=abandoned)
     if not told:
@@ -359,7 +359,7 @@ def _why(shell: Shell, found: Timeline, number: str, *, live: bool, full: bool) 
 
 
 def _state(shell: Shell, run: str, place: RunMoment | None) -> None:
-    log = shell.client.log
+    log = shell.log
     raw = (log.state(run, place.seq, keep=place.keep) if place is not None else log.state(run)).to_json()
     if shell.json:
         shell.write(raw.decode())
@@ -374,10 +374,10 @@ def _state(shell: Shell, run: str, place: RunMoment | None) -> None:
 
 
 def _log(shell: Shell, run: str, place: RunMoment | None, *, full: bool) -> None:
-    last = shell.client.log.head(run).seq if place is None else place.seq
+    last = shell.log.head(run).seq if place is None else place.seq
     after = 0
     while after < last:
-        events = shell.client.events(run, after=after, limit=min(1_000, last - after))
+        events = shell.log.read(run, after=after, limit=min(1_000, last - after))
         if not events:
             return
         for recorded in events:
@@ -387,7 +387,7 @@ def _log(shell: Shell, run: str, place: RunMoment | None, *, full: bool) -> None
 
 def _event(shell: Shell, run: str, recorded: Recorded, *, digits: int, full: bool) -> None:
     """One event, for --log and for --follow with --json."""
-    found = event(shell.client.log, run, recorded)
+    found = event(shell.log, run, recorded)
     if shell.json:
         shell.emit_line(found)
         return
@@ -405,7 +405,9 @@ def _event(shell: Shell, run: str, recorded: Recorded, *, digits: int, full: boo
 
 
 def _history(shell: Shell, run: str, *, everything: bool) -> None:
-    log = shell.client.log
+    from killick.history.graph.graph import Past, generations
+
+    log = shell.log
     found: Sequence[boundaries.Boundary] = generations(log, run) if everything else boundaries.history(log, run)
     if shell.json:
         shell.emit([boundary(run, each) for each in found])
@@ -430,7 +432,11 @@ _DRAWN: Final = {
 
 
 def _graph(shell: Shell, run: str, file: str | None) -> None:
-    found = family(shell.client.log, run)
+    from killick.history.graph.graph import family
+    from killick.history.graph.svg import svg as svg_of
+    from killick.history.graph.text import outline
+
+    found = family(shell.log, run)
     if file is not None:
         drawn = svg_of(found, text_of=reply_text)
         if file == "-":
@@ -455,19 +461,19 @@ def _graph(shell: Shell, run: str, file: str | None) -> None:
 
 
 def _follow(shell: Shell, run: str, *, full: bool) -> Exit | None:
-    client, seen = shell.client, 0
+    log, seen = shell.log, 0
     following = Following(shell, run, full=full)
     pause = threading.Event()
     try:
         while True:
-            index = client.store.index(run)
-            head = client.log.head(run).seq
+            index = log.store.index(run)
+            head = log.head(run).seq
             if head > seen:
                 following.look(seen)
                 seen = head
-            if index is not None and index.status in ENDED and client.log.head(run).seq == seen:
+            if index is not None and index.status in ENDED and log.head(run).seq == seen:
                 return Exit.BAD if index.status != "completed" else None
-            pause.wait(client.clock.nap_seconds(LOOK_SECONDS))
+            pause.wait(shell.clock.nap_seconds(LOOK_SECONDS))
     except KeyboardInterrupt:
         return None
 
@@ -482,13 +488,14 @@ class Following:
         self.told: dict[str, tuple[str, int]] = {}
 
     def look(self, seen: int) -> None:
-        shell, client = self.shell, self.shell.client
+        shell = self.shell
         if shell.json:
-            for recorded in client.events(self.run, after=seen, limit=100_000):
+            for recorded in shell.log.read(self.run, after=seen, limit=100_000):
                 _event(shell, self.run, recorded, digits=1, full=self.full)
             sys.stdout.flush()
             return
-        page = Page(timeline(client.log, self.run), width=shell.out.width, now_us=client.clock.now_us(), full=self.full)
+        found = timeline(shell.log, self.run)
+        page = Page(found, width=shell.out.width, now_us=shell.clock.now_us(), full=self.full)
         if not seen:
             for line in heading(shell, page):
                 shell.out.print(line, soft_wrap=True)

@@ -151,7 +151,7 @@ def fork_command(
     conditions: dict[str, Any] = {} if given is None else {"input": _input(shell, run, given)}
     if workspace is not None:
         conditions["workspace"] = workspace
-    place = boundaries.at(shell.client.log, run, at)
+    place = boundaries.at(shell.log, run, at)
     try:
         made = shell.client.fork(
             run, at, id=name, output=outputs or None, set=given_set or None, unset=unset, model=model, effects=effects,
@@ -185,7 +185,7 @@ def _input(shell: Shell, run: str, given: str) -> Any:
 
 
 def _print_fork(shell: Shell, run: str, fork: str, place: boundaries.RunMoment, effects: e.ForkEffects) -> None:
-    log = shell.client.log
+    log = shell.log
     head = Text().append(fork, style="bold cyan").append(f" leaves {run} at ").append(_at(place), style="bold")
     shell.out.print(head, soft_wrap=True)
     steps = [step for step in log.state(fork).fold.steps if "." not in step.id]
@@ -205,7 +205,7 @@ def _print_fork(shell: Shell, run: str, fork: str, place: boundaries.RunMoment, 
 
 
 def _fork_document(shell: Shell, run: str, fork: str, place: boundaries.RunMoment) -> dict[str, Any]:
-    log = shell.client.log
+    log = shell.log
     forked = log.event(fork, log.head(fork).base + 1)
     assert isinstance(forked, e.RunForked)
     conditions = [_fields(each) for each in changed_in(log, fork)]
@@ -244,7 +244,7 @@ def _driven(shell: Shell, run: str) -> Exit | None:
 
 
 def _print_parting(shell: Shell, run: str, fork: str) -> None:
-    found = parting(shell.client.log, run, fork)
+    found = parting(shell.log, run, fork)
     status = shell.client.info(fork).status
     result = shell.client.state(fork).result if status == "completed" else None
     said = Text().append("is ").append_text(paint.status(status))
@@ -282,7 +282,7 @@ def rewind_command(
       killick time rewind claim_17 --to 4:before --dry-run
     """
     shell.run(run)
-    found = leaving(shell.client.log, run, to)
+    found = leaving(shell.log, run, to)
     if not shell.json:
         _print_leaving(shell, found)
     done: str | None = None

@@ -23,8 +23,10 @@ SAYS: Final = {"viewer": "looks", "operator": "looks and acts on runs", "admin":
 
 @completing
 def _complete_token(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
-    now = shell.client.clock.now_us()
-    return [(each.id, f"{each.name} {each.scope}") for each in tokens.tokens(shell.client.engine) if each.holds(now)]
+    now = shell.clock.now_us()
+    return [
+        (each.id, f"{each.name} {each.scope}") for each in tokens.tokens(shell.client.runtime.engine) if each.holds(now)
+    ]
 
 
 @command("create")
@@ -45,7 +47,7 @@ def create_command(shell: Shell, name: str, scope: Scope, expires: str | None, b
     """
     try:
         holds = None if expires is None else seconds(expires)
-        made, text = tokens.issue(shell.creating().engine, name, scope, expires_seconds=holds, by=by)
+        made, text = tokens.issue(shell.creating().runtime.engine, name, scope, expires_seconds=holds, by=by)
     except (AccessRefused, DurationRefused) as error:
         raise CommandFailed(str(error)) from None
     if shell.json:
@@ -63,13 +65,13 @@ def list_command(shell: Shell) -> None:
     \b
     killick token list --json
     """
-    found = tokens.tokens(shell.client.engine)
+    found = tokens.tokens(shell.client.runtime.engine)
     if shell.json:
         shell.emit([_document(shell, each) for each in found])
         return
     if not found:
         shell.note("no tokens; `killick token create NAME` makes one, and from then on the server asks for them")
-    now = shell.client.clock.now_us()
+    now = shell.clock.now_us()
     wide = max((len(each.name) for each in found), default=0)
     for each in found:
         lead = Text(f"{each.id}  ", style="bold cyan").append(f"{each.name:<{wide}}  ", style="bold")
@@ -98,7 +100,7 @@ def revoke_command(shell: Shell, token: str, because: str | None, by: str | None
     killick token revoke ann --because "left the company"
     """
     try:
-        gone = tokens.revoke(shell.client.engine, token, by=by, because=because)
+        gone = tokens.revoke(shell.client.runtime.engine, token, by=by, because=because)
     except AccessRefused as error:
         raise CommandFailed(str(error)) from None
     shell.out.print(Text(f"{gone.id}  ", style="bold cyan").append(f"{gone.name}  ").append("revoked", style="green"))
@@ -106,4 +108,4 @@ def revoke_command(shell: Shell, token: str, because: str | None, by: str | None
 
 def _document(shell: Shell, token: Token) -> dict[str, Any]:
     told = {name: getattr(token, name) for name in token.__struct_fields__ if name != "hash"}
-    return {**told, "holds": token.holds(shell.client.clock.now_us())}
+    return {**told, "holds": token.holds(shell.clock.now_us())}

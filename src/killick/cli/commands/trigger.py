@@ -36,7 +36,7 @@ def _found(shell: Shell, name: str) -> TriggerInfo:
     if found is None:
         close = get_close_matches(name, [each.name for each in shell.client.triggers()], 1, 0.5)
         hint = f"did you mean {close[0]}?" if close else "`killick trigger` lists them"
-        raise CommandFailed(f"{name}: no such trigger in {shell.store}; {hint}")
+        raise CommandFailed(f"{name}: no such trigger in {shell.url}; {hint}")
     return found
 
 
@@ -66,7 +66,7 @@ def list_command(shell: Shell) -> None:
     if not found:
         shell.note("no triggers; declare them next to the agents: cron, every, when, on_event of killick.triggers")
     wide = min(max((len(each.name) for each in found), default=0), NAME_COLUMNS_MAX)
-    now = shell.client.clock.now_us()
+    now = shell.clock.now_us()
     for each in found:
         lead = Text(f"{style.brief(each.name, wide):<{wide}}  ", style="bold cyan")
         what = Text(each.what, style="bold")
@@ -187,7 +187,7 @@ def fire_command(shell: Shell, name: str, given: str | None, by: str | None) -> 
     found = _found(shell, name)
     options = {} if given is None else {"input": value_of(given)}
     run = shell.client.fire(found.name, by=by, **options)
-    started = shell.client.store.head(run) is not None
+    started = shell.store.head(run) is not None
     if shell.json:
         shell.emit({"trigger": found.name, "run": run, "started": started})
         return

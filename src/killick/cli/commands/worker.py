@@ -101,7 +101,7 @@ def _shown(client: Client, metrics: str | None) -> Generator[None]:
     host, _, port = metrics.rpartition(":")
     if not port.isdigit():
         raise CommandFailed(f"{metrics!r}: no port; write it as --metrics 9464, or --metrics 0.0.0.0:9464")
-    scraped = Scraped(client.engine, host.strip("[]") or "127.0.0.1", int(port))
+    scraped = Scraped(client.runtime.engine, host.strip("[]") or "127.0.0.1", int(port))
     logger.info("metrics at %s", scraped.url, extra={"killick": {"what": "metrics", "at": scraped.url}})
     try:
         yield

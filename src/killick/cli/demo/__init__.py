@@ -173,7 +173,7 @@ def play(teller: Teller, kd: Client, folder: Path, address: str) -> None:
     teller.follow(kd)
     state, then = kd.state(RUN), calendar(address)
     hold(state.position.step == KILLED_AT, f"it was to die at step {KILLED_AT}, and died at {state.position.step}")
-    hold(len(kd.log.ledger(RUN).in_doubt()) == 1, "one effect was to be in doubt")
+    hold(len(kd.runtime.log.ledger(RUN).in_doubt()) == 1, "one effect was to be in doubt")
     hold([invite["to"] for invite in then["invites"]] == ["ann"], "ann was to have her invite by now")
     teller.killed(first.pid, KILLED_AT)
 
@@ -195,16 +195,16 @@ def play(teller: Teller, kd: Client, folder: Path, address: str) -> None:
 
 def follow(teller: Teller, kd: Client, process: subprocess.Popen[str], until: Callable[[], bool]) -> None:
     """Tell what comes on record while a process works, until something is so or the process has ended."""
-    late = kd.clock.monotonic() + PHASE_SECONDS_MAX
+    late = kd.runtime.clock.monotonic() + PHASE_SECONDS_MAX
     while process.poll() is None and not until():
         teller.follow(kd)
-        hold(kd.clock.monotonic() < late, f"nothing happened for {PHASE_SECONDS_MAX:.0f} seconds")
+        hold(kd.runtime.clock.monotonic() < late, f"nothing happened for {PHASE_SECONDS_MAX:.0f} seconds")
         time.sleep(LOOK_SECONDS)
 
 
 def tell_record(teller: Teller, kd: Client) -> None:
     """What the record says afterwards: before and after, why, how often, and that it holds."""
-    changed = between(kd.log, RUN, f"{KILLED_AT}:before", f"{KILLED_AT}:after")
+    changed = between(kd.runtime.log, RUN, f"{KILLED_AT}:before", f"{KILLED_AT}:after")
     hold(
         any(change.part == "effects" and change.op == "add" for change in changed.changes), "step 6 was to do something"
     )

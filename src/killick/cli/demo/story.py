@@ -68,11 +68,11 @@ class Teller:
 
     def follow(self, kd: Client) -> None:
         """Tell what came on record since the last time."""
-        if kd.store.head(self.run) is None:
+        if kd.runtime.store.head(self.run) is None:
             return
         for recorded in kd.events(self.run, after=self._seq):
             self._seq = recorded.seq
-            self._tell(recorded.event, kd.log.data(self.run, recorded.seq) if recorded.event.data else {})
+            self._tell(recorded.event, kd.runtime.log.data(self.run, recorded.seq) if recorded.event.data else {})
 
     def _tell(self, event: e.Event, data: Mapping[str, Any]) -> None:
         match event:

@@ -17,9 +17,10 @@ from killick.contracts.contract import Approval
 from killick.definitions.parameters import Parameters, spoken
 from killick.definitions.tools import TOOLS, AnyTool
 from killick.engine.approval.call_answer import EXPIRED, INSTEAD, PERSON, after_approval, after_edit
-from killick.engine.approval.contracts_in_force import APPROVE, ApprovalGiven, AskingRule, Verdict, named, who_of
+from killick.engine.approval.contracts_in_force import ApprovalGiven, AskingRule, Verdict, named, who_of
 from killick.engine.approval.verdicts import PendingVerdict, approval_of, failed_by, rejection
 from killick.engine.execution import Branch, Execution
+from killick.engine.inbox import APPROVE
 from killick.engine.steps.intention import Intent, claim_text
 from killick.engine.steps.open_wait import Closed, Escalation, Waiter
 from killick.engine.steps.waits import binding, dismiss, raise_if_intervened, until

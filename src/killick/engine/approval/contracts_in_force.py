@@ -18,6 +18,7 @@ from killick.contracts.policy_input import UPDATE, of_the_context, own_part, pas
 from killick.contracts.prices import Prices
 from killick.definitions.agents import AGENTS, AnyAgent
 from killick.engine.approval.budget_group import Family, first_of
+from killick.engine.inbox import APPROVE
 from killick.errors import AgentUnknown, ContractRefused, KillickError
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -28,9 +29,6 @@ from killick.store.records import UniqueRight
 
 if TYPE_CHECKING:
     from killick.engine.engine import Engine
-
-APPROVE: Final = "approve"
-"""The rule by which a tool itself, or a proposal, asks a person."""
 
 FILES_MAX: Final = 1_000
 """How many files one argument may name; each is looked at."""

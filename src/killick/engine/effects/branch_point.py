@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
+from killick.errors import TimeRefused
 from killick.log.boundaries import RunMoment, at, before
 from killick.log.log import Log
 from killick.model import event_codec
@@ -41,6 +42,7 @@ def cut(
     """
     place = at(log, run, text)
     fold = log.state(run, place.seq, keep=place.keep).fold
+    _refuse_compensating(log, fold, place, run)
     own = place.label.partition(":")[0].partition("~")[0] if place.label[:1].isdigit() else ""
     begun = {fold.steps[index].id: fold.steps[index] for index in fold.facts.pending.values()}
     begun = {name: step for name, step in begun.items() if step.sort != "scope"}
@@ -80,6 +82,18 @@ def cut(
         if stands:
             keep.append(seq)
     return Cut(start.seq, tuple(keep), place.label, log.state(run, start.seq, keep=keep).fold)
+
+
+def _refuse_compensating(log: Log, fold: Fold, place: RunMoment, run: str) -> None:
+    """No code continues after a cancellation's or a compensation's own steps, so a timeline cannot be cut there."""
+    asked = place.seq
+    if fold.facts.cancelling:
+        rows = (row for row in log.rows(run) if row.body.startswith(b'{"kind":"cancel.requested"'))
+        asked = max((row.seq for row in rows if row.seq <= place.seq), default=place.seq)
+    steps = map(fold.steps.__getitem__, fold.tops)
+    late = [each.id for each in steps if each.id[:2] != OUT_OF_BAND and (each.sort == "undo" or each.intended > asked)]
+    if late:
+        raise TimeRefused(run, f"was being undone at {place.label}; choose {late[0]}:before, or an earlier position")
 
 
 def beside(step: e.StepId, own: e.StepId, transitions: Collection[e.StepId] = ()) -> bool:

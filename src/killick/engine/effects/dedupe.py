@@ -16,10 +16,11 @@ from killick.engine.commands import command
 from killick.engine.effects.reconcile import RecordedOutcome, ask_person, reconciled, stopped
 from killick.engine.effects.recorded_effects import RecordedEffect
 from killick.engine.execution import Branch, Execution
+from killick.engine.inbox import SETTLEMENT_VERBS
 from killick.engine.replay import short
 from killick.engine.steps.intention import restored
 from killick.engine.steps.step_state import StepState
-from killick.engine.steps.waits import SETTLEMENT_VERBS, binding, until_time
+from killick.engine.steps.waits import binding, until_time
 from killick.errors import KillickError, NotDone, StepFailed, ValueErased
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -299,8 +300,8 @@ async def _settle_left(a: StepState, done: RecordedEffect) -> bool:
     if not isinstance(found, Happened | DidNotHappen):
         prompt = f"{effect.tool}({short(intended)}) was started {why}. Did it happen?"
         closed = await ask_person(
-            a.ex, a.branch, a.step, "settlement", prompt, intention={"tool": effect.tool, "arguments": intended},
-            verbs=SETTLEMENT_VERBS, before=a.written(),
+            a.ex, a.branch, a.step, "settlement", prompt, verbs=SETTLEMENT_VERBS, before=a.written(),
+            intention={"tool": effect.tool, "arguments": intended, "key": effect.key},
         )  # fmt: skip
         verb, by = closed.answer["kind"], closed.by
         if verb == "stop":

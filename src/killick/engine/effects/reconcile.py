@@ -16,13 +16,14 @@ from killick.definitions.policy import DidNotHappen, Effect, Happened, Reconcile
 from killick.definitions.tools import Tool
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe, is_bug, is_transient
+from killick.engine.inbox import SETTLEMENT_VERBS
 from killick.engine.replay import short
 from killick.engine.steps.attempt import waited_for
 from killick.engine.steps.intention import Intent, claim_text, is_async, restored
 from killick.engine.steps.live_calls import Work
 from killick.engine.steps.open_wait import Closed, Then, Waiter
 from killick.engine.steps.step_state import StepState
-from killick.engine.steps.waits import SETTLEMENT_VERBS, binding, raise_if_intervened, until
+from killick.engine.steps.waits import binding, raise_if_intervened, until
 from killick.errors import StepFailed, TimeRefused, ValueRefused
 from killick.log.writer import AppendExtras, Entry
 from killick.model import events as e
@@ -172,6 +173,15 @@ def _settled(a: StepState, found: Happened | DidNotHappen, *, by: str) -> Record
     return RecordedOutcome(seq, restored(a.intent, through_codec(found.result), None, a.step))
 
 
+def needs_value(fits: Callable[[str, Any], Any]) -> bool:
+    """Whether "it happened" is no answer without the value that the tool returned."""
+    try:
+        fits("happened", None)
+    except ValueRefused:
+        return True
+    return False
+
+
 async def _ask(a: StepState) -> RecordedOutcome | None:
     """Ask a person whether the effect happened."""
     ex, intent = a.ex, a.intent
@@ -199,9 +209,9 @@ async def _ask(a: StepState) -> RecordedOutcome | None:
     def fits(kind: str, value: Any) -> Any:
         return restored(intent, value, None, a.step)
 
+    asked = {"tool": intent.name, "arguments": intent.recording, "key": str(a.key), "returns": needs_value(fits)}
     closed = await ask_person(
-        ex, a.branch, a.step, "settlement", prompt,
-        intention={"tool": intent.name, "arguments": intent.recording}, verbs=SETTLEMENT_VERBS, then=then, fits=fits,
+        ex, a.branch, a.step, "settlement", prompt, intention=asked, verbs=SETTLEMENT_VERBS, then=then, fits=fits,
     )  # fmt: skip
     a.is_open = False
     verb = closed.answer["kind"]

@@ -7,6 +7,7 @@ Any other effect that happened may be adopted, once by each timeline. Decides no
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import sha256
 from itertools import chain, pairwise
 from typing import Final, NamedTuple
@@ -17,10 +18,12 @@ from killick.errors import KillickError
 from killick.log.ancestry import ancestry
 from killick.log.log import Log
 from killick.log.writer import RunLog
+from killick.model import event_codec, ledger
 from killick.model import events as e
-from killick.model import ledger
 from killick.store.protocol import is_held
-from killick.store.records import Head, Owner, UniqueRight
+from killick.store.records import ENDED, Head, Owner, UniqueRight
+
+_KNOWN_MAX: Final = 1_000
 
 ACTION: Final = "killick.action"
 """The name space of the rights to act once more in a run tree; no consumed argument can have that name."""
@@ -239,6 +242,38 @@ class RunTree:
         if run not in self._heads:
             self._heads[run] = self._log.head(run)
         return self._heads[run]
+
+
+class Forks:
+    """The forks of runs. A log is read once, and then only its new events: many children may end."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._known: dict[str, tuple[int, list[str]]] = {}
+
+    def members(self, run: str) -> list[str]:
+        """A run and the runs of its tree that are not over. One that cannot be read is no member."""
+        log, found = self._log, [run]
+        with suppress(KillickError):
+            names = [head.run for head, _ in ancestry(log.head(run), log.head)]
+            for name in names:
+                row = log.store.index(name)
+                found += [name] if name != run and row is not None and row.status not in ENDED else []
+                names += [fork for fork in self._of(name) if fork not in names]
+        return found
+
+    def _of(self, run: str) -> list[str]:
+        if len(self._known) > _KNOWN_MAX:
+            self._known.clear()
+        seq, forks = self._known.get(run, (None, list[str]()))
+        if seq is None:
+            facts = self._log.ledger(run).facts
+            seq, forks = facts.seq, [*facts.forks]
+        for row in self._log.rows(run, after=seq):
+            seq, event = row.seq, event_codec.decode(row.body)
+            forks += [event.run] if isinstance(event, e.ForkMade) else []
+        self._known[run] = seq, forks
+        return forks
 
 
 def _merged(records: list[RecordedEffect]) -> RecordedEffect:

@@ -364,7 +364,10 @@ def _parsed(
 def recordable(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a model call as they can be stored: replies in them as they were sent, a type by its name and
     schema, settings of the client as they print, and without what only says that nothing was given."""
-    return {name: _recordable(wire(value)) for name, value in arguments.items() if not _is_absent(value)}
+    try:
+        return {name: _recordable(wire(value)) for name, value in arguments.items() if not _is_absent(value)}
+    except RecursionError:
+        raise ValueRefused("model arguments", "refer to themselves, or are nested too deeply; pass less") from None
 
 
 def _is_absent(value: Any) -> bool:

@@ -16,10 +16,11 @@ from killick.engine.approval.contracts_in_force import named
 from killick.engine.approval.verdicts import failed
 from killick.engine.divergence import recorded_step, replay_outcome
 from killick.engine.execution import Branch, Execution
+from killick.engine.inbox import question_verbs
 from killick.engine.interventions import skip_failure
 from killick.engine.replay import OVER, RequestedStep
 from killick.engine.steps.open_wait import Closed, Escalation, Intervened, Waiter
-from killick.engine.steps.waits import Answer, binding, question_verbs, raise_if_intervened, schema_of, until
+from killick.engine.steps.waits import Answer, binding, raise_if_intervened, schema_of, until
 from killick.errors import KillickError, ValueErased, ValueRefused, WaitExpired
 from killick.log.writer import Entry
 from killick.model import events as e

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Literal
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
 
 import msgspec
 
 from killick.engine.execution import Branch, Execution
-from killick.engine.inbox import ANSWER, CHILD, COMMAND, SAID, VOTE, answer_id, body_of
+from killick.engine.inbox import ANSWER, CHILD, COMMAND, SAID, VOTE, answer_id, body_of, may_answer
 from killick.engine.steps.open_wait import Closed, Intervened, Waiter
 from killick.errors import AnswerRefused, KillickError, ValueRefused
 from killick.log.log import Log
@@ -18,17 +19,6 @@ from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.codec import digest
 from killick.store.records import ENDED, Message, is_own
-
-Verb = Literal["approve", "reject", "edit", "respond", "happened", "not", "stop"]
-QUESTION_VERBS: Final[tuple[Verb, ...]] = ("approve", "reject", "edit", "respond")
-SETTLEMENT_VERBS: Final[tuple[Verb, ...]] = ("happened", "not", "stop")
-
-
-def question_verbs(has_options: bool, has_type: bool) -> list[Verb]:
-    """The answers that a question takes. Approving names no value, so it answers nothing that wants one."""
-    if has_options:
-        return ["reject", "respond"]
-    return ["reject", "edit", "respond"] if has_type else list(QUESTION_VERBS)
 
 
 def refusal(verbs: Sequence[str], options: Sequence[Any], verb: str, value: Any) -> str | None:
@@ -59,27 +49,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     def approved(self) -> bool:
         """Whether what was asked may be done, perhaps with edits."""
         return self.kind in ("approve", "edit")
-
-
-def verbs_of(waits_for: str) -> tuple[Verb, ...]:
-    """The answers that a wait takes of which nothing else is known."""
-    return {"answer": QUESTION_VERBS, "settlement": SETTLEMENT_VERBS}.get(waits_for, ())
-
-
-def may_answer(
-    by: str | None, to: Sequence[str], may: Sequence[str] | None, roles: Callable[[str], Iterable[str]] | None
-) -> bool:
-    """Whether a person is an addressee: by name, or by role. Without declared people every person is."""
-    if not to or (may is None and roles is None):
-        return True
-    if by is None:
-        return False
-    if may is not None and by in may:
-        return True
-    found = None if roles is None else roles(by)
-    if found is None:
-        return False  # the declared roles have no person of that name, which may be the name of a role
-    return by in to or not set((found,) if isinstance(found, str) else found).isdisjoint(to)
 
 
 def refuse_own(id: str | None) -> None:  # noqa: A002
@@ -202,6 +171,7 @@ def end(
         then, rights = waiter.then(closed) if waiter.then is not None else ((), {})
         if message is not None:
             ex.took.add(message.number)
+            ex.took_last[message.name] = message.number
             rights = {**rights, "takes": (message.number,)}
         seq = ex.write_behind(*before, Entry(event, values), *then, **rights)
         closed = closed._replace(seq=seq)
@@ -239,18 +209,21 @@ def look(ex: Execution, *, only: Waiter | None = None) -> None:
 
 
 def _waiting_messages(ex: Execution, only: Waiter | None) -> list[Message]:
-    """The messages that a wait of this run may take, in order. The inbox may hold very many others."""
+    """The messages that the waits of this run may take, in order. The inbox may hold very many others."""
     store = ex.engine.log.store
     if only is not None:
-        names = {"event": {only.name}, "answer": {ANSWER, VOTE}, "settlement": {ANSWER}}.get(only.waits_for, set[str]())
+        names = {"answer": {ANSWER, VOTE}, "settlement": {ANSWER}}.get(only.waits_for, set[str]())
     else:
         row = store.index(ex.run_id)
         if row is None or row.delivered == ex.log.seen:
             return []
         ex.log.seen = row.delivered
-        names = {waiter.name for waiter in ex.waiters.values() if waiter.waits_for == "event"}
-        names |= {COMMAND, ANSWER, VOTE, CHILD}
+        names = {COMMAND, ANSWER, VOTE, CHILD}
     found = [message for name in names for message in store.inbox(ex.run_id, name=name)]
+    # Waits take the messages of a name in their order, one each: no others are read.
+    waiting = Counter(w.name for w in ([only] if only else ex.waiters.values()) if w.waits_for == "event")
+    for name, count in waiting.items():
+        found += store.inbox(ex.run_id, name=name, after=ex.took_last.get(name, 0), limit=count)
     return sorted(found, key=lambda message: message.number)
 
 
@@ -270,7 +243,6 @@ def _take(ex: Execution, message: Message) -> None:
 
 
 def _drop(ex: Execution, message: Message) -> None:
-    """Take a message that no wait needs any more."""
     taken = e.MessageTaken(at=ex.now_us(), message=message.number, name=message.name, id=message.id, by=message.by)
     ex.took.add(message.number)
     ex.write_behind(Entry(taken), takes=(message.number,))
@@ -322,8 +294,7 @@ def _unfit(ex: Execution, waiter: Waiter, message: Message, body: Any) -> object
 
 def _voted(ex: Execution, waiter: Waiter, closed: Closed, message: Message) -> None:
     """One of several who have to agree did; the last one of them ends the wait."""
-    by = closed.by
-    if by is None:
+    if (by := closed.by) is None:
         _set_aside(ex, waiter, message, "several people have to agree, each by name")
         return
     last = len({*waiter.votes, by}) >= waiter.need
@@ -332,10 +303,10 @@ def _voted(ex: Execution, waiter: Waiter, closed: Closed, message: Message) -> N
     waiter.votes = waiter.votes if by in waiter.votes else (*waiter.votes, by)
     if last:
         end(ex, waiter, closed, message, before=(voted,))
-        return
-    ex.took.add(message.number)
-    ex.write_behind(voted, takes=(message.number,))
-    _ask_again(ex, waiter, message)
+    else:
+        ex.took.add(message.number)
+        ex.write_behind(voted, takes=(message.number,))
+        _ask_again(ex, waiter, message)
 
 
 def _pass_on(ex: Execution, waiter: Waiter, now: int) -> None:

@@ -115,6 +115,14 @@ local function erase(item)
       end
     end
   end
+  for _, each in ipairs(item.erases_messages or {}) do
+    local number = int(each)
+    local found = message(run, number)
+    if found and found[5] then
+      found[3] = '{"$erased":""}'
+      put_message(run, number, found)
+    end
+  end
   for _, place in ipairs(item.erases_pieces or {}) do
     local hash = blob(place)
     local found = call('HGET', P .. 'pieces', hash)

@@ -235,13 +235,15 @@ def _item(item: Append, given: Given) -> dict[str, Any]:
         told["birth"] = {"parent": item.birth.parent, "holder": item.birth.holder, "seconds": seconds}
     if item.pieces:
         told["pieces"] = given.places(item.pieces)
-    if item.claims or item.releases or item.takes or item.returns or item.erases_rows or item.erases_pieces:
+    if not item.is_plain:
         told["rights"] = True
         told["claims"] = [[c.space, given.put(c.key), "again" if c in item.releases else ""] for c in item.claims]
         told["releases"] = [[claim.space, given.put(claim.key)] for claim in item.releases]
         told["takes"], told["returns"] = item.takes, item.returns
     if item.erases_rows:
         told["erases_rows"] = item.erases_rows
+    if item.erases_messages:
+        told["erases_messages"] = item.erases_messages
     if item.erases_pieces:
         told["erases_pieces"] = [given.put(hash_) for hash_ in item.erases_pieces]
     if item.index is not None:

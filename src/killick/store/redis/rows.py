@@ -200,7 +200,8 @@ def _append(item: Append, given: Given) -> dict[str, Any]:
     for name, claims in (("claims", item.claims), ("releases", item.releases)):
         if claims:
             told[name] = [(claim.space, given.put(claim.key)) for claim in claims]
-    numbers = {"takes": item.takes, "returns": item.returns, "erases_rows": item.erases_rows}
+    numbers = {"takes": item.takes, "returns": item.returns}
+    numbers |= {"erases_rows": item.erases_rows, "erases_messages": item.erases_messages}
     told |= {name: some for name, some in numbers.items() if some}
     if item.erases_pieces:
         told["erases_pieces"] = [given.put(each) for each in item.erases_pieces]

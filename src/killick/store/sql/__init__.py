@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from types import SimpleNamespace
 
 _NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
@@ -28,7 +28,7 @@ def migration(dialect: str, to_format: int) -> str:
 
 
 def _text(dialect: str, name: str) -> str:
-    return (files(__name__) / dialect / name).read_text(encoding="utf-8")
+    return (Path(__file__).parent / dialect / name).read_text(encoding="utf-8")
 
 
 def _bare(text: str) -> str:

@@ -6,6 +6,8 @@ Begins, commits and fails. The store decides what is read and written.
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import sqlite3
 import threading
 import time
@@ -13,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
 from killick.errors import (
@@ -43,6 +46,7 @@ WAL_PAGES_MAX: Final = 2_000
 """A checkpoint costs two flushes, negligible every 4 MB; a longer WAL makes each commit slower."""
 
 _READERS_IDLE_MAX: Final = 8
+_PURGE_NAPS_SECONDS: Final = (0.01, 0.05, 0.2, 0.5, 0.0)
 _BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _FIRST_NAP_SECONDS: Final = 0.0002
 _LONGEST_NAP_SECONDS: Final = 0.005
@@ -92,6 +96,8 @@ class SqliteFile:
         self._closed = False
         if not create and not path.exists():
             raise StoreUnavailable(self.place, "no such file; a run, or create=True, makes a new store")
+        self._copy: TemporaryDirectory[str] | None = None
+        self._source = path.absolute().as_uri() if not _is_read_only(path) else self._read_only_source()
         # SQLite creates the WAL and the shared memory with this file's mode.
         reserve(path)
         with self.explained():
@@ -103,6 +109,16 @@ class SqliteFile:
                 self._writer.close()
                 raise
         hears_of_forks(self)
+
+    def _read_only_source(self) -> str:
+        """Reads a file on read-only media in place, or, since SQLite cannot read its WAL there, as a private copy."""
+        wal = Path(f"{self.path}-wal")
+        if not wal.exists() or not wal.stat().st_size:
+            return f"{self.path.absolute().as_uri()}?immutable=1"
+        self._copy = TemporaryDirectory(prefix="killick-")
+        for each in (self.path, wal):
+            shutil.copyfile(each, Path(self._copy.name, each.name))
+        return Path(self._copy.name, self.path.name).as_uri()
 
     # forks ------------------------------------------------------------------------------------
 
@@ -184,6 +200,8 @@ class SqliteFile:
             while self._readers:
                 self._readers.pop().close()
             self._writer.close()
+            if self._copy is not None:
+                self._copy.cleanup()
 
     # what a transaction is made of ------------------------------------------------------------
 
@@ -231,6 +249,15 @@ class SqliteFile:
                     self._writer.execute("ROLLBACK")
             self._mutex.release()
 
+    def truncate_wal(self) -> bool:
+        """Copies the write-ahead log into the file and empties it; False while a reader blocks that."""
+        for nap in _PURGE_NAPS_SECONDS:
+            with self._mutex, contextlib.suppress(sqlite3.OperationalError):
+                if not self._cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                    return True
+            time.sleep(nap)
+        return False
+
     def borrow(self) -> sqlite3.Connection:
         """Returns a reading connection for one reader at a time."""
         try:
@@ -265,7 +292,8 @@ class SqliteFile:
             raise StoreUnavailable(self.place, told)
         # Autocommit, so that transactions are explicit; retries on the lock are our own.
         return sqlite3.connect(
-            self.path,
+            self._source,
+            uri=True,
             isolation_level=None,
             timeout=self._busy_seconds,
             check_same_thread=False,
@@ -298,6 +326,11 @@ class SqliteFile:
 
     def _prepare(self, setup: Setup) -> None:
         writer = self._writer
+        if self._copy is not None or self._source.endswith("?immutable=1"):
+            writer.execute("PRAGMA query_only = ON")
+            if self._format() != (self._kind.application_id, self._kind.newest):
+                raise StoreUnavailable(self.place, "is read-only, and of another format; copy it to a writable folder")
+            return
         writer.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         if writer.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
             raise StoreUnavailable(self.place, "this file system does not support SQLite's WAL mode; use a local disk")
@@ -463,6 +496,10 @@ class Looking:
         except (sqlite3.Error, KillickError):
             return None
         return version
+
+
+def _is_read_only(path: Path) -> bool:
+    return path.exists() and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
 
 
 def _readable(text: bytes) -> str:

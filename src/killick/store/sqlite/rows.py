@@ -10,7 +10,7 @@ import msgspec
 
 from killick.errors import RunUnknown
 from killick.model.chunks import Blob
-from killick.store.records import Append, Head, Message, Row, RunRow, Snapshot, row_check
+from killick.store.records import ERASED_BODY, Append, Head, Message, Row, RunRow, Snapshot, row_check
 from killick.store.sql import queries
 
 Q: Final = queries("sqlite")
@@ -54,13 +54,11 @@ def lengthened(head: HeadRow, rows: Sequence[Row]) -> tuple[HeadRow, tuple[objec
     seq, hash_ = last.seq, last.hash
     moved = (number, run, seq, hash_, epoch, base, parent, holder, until, removed)
     columns = (number, after, bytearray(before), epoch, holder, until, seq, *_event(last), row_check(*moved))
-    for row in rows[-2:-4:-1]:
-        columns += _event(row)
-    return moved, columns + _NO_EVENT * (STATEMENT_EVENTS - len(rows))
+    return moved, columns + (_event(rows[-2]) if len(rows) > 1 else _NO_EVENT)
 
 
 _NO_EVENT: Final = (None, None, None)
-STATEMENT_EVENTS: Final = 3
+STATEMENT_EVENTS: Final = 2
 """The number of events that the statement takes."""
 
 
@@ -125,6 +123,14 @@ def erase(db: sqlite3.Cursor, id_: int) -> None:
     for _, body, _, hash_ in db.execute(Q.asides, (id_ - 1, id_)).fetchall():
         columns = (id_, body, None, hash_)
         db.execute(Q.put_aside, (*columns, row_check(*columns)))
+
+
+def erase_message(db: sqlite3.Cursor, number: int, message: int) -> None:
+    """Erases the body of a message; its id, name and sender stay."""
+    found = db.execute(Q.message, (number, message)).fetchone()
+    if found is not None:
+        check = row_check(number, *found[:3], ERASED_BODY, *found[4:])
+        db.execute(Q.erase_message, (ERASED_BODY, check, number, message))
 
 
 def mark(db: sqlite3.Cursor, number: int, message: int, taken: int | None) -> None:

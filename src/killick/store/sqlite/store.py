@@ -523,6 +523,9 @@ class SqliteStore:
                 db.execute(drop, (number,))
             hold(db, (*found[:7], None, None, 1))
 
+    def purge(self) -> bool:
+        return self._file.truncate_wal()
+
     def inspect(self, *, heal: bool = False) -> list[Problem]:
         with self._file.reading() as db:
             found = list(inspect(db, heal=heal))

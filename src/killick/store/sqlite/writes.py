@@ -37,6 +37,7 @@ from killick.store.records import (
     UniqueRight,
     row_check,
 )
+from killick.store.sqlite import search_terms as marks
 from killick.store.sqlite.rows import (
     LOG,
     SEQ_BITS,
@@ -45,6 +46,7 @@ from killick.store.sqlite.rows import (
     HeadRow,
     Q,
     erase,
+    erase_message,
     hash_at,
     head_of,
     hold,
@@ -212,8 +214,12 @@ class Writes:
         for taken, messages in ((None, item.returns), (seq, item.takes)):
             for message in messages:
                 mark(db, number, message, taken)
+        if item.erases_rows:  # terms are hashes of words; the next search indexes the run again
+            marks.forget(db, [number])
         for erased in item.erases_rows:
             erase(db, (number << SEQ_BITS) + erased)
+        for message in item.erases_messages:
+            erase_message(db, number, message)
         for piece in item.erases_pieces:
             db.execute(Q.erase_piece, (piece,))
 

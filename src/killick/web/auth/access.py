@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 from starlette.responses import Response
 
+from killick.browser_guard import LOCAL_NAMES, refusal
 from killick.errors import AccessRefused
 from killick.model.events import to_text
 from killick.web.auth.server_keys import owner_key, session_key
@@ -34,9 +35,6 @@ SESSION: Final = "killick_session"
 CSRF: Final = "killick_csrf"
 CSRF_HEADER: Final = "x-killick-csrf"
 SESSION_SECONDS: Final = 12 * 3_600
-
-LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""What a server without tokens may be called: any other name may be a page's that points here."""
 
 OWNER: Final = "owner"
 """The token id in the session of the store's owner. No token has an id as short."""
@@ -63,7 +61,7 @@ Identify: TypeAlias = Callable[[Request], Told | Awaitable[Told]]
 
 def derived(client: Client, purpose: str) -> bytes:
     """A key for one purpose that opens nothing by itself, the same in every server of the store."""
-    return hmac.digest(client.store.secret_key, f"killick web {purpose} 1".encode(), sha256)
+    return hmac.digest(client.runtime.store.secret_key, f"killick web {purpose} 1".encode(), sha256)
 
 
 def bearer(request: Request) -> str | None:
@@ -103,7 +101,7 @@ class _Door:
         """What a page of ours shows when it writes. Fits the browser that got it, and the session that it has."""
         cookie = self._cookie(request)
         if cookie is None:
-            cookie = request.scope.setdefault(_FRESH, to_text(self.client.ids.key()))
+            cookie = request.scope.setdefault(_FRESH, to_text(self.client.runtime.ids.key()))
         return self._proof(request, cookie)
 
     def _cookie(self, request: Request) -> str | None:
@@ -167,7 +165,7 @@ class TokenAccess(_Door):
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
-        self.tokens = Tokens(client.engine)
+        self.tokens = Tokens(client.runtime.engine)
         self._session_key = hmac.digest(session_key(client), b"killick web session 1", sha256)
 
     @property
@@ -178,7 +176,7 @@ class TokenAccess(_Door):
         return await asyncio.to_thread(self._known, request)  # beside what is being answered, and not behind it
 
     def _known(self, request: Request) -> Person | None:
-        now = self.client.clock.now_us()
+        now = self.client.runtime.clock.now_us()
         given = bearer(request)
         if given is not None:
             token = self.tokens.check(given, now)
@@ -193,14 +191,14 @@ class TokenAccess(_Door):
 
     def admit(self, text: str) -> Admitted | None:
         """Who comes with this text, typed on the page where people sign in."""
-        token = self.tokens.check(text, self.client.clock.now_us())
+        token = self.tokens.check(text, self.client.runtime.clock.now_us())
         return None if token is None else Admitted(token.id, token.person)
 
     # sessions: `1.<token's id>.<until, in seconds>.<signature>`
 
     def session(self, id: str) -> str:  # noqa: A002
         """What a browser shows instead of a token from now on."""
-        until = self.client.clock.now_us() // 1_000_000 + SESSION_SECONDS
+        until = self.client.runtime.clock.now_us() // 1_000_000 + SESSION_SECONDS
         told = f"1.{id}.{until}"
         return f"{told}.{self._signed(told)}"
 
@@ -229,7 +227,7 @@ class OwnerAccess(TokenAccess):
         self._names = LOCAL_NAMES | {name.lower() for name in host_names}
         self._person = Person(_user(), "admin")
         self.key = owner_key(client)
-        self._link_key = to_text(client.ids.key())
+        self._link_key = to_text(client.runtime.ids.key())
         self.on_link_used: Callable[[], None] = lambda: None
         """Called when a link was used, and there is another."""
         self._mutex = threading.Lock()
@@ -258,7 +256,7 @@ class OwnerAccess(TokenAccess):
         with self._mutex:
             if self.has_tokens or not _same(key, self._link_key):
                 return None
-            self._link_key = to_text(self.client.ids.key())
+            self._link_key = to_text(self.client.runtime.ids.key())
         self.on_link_used()
         return Admitted(OWNER, self._person)
 
@@ -275,18 +273,13 @@ class OwnerAccess(TokenAccess):
         if given is not None:
             known = _same(given, self.key.text)
         else:
-            known = self._session(request.cookies.get(SESSION, ""), self.client.clock.now_us()) == OWNER
+            known = self._session(request.cookies.get(SESSION, ""), self.client.runtime.clock.now_us()) == OWNER
         return self._person if known else None
 
     def refuse_stranger(self, request: Request) -> None:
         """Raise a Problem where a request cannot be the owner's, with or without credentials."""
-        host = re.sub(r":\d*$", "", request.headers.get("host", "").lower())
-        if host not in self._names:
-            told = f"{host[:100] or 'no name'}: not a name of this machine; serve with --host-name if it is one"
-            raise Problem(421, told, code="host_unknown")
-        site, mode = request.headers.get("sec-fetch-site"), request.headers.get("sec-fetch-mode")
-        if site in ("cross-site", "same-site") and mode != "navigate":
-            raise Problem(403, "another site's page asked for this; open the dashboard itself", code="cross_site")
+        if (found := refusal(request.headers, self._names)) is not None:
+            raise Problem(found.status, found.text, code=found.code)
         if any(name.startswith(_FORWARDED) for name in request.headers):
             told = "this came through a proxy, and its client is unknown; `killick token create` makes tokens"
             raise Problem(403, told, code="forwarded")

@@ -48,7 +48,7 @@ def owner_key(client: Client) -> OwnerKey:
 
 
 def _kept(client: Client, name: str) -> OwnerKey:
-    fresh, place = to_text(client.ids.key()), _place(client, name)
+    fresh, place = to_text(client.runtime.ids.key()), _place(client, name)
     if place is None:
         return OwnerKey(fresh, None)
     try:
@@ -60,7 +60,7 @@ def _kept(client: Client, name: str) -> OwnerKey:
 
 
 def _place(client: Client, name: str) -> Path | None:
-    store = client.store
+    store = client.runtime.store
     if isinstance(store, MemoryStore):
         return None
     if store.proves_life and Path(store.place).is_file():

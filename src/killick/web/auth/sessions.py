@@ -47,7 +47,7 @@ class _SigningIn:
     def __init__(self, context: AppContext, access: TokenAccess) -> None:
         self.context = context
         self.access = access
-        self._failures = Buckets(context.client.clock, FAILURES_PER_MINUTE / 60, FAILURES_PER_MINUTE)
+        self._failures = Buckets(context.client.runtime.clock, FAILURES_PER_MINUTE / 60, FAILURES_PER_MINUTE)
 
     async def shown(self, request: Request) -> Response:
         """The form. A signed-in person is redirected, and so is one with a valid sign-in link."""
@@ -118,7 +118,7 @@ class _SigningIn:
             doc={"next": wanted, "wrong": wrong, "key": self._key_name()},
             twin=None,
             asked=None,
-            now_us=self.context.client.clock.now_us(),
+            now_us=self.context.client.runtime.clock.now_us(),
         )
 
     def _key_name(self) -> str | None:

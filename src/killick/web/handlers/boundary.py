@@ -128,13 +128,13 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True):
 
 def moment(call: Call[MomentAsked, Nothing]) -> Boundary:
     """A run at boundary n of its timeline."""
-    now = call.client.log.state(call.asked.run).fold
+    now = call.client.runtime.log.state(call.asked.run).fold
     return _seen(call, call.asked.run, now, boundaries.nth(now, call.asked.n), marks=call.asked.marks)
 
 
 def moment_at(call: Call[PlaceAsked, Nothing]) -> Boundary:
     """A run at a place of its time."""
-    asked, log = call.asked, call.client.log
+    asked, log = call.asked, call.client.runtime.log
     now = log.state(asked.run).fold
     return _seen(call, asked.run, now, numbered(log, asked.run, now, asked.place), marks=asked.marks)
 
@@ -158,7 +158,7 @@ def numbered(log: Log, run: str, now: Fold, text: str) -> Numbered:
 
 
 def _seen(call: Call[Any, Nothing], run: str, now: Fold, at: Numbered, *, marks: bool) -> Boundary:
-    log, place = call.client.log, at.place
+    log, place = call.client.runtime.log, at.place
     veil = veiled(call, run)
     earlier = at.n if at.side == "event" else at.n - 1
     before = boundaries.nth(now, earlier).place if earlier >= 0 else None
@@ -325,7 +325,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 def state(call: Call[StateAsked, Nothing]) -> Response:
     """The whole state of a run at a place, as its documented JSON form has it: as long as the run is."""
-    asked, log = call.asked, call.client.log
+    asked, log = call.asked, call.client.runtime.log
     place: RunMoment = boundaries.at(log, asked.run, asked.at)
     found = veiled(call, asked.run)(log.state(asked.run, place.seq, keep=place.keep))
     return Response(found.to_json(), media_type="application/json")
@@ -333,7 +333,7 @@ def state(call: Call[StateAsked, Nothing]) -> Response:
 
 def difference(call: Call[DiffAsked, Nothing]) -> StateDiff:
     """What is different between two places of a run, or between two runs."""
-    asked, log = call.asked, call.client.log
+    asked, log = call.asked, call.client.runtime.log
     veil = veiled(call, asked.run)
     if asked.against is not None:
         found = across(log, asked.run, asked.against, asked.to, seen=veil, files=False)

@@ -152,7 +152,7 @@ class _Side:
     """A run as it is now, read lazily."""
 
     def __init__(self, call: Call[Any, Any], run: str) -> None:
-        self.log, self.run = call.client.log, run
+        self.log, self.run = call.client.runtime.log, run
         self.state = veiled(call, run)(self.log.state(run))
         self.fold = self.state.fold
         self._making = PageBuilder(self.log, run, self.fold, through=through_of(call, run))
@@ -210,7 +210,7 @@ def compare(call: Call[CompareAsked, Nothing]) -> Comparison:
     first = max(int(asked.cursor or 0), start)
     pairs = tuple(_pairs(one, two, first))
     last = max(len(one.fold.tops), len(two.fold.tops))
-    conditions = conditions_between(call.client.log, one.run, two.run) if shared is not None else ()
+    conditions = conditions_between(call.client.runtime.log, one.run, two.run) if shared is not None else ()
     return msgspec.structs.replace(
         nothing, shared=shared, conditions=tuple(map(_given, conditions)), pairs=pairs,
         parts_at=next((pair.step for pair in pairs if pair.how is not None), None),
@@ -264,7 +264,7 @@ def _half(step: Step | None, pair: Pair, marked: _Marked, which: Literal[0, 1]) 
         return None
     return ComparedStep(
         kind=seen.sort, name=seen.name, status=seen.status, attempts=len(step.attempts),
-        duration_seconds=None if step.ended_at is None else (step.ended_at - step.intended_at) / 1_000_000,
+        duration_seconds=None if step.ended_at is None else max(step.ended_at - step.intended_at, 0) / 1_000_000,
         arguments=seen.arguments, output=seen.output, error=seen.failure,
         arguments_pieces=marked[0], output_pieces=marked[1],
     )  # fmt: skip
@@ -365,7 +365,7 @@ def _kin(call: Call[Any, Any], side: _Side) -> Iterator[RelatedRun]:
     yield from told(reversed(log.ledger(side.run).facts.forks), "fork")
     if parent is not None and log.store.head(parent) is not None:
         yield from told(reversed(log.ledger(parent).facts.forks), "sibling")
-    yield from told((each.run for each in call.client.list(agent=facts.agent, limit=8)), "same agent")
+    yield from told((each.id for each in call.client.list(agent=facts.agent, limit=8)), "same agent")
 
 
 ROUTES: Final[tuple[Route, ...]] = (get("/compare", compare, asks=CompareAsked, gives=Comparison, page="compare.html"),)

@@ -69,7 +69,7 @@ class RunFiles(Document, frozen=True):
 
 def seen(call: Call[FilesAsked, Nothing]) -> RunFiles:
     """The files of a run at a place: what changed there, line by line, and which snapshots there are."""
-    run, log = call.asked.run, call.client.log
+    run, log = call.asked.run, call.client.runtime.log
     state = state_of(call, run)
     ledger = log.ledger(run)
     if ledger.facts.workspace is None:

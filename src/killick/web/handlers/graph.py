@@ -64,7 +64,7 @@ def picture(call: Call[PictureAsked, Nothing]) -> Response:
 
 def _drawn(call: Call[Any, Nothing], run: str) -> Graph:
     veil = through_of(call, run)
-    found = family(call.client.log, run, runs_max=RUNS_MAX, through=veil)
+    found = family(call.client.runtime.log, run, runs_max=RUNS_MAX, through=veil)
     if veil is None:
         return found
     return replace(found, lanes=tuple(_veiled(lane, veil) for lane in found.lanes))

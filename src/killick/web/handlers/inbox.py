@@ -14,8 +14,7 @@ from msgspec.structs import asdict
 from killick.client import inbox as asked
 from killick.client.client import Client
 from killick.engine.approval import argument_edits
-from killick.engine.inbox import ANSWER, VOTE, answer_id, body_of
-from killick.engine.steps.waits import Verb
+from killick.engine.inbox import ANSWER, VOTE, Verb, answer_id, body_of
 from killick.engine.views import Wait
 from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused
 from killick.history.run_info import waits_of
@@ -125,11 +124,11 @@ def inbox(call: Call[InboxAsked, Any]) -> Inbox:
         addressed = wanted.to is None or wanted.to in wait.to or wanted.to in (wait.may or ())
         return addressed and (not wanted.mine or approvals.why_not(client, wait, call.person.name) is None)
 
-    rows = asked.asking(client.store, call.now_us)
-    found = asked.page(client.log, chosen, rows, now_us=call.now_us, limit=wanted.limit, after=wanted.cursor)
+    rows = asked.asking(client.runtime.store, call.now_us)
+    found = asked.page(client.runtime.log, chosen, rows, now_us=call.now_us, limit=wanted.limit, after=wanted.cursor)
     done: list[Wait] = []
     if wanted.cursor is None:
-        done = asked.page(client.log, chosen, rows, now_us=call.now_us, answered=True, limit=ANSWERED_MAX).waits
+        done = asked.page(client.runtime.log, chosen, rows, now_us=call.now_us, answered=True, limit=ANSWERED_MAX).waits
     questions = tuple(question(client, wait, call.person.name) for wait in found.waits)
     return Inbox(
         questions=questions,
@@ -146,7 +145,7 @@ def one(call: Call[WaitAsked, Any]) -> Inbox:
     client, wait = call.client, call.asked.wait
     run, _, step = wait.rpartition(":")
     state = client.state(run)
-    found = [each for each in waits_of(client.store, state) if each.step == step and each.waits_for in _PEOPLE]
+    found = [each for each in waits_of(client.runtime.store, state) if each.step == step and each.waits_for in _PEOPLE]
     gone = None if found and not _is_answered(client, found[0]) else _gone(client, run, step, state)
     return Inbox(
         questions=() if gone else tuple(question(client, each, call.person.name) for each in found), answered=(),
@@ -156,7 +155,7 @@ def one(call: Call[WaitAsked, Any]) -> Inbox:
 
 def question(client: Client, wait: Wait, person: str) -> InboxQuestion:
     """A wait with the facts that a person needs to answer it."""
-    state = client.log.state(wait.run)
+    state = client.runtime.log.state(wait.run)
     step = state.fold.step(wait.step)
     return InboxQuestion.of(
         state.fold.facts, **asdict(open_wait(wait)), why_not=approvals.why_not(client, wait, person),
@@ -171,7 +170,7 @@ def _tried(client: Client, state: State, step: Step | None) -> OpenAttempt | Non
     started = state.event(last.started)
     assert isinstance(started, e.Started)
     progress: Any = None
-    for seq, event, _ in client.log.read(state.run, after=last.started, limit=_PROGRESS_EVENTS):
+    for seq, event, _ in client.runtime.log.read(state.run, after=last.started, limit=_PROGRESS_EVENTS):
         if isinstance(event, e.AttemptProgressed) and event.step == step.id:
             progress = state.data(seq).get("progress")
     told = state.data(last.ended).get("failure")
@@ -184,18 +183,16 @@ def _tried(client: Client, state: State, step: Step | None) -> OpenAttempt | Non
 
 
 def _is_answered(client: Client, wait: Wait) -> bool:
-    opened = client.log.state(wait.run).fold.facts.waits[wait.step].opened
-    answer = answer_id(wait.run, wait.step, opened)
-    return wait.is_agreed or any(each.id == answer for each in client.store.inbox(wait.run, name=ANSWER))
+    answer = answer_id(wait.run, wait.step, wait.opened)
+    return wait.is_agreed or any(each.id == answer for each in client.runtime.store.inbox(wait.run, name=ANSWER))
 
 
 def _answered(client: Client, wait: Wait) -> AnsweredQuestion:
     """Who answered a wait, as far as its run has not taken it."""
-    opened = client.log.state(wait.run).fold.facts.waits[wait.step].opened
-    answer = answer_id(wait.run, wait.step, opened)
-    there = [each for each in client.store.inbox(wait.run, name=ANSWER) if each.id == answer]
-    there = there or client.store.inbox(wait.run, name=VOTE)
-    body: Mapping[str, Any] = body_of(client.log, there[-1]) if there else {}
+    answer = answer_id(wait.run, wait.step, wait.opened)
+    there = [each for each in client.runtime.store.inbox(wait.run, name=ANSWER) if each.id == answer]
+    there = there or client.runtime.store.inbox(wait.run, name=VOTE)
+    body: Mapping[str, Any] = body_of(client.runtime.log, there[-1]) if there else {}
     return AnsweredQuestion.of(
         wait, wait=wait.id, by=there[-1].by if there else ", ".join(wait.votes),
         at_us=there[-1].at_us if there else wait.since_us, verb=str(body.get("kind", "approve")),
@@ -205,9 +202,9 @@ def _answered(client: Client, wait: Wait) -> AnsweredQuestion:
 
 def _gone(client: Client, run: str, step: str, state: State) -> str:
     """Why there is nothing to answer any more."""
-    for message in reversed(client.store.messages(run)):
+    for message in reversed(client.runtime.store.messages(run)):
         if message.name == ANSWER and f":{step}@" in message.id:
-            body = cast("Mapping[str, Any]", body_of(client.log, message))
+            body = cast("Mapping[str, Any]", body_of(client.runtime.log, message))
             return f"{message.by or 'a person'} answered first: {body.get('kind')}"
     if state.fold.step(step) is None:
         raise Problem(404, f"{run}: asks nothing at step {step}", code="wait_unknown")
@@ -221,7 +218,7 @@ def answer(call: Call[WaitAsked, AnswerRequest]) -> AnswerResult:
     """Answer what a run waits for; the first answer counts."""
     client, wait, body, by = call.client, call.asked.wait, call.body, call.person.name
     run, _, step = wait.rpartition(":")
-    found = next((each for each in waits_of(client.store, client.state(run)) if each.step == step), None)
+    found = next((each for each in waits_of(client.runtime.store, client.state(run)) if each.step == step), None)
     value, saw = body.value, body.digest
     if body.digest is None and body.verb in ("approve", "edit"):
         raise AnswerRefused(wait, f"{body.verb!r} needs the version that was shown; send the question's digest with it")
@@ -253,9 +250,9 @@ def answer(call: Call[WaitAsked, AnswerRequest]) -> AnswerResult:
 
 def _said(client: Client, run: str, step: str, by: str, verb: str, value: Any, comment: str | None) -> bool:
     """Whether a person's last answer to a question equals this one."""
-    for message in reversed(client.store.messages(run)):
+    for message in reversed(client.runtime.store.messages(run)):
         if message.name in (ANSWER, VOTE) and message.by == by and f":{step}@" in message.id:
-            said = cast("Mapping[str, Any]", body_of(client.log, message))
+            said = cast("Mapping[str, Any]", body_of(client.runtime.log, message))
             there = (said.get("kind"), said.get("value"), said.get("comment"))
             return value_digest(there) == value_digest((verb, through_codec(value, at="value"), comment))
     return False

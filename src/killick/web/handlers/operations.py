@@ -363,7 +363,7 @@ def _shown(call: Call[RunAsked, Any], changes: dict[str, Any]) -> dict[str, Any]
     """Changes of a context, in which values that the page redacted are unchanged."""
     if call.context.veil is None or not call.context.veil.fields:
         return changes
-    document: Any = call.client.state(renewals.latest(call.client.log, call.asked.run)).context.document
+    document: Any = call.client.state(renewals.latest(call.client.runtime.log, call.asked.run)).context.document
     shown: dict[str, Any] = unveiled(changes, document, "set")
     return shown
 
@@ -371,7 +371,7 @@ def _shown(call: Call[RunAsked, Any], changes: dict[str, Any]) -> dict[str, Any]
 def fork(call: Call[RunAsked, ForkRequest]) -> CommandResult:
     """Let a new run leave this one at a place in its time, under other conditions."""
     body, client, given = call.body, call.client, call.asked.run
-    client.log.head(given)
+    client.runtime.log.head(given)
     input_ = UNCHANGED if body.input is msgspec.UNSET else body.input
     if input_ is not UNCHANGED and call.context.veil is not None and call.context.veil.fields:
         input_ = unveiled(input_, client.state(given).input, "input")
@@ -403,7 +403,7 @@ def undo(call: Call[RunAsked, UndoRequest]) -> CommandResult:
 # several at once ----------------------------------------------------------------------------------
 
 
-def many(call: Call[Any, BulkRequest]) -> BulkResults:
+def act(call: Call[Any, BulkRequest]) -> BulkResults:
     """Give one command to several runs; says of each what came of it."""
     body = call.body
     if body.command == "prioritize" and body.priority is None:
@@ -433,5 +433,5 @@ ROUTES: Final = (
     ),
     post("/runs/{run}/fork", fork, asks=RunAsked, takes=ForkRequest, gives=CommandResult),
     post("/runs/{run}/undo", undo, asks=RunAsked, takes=UndoRequest, gives=CommandResult),
-    post("/runs/act", many, takes=BulkRequest, gives=BulkResults),
+    post("/runs/act", act, takes=BulkRequest, gives=BulkResults),
 )

@@ -134,7 +134,7 @@ class EffectPage(Document, frozen=True):
 def effects(call: Call[PageAsked, Nothing]) -> EffectPage:
     """What was done to the world, whether that is known, and what was undone; the last first."""
     run, state = call.asked.run, state_of(call, call.asked.run)
-    ledger = call.client.log.ledger(run)
+    ledger = call.client.runtime.log.ledger(run)
     found, following = paged(ledger.effects, call.asked)
     undoing = _undoing(ledger.effects, [each.started for each in found if each.status == "undone"])
     told = tuple(_effect(state, ledger.effects, each, undoing.get(each.started)) for each in reversed(found))
@@ -197,7 +197,7 @@ class EventPage(Document, frozen=True):
 
 def events(call: Call[EventsAsked, Nothing]) -> EventPage:
     """The log itself: every event, verbatim, in order."""
-    asked, log = call.asked, call.client.log
+    asked, log = call.asked, call.client.runtime.log
     last = log.head(asked.run).seq
     after = max(last - asked.limit, 0) if asked.after is None else asked.after
     found = log.read(asked.run, after=after, limit=asked.limit)
@@ -218,7 +218,7 @@ class ValueAsked(msgspec.Struct, frozen=True, kw_only=True):
 
 def value(call: Call[ValueAsked, Nothing]) -> Response:
     """One value of an event, whole, as text."""
-    asked, log = call.asked, call.client.log
+    asked, log = call.asked, call.client.runtime.log
     if asked.seq > log.head(asked.run).seq:
         raise Problem(404, f"{asked.run}: has no event {asked.seq}", code="event_unknown")
     data = log.data(asked.run, asked.seq)

@@ -121,16 +121,16 @@ class RunDetail(Run, frozen=True):
 
 def run_page(call: Call[RunPageAsked, Nothing]) -> RunDetail:
     """A run: its position, why it waits and what wakes it, and its last steps."""
-    asked, client, log = call.asked, call.client, call.client.log
+    asked, client, log = call.asked, call.client, call.client.runtime.log
     run, head = asked.run, log.head(asked.run)
     state = state_of(call, run)
     fold, ledger = state.fold, log.ledger(run)
-    broken = client.store.quarantined(run)
+    broken = client.runtime.store.quarantined(run)
     worker = _worker(client, head)
     abandoned = fold.facts.status == "running" and (worker is None or not worker.alive)
     status = "broken" if broken is not None else "abandoned" if abandoned else fold.facts.status
     tail = part_of(log, run, limit=TAIL_STEPS, through=through_of(call, run), fold=fold, known=False)
-    waits = islice(waits_of(client.store, state), WAITS_MAX)
+    waits = islice(waits_of(client.runtime.store, state), WAITS_MAX)
     return RunDetail.of(
         tail, **run_fields(tail, status=status, broken=broken, waits=waits), worker=worker, forks=ledger.facts.forks,
         children=tuple(map(ChildRun.of, ledger.children[-CHILDREN_MAX:])), broken=broken,
@@ -151,7 +151,10 @@ def _worker(client: Client, head: Head) -> RunWorker | None:
     if head.holder is None:
         return None
     return RunWorker(
-        holder=head.holder, name=process(head.holder), alive=is_held(client.store, head), until_us=head.lease_until_us
+        holder=head.holder,
+        name=process(head.holder),
+        alive=is_held(client.runtime.store, head),
+        until_us=head.lease_until_us,
     )
 
 
@@ -167,9 +170,9 @@ def _counts(fold: Fold, ledger: Ledger) -> RunCounts:
 
 def _seal(client: Client, last_us: int) -> RunSeal | None:
     """The last seal, by its event alone."""
-    head = client.store.head(SEALS)
+    head = client.runtime.store.head(SEALS)
     for seq in range(head.seq if head is not None else 0, 0, -1):
-        event = client.log.event(SEALS, seq)
+        event = client.runtime.log.event(SEALS, seq)
         if isinstance(event, system_events.StoreSealed):
             return RunSeal(number=event.number, at_us=event.at, covers=last_us <= event.at)
     return None
@@ -193,7 +196,7 @@ class Explanation(Document, frozen=True):
 
 def why(call: Call[WhyAsked, Nothing]) -> Explanation:
     """Why a step happened and how it went; without a step, where the run is and why."""
-    run, number, log = call.asked.run, call.asked.step, call.client.log
+    run, number, log = call.asked.run, call.asked.step, call.client.runtime.log
     through = through_of(call, run)
     if number is None:
         found = part_of(log, run, limit=TAIL_STEPS, through=through)
@@ -249,7 +252,7 @@ class ExportAsked(msgspec.Struct, frozen=True, kw_only=True):
 def export(call: Call[ExportAsked, Nothing]) -> Response:
     """A run as one file that can be loaded, verified and replayed anywhere; less what is not to be seen."""
     run, veil = call.asked.run, call.context.veil
-    if call.client.store.head(run) is None:
+    if call.client.runtime.store.head(run) is None:
         raise RunUnknown(run)
     redact = veil.redaction(run) if veil is not None and veil.fields else False
     body = call.client.export(run, children=call.asked.children, redact=redact)

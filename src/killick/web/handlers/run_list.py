@@ -16,7 +16,7 @@ from killick.history.listing import STATUSES, Listing, counted, gone
 from killick.model.retry import seconds
 from killick.presenting.runs import RunSummary, run_summary
 from killick.store.protocol import Store
-from killick.store.records import RunQuery, RunRow
+from killick.store.records import OWN_AGENTS, RunQuery, RunRow
 from killick.web.app_context import AppContext
 from killick.web.problems import Problem
 from killick.web.routes import Call, get
@@ -79,19 +79,19 @@ def runs(call: Call[RunsAsked, Any]) -> RunList:
     asked, client = call.asked, call.client
     query = _query(call)
     before = None if asked.cursor is None else int(asked.cursor)
-    found = _page(client.store, asked, query, before)
+    found = _page(client.runtime.store, asked, query, before)
     rows = found[: asked.limit]
     return RunList(
         runs=tuple(map(run_summary, _listing(call.context).lines(rows, call.now_us))),
-        counts=_counted(client.store, query),
-        agents=tuple(client.store.agents()),
+        counts=_counted(client.runtime.store, query),
+        agents=tuple(client.runtime.store.agents()),
         next=str(rows[-1].number) if len(found) > len(rows) else None,
     )
 
 
 def counts(call: Call[CountsAsked, Any]) -> StatusCounts:
     """How many runs there are of each status."""
-    return _counted(call.client.store, _query(call))
+    return _counted(call.client.runtime.store, _query(call))
 
 
 # inside -------------------------------------------------------------------------------------------
@@ -112,13 +112,15 @@ def _listing(context: AppContext) -> Listing:
 
         hides = veil is not None and bool(veil.fields)
         found = _listings.setdefault(
-            context, Listing(context.client.log, whole=True, through=veiled if hides else None)
+            context, Listing(context.client.runtime.log, whole=True, through=veiled if hides else None)
         )
     return found
 
 
 def _query(call: Call[Any, Any]) -> RunQuery:
     asked = call.asked
+    if asked.agent and asked.agent.startswith(OWN_AGENTS) and call.person.scope != "admin":
+        raise Problem(403, f"{asked.agent}: Killick keeps these logs for itself; an admin may list them", code="scope")
     try:
         since = max(call.now_us - round(seconds(asked.since) * 1_000_000), 0) if asked.since else None
     except DurationRefused as error:

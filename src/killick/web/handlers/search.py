@@ -83,7 +83,7 @@ class _Enough(Exception):
 def find(call: Call[FindAsked, Any]) -> SearchResults:
     """Look across all runs and time: calls, decisions, failures, effects and answers, newest first."""
     asked, client = call.asked, call.client
-    agents = tuple(client.store.agents())
+    agents = tuple(client.runtime.store.agents())
     if not asked.what:
         return SearchResults(what="", agents=agents)
     if call.context.veil is not None and call.context.veil.fields and (by := _by_content(asked)):
@@ -122,7 +122,7 @@ def _by_content(asked: FindAsked) -> str | None:
 def _mark(client: Client) -> int | None:
     """Mark what is new, for a while. Gives back how many events were marked if there are more; None: that was all."""
     try:
-        client.find.catch_up(_for_a_while(client.clock))
+        client.find.catch_up(_for_a_while(client.runtime.clock))
     except _Enough as enough:
         return int(enough.args[0])
     except (StoreReadOnly, StoreFull):

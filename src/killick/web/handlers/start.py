@@ -116,12 +116,12 @@ def start(call: Call[Any, StartRequest]) -> StartedRun:
     """Start a run: durable, and due for the next worker."""
     body, client = call.body, call.client
     run = body.id or derived(call, body.agent)
-    existed = run is not None and client.store.head(run) is not None
+    existed = run is not None and client.runtime.store.head(run) is not None
     handle = client.start(
         AGENTS.get(body.agent), body.input, id=run, priority=body.priority, tags=tuple(body.tags),
         by=call.person.name,
     )  # fmt: skip
-    row = client.store.index(handle.id)
+    row = client.runtime.store.index(handle.id)
     did = (
         "is there already; the same id is the same run"
         if existed
@@ -144,7 +144,7 @@ def send(call: Call[RunAsked, MessageRequest]) -> CommandResult:
         told = previews.send(run, body.name)
         return CommandResult(run=run.run, will=told.will, more=told.more)
     message = body.id or derived(call, "msg")
-    if message is not None and client.store.message(run.run, message) is not None:
+    if message is not None and client.runtime.store.message(run.run, message) is not None:
         return CommandResult(run=run.run, did=f"{message} was sent before; the same id counts once")
     client.send(run.run, body.name, body.body, id=message, by=call.person.name)
     return CommandResult(run=run.run, did=f"{body.name} sent")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from importlib.metadata import version
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -121,11 +121,11 @@ def _workers(client: Client) -> Iterator[Worker]:
     """Every holder named by a head, with the runs that are listed."""
     holding: dict[str, list[RunRow]] = {}
     for row in _held_rows(client):
-        head = client.store.head(row.run)
+        head = client.runtime.store.head(row.run)
         if head is not None and head.holder is not None:
             holding.setdefault(head.holder, []).append(row)
-    now = client.store.now_us()
-    for each in client.store.holders():
+    now = client.runtime.store.now_us()
+    for each in client.runtime.store.holders():
         rows = holding.get(each.holder, [])
         held = tuple(_held(client, row) for row in rows if not row.agent.startswith(OWN_AGENTS))
         duties = tuple(sorted(row.run for row in rows if row.agent.startswith(OWN_AGENTS)))
@@ -142,14 +142,14 @@ def _workers(client: Client) -> Iterator[Worker]:
 
 def _held_rows(client: Client) -> Iterator[RunRow]:
     """Rows of runs that may be leased: running ones, and the logs of triggers and hooks."""
-    yield from client.store.runs(RunQuery(status=("running",)), limit=HELD_MAX)
+    yield from client.runtime.store.runs(RunQuery(status=("running",)), limit=HELD_MAX)
     for tag in (TRIGGER_TAG, HOOK_TAG):
-        yield from client.store.runs(RunQuery(tag=tag), limit=HELD_MAX)
+        yield from client.runtime.store.runs(RunQuery(tag=tag), limit=HELD_MAX)
 
 
 def _held(client: Client, row: RunRow) -> HeldRun:
     try:
-        facts = client.log.state(row.run).fold.facts
+        facts = client.runtime.log.state(row.run).fold.facts
     except KillickError:
         return HeldRun.of(row, status="broken", step=None, stage=None, build="", since_us=row.changed_at_us)
     build = " ".join(filter(None, (facts.build.version, facts.build.commit)))
@@ -158,8 +158,8 @@ def _held(client: Client, row: RunRow) -> HeldRun:
 
 def _due(client: Client, now_us: int) -> Iterator[DueRun]:
     """The due runs in the order in which workers take them: by priority, then by how long they have been due."""
-    for row in client.store.due(now_us, limit=DUE_MAX):
-        head = client.store.head(row.run)
+    for row in client.runtime.store.due(now_us, limit=DUE_MAX):
+        head = client.runtime.store.head(row.run)
         since = row.wake_at_us if row.wake_at_us is not None else row.changed_at_us
         yield DueRun.of(row, since_us=since, left_by=head.holder if head is not None else None)
 
@@ -221,12 +221,12 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 class Alive(msgspec.Struct, frozen=True, kw_only=True):
     """The server answers."""
 
-    alive: Literal[True] = True
+    alive: bool = True
 
 
 def health(call: Call[Nothing, Nothing]) -> Health:
     """What the store's promises rest on, what is due and waits, the quarantined runs, and the last seal."""
-    client, store = call.client, call.client.store
+    client, store = call.client, call.client.runtime.store
     due = tuple(_due(client, call.now_us))
     oldest = min(due, key=lambda each: each.since_us, default=None)
     late = oldest is not None and call.now_us - oldest.since_us > LATE_US
@@ -258,9 +258,9 @@ def _apart(client: Client) -> tuple[tuple[QuarantinedRun, ...], int]:
     found: list[QuarantinedRun] = []
     looked_at = 0
     for status in ("running", "waiting", "queued", "paused", "failed", "completed"):
-        for row in client.store.runs(RunQuery(status=(status,)), limit=APART_MAX):
+        for row in client.runtime.store.runs(RunQuery(status=(status,)), limit=APART_MAX):
             looked_at += 1
-            why = client.store.quarantined(row.run)
+            why = client.runtime.store.quarantined(row.run)
             if why is not None:
                 found.append(QuarantinedRun(run=row.run, agent=row.agent, why=why))
     return tuple(found), looked_at
@@ -268,9 +268,9 @@ def _apart(client: Client) -> tuple[tuple[QuarantinedRun, ...], int]:
 
 def _last_seal(client: Client) -> Seal | None:
     """The last seal, by its event alone: its entries may be very many."""
-    head = client.store.head(SEALS)
+    head = client.runtime.store.head(SEALS)
     for seq in range(head.seq if head is not None else 0, 0, -1):
-        match client.log.event(SEALS, seq):
+        match client.runtime.log.event(SEALS, seq):
             case system_events.StoreSealed(at=at, number=number, size=size, root=root, key=key, by=by):
                 return Seal(number=number, at_us=at, by=by, entries=size, root=root, key=key)
             case _:

@@ -40,7 +40,7 @@ class StepAsked(msgspec.Struct, frozen=True, kw_only=True):
     step: StepId
 
 
-class EffectStatus(Document, frozen=True):
+class StepEffect(Document, frozen=True):
     """What the ledger has of a step's effect. `run` executed it; another one where the result was deduplicated."""
 
     idempotency_key: str
@@ -53,7 +53,7 @@ class StepDetail(Step, frozen=True, tag="step"):
     """A step, what it changed, and why it happened. `output_seq` is the event that holds its output."""
 
     output_seq: int | None
-    effect_status: EffectStatus | None
+    effect_status: StepEffect | None
     changes: tuple[Change, ...]
     why: tuple[str, ...]
 
@@ -61,7 +61,7 @@ class StepDetail(Step, frozen=True, tag="step"):
 def step(call: Call[StepAsked, Nothing]) -> StepDetail:
     """Everything on record of one step: values, attempts, waits, verdicts, edits, what it changed, and why."""
     run, number = call.asked.run, call.asked.step
-    log, through = call.client.log, through_of(call, run)
+    log, through = call.client.runtime.log, through_of(call, run)
     fold = log.state(run).fold
     known = fold.step(number)
     timeline = about(log, run, fold, number, through)
@@ -78,7 +78,7 @@ def step(call: Call[StepAsked, Nothing]) -> StepDetail:
 
 def _changes(call: Call[StepAsked, Nothing], step: timeline_parts.Step) -> tuple[Change, ...]:
     """What it changed. Of a scope with very much inside, each step says it for itself."""
-    run, log = call.asked.run, call.client.log
+    run, log = call.asked.run, call.client.runtime.log
     if sum(1 for _ in timeline_parts.walked(step.entries)) > INSIDE_MAX:
         return ()
     before, after = (place_at(log, run, f"{step.number}:{side}") for side in ("before", "after"))
@@ -102,7 +102,7 @@ def about(log: Log, run: str, fold: Fold, number: str, through: RedactData | Non
     return part_of(log, run, before=own + 2, limit=reach + BEFORE_STEPS, through=through, fold=fold)
 
 
-def _effect_status(log: Log, run: str, step: timeline_parts.Step, started: int) -> EffectStatus | None:
+def _effect_status(log: Log, run: str, step: timeline_parts.Step, started: int) -> StepEffect | None:
     """How the ledger has what a step did, or what it took over instead."""
     owner, seq = (run, started) if step.adopted is None else (step.adopted.run, step.adopted.seq)
     if step.effect in (None, "reads") or not seq:
@@ -112,7 +112,7 @@ def _effect_status(log: Log, run: str, step: timeline_parts.Step, started: int) 
     if index == len(effects) or effects[index].started != seq:
         return None
     found = effects[index]
-    return EffectStatus(idempotency_key=found.key, status=found.status, run=owner, attempts=found.attempts)
+    return StepEffect(idempotency_key=found.key, status=found.status, run=owner, attempts=found.attempts)
 
 
 ROUTES: Final[tuple[Route, ...]] = (

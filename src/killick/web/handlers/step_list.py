@@ -148,7 +148,7 @@ def found_steps(
     fold: Fold | None = None,
 ) -> StepPage:
     """The document of a section; with `q` of as many as one search looks through."""
-    log, through = call.client.log, through_of(call, run)
+    log, through = call.client.runtime.log, through_of(call, run)
     fold = fold or log.state(run).fold
     if not q.strip():
         part = section(log, run, before=before, limit=limit, through=through, fold=fold)
@@ -274,7 +274,7 @@ def _bar(took: int | None, longest: int) -> int:
 
 def through_of(call: Call[Any, Any], run: str) -> RedactData | None:
     """What hides the values that are not to be seen, before anything is said of them."""
-    veil, fetch = call.context.veil, call.client.store.pieces
+    veil, fetch = call.context.veil, call.client.runtime.store.pieces
     if veil is None or not veil.fields:
         return None
 
@@ -287,8 +287,8 @@ def through_of(call: Call[Any, Any], run: str) -> RedactData | None:
 
 def state_of(call: Call[Any, Any], run: str) -> State:
     """A run's state, with the same hidden."""
-    state, hide = call.client.log.state(run), through_of(call, run)
-    return state if hide is None else State(state.fold, _Hiding(call.client.log, run, hide))
+    state, hide = call.client.runtime.log.state(run), through_of(call, run)
+    return state if hide is None else State(state.fold, _Hiding(call.client.runtime.log, run, hide))
 
 
 class _Hiding(NamedTuple):

@@ -59,20 +59,20 @@ class IssuedToken(msgspec.Struct, frozen=True, kw_only=True):
     made: AccessToken
 
 
-def listed(call: Call[Nothing, Nothing]) -> AccessTokens:
+def tokens_page(call: Call[Nothing, Nothing]) -> AccessTokens:
     """List all tokens"""
-    found = reversed(tokens.tokens(call.client.engine))
+    found = reversed(tokens.tokens(call.client.runtime.engine))
     return AccessTokens(tokens=[_document(each, call.now_us, call.person.token) for each in found])
 
 
-def issued(call: Call[Nothing, TokenRequest]) -> IssuedToken:
+def issue(call: Call[Nothing, TokenRequest]) -> IssuedToken:
     """Make a token
 
     Its text is in the response and nowhere else. Not kept for its Idempotency-Key: asked twice, there are two.
     """
     wanted = call.body
     made, text = tokens.issue(
-        call.client.engine,
+        call.client.runtime.engine,
         wanted.name,
         wanted.scope,
         expires_seconds=None if wanted.expires is None else seconds(wanted.expires),
@@ -81,15 +81,15 @@ def issued(call: Call[Nothing, TokenRequest]) -> IssuedToken:
     return IssuedToken(token=text, made=_document(made, call.now_us, call.person.token))
 
 
-def revoked(call: Call[TokenAsked, Nothing]) -> None:
+def revoke(call: Call[TokenAsked, Nothing]) -> None:
     """Revoke a token
 
     It opens nothing from the next request on, and the sessions that were opened with it end.
     """
-    known = {each.id for each in tokens.tokens(call.client.engine)}
+    known = {each.id for each in tokens.tokens(call.client.runtime.engine)}
     if call.asked.id not in known:
         raise Problem(404, f"{call.asked.id}: no token has this id", code="token_unknown")
-    tokens.revoke(call.client.engine, call.asked.id, by=call.person.name)
+    tokens.revoke(call.client.runtime.engine, call.asked.id, by=call.person.name)
 
 
 def _document(token: Token, now_us: int, yours: str | None) -> AccessToken:
@@ -97,7 +97,7 @@ def _document(token: Token, now_us: int, yours: str | None) -> AccessToken:
 
 
 ROUTES: Final = (
-    get("/tokens", listed, gives=AccessTokens, scope="admin", page="tokens.html"),
-    post("/tokens", issued, takes=TokenRequest, gives=IssuedToken, scope="admin", status=201, keeps=False),
-    delete("/tokens/{id}", revoked, asks=TokenAsked, scope="admin"),
+    get("/tokens", tokens_page, gives=AccessTokens, scope="admin", page="tokens.html"),
+    post("/tokens", issue, takes=TokenRequest, gives=IssuedToken, scope="admin", status=201, keeps=False),
+    delete("/tokens/{id}", revoke, asks=TokenAsked, scope="admin"),
 )

@@ -109,18 +109,18 @@ def triggers(call: Call[Nothing, Nothing]) -> Triggers:
 
 def hook_lines(client: Client) -> Iterator[HookStatus]:
     """Every hook that the store knows, by name."""
-    end = client.store.feed_end()
-    rows = client.store.runs(RunQuery(tag=TAG), limit=HOOKS_MAX)
+    end = client.runtime.store.feed_end()
+    rows = client.runtime.store.runs(RunQuery(tag=TAG), limit=HOOKS_MAX)
     for row in sorted(rows, key=lambda row: row.run):
         if row.agent.startswith(f"{OWN_AGENTS}hook:"):
             yield _hook_line(client, row, end)
 
 
 def _hook_line(client: Client, row: RunRow, end: int) -> HookStatus:
-    facts = client.log.state(row.run).fold.facts
+    facts = client.runtime.log.state(row.run).fold.facts
     cursor, name = facts.hook, row.run.removeprefix("hook:")
-    spec: dict[str, Any] = client.log.data(row.run, cursor.set).get("spec", {}) if cursor is not None else {}
-    tail = client.events(row.run, after=max(client.log.head(row.run).seq - TAIL_EVENTS, 0), limit=TAIL_EVENTS)
+    spec: dict[str, Any] = client.runtime.log.data(row.run, cursor.set).get("spec", {}) if cursor is not None else {}
+    tail = client.events(row.run, after=max(client.runtime.log.head(row.run).seq - TAIL_EVENTS, 0), limit=TAIL_EVENTS)
     took = [each.event.at for each in tail if isinstance(each.event, system_events.HookCalled)]
     refused = [
         each for each in reversed(tail) if isinstance(each.event, system_events.HookFailed | system_events.HookDropped)
@@ -143,7 +143,7 @@ def _hook_line(client: Client, row: RunRow, end: int) -> HookStatus:
 
 def _undelivered(client: Client, run: str, recorded: Any) -> FailedDelivery:
     event = recorded.event
-    why = present.failed(client.log.data(run, recorded.seq).get("failure"))
+    why = present.failed(client.runtime.log.data(run, recorded.seq).get("failure"))
     return FailedDelivery.of(event, retry_at_us=getattr(event, "retry_at", None), why=why)
 
 
@@ -155,7 +155,7 @@ def fire(call: Call[TriggerAsked, FireRequest]) -> FireResult:
     name = _known(call.client, call.asked.name).name
     options = {} if call.body.input is msgspec.UNSET else {"input": call.body.input}
     run = call.client.fire(name, by=call.person.name, **options)
-    return FireResult(trigger=name, run=run, started=call.client.store.head(run) is not None)
+    return FireResult(trigger=name, run=run, started=call.client.runtime.store.head(run) is not None)
 
 
 def pause(call: Call[TriggerAsked, TriggerRequest]) -> TriggerResult:

@@ -95,7 +95,7 @@ class RunWindow(Document, frozen=True):
 def window(call: Call[WindowAsked, Nothing]) -> RunWindow:
     """What the models of a run were sent: what fills it by kind, what was wasted, what left, came back, and cost."""
     run = call.asked.run
-    found = windows(call.client.log, run, read_max=None if call.asked.whole else READ_MAX)
+    found = windows(call.client.runtime.log, run, read_max=None if call.asked.whole else READ_MAX)
     if found is None:
         return RunWindow(run=run, calls=0)
     veil = call.context.veil

@@ -31,12 +31,12 @@ def doctor_command(shell: Shell) -> Exit:
     try:
         kd = shell.client
         shell.load_app()
-        found = examine(kd.log, clock=kd.clock, knows=_is_declared if shell.app else None)
+        found = examine(kd.runtime.log, clock=kd.runtime.clock, knows=_is_declared if shell.app else None)
     except StoreError as error:
         if shell.json:
-            shell.emit({"store": shell.store, "wrong": 1, "unreachable": str(error)})
+            shell.emit({"store": shell.url, "wrong": 1, "unreachable": str(error)})
         else:
-            say(shell, "✗", (shell.store, "bold"), f"  cannot be looked at: {error}")
+            say(shell, "✗", (shell.url, "bold"), f"  cannot be looked at: {error}")
         return Exit.BAD
     if shell.json:
         shell.emit(_data(shell, found))
@@ -89,7 +89,7 @@ class _Screen:
 
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
-        self._now_us = shell.client.clock.now_us()
+        self._now_us = shell.clock.now_us()
         self._label = 0
 
     def draw(self, found: Diagnosis) -> None:

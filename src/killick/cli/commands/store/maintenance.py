@@ -83,16 +83,16 @@ def repair_command(shell: Shell, run: str, reason: str, dry_run: bool, yes: bool
     """
     run = shell.run(run)
     kd = shell.client
-    kept, _, what = last_good(kd.log, kd.log.head(run))
+    kept, _, what = last_good(kd.runtime.log, kd.runtime.log.head(run))
     told: dict[str, Any] = {"run": run, "kept": kept, "found": what, "dry_run": dry_run}
     if dry_run:
         shell.emit(told) if shell.json else say(shell, "", f"{run} holds up to event {kept}; then: {what or 'nothing'}")
         return
     if what:
         agreed(shell, f"{run} holds up to event {kept}; then: {what}. Set aside what comes after it?", yes=yes)
-    was_apart = kd.store.quarantined(run) is not None
+    was_apart = kd.runtime.store.quarantined(run) is not None
     try:
-        event = repair(kd.log, run, at=kd.clock.now_us(), reason=reason, by=current_user())
+        event = repair(kd.runtime.log, run, at=kd.runtime.clock.now_us(), reason=reason, by=current_user())
     except LogError as said:
         if what or not was_apart:
             raise
@@ -141,20 +141,24 @@ def erase_command(
         raise CommandFailed(
             f"{run}: without its values nothing that was sealed could be proved; erase in the runs themselves"
         )
-    seqs = _seqs(kd.log, run, step, seq)
-    pieces = {digest for each in seqs for digest in kd.log.pieces_of(run, each)}
-    others = _sharing(kd.log, run, seqs, pieces)
+    seqs = _seqs(kd.runtime.log, run, step, seq)
+    pieces = {digest for each in seqs for digest in kd.runtime.log.pieces_of(run, each)}
+    others = _sharing(kd.runtime.log, run, seqs, pieces)
     what = f"the values of {many(len(seqs), 'event')}: {_listed(seqs)}"
+    purged = True
     if not dry_run:
         also = f" Parts of them are in {_listed(others)} too, and go from there." if others else ""
-        row = kd.store.index(run)
+        row = kd.runtime.store.index(run)
         stuck = "" if row is not None and row.status in ENDED else " The run has not ended, and cannot go on past them."
         agreed(shell, f"Erase {what} for good?{also}{stuck}", yes=yes)
-        _erase(shell, run, seqs, pieces, reason)
+        purged = _erase(shell, run, seqs, pieces, reason)
     if shell.json:
-        shell.emit({"run": run, "seqs": seqs, "values": len(pieces), "shared_with": others, "dry_run": dry_run})
+        shell.emit({"run": run, "seqs": seqs, "values": len(pieces), "shared_with": others, "dry_run": dry_run}
+                   | {"purged": purged})  # fmt: skip
     else:
         say(shell, "" if dry_run else "✓", f"would erase {what}" if dry_run else f"erased {what}; their hashes stay")
+        if not purged:
+            say(shell, "~", "another process is reading: the bytes stay in the write-ahead log until it ends")
 
 
 def _listed(places: Sequence[int | str]) -> str:
@@ -163,10 +167,12 @@ def _listed(places: Sequence[int | str]) -> str:
     return ", ".join(named[:LISTED_MAX] + more)
 
 
-def _erase(shell: Shell, run: str, seqs: list[int], pieces: set[bytes], reason: str) -> None:
+def _erase(shell: Shell, run: str, seqs: list[int], pieces: set[bytes], reason: str) -> bool:
     kd = shell.client
-    with leased(kd.log, run, kd.ids.new("command")) as log:
-        kd.log.erase(log, at=kd.clock.now_us(), reason=reason, seqs=seqs, pieces=sorted(pieces), by=current_user())
+    with leased(kd.runtime.log, run, kd.runtime.ids.new("command")) as log:
+        return kd.runtime.log.erase(
+            log, at=kd.runtime.clock.now_us(), reason=reason, seqs=seqs, pieces=sorted(pieces), by=current_user()
+        )
 
 
 _BETWEEN: Final = (

@@ -13,7 +13,7 @@ from killick.archive.bundle import name_at
 from killick.archive.prune import Chosen, Pruned, choose, prune
 from killick.cli import style
 from killick.cli.commands.store.maintenance import LISTED_MAX, agreed, many, progress, say
-from killick.cli.context import Shell, agent_option, command, dry_run_option, yes_option
+from killick.cli.context import Shell, agent_option, command, current_user, dry_run_option, yes_option
 from killick.cli.exit_codes import Exit
 from killick.history.phrasing import sized
 from killick.history.vaults import Cleaned
@@ -42,22 +42,30 @@ def prune_command(
       killick store prune --older 30d --status completed --to /backup/october.jsonl.gz
     """
     kd = shell.client
-    now_us = kd.clock.now_us()
+    now_us = kd.runtime.clock.now_us()
     until_us = style.moment_of(older, now_us)
     wanted = tuple(each.strip() for text in status for each in text.split(",")) or ENDED
     path = to or name_at(now_us)
     with progress(shell) as tell:
-        chosen = choose(kd.log, until_us=until_us, status=wanted, agent=agent, progress=tell)
+        chosen = choose(kd.runtime.log, until_us=until_us, status=wanted, agent=agent, progress=tell)
     if not shell.json:
         _print_chosen(shell, chosen, until_us)
     if dry_run:
-        done = chosen.untouched(kd.log)
+        done = chosen.untouched(kd.runtime.log)
     else:
         if chosen.going:
             question = f"Move {many(len(chosen.going), 'run')} into {path}, and out of the store?"
             agreed(shell, question, yes=yes)
         with progress(shell) as tell:
-            done = prune(kd.log, chosen, path, holder=kd.ids.new("prune"), now_us=now_us, progress=tell)
+            done = prune(
+                kd.runtime.log,
+                chosen,
+                path,
+                holder=kd.runtime.ids.new("prune"),
+                now_us=now_us,
+                by=current_user(),
+                progress=tell,
+            )
     if shell.json:
         shell.emit(msgspec.to_builtins(done))
     else:
@@ -83,7 +91,7 @@ def _print_chosen(shell: Shell, chosen: Chosen, until_us: int) -> None:
     events = f", with {many(chosen.events, 'event')}," if going else ""
     say(shell, "", f"{many(len(going), 'run')}{events} ended before {style.moment(until_us)} and can go")
     for row in going[:LISTED_MAX]:
-        ended = style.ago(row.changed_at_us, shell.client.clock.now_us())
+        ended = style.ago(row.changed_at_us, shell.clock.now_us())
         say(shell, "", "  ", (row.run, "bold"), f"  {row.agent}, ", (row.status, style.STYLES[row.status]), f" {ended}")
     if len(going) > LISTED_MAX:
         say(shell, "", (f"  and {len(going) - LISTED_MAX:,} more", "dim"))

@@ -94,7 +94,7 @@ def _check_older(shell: Shell, out: Path) -> None:
         older = checkpoint(found_in(out), str(out))
     except ProofBroken:
         raise CommandFailed(f"{out}: is there, and is no checkpoint; name another file") from None
-    if not has_grown_out_of(shell.client.log, older):
+    if not has_grown_out_of(shell.log, older):
         raise CommandFailed(
             f"{out}: this store is not what that checkpoint signs, so it is kept; see what is different with "
             f"killick store verify --checkpoint {shlex.quote(str(out))} --key PUB",

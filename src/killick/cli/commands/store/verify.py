@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ import msgspec
 
 from killick.archive import bundle
 from killick.archive.export import read
-from killick.audit.seal import SEALS
+from killick.audit.seal import SEALS, told_pruned
 from killick.cli.commands.store.maintenance import (
     LISTED_MAX,
     heads,
@@ -27,7 +28,7 @@ from killick.cli.exit_codes import CommandFailed, Exit
 from killick.errors import ExportBroken, ProofBroken
 from killick.history.vaults import Held
 from killick.history.vaults import verify as verify_files
-from killick.log import Report
+from killick.log import Log, Report
 from killick.store.memory import MemoryStore
 from killick.store.records import Problem
 
@@ -39,10 +40,13 @@ _file: Final = click.Path(dir_okay=False, path_type=Path)
 @click.option("--checkpoint", type=_file, help="Compare with a checkpoint that was kept elsewhere; needs --key.")
 @click.option("--key", type=_file, help="The public key that the seals are signed with, in PEM.")
 @click.option("--proof", type=_file, help="Verify a proof of one event instead; needs --key, and no store.")
+@click.option("--archive", "archives", type=_file, multiple=True,
+              help="A file that pruned runs went into; with --checkpoint each is needed. May be repeated.")  # fmt: skip
 @click.option("--files", is_flag=True, help="Also verify that the vault has every file of the recorded snapshots.")
 def verify_command(
-    shell: Shell, run: str | None, checkpoint: Path | None, key: Path | None, proof: Path | None, files: bool
-) -> Exit:
+    shell: Shell, run: str | None, checkpoint: Path | None, key: Path | None, proof: Path | None,
+    archives: tuple[Path, ...], files: bool,
+) -> Exit:  # fmt: skip
     """Verify the record of one run, of the whole store, or of a file.
 
     Recomputes the chain of hashes, compares every copy and folds every event again. Rebuilds derived data that is
@@ -57,14 +61,14 @@ def verify_command(
     if checkpoint is not None and key is None:
         raise CommandFailed("--checkpoint: needs --key PUB, the public key of the seals")
     if run is not None and Path(run).is_file():
-        is_run = not bundle.is_archive(run) and shell.exists and shell.client.store.head(run) is not None
+        is_run = not bundle.is_archive(run) and shell.exists and shell.store.head(run) is not None
         if not is_run:
             return _verify_file(shell, run)
     kd = shell.client
-    looked_at = [kd.log.head(shell.run(run))] if run else list(heads(kd.store))
+    looked_at = [kd.runtime.log.head(shell.run(run))] if run else list(heads(kd.runtime.store))
     done: Counter[str] = Counter()
     total = sum(head.seq - head.base for head in looked_at)
-    if kd.store.head(SEALS) is not None:
+    if kd.runtime.store.head(SEALS) is not None:
         total *= 2  # what was sealed is read once more
     kept, public = (None if each is None else found_in(each) for each in (checkpoint, key))
     with progress(shell) as tell:
@@ -80,9 +84,12 @@ def verify_command(
             place, code = (key, Exit.MISTYPED) if error.place == "key" else (checkpoint, Exit.BAD)
             raise CommandFailed(f"{place}: {error.reason}", code) from None
     broken = _first_breaks(report)
+    if checkpoint is not None and run is None:
+        broken += _unproved(kd.runtime.log, archives)
     held = _verify_files(shell, [head.run for head in looked_at]) if files else None
     if shell.json:
-        told = {name: getattr(report, name) for name in ("holds", "runs", "events", "erased", "repaired", "seals")}
+        told = {"holds": report.holds and not broken}
+        told |= {name: getattr(report, name) for name in ("runs", "events", "erased", "repaired", "seals")}
         found = {name: _fields(getattr(report, name)) for name in ("problems", "explained")}
         also = {} if held is None else {"files": msgspec.structs.asdict(held)}
         shell.emit({**told, "broken": _fields(broken), **found, **also})
@@ -91,12 +98,23 @@ def verify_command(
         _print_report(shell, report, broken, f"{by_key}{', as the checkpoint says' if checkpoint is not None else ''}")
         if held is not None:
             _print_files(shell, held)
-    return Exit.DONE if report.holds and (held is None or held.holds) else Exit.BAD
+    return Exit.DONE if report.holds and not broken and (held is None or held.holds) else Exit.BAD
+
+
+def _unproved(log: Log, archives: Sequence[Path]) -> list[Problem]:
+    """Runs that were pruned, and whose archive was not given or is not the one on record."""
+    given = {sha256(path.read_bytes()).hexdigest() for path in archives if path.is_file()}
+    what = "was pruned by {} into {}, which proves it no longer unless it is given: --archive FILE"
+    return [
+        Problem(run=run, seq=None, where="seals", what=what.format(pruned.by or "an unnamed user", pruned.file))
+        for run, (pruned, _, _) in told_pruned(log).items()
+        if pruned.sha256 not in given
+    ]
 
 
 def _verify_files(shell: Shell, runs: Sequence[str]) -> Held:
     with progress(shell) as tell:
-        return verify_files(shell.client.log, runs, lambda done, total: tell("files", done, total))
+        return verify_files(shell.log, runs, lambda done, total: tell("files", done, total))
 
 
 def _print_files(shell: Shell, held: Held) -> None:
@@ -150,15 +168,15 @@ def _fields(problems: Sequence[Problem]) -> list[dict[str, Any]]:
 def _print_report(shell: Shell, report: Report, broken: Sequence[Problem], proved: str) -> None:
     for problem in broken:
         at = f"breaks at event {problem.seq}: " if problem.seq is not None else ""
-        say(shell, "✗", (problem.run or shell.store, "bold"), f"  {at}{problem.what} ({problem.where})")
+        say(shell, "✗", (problem.run or shell.url, "bold"), f"  {at}{problem.what} ({problem.where})")
         if problem.run and problem.where != "seals":
             say_next(shell, "store", "repair", problem.run)
-    healed = {(problem.run or shell.store, problem.where) for problem in report.problems if problem.healed}
+    healed = {(problem.run or shell.url, problem.where) for problem in report.problems if problem.healed}
     for name, where in sorted(healed):
         say(shell, "~", (name, "bold"), f"  {where} did not say what the log says: rebuilt")
     for problem in report.explained:
         say(shell, "~", (problem.run or "", "bold"), f"  {problem.what}")
-    if report.holds:
+    if report.holds and not broken:
         erased = f", {many(report.erased, 'value')} erased on purpose" if report.erased else ""
         repaired = f", {many(report.repaired, 'repair')} on record" if report.repaired else ""
         counts = f"{many(report.runs, 'run')}, {many(report.events, 'event')}"

@@ -503,6 +503,11 @@ BEGIN
         UPDATE killick.aside SET data = NULL, checksum = killick.aside_check(number, seq, body, hash, NULL)
         WHERE number = head.number AND seq = ANY (killick.numbers_in(item->'erases_rows'));
     END IF;
+    IF item ? 'erases_messages' THEN
+        UPDATE killick.inbox SET body = '{"$erased":""}',
+            checksum = killick.message_check(number, message, id, name, '{"$erased":""}', sender, at_us, taken)
+        WHERE number = head.number AND message = ANY (killick.numbers_in(item->'erases_messages'));
+    END IF;
     IF item ? 'erases_pieces' THEN
         UPDATE killick.pieces SET body = NULL FROM unnest(killick.numbers_in(item->'erases_pieces')) AS place
         WHERE hash = blobs[place];

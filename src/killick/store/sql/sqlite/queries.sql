@@ -27,8 +27,8 @@ SELECT 1 FROM heads WHERE parent = ? AND NOT removed LIMIT 1
 -- name: lengthen
 INSERT INTO appends (
     number, after, before, epoch, holder, lease_until_us, seq, body, data, hash, checksum,
-    body_1, data_1, hash_1, body_2, data_2, hash_2
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    body_1, data_1, hash_1
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: put_event
 INSERT INTO events (id, body, data, hash) VALUES (?, ?, ?, ?)
@@ -104,6 +104,9 @@ INSERT INTO inbox (number, message, id, name, body, sender, at_us, taken, checks
 
 -- name: mark_message
 UPDATE inbox SET taken = ?, checksum = ? WHERE number = ? AND message = ?
+
+-- name: erase_message
+UPDATE inbox SET body = ?, checksum = ? WHERE number = ? AND message = ?
 
 -- name: inbox
 SELECT message, id, name, body, sender, at_us, taken FROM inbox

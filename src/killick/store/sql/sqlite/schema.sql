@@ -37,10 +37,10 @@ CREATE TABLE events (
 ) STRICT;
 
 -- The only way to append events: it moves the head from the position that its writer saw, or fails. One statement takes
--- up to three events, the last one and the two before it, because a step's append has three.
+-- up to two events: the append that starts a step also has the end of the step before.
 CREATE VIEW appends AS
 SELECT number, seq AS after, hash AS before, epoch, holder, lease_until_us, seq, NULL AS body, NULL AS data, hash, checksum,
-    NULL AS body_1, NULL AS data_1, NULL AS hash_1, NULL AS body_2, NULL AS data_2, NULL AS hash_2 FROM heads;
+    NULL AS body_1, NULL AS data_1, NULL AS hash_1 FROM heads;
 
 CREATE TRIGGER append_moves_the_head INSTEAD OF INSERT ON appends
 BEGIN
@@ -48,8 +48,6 @@ BEGIN
     WHERE number = new.number AND seq = new.after AND hash = new.before AND epoch = new.epoch
         AND holder IS new.holder AND lease_until_us IS new.lease_until_us AND NOT removed;
     SELECT raise(ABORT, 'head moved') WHERE changes() = 0;
-    INSERT INTO events (id, body, data, hash)
-    SELECT (new.number << 32) + new.seq - 2, new.body_2, new.data_2, new.hash_2 WHERE new.body_2 IS NOT NULL;
     INSERT INTO events (id, body, data, hash)
     SELECT (new.number << 32) + new.seq - 1, new.body_1, new.data_1, new.hash_1 WHERE new.body_1 IS NOT NULL;
     INSERT INTO events (id, body, data, hash) VALUES ((new.number << 32) + new.seq, new.body, new.data, new.hash);

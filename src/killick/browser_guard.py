@@ -1,0 +1,32 @@
+"""Refuses requests that a page of another site makes a browser send to a server on this machine.
+
+A page can point a name of its own at this machine (DNS rebinding), and can send requests whose answer it cannot read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
+
+LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+"""Names of this machine; any other name may be a page's that points here."""
+
+
+class Refusal(NamedTuple):
+    """Why a request is refused: the HTTP status, a code for programs, and a text."""
+
+    status: int
+    code: str
+    text: str
+
+
+def refusal(headers: Mapping[str, str], names: Collection[str]) -> Refusal | None:
+    """Returns why a request may come from another site's page; None if it does not. `headers` have lower-case names."""
+    host = re.sub(r":\d*$", "", headers.get("host", "").lower())
+    if host not in names:
+        told = f"{host[:100] or 'no name'}: not a name of this machine; serve with --host-name if it is one"
+        return Refusal(421, "host_unknown", told)
+    if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
+        return Refusal(403, "cross_site", "another site's page asked for this; open the dashboard itself")
+    return None
