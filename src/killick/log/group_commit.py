@@ -57,6 +57,10 @@ class Ticket:
         self.item = item
         self.future = future
 
+    @property
+    def is_committed(self) -> bool:
+        return self.done and self.error is None
+
     def result(self) -> Head:
         """Returns the new head, or raises the refusal; only when done."""
         if self.error is not None:

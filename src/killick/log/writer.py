@@ -298,7 +298,7 @@ class RunLog:
 
         The block ends when it is committed, or raises. Until then it changes nothing that other threads read.
         """
-        encoded = _encoded(entry, self._secret_key)
+        encoded = _encoded(entry.event, entry.values, self._secret_key)
         with hold.mutex:
             if self._hold is not hold or self._failure is not None:
                 raise HandleClosed(self.run, self._failure or GivenUp())
@@ -393,13 +393,13 @@ class RunLog:
         rows: list[Row] = []
         pieces: list[Blob] = []
         told: list[tuple[int, Event]] = []
-        for entry in entries:
-            body, data, blobs = _encoded(entry, self._secret_key)
+        for event, values in entries:
+            body, data, blobs = _encoded(event, values, self._secret_key)
             pieces += blobs
             hash_ = hashing.link(hash_, body)
             seq += 1
             rows.append(Row(seq, body, data, hash_))
-            told.append((seq, entry.event))
+            told.append((seq, event))
         self._seq, self._hash = seq, hash_
         quiet = not self._fold.facts.waits and self._fold.are_quiet(told)
         self._unfolded += told
@@ -513,8 +513,7 @@ Encoded = tuple[bytes, bytes | None, Sequence[Blob]]
 """An event's body, with its values and their chunks."""
 
 
-def _encoded(entry: Entry, secret_key: bytes) -> Encoded:
-    event, values = entry
+def _encoded(event: Event, values: Mapping[str, Any] | None, secret_key: bytes) -> Encoded:
     if type(event) not in _OURS:
         _refuse_unreadable(event)
     try:
