@@ -10,6 +10,7 @@ from stories import START_US, started
 from killick.clock import ManualClock, SystemClock
 from killick.errors import HeadMoved, LogError, StoreFull
 from killick.log import Committer, Entry, Log, RunLog, verify
+from killick.log.group_commit import Ticket
 from killick.model import events as e
 from killick.store import MemoryStore
 from killick.store.records import Append, Head
@@ -150,7 +151,8 @@ def test_appends_of_one_run_commit_in_order_and_after_a_failure_none_does() -> N
     log = Log(store)
     handle = begin(log, "run_1")
     log.open("run_1").append(note(0))
-    tickets = [log.committer.submit(handle._build([note(number)])) for number in range(1, 6)]
+    tickets = [Ticket(handle._build([note(number)])) for number in range(1, 6)]
+    log.committer.submit(*tickets)
     for ticket in tickets:
         log.committer.wait(ticket)
     assert all(isinstance(ticket.error, HeadMoved) for ticket in tickets)
@@ -349,7 +351,9 @@ def test_an_interrupted_leader_lets_those_who_wait_go_on() -> None:
 
     def lead() -> None:
         try:
-            log.committer.wait(log.committer.submit(first._build([note(1)])))
+            ticket = Ticket(first._build([note(1)]))
+            log.committer.submit(ticket)
+            log.committer.wait(ticket)
         except KeyboardInterrupt as error:
             raised.append(error)
 

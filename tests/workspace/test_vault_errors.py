@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +158,8 @@ def test_an_index_of_a_later_format_is_refused_by_name(vault: Vault) -> None:
     index = sqlite3.connect(vault.path / "index.db")
     index.execute("PRAGMA user_version = 2")
     index.close()
-    with pytest.raises(StoreFormat, match="upgrade killick"):
-        Vault(vault.path).references()
+    with closing(Vault(vault.path)) as later, pytest.raises(StoreFormat, match="upgrade killick"):
+        later.references()
 
 
 @pytest.mark.parametrize("how", ["gone", "empty", "garbage"])
@@ -200,11 +201,10 @@ def test_a_damaged_index_is_told_by_verification(vault: Vault) -> None:
     for at in range(len(data) // 2, len(data) - 2_048, 2_048):
         data[at : at + 100] = bytes(100)
     index.write_bytes(data)
-    again = Vault(vault.path)
-    problems = again.verify()
+    with closing(Vault(vault.path)) as again:
+        problems = again.verify()
     assert problems[0].startswith(f"the index of the vault {vault.path} is damaged: ")
     assert all(str(vault.path) in problem for problem in problems)
-    again.close()
 
 
 def test_a_write_lock_that_is_never_given_back_is_busy_not_locked(tmp_path: Path) -> None:

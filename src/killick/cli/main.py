@@ -18,6 +18,7 @@ from click.shell_completion import CompletionItem
 
 from killick.cli.exit_codes import CommandFailed, Exit, code_of, drop_output
 from killick.errors import KillickError
+from killick.version import VERSION
 
 COMMANDS: Final[dict[str, str]] = {
     "run": "run an agent here",
@@ -201,7 +202,7 @@ class Killick(Words):
 
 
 @click.group(cls=Killick, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="killick", prog_name="killick", message="%(prog)s %(version)s")
+@click.version_option(VERSION, prog_name="killick", message="%(prog)s %(version)s")
 def killick() -> None:
     """The state layer for LLM agents."""
 

@@ -304,14 +304,12 @@ class Execution:
         """Close the handle after a failed commit. A value that cannot be stored is an error of the caller."""
         if isinstance(error, ValueRefused):
             raise error
-        self.close(Interrupted(self.log.failure or error), cut=True)
-        raise self.signal or error
+        raise self.interrupted(self.log.failure or error)
 
-    def interrupted(self, error: KillickError) -> Signal:
+    def interrupted(self, error: BaseException) -> Signal:
         """Close the handle after an error of the store. It is no failure of the run, which resumes later."""
         self.close(Interrupted(error), cut=True)
-        assert self.signal is not None
-        return self.signal
+        return self.signal or Interrupted(error)
 
     @property
     def is_ours(self) -> bool:
@@ -328,9 +326,7 @@ class Execution:
     def check_lease(self) -> None:
         """Check the lease just before a call; interrupt the run if it is lost."""
         if self.lease is not None and self.engine.clock.monotonic() >= self.lease.until:
-            self.close(Interrupted(LeaseLost(self.run_id)), cut=True)
-            assert self.signal is not None
-            raise self.signal
+            raise self.interrupted(LeaseLost(self.run_id))
 
     def _mended(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
         """Prefix the first write after a divergence with the event that the code was corrected."""
@@ -584,10 +580,9 @@ class Execution:
             self.inner_waits.end(inner, branch)
         self.turns.computing -= 1
         self.busy -= 1
-        if branch.scope is not None:
-            branch.scope.running -= 1
-            if not branch.scope.running:
-                # The branch that gathered continues, and asks for its turn before any other branch.
+        if (scope := branch.scope) is not None:
+            scope.running -= 1
+            if not scope.running:  # the branch that gathered continues, and asks for its turn before any other branch
                 self.busy += 1
                 self.turns.computing += 1
         if self.busy == 0:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import platform
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.metadata import version
 from typing import Final
 
 import msgspec
@@ -23,6 +22,7 @@ from killick.model import events as e
 from killick.model.facts import Facts
 from killick.store.protocol import Store
 from killick.store.records import ENDED, READ_LIMIT, Condition, Head, RunQuery, RunRow
+from killick.version import VERSION
 
 COUNTED_MAX: Final = 100_000
 """Beyond this many runs, only the newest are counted."""
@@ -191,7 +191,7 @@ def examine(log: Log, *, clock: Clock, knows: Callable[[str], bool] | None = Non
     return Diagnosis(
         store=store.place,
         id=store.id,
-        killick=version("killick"),
+        killick=VERSION,
         python=platform.python_version(),
         conditions=conditions,
         runs=dict(look.counts),

@@ -159,18 +159,15 @@ class Committer:
             self._flush_soon(loop, slow=slow)
         return ticket
 
-    def submit(self, item: Append) -> Ticket:
+    def submit(self, *tickets: Ticket, urgent: bool = False) -> None:
         """Write-behind: commits with the next commit of any run, or by itself within two milliseconds."""
-        ticket = Ticket(item)
-        ticket.size_bytes = item.size_bytes
-        ticket.due = SystemClock.monotonic() + BEHIND_SECONDS_MAX
-        full = not self._behind or self._behind_bytes > self._queue_bytes_max
-        lead = self._enqueue(ticket, waits=False, lead=full)
-        if lead:
-            self._drain(ticket)
-        else:
-            self._stir(urgent=False)
-        return ticket
+        with self._mutex:
+            for ticket in tickets:
+                self._refuse_closed(ticket.item.run)
+                ticket.size_bytes, ticket.due = ticket.item.size_bytes, SystemClock.monotonic() + BEHIND_SECONDS_MAX
+                self._behind_bytes += ticket.size_bytes
+            self._queue.extend(tickets)
+        self._added(urgent=urgent)
 
     def add_behind(self, tail: Tail, start: tuple[int, bytes, int], rows: Sequence[Row]) -> None:
         """As `submit`, for events alone. The run's next append may take them along."""
@@ -185,11 +182,13 @@ class Committer:
             tail.rows += rows
             tail.size_bytes += size_bytes
             self._behind_bytes += size_bytes
-            full = not self._behind or self._behind_bytes > self._queue_bytes_max
-        if full:
+        self._added(urgent=False)
+
+    def _added(self, *, urgent: bool) -> None:
+        if not self._behind or self._behind_bytes > self._queue_bytes_max:
             self._lead_if_free()
-        elif not self._wake.is_set() or self._thread is None:
-            self._stir(urgent=False)
+        elif urgent or self._thread is None or not self._wake.is_set():
+            self._stir(urgent=urgent)
 
     def take(self, tail: Tail) -> list[Row]:
         """Takes a tail's events for the run's next append; none if their commit has begun."""
@@ -208,25 +207,14 @@ class Committer:
 
     def _detach_all(self) -> None:
         """Queues all tails. Called under the mutex."""
-        if self._tails:
-            self._queue.extend([tail.detached() for tail in self._tails])
-            self._tails.clear()
+        self._queue.extend([tail.detached() for tail in self._tails])
+        self._tails.clear()
 
     def hold_off(self, change: int) -> None:
         """Marks the start or the end of a step's transaction, which may block all writers: no loop commits
         meanwhile."""
         with self._mutex:
             self._open += change
-
-    def submit_all(self, tickets: Sequence[Ticket]) -> None:
-        """Commits held-back appends, in order."""
-        with self._mutex:
-            for ticket in tickets:
-                ticket.size_bytes = ticket.item.size_bytes
-                self._behind_bytes += ticket.size_bytes
-            self._queue.extend(tickets)
-        if tickets:
-            self._stir(urgent=True)
 
     def finish(self, tickets: Sequence[Ticket], results: Sequence[Head | BaseException]) -> None:
         """Resolves each ticket and wakes its waiters."""
@@ -326,9 +314,6 @@ class Committer:
         with self._mutex:
             if self._leading or self._closed or self._tails:
                 return None
-            if not self._queue:
-                self._leading = True
-                return []
             for ticket in self._queue:
                 if ticket.item.run != run or ticket.future is not None or ticket.gate is not None:
                     return None

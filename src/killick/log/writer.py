@@ -242,7 +242,8 @@ class RunLog:
         if not more:
             self._committer.add_behind(self._tail, start, rows)
         else:
-            self._tail.last = self._committer.submit(self._appended(start, rows, more))
+            self._tail.last = ticket = Ticket(self._appended(start, rows, more))
+            self._committer.submit(ticket)
         return self._seq
 
     def barrier(self) -> None:
@@ -338,7 +339,7 @@ class RunLog:
         with hold.mutex:
             if self._hold is hold:
                 self._let_go()
-                self._committer.submit_all(hold.tickets)
+                self._committer.submit(*hold.tickets, urgent=True)
             return hold.seq is None
 
     def _let_go(self) -> None:

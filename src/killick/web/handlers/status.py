@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import Final
 
 import msgspec
@@ -21,6 +20,7 @@ from killick.model import system_events
 from killick.presenting.documents import Document
 from killick.store.records import ASKS, OWN_AGENTS, STORE_FORMAT, Condition, RunQuery, RunRow
 from killick.triggers import TAG as TRIGGER_TAG
+from killick.version import VERSION
 from killick.web.handlers.triggers import hook_lines
 from killick.web.routes import Call, Nothing, get
 from killick.workers.hooks import TAG as HOOK_TAG
@@ -249,7 +249,7 @@ def health(call: Call[Nothing, Nothing]) -> Health:
         feed_end=store.feed_end(),
         feed_behind=max((each.behind for each in hook_lines(client)), default=0),
         seal=_last_seal(client),
-        versions=Versions(killick=version("killick"), python=platform.python_version(), store_format=STORE_FORMAT),
+        versions=Versions(killick=VERSION, python=platform.python_version(), store_format=STORE_FORMAT),
     )
 
 
