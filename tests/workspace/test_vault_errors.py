@@ -128,7 +128,8 @@ except StoreReadOnly as error:
 @pytest.mark.parametrize("name", ["files", "files/below"])
 def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     folder = tmp_path_factory.mktemp("closed")
-    publish(Vault(folder / "files"), {})
+    with closing(Vault(folder / "files")) as vault:
+        publish(vault, {})
     assert f"{folder / name}" in told_by(NOT_WRITABLE, folder / name)
     assert "cannot be written; check the permissions" in told_by(NOT_WRITABLE, folder / name)
 
@@ -174,15 +175,15 @@ def test_a_lost_index_is_told_and_the_packs_are_left_as_they_are(vault: Vault, h
     else:
         index.write_bytes(b"" if how == "empty" else b"garbage" * 1_000)
     for _ in range(2):
-        again = Vault(vault.path)
-        with pytest.raises(StoreBroken):
-            publish(again, {})
-        with pytest.raises(StoreBroken):
-            again.load(root)
-        again.close()
+        with closing(Vault(vault.path)) as again:
+            with pytest.raises(StoreBroken):
+                publish(again, {})
+            with pytest.raises(StoreBroken):
+                again.load(root)
     assert packs(vault)[0].read_bytes() == before
     shutil.copy(vault.path.parent / "kept.db", index)
-    assert Vault(vault.path).verify() == []
+    with closing(Vault(vault.path)) as mended:
+        assert mended.verify() == []
 
 
 def test_a_vault_that_was_removed_under_us_is_a_clear_error(vault: Vault) -> None:
