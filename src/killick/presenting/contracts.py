@@ -68,10 +68,6 @@ def _context(rule: Rule) -> str:
     return f"{listed(rule.tools)} only while {listed(said)}"
 
 
-def _check(rule: Rule) -> str:
-    return f"{_tools(rule)}what {rule.terms['function']} says"
-
-
 _SAYS: Final[dict[str, Callable[[Rule], str]]] = {
     "allow": lambda rule: f"only {listed(rule.terms)}",
     "deny": lambda rule: f"never {listed(rule.terms, 'or')}",
@@ -82,17 +78,13 @@ _SAYS: Final[dict[str, Callable[[Rule], str]]] = {
     "after": lambda rule: f"{listed(rule.tools)} only after {listed(rule.terms)}",
     "once": lambda rule: f"{listed(rule.terms)} no more than once{' each' if len(rule.terms) > 1 else ''}",
     "context": _context,
-    "check": _check,
+    "check": lambda rule: f"{_tools(rule)}what {rule.terms['function']} says",
 }  # fmt: skip
 
 
 def _bounds(terms: Mapping[str, Any]) -> Iterator[str]:
     for name, bound in terms.items():
-        yield f"{name} {_may(bound)}" if bound.get("optional") else f"{name} is {bounded(bound)}"
-
-
-def _may(bound: Mapping[str, Any]) -> str:
-    return f"may be missing, or is {bounded(bound)}"
+        yield f"{name} {'may be missing, or ' * bool(bound.get('optional'))}is {bounded(bound)}"
 
 
 def bounded(bound: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from killick.engine import views
 from killick.history import timeline_parts as parts
 from killick.history.explain import why
-from killick.history.listing import About, Line
+from killick.history.listing import Line
 from killick.history.timeline import Timeline
 from killick.model import events as e
 from killick.presenting.documents import (
@@ -68,11 +68,7 @@ class RunSummary(Document, frozen=True):
 
 def run_summary(line: Line) -> RunSummary:
     """A run of a listing."""
-    return RunSummary.of(line, id=line.run, cursor=str(line.number), reasons=tuple(map(_reason, line.about)))
-
-
-def _reason(about: About) -> RunReason:
-    return RunReason.of(about)
+    return RunSummary.of(line, id=line.run, cursor=str(line.number), reasons=tuple(map(RunReason.of, line.about)))
 
 
 class RunFailure(Document, frozen=True):

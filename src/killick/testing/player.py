@@ -9,11 +9,12 @@ import asyncio
 import contextlib
 import copy
 import math
+import os
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar, overload
 
+from killick.archive.export import read
 from killick.check.fakes import Fakes, called_for, name_of
 from killick.check.samples import shown
 from killick.client.client import Client
@@ -32,6 +33,8 @@ from killick.ids import Ids, SeededIds
 from killick.log import Log, Recorded
 from killick.model.retry import seconds
 from killick.model.state import State
+from killick.replay.replay import Replay
+from killick.replay.result import SECONDS, Replayed, ReplayRequest
 from killick.store.memory import MemoryStore
 from killick.store.protocol import Store
 from killick.store.records import ENDED
@@ -84,9 +87,7 @@ class Playing(Generic[O]):
         self._play = Play(*self._given)
         return self._play
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._play is not None
         await self._play.end()
 
@@ -94,9 +95,7 @@ class Playing(Generic[O]):
         self._play = BlockingPlay(*self._given)
         return self._play
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert isinstance(self._play, BlockingPlay)
         self._play.close()
 
@@ -446,3 +445,26 @@ def _refuse_running() -> None:
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
         raise KillickError("an event loop is running here; write `async with play(…)`, and await what drives the run")
+
+
+# a run of production as a test --------------------------------------------------------------------
+
+
+def replay(
+    source: str | os.PathLike[str] | bytes,
+    agent: AnyAgent,
+    *,
+    check: bool = True,
+    run: str | None = None,
+    secret_key: bytes | None = None,
+    seconds: float = SECONDS,
+) -> Replayed:
+    """Replays an agent's code against an exported run. Raises ReplayParted on a divergence, or returns it with
+    `check=False`.
+
+    `run` selects a child in the file. `secret_key` is that of the original store, if arguments are Secrets; `seconds`
+    is the time limit.
+    """
+    return Replay(read(source), agent, run=run, secret_key=secret_key, asked=ReplayRequest(seconds=seconds)).outcome(
+        check
+    )

@@ -18,9 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from killick.check.checker import STORIES_MAX, Case, check
+from killick.check.checker import STORIES_MAX, Case, case_like, check
 from killick.check.findings import Finding, Reached, Report
-from killick.check.recorded_input import case_like
 from killick.cli import apps
 from killick.cli import style as paint
 from killick.cli.context import Shell, command, complete_run, pair, value_of

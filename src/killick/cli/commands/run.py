@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
-from types import TracebackType
 from typing import Any, Final, NamedTuple, get_type_hints
 
 import click
@@ -371,9 +370,7 @@ class Progress:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._done.set()
         if self._thread is not None:
             self._thread.join(5)

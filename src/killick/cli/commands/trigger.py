@@ -88,8 +88,9 @@ def _standing(shell: Shell, trigger: TriggerInfo, now_us: int) -> Text:
     elif trigger.paused:
         parts.append(style.status("paused"))
     elif trigger.next_us is not None:
-        late = trigger.next_us <= now_us
-        parts.append(Text(f"due since {style.moment(trigger.next_us)}" if late else _upcoming(trigger.next_us, now_us)))
+        when = style.moment(trigger.next_us)
+        upcoming = f"next {style.ago(trigger.next_us, now_us)} ({when})"
+        parts.append(Text(f"due since {when}" if trigger.next_us <= now_us else upcoming))
     elif trigger.sort == "when":
         parts.append(Text("holds" if trigger.holds else "does not hold"))
     if trigger.queued:
@@ -100,10 +101,6 @@ def _standing(shell: Shell, trigger: TriggerInfo, now_us: int) -> Text:
     elif trigger.is_set:
         parts.append(Text("has not fired yet", style="dim"))
     return Text("; ").join(parts)
-
-
-def _upcoming(at_us: int, now_us: int) -> str:
-    return f"next {style.ago(at_us, now_us)} ({style.moment(at_us)})"
 
 
 @command("history", app=True)
