@@ -10,13 +10,12 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Final
 
 import click
 from click.shell_completion import CompletionItem
 
-from killick.cli.exit_codes import CommandFailed, Exit, code_of, drop_output
+from killick.cli.exit_codes import CommandFailed, Exit, code_of, drop_output, nearest
 from killick.errors import KillickError
 
 COMMANDS: Final[dict[str, str]] = {
@@ -143,7 +142,7 @@ class Words(click.Group):
         return f"{ctx.command_path} has no such command"
 
     def nearest(self, word: str) -> str:
-        return _nearest(word, self.words, f"it has {', '.join(self.words)}")
+        return nearest(word, self.words, f"it has {', '.join(self.words)}")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         if incomplete.startswith("-"):
@@ -184,7 +183,7 @@ class Killick(Words):
         inside = {path.rpartition(" ")[2]: f"killick {path}" for path in MODULES if " " in path}
         if word in inside:
             return f"did you mean {inside[word]}?"
-        return _nearest(word, self.words, "`killick --help` lists them")
+        return nearest(word, self.words, "`killick --help` lists them")
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write = formatter.write
@@ -268,7 +267,7 @@ def _usage(wrong: click.ClickException) -> str:
         if where == "killick":
             return f"{wrong.option_name}: no such option here; options come after the command, killick COMMAND --help"
         known = [name for parameter in group.params for name in parameter.opts]
-        return f"{wrong.option_name}: {where} has no such option; {_nearest(wrong.option_name, known, see)}"
+        return f"{wrong.option_name}: {where} has no such option; {nearest(wrong.option_name, known, see)}"
     if isinstance(wrong, click.MissingParameter) and wrong.param is not None:
         return f"{where.removeprefix('killick ')}: needs {wrong.param.make_metavar(context)}; {see}"
     if isinstance(wrong, click.BadParameter) and wrong.param is not None:
@@ -283,11 +282,6 @@ def _name_of(parameter: click.Parameter) -> str:
 def _said(message: str) -> str:
     line = " ".join(message.split()).rstrip(".")
     return f"{line[:1].lower()}{line[1:]}"
-
-
-def _nearest(word: str, known: Sequence[str] | Mapping[str, str], otherwise: str) -> str:
-    close = get_close_matches(word, list(known), 1, 0.5)
-    return f"did you mean {close[0]}?" if close else otherwise
 
 
 def _tell(line: str, code: Exit) -> int:

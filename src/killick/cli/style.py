@@ -53,6 +53,11 @@ def ago(at_us: int, now_us: int) -> str:
     return f"{span(now_us - at_us)} ago" if at_us <= now_us else f"in {span(at_us - now_us)}"
 
 
+def many(count: int, what: str, several: str | None = None) -> str:
+    """So many of something: 1 run, 2 runs."""
+    return f"{count:,} {what if count == 1 else several or f'{what}s'}"
+
+
 def moment(at_us: int, *, date: bool = True) -> str:
     """A time as the person at the terminal reads clocks."""
     local = datetime.fromtimestamp(at_us / 1_000_000, UTC).astimezone()

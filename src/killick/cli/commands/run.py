@@ -30,6 +30,7 @@ from killick.errors import (
     RunWaiting,
     ValueRefused,
 )
+from killick.history.phrasing import counted
 from killick.model.codec import plain
 from killick.model.facts import Step
 from killick.model.state import State
@@ -117,7 +118,7 @@ def run_command(
     if not (quiet or is_over):
         facts = client.state(run).fold.facts
         took = paint.span(facts.changed_at - facts.started_at)
-        shell.note(f"{run}: completed, {_steps(facts.committed)} in {took}")
+        shell.note(f"{run}: completed, {counted(facts.committed, 'step')} in {took}")
     return Exit.DONE
 
 
@@ -247,10 +248,6 @@ def _print_result(shell: Shell, result: Any) -> None:
         return
     text = result if isinstance(result, str) else msgspec.json.format(msgspec.json.encode(plain(result))).decode()
     shell.out.print(text, markup=False, soft_wrap=True)
-
-
-def _steps(count: int) -> str:
-    return "1 step" if count == 1 else f"{count} steps"
 
 
 @contextmanager

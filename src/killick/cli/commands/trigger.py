@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Final
 
 import click
@@ -11,7 +10,7 @@ from rich.text import Text
 
 from killick.cli import style
 from killick.cli.context import Shell, because_option, by_option, command, completing, limit_option, value_of
-from killick.cli.exit_codes import CommandFailed, Exit
+from killick.cli.exit_codes import CommandFailed, Exit, nearest
 from killick.history.phrasing import counted
 from killick.model import events as e
 from killick.model import system_events
@@ -34,8 +33,7 @@ def _found(shell: Shell, name: str) -> TriggerInfo:
     shell.load_app()
     found = triggers.named(shell.client, name)
     if found is None:
-        close = get_close_matches(name, [each.name for each in shell.client.triggers()], 1, 0.5)
-        hint = f"did you mean {close[0]}?" if close else "`killick trigger` lists them"
+        hint = nearest(name, (each.name for each in shell.client.triggers()), "`killick trigger` lists them")
         raise CommandFailed(f"{name}: no such trigger in {shell.url}; {hint}")
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -14,9 +14,10 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from killick.audit.seal import SEALS
+from killick.audit.seal import SEALS, heads
 from killick.cli.context import Shell, command, current_user, dry_run_option, run_argument, yes_option
 from killick.cli.exit_codes import CommandFailed, Exit
+from killick.cli.style import many
 from killick.engine.commands import leased
 from killick.errors import LogError
 from killick.log import repair
@@ -25,8 +26,7 @@ from killick.log.verify import last_good
 from killick.model import event_codec, page_events
 from killick.model import events as e
 from killick.permissions import open_output
-from killick.store.protocol import Store
-from killick.store.records import ENDED, Head
+from killick.store.records import ENDED
 
 LISTED_MAX: Final = 20
 """Runs and places of one sort that are listed; of the rest only the number."""
@@ -59,19 +59,6 @@ def say(shell: Shell, sign: str, *parts: str | tuple[str, str]) -> None:
 def say_next(shell: Shell, *words: str) -> None:
     """The command to type next."""
     say(shell, "", (f"    {shell.typed(*words)}", "green"))
-
-
-def many(count: int, what: str, several: str | None = None) -> str:
-    """So many of something: 1 run, 2 runs."""
-    return f"{count:,} {what if count == 1 else several or f'{what}s'}"
-
-
-def heads(store: Store) -> Iterator[Head]:
-    """Every run's head, in order of creation."""
-    after = 0
-    while found := store.heads(after=after):
-        yield from (head for _, head in found)
-        after = found[-1][0]
 
 
 @command("repair")
