@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from killick.errors import DurationRefused
+from killick.history.phrasing import SIGNS as SIGNS
 from killick.history.phrasing import arguments as arguments
 from killick.history.phrasing import brief as brief
 from killick.history.phrasing import inline as inline
@@ -24,13 +25,6 @@ STYLES: Final = {
     "intended": "dim", "delayed": "yellow", "in_doubt": "bold red", "done": "green",
 }  # fmt: skip
 """The colour of every status, of runs and of steps."""
-
-SIGNS: Final = {
-    "intended": "·", "running": "▸", "delayed": "↻", "waiting": "…", "in_doubt": "?", "done": "✓", "failed": "✗",
-    "cancelled": "⊘",
-}  # fmt: skip
-"""The sign before a step."""
-
 
 _ROLES: Final = {
     "strong": "bold", "quiet": "dim", "quote": "italic", "good": "green", "bad": "red", "warning": "yellow",

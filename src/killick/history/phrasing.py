@@ -23,6 +23,12 @@ YEAR_10_000_US: Final = 253_402_300_800_000_000
 _ORDINALS: Final = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 _UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 
+SIGNS: Final = {
+    "intended": "·", "running": "▸", "delayed": "↻", "waiting": "…", "in_doubt": "?", "done": "✓", "failed": "✗",
+    "cancelled": "⊘",
+}  # fmt: skip
+"""The sign of a step by its status."""
+
 
 def listed(words: Iterable[str], last: str = "and") -> str:
     """a, b and c."""

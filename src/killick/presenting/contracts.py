@@ -7,12 +7,8 @@ from typing import Any, Final
 
 from killick.contracts.contract import Approval
 from killick.contracts.rules import Rule
+from killick.contracts.schema_check import NEEDED
 from killick.history.phrasing import inline, listed, span
-
-_TYPES: Final = {
-    "string": "text", "integer": "a whole number", "number": "a number", "boolean": "true or false", "array": "a list",
-    "object": "an object", "null": "nothing", "bytes": "bytes", "date": "a date", "datetime": "a moment",
-}  # fmt: skip
 
 
 def words(rule: Rule) -> str:
@@ -95,7 +91,7 @@ def bounded(bound: Mapping[str, Any]) -> str:
         limits = f"from {bound['min']} to {bound['max']}"
     elif "min" in bound or "max" in bound:
         limits = f"at least {bound['min']}" if "min" in bound else f"at most {bound['max']}"
-    kind = listed([_TYPES[name] for name in types], "or") if types else ""
+    kind = listed([NEEDED[name] for name in types], "or") if types else ""
     said = [f"{kind} {limits}".strip()] if kind or limits else []
     if "length" in bound:
         least, most = (0, bound["length"]) if isinstance(bound["length"], int) else bound["length"]
