@@ -21,13 +21,13 @@ CIRCLES: Final = ()
 
 LINES: Final = {
     "adapters": 6749, "agents": 1162, "archive": 1864, "audit": 1279, "check": 3464, "cli": 8295, "client": 2067,
-    "contracts": 2927, "definitions": 1874, "engine": 12615, "history": 7898, "llm": 1145, "log": 2462, "model":
+    "contracts": 2927, "definitions": 1874, "engine": 12630, "history": 7898, "llm": 1145, "log": 2462, "model":
     4791, "presenting": 2102, "proxy": 2470, "replay": 730, "store": 7417, "testing": 1020, "top": 1835, "web":
     8074, "window": 2682, "workers": 2408, "workspace": 4903,
 }  # fmt: skip
 """Lines of Python by package."""
 
-FOLDER_MODULES_MAX: Final = 24
+FOLDER_MODULES_MAX: Final = 23
 FILE_LINES_MAX: Final = 600
 
 VAGUE: Final = re.compile(

@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -17,8 +17,10 @@ from killick.definitions.agents import AnyAgent
 from killick.engine.replay import Record
 from killick.errors import ContextReadOnly, ValueRefused
 from killick.model.chunks import through_codec
-from killick.model.codec import plain
+from killick.model.codec import canonical, plain
 from killick.model.typed import convert
+
+_encode: Final = msgspec.msgpack.Encoder(enc_hook=lambda value: plain(value, at="context")).encode
 
 
 class Change(NamedTuple):
@@ -59,31 +61,36 @@ class Context:
         self._document = self._migrated(self._recorded, form)
         self.version = version
         self._value = self._typed()
-        self._shown: tuple[Any, dict[str, bytes]] | None = None
-        """The copy that the code has, and its entries as they were when it got it."""
+        self._shown: tuple[Any, bytes] | None = None
+        """The copy that the code has, and its encoding as it was when the code got it."""
         self._outside: deque[Change] = deque()
 
     @property
     def value(self) -> Any:
         """A copy of the document, as its declared type. The code gets the same one until the context changes."""
         if self._shown is None:
-            found = Document(self._document) if self._agent.options.context is None else self._value
-            self._shown = deepcopy(found), _written(found)
+            copy = deepcopy(self._original)
+            self._shown = copy, _encoded(copy)
         return self._shown[0]
 
     def refuse_changed(self) -> None:
         """Raise where the code changed its copy in place; it gets a new one."""
         if self._shown is None:
             return
-        value, before = self._shown
+        copy, before = self._shown
         try:
-            after = _written(value)
+            if _encoded(copy) == before:
+                return
+            found, kept = _entries(copy), _entries(self._original)
+            changed = next((name for name in kept | found if kept.get(name) != found.get(name)), None)
         except (AttributeError, ValueRefused):  # a field was deleted, or holds what cannot be stored
-            after = {}
-        if after != before:
-            self._shown = None
-            names = (name for name in before | after if before.get(name) != after.get(name))
-            raise ContextReadOnly(next(names) if after else None)
+            changed = None
+        self._shown = None
+        raise ContextReadOnly(changed)
+
+    @property
+    def _original(self) -> Any:
+        return Document(self._document) if self._agent.options.context is None else self._value
 
     def _migrated(self, document: dict[str, Any], form: int | None) -> dict[str, Any]:
         options = self._agent.options
@@ -105,7 +112,7 @@ class Context:
         before, self._document = self._document, {**self._document, **kept}
         try:
             value = self._typed()
-            if value is not None and (lost := set(changes) - _written(value).keys()):
+            if value is not None and (lost := set(changes) - _entries(value).keys()):
                 raise ValueRefused(f"context.{min(lost)}", f"is not a field of {type(value).__name__}")
         except ValueRefused:
             self._document = before
@@ -152,10 +159,18 @@ class Context:
         self._document = {name: value for name, value in {**self._document, **edited}.items() if name not in dropped}
 
 
-def _written(value: Any) -> dict[str, bytes]:
+def _encoded(value: Any) -> bytes:
+    """A document in bytes, to tell whether it changed: quickly, or by the codec where msgpack has no form for it."""
+    try:
+        return _encode(value)
+    except Exception:
+        return canonical(value, at="context")
+
+
+def _entries(value: Any) -> dict[str, Any]:
     """The entries of a document as they are stored."""
     lowered = plain(value, at="context")
-    return {name: msgspec.json.encode(each) for name, each in lowered.items()} if isinstance(lowered, dict) else {}
+    return lowered if isinstance(lowered, dict) else {}
 
 
 def initial_context(agent: AnyAgent) -> dict[str, Any] | None:
