@@ -33,8 +33,8 @@ from agent_framework._workflows._checkpoint_encoding import decode_checkpoint_va
 from agent_framework.exceptions import ToolException, UserInputRequiredException, WorkflowCheckpointException
 
 from killick.adapters.framework_state import FrameworkState, Place, StateEntry
-from killick.adapters.tool_gate import Declared, ToolOptions, asked, hosted, streamed
-from killick.errors import KillickError, Rejected, RunWaiting, StepFailed
+from killick.adapters.tool_gate import Declared, Errors, ToolFailed, ToolOptions, asked, called, hosted, streamed
+from killick.errors import KillickError, Rejected, RunWaiting
 from killick.ids import RandomIds
 from killick.llm.external import Host
 from killick.model.codec import digest
@@ -208,12 +208,16 @@ class KillickTools(FunctionMiddleware):  # type: ignore[misc,unused-ignore]
     """Function middleware: every tool call is a step of the host's run, under the id of the model's call.
 
     Install it last, so that the contract evaluates the arguments after other middleware. `tools` gives options by tool
-    name, such as `{"look_up": {"effect": "reads"}}`; other tools run at most once.
+    name, such as `{"look_up": {"effect": "reads"}}`; other tools run at most once. `errors` says whether an error of a
+    tool that runs at most once is its answer to the model, or a question to a person.
     """
 
-    def __init__(self, host: Host | None = None, *, tools: ToolOptions | None = None) -> None:
+    def __init__(
+        self, host: Host | None = None, *, tools: ToolOptions | None = None, errors: Errors = "answer"
+    ) -> None:
         self._host = host
         self._declared = Declared(tools)
+        self._errors: Errors = errors
 
     async def process(self, context: FunctionInvocationContext, call_next: Callable[[], Awaitable[None]]) -> None:
         """Calls the tool through the gate, or returns its recorded result."""
@@ -222,9 +226,9 @@ class KillickTools(FunctionMiddleware):  # type: ignore[misc,unused-ignore]
         except Rejected as rejected:
             context.result = str(rejected)
             return
-        except StepFailed as failed:
+        except ToolFailed as failed:
             # The same text live and from the log.
-            raise ToolException(str(failed.failure)) from failed
+            raise ToolException(str(failed)) from failed
         except RunWaiting as waiting:
             raise Waiting(waiting) from waiting
         except KillickError as error:
@@ -250,7 +254,7 @@ class KillickTools(FunctionMiddleware):  # type: ignore[misc,unused-ignore]
             return _written(context.result)
 
         key = context.metadata.get("call_id")
-        return await host.call(tool, given, key=key, fn=apply, bubbles=_BEFORE_ANYTHING)
+        return await called(host, tool, given, apply, errors=self._errors, key=key, bubbles=_BEFORE_ANYTHING)
 
 
 _BEFORE_ANYTHING: tuple[type[BaseException], ...] = (

@@ -18,8 +18,8 @@ from autogen_core.tools import BaseTool, FunctionTool, TextResultContent, ToolRe
 from pydantic import ValidationError
 
 from killick.adapters.framework_state import FrameworkState, Place, StateEntry
-from killick.adapters.tool_gate import Declared, ToolOptions, asked, hosted, streamed
-from killick.errors import KillickError, Rejected, StepFailed
+from killick.adapters.tool_gate import Declared, Errors, ToolFailed, ToolOptions, asked, called, hosted, streamed
+from killick.errors import KillickError, Rejected
 from killick.llm.external import Host, here
 
 SPACE: Final = "autogen"
@@ -111,10 +111,16 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
     tools     functions and tools, or another workbench, such as one of an MCP server
     host      the host to use; default: the current one
     options   options by tool name, such as `{"look_up": {"effect": "reads"}}`; other tools run at most once
+    errors    what an error of a tool that runs at most once becomes: its answer, or a question to a person
     """
 
     def __init__(
-        self, tools: Sequence[AnyTool] | Workbench, host: Host | None = None, *, options: ToolOptions | None = None
+        self,
+        tools: Sequence[AnyTool] | Workbench,
+        host: Host | None = None,
+        *,
+        options: ToolOptions | None = None,
+        errors: Errors = "answer",
     ) -> None:
         self._inner = tools if isinstance(tools, Workbench) else None
         given = () if isinstance(tools, Workbench) else tools
@@ -122,6 +128,7 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
         self._tools: dict[str, BaseTool[Any, Any]] = {each.name: each for each in made}
         self._host = host
         self._declared = Declared(options)
+        self._errors: Errors = errors
 
     async def list_tools(self) -> list[ToolSchema]:
         """Returns the tools as models see them."""
@@ -145,10 +152,8 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
             return _answer(name, misfit, is_error=True)
         try:
             return await self._called(cast("dict[str, Any]", schema), given, token, call_id)
-        except Rejected as rejected:
-            return _answer(name, str(rejected), is_error=True)
-        except StepFailed as failed:
-            return _answer(name, str(failed.failure), is_error=True)
+        except (Rejected, ToolFailed) as failed:
+            return _answer(name, str(failed), is_error=True)
         except KillickError as error:
             # An agent whose workbench raises hangs forever: the caller of `run` gets the error instead.
             if (host := self._host or here()) is not None:
@@ -170,7 +175,7 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
 
         host = hosted(self._host, "KillickWorkbench")
         tool = self._declared.of(name, schema=schema.get("parameters"), doc=schema.get("description", ""))
-        outcome = await host.call(tool, given, key=call_id or None, fn=apply)
+        outcome = await called(host, tool, given, apply, errors=self._errors, key=call_id or None)
         if isinstance(outcome, Mapping) and _RESULT in outcome:
             return ToolResult.model_validate(outcome[_RESULT])
         return _answer(name, str(outcome))

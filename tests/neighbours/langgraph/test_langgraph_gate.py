@@ -229,6 +229,30 @@ def test_a_payment_whose_outcome_nobody_knows_is_asked_about_and_not_made_again(
     assert heard(out) == ["paid, says the bank"]
 
 
+def test_an_error_can_be_the_tools_answer_to_the_model_and_a_lost_connection_cannot(
+    kd: killick.Client, world: World
+) -> None:
+    @tool
+    def book(room: int) -> str:
+        """Book a room."""
+        world.paid.append(room)
+        raise ValueError(f"there is no room {room}")
+
+    for _ in range(2):
+        model = Scripted(messages=iter([calls(("book", {"room": 7})), AIMessage("done")]))
+        gate = KillickMiddleware(kd, errors="answer")
+        out = create_agent(model, [book], middleware=[gate], checkpointer=InMemorySaver()).invoke(
+            {"messages": [HumanMessage("book", id="h1")]}, THREAD
+        )
+        [said] = [message for message in out["messages"] if isinstance(message, ToolMessage)]
+        assert (said.status, said.content) == ("error", "ValueError: there is no room 7")
+    assert world.paid == [7]
+    world.broken = True
+    made = agent(world, kd, calls(("pay", {"amount": 5}), id="m2"), errors="answer")
+    [asked] = made.invoke({"messages": [HumanMessage("pay")]}, THREAD)["__interrupt__"]
+    assert "its outcome is not known" in asked.value["action_requests"][0]["description"]
+
+
 # people ---------------------------------------------------------------------------------------------
 
 APPROVED = {"pay": {"approve": "ann"}}

@@ -154,6 +154,20 @@ def test_what_nobody_named_is_done_at_most_once_and_left_to_a_person_when_it_bre
     assert desk.script.heard[-1] == "fine"
 
 
+def test_an_error_can_be_the_tools_answer_to_the_model(kd: killick.Client) -> None:
+    desk = Desk(Script([ToolCallPart("break_", {})], "Well."), capability=KillickDurability(errors="answer"))
+
+    @desk.agent.tool_plain
+    def break_() -> str:
+        desk.done.append("broke")
+        raise ValueError("no such account")
+
+    for _ in range(2):
+        assert waits(kd, kept(desk)).prompt == "Done?"
+    assert desk.done == ["broke"]
+    assert "ValueError: no such account" in str(desk.script.heard)
+
+
 def test_a_tool_that_only_reads_fails_for_the_agent_as_any_step_does(kd: killick.Client) -> None:
     desk = Desk(Script([ToolCallPart("break_", {})], "Well."))
 

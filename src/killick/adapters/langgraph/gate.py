@@ -30,13 +30,14 @@ from langgraph.types import Command, interrupt
 
 from killick.adapters import langchain_approvals
 from killick.adapters.langgraph.serialization import STRICT_SERDE
-from killick.adapters.tool_gate import Declared, Stopped, ToolFailed, ToolOptions, Waiting, hosted
+from killick.adapters.tool_gate import Declared, Errors, Stopped, ToolFailed, ToolOptions, Waiting, answering, hosted
 from killick.client.client import AnyClient
 from killick.client.external_runs import ExternalSession
 from killick.contracts.contract import Contract
 from killick.definitions.current import in_agent
 from killick.definitions.open_tools import open_tool
 from killick.definitions.tools import AnyTool
+from killick.engine.steps.intention import ERROR, is_error
 from killick.engine.views import Wait
 from killick.errors import DeclarationRefused, KillickError, Rejected, RunWaiting, Skipped, StepFailed
 from killick.llm.external import Host, here
@@ -67,6 +68,8 @@ class Gate:
         approvals   what happens to a call that waits for a person. "interrupt" asks in the graph, in the format of
                     LangChain's HumanInTheLoopMiddleware; an answer there or in Killick counts. "raise" raises `Waiting`
         by          the author of answers given by resuming a graph
+        errors      what an error of a tool that runs at most once becomes. "ask": a question to a person, because
+                    LangGraph would repeat the call with its node. "answer": its answer, which the model reads
     """
 
     def __init__(
@@ -77,12 +80,14 @@ class Gate:
         contract: Contract | str | os.PathLike[str] | None = None,
         approvals: Literal["interrupt", "raise"] = "interrupt",
         by: str | None = None,
+        errors: Errors = "ask",
     ) -> None:
         self._client = client
         self._tools = Declared(tools)
         self._contract = contract
         self._interrupts = approvals == "interrupt" and client is not None
         self._by = by
+        self._errors: Errors = errors
         self._tasks: OrderedDict[int, tuple[Any, Counter[str]]] = OrderedDict()
         self._mutex = Lock()
 
@@ -97,7 +102,8 @@ class Gate:
             return _recorded(handler(_with(request, arguments)))
 
         try:
-            return _restored(self.call(self._called(request), fn), request)
+            call = self._called(request)
+            return _restored(self.call(call, self._answering(call, fn)), request)
         except Rejected as no:
             return _refused(no, request)
 
@@ -112,9 +118,14 @@ class Gate:
             return _recorded(await handler(_with(request, arguments)))
 
         try:
-            return _restored(await self.call_soon(self._called(request), fn), request)
+            call = self._called(request)
+            return _restored(await self.call_soon(call, self._answering(call, fn)), request)
         except Rejected as no:
             return _refused(no, request)
+
+    def _answering(self, call: Call, fn: Callable[..., Any]) -> Callable[..., Any]:
+        assert call.tool is not None
+        return answering(call.tool, fn, self._errors, _BUBBLES)
 
     def _called(self, request: ToolCallRequest) -> Call:
         tool, call = request.tool, request.tool_call
@@ -360,6 +371,8 @@ def _recorded(came: Any) -> Any:
 
 
 def _restored(recorded: Any, request: ToolCallRequest) -> Any:
+    if is_error(recorded):
+        return _message(recorded[ERROR], request, status="error")
     if isinstance(recorded, Mapping) and "typed" in recorded:
         name, data = recorded["typed"]
         return STRICT_SERDE.loads_typed((name, data))

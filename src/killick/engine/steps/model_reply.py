@@ -213,11 +213,10 @@ def usage_of(reply: Any) -> Usage | None:
         return None
     # Anthropic counts what it read from or wrote to a cache apart; the others include it.
     apart = counts.get("cache_read_input_tokens", 0)
+    written = apart + counts.get("cache_creation_input_tokens", 0)
     return Usage(
         model=model,
-        tokens_in=counts.get("prompt_tokens", counts.get("input_tokens", 0))
-        + apart
-        + counts.get("cache_creation_input_tokens", 0),
+        tokens_in=counts.get("prompt_tokens", counts.get("input_tokens", 0)) + written,
         tokens_out=counts.get("completion_tokens", counts.get("output_tokens", 0)),
         tokens_cached=counts.get("cached", 0) + apart,
     )
@@ -254,19 +253,16 @@ _KINDS: Final = {
 """Stored names, and where the client of today has the class."""
 
 _PARSERS: Final = {
-    "openai.chat.parsed": _Parser(
-        "openai.chat", "openai.lib._parsing._completions", "parse_chat_completion", "response_format", "chat_completion"
-    ),
-    "openai.response.parsed": _Parser(
-        "openai.response", "openai.lib._parsing._responses", "parse_response", "text_format", "response"
-    ),
-    "anthropic.message.parsed": _Parser(
-        "anthropic.message", "anthropic.lib._parse._response", "parse_response", "output_format", "response"
-    ),
-    "anthropic.beta.message.parsed": _Parser(
-        "anthropic.beta.message", "anthropic.lib._parse._response", "parse_beta_response", "output_format", "response"
-    ),
-}
+    f"{of}.parsed": _Parser(of, *more)
+    for of, *more in (
+        ("openai.chat", "openai.lib._parsing._completions", "parse_chat_completion", "response_format",
+         "chat_completion"),
+        ("openai.response", "openai.lib._parsing._responses", "parse_response", "text_format", "response"),
+        ("anthropic.message", "anthropic.lib._parse._response", "parse_response", "output_format", "response"),
+        ("anthropic.beta.message", "anthropic.lib._parse._response", "parse_beta_response", "output_format",
+         "response"),
+    )
+}  # fmt: skip
 
 _NAMED: Final = {(module.partition(".")[0], name): kind for kind, (module, name) in _KINDS.items()}
 _EVENTS: Final = (
