@@ -73,7 +73,7 @@ class KillickCheckpointStorage:
 
     async def list_checkpoints(self, *, workflow_name: str) -> list[WorkflowCheckpoint]:
         """Returns all checkpoints of a workflow, in save order."""
-        return [self._read(kept.value) for kept in await self._entries(workflow_name)]
+        return [self._read(each) for each in await asyncio.to_thread(_all, self._shelf, workflow_name)]
 
     async def list_checkpoint_ids(self, *, workflow_name: str) -> list[str]:
         """Returns their ids alone, without reading state."""
@@ -153,8 +153,7 @@ class KillickHistory(HistoryProvider):  # type: ignore[misc,unused-ignore]
         self, session_id: str | None, *, state: dict[str, Any] | None = None, **kwargs: Any
     ) -> list[Message]:
         """Returns the messages so far."""
-        entries = await asyncio.to_thread(self._shelf.entries, _session(session_id))
-        return [Message.from_dict(kept.value) for kept in entries]
+        return [Message.from_dict(each) for each in await asyncio.to_thread(_all, self._shelf, _session(session_id))]
 
     async def save_messages(
         self,
@@ -183,6 +182,10 @@ class KillickHistory(HistoryProvider):  # type: ignore[misc,unused-ignore]
         # Providers give one id to several messages of a reply, so the id alone is not unique.
         told = message.get("message_id")
         return f"{told}:{digest(message).hex()[:16]}" if told else RandomIds().new("message")
+
+
+def _all(shelf: FrameworkState, id: str) -> list[Any]:  # noqa: A002
+    return shelf.values(id, shelf.entries(id))
 
 
 def _session(session_id: str | None) -> str:

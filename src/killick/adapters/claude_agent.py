@@ -119,8 +119,8 @@ class KillickSessionStore(SessionStore):
             return
 
     def _load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
-        kept = self._shelf(key["project_key"]).entries(_id(key))
-        return [each.value for each in kept if each.name != _SUMMARY] or None
+        shelf, id = self._shelf(key["project_key"]), _id(key)  # noqa: A001
+        return shelf.values(id, [each for each in shelf.entries(id) if each.name != _SUMMARY]) or None
 
     def _sessions(self, project: str) -> list[SessionStoreListEntry]:
         return [{"session_id": session, "mtime": kept.at_us // 1000} for session, kept in self._mains(project)]

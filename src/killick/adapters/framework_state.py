@@ -13,6 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
 from hashlib import sha256
 from typing import Any, Final, TypeAlias
 
@@ -112,6 +113,13 @@ class FrameworkState:
         with log.lock:
             log.refresh()
             return list(log.standing.values())
+
+    def values(self, id: str, entries: Sequence[StateEntry]) -> list[Any]:  # noqa: A002
+        """Returns the values of some entries of an id in one read. The caller may mutate them."""
+        log = self.log(id)
+        with log.lock:
+            found = log.values({each.seq for each in entries})
+        return [deepcopy(found[each.seq]) for each in entries]
 
     def get(self, id: str, name: str) -> StateEntry | None:  # noqa: A002
         """Returns the entry of this name."""

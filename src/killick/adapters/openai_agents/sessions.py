@@ -87,7 +87,7 @@ class KillickSession:
 
     def _items(self, limit: int | None) -> list[TResponseInputItem]:
         seen = self._seen()
-        return [kept.value for kept in (seen if limit is None else seen[-limit:] if limit > 0 else ())]
+        return self._shelf.values(self.session_id, seen if limit is None else seen[-limit:] if limit > 0 else ())
 
     def _add(self, items: Iterable[TResponseInputItem]) -> None:
         there = {kept.name: kept.labels["digest"] for kept in self._shelf.entries(self.session_id)}
