@@ -259,6 +259,13 @@ async def _requested(
     host: Host, model: str, params: ModelRequestParams, body: Callable[[], Awaitable[object]]
 ) -> object:
     """Returns a model's reply, recorded with its request."""
+
+    async def ask(**_: Any) -> object:
+        # A connection belongs to the loop that opened it. Pydantic AI leaves it to durable engines to replace a client.
+        params.run_context.model._refresh_http_client()  # pyright: ignore[reportPrivateUsage]
+        return await body()
+
+    ask.__qualname__ = model
     told: dict[str, Any] = {
         "model": model,
         "messages": [_steady(each) for each in ModelMessagesTypeAdapter.dump_python(params.messages, mode="json")],
@@ -268,8 +275,8 @@ async def _requested(
         told["settings"] = to_jsonable_python(params.model_settings, serialize_unknown=True)
     try:
         if in_agent():
-            return await host.model(_named(body, model), key=_nth_key(host, params, "model"), **told)
-        return await asked(host, model, _named(body, model), **told)
+            return await host.model(ask, key=_nth_key(host, params, "model"), **told)
+        return await asked(host, model, ask, **told)
     except Rejected:
         raise
     except StepFailed as failed:
