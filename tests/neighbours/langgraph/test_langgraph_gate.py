@@ -23,7 +23,7 @@ import killick
 from killick import rules
 from killick.adapters.langgraph import Gate, KillickSaver, Stopped, Waiting
 from killick.adapters.langgraph.middleware import KillickMiddleware
-from killick.errors import DeclarationRefused
+from killick.errors import AnswerRefused, DeclarationRefused
 from neighbours.trying import try_example, try_page
 
 THREAD = {"configurable": {"thread_id": "1"}}
@@ -541,4 +541,44 @@ def test_an_error_inside_of_an_agent_in_a_tool_is_asked_about_and_does_not_hang(
     kd.answer(next(wait for wait in kd.inbox() if wait.waits_for == "settlement"), "not", by="ann")
     with pytest.raises(Waiting, match=r"pay.*Did it happen"):
         invoke(None)
+    assert world.paid == [5]
+
+
+# conversations that go on ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_conversation_that_goes_on_retires_its_questions_and_their_approval_says_so(
+    kd: killick.Client, world: World, is_async: bool
+) -> None:
+    made = agent(world, kd, calls(("pay", {"amount": 5})), AIMessage("never mind"), tools=APPROVED)
+
+    def invoke(said: str) -> Any:
+        given = {"messages": [HumanMessage(said)]}
+        return asyncio.run(made.ainvoke(given, THREAD)) if is_async else made.invoke(given, THREAD)
+
+    assert "__interrupt__" in invoke("pay 5")
+    [asked] = kd.inbox()
+    before = made.get_state(THREAD)
+    assert invoke("no, wait")["messages"][-1].content == "never mind"
+    assert kd.inbox() == []
+    for wait in (asked, asked.id):
+        with pytest.raises(AnswerRefused, match="the conversation went on without it"):
+            kd.answer(wait, "approve", by="ann")
+    assert world.paid == []
+    # Back in time, the same call is asked about again.
+    [again] = made.invoke(None, before.config)["__interrupt__"]
+    assert again.value["action_requests"][0]["name"] == "pay"
+    kd.answer(kd.inbox()[0], "approve", by="ann")
+    assert heard(made.invoke(None, before.config)) == ["paid 5"]
+
+
+def test_calls_of_the_same_message_stay_open_while_others_of_it_are_made(kd: killick.Client, world: World) -> None:
+    made = agent(
+        world, kd, calls(("pay", {"amount": 5}), ("look", {})), tools={**APPROVED, "look": {"effect": "reads"}}
+    )
+    assert "__interrupt__" in made.invoke({"messages": [HumanMessage("pay and look")]}, THREAD)
+    [asked] = kd.inbox()
+    kd.answer(asked, "approve", by="ann")
+    assert made.invoke(None, THREAD)["messages"][-1].content == "done"
     assert world.paid == [5]

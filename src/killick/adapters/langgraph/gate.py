@@ -11,15 +11,15 @@ import functools
 import os
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
 from hashlib import sha256
 from inspect import Parameter, iscoroutinefunction, signature
 from itertools import count
 from threading import Lock
 from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
-from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.config import get_config
@@ -30,7 +30,16 @@ from langgraph.types import Command, interrupt
 
 from killick.adapters import langchain_approvals
 from killick.adapters.langgraph.serialization import STRICT_SERDE
-from killick.adapters.tool_gate import Declared, Errors, Stopped, ToolFailed, ToolOptions, Waiting, answering, hosted
+from killick.adapters.tool_gate import (
+    Declared,
+    Errors,
+    Stopped,
+    ToolFailed,
+    ToolOptions,
+    Waiting,
+    answering,
+    hosted,
+)
 from killick.client.client import AnyClient
 from killick.client.external_runs import ExternalSession
 from killick.contracts.contract import Contract
@@ -39,7 +48,7 @@ from killick.definitions.open_tools import open_tool
 from killick.definitions.tools import AnyTool
 from killick.engine.steps.intention import ERROR, is_error
 from killick.engine.views import Wait
-from killick.errors import DeclarationRefused, KillickError, Rejected, RunWaiting, Skipped, StepFailed
+from killick.errors import AnswerRefused, DeclarationRefused, KillickError, Rejected, RunWaiting, Skipped, StepFailed
 from killick.llm.external import Host, here
 
 P = ParamSpec("P")
@@ -52,6 +61,8 @@ TASKS_MAX: Final = 1_024
 """The number of recent tasks whose calls are remembered."""
 
 _TASK: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_GATE: Final = "langgraph"
+"""Who skips calls of a conversation that went on. Asked for again, after time travel, such a call is another one."""
 _BUBBLES: Final = (GraphBubbleUp,)
 _BY_NAME: Final = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
@@ -123,6 +134,22 @@ class Gate:
         except Rejected as no:
             return _refused(no, request)
 
+    def retire(self, messages: Sequence[Any], config: RunnableConfig) -> None:
+        """Skips calls of earlier messages that wait for an approval, where a person's message came in their place."""
+        thread = (config.get("configurable") or {}).get("thread_id")
+        if self._client is None or thread is None or here() is not None or not _is_turn(messages):
+            return
+        run, runtime = f"langgraph:{thread}", self._client.runtime
+        state = None if runtime.store.index(run) is None else runtime.log.state(run)
+        asked = tuple(f"{message.id}:" for message in messages if isinstance(message, AIMessage))
+        for wait in () if state is None else state.fold.facts.waits.values():
+            step = state.fold.step(wait.step)
+            key = "" if step is None else getattr(state.event(step.intended), "guest", None) or ""
+            if wait.waits_for == "answer" and key.startswith(asked):
+                with suppress(AnswerRefused):  # it was ended since
+                    told = "the conversation went on without it"
+                    self._client.as_sync().skip(run, wait.step, by=_GATE, because=told)
+
     def _answering(self, call: Call, fn: Callable[..., Any]) -> Callable[..., Any]:
         assert call.tool is not None
         return answering(call.tool, fn, self._errors, _BUBBLES)
@@ -133,6 +160,9 @@ class Gate:
         schema = convert_to_openai_tool(tool)["function"].get("parameters")
         declared = self._tools.of(call["name"], schema=schema, doc=tool.description)
         message, config = _asked_by(request), request.runtime.config
+        said = request.state if isinstance(request.state, list) else _messages(request.state)
+        if message in said:
+            self.retire(said[: said.index(message)], config)
         key = call["id"] or call["name"]
         with _or_stopped():
             host = self.host_of(config)
@@ -321,7 +351,7 @@ def _settled(error: KillickError, ran: _Ran) -> RunWaiting | None:
     if isinstance(error, StepFailed):
         if ran.was_called and isinstance(error.__cause__, Exception):
             raise error.__cause__
-        if ran.was_called or in_agent() or isinstance(error, Skipped):
+        if ran.was_called or in_agent() or (isinstance(error, Skipped) and error.by != _GATE):
             raise ToolFailed(str(error.failure)) from error
         return None
     raise Stopped(str(error)) from error
@@ -351,6 +381,11 @@ def _is_sent(config: RunnableConfig) -> bool:
     """Returns whether a call has its own task, as in `create_agent`."""
     path = (config.get("metadata") or {}).get("langgraph_path") or ("",)
     return str(path[0]) == "__pregel_push"
+
+
+def _is_turn(messages: Sequence[Any]) -> bool:
+    """Returns whether a person said the last message, and a model an earlier one."""
+    return bool(messages) and isinstance(messages[-1], HumanMessage) and any(isinstance(m, AIMessage) for m in messages)
 
 
 def _messages(state: Any) -> list[Any]:

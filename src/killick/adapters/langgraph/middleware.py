@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -43,6 +44,7 @@ class KillickMiddleware(Gate, AgentMiddleware[Any, Any, Any]):
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[..., ModelResponse[Any]]) -> Any:
         """Wraps the agent's model."""
+        self.retire(request.messages, get_config())
         if not self._models:
             return handler(request)
         return _restored(self.call(self._asked(request), lambda **_: _recorded(handler(request))))
@@ -51,6 +53,7 @@ class KillickMiddleware(Gate, AgentMiddleware[Any, Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[..., Awaitable[ModelResponse[Any]]]
     ) -> Any:
         """The same for an async agent."""
+        await asyncio.to_thread(self.retire, request.messages, get_config())
         if not self._models:
             return await handler(request)
 
