@@ -17,7 +17,7 @@ from autogen_core.models import ChatCompletionClient, CreateResult, LLMMessage, 
 from autogen_core.tools import BaseTool, FunctionTool, TextResultContent, ToolResult, ToolSchema, Workbench
 from pydantic import ValidationError
 
-from killick.adapters.framework_state import FrameworkState, Place, StateEntry
+from killick.adapters.framework_state import FrameworkState, Place, Shelved, StateEntry
 from killick.adapters.tool_gate import Declared, Errors, ToolFailed, ToolOptions, asked, called, hosted, streamed
 from killick.errors import KillickError, Rejected
 from killick.llm.external import Host, here
@@ -42,7 +42,7 @@ class Runnable(Protocol):
     async def run(self, **given: Any) -> TaskResult: ...
 
 
-class KillickStates:
+class KillickStates(Shelved):
     """The states of agents and teams, one log for each id, with its history."""
 
     def __init__(self, store: Place, *, space: str = SPACE) -> None:
@@ -66,10 +66,6 @@ class KillickStates:
     async def forget(self, id: str) -> None:  # noqa: A002
         """Removes an id's states with their history."""
         await asyncio.to_thread(self._shelf.forget, id)
-
-    def close(self) -> None:
-        """Closes the store, if opened here."""
-        self._shelf.close()
 
 
 # At the gate ---------------------------------------------------------------------------------------
@@ -115,13 +111,9 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
     """
 
     def __init__(
-        self,
-        tools: Sequence[AnyTool] | Workbench,
-        host: Host | None = None,
-        *,
-        options: ToolOptions | None = None,
+        self, tools: Sequence[AnyTool] | Workbench, host: Host | None = None, *, options: ToolOptions | None = None,
         errors: Errors = "answer",
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._inner = tools if isinstance(tools, Workbench) else None
         given = () if isinstance(tools, Workbench) else tools
         made = [each if isinstance(each, BaseTool) else _function(each) for each in given]
@@ -137,12 +129,9 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
         return [tool.schema for tool in self._tools.values()]
 
     async def call_tool(
-        self,
-        name: str,
-        arguments: Mapping[str, Any] | None = None,
-        cancellation_token: CancellationToken | None = None,
-        call_id: str | None = None,
-    ) -> ToolResult:
+        self, name: str, arguments: Mapping[str, Any] | None = None,
+        cancellation_token: CancellationToken | None = None, call_id: str | None = None,
+    ) -> ToolResult:  # fmt: skip
         """Calls a tool through the gate, or returns its recorded result."""
         given, token = dict(arguments or {}), cancellation_token or CancellationToken()
         schema = next((shown for shown in await self.list_tools() if shown["name"] == name), None)

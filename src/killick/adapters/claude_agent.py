@@ -167,12 +167,9 @@ def _summary(key: SessionKey, kept: StateEntry | None) -> SessionSummaryEntry | 
 
 
 def gated(
-    offered: Sequence[SdkMcpTool[Any]],
-    *,
-    tools: Mapping[str, AnyTool | Mapping[str, Any] | str] | None = None,
-    host: Host | None = None,
-    errors: Errors = "answer",
-) -> list[SdkMcpTool[Any]]:
+    offered: Sequence[SdkMcpTool[Any]], *, tools: Mapping[str, AnyTool | Mapping[str, Any] | str] | None = None,
+    host: Host | None = None, errors: Errors = "answer",
+) -> list[SdkMcpTool[Any]]:  # fmt: skip
     """Returns tools for `create_sdk_mcp_server` whose calls go through the current host's gate.
 
         tools    each tool's effect, by name: {"look_up": "reads"}, or options of `killick.tool`, or a `killick.Tool`.

@@ -114,12 +114,12 @@ class FrameworkState:
             log.refresh()
             return list(log.standing.values())
 
-    def values(self, id: str, entries: Sequence[StateEntry]) -> list[Any]:  # noqa: A002
-        """Returns the values of some entries of an id in one read. The caller may mutate them."""
-        log = self.log(id)
+    def values(self, id: str, entries: Sequence[StateEntry] | None = None) -> list[Any]:  # noqa: A002
+        """Returns the values of an id's entries, or of some, in one read. The caller may mutate them."""
+        log, wanted = self.log(id), self.entries(id) if entries is None else entries
         with log.lock:
-            found = log.values({each.seq for each in entries})
-        return [deepcopy(found[each.seq]) for each in entries]
+            found = log.values({each.seq for each in wanted})
+        return [deepcopy(found[each.seq]) for each in wanted]
 
     def get(self, id: str, name: str) -> StateEntry | None:  # noqa: A002
         """Returns the entry of this name."""
@@ -184,6 +184,16 @@ class FrameworkState:
             while len(self._logs) > OPEN_MAX:
                 self._logs.popitem(last=False)
             return log
+
+
+class Shelved:
+    """Keeps its entries in a store."""
+
+    _shelf: FrameworkState
+
+    def close(self) -> None:
+        """Closes the store, if opened here."""
+        self._shelf.close()
 
 
 class ShelfLog:

@@ -97,15 +97,9 @@ class KillickDurability(BaseDurabilityCapability[AgentDepsT]):
     )
 
     def __init__(
-        self,
-        *,
-        tools: ToolOptions | None = None,
-        approvers: Approve | None = ANYBODY,
-        errors: Errors = "ask",
-        models: Mapping[str, Model] | None = None,
-        event_stream_handler: Any = None,
-        name: str | None = None,
-    ) -> None:
+        self, *, tools: ToolOptions | None = None, approvers: Approve | None = ANYBODY, errors: Errors = "ask",
+        models: Mapping[str, Model] | None = None, event_stream_handler: Any = None, name: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(models=models, event_stream_handler=event_stream_handler, name=name)
         self._tools = dict(tools or {})
         self._approvers = approvers
@@ -163,14 +157,9 @@ class Backend(JournalCallableOperationBackend[Options]):
         return _Given(super().bind(operation))
 
     async def execute(
-        self,
-        *,
-        operation_id: DurableOperationId,
-        name: str,
-        body: Callable[[], Awaitable[object]],
-        cache_key: tuple[object, ...],
-        config: Options,
-    ) -> object:
+        self, *, operation_id: DurableOperationId, name: str, body: Callable[[], Awaitable[object]],
+        cache_key: tuple[object, ...], config: Options,
+    ) -> object:  # fmt: skip
         host, params = hosted(None, name), _PARAMS.get()
         if isinstance(operation_id, ModelRequestId):
             return await _requested(host, operation_id.model_name, params, body)
@@ -288,14 +277,9 @@ async def _requested(
 
 
 async def _tool_called(
-    host: Host,
-    params: ToolsetCallToolParams | DynamicToolsetCallToolParams,
-    body: Callable[[], Awaitable[object]],
-    options: Options,
-    errors: Errors,
-    *,
-    bubbles: tuple[type[BaseException], ...] = (),
-) -> object:
+    host: Host, params: ToolsetCallToolParams | DynamicToolsetCallToolParams, body: Callable[[], Awaitable[object]],
+    options: Options, errors: Errors, *, bubbles: tuple[type[BaseException], ...] = (),
+) -> object:  # fmt: skip
     ctx, definition = params.ctx, _definition(params)
     key = _call_key(ctx, ctx.tool_call_id, approved=ctx.tool_call_approved) if ctx.tool_call_id else None
     course = _course(host)

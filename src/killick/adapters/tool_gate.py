@@ -79,12 +79,9 @@ class ErrorAnswer(ToolFailed):
 def hinted(hints: Any) -> dict[str, Any]:
     """Returns the options that an MCP server's annotations of a tool amount to."""
     read = hints.get if isinstance(hints, Mapping) else lambda name: getattr(hints, name, None)
-    for effect, *names in (
-        ("reads", "read_only_hint", "readOnlyHint"),
-        ("idempotent", "idempotent_hint", "idempotentHint"),
-    ):
-        if any(read(name) is True for name in names):
-            return {"effect": effect}
+    for kind, *by in (("reads", "read_only_hint", "readOnlyHint"), ("idempotent", "idempotent_hint", "idempotentHint")):
+        if any(read(name) is True for name in by):
+            return {"effect": kind}
     return {}
 
 
@@ -131,15 +128,9 @@ def answered(outcome: Any) -> Any:
 
 
 async def called(
-    host: Host,
-    tool: AnyTool,
-    arguments: Mapping[str, Any],
-    fn: Callable[..., Any] | None,
-    *,
-    errors: Errors,
-    key: str | None = None,
-    bubbles: tuple[type[BaseException], ...] = (),
-) -> Any:
+    host: Host, tool: AnyTool, arguments: Mapping[str, Any], fn: Callable[..., Any] | None, *, errors: Errors,
+    key: str | None = None, bubbles: tuple[type[BaseException], ...] = (),
+) -> Any:  # fmt: skip
     """Calls a framework's function, or else the tool's own, as a step. Raises ToolFailed, with the text for the model,
     where it failed."""
     own = None if fn is None else answering(tool, fn, errors, bubbles)
@@ -193,15 +184,9 @@ class _BrokeOff(Exception):
 
 
 async def streamed(
-    host: Host,
-    who: str,
-    begin: Callable[[], Awaitable[AsyncIterable[T]]],
-    /,
-    *,
-    write: Callable[[list[T]], Any],
-    read: Callable[[Any], Iterable[T]],
-    **request: Any,
-) -> AsyncIterator[T]:
+    host: Host, who: str, begin: Callable[[], Awaitable[AsyncIterable[T]]], /, *, write: Callable[[list[T]], Any],
+    read: Callable[[Any], Iterable[T]], **request: Any,
+) -> AsyncIterator[T]:  # fmt: skip
     """Streams a model's reply in parts, and records it once complete; or returns the recorded one.
 
     write   converts all parts to the recorded value; `read` converts back

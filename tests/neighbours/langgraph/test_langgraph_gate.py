@@ -582,3 +582,22 @@ def test_calls_of_the_same_message_stay_open_while_others_of_it_are_made(kd: kil
     kd.answer(asked, "approve", by="ann")
     assert made.invoke(None, THREAD)["messages"][-1].content == "done"
     assert world.paid == [5]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_in_a_plain_graph_the_next_tool_call_retires_what_was_left(
+    kd: killick.Client, world: World, is_async: bool
+) -> None:
+    wanted = iter([calls(("pay", {"amount": 5}), id="m1"), calls(("look", {}), id="m2")])
+    gate = Gate(kd, tools={**APPROVED, "look": {"effect": "reads"}})
+    builder = StateGraph(MessagesState)
+    builder.add_node("model", lambda state: {"messages": [next(wanted)]})
+    builder.add_node("tools", ToolNode(world.tools(), **gated(gate)))
+    builder.add_edge(START, "model")
+    builder.add_edge("model", "tools")
+    graph = builder.compile(checkpointer=KillickSaver(kd))
+    for said in ("pay 5", "no, look"):
+        given = {"messages": [HumanMessage(said)]}
+        out = asyncio.run(graph.ainvoke(given, THREAD)) if is_async else graph.invoke(given, THREAD)
+    assert heard(out) == ["saw it 1"]
+    assert kd.inbox() == []

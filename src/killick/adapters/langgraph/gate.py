@@ -7,6 +7,7 @@ its position: the step, the node, and its arguments.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import re
@@ -30,16 +31,7 @@ from langgraph.types import Command, interrupt
 
 from killick.adapters import langchain_approvals
 from killick.adapters.langgraph.serialization import STRICT_SERDE
-from killick.adapters.tool_gate import (
-    Declared,
-    Errors,
-    Stopped,
-    ToolFailed,
-    ToolOptions,
-    Waiting,
-    answering,
-    hosted,
-)
+from killick.adapters.tool_gate import Declared, Errors, Stopped, ToolFailed, ToolOptions, Waiting, answering, hosted
 from killick.client.client import AnyClient
 from killick.client.external_runs import ExternalSession
 from killick.contracts.contract import Contract
@@ -84,15 +76,10 @@ class Gate:
     """
 
     def __init__(
-        self,
-        client: AnyClient | None = None,
-        *,
-        tools: ToolOptions | None = None,
+        self, client: AnyClient | None = None, *, tools: ToolOptions | None = None,
         contract: Contract | str | os.PathLike[str] | None = None,
-        approvals: Literal["interrupt", "raise"] = "interrupt",
-        by: str | None = None,
-        errors: Errors = "ask",
-    ) -> None:
+        approvals: Literal["interrupt", "raise"] = "interrupt", by: str | None = None, errors: Errors = "ask",
+    ) -> None:  # fmt: skip
         self._client = client
         self._tools = Declared(tools)
         self._contract = contract
@@ -129,7 +116,7 @@ class Gate:
             return _recorded(await handler(_with(request, arguments)))
 
         try:
-            call = self._called(request)
+            call = await asyncio.to_thread(self._called, request)
             return _restored(await self.call_soon(call, self._answering(call, fn)), request)
         except Rejected as no:
             return _refused(no, request)
@@ -140,19 +127,19 @@ class Gate:
         if self._client is None or thread is None or here() is not None or not _is_turn(messages):
             return
         run, runtime = f"langgraph:{thread}", self._client.runtime
-        state = None if runtime.store.index(run) is None else runtime.log.state(run)
+        if runtime.store.index(run) is None:
+            return
+        state, told = runtime.log.state(run), "the conversation went on without it"
         asked = tuple(f"{message.id}:" for message in messages if isinstance(message, AIMessage))
-        for wait in () if state is None else state.fold.facts.waits.values():
+        for wait in state.fold.facts.waits.values():
             step = state.fold.step(wait.step)
             key = "" if step is None else getattr(state.event(step.intended), "guest", None) or ""
             if wait.waits_for == "answer" and key.startswith(asked):
                 with suppress(AnswerRefused):  # it was ended since
-                    told = "the conversation went on without it"
                     self._client.as_sync().skip(run, wait.step, by=_GATE, because=told)
 
     def _answering(self, call: Call, fn: Callable[..., Any]) -> Callable[..., Any]:
-        assert call.tool is not None
-        return answering(call.tool, fn, self._errors, _BUBBLES)
+        return answering(cast("AnyTool", call.tool), fn, self._errors, _BUBBLES)
 
     def _called(self, request: ToolCallRequest) -> Call:
         tool, call = request.tool, request.tool_call
@@ -160,8 +147,7 @@ class Gate:
         schema = convert_to_openai_tool(tool)["function"].get("parameters")
         declared = self._tools.of(call["name"], schema=schema, doc=tool.description)
         message, config = _asked_by(request), request.runtime.config
-        said = request.state if isinstance(request.state, list) else _messages(request.state)
-        if message in said:
+        if message in (said := _messages(request.state)):
             self.retire(said[: said.index(message)], config)
         key = call["id"] or call["name"]
         with _or_stopped():
@@ -278,13 +264,9 @@ class Call:
     """One call: its tool or model, its arguments, its key and its host."""
 
     def __init__(
-        self,
-        tool: AnyTool | None,
-        arguments: dict[str, Any],
-        key: str,
-        host: ExternalSession | nullcontext[Host],
+        self, tool: AnyTool | None, arguments: dict[str, Any], key: str, host: ExternalSession | nullcontext[Host],
         who: str = "model",
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.tool = tool
         self.who = who if tool is None else tool.name
         self.arguments = arguments
@@ -370,8 +352,7 @@ def _is_of(wait: Wait, call: Call) -> bool:
 
 def _asked_by(request: ToolCallRequest) -> AIMessage | None:
     """Returns the message that requested a call: some models reuse call ids across messages."""
-    state = request.state
-    for message in reversed(state if isinstance(state, list) else _messages(state)):
+    for message in reversed(_messages(request.state)):
         if isinstance(message, AIMessage) and any(each["id"] == request.tool_call["id"] for each in message.tool_calls):
             return message
     return None
@@ -389,8 +370,9 @@ def _is_turn(messages: Sequence[Any]) -> bool:
 
 
 def _messages(state: Any) -> list[Any]:
-    found = state.get("messages") if isinstance(state, Mapping) else getattr(state, "messages", None)
-    return list(found or ())
+    if isinstance(state, list):
+        return state
+    return list((state.get("messages") if isinstance(state, Mapping) else getattr(state, "messages", None)) or ())
 
 
 def _with(request: ToolCallRequest, arguments: Mapping[str, Any]) -> ToolCallRequest:

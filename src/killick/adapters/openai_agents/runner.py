@@ -46,15 +46,9 @@ class KillickRunner:
     """
 
     def __init__(
-        self,
-        store: Place | None = None,
-        *,
-        tools: Mapping[str, Said] | None = None,
-        to: str | Sequence[str] = (),
-        contract: Any = None,
-        name: str = "openai-agents",
-        errors: Errors = "answer",
-    ) -> None:
+        self, store: Place | None = None, *, tools: Mapping[str, Said] | None = None, to: str | Sequence[str] = (),
+        contract: Any = None, name: str = "openai-agents", errors: Errors = "answer",
+    ) -> None:  # fmt: skip
         """Options.
 
         store      an open client, which stays open, or a store's location; not needed inside a host

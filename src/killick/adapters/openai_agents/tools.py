@@ -8,10 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-from agents.tool import (
-    maybe_invoke_function_tool_failure_error_function,
-    set_function_tool_failure_error_function,
-)
+from agents.tool import maybe_invoke_function_tool_failure_error_function, set_function_tool_failure_error_function
 from agents.tool_context import ToolContext
 
 from agents import CustomTool, FunctionTool, ModelBehaviorError, Tool
