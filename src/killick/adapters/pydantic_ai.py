@@ -251,7 +251,8 @@ async def _requested(
 
     async def ask(**_: Any) -> object:
         # A connection belongs to the loop that opened it. Pydantic AI leaves it to durable engines to replace a client.
-        params.run_context.model._refresh_http_client()  # pyright: ignore[reportPrivateUsage]
+        if isinstance(asked_of := params.run_context.model, Model):
+            asked_of._refresh_http_client()  # pyright: ignore[reportPrivateUsage]
         return await body()
 
     ask.__qualname__ = model

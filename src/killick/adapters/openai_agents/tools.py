@@ -122,7 +122,7 @@ class _Calls:
 
     async def __call__(self, ctx: ToolContext[Any], input: str) -> Any:  # noqa: A002
         turn = turn_here(self._tool.name)
-        arguments = self._read(input)
+        arguments, key = self._read(input), turn.call_key(ctx.tool_call_id)
         declared = self._declared
         if declared.policy.approve is None and await self._needs_approval(ctx, arguments, input):
             declared = declared.options(approve=self._approval)  # type: ignore[attr-defined]
@@ -131,7 +131,7 @@ class _Calls:
             if given != arguments:
                 ctx.tool_arguments = self._written(given)
             # Its model calls are not the turn's own: they are skipped if its outcome is recorded.
-            inside = Turn(turn.host, f"{turn.call_key(ctx.tool_call_id)}/inside")
+            inside = Turn(turn.host, f"{key}/inside")
             try:
                 with inside.entered():
                     output = await self._raising.on_invoke_tool(
@@ -150,9 +150,7 @@ class _Calls:
         own = None if _is_whole(declared) else invoke
         try:
             async with turn.calling():
-                found = await turn.host.call(
-                    declared, arguments, key=turn.call_key(ctx.tool_call_id), fn=own, bubbles=(_Misfit,)
-                )
+                found = await turn.host.call(declared, arguments, key=key, fn=own, bubbles=(_Misfit,))
                 return found[ERROR] if is_error(found) else found
         except Rejected as no:
             return str(no)
