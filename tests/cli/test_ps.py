@@ -129,7 +129,7 @@ def test_a_line_says_where_a_run_is_and_what_it_waits_for(listed: Any) -> None:
     [
         (["--failed"], ["fail_1"]),
         (["--waiting"], ["nap_1", "ask_1"]),
-        (["--running"], ["orphan_1"]),
+        (["--running"], []),
         (["--waiting", "--failed"], ["nap_1", "ask_1", "fail_1"]),
         (["-s", "queued,paused"], ["paused_1", "queued_1"]),
         (["-s", "queued", "-s", "completed"], ["queued_1", "echo_1"]),

@@ -19,7 +19,7 @@ from killick.model.retry import seconds
 from killick.presenting.phrase import Phrase
 
 STYLES: Final = {
-    "queued": "cyan", "running": "blue", "waiting": "yellow", "paused": "magenta",
+    "queued": "cyan", "running": "blue", "waiting": "yellow", "code_mismatch": "bold red", "paused": "magenta",
     "abandoned": "bold red", "broken": "bold red", "completed": "green", "failed": "red", "cancelled": "dim",
     "intended": "dim", "delayed": "yellow", "in_doubt": "bold red", "done": "green",
 }  # fmt: skip

@@ -120,6 +120,7 @@ def _run_tagged(fold: FoldData, seq: int, event: e.RunTagged) -> None:
 
 def _blocked(fold: FoldData, seq: int, event: e.Event) -> None:
     fold.facts.mend = seq
+    fold.facts.diverged = seq if isinstance(event, e.RunDiverged) else 0
 
 
 def _run_renewed(fold: FoldData, seq: int, event: e.RunRenewed) -> None:

@@ -190,6 +190,8 @@ def position(tl: Timeline, status: str, broken: str | None = None) -> Position:
         case "failed":
             where, since = f"Failed at {named}" if number else "Failed in the agent's own code", tl.ended_at or since
             following = "Nothing more happens until a person resumes the run."
+        case "code_mismatch" if tl.held_back is not None:
+            where, since = f"Code mismatch at step {getattr(tl.held_back.event, 'step', '')}", tl.held_back.at
         case "queued":
             over = step is not None and step.is_over
             where = f"Queued {'after' if over else 'at'} {named}" if named else "Queued"

@@ -13,7 +13,6 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
-from killick.audit.seal import SEALS
 from killick.client.client import Client
 from killick.errors import RunUnknown
 from killick.history.explain import why as explained
@@ -21,7 +20,6 @@ from killick.history.page import STEPS_MAX
 from killick.history.phrasing import process
 from killick.history.run_info import waits_of
 from killick.history.timeline import part_of
-from killick.model import system_events
 from killick.model.fold import Fold
 from killick.model.ledger import Ledger
 from killick.presenting.documents import Document
@@ -29,6 +27,7 @@ from killick.presenting.runs import Run, run_fields
 from killick.presenting.steps import reply_text
 from killick.store.protocol import is_held
 from killick.store.records import Head
+from killick.web.handlers.status import last_seal
 from killick.web.handlers.step_detail import StepId, about, unknown
 from killick.web.handlers.step_list import RunAsked, RunId, StepPage, found_steps, state_of, through_of
 from killick.web.routes import Call, Nothing, Route, get, post, raw
@@ -130,11 +129,13 @@ def run_page(call: Call[RunPageAsked, Nothing]) -> RunDetail:
     abandoned = fold.facts.status == "running" and (worker is None or not worker.alive)
     status = "broken" if broken is not None else "abandoned" if abandoned else fold.facts.status
     tail = part_of(log, run, limit=TAIL_STEPS, through=through_of(call, run), fold=fold, known=False)
+    last = last_seal(client)
+    seal = None if last is None else RunSeal.of(last, covers=tail.last_at <= last.at_us)
     waits = islice(waits_of(client.runtime.store, state), WAITS_MAX)
     return RunDetail.of(
         tail, **run_fields(tail, status=status, broken=broken, waits=waits), worker=worker, forks=ledger.facts.forks,
         children=tuple(map(ChildRun.of, ledger.children[-CHILDREN_MAX:])), broken=broken,
-        usage=RunUsage.of(ledger.spend), counts=_counts(fold, ledger), seal=_seal(client, tail.last_at),
+        usage=RunUsage.of(ledger.spend), counts=_counts(fold, ledger), seal=seal,
         steps=found_steps(call, run, before=_before(asked, fold), q=asked.q, around=asked.step, fold=fold),
     )  # fmt: skip
 
@@ -150,12 +151,8 @@ def _before(asked: RunPageAsked, fold: Fold) -> int | None:
 def _worker(client: Client, head: Head) -> RunWorker | None:
     if head.holder is None:
         return None
-    return RunWorker(
-        holder=head.holder,
-        name=process(head.holder),
-        alive=is_held(client.runtime.store, head),
-        until_us=head.lease_until_us,
-    )
+    alive = is_held(client.runtime.store, head)
+    return RunWorker(holder=head.holder, name=process(head.holder), alive=alive, until_us=head.lease_until_us)
 
 
 def _counts(fold: Fold, ledger: Ledger) -> RunCounts:
@@ -166,16 +163,6 @@ def _counts(fold: Fold, ledger: Ledger) -> RunCounts:
         children=len(ledger.children), events=fold.facts.seq,
         snapshots=len(ledger.captures) if ledger.facts.workspace is not None else None,
     )  # fmt: skip
-
-
-def _seal(client: Client, last_us: int) -> RunSeal | None:
-    """The last seal, by its event alone."""
-    head = client.runtime.store.head(SEALS)
-    for seq in range(head.seq if head is not None else 0, 0, -1):
-        event = client.runtime.log.event(SEALS, seq)
-        if isinstance(event, system_events.StoreSealed):
-            return RunSeal(number=event.number, at_us=event.at, covers=last_us <= event.at)
-    return None
 
 
 # asked for ----------------------------------------------------------------------------------------
