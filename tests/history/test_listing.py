@@ -95,7 +95,7 @@ def test_a_line_says_where_a_run_is_and_whom_it_asks(kd: Client, clock: ManualCl
         ("child", [("child", "child/2")]),
         ("doubt", [("doubt", 'Did line_pay(to="ada", amount=5) happen?')]),
         ("fail", [("failure", "LookupError: no such claim")]),
-        ("done", []),
+        ("done", [("result", "done")]),
     ],
 )
 def test_what_a_run_waits_for_or_what_went_wrong_is_told_with_its_kind(

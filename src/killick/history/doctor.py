@@ -188,15 +188,9 @@ def examine(log: Log, *, clock: Clock, knows: Callable[[str], bool] | None = Non
     files = vaults.condition(log, [row.run for row in store.runs(RunQuery(status=LIVE), limit=FILES_MAX)])
     conditions += () if files is None else (files,)
     return Diagnosis(
-        store=store.place,
-        id=store.id,
-        killick=version("killick"),
-        python=platform.python_version(),
-        conditions=conditions,
-        runs=dict(look.counts),
-        findings=tuple(look.findings()),
-        unseen=tuple(look.unseen),
-    )
+        store=store.place, id=store.id, killick=version("killick"), python=platform.python_version(),
+        conditions=conditions, runs=dict(look.counts), findings=tuple(look.findings()), unseen=tuple(look.unseen),
+    )  # fmt: skip
 
 
 def _clocks(store: Store, clock: Clock) -> Condition:

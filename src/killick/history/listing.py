@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from killick.errors import KillickError, ValueErased
-from killick.history.phrasing import arguments, crash_told, cut, entries_of
+from killick.history.phrasing import arguments, crash_told, cut, entries_of, inline
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.crash_loop import Crashes
@@ -45,6 +45,7 @@ _STILL: Final = ("queued", "completed", "cancelled")
 
 Kind = Literal[
     "person", "doubt", "time", "message", "child", "backoff", "crash", "failure", "code", "worker", "record", "more",
+    "result",
 ]  # fmt: skip
 Through = Callable[[str, dict[str, Any]], Mapping[str, Any]]
 """Filters every event's values before display, given their run."""
@@ -77,6 +78,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     stage: str | None = None
     stage_number: int | None = None
     stages: int = 0
+    entered: tuple[int, ...] = ()
     step: str | None = None
     step_name: str | None = None
     attempts: int = 0
@@ -173,13 +175,17 @@ class Listing:
             step = next(iter(facts.waits))
         known = state.fold.step(step) if step is not None else None
         at = facts.plan.index(facts.stage) + 1 if facts.stage in facts.plan else None
+        entered = tuple(n for n, stage in enumerate(facts.plan) if stage in facts.entered)
         line = replace(
-            line, stage=facts.stage, stage_number=at, stages=len(facts.plan), step=step, about=about,
+            line, stage=facts.stage, stage_number=at, stages=len(facts.plan), step=step, about=about, entered=entered,
             step_name=known.name if known is not None and known.sort != "wait" else None,
             attempts=len(known.attempts) if known is not None else 0,
             build=" ".join(filter(None, (facts.build.version, facts.build.commit[:7]))) or None,
             parent=facts.parent, forked_from=facts.forked_from,
         )  # fmt: skip
+        if status == "completed" and (result := self._data(line.run, facts.ended).get("result")) is not None:
+            told = result if isinstance(result, str) else inline(result)
+            return replace(line, about=(About(kind="result", text=cut(told, CHARS_MAX)),))
         if status not in ("running", "waiting", "code_mismatch", "paused") and facts.crashes is None:
             return line
         about = tuple(islice(self._about(state), ABOUT_MAX + 1))

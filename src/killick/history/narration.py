@@ -23,7 +23,7 @@ _VERBS: Final = {
 class StepNarrator(VerdictNarrator):
     """Describes how steps went."""
 
-    def __init__(self, zone: tzinfo, chars: int, text_of: Callable[[Any], str | None]) -> None:
+    def __init__(self, zone: tzinfo | None, chars: int, text_of: Callable[[Any], str | None]) -> None:
         super().__init__(zone, chars)
         self.text_of = text_of
 

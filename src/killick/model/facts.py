@@ -164,6 +164,10 @@ class Facts(msgspec.Struct, omit_defaults=True):
     input: int = 0
     plan: tuple[str, ...] = ()
     stage: str | None = None
+    entered: tuple[str, ...] = ()
+    """The stages of the plan that the run entered."""
+    deaths: int = 0
+    """The number of holders that died."""
     current: e.StepId | None = None
     committed: int = 0
     live: int = 0

@@ -37,7 +37,7 @@ class RunReason(Document, frozen=True):
 
 
 class RunSummary(Document, frozen=True):
-    """A run in a line. `stage` is number `stage_number` of `stages`; `attempts` are those of its step.
+    """A run in a line. `stage` is number `stage_number` of `stages`; of them the run `entered` these, from 0.
 
     `seq` is 0 where the log was not read; then only what the index has is there. `cursor` continues a listing after it.
     """
@@ -55,6 +55,7 @@ class RunSummary(Document, frozen=True):
     stage: str | None
     stage_number: int | None
     stages: int
+    entered: tuple[int, ...]
     step: str | None
     step_name: str | None
     attempts: int
@@ -85,7 +86,8 @@ class RunFailure(Document, frozen=True):
 
 
 class Position(Document, frozen=True):
-    """Where a run is, since when, and what happens next. `stage_index` is its stage in its plan, from 0."""
+    """Where a run is, since when, and what happens next. `stage_index` is its stage in its plan, from 0; `entered`
+    are those that it came to."""
 
     where: str
     since_us: int
@@ -93,6 +95,7 @@ class Position(Document, frozen=True):
     step: str | None
     place: str | None
     stage_index: int | None
+    entered: tuple[int, ...]
 
 
 class Run(Document, frozen=True):
@@ -175,7 +178,7 @@ def position(tl: Timeline, status: str, broken: str | None = None) -> Position:
     step = tl.at_work
     number = step.number if step is not None else tl.failed.step if tl.failed is not None else tl.current
     named = f"step {number} ({step.name})" if step is not None else f"step {number}" if number else ""
-    paragraphs = why(tl, text_of=reply_text, abandoned=status == "abandoned")
+    paragraphs = why(tl, zone=None, text_of=reply_text, abandoned=status == "abandoned")
     following = paragraphs[-1] if paragraphs else ""
     since = tl.waits[0].opened_at if tl.waits else tl.changed_at
     if status == "running" and step is not None:
@@ -201,6 +204,7 @@ def position(tl: Timeline, status: str, broken: str | None = None) -> Position:
     return Position(
         where=where, since_us=since, next=following, step=number, place=tl.place,
         stage_index=tl.plan.index(tl.stage) if tl.stage in tl.plan else None,
+        entered=tuple(n for n, stage in enumerate(tl.plan) if stage in tl.state.fold.facts.entered),
     )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ from killick.web.forms import NOTHING, unveiled
 from killick.web.problems import Problem
 from killick.web.routes import Call, get, post
 
+Kind = Literal["approval", "question", "doubt"]
 ANSWERED_MAX: Final = 8
 _PROGRESS_EVENTS: Final = 200
 """How far behind the start of an attempt it is looked for how far that got."""
@@ -44,7 +45,7 @@ class InboxAsked(msgspec.Struct, frozen=True, kw_only=True):
 
     to: Annotated[str, msgspec.Meta(max_length=200, description="Only what is asked of them.")] | None = None
     mine: Annotated[bool, msgspec.Meta(description="Only what the caller may answer and has not.")] = False
-    asks: Annotated[Literal["approval", "question", "doubt"], msgspec.Meta(description="Only this kind.")] | None = None
+    asks: Annotated[tuple[Kind, ...], msgspec.Meta(max_length=3, description="Only these kinds.")] = ()
     cursor: Annotated[str, msgspec.Meta(max_length=200, description="`next` of the page before.")] | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=100, description="At least so many, where there are.")] = 25
 
@@ -91,7 +92,7 @@ class Inbox(Document, frozen=True):
     runs: tuple[str, ...]
     to: str | None
     mine: bool
-    asks: str | None = None
+    asks: tuple[Kind, ...] = ()
     one: str | None = None
     gone: str | None = None
     next: str | None = None
@@ -123,7 +124,7 @@ def inbox(call: Call[InboxAsked, Any]) -> Inbox:
     client, wanted = call.client, call.asked
 
     def chosen(wait: Wait) -> bool:
-        kind = wanted.asks is None or open_wait(wait).asks == wanted.asks
+        kind = not wanted.asks or open_wait(wait).asks in wanted.asks
         return (
             kind
             and asked.addressed(wanted.to)(wait)

@@ -72,8 +72,9 @@ WAITS_MAX: Final = 50
 
 
 class RunCounts(Document, frozen=True):
-    """How much there is. `steps` are the run's own; `all_steps` are those inside scopes as well; `snapshots` are of its
-    files, None where it has no workspace."""
+    """How much there is. `steps` are the run's own; `all_steps` are those inside scopes as well; `crashes` are the
+    deaths of its processes, `repeated` the effects that happened twice; `snapshots` are of its files, None where it has
+    no workspace."""
 
     steps: int
     all_steps: int
@@ -87,6 +88,8 @@ class RunCounts(Document, frozen=True):
     traced: int
     children: int
     events: int
+    crashes: int
+    repeated: int
     snapshots: int | None = None
 
 
@@ -156,11 +159,13 @@ def _worker(client: Client, head: Head) -> RunWorker | None:
 
 
 def _counts(fold: Fold, ledger: Ledger) -> RunCounts:
+    keys = [each.key for each in ledger.effects if each.status == "happened"] if fold.facts.deaths else []
     return RunCounts(
         steps=len(fold.tops), all_steps=len(fold.steps), done=fold.facts.committed, attempts=ledger.spend.attempts,
         retried=len(fold.retried), decisions=len(fold.decisions), failures=len(fold.failures),
         waits=len(fold.facts.waits), effects=len(ledger.effects), traced=len(fold.trace),
-        children=len(ledger.children), events=fold.facts.seq,
+        children=len(ledger.children), events=fold.facts.seq, crashes=fold.facts.deaths,
+        repeated=len(keys) - len(set(keys)),
         snapshots=len(ledger.captures) if ledger.facts.workspace is not None else None,
     )  # fmt: skip
 
@@ -187,12 +192,12 @@ def why(call: Call[WhyAsked, Nothing]) -> Explanation:
     through = through_of(call, run)
     if number is None:
         found = part_of(log, run, limit=TAIL_STEPS, through=through)
-        return Explanation(run=run, step=None, why=tuple(explained(found, text_of=reply_text)))
+        return Explanation(run=run, step=None, why=tuple(explained(found, zone=None, text_of=reply_text)))
     fold = log.state(run).fold
     near = about(log, run, fold, number, through)
     if near is None:
         raise unknown(run, fold, number)
-    return Explanation(run=run, step=number, why=tuple(explained(near, number, text_of=reply_text)))
+    return Explanation(run=run, step=number, why=tuple(explained(near, number, zone=None, text_of=reply_text)))
 
 
 class VerificationProblem(Document, frozen=True):
