@@ -100,10 +100,10 @@ def test_a_live_update_leaves_the_focus_where_it_was(kd: Client, watch: Watch) -
 
 def test_an_opened_step_covers_nothing_of_itself(kd: Client, watch: Watch) -> None:
     with bridge(kd) as server, watch(server) as window:
-        page = window.goto("/runs/claim-17")
+        page = window.goto("/runs/letter-3")
         step = page.locator("#step-1")
         step.locator("> summary").click()
-        expect(step.get_by_text("invoice-17.pdf").last).to_be_visible()
+        expect(step.get_by_text("Asked whether it happened").last).to_be_visible()
         line, body = step.locator("> summary").bounding_box(), step.locator("[data-detail]").bounding_box()
         assert line is not None
         assert body is not None

@@ -136,7 +136,8 @@ def inbox(call: Call[InboxAsked, Any]) -> Inbox:
     done: list[Wait] = []
     if wanted.cursor is None:
         done = asked.page(client.runtime.log, chosen, rows, now_us=call.now_us, answered=True, limit=ANSWERED_MAX).waits
-    questions = tuple(question(client, wait, call.person.name) for wait in found.waits)
+    doubts_first = sorted(found.waits, key=lambda wait: wait.waits_for != "settlement")
+    questions = tuple(question(client, wait, call.person.name) for wait in doubts_first)
     return Inbox(
         questions=questions,
         answered=tuple(_answered(client, wait) for wait in done[:ANSWERED_MAX]),
