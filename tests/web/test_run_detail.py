@@ -640,11 +640,16 @@ def test_a_process_that_died_is_a_break_in_the_timeline_and_is_counted() -> None
         log = kd.runtime.log.open("r", holder="14532-gone", seconds=30)
         log.append(Entry(e.RunTaken(at=kd.runtime.clock.now_us(), epoch=log.epoch, holder="14532-gone")))
         clock.advance(31)
+        kd.start(truth_child, id="crashing")
+        crashing = kd.runtime.log.open("crashing", holder="14533-gone", seconds=30)
+        crashing.append(Entry(e.LeaseLapsed(at=clock.now_us(), holder="14533-gone")))
         kd.advance("r")
         kd.fork("r", at="start", id="f", by="ann")
         with TestClient(asgi(kd, access=Identified(kd, lambda request: ("ann", "operator")))) as web:
             run, page, fork = web.get("/api/v1/runs/r").json(), web.get("/runs/r").text, web.get("/runs/f").text
+            crashed = web.get("/api/v1/runs/crashing").json()["counts"]
     assert (run["counts"]["crashes"], run["counts"]["repeated"]) == (1, 0)
-    assert "1 survived <small>0 repeated</small>" in page
+    assert "1 survived <small>0 effects repeated</small>" in page
     assert re.search(r'kind-lease-lapsed".*?died: process 14532 between steps', page, re.DOTALL)
     assert "it was rewound" not in fork
+    assert (crashed["crashes"], crashed["events"]) == (0, 2)

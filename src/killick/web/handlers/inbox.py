@@ -142,11 +142,8 @@ def inbox(call: Call[InboxAsked, Any]) -> Inbox:
         questions=questions,
         answered=tuple(_answered(client, wait) for wait in done[:ANSWERED_MAX]),
         runs=tuple(dict.fromkeys(each.run for each in questions)),
-        to=wanted.to,
-        mine=wanted.mine,
-        asks=wanted.asks,
-        next=found.next,
-    )
+        to=wanted.to, mine=wanted.mine, asks=wanted.asks, next=found.next,
+    )  # fmt: skip
 
 
 def one(call: Call[WaitAsked, Any]) -> Inbox:

@@ -72,9 +72,9 @@ WAITS_MAX: Final = 50
 
 
 class RunCounts(Document, frozen=True):
-    """How much there is. `steps` are the run's own; `all_steps` are those inside scopes as well; `crashes` are the
-    deaths of its processes, `repeated` the effects that happened twice; `snapshots` are of its files, None where it has
-    no workspace."""
+    """How much there is. `steps` are the run's own; `all_steps` are those inside scopes as well; `crashes` are
+    deaths of its process after which it went on, `repeated` the effects that took several attempts; `snapshots` are of
+    its files, None where it has no workspace."""
 
     steps: int
     all_steps: int
@@ -159,13 +159,14 @@ def _worker(client: Client, head: Head) -> RunWorker | None:
 
 
 def _counts(fold: Fold, ledger: Ledger) -> RunCounts:
-    keys = [each.key for each in ledger.effects if each.status == "happened"] if fold.facts.deaths else []
+    crashes = None if fold.facts.ended else fold.facts.crashes
+    survived = fold.facts.deaths - (0 if crashes is None else crashes.deaths)
     return RunCounts(
         steps=len(fold.tops), all_steps=len(fold.steps), done=fold.facts.committed, attempts=ledger.spend.attempts,
         retried=len(fold.retried), decisions=len(fold.decisions), failures=len(fold.failures),
         waits=len(fold.facts.waits), effects=len(ledger.effects), traced=len(fold.trace),
-        children=len(ledger.children), events=fold.facts.seq, crashes=fold.facts.deaths,
-        repeated=len(keys) - len(set(keys)),
+        children=len(ledger.children), events=fold.facts.seq, crashes=survived,
+        repeated=sum(each.attempts > 1 for each in ledger.effects) if survived else 0,
         snapshots=len(ledger.captures) if ledger.facts.workspace is not None else None,
     )  # fmt: skip
 
