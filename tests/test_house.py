@@ -24,7 +24,7 @@ from source_tree import ROOT, House, as_it_stands, imports, nodes, part_of, refe
 
 LAYERS: Final = {
     "errors": 0, "browser_guard": 0, "clock": 0, "ids": 0, "type_init": 0,
-    "blocking": 0, "logger": 0, "permissions": 0, "fork_safety": 0, "sanitizer": 0, "text": 0,
+    "blocking": 0, "logger": 0, "version": 0, "permissions": 0, "fork_safety": 0, "sanitizer": 0, "text": 0,
     "model": 1,
     "contracts": 2,
     "store": 3,
@@ -411,7 +411,14 @@ def test_the_door_and_the_command_line_import_little(code: str, at_most: int) ->
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     ours = [name for name in loaded if name.startswith("killick.")]
     assert len(loaded) <= at_most
-    assert set(ours) <= {"killick.cli", "killick.cli.exit_codes", "killick.cli.main", "killick.errors", "killick.text"}
+    assert set(ours) <= {
+        "killick.cli",
+        "killick.cli.exit_codes",
+        "killick.cli.main",
+        "killick.errors",
+        "killick.text",
+        "killick.version",
+    }
 
 
 def test_every_module_opens_with_a_docstring(house: House) -> None:

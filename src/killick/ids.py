@@ -8,6 +8,9 @@ from typing import Final, Protocol
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _ID_CHARS: Final = 16
+_SALT_BITS: Final = 64
+_SALTS_DRAWN: Final = 64
+_BLANKS: Final = bytes.maketrans(b"01", b" \t")
 
 
 class Ids(Protocol):
@@ -27,8 +30,19 @@ class Ids(Protocol):
 
 
 def salt() -> bytes:
-    """Returns eight unguessable bytes."""
-    return os.urandom(8)
+    """Returns 64 unguessable bits, each as a blank: a space or a tab."""
+    while True:
+        try:
+            return _salts.pop()
+        except IndexError:
+            bits = int.from_bytes(os.urandom(_SALT_BITS * _SALTS_DRAWN // 8))
+            blanks = f"{bits:0{_SALT_BITS * _SALTS_DRAWN}b}".encode().translate(_BLANKS)
+            _salts.extend(blanks[at : at + _SALT_BITS] for at in range(0, len(blanks), _SALT_BITS))
+
+
+_salts: Final[list[bytes]] = []
+"""Salts drawn in advance, because the system call of each would cost as much as a hash."""
+os.register_at_fork(after_in_child=_salts.clear)
 
 
 class RandomIds:

@@ -69,6 +69,25 @@ def test_a_value_belongs_to_whoever_reads_it(shelf: FrameworkState) -> None:
     assert kept.value == [1]
 
 
+def test_values_of_many_entries_are_read_at_once_and_share_nothing(
+    shelf: FrameworkState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = ["x" * 5_000]
+    shelf.put("a", *(StateEntry(str(n), [n, shared]) for n in range(300)))
+    entries, store, reads = shelf.entries("a"), shelf.client.runtime.store, list[str]()
+    for name in ("head", "read", "pieces"):
+        own = getattr(store, name)
+        monkeypatch.setattr(
+            store, name, lambda *given, _own=own, _name=name, **more: reads.append(_name) or _own(*given, **more)
+        )
+    found = shelf.values("a", entries)
+    assert len(reads) <= 3
+    assert found == [[n, shared] for n in range(300)]
+    found[0][1].append("changed")
+    assert found[1][1] == shared == shelf.values("a", entries[:1])[0][1]
+    assert shelf.values("nobody", ()) == []
+
+
 def test_entries_that_cannot_be_stored_leave_nothing(shelf: FrameworkState) -> None:
     with pytest.raises(ValueRefused):
         shelf.put("a", StateEntry("one", 1), StateEntry("two", object()))

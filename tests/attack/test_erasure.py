@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,8 @@ def test_no_byte_of_an_erased_value_stays_in_any_file_while_a_client_is_open(tmp
         assert files_with(tmp_path, SECRET)
         erase_all(kd, store)
         assert files_with(tmp_path, SECRET, SECRET[4:], "she is") == []
-        terms = sqlite3.connect(store).execute("SELECT count(*) FROM marks").fetchone()
+        with closing(sqlite3.connect(store)) as db:
+            terms = db.execute("SELECT count(*) FROM marks").fetchone()
         assert terms == (0,), "terms of erased words are hashes, and can be guessed"
         assert kd.verify().holds
     assert files_with(tmp_path, SECRET) == []
@@ -76,13 +78,12 @@ def test_no_byte_of_an_erased_value_stays_in_any_file_while_a_client_is_open(tmp
 def test_an_erase_says_when_a_reader_keeps_the_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = tmp_path / "killick.db"
     with story(store) as kd:
-        reader = sqlite3.connect(store, isolation_level=None)
-        reader.execute("BEGIN")
-        reader.execute("SELECT count(*) FROM events").fetchone()
         seq = next(row.seq for row in kd.runtime.log.rows("r") if row.data is not None and SECRET.encode() in row.data)
-        assert erase(store, seq) == 0
+        with closing(sqlite3.connect(store, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM events").fetchone()
+            assert erase(store, seq) == 0
         assert "until it ends" in capsys.readouterr().out
-        reader.close()
 
 
 def test_a_short_erased_value_cannot_be_guessed_from_the_hash_that_stays(tmp_path: Path) -> None:

@@ -71,19 +71,19 @@ def bridge(kd: Client, name: str = "ann", scope: str = "admin") -> Iterator[str]
 class Watch(Protocol):
     """Opens a page that is watched."""
 
-    def __call__(self, server: str, *, viewport: ViewportSize = ..., dark: bool = ...) -> Watched: ...
+    def __call__(self, server: str, *, viewport: ViewportSize = ..., dark: bool = ..., zone: str = ...) -> Watched: ...
 
 
 class Watched:
     """A page in a window of its own, and everything that went wrong on it. `expected` are statuses of answers that a
     test provokes, which a browser puts on its console."""
 
-    def __init__(self, browser: Browser, server: str, *, viewport: ViewportSize, dark: bool) -> None:
+    def __init__(self, browser: Browser, server: str, *, viewport: ViewportSize, dark: bool, zone: str = "UTC") -> None:
         self.server = server
         self.wrong: list[str] = []
         self.expected: set[int] = set()
         self.context = browser.new_context(
-            viewport=viewport, color_scheme="dark" if dark else "light", locale="en-GB", timezone_id="UTC",
+            viewport=viewport, color_scheme="dark" if dark else "light", locale="en-GB", timezone_id=zone,
             reduced_motion="reduce",
         )  # fmt: skip
         self.context.set_default_timeout(WAIT_MS)

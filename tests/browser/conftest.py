@@ -29,8 +29,8 @@ def watch(browser: Browser) -> Iterator[Watch]:
     """Opens pages that are watched; at the end nothing may have gone wrong on any of them."""
     opened: list[Watched] = []
 
-    def open_page(server: str, *, viewport: ViewportSize = WIDE, dark: bool = False) -> Watched:
-        made = Watched(browser, server, viewport=viewport, dark=dark)
+    def open_page(server: str, *, viewport: ViewportSize = WIDE, dark: bool = False, zone: str = "UTC") -> Watched:
+        made = Watched(browser, server, viewport=viewport, dark=dark, zone=zone)
         opened.append(made)
         return made
 

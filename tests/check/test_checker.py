@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 import killick
-from killick.check.checker import Case, check, interrupt_everywhere
+from killick.check.checker import Case, case_like, check, interrupt_everywhere
 from killick.check.fakes import always, in_order
 from killick.check.findings import ALONE, Faulty, Report
-from killick.check.recorded_input import case_like
 from killick.check.stage import TROUBLES
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -216,7 +217,8 @@ def test_a_pool_that_was_there_before_touches_nothing_for_agent_code(tmp_path: P
 def test_reading_and_what_is_only_in_memory_go_on_working() -> None:
     def looks() -> None:
         Path(__file__).read_text(encoding="utf-8")
-        sqlite3.connect(":memory:").execute("select 1")
+        with closing(sqlite3.connect(":memory:")) as db:
+            db.execute("select 1")
         __import__("colorsys")
 
     report = checked(looks)

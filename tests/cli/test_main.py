@@ -416,7 +416,7 @@ def test_neither_the_version_nor_a_group_imports_a_command(office: Path, words: 
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     imported = set(ast.literal_eval(done.stdout.splitlines()[-1]))
-    light = ("cli", "cli.main", "cli.exit_codes", "errors", "sanitizer", "text")
+    light = ("cli", "cli.main", "cli.exit_codes", "errors", "sanitizer", "text", "version")
     assert imported <= {f"killick.{name}" for name in light}
 
 

@@ -18,6 +18,8 @@ import pytest
 import killick
 from killick.cli.commands import ps
 from killick.cli.main import main
+from killick.log.writer import Entry
+from killick.model import events as e
 from killick.store.sqlite.store import SqliteStore
 
 
@@ -107,6 +109,22 @@ def runs(lines: list[str]) -> list[str]:
 ALL = ["orphan_1", "paused_1", "nap_1", "ask_1", "queued_1", "fail_1", "echo_1"]
 
 
+def test_a_run_whose_code_diverged_is_a_code_mismatch_and_not_waiting(tmp_path: Path, listed: Any) -> None:
+    url = str(tmp_path / "killick.db")
+    with killick.open(url) as kd:
+        kd.start(ask, "bob", id="ask_2")
+        kd.advance("ask_2")
+        log = kd.runtime.log.open("ask_2", holder="w", seconds=30)
+        differ = {"recorded": "wait answer", "found": "tool mail()", "builds": []}
+        log.append(Entry(e.RunDiverged(at=kd.runtime.clock.now_us(), step="1"), differ))
+        kd.runtime.store.release("ask_2", epoch=log.epoch)
+    _, line, counts = listed("--store", url)
+    assert line.startswith("ask_2  ps_ask  code mismatch  ask 2/2  fixed code: the log has wait answer")
+    assert counts == "1 code mismatch"
+    assert listed("--store", url, "--waiting") == []
+    assert runs(listed("--store", url, "-s", "code_mismatch")) == ["ask_2"]
+
+
 def test_every_run_is_a_line_newest_first_and_the_last_line_counts_them(listed: Any) -> None:
     lines = listed()
     assert lines[0].split("  ")[0] == "RUN"
@@ -129,7 +147,7 @@ def test_a_line_says_where_a_run_is_and_what_it_waits_for(listed: Any) -> None:
     [
         (["--failed"], ["fail_1"]),
         (["--waiting"], ["nap_1", "ask_1"]),
-        (["--running"], ["orphan_1"]),
+        (["--running"], []),
         (["--waiting", "--failed"], ["nap_1", "ask_1", "fail_1"]),
         (["-s", "queued,paused"], ["paused_1", "queued_1"]),
         (["-s", "queued", "-s", "completed"], ["queued_1", "echo_1"]),

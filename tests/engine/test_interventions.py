@@ -924,3 +924,13 @@ def test_a_resume_that_finds_the_run_cancelled_meanwhile_leaves_it_over(monkeypa
             kd.resume("r")
         monkeypatch.undo()
         assert kd.info("r").status == "cancelled"
+
+
+def test_the_answer_to_a_step_that_was_skipped_is_refused_with_the_reason(kd: killick.Client) -> None:
+    with kd.host("r") as host, pytest.raises(killick.RunWaiting):
+        host.call_sync(killick.open_tool("pay", approve="ann"), {}, key="c1", fn=lambda: "paid")
+    [asked] = kd.inbox()
+    kd.skip("r", asked.step, by="bob", because="they went on")
+    for wait in (asked, asked.id):
+        with pytest.raises(AnswerRefused, match=r"step 1\.1\.1 ended: skipped by bob: they went on"):
+            kd.answer(wait, "approve", by="ann")

@@ -208,6 +208,14 @@ def test_reading_a_reply_imports_no_client() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_credentials_of_a_call_are_not_stored() -> None:
+    names = ("api_key", "azure_ad_token", "aws_secret_access_key", "client_secret", "auth_token", "vertex_credentials")
+    headers = {"Authorization": "Bearer x", "x-api-key": "x", "x-team": "harbour"}
+    said: dict[str, Any] = {"model": "m", "max_tokens": 7, "prompt_cache_key": "user-1", "extra_headers": headers}
+    kept = recordable({**said, **dict.fromkeys(names, "x")})
+    assert kept == {**said, "extra_headers": {"x-team": "harbour"}}
+
+
 def test_the_arguments_of_a_model_call_can_be_stored() -> None:
     said = built("openai.chat", chat(None, CALL)).choices[0].message
     arguments = {

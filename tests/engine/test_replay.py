@@ -634,7 +634,7 @@ def test_r24_code_that_means_another_step_diverges_and_goes_on_when_it_is_mended
         assert named in str(diverged.value)
     assert calls == done
     assert record(second, "r") == [*recorded, "run.diverged"]
-    assert second.info("r").status == "waiting"
+    assert second.info("r").status == "code_mismatch"
     [on_record] = told(second, "r", e.RunDiverged)
     assert on_record.event.step == "2"
     assert on_record.data == {
@@ -701,7 +701,7 @@ def test_r24_code_that_ends_early_diverges(processes: Processes, calls: Calls, e
         kd.run(version(early=True), id="r")
     assert diverged.value.step == "2"
     assert "keyed" in diverged.value.recorded
-    assert kd.info("r").status == "waiting"
+    assert kd.info("r").status == "code_mismatch"
     kd.answer("r", "approve")
     assert processes.new().run(version(early=False), id="r") == "done"
     assert calls == [1, 2]

@@ -14,6 +14,8 @@ from killick.client.client import Client
 from killick.clock import ManualClock
 from killick.history import listing
 from killick.history.listing import About, Line, Listing
+from killick.log import Entry
+from killick.model import events as e
 from killick.store.records import ASKS, RunQuery
 
 
@@ -91,9 +93,9 @@ def test_a_line_says_where_a_run_is_and_whom_it_asks(kd: Client, clock: ManualCl
     ("what", "about"),
     [
         ("child", [("child", "child/2")]),
-        ("doubt", [("person", 'Did line_pay(to="ada", amount=5) happen?')]),
+        ("doubt", [("doubt", 'Did line_pay(to="ada", amount=5) happen?')]),
         ("fail", [("failure", "LookupError: no such claim")]),
-        ("done", []),
+        ("done", [("result", "done")]),
     ],
 )
 def test_what_a_run_waits_for_or_what_went_wrong_is_told_with_its_kind(
@@ -123,6 +125,58 @@ def test_a_child_names_its_parent_and_a_fork_what_it_left(kd: Client) -> None:
     assert line_of(kd, "other").forked_from == "child"
 
 
+def test_a_run_whose_code_diverged_is_a_code_mismatch_and_asks_nobody(kd: Client) -> None:
+    begin(kd, "ada")
+    log = kd.runtime.log.open("ada", holder="w1", seconds=30)
+    differ = {"recorded": "tool line_look", "found": "tool line_pay", "builds": []}
+    log.append(Entry(e.RunDiverged(at=kd.runtime.clock.now_us(), step="1"), differ))
+    kd.runtime.store.release("ada", epoch=log.epoch)
+    line = line_of(kd, "ada")
+    assert (line.status, line.step, line.step_name) == ("code_mismatch", "1", "line_look")
+    [about] = line.about
+    assert about.kind == "code"
+    assert "the log has tool line_look" in about.text
+    assert "the code has tool line_pay" in about.text
+    assert kd.inbox() == []
+    assert listing.counted(kd.runtime.store, RunQuery())["code_mismatch"] == 1
+    kd.resume("ada", by="max")
+    kd.advance("ada")
+    assert line_of(kd, "ada").status == "waiting"
+
+
+def test_a_failed_run_is_shown_at_the_step_that_failed_by_its_own_name(kd: Client) -> None:
+    @killick.agent(name="line_branches")
+    async def branches(run: killick.Run) -> None:
+        await run.gather(run.call(look, "here"), run.call(look.options(retry=killick.Retry(attempts=1)), "away"),
+                         run.call(look, "there"))  # fmt: skip
+
+    with pytest.raises(killick.RunFailed):
+        kd.run(branches, id="r")
+    line = line_of(kd, "r")
+    known = kd.state("r").fold.step(str(line.step))
+    assert known is not None
+    assert (known.status, line.step_name) == ("failed", known.name)
+    begin(kd, "fail")
+    assert (line_of(kd, "fail").step, line_of(kd, "fail").step_name) == (None, None)
+
+
+def test_running_and_abandoned_runs_are_listed_apart_as_they_are_counted(kd: Client, clock: ManualClock) -> None:
+    for run in ("held", "left"):
+        kd.start(agent, "done", id=run)
+        kd.runtime.log.open(run, holder=f"w-{run}", seconds=30).append(killick_taken(clock))
+    clock.advance(20)
+    kd.runtime.store.keep("w-held", ["held"], seconds=300)
+    clock.advance(20)
+    store = kd.runtime.store
+    counts = listing.counted(store, RunQuery())
+    for status, runs in (("running", ["held"]), ("abandoned", ["left"])):
+        rows = listing.selected(store, RunQuery(status=(status,)), limit=10)
+        assert [row.run for row in rows] == runs
+        assert len(rows) == counts[status]
+    both = listing.selected(store, RunQuery(status=("abandoned", "running", "queued")), limit=10)
+    assert [row.run for row in both] == ["left", "held"]
+
+
 def test_a_paused_run_waits_for_somebody_first(kd: Client) -> None:
     begin(kd, "ada")
     kd.pause("ada", by="max")
@@ -144,9 +198,6 @@ def test_a_run_that_nobody_is_at_is_abandoned_and_one_set_apart_is_broken(kd: Cl
 
 
 def killick_taken(clock: ManualClock) -> Any:
-    from killick.log import Entry
-    from killick.model import events as e
-
     return Entry(e.RunTaken(at=clock.now_us(), epoch=1, holder="w1"))
 
 

@@ -14,6 +14,7 @@ from killick.history.rewind_preview import leaving
 from killick.history.undo_preview import Undoing, shared_by, undoing
 from killick.log import Entry, Log
 from killick.model import events as e
+from killick.presenting import previews
 from killick.store import MemoryStore
 
 Said = dict[str, Any]
@@ -176,3 +177,9 @@ def test_leaving_counts_what_was_spent_started_and_taken_and_names_answers() -> 
     told.event(e.RunRenewed(at=1, run="r+2"), input=None)
     with pytest.raises(TimeRefused, match=r"r: continues as r\+2; rewind that, or fork this one"):
         leaving(told.log, "r", "2:before")
+
+
+def test_the_preview_of_an_undo_names_the_runs_that_share_the_effect(kd: killick.Client) -> None:
+    kd.fork("r", "2:after", id="later")
+    will = previews.undo(kd.undoing("r", "1"), None)
+    assert will.more[0] == "shared by: later, step 1 pay: shares the same effect"

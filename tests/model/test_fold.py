@@ -227,7 +227,7 @@ def test_a_repaired_run_waits_for_a_person_with_its_doubts_on_the_ledger() -> No
         (e.RunCancelled(at=9), "cancelled"),
         (e.RunPaused(at=9), "paused"),
         (e.RunRenewed(at=9, run="r2"), "completed"),
-        (e.RunDiverged(at=9, step="3"), "waiting"),
+        (e.RunDiverged(at=9, step="3"), "code_mismatch"),
     ],
 )
 def test_a_run_is_what_its_last_word_says(event: e.Event, status: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from killick.proxy.anthropic_messages import Messages
 from killick.proxy.openai_chat import Chat
-from killick.proxy.sse_frames import Frames, framed
+from killick.proxy.wire import Frames, framed
 from proxy.provider import Says, anthropic, chat
 
 ENDS = st.sampled_from(["\n", "\r\n", "\r"])

@@ -91,8 +91,8 @@ def test_the_first_answer_counts_and_the_second_is_told_who_was_first(office: De
     found = office.get("/inbox")
     assert found["questions"] == []
     assert [(each["by"], each["verb"]) for each in found["answered"]] == [("mia", "approve")]
-    assert "answered first" in office.page("/inbox")
-    assert "You</strong> answered approve" in office.be("mia").page("/inbox")
+    assert "mia</strong> approved" in office.page("/inbox")
+    assert "You</strong> approved" in office.be("mia").page("/inbox")
     assert office.get(f"/inbox/{wait}")["gone"] == "mia answered first: approve"
     office.kd.advance("claim")
     assert office.get(f"/inbox/{wait}")["gone"] == "mia answered first: approve"
@@ -166,6 +166,13 @@ def test_what_is_in_doubt_is_shown_with_what_is_known_and_settled(office: Desk) 
     office.post("/inbox/r:2", verb="happened", value="receipt 1", comment="I looked")
     office.kd.advance("r")
     assert office.kd.state("r").result == "receipt 1"
+
+
+def test_what_is_in_doubt_comes_first(office: Desk) -> None:
+    claim(office)
+    office.at(at.checkout, "4111", run="r")
+    assert [each["asks"] for each in office.get("/inbox")["questions"]] == ["doubt", "approval"]
+    assert [each["id"] for each in office.get("/inbox?asks=approval")["questions"]] == ["claim:1"]
 
 
 def test_pages_of_the_inbox_follow_each_other(office: Desk) -> None:

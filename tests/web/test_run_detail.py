@@ -7,6 +7,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -15,12 +16,16 @@ from starlette.testclient import TestClient
 
 import killick
 from killick import rules
+from killick.clock import ManualClock
 from killick.history.explain import why
 from killick.history.timeline import timeline
+from killick.log.writer import Entry
+from killick.model import events as e
 from killick.presenting.steps import reply_text
 from killick.store import MemoryStore
 from killick.store.records import Row
 from killick.web.app import asgi
+from killick.web.auth.access import Identified
 
 XSS = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>{{7*7}}"
 LETTER = "Dear Ada, " * 4_000
@@ -441,8 +446,8 @@ def test_a_value_is_there_whole(kd: killick.Client) -> None:
 def test_why_is_told_as_the_command_line_tells_it(kd: killick.Client) -> None:
     waiting(kd)
     whole = timeline(kd.runtime.log, "r")
-    assert api(kd, "/runs/r/why?step=5")["why"] == why(whole, "5", text_of=reply_text)
-    assert api(kd, "/runs/r/why?step=1")["why"] == why(whole, "1", text_of=reply_text)
+    assert api(kd, "/runs/r/why?step=5")["why"] == why(whole, "5", zone=None, text_of=reply_text)
+    assert api(kd, "/runs/r/why?step=1")["why"] == why(whole, "1", zone=None, text_of=reply_text)
 
 
 def test_verifying_is_an_operators_and_says_what_it_found(kd: killick.Client) -> None:
@@ -578,3 +583,73 @@ def test_a_page_of_a_long_run_reads_no_more_than_what_it_shows() -> None:
             assert counting.rows < 7_000 < total, path
         text = client.get("/runs/r").text
         assert text.count('class="step ') <= 200
+
+
+# what a page makes of it ---------------------------------------------------------------------------
+
+
+@killick.agent(name="truth_child")
+async def truth_child(run: killick.Run) -> None:
+    raise RuntimeError("no")
+
+
+@killick.tool(name="truth_flaky", effect="reads", retry=killick.Retry(attempts=3, first=0.001))
+async def truth_flaky(seen: list[int]) -> str:
+    TRUTH.append(1)
+    if len(TRUTH) < 2:
+        raise ConnectionError("503")
+    return "ok"
+
+
+TRUTH: list[int] = []
+
+
+@killick.agent(name="truth_parent")
+async def truth_parent(run: killick.Run) -> str:
+    await run.plan(["first", "never", "last"])
+    await run.at("first")
+    child = await run.spawn(truth_child)
+    with contextlib.suppress(killick.KillickError):
+        await child.result()
+    await run.at("last")
+    return await run.call(truth_flaky, [])
+
+
+def test_only_what_went_well_is_green(tmp_path: Path) -> None:
+    """A failed child, a stage that was never entered, and a failure that was recovered from."""
+    TRUTH.clear()
+    with killick.open(str(tmp_path / "killick.db")) as kd:
+        kd.start(truth_parent, id="p")
+        while kd.advance_due():
+            pass
+        with TestClient(asgi(kd, access=Identified(kd, lambda request: ("ann", "operator")))) as web:
+            run, page = web.get("/api/v1/runs/p").json(), web.get("/runs/p").text
+            [line] = web.get("/api/v1/runs?q=p&agent=truth_parent").json()["runs"]
+    assert (run["status"], run["position"]["entered"], line["entered"]) == ("completed", [0, 2], [0, 2])
+    assert re.findall(r'<li class="(\w*)" >(\w+)</li>', page) == [("done", "first"), ("", "never"), ("done", "last")]
+    assert "is-failed" in page
+    assert "<dt>Failures</dt>" not in page
+    assert "1 step retried" in page
+    assert line["reasons"] == [{"kind": "result", "text": "ok", "at": None}]
+
+
+def test_a_process_that_died_is_a_break_in_the_timeline_and_is_counted() -> None:
+    clock = ManualClock()
+    with killick.open("memory:", clock=clock) as kd:
+        kd.start(truth_child, id="r")
+        log = kd.runtime.log.open("r", holder="14532-gone", seconds=30)
+        log.append(Entry(e.RunTaken(at=kd.runtime.clock.now_us(), epoch=log.epoch, holder="14532-gone")))
+        clock.advance(31)
+        kd.start(truth_child, id="crashing")
+        crashing = kd.runtime.log.open("crashing", holder="14533-gone", seconds=30)
+        crashing.append(Entry(e.LeaseLapsed(at=clock.now_us(), holder="14533-gone")))
+        kd.advance("r")
+        kd.fork("r", at="start", id="f", by="ann")
+        with TestClient(asgi(kd, access=Identified(kd, lambda request: ("ann", "operator")))) as web:
+            run, page, fork = web.get("/api/v1/runs/r").json(), web.get("/runs/r").text, web.get("/runs/f").text
+            crashed = web.get("/api/v1/runs/crashing").json()["counts"]
+    assert (run["counts"]["crashes"], run["counts"]["repeated"]) == (1, 0)
+    assert "1 survived <small>0 effects repeated</small>" in page
+    assert re.search(r'kind-lease-lapsed".*?died: process 14532 between steps', page, re.DOTALL)
+    assert "it was rewound" not in fork
+    assert (crashed["crashes"], crashed["events"]) == (0, 2)

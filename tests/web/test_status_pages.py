@@ -15,6 +15,8 @@ import killick
 from killick.client.client import Client
 from killick.clock import ManualClock, timestamp
 from killick.errors import RunUnknown
+from killick.log.writer import Entry
+from killick.model import events as e
 from killick.model import system_events
 from killick.store.records import RunQuery
 from killick.triggers import TRIGGERS
@@ -32,6 +34,21 @@ async def report(run: killick.Run, day: str) -> str:
 @killick.agent
 async def sleeper(run: killick.Run) -> None:
     await run.sleep("1h")
+
+
+@killick.agent
+async def asks(run: killick.Run, to: str) -> None:
+    await run.ask("May it?", to=to)
+
+
+@killick.tool(effect="at_most_once")
+async def posted() -> None:
+    raise TimeoutError("no answer")
+
+
+@killick.agent
+async def doubts(run: killick.Run) -> None:
+    await run.call(posted)
 
 
 @pytest.fixture
@@ -224,6 +241,48 @@ def test_health_counts_runs_and_names_what_its_promises_rest_on(kd: Client, web:
     assert found["oldest_due"]["run"] == "r2"
     assert {"engine", "durability"} <= {each["name"] for each in found["conditions"]}
     assert found["seal"] is None
+
+
+def test_health_the_tabs_the_badge_and_the_inbox_have_the_same_numbers(
+    kd: Client, web: TestClient, clock: ManualClock
+) -> None:
+    kd.start(asks, "ann", id="asks")
+    kd.start(asks, "max", id="other")
+    kd.start(doubts, None, id="doubts")
+    kd.start(asks, "ann", id="parts")
+    for run in ("asks", "other", "doubts", "parts"):
+        kd.advance(run)
+    kd.start(report, "x", id="left")
+    log = kd.runtime.log.open("left", holder="w", seconds=30)
+    log.append(Entry(e.RunTaken(at=clock.now_us(), epoch=log.epoch, holder="w")))
+    clock.advance(31)
+    log = kd.runtime.log.open("parts", holder="w2", seconds=30)
+    log.append(Entry(e.RunDiverged(at=clock.now_us(), step="1"), {"recorded": "ask", "found": "sleep", "builds": []}))
+    kd.runtime.store.release("parts", epoch=log.epoch)
+
+    health, runs, inbox = told(web, "/health"), told(web, "/runs"), told(web, "/inbox")
+    assert health["counts"] == runs["counts"]
+    assert {name: count for name, count in runs["counts"].items() if count} == {
+        "waiting": 3, "code_mismatch": 1, "abandoned": 1, "total": 5,
+    }  # fmt: skip
+    for status, count in runs["counts"].items():
+        if status != "total":
+            assert len(told(web, f"/runs?status={status}")["runs"]) == count
+    assert health["questions"] == len(inbox["questions"]) == 3
+    assert runs["needs"] == {
+        "abandoned": 1, "in_doubt": 1, "code_mismatch": 1, "failed": 0, "asks_you": 2, "more": False,
+    }  # fmt: skip
+    assert [each["run"] for each in told(web, "/inbox?asks=doubt")["questions"]] == ["doubts"]
+    assert [each["id"] for each in told(web, "/runs?waits_for=person")["runs"]] == ["other", "asks"]
+    assert [each["id"] for each in told(web, "/runs?waits_for=doubt")["runs"]] == ["doubts"]
+    page = web.get("/runs").text
+    assert "<title>(3) Runs" in page
+    for text in ('<b class="num">1</b> code mismatch', '<b class="num">2</b> ask you', "code mismatch</span>"):
+        assert text in page
+    head = web.get("/runs/parts").text
+    assert "Code mismatch at step 1" in head
+    assert "/inbox/parts" not in head
+    assert "its code no longer fits its record" in web.get("/inbox/parts:1").text
 
 
 def test_a_run_that_was_set_apart_is_wrong_and_named(kd: Client, web: TestClient) -> None:

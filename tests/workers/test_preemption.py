@@ -22,6 +22,9 @@ WORLD: Counter[str] = Counter()
 ORDER: list[str] = []
 """In which order steps began."""
 
+HELD: list[bool] = []
+"""While there is anything in it, no step ends."""
+
 
 @killick.tool
 async def toil(what: str) -> str:
@@ -29,6 +32,8 @@ async def toil(what: str) -> str:
     ORDER.append(what)
     WORLD[what] += 1
     await asyncio.sleep(0.03)
+    while HELD:
+        await asyncio.sleep(0.001)
     return what
 
 
@@ -41,6 +46,7 @@ async def toiler(run: killick.Run, name: str) -> list[str]:
 def _nothing_done() -> None:
     WORLD.clear()
     ORDER.clear()
+    HELD.clear()
 
 
 async def until(*, begun: int) -> None:
@@ -104,10 +110,12 @@ def test_an_urgent_run_begins_within_one_step_of_those_that_hold_all_slots(kd: C
 def test_as_many_give_way_as_there_are_urgent_ones_and_nothing_is_repeated(kd: Client) -> None:
     async def play() -> None:
         async with kd.as_async(), kd.worker(concurrency=SLOTS, slice_seconds=0):
+            HELD.append(True)
             names = await low_ones(kd)
             urgent = [f"high_{number}" for number in range(SLOTS + 1)]
             for name in urgent:
                 await kd.as_async().start(toiler, name, id=name, priority=5)
+            HELD.clear()
             await ended(kd, *urgent, *names)
             assert set(WORLD.values()) == {1}, WORLD
             assert sum(taken(kd, name) > 1 for name in names) == SLOTS

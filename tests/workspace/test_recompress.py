@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ def test_much_that_is_new_is_stored_as_it_is_and_compressed_when_there_is_time(v
     assert read(vault, root) == files
     assert vault.compress() == before - packed_bytes(vault) > 0.9 * size
     assert len(packs(vault)) == 1
-    assert read(Vault(vault.path), root) == files
+    with closing(Vault(vault.path)) as fresh:
+        assert read(fresh, root) == files
     assert vault.verify() == []
     assert vault.compress() == 0
 
@@ -92,7 +94,8 @@ def test_nothing_is_appended_to_a_loose_pack_by_others(vault: Vault) -> None:
     publish(vault, texts(30))
     sizes = {path: path.stat().st_size for path in packs(vault)}
     for number in range(20):
-        publish(Vault(vault.path), texts(1, seed=number), str(number))
+        with closing(Vault(vault.path)) as other:
+            publish(other, texts(1, seed=number), str(number))
     grown = [path for path in packs(vault) if path.stat().st_size != sizes.get(path)]
     assert [path.name for path in grown] == ["0001.pack"]
 
@@ -157,8 +160,8 @@ def test_a_damaged_object_is_found_after_it_was_compressed_too(vault: Vault) -> 
     assert len(vault.verify()) == 1
     vault.compress()
     assert len(vault.verify()) == 1
-    with pytest.raises(SnapshotBroken, match="is damaged"):
-        read(Vault(vault.path), root)
+    with closing(Vault(vault.path)) as fresh, pytest.raises(SnapshotBroken, match="is damaged"):
+        read(fresh, root)
 
 
 def test_who_reads_while_it_is_compressed_finds_everything(vault: Vault) -> None:

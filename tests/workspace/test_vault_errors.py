@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,8 @@ except StoreReadOnly as error:
 @pytest.mark.parametrize("name", ["files", "files/below"])
 def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     folder = tmp_path_factory.mktemp("closed")
-    publish(Vault(folder / "files"), {})
+    with closing(Vault(folder / "files")) as vault:
+        publish(vault, {})
     assert f"{folder / name}" in told_by(NOT_WRITABLE, folder / name)
     assert "cannot be written; check the permissions" in told_by(NOT_WRITABLE, folder / name)
 
@@ -157,8 +159,8 @@ def test_an_index_of_a_later_format_is_refused_by_name(vault: Vault) -> None:
     index = sqlite3.connect(vault.path / "index.db")
     index.execute("PRAGMA user_version = 2")
     index.close()
-    with pytest.raises(StoreFormat, match="upgrade killick"):
-        Vault(vault.path).references()
+    with closing(Vault(vault.path)) as later, pytest.raises(StoreFormat, match="upgrade killick"):
+        later.references()
 
 
 @pytest.mark.parametrize("how", ["gone", "empty", "garbage"])
@@ -173,15 +175,15 @@ def test_a_lost_index_is_told_and_the_packs_are_left_as_they_are(vault: Vault, h
     else:
         index.write_bytes(b"" if how == "empty" else b"garbage" * 1_000)
     for _ in range(2):
-        again = Vault(vault.path)
-        with pytest.raises(StoreBroken):
-            publish(again, {})
-        with pytest.raises(StoreBroken):
-            again.load(root)
-        again.close()
+        with closing(Vault(vault.path)) as again:
+            with pytest.raises(StoreBroken):
+                publish(again, {})
+            with pytest.raises(StoreBroken):
+                again.load(root)
     assert packs(vault)[0].read_bytes() == before
     shutil.copy(vault.path.parent / "kept.db", index)
-    assert Vault(vault.path).verify() == []
+    with closing(Vault(vault.path)) as mended:
+        assert mended.verify() == []
 
 
 def test_a_vault_that_was_removed_under_us_is_a_clear_error(vault: Vault) -> None:
@@ -200,11 +202,10 @@ def test_a_damaged_index_is_told_by_verification(vault: Vault) -> None:
     for at in range(len(data) // 2, len(data) - 2_048, 2_048):
         data[at : at + 100] = bytes(100)
     index.write_bytes(data)
-    again = Vault(vault.path)
-    problems = again.verify()
+    with closing(Vault(vault.path)) as again:
+        problems = again.verify()
     assert problems[0].startswith(f"the index of the vault {vault.path} is damaged: ")
     assert all(str(vault.path) in problem for problem in problems)
-    again.close()
 
 
 def test_a_write_lock_that_is_never_given_back_is_busy_not_locked(tmp_path: Path) -> None:

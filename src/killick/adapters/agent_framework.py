@@ -32,9 +32,9 @@ from agent_framework import _tools as framework_tools
 from agent_framework._workflows._checkpoint_encoding import decode_checkpoint_value, encode_checkpoint_value
 from agent_framework.exceptions import ToolException, UserInputRequiredException, WorkflowCheckpointException
 
-from killick.adapters.framework_state import FrameworkState, Place, StateEntry
-from killick.adapters.tool_gate import Declared, ToolOptions, asked, hosted, streamed
-from killick.errors import KillickError, Rejected, RunWaiting, StepFailed
+from killick.adapters.framework_state import FrameworkState, Place, Shelved, StateEntry
+from killick.adapters.tool_gate import Declared, Errors, ToolFailed, ToolOptions, asked, called, hosted, streamed
+from killick.errors import KillickError, Rejected, RunWaiting
 from killick.ids import RandomIds
 from killick.llm.external import Host
 from killick.model.codec import digest
@@ -43,7 +43,7 @@ SPACE: Final = "agent-framework"
 """The default name prefix of this adapter's logs in a store."""
 
 
-class KillickCheckpointStorage:
+class KillickCheckpointStorage(Shelved):
     """A `CheckpointStorage` for workflow checkpoints. Each stores only what is new in it.
 
     Values that are not JSON use the framework's own checkpoint encoding, which pickles them. They are read under its
@@ -73,7 +73,7 @@ class KillickCheckpointStorage:
 
     async def list_checkpoints(self, *, workflow_name: str) -> list[WorkflowCheckpoint]:
         """Returns all checkpoints of a workflow, in save order."""
-        return [self._read(kept.value) for kept in await self._entries(workflow_name)]
+        return [self._read(each) for each in await asyncio.to_thread(self._shelf.values, workflow_name)]
 
     async def list_checkpoint_ids(self, *, workflow_name: str) -> list[str]:
         """Returns their ids alone, without reading state."""
@@ -94,10 +94,6 @@ class KillickCheckpointStorage:
             await asyncio.to_thread(self._shelf.drop, workflow, checkpoint_id)
         return kept is not None
 
-    def close(self) -> None:
-        """Closes the store, if opened here."""
-        self._shelf.close()
-
     async def _entries(self, workflow: str) -> Sequence[StateEntry]:
         return await asyncio.to_thread(self._shelf.entries, workflow)
 
@@ -112,7 +108,7 @@ class KillickCheckpointStorage:
         return WorkflowCheckpoint.from_dict(decode_checkpoint_value(written, allowed_types=self._allowed))
 
 
-class KillickSessions:
+class KillickSessions(Shelved):
     """A `SessionStore`: agent sessions under ids that callers choose, as `AgentSession.to_dict` writes them."""
 
     def __init__(self, store: Place, *, space: str = f"{SPACE}-sessions") -> None:
@@ -132,12 +128,8 @@ class KillickSessions:
         """Removes the session with its history."""
         await asyncio.to_thread(self._shelf.forget, _session(session_id))
 
-    def close(self) -> None:
-        """Closes the store, if opened here."""
-        self._shelf.close()
 
-
-class KillickHistory(HistoryProvider):  # type: ignore[misc,unused-ignore]
+class KillickHistory(Shelved, HistoryProvider):  # type: ignore[misc,unused-ignore]
     """A `HistoryProvider`: the messages of each session, one entry each, in order."""
 
     DEFAULT_SOURCE_ID: ClassVar[str] = "killick"
@@ -153,23 +145,13 @@ class KillickHistory(HistoryProvider):  # type: ignore[misc,unused-ignore]
         self, session_id: str | None, *, state: dict[str, Any] | None = None, **kwargs: Any
     ) -> list[Message]:
         """Returns the messages so far."""
-        entries = await asyncio.to_thread(self._shelf.entries, _session(session_id))
-        return [Message.from_dict(kept.value) for kept in entries]
+        return [Message.from_dict(each) for each in await asyncio.to_thread(self._shelf.values, _session(session_id))]
 
     async def save_messages(
-        self,
-        session_id: str | None,
-        messages: Sequence[Message],
-        *,
-        state: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, session_id: str | None, messages: Sequence[Message], *, state: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         """Adds messages atomically. A message with a known id and equal content is not added again."""
         await asyncio.to_thread(self._save, _session(session_id), [message.to_dict() for message in messages])
-
-    def close(self) -> None:
-        """Closes the store, if opened here."""
-        self._shelf.close()
 
     def _save(self, session: str, messages: Sequence[dict[str, Any]]) -> None:
         there = {kept.name for kept in self._shelf.entries(session)}
@@ -208,12 +190,16 @@ class KillickTools(FunctionMiddleware):  # type: ignore[misc,unused-ignore]
     """Function middleware: every tool call is a step of the host's run, under the id of the model's call.
 
     Install it last, so that the contract evaluates the arguments after other middleware. `tools` gives options by tool
-    name, such as `{"look_up": {"effect": "reads"}}`; other tools run at most once.
+    name, such as `{"look_up": {"effect": "reads"}}`; other tools run at most once. `errors` says whether an error of a
+    tool that runs at most once is its answer to the model, or a question to a person.
     """
 
-    def __init__(self, host: Host | None = None, *, tools: ToolOptions | None = None) -> None:
+    def __init__(
+        self, host: Host | None = None, *, tools: ToolOptions | None = None, errors: Errors = "answer"
+    ) -> None:
         self._host = host
         self._declared = Declared(tools)
+        self._errors: Errors = errors
 
     async def process(self, context: FunctionInvocationContext, call_next: Callable[[], Awaitable[None]]) -> None:
         """Calls the tool through the gate, or returns its recorded result."""
@@ -222,9 +208,9 @@ class KillickTools(FunctionMiddleware):  # type: ignore[misc,unused-ignore]
         except Rejected as rejected:
             context.result = str(rejected)
             return
-        except StepFailed as failed:
+        except ToolFailed as failed:
             # The same text live and from the log.
-            raise ToolException(str(failed.failure)) from failed
+            raise ToolException(str(failed)) from failed
         except RunWaiting as waiting:
             raise Waiting(waiting) from waiting
         except KillickError as error:
@@ -250,7 +236,7 @@ class KillickTools(FunctionMiddleware):  # type: ignore[misc,unused-ignore]
             return _written(context.result)
 
         key = context.metadata.get("call_id")
-        return await host.call(tool, given, key=key, fn=apply, bubbles=_BEFORE_ANYTHING)
+        return await called(host, tool, given, apply, errors=self._errors, key=key, bubbles=_BEFORE_ANYTHING)
 
 
 _BEFORE_ANYTHING: tuple[type[BaseException], ...] = (

@@ -17,9 +17,9 @@ from autogen_core.models import ChatCompletionClient, CreateResult, LLMMessage, 
 from autogen_core.tools import BaseTool, FunctionTool, TextResultContent, ToolResult, ToolSchema, Workbench
 from pydantic import ValidationError
 
-from killick.adapters.framework_state import FrameworkState, Place, StateEntry
-from killick.adapters.tool_gate import Declared, ToolOptions, asked, hosted, streamed
-from killick.errors import KillickError, Rejected, StepFailed
+from killick.adapters.framework_state import FrameworkState, Place, Shelved, StateEntry
+from killick.adapters.tool_gate import Declared, Errors, ToolFailed, ToolOptions, asked, called, hosted, streamed
+from killick.errors import KillickError, Rejected
 from killick.llm.external import Host, here
 
 SPACE: Final = "autogen"
@@ -42,7 +42,7 @@ class Runnable(Protocol):
     async def run(self, **given: Any) -> TaskResult: ...
 
 
-class KillickStates:
+class KillickStates(Shelved):
     """The states of agents and teams, one log for each id, with its history."""
 
     def __init__(self, store: Place, *, space: str = SPACE) -> None:
@@ -66,10 +66,6 @@ class KillickStates:
     async def forget(self, id: str) -> None:  # noqa: A002
         """Removes an id's states with their history."""
         await asyncio.to_thread(self._shelf.forget, id)
-
-    def close(self) -> None:
-        """Closes the store, if opened here."""
-        self._shelf.close()
 
 
 # At the gate ---------------------------------------------------------------------------------------
@@ -111,17 +107,20 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
     tools     functions and tools, or another workbench, such as one of an MCP server
     host      the host to use; default: the current one
     options   options by tool name, such as `{"look_up": {"effect": "reads"}}`; other tools run at most once
+    errors    what an error of a tool that runs at most once becomes: its answer, or a question to a person
     """
 
     def __init__(
-        self, tools: Sequence[AnyTool] | Workbench, host: Host | None = None, *, options: ToolOptions | None = None
-    ) -> None:
+        self, tools: Sequence[AnyTool] | Workbench, host: Host | None = None, *, options: ToolOptions | None = None,
+        errors: Errors = "answer",
+    ) -> None:  # fmt: skip
         self._inner = tools if isinstance(tools, Workbench) else None
         given = () if isinstance(tools, Workbench) else tools
         made = [each if isinstance(each, BaseTool) else _function(each) for each in given]
         self._tools: dict[str, BaseTool[Any, Any]] = {each.name: each for each in made}
         self._host = host
         self._declared = Declared(options)
+        self._errors: Errors = errors
 
     async def list_tools(self) -> list[ToolSchema]:
         """Returns the tools as models see them."""
@@ -130,12 +129,9 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
         return [tool.schema for tool in self._tools.values()]
 
     async def call_tool(
-        self,
-        name: str,
-        arguments: Mapping[str, Any] | None = None,
-        cancellation_token: CancellationToken | None = None,
-        call_id: str | None = None,
-    ) -> ToolResult:
+        self, name: str, arguments: Mapping[str, Any] | None = None,
+        cancellation_token: CancellationToken | None = None, call_id: str | None = None,
+    ) -> ToolResult:  # fmt: skip
         """Calls a tool through the gate, or returns its recorded result."""
         given, token = dict(arguments or {}), cancellation_token or CancellationToken()
         schema = next((shown for shown in await self.list_tools() if shown["name"] == name), None)
@@ -145,10 +141,8 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
             return _answer(name, misfit, is_error=True)
         try:
             return await self._called(cast("dict[str, Any]", schema), given, token, call_id)
-        except Rejected as rejected:
-            return _answer(name, str(rejected), is_error=True)
-        except StepFailed as failed:
-            return _answer(name, str(failed.failure), is_error=True)
+        except (Rejected, ToolFailed) as failed:
+            return _answer(name, str(failed), is_error=True)
         except KillickError as error:
             # An agent whose workbench raises hangs forever: the caller of `run` gets the error instead.
             if (host := self._host or here()) is not None:
@@ -170,7 +164,7 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
 
         host = hosted(self._host, "KillickWorkbench")
         tool = self._declared.of(name, schema=schema.get("parameters"), doc=schema.get("description", ""))
-        outcome = await host.call(tool, given, key=call_id or None, fn=apply)
+        outcome = await called(host, tool, given, apply, errors=self._errors, key=call_id or None)
         if isinstance(outcome, Mapping) and _RESULT in outcome:
             return ToolResult.model_validate(outcome[_RESULT])
         return _answer(name, str(outcome))

@@ -24,11 +24,11 @@ from claude_agent_sdk import (
 )
 
 from killick.adapters.framework_state import FrameworkState, Place, StateEntry, client_of
-from killick.adapters.tool_gate import hosted
+from killick.adapters.tool_gate import Errors, ToolFailed, called, hinted, hosted
 from killick.client.client import AnyClient
 from killick.definitions.open_tools import open_tool
 from killick.definitions.tools import AnyTool, Tool
-from killick.errors import HeadMoved, Rejected, RunWaiting, StepFailed
+from killick.errors import HeadMoved, Rejected, RunWaiting
 from killick.ids import RandomIds
 from killick.llm.external import Host, attempt
 
@@ -119,8 +119,8 @@ class KillickSessionStore(SessionStore):
             return
 
     def _load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
-        kept = self._shelf(key["project_key"]).entries(_id(key))
-        return [each.value for each in kept if each.name != _SUMMARY] or None
+        shelf, id = self._shelf(key["project_key"]), _id(key)  # noqa: A001
+        return shelf.values(id, [each for each in shelf.entries(id) if each.name != _SUMMARY]) or None
 
     def _sessions(self, project: str) -> list[SessionStoreListEntry]:
         return [{"session_id": session, "mtime": kept.at_us // 1000} for session, kept in self._mains(project)]
@@ -167,31 +167,30 @@ def _summary(key: SessionKey, kept: StateEntry | None) -> SessionSummaryEntry | 
 
 
 def gated(
-    offered: Sequence[SdkMcpTool[Any]],
-    *,
-    tools: Mapping[str, AnyTool | Mapping[str, Any] | str] | None = None,
-    host: Host | None = None,
-) -> list[SdkMcpTool[Any]]:
+    offered: Sequence[SdkMcpTool[Any]], *, tools: Mapping[str, AnyTool | Mapping[str, Any] | str] | None = None,
+    host: Host | None = None, errors: Errors = "answer",
+) -> list[SdkMcpTool[Any]]:  # fmt: skip
     """Returns tools for `create_sdk_mcp_server` whose calls go through the current host's gate.
 
-        tools   each tool's effect, by name: {"look_up": "reads"}, or options of `killick.tool`, or a `killick.Tool`.
-                Others follow their hints, and without hints run at most once
+        tools    each tool's effect, by name: {"look_up": "reads"}, or options of `killick.tool`, or a `killick.Tool`.
+                 Others follow their hints, and without hints run at most once
+        errors   what an error of a tool that runs at most once becomes: its answer, or a question to a person
 
     A call is matched by its arguments, because Claude gives it another id when asked again. Use one host for one
     message, so that an equal call in the next message is another. Claude is informed why a call failed.
     """
     said = dict(tools or {})
-    return [_gated(each, said.get(each.name), host) for each in offered]
+    return [_gated(each, said.get(each.name, hinted(each.annotations)), host, errors) for each in offered]
 
 
 def _gated(
-    offered: SdkMcpTool[Any], said: AnyTool | Mapping[str, Any] | str | None, host: Host | None
+    offered: SdkMcpTool[Any], said: AnyTool | Mapping[str, Any] | str, host: Host | None, errors: Errors
 ) -> SdkMcpTool[Any]:
     own = offered.handler
     if isinstance(said, Tool):
         declared, handler = said, None
     else:
-        options = {"effect": said} if isinstance(said, str) else dict(said if said is not None else _hinted(offered))
+        options = {"effect": said} if isinstance(said, str) else dict(said)
         declared = open_tool(offered.name, schema=_schema(offered.input_schema), doc=offered.description, **options)
 
         async def handler(**arguments: Any) -> Any:
@@ -199,13 +198,11 @@ def _gated(
 
     async def through(arguments: Any) -> dict[str, Any]:
         try:
-            answer = await hosted(host, offered.name).call(declared, dict(arguments), fn=handler)
-        except Rejected as no:
-            return _told(str(no), is_error=True)
+            answer = await called(hosted(host, offered.name), declared, dict(arguments), handler, errors=errors)
+        except (Rejected, ToolFailed) as failed:
+            return _told(str(failed), is_error=True)
         except RunWaiting as waiting:
             return _told(f"It is not done yet: {waiting}. Do not try again before that.", is_error=True)
-        except StepFailed as failed:
-            return _told(str(failed.failure), is_error=True)
         return answer if isinstance(answer, dict) and "content" in answer else _told(str(answer))
 
     return replace(offered, handler=through)
@@ -213,17 +210,6 @@ def _gated(
 
 def _told(text: str, *, is_error: bool = False) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}], **({"is_error": True} if is_error else {})}
-
-
-def _hinted(offered: SdkMcpTool[Any]) -> dict[str, Any]:
-    hints: Any = offered.annotations
-    for effect, *names in (
-        ("reads", "read_only_hint", "readOnlyHint"),
-        ("idempotent", "idempotent_hint", "idempotentHint"),
-    ):
-        if any(getattr(hints, name, None) is True for name in names):
-            return {"effect": effect}
-    return {}
 
 
 def _schema(given: Any) -> dict[str, Any]:

@@ -7,6 +7,8 @@ name, its arguments, and its ordinal among equal ones.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar, cast
 
 from crewai.flow.async_feedback.types import PendingFeedbackContext
@@ -19,9 +21,22 @@ from crewai.utilities.string_utils import sanitize_tool_name
 from pydantic import BaseModel, PrivateAttr
 
 from killick.adapters.framework_state import FrameworkState, Place, StateEntry
-from killick.adapters.tool_gate import Declared, ToolFailed, Waiting, asked, asked_sync, came_to_nothing, hosted
+from killick.adapters.tool_gate import (
+    Declared,
+    ErrorAnswer,
+    Errors,
+    Stopped,
+    ToolFailed,
+    Waiting,
+    answered,
+    answering,
+    asked,
+    asked_sync,
+    called,
+    hosted,
+)
 from killick.definitions.tools import AnyTool
-from killick.errors import KillickError, Rejected
+from killick.errors import KillickError, Rejected, RunWaiting, StepFailed
 from killick.llm.external import Host
 
 __all__ = ["KillickFlowPersistence", "KillickTool", "ToolFailed", "Waiting", "gated", "recorded"]
@@ -107,22 +122,19 @@ class KillickTool(BaseTool):  # type: ignore[misc,unused-ignore]
     inner: BaseTool
     _host: Host | None = PrivateAttr(default=None)
     _tool: AnyTool = PrivateAttr()
+    _errors: Errors = PrivateAttr(default="answer")
 
     def _run(self, **arguments: Any) -> Any:
-        try:
-            return self._read(hosted(self._host, "gated").call_sync(self._tool, arguments, fn=self._apply))
-        except Rejected as rejected:
-            return _rejected(rejected)
-        except KillickError as error:
-            raise came_to_nothing(error) from error
+        own = answering(self._tool, self._apply, self._errors)
+        with _as_failure() as failure:
+            return self._read(answered(hosted(self._host, "gated").call_sync(self._tool, arguments, fn=own)))
+        return failure[0]
 
     async def _arun(self, **arguments: Any) -> Any:
-        try:
-            return self._read(await hosted(self._host, "gated").call(self._tool, arguments, fn=self._apply))
-        except Rejected as rejected:
-            return _rejected(rejected)
-        except KillickError as error:
-            raise came_to_nothing(error) from error
+        host = hosted(self._host, "gated")
+        with _as_failure() as failure:
+            return self._read(await called(host, self._tool, arguments, self._apply, errors=self._errors))
+        return failure[0]
 
     def _apply(self, **judged: Any) -> Any:
         # In the host's thread for any caller: an async tool may have its loop there.
@@ -139,25 +151,37 @@ class KillickTool(BaseTool):  # type: ignore[misc,unused-ignore]
         return self.result_schema.model_validate(written) if self.result_schema is not None else written
 
 
-def gated(tool: BaseTool, host: Host | None = None, **options: Any) -> KillickTool:
+def gated(tool: BaseTool, host: Host | None = None, *, errors: Errors = "answer", **options: Any) -> KillickTool:
     """Returns a tool that goes through the gate: give this one to agents, or call its `run` in a flow.
 
     host      the host to use; default: the current one
+    errors    what an error of a tool that runs at most once becomes: its answer, a `ToolFailure`, or a question to a
+              person
     options   the options of `killick.tool`: effect, identity, approve, retry, …
     """
     shared = ("name", "description", "args_schema", "result_schema", "cache_function", "env_vars", "result_as_answer")
     limits = ("max_usage_count", "current_usage_count", "tool_failure_policy")
     through = KillickTool(inner=tool, **{name: getattr(tool, name) for name in (*shared, *limits)})
     name = sanitize_tool_name(tool.name)
-    through._host = host
+    through._host, through._errors = host, errors
     through._tool = Declared({name: options}).of(
         name, schema=tool.args_schema.model_json_schema(), doc=tool.description
     )
     return through
 
 
-def _rejected(rejected: Rejected) -> ToolFailure:
-    return ToolFailure(message=str(rejected), code=rejected.code)
+@contextmanager
+def _as_failure() -> Generator[list[ToolFailure]]:
+    """Yields where a rejection or an error answer is put. CrewAI may repeat a call that raises, so these do not."""
+    found: list[ToolFailure] = []
+    try:
+        yield found
+    except (Rejected, ErrorAnswer) as failed:
+        found.append(ToolFailure(message=str(failed), code=getattr(failed, "code", None)))
+    except StepFailed as failed:
+        raise ToolFailed(str(failed.failure)) from failed
+    except KillickError as error:
+        raise (Waiting(error) if isinstance(error, RunWaiting) else Stopped(str(error))) from error
 
 
 def recorded(llm: L, host: Host | None = None) -> L:

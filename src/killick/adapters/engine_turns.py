@@ -53,12 +53,7 @@ class Turn:
     """One turn of a run, and of its continuations."""
 
     def __init__(
-        self,
-        client: AnyClient,
-        run: str,
-        *,
-        lease_seconds: float = LEASE_SECONDS,
-        slice_seconds: float = SLICE_SECONDS,
+        self, client: AnyClient, run: str, *, lease_seconds: float = LEASE_SECONDS, slice_seconds: float = SLICE_SECONDS
     ) -> None:
         self._client = client
         self._run = renewals.latest(client.runtime.log, run)

@@ -37,14 +37,9 @@ class Waking:
     """Wakes runs that need their engine, within an `async with` block. Several may run concurrently."""
 
     def __init__(
-        self,
-        client: AnyClient,
-        stir: Stir,
-        *,
-        agents: Collection[str] | None = None,
-        poll_seconds: float = POLL_SECONDS,
-        grace_seconds: float = GRACE_SECONDS,
-    ) -> None:
+        self, client: AnyClient, stir: Stir, *, agents: Collection[str] | None = None,
+        poll_seconds: float = POLL_SECONDS, grace_seconds: float = GRACE_SECONDS,
+    ) -> None:  # fmt: skip
         self._client = client
         self._stir = stir
         self._agents = agents

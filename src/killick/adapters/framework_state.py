@@ -13,6 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
 from hashlib import sha256
 from typing import Any, Final, TypeAlias
 
@@ -113,6 +114,13 @@ class FrameworkState:
             log.refresh()
             return list(log.standing.values())
 
+    def values(self, id: str, entries: Sequence[StateEntry] | None = None) -> list[Any]:  # noqa: A002
+        """Returns the values of an id's entries, or of some, in one read. The caller may mutate them."""
+        log, wanted = self.log(id), self.entries(id) if entries is None else entries
+        with log.lock:
+            found = log.values({each.seq for each in wanted})
+        return [deepcopy(found[each.seq]) for each in wanted]
+
     def get(self, id: str, name: str) -> StateEntry | None:  # noqa: A002
         """Returns the entry of this name."""
         log = self.log(id)
@@ -176,6 +184,16 @@ class FrameworkState:
             while len(self._logs) > OPEN_MAX:
                 self._logs.popitem(last=False)
             return log
+
+
+class Shelved:
+    """Keeps its entries in a store."""
+
+    _shelf: FrameworkState
+
+    def close(self) -> None:
+        """Closes the store, if opened here."""
+        self._shelf.close()
 
 
 class ShelfLog:

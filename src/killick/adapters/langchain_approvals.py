@@ -139,13 +139,9 @@ def _decision(told: Any) -> _Decision:
 
 
 async def ask(
-    asker: Run | Host,
-    request: Shape,
-    *,
-    to: str | Sequence[str] = (),
-    timeout: float | str | None = None,
+    asker: Run | Host, request: Shape, *, to: str | Sequence[str] = (), timeout: float | str | None = None,
     key: str = "",
-) -> Any:
+) -> Any:  # fmt: skip
     """Asks a graph's question, in either format, in Killick; returns the graph's response.
 
     asker   the run, in an agent; or a host, with `key`: the interrupt's id

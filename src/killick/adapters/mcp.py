@@ -20,16 +20,10 @@ import httpx2
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.mcpserver import MCPServer
-from mcp.types import (
-    CONNECTION_CLOSED,
-    INVALID_PARAMS,
-    METHOD_NOT_FOUND,
-    REQUEST_TIMEOUT,
-    CallToolResult,
-    TextContent,
-)
+from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS, METHOD_NOT_FOUND, REQUEST_TIMEOUT, CallToolResult, TextContent
 from mcp.types import Tool as Offered
 
+from killick.adapters.tool_gate import hinted
 from killick.definitions.open_tools import open_tool
 from killick.definitions.tools import AnyTool, tool
 from killick.errors import DeclarationRefused, KillickError, NotDone
@@ -76,17 +70,10 @@ class Server:
     """
 
     def __init__(
-        self,
-        where: Where,
-        *,
-        prefix: str = "",
-        tools: Mapping[str, Mapping[str, Any]] | None = None,
-        only: Sequence[str] | None = None,
-        hints: bool = True,
-        errors: Errors = "answer",
-        connect_seconds: float = CONNECT_SECONDS,
-        **client: Any,
-    ) -> None:
+        self, where: Where, *, prefix: str = "", tools: Mapping[str, Mapping[str, Any]] | None = None,
+        only: Sequence[str] | None = None, hints: bool = True, errors: Errors = "answer",
+        connect_seconds: float = CONNECT_SECONDS, **client: Any,
+    ) -> None:  # fmt: skip
         self._where = where
         self._prefix = prefix
         self._options = tools or {}
@@ -151,7 +138,8 @@ class Server:
         return [self._tool(each) for each in offered if self._only is None or each.name in self._only]
 
     def _tool(self, offered: Offered) -> AnyTool:
-        options = {"effect": self._effect(offered), **self._options.get(offered.name, {})}
+        hints = hinted(offered.annotations) if self._hints else {}
+        options = {"effect": "at_most_once", **hints, **self._options.get(offered.name, {})}
         key = options.pop("key", None)
 
         async def call(**arguments: Any) -> Any:
@@ -169,12 +157,6 @@ class Server:
             doc=offered.description or offered.title or "",
             **options,
         )
-
-    def _effect(self, offered: Offered) -> str:
-        hints = offered.annotations
-        if not self._hints or hints is None:
-            return "at_most_once"
-        return "reads" if hints.read_only_hint else "idempotent" if hints.idempotent_hint else "at_most_once"
 
     # the connection: all of this runs in the thread ----------------------------------------------
 

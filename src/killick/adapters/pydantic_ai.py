@@ -39,7 +39,7 @@ from pydantic_ai.tools import AgentDepsT, DeferredToolRequests, DeferredToolResu
 from pydantic_ai.toolsets import AbstractToolset, ExternalToolset, ToolsetTool, WrapperToolset
 from pydantic_core import to_jsonable_python
 
-from killick.adapters.tool_gate import asked, hosted
+from killick.adapters.tool_gate import ErrorAnswer, Errors, answered, answering, asked, hinted, hosted
 from killick.contracts.facts import Approval
 from killick.definitions.current import in_agent
 from killick.definitions.open_tools import open_tool
@@ -80,6 +80,8 @@ class KillickDurability(BaseDurabilityCapability[AgentDepsT]):
                 metadata: `@assistant.tool_plain(metadata={"killick": {…}})`
     approvers   the approvers where Pydantic AI requires approval (`requires_approval`, `ApprovalRequired`): a name,
                 names, or `killick.Approval(…)`; default: anyone. None: the agent ends with `DeferredToolRequests`
+    errors      what an error of a tool that runs at most once becomes. "ask": a question to a person, where Pydantic AI
+                alone ends the run. "answer": its answer, which the model reads as a failed call
     models, event_stream_handler, name    as with every durability engine of Pydantic AI
     """
 
@@ -95,17 +97,13 @@ class KillickDurability(BaseDurabilityCapability[AgentDepsT]):
     )
 
     def __init__(
-        self,
-        *,
-        tools: ToolOptions | None = None,
-        approvers: Approve | None = ANYBODY,
-        models: Mapping[str, Model] | None = None,
-        event_stream_handler: Any = None,
-        name: str | None = None,
-    ) -> None:
+        self, *, tools: ToolOptions | None = None, approvers: Approve | None = ANYBODY, errors: Errors = "ask",
+        models: Mapping[str, Model] | None = None, event_stream_handler: Any = None, name: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(models=models, event_stream_handler=event_stream_handler, name=name)
         self._tools = dict(tools or {})
         self._approvers = approvers
+        self._errors: Errors = errors
 
     @property
     def in_durable_context(self) -> bool:
@@ -113,7 +111,7 @@ class KillickDurability(BaseDurabilityCapability[AgentDepsT]):
         return here() is not None and attempt() is None
 
     def get_durable_operation_backend(self) -> Backend:
-        return Backend(self.name, self.default_model_id, self._tools)
+        return Backend(self.name, self.default_model_id, self._tools, self._errors)
 
     def get_default_run_id(self) -> str | None:
         # Outside an agent there is no counter: a repeated request has the same messages, which identify it.
@@ -139,38 +137,34 @@ class KillickDurability(BaseDurabilityCapability[AgentDepsT]):
     def _wrap_other_leaf_toolset(self, ts: AbstractToolset[AgentDepsT]) -> WrapperToolset[AgentDepsT] | None:
         if isinstance(ts, ExternalToolset) or ts.id is None:
             return None
-        return GatedToolset(ts, tools=self._tools, needs_host=False)
+        return GatedToolset(ts, tools=self._tools, needs_host=False, errors=self._errors)
 
 
 class Backend(JournalCallableOperationBackend[Options]):
     """Runs Pydantic AI's durable operations as steps of the current host."""
 
-    def __init__(self, agent: str, default_model_id: str | None, tools: ToolOptions) -> None:
+    def __init__(self, agent: str, default_model_id: str | None, tools: ToolOptions, errors: Errors) -> None:
         reads, again = {"effect": "reads"}, {"effect": "idempotent"}
         config = RoleBasedOperationConfig[Options](
             model={}, event=again, capability={}, tool=reads, resolve_tool=self._of_tool
         )
         super().__init__(agent_name=agent, default_model_id=default_model_id, config=config)
         self._tools = tools
+        self._errors: Errors = errors
 
     def bind(self, operation: DurableOperation[Any, Any, Any]) -> BoundDurableOperation[Any, Any, Any]:
         """As the builder does; then an operation's arguments can be recorded with it."""
         return _Given(super().bind(operation))
 
     async def execute(
-        self,
-        *,
-        operation_id: DurableOperationId,
-        name: str,
-        body: Callable[[], Awaitable[object]],
-        cache_key: tuple[object, ...],
-        config: Options,
-    ) -> object:
+        self, *, operation_id: DurableOperationId, name: str, body: Callable[[], Awaitable[object]],
+        cache_key: tuple[object, ...], config: Options,
+    ) -> object:  # fmt: skip
         host, params = hosted(None, name), _PARAMS.get()
         if isinstance(operation_id, ModelRequestId):
             return await _requested(host, operation_id.model_name, params, body)
         if isinstance(operation_id, ToolsetCallToolId):
-            return _formed(await _tool_called(host, params, _plainly(body), config))
+            return _formed(await _tool_called(host, params, _plainly(body), config, self._errors))
         if not in_agent() and not isinstance(operation_id, CapabilityOperationId):
             return await body()  # What only looks is not on record for whoever comes next.
         if isinstance(operation_id, ModelCompactMessagesId | ModelCancelSuspendedResponseId):
@@ -213,6 +207,8 @@ class GatedToolset(WrapperToolset[AgentDepsT]):
     """Options by tool name, as with `KillickDurability`."""
     needs_host: bool = True
     """Whether a call without a host is refused, or made unrecorded."""
+    errors: Errors = "ask"
+    """What an error becomes, as with `KillickDurability`."""
 
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[AgentDepsT], tool: ToolsetTool[AgentDepsT]
@@ -233,7 +229,7 @@ class GatedToolset(WrapperToolset[AgentDepsT]):
 
         # A tool raises these before any effect: it is called again after the approval.
         leaves = (ApprovalRequired, CallDeferred)
-        outcome: Any = await _tool_called(hosted(None, name), params, body, options, bubbles=leaves)
+        outcome: Any = await _tool_called(hosted(None, name), params, body, options, self.errors, bubbles=leaves)
         match outcome:
             case {"pydantic_ai": {"retry": message}}:
                 raise ModelRetry(message)
@@ -252,6 +248,14 @@ async def _requested(
     host: Host, model: str, params: ModelRequestParams, body: Callable[[], Awaitable[object]]
 ) -> object:
     """Returns a model's reply, recorded with its request."""
+
+    async def ask(**_: Any) -> object:
+        # A connection belongs to the loop that opened it. Pydantic AI leaves it to durable engines to replace a client.
+        if isinstance(asked_of := params.run_context.model, Model):
+            asked_of._refresh_http_client()  # pyright: ignore[reportPrivateUsage]
+        return await body()
+
+    ask.__qualname__ = model
     told: dict[str, Any] = {
         "model": model,
         "messages": [_steady(each) for each in ModelMessagesTypeAdapter.dump_python(params.messages, mode="json")],
@@ -261,8 +265,8 @@ async def _requested(
         told["settings"] = to_jsonable_python(params.model_settings, serialize_unknown=True)
     try:
         if in_agent():
-            return await host.model(_named(body, model), key=_nth_key(host, params, "model"), **told)
-        return await asked(host, model, _named(body, model), **told)
+            return await host.model(ask, key=_nth_key(host, params, "model"), **told)
+        return await asked(host, model, ask, **told)
     except Rejected:
         raise
     except StepFailed as failed:
@@ -274,13 +278,9 @@ async def _requested(
 
 
 async def _tool_called(
-    host: Host,
-    params: ToolsetCallToolParams | DynamicToolsetCallToolParams,
-    body: Callable[[], Awaitable[object]],
-    options: Options,
-    *,
-    bubbles: tuple[type[BaseException], ...] = (),
-) -> object:
+    host: Host, params: ToolsetCallToolParams | DynamicToolsetCallToolParams, body: Callable[[], Awaitable[object]],
+    options: Options, errors: Errors, *, bubbles: tuple[type[BaseException], ...] = (),
+) -> object:  # fmt: skip
     ctx, definition = params.ctx, _definition(params)
     key = _call_key(ctx, ctx.tool_call_id, approved=ctx.tool_call_approved) if ctx.tool_call_id else None
     course = _course(host)
@@ -295,9 +295,11 @@ async def _tool_called(
         return await body()
 
     try:
-        return await host.call(
-            open_tool(params.name, schema=schema, doc=doc, **options), told, key=key, fn=run, bubbles=bubbles
-        )
+        tool = open_tool(params.name, schema=schema, doc=doc, **options)
+        fn = answering(tool, run, errors, (ModelRetry, ToolFailed, *bubbles))
+        return answered(await host.call(tool, told, key=key, fn=fn, bubbles=bubbles))
+    except ErrorAnswer as failed:
+        raise ToolFailed(str(failed)) from failed
     except Rejected as rejected:
         if rejected.response is not None:
             raise ToolFailed(f"{rejected.message} (the tool was not called)") from rejected
@@ -343,11 +345,7 @@ def _options(tools: ToolOptions, name: str, tool: ToolsetTool[Any]) -> Options |
     """Returns a tool's options: from the agent's capability, its own metadata, or an MCP server's hints."""
     metadata = tool.tool_def.metadata or {}
     said: Options | Literal[False] = tools.get(name, metadata.get(METADATA, {}))
-    hints = metadata.get("annotations") or {}
-    if said is False or "effect" in said or not isinstance(hints, dict):
-        return said
-    effect = "reads" if hints.get("readOnlyHint") else "idempotent" if hints.get("idempotentHint") else None
-    return said if effect is None else {"effect": effect, **said}
+    return said if said is False else {**hinted(metadata.get("annotations")), **said}
 
 
 # Keys -------------------------------------------------------------------------------------------------

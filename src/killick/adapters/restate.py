@@ -64,17 +64,10 @@ class Restate:
     """
 
     def __init__(
-        self,
-        client: AnyClient,
-        ingress: str = "http://localhost:8080",
-        *,
-        name: str = "killick",
-        agents: Collection[str] | None = None,
-        concurrency: int = 100,
-        lease_seconds: float = LEASE_SECONDS,
-        slice_seconds: float = SLICE_SECONDS,
-        duties: bool = True,
-    ) -> None:
+        self, client: AnyClient, ingress: str = "http://localhost:8080", *, name: str = "killick",
+        agents: Collection[str] | None = None, concurrency: int = 100, lease_seconds: float = LEASE_SECONDS,
+        slice_seconds: float = SLICE_SECONDS, duties: bool = True,
+    ) -> None:  # fmt: skip
         self._client = client.as_async()
         self._ingress = ingress
         self._agents = agents

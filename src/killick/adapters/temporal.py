@@ -124,8 +124,7 @@ class RunWorkflow:
                 seconds = standing.wait_seconds
                 with contextlib.suppress(TimeoutError):
                     await workflow.wait_condition(
-                        partial(self._is_stirred, seen),
-                        timeout=None if seconds is None else timedelta(seconds=seconds),
+                        partial(self._is_stirred, seen), timeout=None if seconds is None else timedelta(seconds=seconds)
                     )
             if workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(args=[run, terms])
@@ -150,19 +149,11 @@ class Temporal:
     workflows: Sequence[type] = (RunWorkflow,)
 
     def __init__(
-        self,
-        client: AnyClient,
-        temporal: TemporalClient,
-        *,
-        task_queue: str = "killick",
-        agents: Collection[str] | None = None,
-        concurrency: int = 10,
-        heartbeat_seconds: float = 10.0,
-        lease_seconds: float = LEASE_SECONDS,
-        slice_seconds: float = SLICE_SECONDS,
-        duties: bool = True,
+        self, client: AnyClient, temporal: TemporalClient, *, task_queue: str = "killick",
+        agents: Collection[str] | None = None, concurrency: int = 10, heartbeat_seconds: float = 10.0,
+        lease_seconds: float = LEASE_SECONDS, slice_seconds: float = SLICE_SECONDS, duties: bool = True,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._client = client.as_async()
         self._temporal = temporal
         self._queue = task_queue

@@ -5,18 +5,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import Any, TypeAlias, TypeVar
+from inspect import iscoroutinefunction
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from killick.definitions.current import in_agent
 from killick.definitions.open_tools import open_tool
 from killick.definitions.tools import AnyTool, Tool
-from killick.errors import DeclarationRefused, KillickError, RunWaiting, StepFailed
-from killick.llm.external import Host, here
+from killick.engine.failures import describe, is_transient
+from killick.engine.steps.intention import ERROR, is_error
+from killick.errors import DeclarationRefused, KillickError, Rejected, RunWaiting, StepFailed
+from killick.llm.external import Host, attempt, here
 
 T = TypeVar("T")
 
 ToolOptions: TypeAlias = Mapping[str, AnyTool | Mapping[str, Any]]
 """Options by tool name: a `killick.Tool`, or the options of `killick.tool`, such as `{"effect": "reads"}`."""
+
+Errors: TypeAlias = Literal["answer", "ask"]
+"""What an error of a tool that runs at most once becomes. "answer": the tool's recorded answer, which the model reads.
+"ask": a person says whether the call happened. A timeout and a lost connection are asked about in both cases."""
 
 
 def hosted(given: Host | None, who: str) -> Host:
@@ -65,11 +72,74 @@ class ToolFailed(Exception):
     """A recorded tool failure. Its text may go to a model, and is the same live and from the log."""
 
 
-def came_to_nothing(error: KillickError) -> BaseException:
-    """Returns the exception to raise in a framework's tool for an error of the gate, other than a rejection."""
-    if isinstance(error, StepFailed):
-        return ToolFailed(str(error.failure))
-    return Waiting(error) if isinstance(error, RunWaiting) else Stopped(str(error))
+class ErrorAnswer(ToolFailed):
+    """A tool's error that is its recorded answer. The call may have happened, so no caller may repeat it by itself."""
+
+
+def hinted(hints: Any) -> dict[str, Any]:
+    """Returns the options that an MCP server's annotations of a tool amount to."""
+    read = hints.get if isinstance(hints, Mapping) else lambda name: getattr(hints, name, None)
+    for kind, *by in (("reads", "read_only_hint", "readOnlyHint"), ("idempotent", "idempotent_hint", "idempotentHint")):
+        if any(read(name) is True for name in by):
+            return {"effect": kind}
+    return {}
+
+
+def is_answer(error: Exception, tool: AnyTool, bubbles: tuple[type[BaseException], ...] = ()) -> bool:
+    """Returns whether an error in the current attempt can be its answer: nothing else says what happened."""
+    place, policy = attempt(), tool.policy
+    if place is None or place.inner is None or place.inner.effect != "at_most_once" or policy.reconcile is not None:
+        return False
+    return not isinstance(error, (KillickError, *bubbles, *policy.nothing_happened)) and not is_transient(error)
+
+
+def answering(
+    tool: AnyTool, fn: Callable[..., Any], errors: Errors, bubbles: tuple[type[BaseException], ...] = ()
+) -> Callable[..., Any]:
+    """Returns a framework's function whose errors are recorded as its answers."""
+    if errors == "ask":
+        return fn
+
+    def answer(error: Exception) -> dict[str, str]:
+        if is_answer(error, tool, bubbles):
+            return {ERROR: str(describe(error))}
+        raise error
+
+    async def awaited(**given: Any) -> Any:
+        try:
+            return await fn(**given)
+        except Exception as error:
+            return answer(error)
+
+    def blocking(**given: Any) -> Any:
+        try:
+            return fn(**given)
+        except Exception as error:
+            return answer(error)
+
+    return awaited if iscoroutinefunction(fn) else blocking
+
+
+def answered(outcome: Any) -> Any:
+    """Returns a tool's outcome. Raises ErrorAnswer where it is an error."""
+    if is_error(outcome):
+        raise ErrorAnswer(outcome[ERROR])
+    return outcome
+
+
+async def called(
+    host: Host, tool: AnyTool, arguments: Mapping[str, Any], fn: Callable[..., Any] | None, *, errors: Errors,
+    key: str | None = None, bubbles: tuple[type[BaseException], ...] = (),
+) -> Any:  # fmt: skip
+    """Calls a framework's function, or else the tool's own, as a step. Raises ToolFailed, with the text for the model,
+    where it failed."""
+    own = None if fn is None else answering(tool, fn, errors, bubbles)
+    try:
+        return answered(await host.call(tool, arguments, key=key, fn=own, bubbles=bubbles))
+    except Rejected:
+        raise
+    except StepFailed as failed:
+        raise ToolFailed(str(failed.failure)) from failed
 
 
 async def asked(host: Host, who: str, fn: Callable[..., Awaitable[Any]], /, **request: Any) -> Any:
@@ -114,15 +184,9 @@ class _BrokeOff(Exception):
 
 
 async def streamed(
-    host: Host,
-    who: str,
-    begin: Callable[[], Awaitable[AsyncIterable[T]]],
-    /,
-    *,
-    write: Callable[[list[T]], Any],
-    read: Callable[[Any], Iterable[T]],
-    **request: Any,
-) -> AsyncIterator[T]:
+    host: Host, who: str, begin: Callable[[], Awaitable[AsyncIterable[T]]], /, *, write: Callable[[list[T]], Any],
+    read: Callable[[Any], Iterable[T]], **request: Any,
+) -> AsyncIterator[T]:  # fmt: skip
     """Streams a model's reply in parts, and records it once complete; or returns the recorded one.
 
     write   converts all parts to the recorded value; `read` converts back

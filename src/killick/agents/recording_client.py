@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
@@ -23,9 +23,11 @@ from killick.errors import DeclarationRefused, KillickError, Rejected, StepFaile
 from killick.llm import external, sse
 from killick.llm.external import Host
 from killick.llm.sse import Events, encoded, ending, written
+from killick.llm.toolset import driven, settled
 from killick.model.failure import Failure
 
 C = TypeVar("C")
+T = TypeVar("T")
 
 CALLS: Final = (
     "/chat/completions", "/completions", "/responses", "/embeddings", "/moderations", "/images/generations",
@@ -66,41 +68,30 @@ def durable(client: C) -> C:
 def _durable(cls: Any) -> Any:
     """The same client; inside a run it leaves retries and errors to the run."""
 
-    def begun(options: Any) -> tuple[Any, Any]:
-        return options.model_copy(update={"max_retries": 0}), _OURS.set([])
-
-    def refuse() -> None:
-        if told := _OURS.get():
-            raise told[0] from None
+    async def requested(self: Any, cast_to: Any, options: Any, more: dict[str, Any]) -> Any:
+        if _place() is None:
+            return await settled(cls.request(self, cast_to, options, **more))
+        token = _OURS.set([])
+        try:
+            once = options.model_copy(update={"max_retries": 0})
+            return await settled(cls.request(self, cast_to, once, **more))
+        except Exception:
+            if told := _OURS.get():
+                raise told[0] from None
+            raise
+        finally:
+            _OURS.reset(token)
 
     if inspect.iscoroutinefunction(cls.request):
 
         async def request_soon(self: Any, cast_to: Any, options: Any, **more: Any) -> Any:
-            if _place() is None:
-                return await cls.request(self, cast_to, options, **more)
-            options, token = begun(options)
-            try:
-                return await cls.request(self, cast_to, options, **more)
-            except Exception:
-                refuse()
-                raise
-            finally:
-                _OURS.reset(token)
+            return await requested(self, cast_to, options, more)
 
         request: Callable[..., Any] = request_soon
     else:
 
         def request_now(self: Any, cast_to: Any, options: Any, **more: Any) -> Any:
-            if _place() is None:
-                return cls.request(self, cast_to, options, **more)
-            options, token = begun(options)
-            try:
-                return cls.request(self, cast_to, options, **more)
-            except Exception:
-                refuse()
-                raise
-            finally:
-                _OURS.reset(token)
+            return driven(requested(self, cast_to, options, more))
 
         request = request_now
     return type(cls.__name__, (cls,), {"request": request, "__module__": cls.__module__, "__doc__": cls.__doc__})
@@ -115,7 +106,7 @@ def _recording(http: Any) -> Any:
             call, place = Call.of(request), _place()
             if call is None or place is None:
                 return await http.send(request, **options)
-            return await _Soon(http, call, options).through(place)
+            return await _Exchange(http, call, options).through(place)
 
         send: Callable[..., Any] = send_soon
     else:
@@ -124,7 +115,7 @@ def _recording(http: Any) -> Any:
             call, place = Call.of(request), _place()
             if call is None or place is None:
                 return http.send(request, **options)
-            return _Now(http, call, options).through(place)
+            return driven(_Exchange(http, call, options, blocks=True).through(place))
 
         send = send_now
     # The original client closes the shared connections when it is collected, so this one keeps it alive.
@@ -276,85 +267,88 @@ def _header(response: Any, places: tuple[str, ...]) -> str | None:
     return next((response.headers[place] for place in places if place in response.headers), None)
 
 
-# through the gate, awaited ------------------------------------------------------------------------
+# through the gate ---------------------------------------------------------------------------------
 
 
-class _Soon:
-    """One call of an async client."""
+class _Exchange:
+    """One call of a client. Its body is written once: that of a blocking client never waits (see `driven`)."""
 
-    def __init__(self, http: Any, call: Call, options: Mapping[str, Any]) -> None:
+    def __init__(self, http: Any, call: Call, options: Mapping[str, Any], *, blocks: bool = False) -> None:
         self._http = http
         self._call = call
         self._options = {**options, "stream": call.streams}
+        self._blocks = blocks
 
     async def through(self, place: Host | Branch) -> Any:
         call = self._call
         try:
             if isinstance(place, Host):
-                fn = call.called(self._whole if call.streams else self._asked)
-                value = await place.model(fn, **call.body)
+                fn = self._called(self._whole if call.streams else self._asked)
+                value = await settled((place.model_sync if self._blocks else place.model)(fn, **call.body))
                 return _in_one(call, value) if call.streams else call.answered(value)
-            if place.thread is not None:
-                raise KillickError(f"{place.execution.run_id}: a def agent blocks; give it the synchronous client")
-            run: Run[Any] = Run(place.execution)
+            run = self._run(place)
             if not call.streams:
-                return call.answered(await run.model(call.called(self._asked), **call.body))
-            chunks = run.stream(call.called(self._opened), **call.body)
+                return call.answered(await settled(run.model(self._called(self._asked), **call.body)))
+            chunks = _each(run.stream(self._called(self._opened), **call.body))
             first = await anext(chunks, _END)
             if isinstance(first, str):
                 first += "".join([str(chunk) async for chunk in chunks])
-            return call.streamed(_chunks_soon(call, chunks, first))
+            return call.streamed(self._chunks(chunks, first))
         except StepFailed as failed:
             return call.failed(failed)
         except KillickError as error:
             _noted(error)
             raise
 
-    @property
-    def _asked(self) -> Callable[..., Any]:
-        async def asked(**body: Any) -> Any:
-            return _reply(await self._http.send(self._call.asking(body), **self._options))
+    def _run(self, place: Branch) -> Any:
+        """The run as this client's kind of code takes it. An agent of the other kind is refused."""
+        if self._blocks and place.thread is None:
+            told = "a blocking client would hold up every run here; give an async agent the async client"
+            raise KillickError(f"{place.execution.run_id}: {told}")
+        if not self._blocks and place.thread is not None:
+            raise KillickError(f"{place.execution.run_id}: a def agent blocks; give it the synchronous client")
+        return SyncRun(place.execution) if self._blocks else Run(place.execution)
 
-        return asked
+    def _called(self, fn: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+        """What the step calls: a function of this client's kind, under the step's name."""
 
-    @property
-    def _opened(self) -> Callable[..., Any]:
-        async def opened(**body: Any) -> Any:
-            response = await self._http.send(self._call.asking(body), **self._options)
-            if response.is_error:
-                await response.aread()
-                response.raise_for_status()
-            return _events_soon(response)
+        async def awaited(**body: Any) -> Any:
+            return await fn(**body)
 
-        return opened
+        def blocking(**body: Any) -> Any:
+            return driven(fn(**body))
 
-    @property
-    def _whole(self) -> Callable[..., Any]:
-        opened = self._opened
+        return self._call.called(blocking if self._blocks else awaited)
 
-        async def whole(**body: Any) -> Any:
-            return join_chunks([chunk async for chunk in await opened(**body)])
+    async def _asked(self, **body: Any) -> Any:
+        return _reply(await settled(self._http.send(self._call.asking(body), **self._options)))
 
-        return whole
+    async def _opened(self, **body: Any) -> Any:
+        response = await settled(self._http.send(self._call.asking(body), **self._options))
+        if response.is_error:
+            await settled(response.read() if self._blocks else response.aread())
+            response.raise_for_status()
+        return _now(self._events(response)) if self._blocks else self._events(response)
 
+    async def _whole(self, **body: Any) -> Any:
+        return join_chunks([chunk async for chunk in _each(await self._opened(**body))])
 
-async def _events_soon(response: Any) -> AsyncIterator[Any]:
-    events = Events()
-    try:
-        async for line in response.aiter_lines():
-            for event in events.line(line):
+    async def _events(self, response: Any) -> AsyncGenerator[Any, None]:
+        events = Events()
+        try:
+            async for line in _each(response.iter_lines() if self._blocks else response.aiter_lines()):
+                for event in events.line(line):
+                    yield event
+            for event in events.rest():
                 yield event
-        for event in events.rest():
-            yield event
-    finally:
-        await response.aclose()
+        finally:
+            await settled(response.close() if self._blocks else response.aclose())
 
+    def _chunks(self, chunks: AsyncGenerator[Any, None], first: Any) -> Any:
+        """The body of a response, made of a step's chunks; closing it ends the step with the chunks so far."""
+        call, library = self._call, self._call.library
 
-def _chunks_soon(call: Call, chunks: Any, first: Any) -> Any:
-    """The body of a response, made of a step's chunks; closing it ends the step with the chunks so far."""
-
-    class Chunks(call.library.AsyncByteStream):  # type: ignore[misc,name-defined]
-        async def __aiter__(self) -> AsyncIterator[bytes]:
+        async def body() -> AsyncGenerator[bytes, None]:
             chunk = last = first
             try:
                 while chunk is not _END:
@@ -366,10 +360,44 @@ def _chunks_soon(call: Call, chunks: Any, first: Any) -> Any:
                 raise
             yield ending(last)
 
-        async def aclose(self) -> None:
-            await chunks.aclose()
+        class Awaited(library.AsyncByteStream):  # type: ignore[misc,name-defined]
+            def __aiter__(self) -> AsyncIterator[bytes]:
+                return body()
 
-    return Chunks()
+            async def aclose(self) -> None:
+                await chunks.aclose()
+
+        class Blocking(library.SyncByteStream):  # type: ignore[misc,name-defined]
+            def __iter__(self) -> Iterator[bytes]:
+                return _now(body())
+
+            def close(self) -> None:
+                driven(chunks.aclose())
+
+        return Blocking() if self._blocks else Awaited()
+
+
+async def _each(items: Any) -> AsyncGenerator[Any, None]:
+    """The items of an iterator of either kind; it is closed with this one."""
+    awaits = hasattr(items, "__aiter__")
+    try:
+        if awaits:
+            async for item in items:
+                yield item
+        else:
+            for item in items:
+                yield item
+    finally:
+        await settled(items.aclose() if awaits else items.close())
+
+
+def _now(items: AsyncGenerator[T, None]) -> Iterator[T]:
+    """The items of an async generator that never waits."""
+    try:
+        while (item := driven(settled(anext(items, _END)))) is not _END:
+            yield item
+    finally:
+        driven(items.aclose())
 
 
 def _in_one(call: Call, value: Any) -> Any:
@@ -377,96 +405,3 @@ def _in_one(call: Call, value: Any) -> Any:
     chunks: list[Any] = [*value] if isinstance(value, list) else [value]
     body = b"".join(map(call.events, chunks)) + (ending(chunks[-1]) if chunks else b"")
     return call.library.Response(200, headers={"content-type": _SSE}, content=body, request=call.request)
-
-
-# the same, blocking -------------------------------------------------------------------------------
-
-
-class _Now:
-    """One call of a blocking client."""
-
-    def __init__(self, http: Any, call: Call, options: Mapping[str, Any]) -> None:
-        self._http = http
-        self._call = call
-        self._options = {**options, "stream": call.streams}
-
-    def through(self, place: Host | Branch) -> Any:
-        call = self._call
-        try:
-            if isinstance(place, Host):
-                fn = call.called(self._whole if call.streams else self._asked)
-                value = place.model_sync(fn, **call.body)
-                return _in_one(call, value) if call.streams else call.answered(value)
-            if place.thread is None:
-                told = "a blocking client would hold up every run here; give an async agent the async client"
-                raise KillickError(f"{place.execution.run_id}: {told}")
-            run: SyncRun[Any] = SyncRun(place.execution)
-            if not call.streams:
-                return call.answered(run.model(call.called(self._asked), **call.body))
-            chunks = run.stream(call.called(self._opened), **call.body)
-            first = next(chunks, _END)
-            if isinstance(first, str):
-                first += "".join(map(str, chunks))
-            return call.streamed(_chunks_now(call, chunks, first))
-        except StepFailed as failed:
-            return call.failed(failed)
-        except KillickError as error:
-            _noted(error)
-            raise
-
-    @property
-    def _asked(self) -> Callable[..., Any]:
-        def asked(**body: Any) -> Any:
-            return _reply(self._http.send(self._call.asking(body), **self._options))
-
-        return asked
-
-    @property
-    def _opened(self) -> Callable[..., Any]:
-        def opened(**body: Any) -> Any:
-            response = self._http.send(self._call.asking(body), **self._options)
-            if response.is_error:
-                response.read()
-                response.raise_for_status()
-            return _events_now(response)
-
-        return opened
-
-    @property
-    def _whole(self) -> Callable[..., Any]:
-        opened = self._opened
-
-        def whole(**body: Any) -> Any:
-            return join_chunks(list(opened(**body)))
-
-        return whole
-
-
-def _events_now(response: Any) -> Iterator[Any]:
-    events = Events()
-    try:
-        for line in response.iter_lines():
-            yield from events.line(line)
-        yield from events.rest()
-    finally:
-        response.close()
-
-
-def _chunks_now(call: Call, chunks: Any, first: Any) -> Any:
-    class Chunks(call.library.SyncByteStream):  # type: ignore[misc,name-defined]
-        def __iter__(self) -> Iterator[bytes]:
-            chunk = last = first
-            try:
-                while chunk is not _END:
-                    last = chunk
-                    yield call.events(chunk)
-                    chunk = next(chunks, _END)
-            except StepFailed as failed:
-                call.failed(failed)
-                raise
-            yield ending(last)
-
-        def close(self) -> None:
-            chunks.close()
-
-    return Chunks()

@@ -120,6 +120,33 @@ class _Common(Generic[C]):
         """In a state machine: the result of the wait before this transition."""
         return self._execution.received
 
+    def hosting(self) -> ExternalSteps:
+        """`async with run.hosting() as host`, or `with`: a framework's own loop runs in the block; its calls go through
+        the host."""
+        return ExternalSteps(self._execution, self._paged)
+
+    def now(self) -> datetime:
+        """The current time; on replay, the recorded one."""
+        return self._drawn(facts.now)
+
+    def uuid(self) -> UUID:
+        """A new UUID, the same on replay."""
+        return self._drawn(facts.uuid)
+
+    def random(self) -> float:
+        """A random number in [0, 1), the same on replay."""
+        return self._drawn(facts.random)
+
+    def patched(self, name: str) -> bool:
+        """Whether new code may run here: False for runs whose log passed this point before the code was added."""
+        return self._drawn(partial(facts.patched, name=name))
+
+    def _paged(self, do: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def _drawn(self, draw: Callable[[Execution, Branch], T]) -> T:
+        raise NotImplementedError
+
     # the inert steps, for both ------------------------------------------------------------------
 
     def _call(self, tool: AnyTool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Intent:
@@ -148,6 +175,7 @@ class Run(_Common[C]):
 
     def call(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Step[T]:
         """Calls a tool as a step."""
+        self._execution.context.refuse_changed()
         step = call_tool(self._execution, tool, *self._bind(tool, args, kwargs))
         self._execution.inert_steps.add(step, f"run.call({tool.name}, …)", sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
         return step
@@ -167,10 +195,6 @@ class Run(_Common[C]):
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """Calls a model and streams its reply; recorded as a whole, and one chunk on replay."""
         return streams.stream(self._execution, model_intent(fn, args, kwargs))
-
-    def hosting(self) -> ExternalSteps:
-        """`async with run.hosting() as host`: a framework's own loop runs in the block; its calls go through it."""
-        return ExternalSteps(self._execution, self._paged)
 
     def fit(
         self, window: Window, messages: Sequence[Any], tools: Sequence[Any] = (), *, system: Any = None
@@ -279,18 +303,6 @@ class Run(_Common[C]):
         """Runs branches concurrently until one is done; the others stop at their next step."""
         return self._steps(parallel.first, parallel.spread(branches))
 
-    def now(self) -> datetime:
-        """The current time; on replay, the recorded one."""
-        return facts.now(self._execution, self._here())
-
-    def uuid(self) -> UUID:
-        """A new UUID, the same on replay."""
-        return facts.uuid(self._execution, self._here())
-
-    def random(self) -> float:
-        """A random number in [0, 1), the same on replay."""
-        return facts.random(self._execution, self._here())
-
     def renew(self, input: Any = None) -> Step[NoReturn]:  # noqa: A002
         """Closes this log and continues in a new one, from the top, with this input. Never returns.
 
@@ -298,19 +310,19 @@ class Run(_Common[C]):
         """
         return self._steps(completion.renew, input)
 
-    def patched(self, name: str) -> bool:
-        """Whether new code may run here: False for runs whose log passed this point before the code was added."""
-        return facts.patched(self._execution, self._here(), name)
-
     def _paged(self, do: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> Step[T]:
         return run_step(self._execution, do, *args, **kwargs)
 
     def _steps(self, do: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Step[T]:
         """Requests a step, and remembers the line that has to await it."""
         method = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        self._execution.context.refuse_changed()
         step = run_step(self._execution, do, *args)
         self._execution.inert_steps.add(step, f"run.{method.f_code.co_name}(…)", method.f_back or method)
         return step
+
+    def _drawn(self, draw: Callable[[Execution, Branch], T]) -> T:
+        return draw(self._execution, self._here())
 
     def _here(self) -> Branch:
         branch = self._execution.branch_here()
@@ -348,10 +360,6 @@ class SyncRun(_Common[C]):
             # A caller that leaves the stream early is done with it: the next step need not wait for garbage collection.
             if not self._execution.loop.is_closed():
                 self._on_loop(chunks.aclose())
-
-    def hosting(self) -> ExternalSteps:
-        """`with run.hosting() as host`: a framework's own loop runs in the block; its calls go through the host."""
-        return ExternalSteps(self._execution, self._await)
 
     def fit(self, window: Window, messages: Sequence[Any], tools: Sequence[Any] = (), *, system: Any = None) -> Sent:
         """The part of a history that fits the window: decided once, recorded, and the same on replay."""
@@ -454,18 +462,6 @@ class SyncRun(_Common[C]):
         """Runs branches concurrently until one is done; the others stop at their next step."""
         return self._await(parallel.first, parallel.spread(branches))
 
-    def now(self) -> datetime:
-        """The current time; on replay, the recorded one."""
-        return self._drawn(facts.now)
-
-    def uuid(self) -> UUID:
-        """A new UUID, the same on replay."""
-        return self._drawn(facts.uuid)
-
-    def random(self) -> float:
-        """A random number in [0, 1), the same on replay."""
-        return self._drawn(facts.random)
-
     def renew(self, input: Any = None) -> NoReturn:  # noqa: A002
         """Closes this log and continues in a new one, from the top, with this input. Never returns.
 
@@ -473,10 +469,6 @@ class SyncRun(_Common[C]):
         """
         self._await(completion.renew, input)
         raise AssertionError("a renewed run goes on in another log")
-
-    def patched(self, name: str) -> bool:
-        """Whether new code may run here: False for runs whose log passed this point before the code was added."""
-        return self._drawn(partial(facts.patched, name=name))
 
     # inside -----------------------------------------------------------------------------------
 
@@ -494,6 +486,7 @@ class SyncRun(_Common[C]):
         return branch
 
     def _await(self, do: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        self._execution.context.refuse_changed()
         branch = self._here() if do in _UNNUMBERED else self._asking()
         return self._on_loop(run_step(self._execution, do, *args, branch=branch))
 

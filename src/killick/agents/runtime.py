@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import importlib.metadata
+import inspect
 import math
 import os
 from collections.abc import Callable, Coroutine, Iterable
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
-from killick.agents.build import build_of
 from killick.agents.run import run_of
 from killick.blocking import LOOP_THREAD
 from killick.clock import Clock, SystemClock
@@ -23,14 +26,15 @@ from killick.definitions.current import mark_log_records
 from killick.engine.engine import Engine
 from killick.engine.executor import Executor
 from killick.engine.leases import LEASE_SECONDS
+from killick.engine.replay import Tracer
 from killick.engine.steps import live_calls
 from killick.engine.steps.attempt import ToolInterceptor
-from killick.engine.tracer import Tracer
 from killick.errors import KillickError
 from killick.fork_safety import hears_of_forks, keep_inherited
 from killick.ids import Ids, RandomIds
 from killick.log.log import Log
 from killick.model import events as e
+from killick.model.events import Build
 from killick.store.protocol import Store
 
 R = TypeVar("R")
@@ -44,6 +48,53 @@ def _close_open() -> None:
     for runtime in list(_OPEN):
         with contextlib.suppress(Exception):
             runtime.close()
+
+
+def build_of(agent: AnyAgent) -> Build:
+    """The build of an agent. `KILLICK_BUILD` names it where neither a package nor a repository does."""
+    given = os.environ.get("KILLICK_BUILD")
+    return Build(version=given) if given else _build(agent.fn.__module__, _folder(agent))
+
+
+def _folder(agent: AnyAgent) -> str:
+    try:
+        return str(Path(inspect.getfile(inspect.unwrap(agent.fn))).parent)
+    except (TypeError, OSError):
+        return ""
+
+
+@lru_cache(maxsize=256)
+def _build(module: str, folder: str) -> Build:
+    return Build(version=_version(module.partition(".")[0]), commit=_commit(Path(folder)) if folder else "")
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return ""
+
+
+def _commit(folder: Path) -> str:
+    """The commit of the repository around a folder, without asking git."""
+    try:
+        for place in (folder, *folder.parents):
+            if (place / ".git" / "HEAD").is_file():
+                return _resolved(place / ".git")
+    except OSError:
+        pass
+    return ""
+
+
+def _resolved(git: Path) -> str:
+    head = (git / "HEAD").read_text().strip()
+    name = head.removeprefix("ref: ")
+    if name == head:
+        return head[:12]
+    if (git / name).is_file():
+        return (git / name).read_text().strip()[:12]
+    packed = (git / "packed-refs").read_text() if (git / "packed-refs").is_file() else ""
+    return next((line.split()[0][:12] for line in packed.splitlines() if line.endswith(f" {name}")), "")
 
 
 class Runtime:

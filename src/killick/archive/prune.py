@@ -72,7 +72,7 @@ def choose(
     for count, row in enumerate(rows, 1):
         ties[row.run] = _ties(log.store, row.run)
         progress("looking", count, len(rows))
-    heads = {head.run: head for head in _heads(log.store)}
+    heads = {head.run: head for head in seal.heads(log.store)}
     going, kept = _Choice(log.store, heads, ties).made()
     events = sum(heads[run].seq - heads[run].base for run in going)
     return Chosen(going=tuple(row for row in rows if row.run in going), kept=kept, events=events)
@@ -84,13 +84,6 @@ def _listed(store: Store, query: RunQuery) -> Iterator[RunRow]:
     while rows := store.runs(query, before=before, limit=READ_LIMIT):
         yield from (row for row in rows if not row.agent.startswith(OWN))
         before = rows[-1].number
-
-
-def _heads(store: Store) -> Iterator[Head]:
-    after = 0
-    while found := store.heads(after=after):
-        yield from (head for _, head in found)
-        after = found[-1][0]
 
 
 _TELLING: Final = ("run.started", "run.repaired", "child.spawned", "value.erased")

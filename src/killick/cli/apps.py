@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from killick.cli.exit_codes import CommandFailed
+from killick.cli.exit_codes import CommandFailed, nearest
 from killick.errors import AgentUnknown
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ def _check(file: Path, found: Any) -> None:
         raise CommandFailed(f"{_near(file)}: tool.killick is no table; write [tool.killick]")
     for name, value in found.items():  # pyright: ignore[reportUnknownVariableType]
         if name not in SETTINGS:
-            close = get_close_matches(str(name), SETTINGS, 1)  # pyright: ignore[reportUnknownArgumentType]
-            hint = f"did you mean {close[0]}?" if close else f"it knows {', '.join(SETTINGS)}"
+            hint = nearest(str(name), SETTINGS, f"it knows {', '.join(SETTINGS)}")  # pyright: ignore[reportUnknownArgumentType]
             raise CommandFailed(f"{_near(file)}: [tool.killick] has no entry {name!r}; {hint}")
         given: Any = value  # pyright: ignore[reportUnknownVariableType]
         texts: list[Any] = given if name == "redact" and isinstance(given, list) else [given]  # pyright: ignore[reportUnknownVariableType]
@@ -85,8 +84,8 @@ def load_module(name: str) -> ModuleType:
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        close = get_close_matches(str(path), map(str, path.parent.glob("*.py")), 1)
-        hint = f"did you mean {close[0]}?" if close else "name the file that declares the agent, as app.py:agent"
+        beside = map(str, path.parent.glob("*.py"))
+        hint = nearest(str(path), beside, "name the file that declares the agent, as app.py:agent")
         raise CommandFailed(f"{path}: no such file; {hint}")
     file = path.resolve()
     folder, name = _dotted(file)
@@ -175,8 +174,7 @@ def load(target: str, app: str | None = None) -> Any:
     found = _named(module, name) if name else _only(module, target)
     if found is None:
         names = [agent.__name__ for agent in agents(module)]
-        close = get_close_matches(name, names, 1)
-        hint = f"did you mean {close[0]}?" if close else f"its agents: {', '.join(names) or 'none'}"
+        hint = nearest(name, names, f"its agents: {', '.join(names) or 'none'}")
         raise CommandFailed(f"{module_name or app}: has no agent {name!r}; {hint}")
     return found
 

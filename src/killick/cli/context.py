@@ -10,7 +10,6 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -21,7 +20,7 @@ import msgspec
 from click.shell_completion import CompletionItem
 
 from killick.cli import apps
-from killick.cli.exit_codes import CommandFailed
+from killick.cli.exit_codes import CommandFailed, nearest
 from killick.clock import SystemClock
 from killick.errors import RunUnknown, StoreBroken
 from killick.log.log import Log
@@ -242,9 +241,7 @@ class Shell:
 
     def refuse_run(self, run: str) -> NoReturn:
         """Say that there is no such run, and which one may have been meant."""
-        known = [row.run for row in self.runs(1_000)]
-        close = get_close_matches(run, known, 1, 0.5)
-        hint = f"did you mean {close[0]}?" if close else "`killick ps` lists them"
+        hint = nearest(run, (row.run for row in self.runs(1_000)), "`killick ps` lists them")
         raise CommandFailed(f"{run}: no such run in {self.url}; {hint}") from RunUnknown(run)
 
     def confirm(self, question: str, *, yes: bool) -> bool:
@@ -313,11 +310,17 @@ def value_of(text: str | None) -> Any:
     return str(found) if isinstance(found, Unparsed) else found
 
 
-def pair(text: str) -> tuple[str, Any]:
-    """`name=value` as people write it."""
+def named(text: str) -> tuple[str, str]:
+    """The two parts of `name=value`."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise CommandFailed(f"{text!r}: no name and value; write it as name=value")
+    return name, value
+
+
+def pair(text: str) -> tuple[str, Any]:
+    """`name=value` as people write it."""
+    name, value = named(text)
     return name, value_of(value)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterable
+from difflib import get_close_matches
 from enum import IntEnum
 from typing import Final
 
@@ -52,6 +54,12 @@ _CODES: Final[tuple[tuple[type[errors.KillickError], Exit], ...]] = (
     (errors.SnapshotBroken, Exit.BAD),
 )
 """Every other error of ours is about what was asked for."""
+
+
+def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
+    """What may have been meant, for the end of an error's line; else the next move."""
+    close = get_close_matches(word, list(known), 1, 0.5)
+    return f"did you mean {close[0]}?" if close else otherwise
 
 
 def code_of(error: errors.KillickError) -> Exit:

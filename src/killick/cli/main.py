@@ -10,14 +10,14 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Final
 
 import click
 from click.shell_completion import CompletionItem
 
-from killick.cli.exit_codes import CommandFailed, Exit, code_of, drop_output
+from killick.cli.exit_codes import CommandFailed, Exit, code_of, drop_output, nearest
 from killick.errors import KillickError
+from killick.version import VERSION
 
 COMMANDS: Final[dict[str, str]] = {
     "run": "run an agent here",
@@ -89,10 +89,9 @@ MODULES: Final = {
         "killick.cli.commands.time_travel": "time fork, time rewind, time undo",
         "killick.cli.commands.files": "time restore",
         "killick.cli.commands.replay": "time replay",
-        "killick.cli.commands.export": "store export",
         "killick.cli.commands.store.verify": "store verify",
         "killick.cli.commands.store.doctor": "store doctor",
-        "killick.cli.commands.store.maintenance": "store repair, store erase",
+        "killick.cli.commands.store.maintenance": "store repair, store erase, store export",
         "killick.cli.commands.store.prune": "store prune",
         "killick.cli.commands.store.seal": "store seal, store prove",
         "killick.cli.commands.contract": ", ".join(f"contract {word}" for word in GROUPS["contract"][1]),
@@ -144,7 +143,7 @@ class Words(click.Group):
         return f"{ctx.command_path} has no such command"
 
     def nearest(self, word: str) -> str:
-        return _nearest(word, self.words, f"it has {', '.join(self.words)}")
+        return nearest(word, self.words, f"it has {', '.join(self.words)}")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         if incomplete.startswith("-"):
@@ -185,7 +184,7 @@ class Killick(Words):
         inside = {path.rpartition(" ")[2]: f"killick {path}" for path in MODULES if " " in path}
         if word in inside:
             return f"did you mean {inside[word]}?"
-        return _nearest(word, self.words, "`killick --help` lists them")
+        return nearest(word, self.words, "`killick --help` lists them")
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write = formatter.write
@@ -201,7 +200,7 @@ class Killick(Words):
 
 
 @click.group(cls=Killick, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="killick", prog_name="killick", message="%(prog)s %(version)s")
+@click.version_option(VERSION, prog_name="killick", message="%(prog)s %(version)s")
 def killick() -> None:
     """The state layer for LLM agents."""
 
@@ -269,7 +268,7 @@ def _usage(wrong: click.ClickException) -> str:
         if where == "killick":
             return f"{wrong.option_name}: no such option here; options come after the command, killick COMMAND --help"
         known = [name for parameter in group.params for name in parameter.opts]
-        return f"{wrong.option_name}: {where} has no such option; {_nearest(wrong.option_name, known, see)}"
+        return f"{wrong.option_name}: {where} has no such option; {nearest(wrong.option_name, known, see)}"
     if isinstance(wrong, click.MissingParameter) and wrong.param is not None:
         return f"{where.removeprefix('killick ')}: needs {wrong.param.make_metavar(context)}; {see}"
     if isinstance(wrong, click.BadParameter) and wrong.param is not None:
@@ -284,11 +283,6 @@ def _name_of(parameter: click.Parameter) -> str:
 def _said(message: str) -> str:
     line = " ".join(message.split()).rstrip(".")
     return f"{line[:1].lower()}{line[1:]}"
-
-
-def _nearest(word: str, known: Sequence[str] | Mapping[str, str], otherwise: str) -> str:
-    close = get_close_matches(word, list(known), 1, 0.5)
-    return f"did you mean {close[0]}?" if close else otherwise
 
 
 def _tell(line: str, code: Exit) -> int:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from killick.errors import DurationRefused
+from killick.history.phrasing import SIGNS as SIGNS
 from killick.history.phrasing import arguments as arguments
 from killick.history.phrasing import brief as brief
 from killick.history.phrasing import inline as inline
@@ -19,18 +20,11 @@ from killick.model.retry import seconds
 from killick.presenting.phrase import Phrase
 
 STYLES: Final = {
-    "queued": "cyan", "running": "blue", "waiting": "yellow", "paused": "magenta",
+    "queued": "cyan", "running": "blue", "waiting": "yellow", "code_mismatch": "bold red", "paused": "magenta",
     "abandoned": "bold red", "broken": "bold red", "completed": "green", "failed": "red", "cancelled": "dim",
     "intended": "dim", "delayed": "yellow", "in_doubt": "bold red", "done": "green",
 }  # fmt: skip
 """The colour of every status, of runs and of steps."""
-
-SIGNS: Final = {
-    "intended": "·", "running": "▸", "delayed": "↻", "waiting": "…", "in_doubt": "?", "done": "✓", "failed": "✗",
-    "cancelled": "⊘",
-}  # fmt: skip
-"""The sign before a step."""
-
 
 _ROLES: Final = {
     "strong": "bold", "quiet": "dim", "quote": "italic", "good": "green", "bad": "red", "warning": "yellow",
@@ -51,6 +45,11 @@ def status(name: str) -> Text:
 def ago(at_us: int, now_us: int) -> str:
     """How long since, or until."""
     return f"{span(now_us - at_us)} ago" if at_us <= now_us else f"in {span(at_us - now_us)}"
+
+
+def many(count: int, what: str, several: str | None = None) -> str:
+    """So many of something: 1 run, 2 runs."""
+    return f"{count:,} {what if count == 1 else several or f'{what}s'}"
 
 
 def moment(at_us: int, *, date: bool = True) -> str:

@@ -18,16 +18,9 @@ from killick.store.records import ENDED, Delivered
 
 
 def answer(
-    engine: Engine,
-    wait: str | Wait,
-    verb: str,
-    value: Any,
-    *,
-    by: str | None,
-    comment: str | None,
-    saw: str | None,
+    engine: Engine, wait: str | Wait, verb: str, value: Any, *, by: str | None, comment: str | None, saw: str | None,
     tx: Any,
-) -> str:
+) -> str:  # fmt: skip
     """Answer an open wait; returns the run that has it. An approval that is not the last of a quorum is a vote."""
     found = _open_wait(engine, wait)
     if saw is not None and saw != found.digest:
@@ -94,7 +87,10 @@ def _open_wait(engine: Engine, wait: str | Wait) -> Wait:
         ids = ", ".join(each.id for each in found)
         raise AnswerRefused(wait, f"several waits are open; name one of {ids}")
     _refuse_closed(engine, wait, run, step)
-    raise AnswerRefused(wait, f"nothing to answer here; the run is {state.status}")
+    over = state.fold.step(step) if step else None
+    failure = state.data(over.ended).get("failure") if over is not None and over.ended else None
+    why = f"the run is {state.status}" if not isinstance(failure, dict) else f"step {step} ended: {failure['message']}"
+    raise AnswerRefused(wait, f"nothing to answer here; {why}")
 
 
 def _refuse_closed(engine: Engine, wait: str, run: str, step: str, *, only: str | None = None) -> None:

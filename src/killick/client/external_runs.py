@@ -9,7 +9,6 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from killick.agents.runtime import Runtime
@@ -45,9 +44,7 @@ class ExternalSession:
         self._runs.runtime.blocking(held.come())
         return self._entered(held)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._runs.runtime.blocking(self._left().go())
 
     async def __aenter__(self) -> Host:
@@ -55,9 +52,7 @@ class ExternalSession:
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(held.come(), held.loop))
         return self._entered(held)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         held = self._left()
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(held.go(), held.loop))
 

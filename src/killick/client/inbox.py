@@ -111,7 +111,7 @@ def page(
             continue
         if len(found) >= limit or looked >= _LOOK:
             return Page(_sorted(found, now_us), last)
-        found += [(wait, row.priority) for wait in _readable(log, row, answered) if chosen(wait)]
+        found += [(wait, row.priority) for wait in readable(log, row, answered=answered) if chosen(wait)]
         looked, last = looked + 1, ".".join(map(str, place))
     return Page(_sorted(found, now_us), None)
 
@@ -148,7 +148,7 @@ def _parsed(cursor: str) -> Place:
     return when, priority, changed, number
 
 
-def _readable(log: Log, row: RunRow, answered: bool) -> list[Wait]:
+def readable(log: Log, row: RunRow, *, answered: bool) -> list[Wait]:
     """The questions of a run. A run with an unreadable log is listed with that error, and hides no other."""
     try:
         return list(_of(log, row, answered))

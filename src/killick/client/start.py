@@ -37,6 +37,7 @@ from killick.log import Recorded
 from killick.logger import get_logger
 from killick.model import events as e
 from killick.model.chunks import through_codec
+from killick.model.facts import LIVE
 from killick.model.state import State
 from killick.model.typed import convert
 from killick.store.protocol import is_held
@@ -312,9 +313,7 @@ def _refuse_mismatch(engine: Engine, run: str, agent: AnyAgent, value: Any) -> N
 
 def _unfinished(engine: Engine, agent: AnyAgent, value: Any) -> str | None:
     """A run of the same agent and input that has not ended and that no process holds."""
-    query = RunQuery(
-        agent=agent.name, tag=_input_tag(agent, value), status=("queued", "running", "waiting", "paused")
-    )  # fmt: skip
+    query = RunQuery(agent=agent.name, tag=_input_tag(agent, value), status=LIVE)
     for row in engine.store.runs(query, limit=10):
         head = engine.store.head(row.run)
         if head is not None and not is_held(engine.store, head):

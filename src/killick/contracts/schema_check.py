@@ -24,7 +24,7 @@ LIKENED_CHARS_MAX: Final = 4096
 
 _NUMBERS: Final[frozenset[type]] = frozenset({int, float, Decimal})
 
-_NEEDED: Final = {
+NEEDED: Final = {
     "string": "text", "integer": "a whole number", "number": "a number", "boolean": "true or false", "array": "a list",
     "object": "an object", "null": "nothing", "bytes": "bytes", "date": "a date", "datetime": "a moment",
 }  # fmt: skip
@@ -85,7 +85,7 @@ def _tests(bound: Bound) -> Iterator[Test]:
 
 def _of_type(names: tuple[str, ...]) -> Test:
     allowed = frozenset(kind for name in names for kind in TYPES[name])
-    needed = " or ".join(_NEEDED[name] for name in names)
+    needed = " or ".join(NEEDED[name] for name in names)
 
     def test(value: Any) -> str | None:
         kind = type(value)  # pyright: ignore[reportUnknownVariableType]

@@ -116,7 +116,9 @@ async def _code(ex: Execution, branch: Branch, point: state_machine.Resumed, run
 async def _called(ex: Execution, branch: Branch, agent: AnyAgent, run: Any, *args: Any) -> Any:
     """The agent's function: on the loop, or in a thread of its own."""
     if agent.is_async:
-        return await agent.fn(run, *args)
+        result = await agent.fn(run, *args)
+        ex.context.refuse_changed()
+        return result
 
     def begin() -> Any:
         import threading
@@ -133,4 +135,6 @@ async def _called(ex: Execution, branch: Branch, agent: AnyAgent, run: Any, *arg
             # A thread cannot be cancelled: it meets the signal at its next step.
             if ex.signal is None:
                 raise
-    return work.future.result()
+    result = work.future.result()
+    ex.context.refuse_changed()
+    return result

@@ -1,21 +1,26 @@
-"""The agent's own document, as its code sees it: typed, versioned, read-only, and changed from outside only between
-steps."""
+"""The agent's own document, as its code sees it: typed, versioned, and changed from outside only between steps.
+
+The code gets a copy. A copy that it changed in place is found when it asks for its next step, and at its end.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from copy import deepcopy
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from killick.definitions.agents import AnyAgent
-from killick.engine.readonly import document as read_only_document
-from killick.engine.readonly import read_only
 from killick.engine.replay import Record
-from killick.errors import ValueRefused
+from killick.errors import ContextReadOnly, ValueRefused
 from killick.model.chunks import through_codec
-from killick.model.codec import plain
+from killick.model.codec import canonical, plain
 from killick.model.typed import convert
+
+_encode: Final = msgspec.msgpack.Encoder(enc_hook=lambda value: plain(value, at="context")).encode
 
 
 class Change(NamedTuple):
@@ -24,6 +29,23 @@ class Change(NamedTuple):
     seq: int
     version: int
     data: Mapping[str, Any]
+
+
+class Document(dict[str, Any]):
+    """A context without a declared type: a dict whose entries are attributes too."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the context has no {name!r}; set it with run.update({name}=…)") from None
+
+    def __setattr__(self, name: str, *value: Any) -> None:
+        raise ContextReadOnly(name)
+
+    __delattr__ = __setattr__
 
 
 class Context:
@@ -39,17 +61,36 @@ class Context:
         self._document = self._migrated(self._recorded, form)
         self.version = version
         self._value = self._typed()
-        self._is_read_only = False
+        self._shown: tuple[Any, bytes] | None = None
+        """The copy that the code has, and its encoding as it was when the code got it."""
         self._outside: deque[Change] = deque()
 
     @property
     def value(self) -> Any:
-        """The document as its declared type, read-only throughout; converted on first access."""
-        if not self._is_read_only:
-            kind = self._agent.options.context
-            self._value = read_only_document(self._document) if kind is None else read_only(self._value)
-            self._is_read_only = True
-        return self._value
+        """A copy of the document, as its declared type. The code gets the same one until the context changes."""
+        if self._shown is None:
+            copy = deepcopy(self._original)
+            self._shown = copy, _encoded(copy)
+        return self._shown[0]
+
+    def refuse_changed(self) -> None:
+        """Raise where the code changed its copy in place; it gets a new one."""
+        if self._shown is None:
+            return
+        copy, before = self._shown
+        try:
+            if _encoded(copy) == before:
+                return
+            found, kept = _entries(copy), _entries(self._original)
+            changed = next((name for name in kept | found if kept.get(name) != found.get(name)), None)
+        except (AttributeError, ValueRefused):  # a field was deleted, or holds what cannot be stored
+            changed = None
+        self._shown = None
+        raise ContextReadOnly(changed)
+
+    @property
+    def _original(self) -> Any:
+        return Document(self._document) if self._agent.options.context is None else self._value
 
     def _migrated(self, document: dict[str, Any], form: int | None) -> dict[str, Any]:
         options = self._agent.options
@@ -63,7 +104,7 @@ class Context:
         return None if kind is None else convert(self._document, kind, at="context")
 
     def _becomes(self, value: Any, version: int) -> None:
-        self._value, self._is_read_only, self.version = value, False, version
+        self._value, self._shown, self.version = value, None, version
 
     def update(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Set some entries; they come back through the codec, like every value."""
@@ -71,7 +112,7 @@ class Context:
         before, self._document = self._document, {**self._document, **kept}
         try:
             value = self._typed()
-            if value is not None and (lost := set(changes) - set(plain_names(value))):
+            if value is not None and (lost := set(changes) - _entries(value).keys()):
                 raise ValueRefused(f"context.{min(lost)}", f"is not a field of {type(value).__name__}")
         except ValueRefused:
             self._document = before
@@ -118,10 +159,18 @@ class Context:
         self._document = {name: value for name, value in {**self._document, **edited}.items() if name not in dropped}
 
 
-def plain_names(value: Any) -> list[str]:
-    """The entries that a document has."""
+def _encoded(value: Any) -> bytes:
+    """A document in bytes, to tell whether it changed: quickly, or by the codec where msgpack has no form for it."""
+    try:
+        return _encode(value)
+    except Exception:
+        return canonical(value, at="context")
+
+
+def _entries(value: Any) -> dict[str, Any]:
+    """The entries of a document as they are stored."""
     lowered = plain(value, at="context")
-    return list(lowered) if isinstance(lowered, dict) else []
+    return lowered if isinstance(lowered, dict) else {}
 
 
 def initial_context(agent: AnyAgent) -> dict[str, Any] | None:

@@ -15,11 +15,11 @@ from killick.definitions.markers import Resource
 from killick.definitions.rate_limit import Buckets
 from killick.engine.effects.run_tree import Forks
 from killick.engine.leases import Leases
+from killick.engine.replay import Tracer
 from killick.engine.steps.attempt import ToolInterceptor
 from killick.engine.steps.live_calls import LiveCall, LiveCalls
 from killick.engine.steps.threads import Threads
 from killick.engine.steps.workspace_folders import Folders
-from killick.engine.tracer import Tracer
 from killick.errors import KillickError, StillRunning
 from killick.ids import Ids
 from killick.log.log import Log

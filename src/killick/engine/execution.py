@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import copy_context
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 from killick.definitions.agents import AnyAgent
 from killick.definitions.current import HERE
@@ -33,6 +33,7 @@ from killick.engine.steps.intention import Intent
 from killick.engine.steps.open_wait import Intervened, Waiter
 from killick.engine.steps.turns import InertSteps, Turns, end_with
 from killick.errors import KillickError, LeaseLost, OutsideBranch, StillRunning, ValueRefused
+from killick.log.group_commit import Ticket
 from killick.log.writer import Entry, Hold, RunLog
 from killick.logger import get_logger
 from killick.model import events as e
@@ -272,19 +273,25 @@ class Execution:
             return self.log.append_behind(*(entries if self.diverged_at is None else self._mended(entries)), **rights)
         except KillickError as error:
             self._failed(error)
-        return self.log.seq
 
     async def write(self, *entries: Entry, **rights: Any) -> Written:
         """Write and wait until the commit, also if this task is cancelled meanwhile."""
-        cancelled, seq = False, 0
+        writing = self.write_begun(*entries, **rights)
+        return Written(writing.item.last[0], not writing.is_committed and await self.settled(writing))
+
+    def write_begun(self, *entries: Entry, **rights: Any) -> Ticket:
+        """Write; `settled` waits, unless the commit is over already."""
         try:
-            writing = self.log.append_begun(*(entries if self.diverged_at is None else self._mended(entries)), **rights)
-            seq = writing.item.last[0]
-            if not writing.done or writing.error is not None:  # its commit may be over, and refused, already
-                cancelled = await self.log.settled(writing)
+            return self.log.append_begun(*(entries if self.diverged_at is None else self._mended(entries)), **rights)
         except KillickError as error:
             self._failed(error)
-        return Written(seq, cancelled)
+
+    async def settled(self, writing: Ticket) -> bool:
+        """Wait until a commit, despite cancellation; True: this task was cancelled."""
+        try:
+            return await self.log.settled(writing)
+        except KillickError as error:
+            self._failed(error)
 
     async def barrier(self) -> None:
         """Wait until everything written so far is committed."""
@@ -293,18 +300,16 @@ class Execution:
         except KillickError as error:
             self._failed(error)
 
-    def _failed(self, error: KillickError) -> None:
+    def _failed(self, error: KillickError) -> NoReturn:
         """Close the handle after a failed commit. A value that cannot be stored is an error of the caller."""
         if isinstance(error, ValueRefused):
             raise error
-        self.close(Interrupted(self.log.failure or error), cut=True)
-        raise self.signal or error
+        raise self.interrupted(self.log.failure or error)
 
-    def interrupted(self, error: KillickError) -> Signal:
+    def interrupted(self, error: BaseException) -> Signal:
         """Close the handle after an error of the store. It is no failure of the run, which resumes later."""
         self.close(Interrupted(error), cut=True)
-        assert self.signal is not None
-        return self.signal
+        return self.signal or Interrupted(error)
 
     @property
     def is_ours(self) -> bool:
@@ -321,9 +326,7 @@ class Execution:
     def check_lease(self) -> None:
         """Check the lease just before a call; interrupt the run if it is lost."""
         if self.lease is not None and self.engine.clock.monotonic() >= self.lease.until:
-            self.close(Interrupted(LeaseLost(self.run_id)), cut=True)
-            assert self.signal is not None
-            raise self.signal
+            raise self.interrupted(LeaseLost(self.run_id))
 
     def _mended(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
         """Prefix the first write after a divergence with the event that the code was corrected."""
@@ -577,10 +580,9 @@ class Execution:
             self.inner_waits.end(inner, branch)
         self.turns.computing -= 1
         self.busy -= 1
-        if branch.scope is not None:
-            branch.scope.running -= 1
-            if not branch.scope.running:
-                # The branch that gathered continues, and asks for its turn before any other branch.
+        if (scope := branch.scope) is not None:
+            scope.running -= 1
+            if not scope.running:  # the branch that gathered continues, and asks for its turn before any other branch
                 self.busy += 1
                 self.turns.computing += 1
         if self.busy == 0:

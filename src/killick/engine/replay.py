@@ -1,18 +1,21 @@
-"""The record of a run for replay: steps by id, and the events between them.
+"""The record of a run for replay: steps by id, and the events between them; and the hook by which a replay follows.
 
 Loaded when the run is opened. Writes nothing; decides only whether code and record agree.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from copy import copy
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
+from killick.definitions.agents import AnyAgent
+from killick.engine.signals import Signal
 from killick.errors import ValueErased
 from killick.log.log import Log
 from killick.model import event_codec
@@ -255,3 +258,37 @@ def short(values: Any, length: int = 160) -> str:
     named: dict[Any, Any] = {**values} if isinstance(values, dict) else {"value": values}
     text = ", ".join(f"{name}={value!r}" for name, value in named.items())
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+# the tracer hook ----------------------------------------------------------------------------------
+
+
+class TracedExecution(Protocol):
+    """What a tracer sees of an execution. It may close it; the code then meets the signal at its next step."""
+
+    agent: AnyAgent
+    record: Record
+    signal: Signal | None
+    loop: asyncio.AbstractEventLoop
+
+    def close(self, signal: Signal, *, cut: bool = False) -> None: ...
+
+
+class Tracer(Protocol):
+    """Follows the code of a run. It may raise the signal of an execution that it closed."""
+
+    def asked(self, ex: TracedExecution, step: e.StepId) -> None:
+        """The code asks for a step. Called on the loop."""
+        ...
+
+    def called(self, ex: TracedExecution, step: e.StepId) -> None:
+        """Blocking code is about to ask for its next step. Called in the code's own thread."""
+        ...
+
+    def given(self, ex: TracedExecution, seq: int) -> None:
+        """The code is given the outcome that was recorded at this event."""
+        ...
+
+    def compares(self, seq: int) -> bool:
+        """Whether the arguments recorded at this event are those that the code has to repeat."""
+        ...

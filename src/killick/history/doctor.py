@@ -9,7 +9,6 @@ from __future__ import annotations
 import platform
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.metadata import version
 from typing import Final
 
 import msgspec
@@ -20,9 +19,10 @@ from killick.history import vaults
 from killick.log.log import Log
 from killick.model import event_codec
 from killick.model import events as e
-from killick.model.facts import Facts
+from killick.model.facts import LIVE, Facts
 from killick.store.protocol import Store
 from killick.store.records import ENDED, READ_LIMIT, Condition, Head, RunQuery, RunRow
+from killick.version import VERSION
 
 COUNTED_MAX: Final = 100_000
 """Beyond this many runs, only the newest are counted."""
@@ -45,7 +45,6 @@ LATE_US: Final = 60_000_000
 SILENT_US: Final = 3_600_000_000
 PAUSED_US: Final = 7 * 86_400_000_000
 SKEW_US: Final = 1_000_000
-_LIVE: Final = ("queued", "running", "waiting", "paused")
 _OWN: Final = "killick."
 
 Words = tuple[str, ...]
@@ -186,18 +185,12 @@ def examine(log: Log, *, clock: Clock, knows: Callable[[str], bool] | None = Non
     conditions = tuple(store.conditions())
     if all(each.name != "clock" for each in conditions):
         conditions += (_clocks(store, clock),)
-    files = vaults.condition(log, [row.run for row in store.runs(RunQuery(status=_LIVE), limit=FILES_MAX)])
+    files = vaults.condition(log, [row.run for row in store.runs(RunQuery(status=LIVE), limit=FILES_MAX)])
     conditions += () if files is None else (files,)
     return Diagnosis(
-        store=store.place,
-        id=store.id,
-        killick=version("killick"),
-        python=platform.python_version(),
-        conditions=conditions,
-        runs=dict(look.counts),
-        findings=tuple(look.findings()),
-        unseen=tuple(look.unseen),
-    )
+        store=store.place, id=store.id, killick=VERSION, python=platform.python_version(),
+        conditions=conditions, runs=dict(look.counts), findings=tuple(look.findings()), unseen=tuple(look.unseen),
+    )  # fmt: skip
 
 
 def _clocks(store: Store, clock: Clock) -> Condition:
@@ -248,16 +241,16 @@ class _Look:
         self._due()
         for row in self._first(rows["running"], LOOKED_MAX, "running"):
             self._running(row)
-        waiting = sorted(rows["waiting"], key=lambda row: row.changed_at_us)
+        waiting = sorted(rows["waiting"] + rows["code_mismatch"], key=lambda row: row.changed_at_us)
         for row in self._first(waiting, FOLDED_MAX, "waiting"):
             self._waiting(row)
         for row in rows["paused"]:
             if self._now_us - row.changed_at_us > PAUSED_US:
                 self._say("paused", row, row.changed_at_us)
         if knows is not None:
-            agents = {row.agent for status in _LIVE for row in rows[status]}
+            agents = {row.agent for status in LIVE for row in rows[status]}
             strange = {agent for agent in agents if not knows(agent)}
-            for row in (row for status in _LIVE for row in rows[status] if row.agent in strange):
+            for row in (row for status in LIVE for row in rows[status] if row.agent in strange):
                 self._found["unknown"].append(Named(row.run, row.agent, row.changed_at_us))
 
     def _say(self, reason: str, row: RunRow, since_us: int, about: str = "") -> None:
@@ -270,14 +263,14 @@ class _Look:
         """Returns runs by status, newest first, and their counts; of ended runs only the newest."""
         found: dict[str, list[RunRow]] = {}
         room = COUNTED_MAX
-        for status in (*_LIVE, *ENDED):
+        for status in (*LIVE, *ENDED):
             rows: list[RunRow] = []
             before: int | None = None
             while room > 0:
                 page = self._store.runs(RunQuery(status=(status,)), before=before, limit=min(room, READ_LIMIT))
                 room -= len(page)
                 self.counts[status] += len(page)
-                rows += page if status in _LIVE else page[: max(LOOKED_MAX - len(rows), 0)]
+                rows += page if status in LIVE else page[: max(LOOKED_MAX - len(rows), 0)]
                 if len(page) < READ_LIMIT:
                     break
                 before = page[-1].number

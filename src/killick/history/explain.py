@@ -33,14 +33,14 @@ def why(
     timeline: Timeline,
     number: str | None = None,
     *,
-    zone: tzinfo = UTC,
+    zone: tzinfo | None = UTC,
     chars: int = 160,
     text_of: Callable[[Any], str | None] = lambda _: None,
     abandoned: bool = False,
 ) -> list[str]:
     """Returns paragraphs about a step; without a number, about the run and its current step. Unknown number: none.
 
-    zone       the time zone of displayed times
+    zone       the time zone of displayed times; None: each with its date, in UTC
     chars      the maximum length of a displayed value
     text_of    extracts the text of a model's reply
     abandoned  whether the run's process is known to be dead
@@ -62,7 +62,13 @@ class _Why(StepNarrator):
     """Writes about one timeline."""
 
     def __init__(
-        self, timeline: Timeline, zone: tzinfo, chars: int, text_of: Callable[[Any], str | None], *, abandoned: bool
+        self,
+        timeline: Timeline,
+        zone: tzinfo | None,
+        chars: int,
+        text_of: Callable[[Any], str | None],
+        *,
+        abandoned: bool,
     ) -> None:
         super().__init__(zone, chars, text_of)
         self.timeline = timeline

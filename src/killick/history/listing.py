@@ -17,11 +17,11 @@ import msgspec
 from msgspec.structs import replace
 
 from killick.errors import KillickError, ValueErased
-from killick.history.phrasing import arguments, crash_told, cut, entries_of
+from killick.history.phrasing import arguments, crash_told, cut, entries_of, inline
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.crash_loop import Crashes
-from killick.model.facts import Wait
+from killick.model.facts import LIVE, Wait
 from killick.model.failure import Failure
 from killick.model.fold import Fold
 from killick.model.state import State
@@ -29,8 +29,8 @@ from killick.model.typed import convert
 from killick.store.protocol import Store
 from killick.store.records import CRASHING, Head, RunQuery, RunRow, RunStanding, shown_tags
 
-STATUSES: Final = ("queued", "running", "waiting", "paused", "completed", "failed", "cancelled", "abandoned")
-"""The statuses of listings; a quarantined run is also broken."""
+STATUSES: Final = (*LIVE, "completed", "failed", "cancelled", "abandoned")
+"""The statuses of listings; a quarantined run is also broken. `abandoned` runs are not `running`: their holder died."""
 
 KEPT_MAX: Final = 4_096
 """The number of cached lines."""
@@ -43,7 +43,10 @@ CHARS_MAX: Final = 400
 
 _STILL: Final = ("queued", "completed", "cancelled")
 
-Kind = Literal["person", "time", "message", "child", "backoff", "crash", "failure", "code", "worker", "record", "more"]
+Kind = Literal[
+    "person", "doubt", "time", "message", "child", "backoff", "crash", "failure", "code", "worker", "record", "more",
+    "result",
+]  # fmt: skip
 Through = Callable[[str, dict[str, Any]], Mapping[str, Any]]
 """Filters every event's values before display, given their run."""
 
@@ -75,6 +78,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     stage: str | None = None
     stage_number: int | None = None
     stages: int = 0
+    entered: tuple[int, ...] = ()
     step: str | None = None
     step_name: str | None = None
     attempts: int = 0
@@ -164,19 +168,25 @@ class Listing:
     def _standing(self, line: Line, status: str) -> Line:
         state = self._log.state(line.run, line.seq)
         facts = state.fold.facts
-        known = state.fold.step(facts.current) if facts.current is not None else None
+        step, about = self._failed(line.run, line.seq, state.fold) if status == "failed" else (facts.current, ())
+        if status == "code_mismatch":
+            step = getattr(self._log.event(line.run, facts.mend), "step", step)
+        elif status == "waiting" and facts.waits and step not in facts.waits:
+            step = next(iter(facts.waits))
+        known = state.fold.step(step) if step is not None else None
         at = facts.plan.index(facts.stage) + 1 if facts.stage in facts.plan else None
+        entered = tuple(n for n, stage in enumerate(facts.plan) if stage in facts.entered)
         line = replace(
-            line, stage=facts.stage, stage_number=at, stages=len(facts.plan), step=facts.current,
+            line, stage=facts.stage, stage_number=at, stages=len(facts.plan), step=step, about=about, entered=entered,
             step_name=known.name if known is not None and known.sort != "wait" else None,
             attempts=len(known.attempts) if known is not None else 0,
             build=" ".join(filter(None, (facts.build.version, facts.build.commit[:7]))) or None,
             parent=facts.parent, forked_from=facts.forked_from,
         )  # fmt: skip
-        if status == "failed":
-            step, about = self._failed(line.run, line.seq, state.fold)
-            return replace(line, step=step or line.step, about=about)
-        if status not in ("running", "waiting", "paused") and facts.crashes is None:
+        if status == "completed" and (result := self._data(line.run, facts.ended).get("result")) is not None:
+            told = result if isinstance(result, str) else inline(result)
+            return replace(line, about=(About(kind="result", text=cut(told, CHARS_MAX)),))
+        if status not in ("running", "waiting", "code_mismatch", "paused") and facts.crashes is None:
             return line
         about = tuple(islice(self._about(state), ABOUT_MAX + 1))
         if len(about) > ABOUT_MAX:
@@ -193,8 +203,11 @@ class Listing:
             yield crash(self._log, state.run, facts.crashes)
         if facts.crashes is not None and facts.crashes.quarantined:
             yield About(kind="person", text="a person to resume or cancel it")
-        elif facts.mend and isinstance(self._log.event(state.run, facts.mend), e.RunDiverged):
-            yield About(kind="code", text="fixed code")
+        elif facts.status == "code_mismatch":
+            data = self._data(state.run, facts.mend)
+            told = f"fixed code: the log has {data.get('recorded')}, and the code has {data.get('found')}"
+            yield About(kind="code", text=cut(told, CHARS_MAX))
+            return  # no answer helps until then
         elif facts.paused or facts.mend:
             because = ", because its record was repaired" if facts.mend else ""
             yield About(kind="person", text=f"a person to resume it{because}")
@@ -219,7 +232,8 @@ class Listing:
                 asked = asked_of_intention(wait.waits_for, data.get("intention"))
                 prompt = data.get("prompt")
                 asked = asked or (prompt if isinstance(prompt, str) and prompt else wait.name)
-                return About(kind="person", text=cut(f"{', '.join(wait.to)}: {asked}" if wait.to else asked, CHARS_MAX))
+                kind: Kind = "doubt" if wait.waits_for == "settlement" else "person"
+                return About(kind=kind, text=cut(f"{', '.join(wait.to)}: {asked}" if wait.to else asked, CHARS_MAX))
 
     def _failed(self, run: str, seq: int, fold: Fold | None) -> tuple[str | None, tuple[About, ...]]:
         """Returns where and how a run failed; from its last event, if that says so."""
@@ -251,15 +265,26 @@ def crash(log: Log, run: str, crashes: Crashes) -> About:
     return About(kind="crash", text=text, at_us=None if crashes.quarantined else crashes.until)
 
 
-def gone(store: Store) -> tuple[str, ...]:
-    """Returns the dead holders."""
-    return tuple(each.holder for each in store.holders() if not each.lives)
+def _holders(store: Store, *, lives: bool) -> tuple[str, ...]:
+    return tuple(each.holder for each in store.holders() if each.lives == lives)
+
+
+def selected(store: Store, query: RunQuery, *, before: int | None = None, limit: int) -> list[RunRow]:
+    """Returns the rows of a listing, newest first. The index knows no abandoned runs: their holders tell them apart."""
+    statuses = tuple(dict.fromkeys("running" if each == "abandoned" else each for each in query.status))
+    if ("running" in query.status) == ("abandoned" in query.status):
+        return store.runs(replace(query, status=statuses), before=before, limit=limit)
+    others = tuple(status for status in statuses if status != "running")
+    rows = store.runs(replace(query, status=others), before=before, limit=limit) if others else []
+    if holders := _holders(store, lives="running" in query.status):
+        rows += store.runs(replace(query, status=("running",), holders=holders), before=before, limit=limit)
+    return sorted(rows, key=lambda row: -row.number)[:limit]
 
 
 def counted(store: Store, query: RunQuery) -> Counter[str]:
     """Counts runs by status, of those that match in all else. Abandoned runs do not count as running."""
     counts = Counter(store.counts(query))
-    if counts["running"] and (holders := gone(store)):
+    if counts["running"] and (holders := _holders(store, lives=False)):
         counts["abandoned"] = store.counts(replace(query, holders=holders)).get("running", 0)
         counts["running"] -= counts["abandoned"]
     return +counts

@@ -23,6 +23,12 @@ YEAR_10_000_US: Final = 253_402_300_800_000_000
 _ORDINALS: Final = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 _UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 
+SIGNS: Final = {
+    "intended": "·", "running": "▸", "delayed": "↻", "waiting": "…", "in_doubt": "?", "done": "✓", "failed": "✗",
+    "cancelled": "⊘",
+}  # fmt: skip
+"""The sign of a step by its status."""
+
 
 def listed(words: Iterable[str], last: str = "and") -> str:
     """a, b and c."""
@@ -250,9 +256,12 @@ def short(failure: Failure) -> str:
 
 
 class Prose:
-    """Writes values and times. The first date is written once; times of other days include theirs."""
+    """Writes values and times. The first date is written once; times of other days include theirs.
 
-    def __init__(self, zone: tzinfo, chars: int) -> None:
+    Without a zone every time is whole, in UTC, for a page to show in the reader's zone.
+    """
+
+    def __init__(self, zone: tzinfo | None, chars: int) -> None:
         self.zone = zone
         self.chars = chars
         self._day = ""
@@ -270,7 +279,9 @@ class Prose:
     def _moment(self, at_us: int) -> tuple[str, str]:
         if not 0 <= at_us < YEAR_10_000_US:
             return f"{at_us} µs", ""
-        local = datetime.fromtimestamp(at_us / 1_000_000, UTC).astimezone(self.zone)
+        local = datetime.fromtimestamp(at_us / 1_000_000, UTC).astimezone(self.zone or UTC)
+        if self.zone is None:
+            return f"{local:%Y-%m-%d %H:%M:%S} UTC", ""
         day = f"{local.day} {_MONTHS[local.month - 1]} {local.year}"
         time = local.strftime("%H:%M:%S")
         if not self._day:

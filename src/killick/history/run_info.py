@@ -19,22 +19,11 @@ def info(log: Log, run: str) -> RunInfo:
     head, state = log.head(run), log.state(run)
     facts = state.fold.facts
     return RunInfo(
-        id=run,
-        agent=facts.agent,
-        status=facts.status,
-        step=facts.current,
-        stage=facts.stage,
-        plan=facts.plan,
-        waits=tuple(waits_of(log.store, state)),
-        wake_at_us=state.fold.wake_at,
-        priority=facts.priority,
-        tags=facts.tags,
-        parent=facts.parent,
-        started_at_us=facts.started_at,
-        changed_at_us=facts.changed_at,
-        build=facts.build,
-        holder=head.holder,
-    )
+        id=run, agent=facts.agent, status=facts.status, step=facts.current, stage=facts.stage, plan=facts.plan,
+        waits=tuple(waits_of(log.store, state)), wake_at_us=state.fold.wake_at, priority=facts.priority,
+        tags=facts.tags, parent=facts.parent, started_at_us=facts.started_at, changed_at_us=facts.changed_at,
+        build=facts.build, holder=head.holder,
+    )  # fmt: skip
 
 
 def waits_of(store: Store, state: State) -> Iterator[Wait]:
@@ -43,29 +32,16 @@ def waits_of(store: Store, state: State) -> Iterator[Wait]:
         data = state.data(wait.opened)
         erased = isinstance(data.get("prompt"), Erased)
         yield Wait(
-            id=f"{state.run}:{wait.step}",
-            run=state.run,
-            step=wait.step,
-            waits_for=wait.waits_for,
-            name=wait.name,
-            prompt="(what was asked is erased)" if erased else data.get("prompt"),
-            to=wait.to,
-            deadline_us=wait.deadline,
-            since_us=wait.at,
+            id=f"{state.run}:{wait.step}", run=state.run, step=wait.step, waits_for=wait.waits_for, name=wait.name,
+            prompt="(what was asked is erased)" if erased else data.get("prompt"), to=wait.to,
+            deadline_us=wait.deadline, since_us=wait.at,
             verbs=inbox.verbs_of(wait.waits_for) if erased else tuple(data.get("verbs") or ()),
-            options=() if erased else tuple(data.get("options") or ()),
-            schema=None if erased else data.get("schema"),
-            intention=None if erased else data.get("intention"),
-            need=wait.need,
-            votes=_votes(store, state.run, wait),
-            may=None if erased or data.get("may") is None else tuple(data["may"]),
-            rule=wait.rule,
-            reason=None if erased else data.get("reason"),
-            because=because_of(state, wait.step),
-            digest=getattr(state.event(wait.opened), "digest", None),
-            round=wait.round,
-            opened=wait.opened,
-        )
+            options=() if erased else tuple(data.get("options") or ()), schema=None if erased else data.get("schema"),
+            intention=None if erased else data.get("intention"), need=wait.need, votes=_votes(store, state.run, wait),
+            may=None if erased or data.get("may") is None else tuple(data["may"]), rule=wait.rule,
+            reason=None if erased else data.get("reason"), because=because_of(state, wait.step),
+            digest=getattr(state.event(wait.opened), "digest", None), round=wait.round, opened=wait.opened,
+        )  # fmt: skip
 
 
 def because_of(state: State, step: str) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -57,9 +56,7 @@ class Vaults:
     def __enter__(self) -> Vaults:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for vault in self._vaults:
             vault.close()
 

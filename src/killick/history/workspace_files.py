@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from difflib import unified_diff
-from types import TracebackType
 from typing import Final, Literal
 
 import msgspec
@@ -129,9 +128,7 @@ class Files:
     def __enter__(self) -> Files:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.vault.close()
 
     @property

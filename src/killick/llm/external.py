@@ -198,7 +198,7 @@ class Host:
             with self._mutex:
                 self._nth[named] += inner is None
                 key = f"{named}#{self._nth[named]}" if inner is None else inner.named(named)
-        return await hosted.take(key, intent, partial(_through_gate, intent=intent))
+        return await hosted.take(key, intent, partial(execute_step, intent=intent))
 
     async def _reached(self, do: Callable[[ExternalBranches], Coroutine[Any, Any, T]]) -> T:
         inner = _inner(self.run)
@@ -269,10 +269,6 @@ def _settled(ended: Future[T], task: asyncio.Task[T]) -> None:
         ended.set_exception(error)
     else:
         ended.set_result(task.result())
-
-
-async def _through_gate(ex: Execution, branch: Branch, *, intent: Intent) -> Any:
-    return await execute_step(ex, branch, intent)
 
 
 async def _asked(ex: Execution, branch: Branch, **asked: Any) -> Answer:

@@ -19,7 +19,7 @@ from killick.clock import Clock, SystemClock
 from killick.errors import LogError
 from killick.fork_safety import hears_of_forks
 from killick.store.protocol import Store
-from killick.store.records import Append, Head
+from killick.store.records import Append, Head, Row
 
 if TYPE_CHECKING:
     import asyncio
@@ -45,18 +45,21 @@ _MEASURED: Final = 16
 class Ticket:
     """One pending append. The committer fills it in; readers check `done`, then `result()` or `error`."""
 
-    __slots__ = ("done", "due", "error", "future", "gate", "head", "item", "promoted", "size_bytes")
+    done = False
+    head: Head | None = None
+    error: BaseException | None = None
+    gate: threading.Lock | None = None
+    promoted = False
+    size_bytes = 0
+    due = 0.0
 
     def __init__(self, item: Append, future: asyncio.Future[Head] | None = None) -> None:
         self.item = item
         self.future = future
-        self.done = False
-        self.head: Head | None = None
-        self.error: BaseException | None = None
-        self.gate: threading.Lock | None = None
-        self.promoted = False
-        self.size_bytes = 0
-        self.due = 0.0
+
+    @property
+    def is_committed(self) -> bool:
+        return self.done and self.error is None
 
     def result(self) -> Head:
         """Returns the new head, or raises the refusal; only when done."""
@@ -64,6 +67,27 @@ class Ticket:
             raise self.error
         assert self.head is not None
         return self.head
+
+
+class Tail:
+    """The write-behind events of one run that are in no append yet. The committer's mutex guards it."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.start: tuple[int, bytes, int] = (0, b"", 0)
+        """The head before its first event, and the epoch."""
+        self.rows: list[Row] = []
+        self.size_bytes = 0
+        self.last: Ticket | None = None
+        """The run's newest write-behind append that was queued."""
+
+    def detached(self) -> Ticket:
+        """Returns its events as an append."""
+        after, before, epoch = self.start
+        item = Append(run=self.run, after=after, before=before, epoch=epoch, rows=tuple(self.rows))
+        self.last = ticket = Ticket(item)
+        ticket.size_bytes, self.rows, self.size_bytes = self.size_bytes, [], 0
+        return ticket
 
 
 class Committer:
@@ -78,6 +102,7 @@ class Committer:
         self._queue_bytes_max = queue_bytes_max
         self._mutex = threading.Lock()
         self._queue: deque[Ticket] = deque()
+        self._tails: dict[Tail, float] = {}
         self._behind_bytes = 0
         self._leading = False
         self._wait_seconds = 0.0
@@ -102,6 +127,7 @@ class Committer:
         """Pending appends belong to the parent, which commits them."""
         self._mutex, self._closed, self._thread = threading.Lock(), True, None
         self._queue.clear()
+        self._tails.clear()
         _unhurried()
 
     # three ways in ----------------------------------------------------------------------------
@@ -133,45 +159,62 @@ class Committer:
             self._flush_soon(loop, slow=slow)
         return ticket
 
-    def submit(self, item: Append) -> Ticket:
+    def submit(self, *tickets: Ticket, urgent: bool = False) -> None:
         """Write-behind: commits with the next commit of any run, or by itself within two milliseconds."""
-        ticket = Ticket(item)
-        ticket.size_bytes = item.size_bytes
-        ticket.due = SystemClock.monotonic() + BEHIND_SECONDS_MAX
-        full = not self._behind or self._behind_bytes > self._queue_bytes_max
-        lead = self._enqueue(ticket, waits=False, lead=full)
-        if lead:
-            self._drain(ticket)
-        else:
-            self._stir(urgent=False)
-        return ticket
-
-    def withdraw(self, ticket: Ticket) -> bool:
-        """Withdraws the last submission, if no commit has started, so that its writer can merge it into the next."""
         with self._mutex:
-            if self._closed or not self._queue or self._queue[-1] is not ticket:
-                return False  # closing waits for the last one, and refuses what it would be joined to
-            if ticket.future is not None or ticket.gate is not None:
-                return False  # somebody waits for it as it is
-            self._queue.pop()
-            self._behind_bytes -= ticket.size_bytes
-            return True
+            for ticket in tickets:
+                self._refuse_closed(ticket.item.run)
+                ticket.size_bytes, ticket.due = ticket.item.size_bytes, SystemClock.monotonic() + BEHIND_SECONDS_MAX
+                self._behind_bytes += ticket.size_bytes
+            self._queue.extend(tickets)
+        self._added(urgent=urgent)
+
+    def add_behind(self, tail: Tail, start: tuple[int, bytes, int], rows: Sequence[Row]) -> None:
+        """As `submit`, for events alone. The run's next append may take them along."""
+        size_bytes = 0
+        for row in rows:
+            size_bytes += len(row.body) + len(row.data or b"")
+        with self._mutex:
+            self._refuse_closed(tail.run)
+            if not tail.rows:
+                tail.start = start
+                self._tails[tail] = SystemClock.monotonic() + BEHIND_SECONDS_MAX
+            tail.rows += rows
+            tail.size_bytes += size_bytes
+            self._behind_bytes += size_bytes
+        self._added(urgent=False)
+
+    def _added(self, *, urgent: bool) -> None:
+        if not self._behind or self._behind_bytes > self._queue_bytes_max:
+            self._lead_if_free()
+        elif urgent or self._thread is None or not self._wake.is_set():
+            self._stir(urgent=urgent)
+
+    def take(self, tail: Tail) -> list[Row]:
+        """Takes a tail's events for the run's next append; none if their commit has begun."""
+        with self._mutex:
+            rows = tail.rows
+            if self._tails.pop(tail, None) is not None:
+                self._behind_bytes -= tail.size_bytes
+                tail.rows, tail.size_bytes = [], 0
+            return rows
+
+    def detach(self, tail: Tail) -> None:
+        """Queues a tail as an append of its own."""
+        with self._mutex:
+            if self._tails.pop(tail, None) is not None:
+                self._queue.append(tail.detached())
+
+    def _detach_all(self) -> None:
+        """Queues all tails. Called under the mutex."""
+        self._queue.extend([tail.detached() for tail in self._tails])
+        self._tails.clear()
 
     def hold_off(self, change: int) -> None:
         """Marks the start or the end of a step's transaction, which may block all writers: no loop commits
         meanwhile."""
         with self._mutex:
             self._open += change
-
-    def submit_all(self, tickets: Sequence[Ticket]) -> None:
-        """Commits held-back appends, in order."""
-        with self._mutex:
-            for ticket in tickets:
-                ticket.size_bytes = ticket.item.size_bytes
-                self._behind_bytes += ticket.size_bytes
-            self._queue.extend(tickets)
-        if tickets:
-            self._stir(urgent=True)
 
     def finish(self, tickets: Sequence[Ticket], results: Sequence[Head | BaseException]) -> None:
         """Resolves each ticket and wakes its waiters."""
@@ -236,6 +279,7 @@ class Committer:
         """Commits pending appends, then stops."""
         with self._mutex:
             self._closed = True
+            self._detach_all()
             last = self._queue[-1] if self._queue else None
         if last is not None:
             self.wait(last)
@@ -248,8 +292,7 @@ class Committer:
     def _enqueue(self, ticket: Ticket, *, waits: bool, lead: bool = True) -> bool:
         """Queues a ticket. True: the caller is the leader and must drain the queue."""
         with self._mutex:
-            if self._closed:
-                raise LogError(f"{ticket.item.run}: the log is closed; open it again")
+            self._refuse_closed(ticket.item.run)
             self._queue.append(ticket)
             self._behind_bytes += ticket.size_bytes
             if lead and not self._leading:
@@ -259,13 +302,17 @@ class Committer:
                 ticket.gate = _shut()
             return False
 
+    def _refuse_closed(self, run: str) -> None:
+        if self._closed:
+            raise LogError(f"{run}: the log is closed; open it again")
+
     def _lead_alone(self, run: str) -> list[Ticket] | None:
         """The fast path: leads at once if no commit is running and only this run's write-behind appends are queued.
 
         Returns those tickets, to be committed first; None: other runs are queued.
         """
         with self._mutex:
-            if self._leading or self._closed:
+            if self._leading or self._closed or self._tails:
                 return None
             for ticket in self._queue:
                 if ticket.item.run != run or ticket.future is not None or ticket.gate is not None:
@@ -331,6 +378,7 @@ class Committer:
     def _lead_if_free(self) -> None:
         """Commits the queue, unless a leader is active, which takes new tickets or hands them on."""
         with self._mutex:
+            self._detach_all()
             if self._leading or not self._queue:
                 return
             self._leading = True
@@ -341,6 +389,7 @@ class Committer:
         """Leads until its own ticket is done, then hands the queue on."""
         while True:
             with self._mutex:
+                self._detach_all()
                 batch = [self._queue.popleft() for _ in range(min(len(self._queue), GROUP_MAX))]
                 self._behind_bytes -= sum([each.size_bytes for each in batch])
             if batch:
@@ -416,22 +465,25 @@ class Committer:
             if oldest is None and idle >= _IDLE_ROUNDS:
                 _hurry(-1)
                 self._wake.clear()
-                if not self._queue and not self._closed:
+                if not self._queue and not self._tails and not self._closed:
                     self._wake.wait()
                 _hurry(+1)
                 idle = 0
                 continue
             idle = 0 if oldest is not None else idle + 1
             if not self._urgent:
-                due = oldest.due if oldest is not None else 0.0
-                time.sleep(max(due - SystemClock.monotonic(), 0.0) if oldest is not None else BEHIND_SECONDS_MAX)
-            if self._urgent or (oldest is not None and self._oldest() is oldest):
+                due = SystemClock.monotonic() + BEHIND_SECONDS_MAX if oldest is None else oldest[1]
+                time.sleep(max(due - SystemClock.monotonic(), 0.0))
+            if self._urgent or (oldest is not None and self._oldest() == oldest):
                 self._urgent = False
                 self._lead_if_free()
 
-    def _oldest(self) -> Ticket | None:
+    def _oldest(self) -> tuple[Ticket | Tail, float] | None:
+        """Returns what has waited longest, and when it is due."""
         with self._mutex:
-            return self._queue[0] if self._queue else None
+            if self._queue:
+                return self._queue[0], self._queue[0].due
+            return next(iter(self._tails.items()), None)
 
 
 _hurrying = 0

@@ -11,7 +11,7 @@ import msgspec
 
 from killick.errors import HandleClosed, LogError, ValueRefused
 from killick.ids import salt
-from killick.log.group_commit import Committer, Ticket, running_loop
+from killick.log.group_commit import Committer, Tail, Ticket, running_loop
 from killick.model import hashing
 from killick.model.chunks import Blob, pack
 from killick.model.event_codec import TOLD, check, encode
@@ -120,7 +120,7 @@ class RunLog:
         self._snapshot_every = snapshot_every
         self._known: set[bytes] = set()
         self._indexed: RunIndex | None = None
-        self._last: Ticket | None = None
+        self._tail = Tail(head.run)
         self._begun: Ticket | None = None
         self._hold: Hold | None = None
         self._failure: BaseException | None = None
@@ -162,7 +162,7 @@ class RunLog:
 
     def append(self, *entries: Entry, **rights: Unpack[AppendExtras]) -> Head:
         """Appends durably: on return the events are committed."""
-        item = self._after_what_is_behind(self._build(entries, rights))
+        item = self._build(entries, rights)
         try:
             return self._committer.commit(item)
         except BaseException as error:
@@ -185,7 +185,7 @@ class RunLog:
         held = self._held(entries, rights, waits=True) if self._hold is not None else None
         if held is not None:
             return held
-        item = self._after_what_is_behind(self._build(entries, rights))
+        item = self._build(entries, rights)
         try:
             self._begun = ticket = self._committer.begin(item)
         except Exception as error:
@@ -216,7 +216,8 @@ class RunLog:
 
     def _fail(self, error: BaseException) -> None:
         """Closes the handle. If a write-behind append was refused first, that is the reason."""
-        first = self._last.error if self._last is not None and self._last.done else None
+        behind = self._tail.last
+        first = behind.error if behind is not None and behind.done else None
         self._failure = self._failure or first or error
 
     @property
@@ -233,16 +234,24 @@ class RunLog:
 
         Returns the seq of the last event.
         """
-        held = self._held(entries, rights, waits=False) if self._hold is not None else None
-        ticket = self._last = held or self._committer.submit(self._build(entries, rights))
-        return ticket.item.last[0]
+        if self._hold is not None and (held := self._held(entries, rights, waits=False)) is not None:
+            self._tail.last = held
+            return held.item.last[0]
+        start = (self._seq, self._hash, self._epoch)
+        rows, more = self._chain(entries, rights)
+        if not more:
+            self._committer.add_behind(self._tail, start, rows)
+        else:
+            self._tail.last = ticket = Ticket(self._appended(start, rows, more))
+            self._committer.submit(ticket)
+        return self._seq
 
     def barrier(self) -> None:
         """Returns when everything submitted so far is committed, including the appends of others."""
         if (ticket := self._newest()) is not None:
             self._committer.wait(ticket)
             self._told(ticket)
-        if self._last is not None:
+        if self._tail.last is not None:
             self._check()
 
     async def barrier_soon(self) -> None:
@@ -250,15 +259,13 @@ class RunLog:
         if (ticket := self._newest()) is not None:
             await self._committer.wait_soon(ticket)
             self._told(ticket)
-        if self._last is not None:
+        if self._tail.last is not None:
             self._check()
 
     def _newest(self) -> Ticket | None:
-        """Returns the newest uncommitted append. A log commits as a prefix, so it covers all earlier ones.
-
-        Waiting for an older one first would let another branch withdraw this one meanwhile, and it would never finish.
-        """
-        pending = [ticket for ticket in (self._begun, self._last) if ticket is not None and not ticket.done]
+        """Returns the newest uncommitted append. A log commits as a prefix, so it covers all earlier ones."""
+        self._committer.detach(self._tail)
+        pending = [ticket for ticket in (self._begun, self._tail.last) if ticket is not None and not ticket.done]
         return max(pending, key=lambda ticket: ticket.item.last[0], default=None)
 
     def _told(self, ticket: Ticket) -> None:
@@ -282,7 +289,7 @@ class RunLog:
 
     async def caught_up(self, hold: Hold) -> bool:
         """Waits until all earlier submissions are committed; True: the caller was cancelled."""
-        if all(ticket is None or ticket.done for ticket in (self._last, self._begun)):
+        if self._newest() is None:
             return False
         return await self.settled(self._committer.begin(hold.fence))
 
@@ -292,7 +299,7 @@ class RunLog:
 
         The block ends when it is committed, or raises. Until then it changes nothing that other threads read.
         """
-        encoded = _encoded(entry, self._secret_key)
+        encoded = _encoded(entry.event, entry.values, self._secret_key)
         with hold.mutex:
             if self._hold is not hold or self._failure is not None:
                 raise HandleClosed(self.run, self._failure or GivenUp())
@@ -332,7 +339,7 @@ class RunLog:
         with hold.mutex:
             if self._hold is hold:
                 self._let_go()
-                self._committer.submit_all(hold.tickets)
+                self._committer.submit(*hold.tickets, urgent=True)
             return hold.seq is None
 
     def _let_go(self) -> None:
@@ -354,35 +361,46 @@ class RunLog:
     # inside -----------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        if self._failure is None and self._last is not None and self._last.done:
-            self._failure, self._last = self._last.error, None
+        behind = self._tail.last
+        if self._failure is None and behind is not None and behind.done:
+            self._failure, self._tail.last = behind.error, None
         if self._failure is not None:
             raise HandleClosed(self.run, self._failure) from self._failure
 
-    def _after_what_is_behind(self, item: Append) -> Append:
-        """Merges an append with pending write-behind ones, if their commit has not started."""
-        last = self._last
-        if last is None or not last.item.joins(item) or not self._committer.withdraw(last):
-            return item
-        self._last = None
-        return last.item.joined(item)
-
     def _build(self, entries: Sequence[Entry], rights: AppendExtras | None = None) -> Append:
-        """Encodes, chains and queues for folding. A refused value changes nothing, because all are packed first."""
-        if self._failure is not None or self._last is not None:
+        """Returns an append, with the pending write-behind events where no part of it could be refused separately."""
+        start = (self._seq, self._hash, self._epoch)
+        rows, more = self._chain(entries, rights)
+        return self._appended(start, rows, more)
+
+    def _appended(self, start: tuple[int, bytes, int], rows: list[Row], more: dict[str, Any]) -> Append:
+        tail = self._tail
+        if tail.rows and more.keys() <= _JOINED:
+            if taken := self._committer.take(tail):
+                start, rows = tail.start, taken + rows
+        elif tail.rows:
+            self._committer.detach(tail)
+        after, before, _ = start
+        return Append(run=self.run, after=after, before=before, epoch=self._epoch, rows=tuple(rows), **more)
+
+    def _chain(self, entries: Sequence[Entry], rights: AppendExtras | None) -> tuple[list[Row], dict[str, Any]]:
+        """Encodes, chains and queues for folding. A refused value changes nothing, because all are packed first.
+
+        Returns the rows, and the other parts of their append; most have none.
+        """
+        if self._failure is not None or self._tail.last is not None:
             self._check()
-        seq = after = self._seq
-        hash_ = before = self._hash
+        seq, hash_ = self._seq, self._hash
         rows: list[Row] = []
         pieces: list[Blob] = []
         told: list[tuple[int, Event]] = []
-        for entry in entries:
-            body, data, blobs = _encoded(entry, self._secret_key)
+        for event, values in entries:
+            body, data, blobs = _encoded(event, values, self._secret_key)
             pieces += blobs
             hash_ = hashing.link(hash_, body)
             seq += 1
             rows.append(Row(seq, body, data, hash_))
-            told.append((seq, entry.event))
+            told.append((seq, event))
         self._seq, self._hash = seq, hash_
         quiet = not self._fold.facts.waits and self._fold.are_quiet(told)
         self._unfolded += told
@@ -390,7 +408,7 @@ class RunLog:
         more = {} if lone else self._more(quiet, pieces, rights, told)
         if self.hearing is not None:
             self.hearing.heard(entries)
-        return Append(run=self.run, after=after, before=before, epoch=self._epoch, rows=tuple(rows), **more)
+        return rows, more
 
     def _more(
         self, quiet: bool, pieces: Sequence[Blob], rights: AppendExtras | None, told: Sequence[tuple[int, Event]]
@@ -496,8 +514,7 @@ Encoded = tuple[bytes, bytes | None, Sequence[Blob]]
 """An event's body, with its values and their chunks."""
 
 
-def _encoded(entry: Entry, secret_key: bytes) -> Encoded:
-    event, values = entry
+def _encoded(event: Event, values: Mapping[str, Any] | None, secret_key: bytes) -> Encoded:
     if type(event) not in _OURS:
         _refuse_unreadable(event)
     try:
@@ -511,6 +528,9 @@ def _encoded(entry: Entry, secret_key: bytes) -> Encoded:
     except UnicodeEncodeError as error:
         raise ValueRefused(f"{_place(event)}: {printable(error.object)}", LONE_SURROGATE) from None
 
+
+_JOINED: Final = frozenset({"pieces", "index", "snapshot", "tells"})
+"""The parts of an append that take no right: it cannot be refused for them."""
 
 _OURS: Final = frozenset({StepIntended, StepStarted, AttemptStarted, AttemptProgressed, AttemptEnded})
 """Frequent events with values that only the runtime creates."""

@@ -10,7 +10,9 @@ from killick.model import events as e
 from killick.model import system_events
 from killick.model.crash_loop import Crashes
 
-Status = Literal["queued", "running", "waiting", "paused", "completed", "failed", "cancelled"]
+Status = Literal["queued", "running", "waiting", "code_mismatch", "paused", "completed", "failed", "cancelled"]
+LIVE: Final[tuple[Status, ...]] = ("queued", "running", "waiting", "code_mismatch", "paused")
+"""The statuses of runs that have not ended."""
 StepStatus = Literal["intended", "running", "delayed", "waiting", "in_doubt", "done", "failed", "cancelled"]
 
 OWN_TAGS: Final = ("input:", "renews:")
@@ -152,6 +154,7 @@ class Facts(msgspec.Struct, omit_defaults=True):
     cancel_begun: bool = False
     """Whether a worker has taken the run since its cancellation was requested."""
     mend: int = 0
+    diverged: int = 0
     alone: bool = False
     """Whether its last holder held no other run."""
     crashes: Crashes | None = None
@@ -161,6 +164,10 @@ class Facts(msgspec.Struct, omit_defaults=True):
     input: int = 0
     plan: tuple[str, ...] = ()
     stage: str | None = None
+    entered: tuple[str, ...] = ()
+    """The stages of the plan that the run entered."""
+    deaths: int = 0
+    """The number of holders that died."""
     current: e.StepId | None = None
     committed: int = 0
     live: int = 0

@@ -14,7 +14,7 @@ from killick.model.facts import Attempt, Step
 from killick.model.fold_data import FoldData
 from killick.model.fold_handlers import HANDLERS
 
-FOLD: Final = 7
+FOLD: Final = 8
 """The version of this fold; snapshots of another version are ignored."""
 
 
@@ -51,7 +51,7 @@ class Fold(FoldData):
         elif facts.paused:
             status = "paused"
         elif facts.mend or ((facts.idle or facts.hosted) and not self._live) or facts.trigger or facts.hook:
-            status = "waiting"
+            status = "code_mismatch" if facts.mend and facts.mend == facts.diverged else "waiting"
         else:
             status = "running" if facts.taken else "queued"
         if status != facts.status:
@@ -105,25 +105,11 @@ _PLAIN_EFFECTS: Final = frozenset({"reads", "idempotent", "at_most_once"})
 
 _QUIET: Final = frozenset(
     {
-        e.ContractBound,
-        e.StepIntended,
-        e.StepStarted,
-        e.AttemptStarted,
-        e.AttemptProgressed,
-        e.DecisionMade,
-        e.ContextChanged,
-        e.PlanMade,
-        e.PlanReached,
-        e.NoteMade,
-        e.FactDrawn,
-        page_events.PageEvicted,
-        page_events.PageFaulted,
-        page_events.PagePinned,
-        e.WorkspaceBound,
-        e.WorkspaceCaptured,
-        e.WorkspaceRestored,
+        e.ContractBound, e.StepIntended, e.StepStarted, e.AttemptStarted, e.AttemptProgressed, e.DecisionMade,
+        e.ContextChanged, e.PlanMade, e.PlanReached, e.NoteMade, e.FactDrawn, page_events.PageEvicted,
+        page_events.PageFaulted, page_events.PagePinned, e.WorkspaceBound, e.WorkspaceCaptured, e.WorkspaceRestored,
     }
-)
+)  # fmt: skip
 
 
 def goes_back(event: e.Event) -> bool:

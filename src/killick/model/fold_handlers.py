@@ -96,6 +96,7 @@ def _run_taken(fold: FoldData, seq: int, event: e.RunTaken) -> None:
 def _lease_lapsed(fold: FoldData, seq: int, event: e.LeaseLapsed) -> None:
     facts = fold.facts
     facts.taken = False
+    facts.deaths += 1
     facts.crashes = counted(facts.crashes, seq, event.holder, event.until, alone=event.alone)
 
 
@@ -120,6 +121,7 @@ def _run_tagged(fold: FoldData, seq: int, event: e.RunTagged) -> None:
 
 def _blocked(fold: FoldData, seq: int, event: e.Event) -> None:
     fold.facts.mend = seq
+    fold.facts.diverged = seq if isinstance(event, e.RunDiverged) else 0
 
 
 def _run_renewed(fold: FoldData, seq: int, event: e.RunRenewed) -> None:
@@ -334,6 +336,8 @@ def _plan_made(fold: FoldData, seq: int, event: e.PlanMade) -> None:
 
 def _plan_reached(fold: FoldData, seq: int, event: e.PlanReached) -> None:
     fold.facts.stage = event.stage
+    if event.stage not in fold.facts.entered:
+        fold.facts.entered += (event.stage,)
 
 
 def _note_made(fold: FoldData, seq: int, event: e.NoteMade) -> None:

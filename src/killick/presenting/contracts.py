@@ -7,12 +7,8 @@ from typing import Any, Final
 
 from killick.contracts.contract import Approval
 from killick.contracts.rules import Rule
+from killick.contracts.schema_check import NEEDED
 from killick.history.phrasing import inline, listed, span
-
-_TYPES: Final = {
-    "string": "text", "integer": "a whole number", "number": "a number", "boolean": "true or false", "array": "a list",
-    "object": "an object", "null": "nothing", "bytes": "bytes", "date": "a date", "datetime": "a moment",
-}  # fmt: skip
 
 
 def words(rule: Rule) -> str:
@@ -68,10 +64,6 @@ def _context(rule: Rule) -> str:
     return f"{listed(rule.tools)} only while {listed(said)}"
 
 
-def _check(rule: Rule) -> str:
-    return f"{_tools(rule)}what {rule.terms['function']} says"
-
-
 _SAYS: Final[dict[str, Callable[[Rule], str]]] = {
     "allow": lambda rule: f"only {listed(rule.terms)}",
     "deny": lambda rule: f"never {listed(rule.terms, 'or')}",
@@ -82,17 +74,13 @@ _SAYS: Final[dict[str, Callable[[Rule], str]]] = {
     "after": lambda rule: f"{listed(rule.tools)} only after {listed(rule.terms)}",
     "once": lambda rule: f"{listed(rule.terms)} no more than once{' each' if len(rule.terms) > 1 else ''}",
     "context": _context,
-    "check": _check,
+    "check": lambda rule: f"{_tools(rule)}what {rule.terms['function']} says",
 }  # fmt: skip
 
 
 def _bounds(terms: Mapping[str, Any]) -> Iterator[str]:
     for name, bound in terms.items():
-        yield f"{name} {_may(bound)}" if bound.get("optional") else f"{name} is {bounded(bound)}"
-
-
-def _may(bound: Mapping[str, Any]) -> str:
-    return f"may be missing, or is {bounded(bound)}"
+        yield f"{name} {'may be missing, or ' * bool(bound.get('optional'))}is {bounded(bound)}"
 
 
 def bounded(bound: Mapping[str, Any]) -> str:
@@ -103,7 +91,7 @@ def bounded(bound: Mapping[str, Any]) -> str:
         limits = f"from {bound['min']} to {bound['max']}"
     elif "min" in bound or "max" in bound:
         limits = f"at least {bound['min']}" if "min" in bound else f"at most {bound['max']}"
-    kind = listed([_TYPES[name] for name in types], "or") if types else ""
+    kind = listed([NEEDED[name] for name in types], "or") if types else ""
     said = [f"{kind} {limits}".strip()] if kind or limits else []
     if "length" in bound:
         least, most = (0, bound["length"]) if isinstance(bound["length"], int) else bound["length"]

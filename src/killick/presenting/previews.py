@@ -288,8 +288,8 @@ def undo(found: Undoing, settled: str | None) -> Will:
         settled or "", f"is undone by {found.compensated_by or 'its compensation'}"
     )
     told = f"Step {found.step}, {report.call_line(found.tool, found.arguments)}, {how}. The run itself continues."
-    used = [line for line in _lines(report.undo(found, CHARS)) if line.startswith(("used by", "and so by"))]
-    return Will(told, _cut([*used, "The same call again is executed."]))
+    shared = [line for line in _lines(report.undo(found, CHARS)) if line.startswith("shared by")]
+    return Will(told, _cut([*shared, "The same call again is executed."]))
 
 
 # small things -------------------------------------------------------------------------------------

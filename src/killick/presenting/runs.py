@@ -8,7 +8,7 @@ from typing import Any
 from killick.engine import views
 from killick.history import timeline_parts as parts
 from killick.history.explain import why
-from killick.history.listing import About, Line
+from killick.history.listing import Line
 from killick.history.timeline import Timeline
 from killick.model import events as e
 from killick.presenting.documents import (
@@ -37,7 +37,7 @@ class RunReason(Document, frozen=True):
 
 
 class RunSummary(Document, frozen=True):
-    """A run in a line. `stage` is number `stage_number` of `stages`; `attempts` are those of its step.
+    """A run in a line. `stage` is number `stage_number` of `stages`; of them the run `entered` these, from 0.
 
     `seq` is 0 where the log was not read; then only what the index has is there. `cursor` continues a listing after it.
     """
@@ -55,6 +55,7 @@ class RunSummary(Document, frozen=True):
     stage: str | None
     stage_number: int | None
     stages: int
+    entered: tuple[int, ...]
     step: str | None
     step_name: str | None
     attempts: int
@@ -68,11 +69,7 @@ class RunSummary(Document, frozen=True):
 
 def run_summary(line: Line) -> RunSummary:
     """A run of a listing."""
-    return RunSummary.of(line, id=line.run, cursor=str(line.number), reasons=tuple(map(_reason, line.about)))
-
-
-def _reason(about: About) -> RunReason:
-    return RunReason.of(about)
+    return RunSummary.of(line, id=line.run, cursor=str(line.number), reasons=tuple(map(RunReason.of, line.about)))
 
 
 class RunFailure(Document, frozen=True):
@@ -85,7 +82,8 @@ class RunFailure(Document, frozen=True):
 
 
 class Position(Document, frozen=True):
-    """Where a run is, since when, and what happens next. `stage_index` is its stage in its plan, from 0."""
+    """Where a run is, since when, and what happens next. `stage_index` is its stage in its plan, from 0; `entered`
+    are those that it came to."""
 
     where: str
     since_us: int
@@ -93,6 +91,7 @@ class Position(Document, frozen=True):
     step: str | None
     place: str | None
     stage_index: int | None
+    entered: tuple[int, ...]
 
 
 class Run(Document, frozen=True):
@@ -175,7 +174,7 @@ def position(tl: Timeline, status: str, broken: str | None = None) -> Position:
     step = tl.at_work
     number = step.number if step is not None else tl.failed.step if tl.failed is not None else tl.current
     named = f"step {number} ({step.name})" if step is not None else f"step {number}" if number else ""
-    paragraphs = why(tl, text_of=reply_text, abandoned=status == "abandoned")
+    paragraphs = why(tl, zone=None, text_of=reply_text, abandoned=status == "abandoned")
     following = paragraphs[-1] if paragraphs else ""
     since = tl.waits[0].opened_at if tl.waits else tl.changed_at
     if status == "running" and step is not None:
@@ -190,6 +189,8 @@ def position(tl: Timeline, status: str, broken: str | None = None) -> Position:
         case "failed":
             where, since = f"Failed at {named}" if number else "Failed in the agent's own code", tl.ended_at or since
             following = "Nothing more happens until a person resumes the run."
+        case "code_mismatch" if tl.held_back is not None:
+            where, since = f"Code mismatch at step {getattr(tl.held_back.event, 'step', '')}", tl.held_back.at
         case "queued":
             over = step is not None and step.is_over
             where = f"Queued {'after' if over else 'at'} {named}" if named else "Queued"
@@ -199,6 +200,7 @@ def position(tl: Timeline, status: str, broken: str | None = None) -> Position:
     return Position(
         where=where, since_us=since, next=following, step=number, place=tl.place,
         stage_index=tl.plan.index(tl.stage) if tl.stage in tl.plan else None,
+        entered=tuple(n for n, stage in enumerate(tl.plan) if stage in tl.state.fold.facts.entered),
     )  # fmt: skip
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from killick.proxy.sse_frames import Frame, framed
-from killick.proxy.wire import Answered, Asked, Call, is_list, is_map, listed, maps, summed
+from killick.proxy.wire import Answered, Asked, Call, Frame, framed, is_list, is_map, listed, maps, summed
 from killick.window.messages import Shape, arguments_of
 
 _GROWS: Final = {

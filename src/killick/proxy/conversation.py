@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -28,6 +27,7 @@ from killick.proxy.conversation_match import ROOT_TAG, TIP_TAG, shown_of
 from killick.proxy.wire import Wire, is_map
 from killick.store.records import READ_LIMIT
 from killick.type_init import ready
+from killick.version import VERSION
 from killick.window import Decision, Window
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Conversation:
         log = client.runtime.log.begin(run, holder=engine.holder, seconds=engine.lease_seconds)
         made = cls(client, log, wire, window)
         made.root, made.tip = root, tip
-        build = _build()
+        build = e.Build(version=VERSION)
         started = e.RunStarted(at=now, run=run, agent=agent, build=build, tags=made.tags, follows=left)
         taken = e.RunTaken(at=now, epoch=1, holder=engine.holder, build=build)
         made._first = [Entry(started, {"input": dict(told)}), Entry(taken)]
@@ -152,7 +152,13 @@ class Conversation:
         entries: list[Entry] = []
         if facts.ended:
             entries.append(Entry(e.RunResumed(at=now, by=BY), {"because": "its client came back"}))
-        entries.append(Entry(e.RunTaken(at=now, epoch=epoch, holder=self.client.runtime.engine.holder, build=_build())))
+        entries.append(
+            Entry(
+                e.RunTaken(
+                    at=now, epoch=epoch, holder=self.client.runtime.engine.holder, build=e.Build(version=VERSION)
+                )
+            )
+        )
         for index in facts.pending.values():
             step = self.log.fold.steps[index]
             if step.attempts and not step.attempts[-1].ended:
@@ -284,10 +290,3 @@ def _priced(reply: Mapping[str, Any], now: int) -> e.Usage | None:
     usage = usage_of(reply)
     cost = None if usage is None else _PRICES.cost(usage, now)
     return usage if usage is None or not cost else msgspec.structs.replace(usage, cost_micros=cost)
-
-
-def _build() -> e.Build:
-    try:
-        return e.Build(version=version("killick"))
-    except PackageNotFoundError:
-        return e.Build()

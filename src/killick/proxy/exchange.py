@@ -23,9 +23,8 @@ from killick.model.page_events import PageFaulted
 from killick.proxy.conversation import GONE, Conversation, Exchange
 from killick.proxy.conversation_match import Digests, print_of_messages, shown_of, tip_of
 from killick.proxy.credentials import unsecret, without
-from killick.proxy.sse_frames import Frames
 from killick.proxy.upstream import Headers, Upstream, answering, asking
-from killick.proxy.wire import Answered, Asked, Call, Splice, Wire, is_map
+from killick.proxy.wire import Answered, Asked, Call, Frames, Splice, Wire, is_map
 from killick.window import Answer, Decision, Window
 
 logger: Final = get_logger("killick.proxy")

@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from killick.engine.steps.model_reply import join_chunks
-from killick.proxy.sse_frames import DONE, Frame, framed
-from killick.proxy.wire import Answered, Asked, Call, is_map, listed, maps, summed, text_in
+from killick.proxy.wire import DONE, Answered, Asked, Call, Frame, framed, is_map, listed, maps, summed, text_in
 from killick.window.messages import Shape, arguments_of
 
 _CHUNK: Final = "chat.completion.chunk"

@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from killick.proxy.openai_chat import Chat
-from killick.proxy.sse_frames import Frame, framed
-from killick.proxy.wire import Answered, Asked, Call, is_list, is_map, maps
+from killick.proxy.wire import Answered, Asked, Call, Frame, framed, is_list, is_map, maps
 from killick.window.messages import Shape, arguments_of
 
 

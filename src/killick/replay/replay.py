@@ -23,8 +23,8 @@ from killick.definitions.agents import AGENTS, AnyAgent
 from killick.definitions.current import UnrecordedIO, watch_io
 from killick.engine.executor import Executor
 from killick.engine.outcome import RunOutcome
+from killick.engine.replay import TracedExecution
 from killick.engine.signals import Interrupted
-from killick.engine.tracer import TracedExecution
 from killick.errors import BoundaryUnknown, KillickError, NotOnRecord, ReplayParted, RunDiverged, RunMismatch
 from killick.history.diff import shown, values
 from killick.log import boundaries

@@ -370,7 +370,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     def is_bare(self) -> bool:
         """Whether it contains only events: the common case, which a store may optimize."""
         rows = self.rows
-        if self.birth or self.pieces or self.index or self.snapshot or self.tells or not rows or not self.is_plain:
+        if not rows or msgspec.structs.astuple(self)[_ROWS_ALONE:] != _NO_OTHERS:
             return False
         return rows[0].seq == self.after + 1 and rows[-1].seq == self.after + len(rows)
 
@@ -410,6 +410,11 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
         for piece in self.pieces:
             size += len(piece.body or b"")
         return size
+
+
+_ROWS_ALONE: Final = Append.__struct_fields__.index("rows") + 1
+_NO_OTHERS: Final = Append.__struct_defaults__[1:]
+"""The other parts of an append that has rows alone."""
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from killick.check.checker import Case, check, interrupt_everywhere
     from killick.check.fakes import always, in_order
     from killick.check.samples import sample
-    from killick.testing.player import BlockingPlay, Play, play
-    from killick.testing.recorded_run import Replayed, replay
+    from killick.replay.result import Replayed
+    from killick.testing.player import BlockingPlay, Play, play, replay
     from killick.testing.scripted_model import ScriptedModel, call, refusal, scripted, turn
 
 __all__ = [
@@ -41,8 +41,8 @@ _HOMES: Final = {
     "killick.check.checker": ("Case", "check", "interrupt_everywhere"),
     "killick.check.fakes": ("always", "in_order"),
     "killick.check.samples": ("sample",),
-    "killick.testing.player": ("BlockingPlay", "Play", "play"),
-    "killick.testing.recorded_run": ("Replayed", "replay"),
+    "killick.testing.player": ("BlockingPlay", "Play", "play", "replay"),
+    "killick.replay.result": ("Replayed",),
     "killick.testing.scripted_model": ("ScriptedModel", "call", "refusal", "scripted", "turn"),
 }  # fmt: skip
 

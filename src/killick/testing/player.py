@@ -9,11 +9,13 @@ import asyncio
 import contextlib
 import copy
 import math
+import os
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar, overload
 
+from killick.archive.export import read
+from killick.blocking import Awaits, Blocks, OnLoop
 from killick.check.fakes import Fakes, called_for, name_of
 from killick.check.samples import shown
 from killick.client.client import Client
@@ -32,6 +34,8 @@ from killick.ids import Ids, SeededIds
 from killick.log import Log, Recorded
 from killick.model.retry import seconds
 from killick.model.state import State
+from killick.replay.replay import Replay
+from killick.replay.result import SECONDS, Replayed, ReplayRequest
 from killick.store.memory import MemoryStore
 from killick.store.protocol import Store
 from killick.store.records import ENDED
@@ -84,9 +88,7 @@ class Playing(Generic[O]):
         self._play = Play(*self._given)
         return self._play
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._play is not None
         await self._play.end()
 
@@ -94,9 +96,7 @@ class Playing(Generic[O]):
         self._play = BlockingPlay(*self._given)
         return self._play
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert isinstance(self._play, BlockingPlay)
         self._play.close()
 
@@ -361,15 +361,28 @@ class _Played(Generic[O]):
         await self._process.bury()
         self.store.close()
 
-    async def _to_waiting(self, leaps: bool) -> None:
-        advanced = await self._drive(leaps=leaps)
+    @OnLoop
+    async def until_waiting(self, *, leap: bool = False) -> None:
+        """Drives the run until only a person, an event or time can wake it; `waits_for` says which.
+
+        With `leap`, sleeps and backoffs are skipped, and only a person or an event stops it. Raises RunElsewhere if it
+        completed, and the error of `kd.run` if it ended in another way.
+        """
+        advanced = await self._drive(leaps=leap)
         if advanced is None or (advanced.status == "waiting" and advanced.diverged is None):
             return
         if advanced.status == "completed":
             raise RunElsewhere(self.run, expected="should wait", found=self._standing())
         outcome(self.client.runtime.engine, self.agent, advanced)
 
-    async def _to_step(self, halt: Halt) -> None:
+    @OnLoop
+    async def until(self, step: Named, *, returned: bool = False) -> None:
+        """Drives the run until it is about to call a tool or model: by object, name, or step number.
+
+        The attempt is recorded, and nothing was called. With `returned`, it was called, and its outcome is not recorded
+        yet. A crash there leaves an unknown outcome. Sleeps and backoffs on the way are skipped.
+        """
+        halt = Halt(step, returned)
         advanced = await self._drive(leaps=True, halt=halt)
         if advanced is None:
             return
@@ -379,41 +392,23 @@ class _Played(Generic[O]):
             raise RunElsewhere(self.run, expected=f"should reach {halt}", found=self._standing()) from why
         raise RunElsewhere(self.run, expected=f"should reach {halt}", found=self._standing())
 
-    async def _to_result(self) -> O:
+    @OnLoop
+    async def result(self) -> O:
+        """Drives the run to its end and returns its result, or raises the error of `kd.run`.
+
+        Sleeps, backoffs and rate limits are skipped. A wait for a person or an event raises RunWaiting.
+        """
         advanced = await self._drive(leaps=True)
         assert advanced is not None
         result: O = outcome(self.client.runtime.engine, self.agent, advanced)
         return result
 
 
-class Play(_Played[O]):
+class Play(_Played[O], Awaits):
     """A run under test, driven by awaiting."""
 
-    async def until_waiting(self, *, leap: bool = False) -> None:
-        """Drives the run until only a person, an event or time can wake it; `waits_for` says which.
 
-        With `leap`, sleeps and backoffs are skipped, and only a person or an event stops it. Raises RunElsewhere if it
-        completed, and the error of `kd.run` if it ended in another way.
-        """
-        await self._to_waiting(leap)
-
-    async def until(self, step: Named, *, returned: bool = False) -> None:
-        """Drives the run until it is about to call a tool or model: by object, name, or step number.
-
-        The attempt is recorded, and nothing was called. With `returned`, it was called, and its outcome is not recorded
-        yet. A crash there leaves an unknown outcome. Sleeps and backoffs on the way are skipped.
-        """
-        await self._to_step(Halt(step, returned))
-
-    async def result(self) -> O:
-        """Drives the run to its end and returns its result, or raises the error of `kd.run`.
-
-        Sleeps, backoffs and rate limits are skipped. A wait for a person or an event raises RunWaiting.
-        """
-        return await self._to_result()
-
-
-class BlockingPlay(_Played[O]):
+class BlockingPlay(_Played[O], Blocks):
     """A run under test without await: as Play, on its own loop."""
 
     def __init__(self, *given: Any) -> None:
@@ -421,24 +416,12 @@ class BlockingPlay(_Played[O]):
         self._runner = asyncio.Runner()
         super().__init__(*given)
 
-    def until_waiting(self, *, leap: bool = False) -> None:
-        """As `Play.until_waiting`."""
-        self._wait_for(self._to_waiting(leap))
-
-    def until(self, step: Named, *, returned: bool = False) -> None:
-        """As `Play.until`."""
-        self._wait_for(self._to_step(Halt(step, returned)))
-
-    def result(self) -> O:
-        """As `Play.result`."""
-        return self._wait_for(self._to_result())
-
     def close(self) -> None:
         """Closes everything."""
         with self._runner:
-            self._wait_for(self.end())
+            self._blocking(self.end())
 
-    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+    def _blocking(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)
 
 
@@ -446,3 +429,26 @@ def _refuse_running() -> None:
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
         raise KillickError("an event loop is running here; write `async with play(…)`, and await what drives the run")
+
+
+# a run of production as a test --------------------------------------------------------------------
+
+
+def replay(
+    source: str | os.PathLike[str] | bytes,
+    agent: AnyAgent,
+    *,
+    check: bool = True,
+    run: str | None = None,
+    secret_key: bytes | None = None,
+    seconds: float = SECONDS,
+) -> Replayed:
+    """Replays an agent's code against an exported run. Raises ReplayParted on a divergence, or returns it with
+    `check=False`.
+
+    `run` selects a child in the file. `secret_key` is that of the original store, if arguments are Secrets; `seconds`
+    is the time limit.
+    """
+    return Replay(read(source), agent, run=run, secret_key=secret_key, asked=ReplayRequest(seconds=seconds)).outcome(
+        check
+    )

@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 from starlette.requests import Request
 from starlette.responses import Response
 
+from killick.presenting.needs import Questions
 from killick.web.hub import Hub
 from killick.web.redaction import Redaction
 from killick.workers.tokens import Person
@@ -70,6 +71,7 @@ class AppContext:
         self.veil = veil
         self.webhooks = dict(webhooks or {})
         self.hub = Hub(client, veil=veil)
+        self.questions = Questions(client)
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def turn(self, person: Person) -> asyncio.Semaphore:

@@ -188,7 +188,7 @@ class _Endpoint:
         twin = address(call.request, API + self.route.path, **given) + (f"?{query}" if query else "")
         return render(
             self.context, call.request, str(self.route.page), person=call.person, doc=doc, asked=call.asked,
-            now=timestamp(call.now_us), twin=twin,
+            now=timestamp(call.now_us), twin=twin, questions=self.context.questions.badge,
         )  # fmt: skip
 
 

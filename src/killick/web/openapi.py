@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from importlib.metadata import version
 from inspect import getdoc
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ import msgspec
 
 from killick.presenting.documents import SCHEMA_VERSION
 from killick.presenting.encoder import schemas
+from killick.version import VERSION
 from killick.web.addresses import API
 from killick.web.problems import TITLES, ProblemDocument
 from killick.web.routes import Call, Nothing, Route, get
@@ -99,7 +99,7 @@ def openapi(routes: tuple[Route, ...]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "Killick",
-            "version": version("killick"),
+            "version": VERSION,
             "description": _ABOUT,
             "x-schema-version": SCHEMA_VERSION,
         },

@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.metadata import version
 from typing import Any, Final
 
 from killick.engine.engine import Engine
@@ -18,6 +17,7 @@ from killick.engine.observers import Attempt, Observer, RunSpan, Waited, observe
 from killick.errors import AccessRefused, KillickError
 from killick.model import events as e
 from killick.store.records import ASKS, OWN_AGENTS, RunQuery
+from killick.version import VERSION
 
 MEDIA: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -201,7 +201,7 @@ def exposed(engine: Engine) -> str:
     """All metrics in Prometheus' text format. If the store is unreachable, that is a metric, with those of this
     process."""
     built = Count("killick_build_info", "Which Killick this is.", "gauge")
-    built.add(_labels(version=version("killick")))
+    built.add(_labels(version=VERSION))
     lines = [*built.lines(), *counting().lines()]
     try:
         lines += [*stored(engine), *_one("killick_store_up", "Whether the store answers.", 1)]

@@ -11,7 +11,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Final
 
 from killick.agents.runtime import Runtime
@@ -98,9 +97,7 @@ class Worker:
         self._serving = asyncio.get_running_loop().create_task(self.serve(), name="killick-worker")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.drain()
         assert self._serving is not None
         await self._serving

@@ -333,3 +333,18 @@ async def test_an_agent_as_a_tool_waits_with_the_tool_inside_of_it(
         await kd.as_async().answer(kd.inbox()[0], "not", by="ann")
     assert await boss() == "all done"
     assert world.done == [("A7", 5)]
+
+
+async def test_an_error_of_a_tool_of_which_nothing_is_said_is_its_answer_and_not_repeated(
+    kd: killick.Client, world: World
+) -> None:
+    world.fails, told = True, []
+    for _ in range(2):
+        agent, chat = world.agent(PAY, "sorry")
+        chat.function_invocation_configuration["include_detailed_errors"] = True
+        async with kd.host("thread", agent="clerk"):
+            reply = await agent.run("pay A7")
+        told.append([content.result for message in reply.messages for content in message.contents if content.result])
+    assert told[0] == told[1]
+    assert "ValueError: no money" in told[0][0]
+    assert world.done == [("A7", 5)]

@@ -42,7 +42,9 @@ class World:
         self.fails = False
         self.keys: list[str] = []
 
-    def agent(self, *script: Any, stream: bool = False, **options: Any) -> tuple[AssistantAgent, ScriptedClient]:
+    def agent(
+        self, *script: Any, stream: bool = False, errors: Any = "answer", **options: Any
+    ) -> tuple[AssistantAgent, ScriptedClient]:
         async def pay(order: str, amount: int = 5) -> str:
             """Pay for an order."""
             step = attempt()
@@ -53,7 +55,7 @@ class World:
             return f"{amount} paid"
 
         client = ScriptedClient(*script)
-        workbench = KillickWorkbench([pay], options={"pay": options} if options else None)
+        workbench = KillickWorkbench([pay], options={"pay": options} if options else None, errors=errors)
         agent = AssistantAgent(
             "clerk",
             KillickModelClient(client),
@@ -288,4 +290,23 @@ async def test_an_agent_as_a_tool_waits_with_the_tool_inside_of_it(
             await boss()
         await kd.as_async().answer(kd.inbox()[0], "not", by="ann")
     assert await boss() == "all done"
+    assert world.done == [("A7", 5)]
+
+
+@pytest.mark.parametrize("errors", ["answer", "ask"])
+async def test_an_error_of_a_tool_of_which_nothing_is_said_is_its_answer_and_not_repeated(
+    kd: killick.Client, world: World, errors: Any
+) -> None:
+    world.fails, told = True, []
+    for _ in range(2):
+        agent, _ = world.agent(PAY, "sorry", errors=errors)
+        async with kd.host("thread", agent="clerk"):
+            if errors == "ask":
+                with pytest.raises(killick.RunWaiting, match="Did it happen"):
+                    await run(agent, task="pay A7")
+                continue
+            result = await run(agent, task="pay A7")
+        told += [event.content[0] for event in result.messages if isinstance(event, ToolCallExecutionEvent)]
+    assert [(each.is_error, each.content) for each in told] == [(True, "ValueError: no money")] * len(told)
+    assert len(told) == (2 if errors == "answer" else 0)
     assert world.done == [("A7", 5)]

@@ -236,3 +236,27 @@ def test_a_tool_at_the_gate_does_not_run_where_there_is_no_host() -> None:
 
     with pytest.raises(DeclarationRefused, match="no host"):
         asyncio.run(gated([pay])[0].handler({"amount": 5}))
+
+
+@pytest.mark.parametrize("errors", ["answer", "ask"])
+def test_an_error_of_a_tool_of_which_nothing_is_said_is_its_answer_and_not_repeated(
+    kd: killick.Client, errors: Any
+) -> None:
+    ran: list[Any] = []
+
+    @tool("pay", "Pay somebody.", {"amount": int})
+    async def pay(arguments: Any) -> dict[str, Any]:
+        ran.append(arguments)
+        raise ValueError("no such account")
+
+    async def message() -> dict[str, Any]:
+        [known] = gated([pay], errors=errors)
+        async with kd.host("m1"):
+            return await known.handler({"amount": 500})
+
+    first = asyncio.run(message())
+    assert first == asyncio.run(message())
+    assert first["is_error"]
+    assert ("Did it happen" in first["content"][0]["text"]) is (errors == "ask")
+    assert "no such account" in first["content"][0]["text"]
+    assert len(ran) == 1

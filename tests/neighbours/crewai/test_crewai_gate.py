@@ -216,3 +216,18 @@ def test_without_a_host_nothing_runs(world: World) -> None:
     with pytest.raises(BaseException, match=r"kd\.host"):
         gated(pay).run(order="A7")
     assert world.done == []
+
+
+@pytest.mark.parametrize("script", [NATIVE, REACT], ids=["native", "react"])
+def test_an_error_of_a_tool_of_which_nothing_is_said_is_its_answer_and_not_repeated(
+    kd: killick.Client, world: World, script: list[Any]
+) -> None:
+    """CrewAI itself calls a tool that raises up to three times."""
+    world.fails = True
+    for _ in range(2):
+        crew, _ = world.crew(script)
+        with kd.host("order", agent="crew"):
+            assert crew.kickoff().raw == "all done"
+    assert sorted(world.done) == [("A7", 5), ("A8", 5)][: 2 if script is NATIVE else 1]
+    with kd.host("asked", agent="crew"), pytest.raises(Waiting, match="Did it happen"):
+        world.crew(script, errors="ask")[0].kickoff()

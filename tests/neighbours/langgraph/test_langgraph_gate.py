@@ -23,7 +23,7 @@ import killick
 from killick import rules
 from killick.adapters.langgraph import Gate, KillickSaver, Stopped, Waiting
 from killick.adapters.langgraph.middleware import KillickMiddleware
-from killick.errors import DeclarationRefused
+from killick.errors import AnswerRefused, DeclarationRefused
 from neighbours.trying import try_example, try_page
 
 THREAD = {"configurable": {"thread_id": "1"}}
@@ -227,6 +227,30 @@ def test_a_payment_whose_outcome_nobody_knows_is_asked_about_and_not_made_again(
     out = made.invoke(Command(resume={"decisions": [{"type": "respond", "message": "paid, says the bank"}]}), THREAD)
     assert world.paid == [5]
     assert heard(out) == ["paid, says the bank"]
+
+
+def test_an_error_can_be_the_tools_answer_to_the_model_and_a_lost_connection_cannot(
+    kd: killick.Client, world: World
+) -> None:
+    @tool
+    def book(room: int) -> str:
+        """Book a room."""
+        world.paid.append(room)
+        raise ValueError(f"there is no room {room}")
+
+    for _ in range(2):
+        model = Scripted(messages=iter([calls(("book", {"room": 7})), AIMessage("done")]))
+        gate = KillickMiddleware(kd, errors="answer")
+        out = create_agent(model, [book], middleware=[gate], checkpointer=InMemorySaver()).invoke(
+            {"messages": [HumanMessage("book", id="h1")]}, THREAD
+        )
+        [said] = [message for message in out["messages"] if isinstance(message, ToolMessage)]
+        assert (said.status, said.content) == ("error", "ValueError: there is no room 7")
+    assert world.paid == [7]
+    world.broken = True
+    made = agent(world, kd, calls(("pay", {"amount": 5}), id="m2"), errors="answer")
+    [asked] = made.invoke({"messages": [HumanMessage("pay")]}, THREAD)["__interrupt__"]
+    assert "its outcome is not known" in asked.value["action_requests"][0]["description"]
 
 
 # people ---------------------------------------------------------------------------------------------
@@ -518,3 +542,62 @@ def test_an_error_inside_of_an_agent_in_a_tool_is_asked_about_and_does_not_hang(
     with pytest.raises(Waiting, match=r"pay.*Did it happen"):
         invoke(None)
     assert world.paid == [5]
+
+
+# conversations that go on ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_conversation_that_goes_on_retires_its_questions_and_their_approval_says_so(
+    kd: killick.Client, world: World, is_async: bool
+) -> None:
+    made = agent(world, kd, calls(("pay", {"amount": 5})), AIMessage("never mind"), tools=APPROVED)
+
+    def invoke(said: str) -> Any:
+        given = {"messages": [HumanMessage(said)]}
+        return asyncio.run(made.ainvoke(given, THREAD)) if is_async else made.invoke(given, THREAD)
+
+    assert "__interrupt__" in invoke("pay 5")
+    [asked] = kd.inbox()
+    before = made.get_state(THREAD)
+    assert invoke("no, wait")["messages"][-1].content == "never mind"
+    assert kd.inbox() == []
+    for wait in (asked, asked.id):
+        with pytest.raises(AnswerRefused, match="the conversation went on without it"):
+            kd.answer(wait, "approve", by="ann")
+    assert world.paid == []
+    # Back in time, the same call is asked about again.
+    [again] = made.invoke(None, before.config)["__interrupt__"]
+    assert again.value["action_requests"][0]["name"] == "pay"
+    kd.answer(kd.inbox()[0], "approve", by="ann")
+    assert heard(made.invoke(None, before.config)) == ["paid 5"]
+
+
+def test_calls_of_the_same_message_stay_open_while_others_of_it_are_made(kd: killick.Client, world: World) -> None:
+    made = agent(
+        world, kd, calls(("pay", {"amount": 5}), ("look", {})), tools={**APPROVED, "look": {"effect": "reads"}}
+    )
+    assert "__interrupt__" in made.invoke({"messages": [HumanMessage("pay and look")]}, THREAD)
+    [asked] = kd.inbox()
+    kd.answer(asked, "approve", by="ann")
+    assert made.invoke(None, THREAD)["messages"][-1].content == "done"
+    assert world.paid == [5]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_in_a_plain_graph_the_next_tool_call_retires_what_was_left(
+    kd: killick.Client, world: World, is_async: bool
+) -> None:
+    wanted = iter([calls(("pay", {"amount": 5}), id="m1"), calls(("look", {}), id="m2")])
+    gate = Gate(kd, tools={**APPROVED, "look": {"effect": "reads"}})
+    builder = StateGraph(MessagesState)
+    builder.add_node("model", lambda state: {"messages": [next(wanted)]})
+    builder.add_node("tools", ToolNode(world.tools(), **gated(gate)))
+    builder.add_edge(START, "model")
+    builder.add_edge("model", "tools")
+    graph = builder.compile(checkpointer=KillickSaver(kd))
+    for said in ("pay 5", "no, look"):
+        given = {"messages": [HumanMessage(said)]}
+        out = asyncio.run(graph.ainvoke(given, THREAD)) if is_async else graph.invoke(given, THREAD)
+    assert heard(out) == ["saw it 1"]
+    assert kd.inbox() == []

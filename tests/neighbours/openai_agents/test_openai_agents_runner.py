@@ -208,6 +208,29 @@ def test_what_the_model_is_told_of_a_failed_tool_is_the_same_on_record(kd: killi
     assert len(ran) == 2
 
 
+def test_an_error_of_a_tool_of_which_nothing_is_said_is_its_answer_and_not_repeated(kd: killick.Client) -> None:
+    """The tool's own words for an error are those of its first time, when they had the error itself."""
+    ran: list[BaseException] = []
+
+    def words(ctx: Any, error: Exception) -> str:
+        ran.append(error)
+        return f"failed: {error}"
+
+    @function_tool(failure_error_function=words)
+    async def pay(to: str) -> int:
+        """Pay somebody."""
+        raise ValueError(f"no account of {to}")
+
+    told = []
+    for model in (script(calls(("pay", {"to": "ann"})), "sorry"), script()):
+        told += outputs(run(KillickRunner(kd), Agent(name="clerk", tools=[pay], model=model)))
+    assert told == ["failed: no account of ann"] * 2
+    assert [type(error) for error in ran] == [ValueError]
+    asking = Agent(name="clerk", tools=[pay], model=script(calls(("pay", {"to": "bob"}))))
+    with pytest.raises(killick.RunWaiting, match="Did it happen"):
+        run(KillickRunner(kd, errors="ask"), asking, turn="m2")
+
+
 def test_a_tool_whose_outcome_is_not_known_waits_for_a_person_and_is_not_tried_again(kd: killick.Client) -> None:
     ran: list[int] = []
 

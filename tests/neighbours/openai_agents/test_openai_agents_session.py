@@ -148,6 +148,15 @@ def test_what_is_got_can_be_changed_without_changing_what_is_kept(kd: killick.Cl
     assert asyncio.run(session.get_items()) == [said("one")]
 
 
+def test_a_long_conversation_is_read_at_once(kd: killick.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, store, reads = KillickSession("t", kd), kd.runtime.store, list[str]()
+    asyncio.run(session.add_items([said(str(n)) for n in range(200)]))
+    own = store.read
+    monkeypatch.setattr(store, "read", lambda run, **given: reads.append(run) or own(run, **given))
+    assert asyncio.run(session.get_items()) == [said(str(n)) for n in range(200)]
+    assert len(reads) == 1
+
+
 def test_many_at_once_lose_nothing_and_double_nothing(kd: killick.Client) -> None:
     def work(n: int) -> None:
         session = KillickSession("t", kd)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
+import threading
 from collections.abc import AsyncIterable, Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,8 @@ from pydantic_ai import Agent, ApprovalRequired, DeferredToolRequests, ModelRetr
 from pydantic_ai.exceptions import ModelHTTPError, UserError
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.toolsets import DynamicToolset, FunctionToolset, WrapperToolset
 
 import killick
@@ -152,6 +158,20 @@ def test_what_nobody_named_is_done_at_most_once_and_left_to_a_person_when_it_bre
         kd.run(kept(desk), "Pay ann.", id="r")
     assert desk.done == ["broke"]
     assert desk.script.heard[-1] == "fine"
+
+
+def test_an_error_can_be_the_tools_answer_to_the_model(kd: killick.Client) -> None:
+    desk = Desk(Script([ToolCallPart("break_", {})], "Well."), capability=KillickDurability(errors="answer"))
+
+    @desk.agent.tool_plain
+    def break_() -> str:
+        desk.done.append("broke")
+        raise ValueError("no such account")
+
+    for _ in range(2):
+        assert waits(kd, kept(desk)).prompt == "Done?"
+    assert desk.done == ["broke"]
+    assert "ValueError: no such account" in str(desk.script.heard)
 
 
 def test_a_tool_that_only_reads_fails_for_the_agent_as_any_step_does(kd: killick.Client) -> None:
@@ -514,6 +534,54 @@ def test_outside_of_an_agent_the_same_turn_again_is_on_record_and_the_next_is_as
         assert asyncio.run(turns(other, "Pay ann.", "And bob.")) == ["First.", "Second."]
     assert desk.done == ["paid 5 to ann", "paid 5 to bob"]
     assert script.asked == 4
+
+
+class Completions(BaseHTTPRequestHandler):
+    """Answers every request as a model does, and keeps the connection."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Hello."}}
+        reply = {"id": "r", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+        body = json.dumps(reply).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Says nothing."""
+
+
+class Completing(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client whose loop was closed resets its connection."""
+
+
+def greeted(kd: killick.Client, port: int) -> list[str]:
+    """What an agent says on one loop after the other."""
+    provider = OpenAIProvider(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+    agent = Agent(OpenAIChatModel("m", provider=provider), name="desk", capabilities=[KillickDurability()])
+
+    async def turn(thread: str) -> str:
+        async with kd.host(thread):
+            return (await agent.run("Hi.")).output
+
+    return [asyncio.run(turn(f"t{n}")) for n in range(3)]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_an_agent_runs_on_one_loop_after_the_other(tmp_path: Path) -> None:
+    with Completing(("127.0.0.1", 0), Completions) as server, killick.open(tmp_path / "killick.db") as kd:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert greeted(kd, server.server_port) == ["Hello."] * 3
+        server.shutdown()
+    gc.collect()  # connections of loops that were closed cannot be closed in another way
 
 
 def test_a_gated_toolset_alone_calls_each_tool_once_and_leaves_models_as_they_are(kd: killick.Client) -> None:

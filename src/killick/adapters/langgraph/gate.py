@@ -7,19 +7,20 @@ its position: the step, the node, and its arguments.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
 from hashlib import sha256
 from inspect import Parameter, iscoroutinefunction, signature
 from itertools import count
 from threading import Lock
 from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
-from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.config import get_config
@@ -30,15 +31,16 @@ from langgraph.types import Command, interrupt
 
 from killick.adapters import langchain_approvals
 from killick.adapters.langgraph.serialization import STRICT_SERDE
-from killick.adapters.tool_gate import Declared, Stopped, ToolFailed, ToolOptions, Waiting, hosted
+from killick.adapters.tool_gate import Declared, Errors, Stopped, ToolFailed, ToolOptions, Waiting, answering, hosted
 from killick.client.client import AnyClient
 from killick.client.external_runs import ExternalSession
 from killick.contracts.contract import Contract
 from killick.definitions.current import in_agent
 from killick.definitions.open_tools import open_tool
 from killick.definitions.tools import AnyTool
+from killick.engine.steps.intention import ERROR, is_error
 from killick.engine.views import Wait
-from killick.errors import DeclarationRefused, KillickError, Rejected, RunWaiting, Skipped, StepFailed
+from killick.errors import AnswerRefused, DeclarationRefused, KillickError, Rejected, RunWaiting, Skipped, StepFailed
 from killick.llm.external import Host, here
 
 P = ParamSpec("P")
@@ -51,6 +53,8 @@ TASKS_MAX: Final = 1_024
 """The number of recent tasks whose calls are remembered."""
 
 _TASK: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_GATE: Final = "langgraph"
+"""Who skips calls of a conversation that went on. Asked for again, after time travel, such a call is another one."""
 _BUBBLES: Final = (GraphBubbleUp,)
 _BY_NAME: Final = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
@@ -67,22 +71,21 @@ class Gate:
         approvals   what happens to a call that waits for a person. "interrupt" asks in the graph, in the format of
                     LangChain's HumanInTheLoopMiddleware; an answer there or in Killick counts. "raise" raises `Waiting`
         by          the author of answers given by resuming a graph
+        errors      what an error of a tool that runs at most once becomes. "ask": a question to a person, because
+                    LangGraph would repeat the call with its node. "answer": its answer, which the model reads
     """
 
     def __init__(
-        self,
-        client: AnyClient | None = None,
-        *,
-        tools: ToolOptions | None = None,
+        self, client: AnyClient | None = None, *, tools: ToolOptions | None = None,
         contract: Contract | str | os.PathLike[str] | None = None,
-        approvals: Literal["interrupt", "raise"] = "interrupt",
-        by: str | None = None,
-    ) -> None:
+        approvals: Literal["interrupt", "raise"] = "interrupt", by: str | None = None, errors: Errors = "ask",
+    ) -> None:  # fmt: skip
         self._client = client
         self._tools = Declared(tools)
         self._contract = contract
         self._interrupts = approvals == "interrupt" and client is not None
         self._by = by
+        self._errors: Errors = errors
         self._tasks: OrderedDict[int, tuple[Any, Counter[str]]] = OrderedDict()
         self._mutex = Lock()
 
@@ -97,7 +100,8 @@ class Gate:
             return _recorded(handler(_with(request, arguments)))
 
         try:
-            return _restored(self.call(self._called(request), fn), request)
+            call = self._called(request)
+            return _restored(self.call(call, self._answering(call, fn)), request)
         except Rejected as no:
             return _refused(no, request)
 
@@ -112,9 +116,30 @@ class Gate:
             return _recorded(await handler(_with(request, arguments)))
 
         try:
-            return _restored(await self.call_soon(self._called(request), fn), request)
+            call = await asyncio.to_thread(self._called, request)
+            return _restored(await self.call_soon(call, self._answering(call, fn)), request)
         except Rejected as no:
             return _refused(no, request)
+
+    def retire(self, messages: Sequence[Any], config: RunnableConfig) -> None:
+        """Skips calls of earlier messages that wait for an approval, where a person's message came in their place."""
+        thread = (config.get("configurable") or {}).get("thread_id")
+        if self._client is None or thread is None or here() is not None or not _is_turn(messages):
+            return
+        run, runtime = f"langgraph:{thread}", self._client.runtime
+        if runtime.store.index(run) is None:
+            return
+        state, told = runtime.log.state(run), "the conversation went on without it"
+        asked = tuple(f"{message.id}:" for message in messages if isinstance(message, AIMessage))
+        for wait in state.fold.facts.waits.values():
+            step = state.fold.step(wait.step)
+            key = "" if step is None else getattr(state.event(step.intended), "guest", None) or ""
+            if wait.waits_for == "answer" and key.startswith(asked):
+                with suppress(AnswerRefused):  # it was ended since
+                    self._client.as_sync().skip(run, wait.step, by=_GATE, because=told)
+
+    def _answering(self, call: Call, fn: Callable[..., Any]) -> Callable[..., Any]:
+        return answering(cast("AnyTool", call.tool), fn, self._errors, _BUBBLES)
 
     def _called(self, request: ToolCallRequest) -> Call:
         tool, call = request.tool, request.tool_call
@@ -122,6 +147,8 @@ class Gate:
         schema = convert_to_openai_tool(tool)["function"].get("parameters")
         declared = self._tools.of(call["name"], schema=schema, doc=tool.description)
         message, config = _asked_by(request), request.runtime.config
+        if message in (said := _messages(request.state)):
+            self.retire(said[: said.index(message)], config)
         key = call["id"] or call["name"]
         with _or_stopped():
             host = self.host_of(config)
@@ -237,13 +264,9 @@ class Call:
     """One call: its tool or model, its arguments, its key and its host."""
 
     def __init__(
-        self,
-        tool: AnyTool | None,
-        arguments: dict[str, Any],
-        key: str,
-        host: ExternalSession | nullcontext[Host],
+        self, tool: AnyTool | None, arguments: dict[str, Any], key: str, host: ExternalSession | nullcontext[Host],
         who: str = "model",
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.tool = tool
         self.who = who if tool is None else tool.name
         self.arguments = arguments
@@ -310,7 +333,7 @@ def _settled(error: KillickError, ran: _Ran) -> RunWaiting | None:
     if isinstance(error, StepFailed):
         if ran.was_called and isinstance(error.__cause__, Exception):
             raise error.__cause__
-        if ran.was_called or in_agent() or isinstance(error, Skipped):
+        if ran.was_called or in_agent() or (isinstance(error, Skipped) and error.by != _GATE):
             raise ToolFailed(str(error.failure)) from error
         return None
     raise Stopped(str(error)) from error
@@ -329,8 +352,7 @@ def _is_of(wait: Wait, call: Call) -> bool:
 
 def _asked_by(request: ToolCallRequest) -> AIMessage | None:
     """Returns the message that requested a call: some models reuse call ids across messages."""
-    state = request.state
-    for message in reversed(state if isinstance(state, list) else _messages(state)):
+    for message in reversed(_messages(request.state)):
         if isinstance(message, AIMessage) and any(each["id"] == request.tool_call["id"] for each in message.tool_calls):
             return message
     return None
@@ -342,9 +364,15 @@ def _is_sent(config: RunnableConfig) -> bool:
     return str(path[0]) == "__pregel_push"
 
 
+def _is_turn(messages: Sequence[Any]) -> bool:
+    """Returns whether a person said the last message, and a model an earlier one."""
+    return bool(messages) and isinstance(messages[-1], HumanMessage) and any(isinstance(m, AIMessage) for m in messages)
+
+
 def _messages(state: Any) -> list[Any]:
-    found = state.get("messages") if isinstance(state, Mapping) else getattr(state, "messages", None)
-    return list(found or ())
+    if isinstance(state, list):
+        return state
+    return list((state.get("messages") if isinstance(state, Mapping) else getattr(state, "messages", None)) or ())
 
 
 def _with(request: ToolCallRequest, arguments: Mapping[str, Any]) -> ToolCallRequest:
@@ -360,6 +388,8 @@ def _recorded(came: Any) -> Any:
 
 
 def _restored(recorded: Any, request: ToolCallRequest) -> Any:
+    if is_error(recorded):
+        return _message(recorded[ERROR], request, status="error")
     if isinstance(recorded, Mapping) and "typed" in recorded:
         name, data = recorded["typed"]
         return STRICT_SERDE.loads_typed((name, data))

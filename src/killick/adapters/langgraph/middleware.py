@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from langchain.agents.middleware import AgentMiddleware
@@ -15,9 +15,7 @@ from langgraph.prebuilt.tool_node import ToolCallRequest
 
 from killick.adapters.langgraph.gate import Call, Gate, place_of, short
 from killick.adapters.langgraph.serialization import STRICT_SERDE
-from killick.adapters.tool_gate import ToolOptions
 from killick.client.client import AnyClient
-from killick.contracts.contract import Contract
 
 
 class KillickMiddleware(Gate, AgentMiddleware[Any, Any, Any]):
@@ -30,17 +28,8 @@ class KillickMiddleware(Gate, AgentMiddleware[Any, Any, Any]):
                  died before LangGraph saved anything. A fork with an equal request at the same position gets that reply
     """
 
-    def __init__(
-        self,
-        client: AnyClient | None = None,
-        *,
-        tools: ToolOptions | None = None,
-        contract: Contract | str | os.PathLike[str] | None = None,
-        approvals: Literal["interrupt", "raise"] = "interrupt",
-        by: str | None = None,
-        models: bool = False,
-    ) -> None:
-        super().__init__(client, tools=tools, contract=contract, approvals=approvals, by=by)
+    def __init__(self, client: AnyClient | None = None, *, models: bool = False, **options: Any) -> None:
+        super().__init__(client, **options)
         self._models = models
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
@@ -55,6 +44,7 @@ class KillickMiddleware(Gate, AgentMiddleware[Any, Any, Any]):
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[..., ModelResponse[Any]]) -> Any:
         """Wraps the agent's model."""
+        self.retire(request.messages, get_config())
         if not self._models:
             return handler(request)
         return _restored(self.call(self._asked(request), lambda **_: _recorded(handler(request))))
@@ -63,6 +53,7 @@ class KillickMiddleware(Gate, AgentMiddleware[Any, Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[..., Awaitable[ModelResponse[Any]]]
     ) -> Any:
         """The same for an async agent."""
+        await asyncio.to_thread(self.retire, request.messages, get_config())
         if not self._models:
             return await handler(request)
 

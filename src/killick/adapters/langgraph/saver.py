@@ -159,12 +159,9 @@ class KillickSaver(BaseCheckpointSaver[Any]):
     # writing ----------------------------------------------------------------------------------
 
     def put(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
+        self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
-    ) -> RunnableConfig:
+    ) -> RunnableConfig:  # fmt: skip
         """Saves a checkpoint; its parent is the one that the config names."""
         asked = config["configurable"]
         at = At(checkpoint["id"], asked.get("checkpoint_ns", ""))
@@ -181,11 +178,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
         return _config(asked["thread_id"], at.ns, at.id)
 
     def put_writes(
-        self,
-        config: RunnableConfig,
-        writes: Sequence[tuple[str, Any]],
-        task_id: str,
-        task_path: str = "",
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Saves a task's writes after a checkpoint. Earlier writes stay, except errors and interrupts."""
         asked = config["configurable"]
@@ -336,21 +329,14 @@ class KillickSaver(BaseCheckpointSaver[Any]):
             yield each
 
     async def aput(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
+        self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
-    ) -> RunnableConfig:
+    ) -> RunnableConfig:  # fmt: skip
         """As `put`."""
         return await asyncio.to_thread(self.put, config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
-        self,
-        config: RunnableConfig,
-        writes: Sequence[tuple[str, Any]],
-        task_id: str,
-        task_path: str = "",
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """As `put_writes`."""
         await asyncio.to_thread(self.put_writes, config, writes, task_id, task_path)

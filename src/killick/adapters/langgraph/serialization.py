@@ -66,11 +66,7 @@ class Packer:
     digests, added to those of earlier entries in the same write."""
 
     def __init__(
-        self,
-        serde: SerializerProtocol,
-        known: Mapping[bytes, int],
-        first: int,
-        digests: dict[bytes, int] | None = None,
+        self, serde: SerializerProtocol, known: Mapping[bytes, int], first: int, digests: dict[bytes, int] | None = None
     ) -> None:
         self.new: list[bytes] = []
         self.digests = {} if digests is None else digests

@@ -153,14 +153,9 @@ class RecordedModel(Model):
                     raise (failed.__cause__ or failed) from None
 
     def _request(
-        self,
-        instructions: str | None,
-        given: str | list[TResponseInputItem],
-        settings: ModelSettings,
-        tools: Sequence[Tool],
-        handoffs: Sequence[Handoff[Any, Any]],
-        more: dict[str, Any],
-    ) -> dict[str, Any]:
+        self, instructions: str | None, given: str | list[TResponseInputItem], settings: ModelSettings,
+        tools: Sequence[Tool], handoffs: Sequence[Handoff[Any, Any]], more: dict[str, Any],
+    ) -> dict[str, Any]:  # fmt: skip
         """Returns a request for recording, in the form of the Responses API."""
         shown: list[dict[str, Any]] = [_shown(tool) for tool in tools]
         shown += [

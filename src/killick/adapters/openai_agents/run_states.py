@@ -7,14 +7,14 @@ import os
 from typing import Any, Final
 
 from agents import Agent, RunResult, RunResultStreaming, RunState
-from killick.adapters.framework_state import FrameworkState, StateEntry
+from killick.adapters.framework_state import FrameworkState, Shelved, StateEntry
 from killick.client.client import AnyClient
 
 SPACE: Final = "openai-agents-states"
 _STATE: Final = "state"
 
 
-class KillickRunStates:
+class KillickRunStates(Shelved):
     """Interrupted runs until their approvals arrive, on any store: one state for each id.
 
     For callers that handle interruptions themselves. A state contains the conversation, the waiting calls and their
@@ -45,7 +45,3 @@ class KillickRunStates:
     async def ids(self) -> list[str]:
         """Returns the ids of saved states, the newest first."""
         return await asyncio.to_thread(lambda: list(self._shelf.ids()))
-
-    def close(self) -> None:
-        """Closes the store, if opened here."""
-        self._shelf.close()

@@ -28,6 +28,7 @@ from killick.adapters.openai_agents.models import RecordedModel, recorded
 from killick.adapters.openai_agents.sessions import KillickSession, Turns
 from killick.adapters.openai_agents.tools import Gate, Said
 from killick.adapters.openai_agents.turns import Turn
+from killick.adapters.tool_gate import Errors
 from killick.definitions.current import in_agent
 from killick.errors import DeclarationRefused, RunWaiting
 from killick.llm.external import Host, attempt, here
@@ -45,14 +46,9 @@ class KillickRunner:
     """
 
     def __init__(
-        self,
-        store: Place | None = None,
-        *,
-        tools: Mapping[str, Said] | None = None,
-        to: str | Sequence[str] = (),
-        contract: Any = None,
-        name: str = "openai-agents",
-    ) -> None:
+        self, store: Place | None = None, *, tools: Mapping[str, Said] | None = None, to: str | Sequence[str] = (),
+        contract: Any = None, name: str = "openai-agents", errors: Errors = "answer",
+    ) -> None:  # fmt: skip
         """Options.
 
         store      an open client, which stays open, or a store's location; not needed inside a host
@@ -61,11 +57,13 @@ class KillickRunner:
         to         the approvers of SDK tools that need approval; default: anyone
         contract   evaluates calls outside hosts that have one
         name       the agent name of such runs in listings
+        errors     what an error of a tool that runs at most once becomes: its answer, in the words of the tool's
+                   `failure_error_function`, or a question to a person
         """
         self._is_owner = isinstance(store, str | os.PathLike)
         self._client = None if store is None else client_of(store)
         self._to = (to,) if isinstance(to, str) else tuple(to)
-        self._gate = Gate(tools or {}, self._to)
+        self._gate = Gate(tools or {}, self._to, errors)
         self._contract = contract
         self._name = name
         self._nth: WeakKeyDictionary[Host, int] = WeakKeyDictionary()

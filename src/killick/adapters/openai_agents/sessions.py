@@ -12,7 +12,7 @@ from typing import Any, Final
 from agents.models.fake_id import FAKE_RESPONSES_ID
 
 from agents import SessionSettings, TResponseInputItem
-from killick.adapters.framework_state import FrameworkState, StateEntry
+from killick.adapters.framework_state import FrameworkState, Shelved, StateEntry
 from killick.client.client import AnyClient
 from killick.ids import RandomIds
 from killick.model.codec import digest
@@ -23,7 +23,7 @@ SPACE: Final = "openai-agents"
 _TURNS: Final = f"{SPACE}-turns"
 
 
-class KillickSession:
+class KillickSession(Shelved):
     """A `Session`: a conversation's items on any store, deduplicated by id.
 
     A repeated item, after a resume or a crash, is the stored one. An item without an id, such as a user message, can be
@@ -32,13 +32,9 @@ class KillickSession:
     """
 
     def __init__(
-        self,
-        session_id: str,
-        store: AnyClient | str | os.PathLike[str],
-        *,
-        turn: str | None = None,
+        self, session_id: str, store: AnyClient | str | os.PathLike[str], *, turn: str | None = None,
         session_settings: SessionSettings | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Takes an open client, which stays open, or a store's location, which `close` closes."""
         self.session_id = session_id
         self.session_settings: SessionSettings | None = session_settings
@@ -71,10 +67,6 @@ class KillickSession:
         """Removes the conversation from the store."""
         await asyncio.to_thread(self._clear)
 
-    def close(self) -> None:
-        """Closes the store, if opened here."""
-        self._shelf.close()
-
     # the blocking side ------------------------------------------------------------------------
 
     def _seen(self) -> Sequence[StateEntry]:
@@ -87,7 +79,7 @@ class KillickSession:
 
     def _items(self, limit: int | None) -> list[TResponseInputItem]:
         seen = self._seen()
-        return [kept.value for kept in (seen if limit is None else seen[-limit:] if limit > 0 else ())]
+        return self._shelf.values(self.session_id, seen if limit is None else seen[-limit:] if limit > 0 else ())
 
     def _add(self, items: Iterable[TResponseInputItem]) -> None:
         there = {kept.name: kept.labels["digest"] for kept in self._shelf.entries(self.session_id)}

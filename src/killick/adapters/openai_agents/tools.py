@@ -8,19 +8,17 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-from agents.tool import (
-    maybe_invoke_function_tool_failure_error_function,
-    set_function_tool_failure_error_function,
-)
+from agents.tool import maybe_invoke_function_tool_failure_error_function, set_function_tool_failure_error_function
 from agents.tool_context import ToolContext
 
 from agents import CustomTool, FunctionTool, ModelBehaviorError, Tool
 from killick.adapters.openai_agents.turns import Turn, turn_here
-from killick.adapters.tool_gate import ToolFailed
+from killick.adapters.tool_gate import Errors, ToolFailed, hinted, is_answer
 from killick.contracts.facts import Approval
 from killick.definitions.open_tools import open_tool
 from killick.definitions.tools import AnyTool, resolved_hints
 from killick.definitions.tools import Tool as KillickTool
+from killick.engine.steps.intention import ERROR, is_error
 from killick.errors import DeclarationRefused, Rejected, StepFailed, ValueRefused
 from killick.model.codec import plain
 
@@ -40,9 +38,10 @@ class _Misfit(Exception):
 class Gate:
     """Wraps the tools of every agent that a runner runs."""
 
-    def __init__(self, tools: Mapping[str, Said], to: str | tuple[str, ...]) -> None:
+    def __init__(self, tools: Mapping[str, Said], to: str | tuple[str, ...], errors: Errors) -> None:
         self._said = dict(tools)
         self._approval = Approval(to)
+        self._errors: Errors = errors
 
     def of(self, tool: Tool) -> Tool:
         """Returns the same tool, through the gate. A provider-hosted tool is part of the model's reply."""
@@ -65,7 +64,9 @@ class Gate:
         said = self._said.get(name)
         if isinstance(said, KillickTool):
             return said
-        options: dict[str, Any] = {"effect": said} if isinstance(said, str) else dict(said or _hinted(tool))
+        options: dict[str, Any] = (
+            {"effect": said} if isinstance(said, str) else dict(said or hinted(getattr(tool, "mcp_annotations", None)))
+        )
         if not isinstance(tool, FunctionTool):
             return open_tool(name, doc=tool.description, **options)
         if tool.timeout_seconds is not None:
@@ -79,7 +80,7 @@ class Gate:
     def _gated(self, tool: FunctionTool | CustomTool, declared: AnyTool) -> Tool:
         gated = copy.copy(tool)
         gated.needs_approval = False
-        gated.on_invoke_tool = _Calls(tool, declared, self._approval)
+        gated.on_invoke_tool = _Calls(tool, declared, self._approval, self._errors)
         if isinstance(gated, FunctionTool):
             gated.timeout_seconds = None
         return gated
@@ -106,25 +107,14 @@ class Gate:
         return gated
 
 
-def _hinted(tool: FunctionTool | CustomTool) -> dict[str, Any]:
-    """Returns an MCP server's hints about its tool."""
-    hints = getattr(tool, "mcp_annotations", None)
-    for effect, *names in (
-        ("reads", "read_only_hint", "readOnlyHint"),
-        ("idempotent", "idempotent_hint", "idempotentHint"),
-    ):
-        if any(getattr(hints, name, None) is True for name in names):
-            return {"effect": effect}
-    return {}
-
-
 class _Calls:
     """Called by the SDK in place of a tool's function."""
 
-    def __init__(self, tool: FunctionTool | CustomTool, declared: AnyTool, approval: Approval) -> None:
+    def __init__(self, tool: FunctionTool | CustomTool, declared: AnyTool, approval: Approval, errors: Errors) -> None:
         self._tool = tool
         self._declared = declared
         self._approval = approval
+        self._errors: Errors = errors
         # The gate must see the errors that the SDK would turn into text for the model.
         self._raising: Any = tool
         if isinstance(tool, FunctionTool):
@@ -132,7 +122,7 @@ class _Calls:
 
     async def __call__(self, ctx: ToolContext[Any], input: str) -> Any:  # noqa: A002
         turn = turn_here(self._tool.name)
-        arguments = self._read(input)
+        arguments, key = self._read(input), turn.call_key(ctx.tool_call_id)
         declared = self._declared
         if declared.policy.approve is None and await self._needs_approval(ctx, arguments, input):
             declared = declared.options(approve=self._approval)  # type: ignore[attr-defined]
@@ -141,7 +131,7 @@ class _Calls:
             if given != arguments:
                 ctx.tool_arguments = self._written(given)
             # Its model calls are not the turn's own: they are skipped if its outcome is recorded.
-            inside = Turn(turn.host, f"{turn.call_key(ctx.tool_call_id)}/inside")
+            inside = Turn(turn.host, f"{key}/inside")
             try:
                 with inside.entered():
                     output = await self._raising.on_invoke_tool(
@@ -151,14 +141,17 @@ class _Calls:
                 if str(error).startswith(_MISFIT):
                     raise _Misfit from error
                 raise
+            except Exception as error:
+                if self._errors == "ask" or inside.waiting is not None or not is_answer(error, declared):
+                    raise
+                return {ERROR: await self._said(ctx, error)}
             return _storable(output)
 
         own = None if _is_whole(declared) else invoke
         try:
             async with turn.calling():
-                return await turn.host.call(
-                    declared, arguments, key=turn.call_key(ctx.tool_call_id), fn=own, bubbles=(_Misfit,)
-                )
+                found = await turn.host.call(declared, arguments, key=key, fn=own, bubbles=(_Misfit,))
+                return found[ERROR] if is_error(found) else found
         except Rejected as no:
             return str(no)
         except _Misfit as misfit:

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import signal
 from collections.abc import Generator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from killick.check.checker import STORIES_MAX, Case, check
+from killick.check.checker import STORIES_MAX, Case, case_like, check
 from killick.check.findings import Finding, Reached, Report
-from killick.check.recorded_input import case_like
 from killick.cli import apps
 from killick.cli import style as paint
 from killick.cli.context import Shell, command, complete_run, pair, value_of
@@ -28,6 +26,7 @@ from killick.cli.exit_codes import CommandFailed, Exit
 from killick.clock import SystemClock
 from killick.definitions.agents import Agent
 from killick.presenting import check_reports
+from killick.version import VERSION
 
 FILE: Final = click.Path(dir_okay=False, writable=True, path_type=Path)
 MISSED_MAX: Final = 6
@@ -88,7 +87,7 @@ def check_command(
     if junit is not None:
         _write(junit, check_reports.junit(reports))
     if sarif is not None:
-        log = check_reports.sarif(reports, version("killick"))
+        log = check_reports.sarif(reports, VERSION)
         _write(sarif, msgspec.json.format(msgspec.json.encode(log)) + b"\n")
     bad = any(report.faults or (strict and report.findings) for report in reports)
     return Exit.BAD if bad else Exit.DONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import click
 from rich.text import Text
@@ -16,11 +16,10 @@ from killick.cli.selection import Selection, select, selecting
 from killick.engine.views import Listed
 from killick.errors import KillickError
 from killick.history.phrasing import counted
+from killick.model.facts import LIVE
 from killick.presenting import previews
 from killick.presenting.previews import RunPreview, Will
 from killick.store import protocol as store
-
-LIVE: Final = ("queued", "running", "waiting", "paused")
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def pause_command(
         shell.client.pause(run, because=because, by=by)
         return "paused, at its next step" if is_held(shell, run) else "paused"
 
-    return _act(shell, Act("pause", LIVE[:3], previews.pause, do), selection, dry_run=dry_run, yes=yes)
+    return _act(shell, Act("pause", LIVE[:4], previews.pause, do), selection, dry_run=dry_run, yes=yes)
 
 
 @command("cancel")
@@ -183,7 +182,7 @@ def resume_command(
         said = shell.client.resume(run, because=because, by=by)
         return f"{said}; to continue: {shell.continues(run)}"
 
-    act = Act("resume", ("paused", "failed", "running", "waiting"), previews.resume, do)
+    act = Act("resume", ("paused", "failed", "running", "waiting", "code_mismatch"), previews.resume, do)
     return _act(shell, act, selection, dry_run=dry_run, yes=yes)
 
 

@@ -15,6 +15,7 @@ from killick.cli import style as paint
 from killick.cli.context import Shell, by_option, command, dry_run_option, run_argument
 from killick.cli.exit_codes import CommandFailed
 from killick.cli.selection import complete_place
+from killick.cli.style import many
 from killick.client.file_restore import Restoration
 from killick.history import workspace_files as history
 from killick.history.phrasing import counted, sized
@@ -105,7 +106,7 @@ def _plain(text: str) -> str:
 def _listing(shell: Shell, found: Listing, folded: Listing | None) -> Iterator[Text]:
     head = Text.assemble((found.run, "bold"), "  files at ", (_at(found.at, found.seq), "bold"))
     yield head.append(f"  {found.path}/" if found.path else "")
-    held = f"{_many(found.files, 'file')} in {_many(found.folders + 1, 'folder')}, {sized(found.size_bytes)}"
+    held = f"{many(found.files, 'file')} in {many(found.folders + 1, 'folder')}, {sized(found.size_bytes)}"
     yield _labelled("folder", Text(found.folder))
     yield _labelled("snapshot", Text.assemble((found.snapshot[: history.ID_DIGITS], "cyan"), f"  {held}"))
     if found.since is not None:
@@ -134,7 +135,7 @@ def _rows(entries: Iterable[FileEntry]) -> Iterator[Text]:
     for each in entries:
         sign, style = SIGNS[each.how] if each.how is not None else (" ", "")
         size = sized(each.size) if each.kind == "file" or each.files else ""
-        when = _many(each.files, "file") if each.files is not None else paint.moment(each.mtime_ns // 1_000)
+        when = many(each.files, "file") if each.files is not None else paint.moment(each.mtime_ns // 1_000)
         line = Text.assemble("  ", (f"{sign} ", f"bold {style}"), (stat.filemode(_TYPES[each.kind] | each.mode), "dim"))
         line.append(f" {size:>8}  ").append(f"{when:<19}  ", style="dim")
         yield line.append_text(_name(each, style))
@@ -145,10 +146,6 @@ def _name(each: FileEntry, style: str) -> Text:
         return Text(f"{each.path}/", style=style or "bold blue")
     told = Text(each.path, style=style or ("cyan" if each.kind == "link" else "green" if each.mode & 0o111 else ""))
     return told.append(f" → {each.target}" if each.target is not None else "", style="dim")
-
-
-def _many(count: int, noun: str) -> str:
-    return counted(count, noun).replace(str(count), f"{count:,}", 1)
 
 
 def _labelled(label: str, told: Text) -> Text:

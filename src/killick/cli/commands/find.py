@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from difflib import get_close_matches
 from typing import Any, Final
 
 import click
@@ -15,8 +14,8 @@ from rich.status import Status
 from rich.text import Text
 
 from killick.cli import style as paint
-from killick.cli.context import Shell, command, complete_run, completing
-from killick.cli.exit_codes import CommandFailed
+from killick.cli.context import Shell, command, complete_run, completing, named
+from killick.cli.exit_codes import CommandFailed, nearest
 from killick.errors import StoreFull, StoreReadOnly
 from killick.history.search.results import (
     Findings,
@@ -46,8 +45,7 @@ class _Questions(click.Group):
         if name not in self.commands and f"{name}s" in self.commands:
             args = [f"{name}s", *args[1:]]
         elif name not in self.commands and not name.startswith("-"):
-            close = get_close_matches(name, self.commands, 1, 0.5)
-            hint = f"did you mean {close[0]}?" if close else f"ask for {', '.join(self.commands)}"
+            hint = nearest(name, self.commands, f"ask for {', '.join(self.commands)}")
             raise CommandFailed(f"{name}: cannot be looked for; {hint}")
         return super().resolve_command(ctx, args)
 
@@ -191,13 +189,7 @@ def answers(shell: Shell, **asked: Any) -> Findings[FoundAnswer]:
 
 def _conditions(texts: tuple[str, ...]) -> dict[str, Any]:
     """`name=value` as people write it: a value is compared as text, or as a number; null: nothing is there."""
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise CommandFailed(f"{text!r}: no name and value; write it as name=value")
-        found[name] = None if value == "null" else value
-    return found
+    return {name: None if value == "null" else value for name, value in map(named, texts)}
 
 
 def _catch_up(shell: Shell) -> None:

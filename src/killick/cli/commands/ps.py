@@ -57,13 +57,7 @@ class ListRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def query(self) -> RunQuery:
-        statuses = tuple(dict.fromkeys("running" if each == "abandoned" else each for each in self.status))
-        return RunQuery(status=statuses, agent=self.agent, tag=self.tag, since_us=self.since_us)
-
-    def has(self, status: str) -> bool:
-        if not self.status or status in self.status:
-            return True
-        return status == "broken" or (status == "abandoned" and "running" in self.status)
+        return RunQuery(status=self.status, agent=self.agent, tag=self.tag, since_us=self.since_us)
 
 
 @command("ps")
@@ -136,7 +130,8 @@ class Listing:
         found: list[RunRow] = []
         before = None
         while len(found) < limit:
-            page = self.shell.store.runs(self.wanted.query, before=before, limit=min(limit - len(found), 10_000))
+            room = min(limit - len(found), 10_000)
+            page = listing.selected(self.shell.store, self.wanted.query, before=before, limit=room)
             found += page
             if len(page) < 10_000:
                 break
@@ -145,7 +140,7 @@ class Listing:
 
     def seen(self) -> list[Seen]:
         lines = self.lines.lines(self.rows(self.wanted.limit), self.shell.clock.now_us())
-        return [self._seen(line) for line in lines if self.wanted.has(line.status)]
+        return [self._seen(line) for line in lines]
 
     def _seen(self, line: Line) -> Seen:
         about = "; ".join(told for told in map(_told, line.about) if told)
@@ -164,13 +159,12 @@ class Listing:
         line = Text()
         for name in STATUSES:
             if counts[name]:
-                line.append(" · " if line else "").append_text(style.status(f"{counts[name]} {name}"))
-                line.stylize(style.STYLES[name], len(line) - len(f"{counts[name]} {name}"))
+                line.append(" · " if line else "").append(f"{counts[name]} {style.status(name)}", style.STYLES[name])
         if seen and counts["abandoned"]:
             found = [each.line.run for each in seen if each.line.status == "abandoned"]
             resume = self.shell.typed("resume", found[0] if len(found) == counts["abandoned"] == 1 else "RUN")
             line.append(f": {revived(counts['abandoned'], resume)}")
-        matching = sum(count for name, count in counts.items() if self.wanted.has(name))
+        matching = sum(count for name, count in counts.items() if name in (self.wanted.status or counts))
         if shown < matching:
             more = f"{shown} of {matching} shown; --all shows the rest"
             line.append(f"   {more}", style="dim")
@@ -180,7 +174,7 @@ class Listing:
         counts = self.counts()
         if not counts and not (self.wanted.agent or self.wanted.tag or self.wanted.since_us):
             return f"{self.shell.url}: no runs yet; `killick run app.py:agent` starts one, `killick demo` shows one"
-        told = ", ".join(f"{counts[name]} {name}" for name in STATUSES if counts[name])
+        told = ", ".join(f"{counts[name]} {style.status(name)}" for name in STATUSES if counts[name])
         if not told and self.wanted.agent is not None:
             told = f"runs of {', '.join(self.shell.store.agents())}"
         return f"no run matches{f'; there are {told}' if told else ''}"
@@ -189,7 +183,7 @@ class Listing:
 def _is_stuck(line: Line) -> bool:
     """Whether a person has to resume it."""
     quarantined = any(about.kind == "crash" and about.at_us is None for about in line.about)
-    return quarantined or line.status in ("abandoned", "paused", "failed")
+    return quarantined or line.status in ("abandoned", "code_mismatch", "paused", "failed")
 
 
 def _told(about: About) -> str:
@@ -242,7 +236,9 @@ def drawn(seen: Sequence[Seen], now_us: int, width: int, marked: Container[str] 
 
 def _cells(seen: Seen, now_us: int) -> list[Text]:
     line = seen.line
-    about = Text(style.brief(seen.about, 400), style="red" if line.status in ("broken", "failed") else "")
+    about = Text(
+        style.brief(seen.about, 400), style="red" if line.status in ("broken", "code_mismatch", "failed") else ""
+    )
     if line.status == "abandoned":
         about = Text(str(seen.next), style="green")
     tries = f" ×{line.attempts}" if line.attempts > 1 else ""

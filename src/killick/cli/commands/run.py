@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
-from types import TracebackType
 from typing import Any, Final, NamedTuple, get_type_hints
 
 import click
@@ -31,6 +30,7 @@ from killick.errors import (
     RunWaiting,
     ValueRefused,
 )
+from killick.history.phrasing import counted
 from killick.model.codec import plain
 from killick.model.facts import Step
 from killick.model.state import State
@@ -118,7 +118,7 @@ def run_command(
     if not (quiet or is_over):
         facts = client.state(run).fold.facts
         took = paint.span(facts.changed_at - facts.started_at)
-        shell.note(f"{run}: completed, {_steps(facts.committed)} in {took}")
+        shell.note(f"{run}: completed, {counted(facts.committed, 'step')} in {took}")
     return Exit.DONE
 
 
@@ -250,10 +250,6 @@ def _print_result(shell: Shell, result: Any) -> None:
     shell.out.print(text, markup=False, soft_wrap=True)
 
 
-def _steps(count: int) -> str:
-    return "1 step" if count == 1 else f"{count} steps"
-
-
 @contextmanager
 def _hushed() -> Generator[None, None, None]:
     """Keep the log silent where we say the same in words of the command line."""
@@ -371,9 +367,7 @@ class Progress:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._done.set()
         if self._thread is not None:
             self._thread.join(5)

@@ -340,8 +340,8 @@ def undo_command(
 ) -> None:
     """Undo the effect of one step, by the compensation that its tool declares. The run itself continues.
 
-    Shows first which later steps used its result: by the ledger, and by new values that turn up again. The same call
-    again is executed. Give --settled happened where you undid it by hand.
+    Shows first which other steps and runs share its effect, by the ledger. The same call again is executed. Give
+    --settled happened where you undid it by hand.
     """
     shell.run(run)
     shell.load_app()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Final
 
 import click
@@ -11,7 +10,7 @@ from rich.text import Text
 
 from killick.cli import style
 from killick.cli.context import Shell, because_option, by_option, command, completing, limit_option, value_of
-from killick.cli.exit_codes import CommandFailed, Exit
+from killick.cli.exit_codes import CommandFailed, Exit, nearest
 from killick.history.phrasing import counted
 from killick.model import events as e
 from killick.model import system_events
@@ -34,8 +33,7 @@ def _found(shell: Shell, name: str) -> TriggerInfo:
     shell.load_app()
     found = triggers.named(shell.client, name)
     if found is None:
-        close = get_close_matches(name, [each.name for each in shell.client.triggers()], 1, 0.5)
-        hint = f"did you mean {close[0]}?" if close else "`killick trigger` lists them"
+        hint = nearest(name, (each.name for each in shell.client.triggers()), "`killick trigger` lists them")
         raise CommandFailed(f"{name}: no such trigger in {shell.url}; {hint}")
     return found
 
@@ -88,8 +86,9 @@ def _standing(shell: Shell, trigger: TriggerInfo, now_us: int) -> Text:
     elif trigger.paused:
         parts.append(style.status("paused"))
     elif trigger.next_us is not None:
-        late = trigger.next_us <= now_us
-        parts.append(Text(f"due since {style.moment(trigger.next_us)}" if late else _upcoming(trigger.next_us, now_us)))
+        when = style.moment(trigger.next_us)
+        upcoming = f"next {style.ago(trigger.next_us, now_us)} ({when})"
+        parts.append(Text(f"due since {when}" if trigger.next_us <= now_us else upcoming))
     elif trigger.sort == "when":
         parts.append(Text("holds" if trigger.holds else "does not hold"))
     if trigger.queued:
@@ -100,10 +99,6 @@ def _standing(shell: Shell, trigger: TriggerInfo, now_us: int) -> Text:
     elif trigger.is_set:
         parts.append(Text("has not fired yet", style="dim"))
     return Text("; ").join(parts)
-
-
-def _upcoming(at_us: int, now_us: int) -> str:
-    return f"next {style.ago(at_us, now_us)} ({style.moment(at_us)})"
 
 
 @command("history", app=True)

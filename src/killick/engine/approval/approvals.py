@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -210,7 +211,7 @@ class ApprovalQuestion:
         if kind != "edit":
             return value
         try:
-            twin = self.j.intent.copy()
+            twin = copy(self.j.intent)
             twin.edit(edited(self.j, value), self.j.step, self.ex.engine.secret_key)
             approval_of(twin)
         except ValueRefused:
@@ -245,7 +246,7 @@ class ApprovalQuestion:
     def _edited(self, closed: Closed) -> list[Entry]:
         """A person's edit is their own intention: judged as any, and standing in the place of what it edits."""
         j, ex, by = self.j, self.ex, closed.by or "somebody"
-        before = j.intent.copy()
+        before = copy(j.intent)
         changed = j.intent.edit(edited(j, closed.answer["value"]), j.step, ex.engine.secret_key)
         verdict = j.judge(by=by)
         event = e.StepEdited(

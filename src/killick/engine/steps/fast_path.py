@@ -57,7 +57,7 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
         ex.check_lease()
         if not ex.is_first_live() and effect == "reads":
             ex.write_behind(started)
-        elif (await ex.write(started)).cancelled:
+        elif not (writing := ex.write_begun(started)).is_committed and await ex.settled(writing):
             return await made.conclude(Applied(error=Untouched()))
         ex.check_lease()
         # Apply.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from hashlib import sha256
 from typing import Any, Final
 
@@ -22,6 +21,8 @@ from killick.model.typed import convert
 from killick.store.records import UniqueRight
 
 _NONE: Final[Mapping[str, Any]] = {}
+ERROR: Final = "killick:error"
+"""The only field of an output that is an error: a text for a model, of any declared type."""
 
 
 def _nothing() -> None:
@@ -118,9 +119,6 @@ class Intent:
             if name not in before or canonical(before[name]) != canonical(new)
         }
 
-    def copy(self) -> Intent:
-        return copy(self)
-
     def restore(self, before: Intent) -> None:
         """Restore the arguments from before an edit."""
         for name in ("arguments", "told", "recording", "settled", "digest", "identity", "claims", "effect"):
@@ -151,11 +149,16 @@ def claim_text(claim: UniqueRight) -> str:
     return f"{claim.space}:{e.to_text(claim.key)}"
 
 
+def is_error(output: Any) -> bool:
+    """Whether an output is an error that a tool answered with."""
+    return isinstance(output, dict) and output.keys() == {ERROR}
+
+
 def restored(intent: Intent, value: Any, reply: str | None, step: e.StepId) -> Any:
     """A recorded value as the type that code expects."""
     if reply is not None:
         return rebuild(reply, value, intent.arguments)
-    if intent.returns is Any or type(value) is intent.returns:
+    if intent.returns is Any or type(value) is intent.returns or is_error(value):
         return value
     return convert(value, intent.returns, at=f"step {step} ({intent.name})")
 

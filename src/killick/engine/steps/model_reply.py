@@ -7,6 +7,7 @@ client is imported unless a stored reply must be rebuilt, and nothing here sends
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -213,11 +214,10 @@ def usage_of(reply: Any) -> Usage | None:
         return None
     # Anthropic counts what it read from or wrote to a cache apart; the others include it.
     apart = counts.get("cache_read_input_tokens", 0)
+    written = apart + counts.get("cache_creation_input_tokens", 0)
     return Usage(
         model=model,
-        tokens_in=counts.get("prompt_tokens", counts.get("input_tokens", 0))
-        + apart
-        + counts.get("cache_creation_input_tokens", 0),
+        tokens_in=counts.get("prompt_tokens", counts.get("input_tokens", 0)) + written,
         tokens_out=counts.get("completion_tokens", counts.get("output_tokens", 0)),
         tokens_cached=counts.get("cached", 0) + apart,
     )
@@ -244,6 +244,9 @@ _KINDS: Final = {
     "openai.response": ("openai.types.responses", "Response"),
     "openai.response.event": ("openai.types.responses", "ResponseStreamEvent"),
     "openai.response.parsed": ("openai.types.responses", "ParsedResponse"),
+    "litellm.chat": ("litellm", "ModelResponse"),
+    "litellm.chat.chunk": ("litellm", "ModelResponseStream"),
+    "litellm.embeddings": ("litellm", "EmbeddingResponse"),
     "anthropic.message": ("anthropic.types", "Message"),
     "anthropic.message.event": ("anthropic.types", "RawMessageStreamEvent"),
     "anthropic.message.parsed": ("anthropic.types.parsed_message", "ParsedMessage"),
@@ -254,19 +257,16 @@ _KINDS: Final = {
 """Stored names, and where the client of today has the class."""
 
 _PARSERS: Final = {
-    "openai.chat.parsed": _Parser(
-        "openai.chat", "openai.lib._parsing._completions", "parse_chat_completion", "response_format", "chat_completion"
-    ),
-    "openai.response.parsed": _Parser(
-        "openai.response", "openai.lib._parsing._responses", "parse_response", "text_format", "response"
-    ),
-    "anthropic.message.parsed": _Parser(
-        "anthropic.message", "anthropic.lib._parse._response", "parse_response", "output_format", "response"
-    ),
-    "anthropic.beta.message.parsed": _Parser(
-        "anthropic.beta.message", "anthropic.lib._parse._response", "parse_beta_response", "output_format", "response"
-    ),
-}
+    f"{of}.parsed": _Parser(of, *more)
+    for of, *more in (
+        ("openai.chat", "openai.lib._parsing._completions", "parse_chat_completion", "response_format",
+         "chat_completion"),
+        ("openai.response", "openai.lib._parsing._responses", "parse_response", "text_format", "response"),
+        ("anthropic.message", "anthropic.lib._parse._response", "parse_response", "output_format", "response"),
+        ("anthropic.beta.message", "anthropic.lib._parse._response", "parse_beta_response", "output_format",
+         "response"),
+    )
+}  # fmt: skip
 
 _NAMED: Final = {(module.partition(".")[0], name): kind for kind, (module, name) in _KINDS.items()}
 _EVENTS: Final = (
@@ -317,13 +317,12 @@ def wire(value: Any) -> Any:
     if not hasattr(cls, "model_fields") or not hasattr(value, "model_fields_set"):
         return value
     hidden = _DERIVED if cls.__name__.startswith("Parsed") else frozenset[str]()
+    held: dict[str, Any] = value.__dict__
+    shown = held.keys() & value.model_fields_set - hidden  # LiteLLM deletes fields that were not sent
     sent: dict[str, Any] = {
-        field.alias or name: wire(getattr(value, name))
-        for name, field in cls.model_fields.items()
-        if name in value.model_fields_set and name not in hidden
+        field.alias or name: wire(held[name]) for name, field in cls.model_fields.items() if name in shown
     }
     sent |= wire(value.model_extra or {})
-    held: dict[str, Any] = value.__dict__
     return sent | {name: held[name] for name in _HEADERS if held.get(name) is not None}
 
 
@@ -339,21 +338,19 @@ def rebuild(kind: str, value: Any, arguments: Mapping[str, Any] | None = None) -
         return value
     package = import_module(kind.partition(".")[0])
     body = {name: part for name, part in value.items() if name not in _HEADERS}
-    reply = import_module(f"{package.__name__}._models").construct_type(value=body, type_=cls)
+    construct = _found(f"{package.__name__}._models", "construct_type")
+    reply = cls(**body) if construct is None else construct(value=body, type_=cls)
     if parser and parse:
         reply = _parsed(parser, parse, reply, arguments or {}, package.NOT_GIVEN)
-    for name in _HEADERS:
-        if name in value:
-            object.__setattr__(reply, name, value[name])
+    for name in value.keys() & {*_HEADERS}:
+        object.__setattr__(reply, name, value[name])
     return reply
 
 
-def _parsed(
-    parser: _Parser, parse: Callable[..., Any], reply: Any, arguments: Mapping[str, Any], absent: object
-) -> Any:
-    asked: dict[str, Any] = {parser.format: arguments.get(parser.format) or absent, parser.reply: reply}
+def _parsed(parser: _Parser, parse: Callable[..., Any], reply: Any, given: Mapping[str, Any], absent: object) -> Any:
+    asked: dict[str, Any] = {parser.format: given.get(parser.format) or absent, parser.reply: reply}
     if parser.of.startswith("openai."):
-        asked["input_tools"] = arguments.get("tools") or absent
+        asked["input_tools"] = given.get("tools") or absent
     try:
         return parse(**asked)
     except ValueError as error:
@@ -363,11 +360,21 @@ def _parsed(
 
 def recordable(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a model call as they can be stored: replies in them as they were sent, a type by its name and
-    schema, settings of the client as they print, and without what only says that nothing was given."""
+    schema, settings of the client as they print, and without credentials and what only says that nothing was given."""
     try:
-        return {name: _recordable(wire(value)) for name, value in arguments.items() if not _is_absent(value)}
+        return {name: _recordable(wire(_public(value))) for name, value in _public(arguments).items()}
     except RecursionError:
         raise ValueRefused("model arguments", "refer to themselves, or are nested too deeply; pass less") from None
+
+
+_CREDENTIAL: Final = re.compile(r"(?i).*(api|access)[-_]key|(.*[-_])?(token|secret|password|credentials|authorization)")
+
+
+def _public(named: Any) -> Any:
+    """Arguments or headers without credentials, by their names, which no record may hold, and without absent ones."""
+    if not _is_map(named):
+        return named
+    return {name: each for name, each in named.items() if not (_CREDENTIAL.fullmatch(str(name)) or _is_absent(each))}
 
 
 def _is_absent(value: Any) -> bool:

@@ -33,15 +33,7 @@ from killick.engine.steps.model_reply import reasoning_of, reply_kind, usage_of,
 from killick.engine.steps.step_state import SAFE, StepState
 from killick.engine.steps.transaction import Transacting
 from killick.engine.steps.waits import raise_if_intervened, until_time
-from killick.errors import (
-    AlreadyClaimed,
-    LeaseLost,
-    NotDone,
-    StepFailed,
-    StillRunning,
-    TransactionEnded,
-    ValueRefused,
-)
+from killick.errors import AlreadyClaimed, LeaseLost, NotDone, StepFailed, StillRunning, TransactionEnded, ValueRefused
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.chunks import through_codec
@@ -392,7 +384,8 @@ class StepExecution(StepState):
             try:
                 return await run_isolated(intent.fn, intent.arguments, place, timeout)
             finally:
-                _over(live)
+                if live is not None:
+                    live.end()
         if intent.is_async:
             token = HERE.set(place)
             limit = asyncio.timeout(timeout)
@@ -405,7 +398,8 @@ class StepExecution(StepState):
                 return Applied(error=error, timed_out=isinstance(error, TimeoutError) and limit.expired())
             finally:
                 HERE.reset(token)
-                _over(live)
+                if live is not None:
+                    live.end()
         context = copy_context()
         context.run(HERE.set, place)
         work = ex.engine.threads.start(partial(self._in_thread, call), context, live)
@@ -578,11 +572,6 @@ class StepExecution(StepState):
         entries, rights = reconcile.late_entries(self, past, value, error)
         if entries:
             log.append(*entries, **rights)
-
-
-def _over(live: LiveCall | None) -> None:
-    if live is not None:
-        live.end()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from killick.clock import timestamp
 from killick.history.compare_runs import Condition, changed_in, place_of
 from killick.history.graph import truncation as lanes
-from killick.history.graph.truncation import LaneSummary, Line
+from killick.history.graph.truncation import LaneSteps
 from killick.history.page import RedactData
 from killick.history.timeline_parts import Step
 from killick.log.boundaries import Boundary
@@ -215,9 +215,9 @@ class _GraphBuilder:
         rewinds, more = lanes.rewinds(log, run, fold)
         near = list(self._leaving(run, ledger, lineage, rewinds)) if is_long else []
         since = born.cut if isinstance(born, e.RunForked) else 0
-        line, told = lanes.line_of(log, run, fold, since=since, near=near, through=self._through)
+        line = LaneSteps(log, run, fold, since=since, near=near, through=self._through)
         self._first[run] = len(self.lanes)
-        self._add(self._of_run(told, born), line, run, stands)
+        self._add(self._of_run(run, line, born), line, run, stands)
         self.left_out += more + len(rewinds[LEFT_MAX:])
         for seq, event in rewinds[:LEFT_MAX]:
             self._take_left(run, seq, event, stands)
@@ -225,9 +225,9 @@ class _GraphBuilder:
 
     def _take_left(self, run: str, seq: int, event: e.RunRewound, stands: Mapping[int, EffectStatus]) -> None:
         fold: Fold = self.log.state(run, seq - 1).fold
-        left, told = lanes.line_of(self.log, run, fold, seq - 1, since=event.cut, through=self._through)
+        left = LaneSteps(self.log, run, fold, seq - 1, since=event.cut, through=self._through)
         if any(not isinstance(each, int) and left.key(each.number) not in self._known for each in left.steps):
-            self._add(self._of_rewind(told, seq, event), left, run, stands)
+            self._add(self._of_rewind(run, left, seq, event), left, run, stands)
 
     def _leaving(
         self, run: str, ledger: Ledger, lineage: Sequence[str], rewinds: Sequence[tuple[int, e.RunRewound]]
@@ -255,32 +255,33 @@ class _GraphBuilder:
         stands = self._stands.get((node.adopted.run, node.adopted.key))
         return replace(node, stands=stands, undone=node.undone or stands == "undone", inside=inside)
 
-    def _of_run(self, tl: LaneSummary, born: e.Event) -> Lane:
+    def _of_run(self, run: str, line: LaneSteps, born: e.Event) -> Lane:
+        facts = line.fold.facts
         lane = Lane(
-            run=tl.run, sort="run", agent=tl.agent, generation=tl.generation, status=tl.status,
-            asked=tl.run == self.asked, started_at=tl.started_at, ended_at=tl.ended_at, renewed_as=tl.renewed_as,
-            failed=tl.failed,
+            run=run, sort="run", agent=facts.agent, generation=facts.generation, status=facts.status,
+            asked=run == self.asked, started_at=facts.started_at, ended_at=line.ended_at, renewed_as=facts.renewed_as,
+            failed=line.failed,
         )  # fmt: skip
         if isinstance(born, e.RunForked):
-            forked, because = born, self.log.data(tl.run, self.log.head(tl.run).base + 1).get("because")
-            conditions = changed_in(self.log, tl.run)
+            forked, because = born, self.log.data(run, self.log.head(run).base + 1).get("because")
+            conditions = changed_in(self.log, run)
             return replace(
                 lane, sort="fork", conditions=conditions, by=forked.by, because=because,
                 parent=self._first.get(forked.parent, 0), cut=self._cut(forked, conditions),
             )  # fmt: skip
-        if tl.parent is None:
+        if facts.parent is None:
             return lane
-        lane = replace(lane, child_of=f"{tl.parent}:{tl.parent_step}")
-        if tl.parent not in self._first:
+        lane = replace(lane, child_of=f"{facts.parent}:{facts.parent_step}")
+        if facts.parent not in self._first:
             return lane
-        parent, after = self._children.get(tl.run, (self._first[tl.parent], -1))
-        return replace(lane, sort="child", cut=f"{tl.parent_step}:after", parent=parent, after=after)
+        parent, after = self._children.get(run, (self._first[facts.parent], -1))
+        return replace(lane, sort="child", cut=f"{facts.parent_step}:after", parent=parent, after=after)
 
-    def _of_rewind(self, tl: LaneSummary, seq: int, event: e.RunRewound) -> Lane:
-        because = self.log.data(tl.run, seq).get("because")
+    def _of_rewind(self, run: str, line: LaneSteps, seq: int, event: e.RunRewound) -> Lane:
+        because = self.log.data(run, seq).get("because")
         return Lane(
-            run=tl.run, sort="left", agent=tl.agent, generation=tl.generation, status="left",
-            parent=self._first[tl.run], cut=place_of(self.log, tl.run, event.cut, "before"), by=event.by,
+            run=run, sort="left", agent=line.fold.facts.agent, generation=line.fold.facts.generation, status="left",
+            parent=self._first[run], cut=place_of(self.log, run, event.cut, "before"), by=event.by,
             because=because, ended_at=event.at,
         )  # fmt: skip
 
@@ -291,7 +292,7 @@ class _GraphBuilder:
             return f"{given[-1]}:after"
         return place_of(self.log, forked.parent, forked.cut, "after")
 
-    def _add(self, lane: Lane, path: Line, run: str, stands: Mapping[int, EffectStatus]) -> None:
+    def _add(self, lane: Lane, path: LaneSteps, run: str, stands: Mapping[int, EffectStatus]) -> None:
         """Adds a lane with the steps of its path that no other lane has."""
         index, nodes = len(self.lanes), list[Node]()
         for step in path.steps:

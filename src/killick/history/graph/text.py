@@ -9,7 +9,7 @@ from unicodedata import combining, east_asian_width
 import msgspec
 
 from killick.history.graph.graph import Graph, Lane, Node, kept
-from killick.history.phrasing import counted, entries_of, scope_words
+from killick.history.phrasing import SIGNS, counted, entries_of, scope_words
 from killick.history.timeline_parts import Step
 from killick.model.codec import plain
 
@@ -18,12 +18,6 @@ INSIDE_MAX: Final = 8
 
 _TEXT_MAX: Final = 200
 """The maximum width of a text in an outline; the terminal may show less."""
-
-SIGNS: Final = {
-    "intended": "·", "running": "▸", "delayed": "↻", "waiting": "…", "in_doubt": "?", "done": "✓", "failed": "✗",
-    "cancelled": "⊘",
-}  # fmt: skip
-"""The sign of a step by its status."""
 
 TextOf = Callable[[Any], str | None]
 

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-import msgspec
-
-from killick.history.compare_runs import Path
 from killick.history.page import PageBuilder, RedactData
-from killick.history.timeline import Timeline
 from killick.history.timeline_parts import Step
 from killick.log.log import Log
 from killick.model import events as e
@@ -37,44 +33,6 @@ REWINDS_MAX: Final = 2
 """The maximum number of rewinds of a long run, the latest."""
 
 
-class LaneSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A graph's facts about a run besides its steps."""
-
-    run: str
-    agent: str
-    generation: int
-    status: str
-    started_at: int
-    ended_at: int | None
-    renewed_as: str | None
-    parent: str | None
-    parent_step: str | None
-    failed: str | None
-
-
-class Line(Protocol):
-    """A timeline in a graph; a number among its steps replaces that many unread ones."""
-
-    @property
-    def steps(self) -> Sequence[Step | int]: ...
-
-    def key(self, number: str) -> tuple[Any, ...]: ...
-
-
-def lane_summary(timeline: Timeline) -> LaneSummary:
-    """Returns the facts about a run with a known timeline."""
-    failure = timeline.failed.failure if timeline.failed is not None else None
-    names = [name for name in LaneSummary.__struct_fields__ if name != "failed"]
-    return LaneSummary(**{name: getattr(timeline, name) for name in names}, failed=_words(failure))
-
-
-def _words(failure: Failure | None) -> str | None:
-    if failure is None:
-        return None
-    cause = failure.cause if failure.type.endswith(".StepFailed") and failure.cause is not None else failure
-    return f"{cause.type.rpartition('.')[2]}: {cause.message.strip().partition(chr(10))[0]}".removesuffix(": ")
-
-
 class _Unstaged(PageBuilder):
     """Builds steps for a graph, which omits the stages of a plan."""
 
@@ -82,8 +40,9 @@ class _Unstaged(PageBuilder):
         return None
 
 
-class TruncatedTimeline:
-    """A long timeline: its ends, the steps near the given events, and the notable ones.
+class LaneSteps:
+    """The steps of a timeline; of a long one its ends, the steps near the given events, and the notable ones. A number
+    among them replaces that many unread ones.
 
     since   steps up to this event are on another lane; of those only the last, the branch point, is included
     near    events at which lanes branch off this one
@@ -99,7 +58,10 @@ class TruncatedTimeline:
         self._making = _Unstaged(log, run, fold, at, through=through)
         self._owners = [(head.base, head.run) for head, _ in log.ancestry(run)]
         self._first = max(bisect_left(fold.tops, since + 1, key=self._ended) - 1, 0) if since else 0
-        self.steps: list[Step | int] = list(self._read(self._chosen(near)))
+        if len(fold.steps) > LONG:
+            self.steps: list[Step | int] = list(self._read(self._chosen(near)))
+        else:
+            self.steps = [entry for entry in self._making.everything() if isinstance(entry, Step)]
 
     def _ended(self, index: int) -> int:
         return self.fold.steps[index].ended or self.fold.facts.seq + 1
@@ -135,17 +97,23 @@ class TruncatedTimeline:
                     yield entry
             last = end
 
-    def told(self) -> LaneSummary:
-        facts, ended = self.fold.facts, self.fold.facts.ended
-        failure = None
-        if facts.ended_as == "failed":
-            found = self._making.state().data(ended).get("failure")
-            failure = convert(found, Failure, at="failure") if isinstance(found, dict) else None
-        return LaneSummary(
-            run=self._run, agent=facts.agent, generation=facts.generation, status=facts.status,
-            started_at=facts.started_at, ended_at=self._making.event(ended).at if ended else None,
-            renewed_as=facts.renewed_as, parent=facts.parent, parent_step=facts.parent_step, failed=_words(failure),
-        )  # fmt: skip
+    @property
+    def ended_at(self) -> int | None:
+        """When the run ended, if it has."""
+        ended = self.fold.facts.ended
+        return self._making.event(ended).at if ended else None
+
+    @property
+    def failed(self) -> str | None:
+        """Why the run failed, on one line."""
+        found: Any = None
+        if self.fold.facts.ended_as == "failed":
+            found = self._making.state().data(self.fold.facts.ended).get("failure")
+        if not isinstance(found, dict):
+            return None
+        failure = convert(found, Failure, at="failure")
+        cause = failure.cause if failure.type.endswith(".StepFailed") and failure.cause is not None else failure
+        return f"{cause.type.rpartition('.')[2]}: {cause.message.strip().partition(chr(10))[0]}".removesuffix(": ")
 
     def key(self, number: str) -> tuple[Any, ...]:
         """As in `compare_runs.Path`."""
@@ -167,18 +135,6 @@ def _stretches(places: Sequence[int]) -> Iterator[tuple[int, int]]:
         if at == len(places) or places[at] != places[at - 1] + 1:
             yield places[start], places[at - 1] + 1
             start = at
-
-
-def line_of(
-    log: Log, run: str, fold: Fold, at: int | None = None, *, since: int = 0, near: Iterable[int] = (),
-    through: RedactData | None = None,
-) -> tuple[Line, LaneSummary]:  # fmt: skip
-    """Returns a run's timeline at its head or after an event, and its facts."""
-    if len(fold.steps) <= LONG:
-        path = Path(log, run, at, through=through)
-        return path, lane_summary(path.timeline)
-    glimpse = TruncatedTimeline(log, run, fold, at, since=since, near=near, through=through)
-    return glimpse, glimpse.told()
 
 
 def rewinds(log: Log, run: str, fold: Fold) -> tuple[list[tuple[int, e.RunRewound]], int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from killick.errors import KillickError, RunUnknown, StoreError
 from killick.history.search.terms import Marker
@@ -22,6 +22,9 @@ from killick.store.records import READ_LIMIT, Behind, Head, TermBatch, TermPosit
 Progress = Callable[[int], None]
 """Called with the number of events indexed so far."""
 
+Marked = Callable[..., list[TermPosition]]
+"""Finds events by groups of terms, as `Store.marked` does."""
+
 _RUNS: Final = 1_000
 """The number of runs in one read."""
 
@@ -30,20 +33,6 @@ _ROWS: Final = 1_000
 
 _MARKS: Final = 2_000
 """The number of terms in one commit: a concurrent writer waits some ten milliseconds for it."""
-
-
-class Marked(Protocol):
-    """Finds events by groups of terms, as `Store.marked` does."""
-
-    def __call__(
-        self,
-        all_of: Sequence[Collection[int]],
-        *,
-        since_us: int | None = None,
-        until_us: int | None = None,
-        before: TermPosition | None = None,
-        limit: int = READ_LIMIT,
-    ) -> list[TermPosition]: ...
 
 
 class CaughtUp:

@@ -249,15 +249,10 @@ class AnyFinder:
             )
             if fits:
                 yield FoundAnswer(
-                    **reader.place(place, event.step),
-                    prompt=prompt,
-                    to=opened,
-                    verb=said,
-                    value=mapping(answer).get("value"),
-                    by=event.by,
-                    comment=data.get("comment"),
+                    **reader.place(place, event.step), prompt=prompt, to=opened, verb=said,
+                    value=mapping(answer).get("value"), by=event.by, comment=data.get("comment"),
                     answered_at_us=reader.answered_at(place, event),
-                )
+                )  # fmt: skip
 
         return self._ask(groups, read, within)
 

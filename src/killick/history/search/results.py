@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Generic, Literal, TypeVar, overload
+from collections.abc import Iterable
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 
@@ -77,25 +77,17 @@ class FoundAnswer(SearchHit, frozen=True, kw_only=True, tag_field="kind", tag="a
     answered_at_us: int
 
 
-class Findings(Sequence[T], Generic[T]):
+class Findings(tuple[T, ...]):
     """Results, newest first. `more`: there are more beyond the limit.
 
     `scanned`: why all logs were scanned instead of the index. `unread`: unreadable runs.
     """
 
-    def __init__(self, items: Sequence[T], *, more: bool, scanned: str | None, unread: tuple[str, ...]) -> None:
-        self._items = tuple(items)
-        self.more, self.scanned, self.unread = more, scanned, unread
+    more: bool
+    scanned: str | None
+    unread: tuple[str, ...]
 
-    def __len__(self) -> int:
-        return len(self._items)
-
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
-    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
-        return self._items[index]
-
-    def __repr__(self) -> str:
-        return f"Findings({list(self._items)!r})"
+    def __new__(cls, items: Iterable[T], *, more: bool, scanned: str | None, unread: tuple[str, ...]) -> Self:
+        made = super().__new__(cls, items)
+        made.more, made.scanned, made.unread = more, scanned, unread
+        return made

@@ -218,7 +218,10 @@ class SqliteFile:
         with self._mutex:
             try:
                 # A single statement is a transaction by itself.
-                self._insist(sql, rows[0])
+                try:
+                    self._cursor.execute(sql, rows[0])
+                except sqlite3.OperationalError:
+                    self._insist(sql, rows[0])
             except sqlite3.IntegrityError:
                 raise
             except sqlite3.Error as error:

@@ -53,18 +53,18 @@ def lengthened(head: HeadRow, rows: Sequence[Row]) -> tuple[HeadRow, tuple[objec
     last = rows[-1]
     seq, hash_ = last.seq, last.hash
     moved = (number, run, seq, hash_, epoch, base, parent, holder, until, removed)
-    columns = (number, after, bytearray(before), epoch, holder, until, seq, *_event(last), row_check(*moved))
-    return moved, columns + (_event(rows[-2]) if len(rows) > 1 else _NO_EVENT)
+    # sqlite3 binds a bytearray at once, but looks for an adapter of bytes.
+    end = bytearray(last.body), last.data and bytearray(last.data), bytearray(hash_)
+    start = _NO_EVENT
+    if len(rows) > 1:
+        row = rows[-2]
+        start = bytearray(row.body), row.data and bytearray(row.data), bytearray(row.hash)
+    return moved, (number, after, bytearray(before), epoch, holder, until, seq, *end, row_check(*moved), *start)
 
 
-_NO_EVENT: Final = (None, None, None)
+_NO_EVENT: Final[tuple[Any, ...]] = (None, None, None)
 STATEMENT_EVENTS: Final = 2
 """The number of events that the statement takes."""
-
-
-def _event(row: Row) -> tuple[object, ...]:
-    # sqlite3 binds a bytearray at once, but looks for an adapter of bytes.
-    return bytearray(row.body), row.data and bytearray(row.data), bytearray(row.hash)
 
 
 def inner_rows(head: HeadRow, rows: Sequence[Row]) -> list[tuple[object, ...]]:

@@ -6,7 +6,7 @@ An answer is the caller's own and bound to what they saw: an old screen answers 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 from msgspec.structs import asdict
@@ -32,6 +32,7 @@ from killick.web.forms import NOTHING, unveiled
 from killick.web.problems import Problem
 from killick.web.routes import Call, get, post
 
+Kind = Literal["approval", "question", "doubt"]
 ANSWERED_MAX: Final = 8
 _PROGRESS_EVENTS: Final = 200
 """How far behind the start of an attempt it is looked for how far that got."""
@@ -44,6 +45,7 @@ class InboxAsked(msgspec.Struct, frozen=True, kw_only=True):
 
     to: Annotated[str, msgspec.Meta(max_length=200, description="Only what is asked of them.")] | None = None
     mine: Annotated[bool, msgspec.Meta(description="Only what the caller may answer and has not.")] = False
+    asks: Annotated[tuple[Kind, ...], msgspec.Meta(max_length=3, description="Only these kinds.")] = ()
     cursor: Annotated[str, msgspec.Meta(max_length=200, description="`next` of the page before.")] | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=100, description="At least so many, where there are.")] = 25
 
@@ -90,6 +92,7 @@ class Inbox(Document, frozen=True):
     runs: tuple[str, ...]
     to: str | None
     mine: bool
+    asks: tuple[Kind, ...] = ()
     one: str | None = None
     gone: str | None = None
     next: str | None = None
@@ -121,23 +124,26 @@ def inbox(call: Call[InboxAsked, Any]) -> Inbox:
     client, wanted = call.client, call.asked
 
     def chosen(wait: Wait) -> bool:
-        addressed = wanted.to is None or wanted.to in wait.to or wanted.to in (wait.may or ())
-        return addressed and (not wanted.mine or approvals.why_not(client, wait, call.person.name) is None)
+        kind = not wanted.asks or open_wait(wait).asks in wanted.asks
+        return (
+            kind
+            and asked.addressed(wanted.to)(wait)
+            and (not wanted.mine or approvals.why_not(client, wait, call.person.name) is None)
+        )
 
     rows = asked.asking(client.runtime.store, call.now_us)
     found = asked.page(client.runtime.log, chosen, rows, now_us=call.now_us, limit=wanted.limit, after=wanted.cursor)
     done: list[Wait] = []
     if wanted.cursor is None:
         done = asked.page(client.runtime.log, chosen, rows, now_us=call.now_us, answered=True, limit=ANSWERED_MAX).waits
-    questions = tuple(question(client, wait, call.person.name) for wait in found.waits)
+    doubts_first = sorted(found.waits, key=lambda wait: wait.waits_for != "settlement")
+    questions = tuple(question(client, wait, call.person.name) for wait in doubts_first)
     return Inbox(
         questions=questions,
         answered=tuple(_answered(client, wait) for wait in done[:ANSWERED_MAX]),
         runs=tuple(dict.fromkeys(each.run for each in questions)),
-        to=wanted.to,
-        mine=wanted.mine,
-        next=found.next,
-    )
+        to=wanted.to, mine=wanted.mine, asks=wanted.asks, next=found.next,
+    )  # fmt: skip
 
 
 def one(call: Call[WaitAsked, Any]) -> Inbox:
@@ -156,9 +162,11 @@ def one(call: Call[WaitAsked, Any]) -> Inbox:
 def question(client: Client, wait: Wait, person: str) -> InboxQuestion:
     """A wait with the facts that a person needs to answer it."""
     state = client.runtime.log.state(wait.run)
-    step = state.fold.step(wait.step)
+    step, why_not = state.fold.step(wait.step), approvals.why_not(client, wait, person)
+    if state.status == "code_mismatch":
+        why_not = "its code no longer fits its record; the run takes answers again when the code is fixed"
     return InboxQuestion.of(
-        state.fold.facts, **asdict(open_wait(wait)), why_not=approvals.why_not(client, wait, person),
+        state.fold.facts, **asdict(open_wait(wait)), why_not=why_not,
         attempt=_tried(client, state, step) if wait.waits_for == "settlement" else None,
     )  # fmt: skip
 

@@ -13,7 +13,6 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
-from killick.audit.seal import SEALS
 from killick.client.client import Client
 from killick.errors import RunUnknown
 from killick.history.explain import why as explained
@@ -21,7 +20,6 @@ from killick.history.page import STEPS_MAX
 from killick.history.phrasing import process
 from killick.history.run_info import waits_of
 from killick.history.timeline import part_of
-from killick.model import system_events
 from killick.model.fold import Fold
 from killick.model.ledger import Ledger
 from killick.presenting.documents import Document
@@ -29,6 +27,7 @@ from killick.presenting.runs import Run, run_fields
 from killick.presenting.steps import reply_text
 from killick.store.protocol import is_held
 from killick.store.records import Head
+from killick.web.handlers.status import last_seal
 from killick.web.handlers.step_detail import StepId, about, unknown
 from killick.web.handlers.step_list import RunAsked, RunId, StepPage, found_steps, state_of, through_of
 from killick.web.routes import Call, Nothing, Route, get, post, raw
@@ -73,8 +72,9 @@ WAITS_MAX: Final = 50
 
 
 class RunCounts(Document, frozen=True):
-    """How much there is. `steps` are the run's own; `all_steps` are those inside scopes as well; `snapshots` are of its
-    files, None where it has no workspace."""
+    """How much there is. `steps` are the run's own; `all_steps` are those inside scopes as well; `crashes` are
+    deaths of its process after which it went on, `repeated` the effects that took several attempts; `snapshots` are of
+    its files, None where it has no workspace."""
 
     steps: int
     all_steps: int
@@ -88,6 +88,8 @@ class RunCounts(Document, frozen=True):
     traced: int
     children: int
     events: int
+    crashes: int
+    repeated: int
     snapshots: int | None = None
 
 
@@ -130,11 +132,13 @@ def run_page(call: Call[RunPageAsked, Nothing]) -> RunDetail:
     abandoned = fold.facts.status == "running" and (worker is None or not worker.alive)
     status = "broken" if broken is not None else "abandoned" if abandoned else fold.facts.status
     tail = part_of(log, run, limit=TAIL_STEPS, through=through_of(call, run), fold=fold, known=False)
+    last = last_seal(client)
+    seal = None if last is None else RunSeal.of(last, covers=tail.last_at <= last.at_us)
     waits = islice(waits_of(client.runtime.store, state), WAITS_MAX)
     return RunDetail.of(
         tail, **run_fields(tail, status=status, broken=broken, waits=waits), worker=worker, forks=ledger.facts.forks,
         children=tuple(map(ChildRun.of, ledger.children[-CHILDREN_MAX:])), broken=broken,
-        usage=RunUsage.of(ledger.spend), counts=_counts(fold, ledger), seal=_seal(client, tail.last_at),
+        usage=RunUsage.of(ledger.spend), counts=_counts(fold, ledger), seal=seal,
         steps=found_steps(call, run, before=_before(asked, fold), q=asked.q, around=asked.step, fold=fold),
     )  # fmt: skip
 
@@ -150,32 +154,21 @@ def _before(asked: RunPageAsked, fold: Fold) -> int | None:
 def _worker(client: Client, head: Head) -> RunWorker | None:
     if head.holder is None:
         return None
-    return RunWorker(
-        holder=head.holder,
-        name=process(head.holder),
-        alive=is_held(client.runtime.store, head),
-        until_us=head.lease_until_us,
-    )
+    alive = is_held(client.runtime.store, head)
+    return RunWorker(holder=head.holder, name=process(head.holder), alive=alive, until_us=head.lease_until_us)
 
 
 def _counts(fold: Fold, ledger: Ledger) -> RunCounts:
+    crashes = None if fold.facts.ended else fold.facts.crashes
+    survived = fold.facts.deaths - (0 if crashes is None else crashes.deaths)
     return RunCounts(
         steps=len(fold.tops), all_steps=len(fold.steps), done=fold.facts.committed, attempts=ledger.spend.attempts,
         retried=len(fold.retried), decisions=len(fold.decisions), failures=len(fold.failures),
         waits=len(fold.facts.waits), effects=len(ledger.effects), traced=len(fold.trace),
-        children=len(ledger.children), events=fold.facts.seq,
+        children=len(ledger.children), events=fold.facts.seq, crashes=survived,
+        repeated=sum(each.attempts > 1 for each in ledger.effects) if survived else 0,
         snapshots=len(ledger.captures) if ledger.facts.workspace is not None else None,
     )  # fmt: skip
-
-
-def _seal(client: Client, last_us: int) -> RunSeal | None:
-    """The last seal, by its event alone."""
-    head = client.runtime.store.head(SEALS)
-    for seq in range(head.seq if head is not None else 0, 0, -1):
-        event = client.runtime.log.event(SEALS, seq)
-        if isinstance(event, system_events.StoreSealed):
-            return RunSeal(number=event.number, at_us=event.at, covers=last_us <= event.at)
-    return None
 
 
 # asked for ----------------------------------------------------------------------------------------
@@ -200,12 +193,12 @@ def why(call: Call[WhyAsked, Nothing]) -> Explanation:
     through = through_of(call, run)
     if number is None:
         found = part_of(log, run, limit=TAIL_STEPS, through=through)
-        return Explanation(run=run, step=None, why=tuple(explained(found, text_of=reply_text)))
+        return Explanation(run=run, step=None, why=tuple(explained(found, zone=None, text_of=reply_text)))
     fold = log.state(run).fold
     near = about(log, run, fold, number, through)
     if near is None:
         raise unknown(run, fold, number)
-    return Explanation(run=run, step=number, why=tuple(explained(near, number, text_of=reply_text)))
+    return Explanation(run=run, step=number, why=tuple(explained(near, number, zone=None, text_of=reply_text)))
 
 
 class VerificationProblem(Document, frozen=True):

@@ -11,17 +11,24 @@ from weakref import WeakKeyDictionary
 import msgspec
 from msgspec.structs import replace
 
+from killick.client.client import Client
 from killick.errors import DurationRefused
-from killick.history.listing import STATUSES, Listing, counted, gone
+from killick.history.listing import STATUSES, Line, Listing, counted, selected
 from killick.model.retry import seconds
+from killick.presenting.needs import Needs
 from killick.presenting.runs import RunSummary, run_summary
-from killick.store.protocol import Store
-from killick.store.records import OWN_AGENTS, RunQuery, RunRow
+from killick.store.records import OWN_AGENTS, RunQuery
 from killick.web.app_context import AppContext
 from killick.web.problems import Problem
 from killick.web.routes import Call, get
 
-Status = Literal["queued", "running", "waiting", "paused", "completed", "failed", "cancelled", "abandoned"]
+Status = Literal[
+    "queued", "running", "waiting", "code_mismatch", "paused", "completed", "failed", "cancelled", "abandoned",
+]  # fmt: skip
+WaitsFor = Literal["person", "doubt", "time", "message", "child", "backoff"]
+LOOK_MAX: Final = 1_000
+"""How many runs are read for a page of those that wait for one thing."""
+
 Text = Annotated[str, msgspec.Meta(max_length=200)]
 
 
@@ -41,8 +48,9 @@ class RunsAsked(CountsAsked, frozen=True, kw_only=True):
 
     status: Annotated[
         tuple[Status, ...],
-        msgspec.Meta(max_length=20, description="Runs that nobody is at any more are abandoned, and running as well."),
+        msgspec.Meta(max_length=20, description="A run whose process died is abandoned, and not running."),
     ] = ()
+    waits_for: Annotated[WaitsFor, msgspec.Meta(description="Only runs that wait for this.")] | None = None
     cursor: (
         Annotated[str, msgspec.Meta(pattern=r"^[1-9][0-9]{0,17}$", description="From `next` of the page before.")]
         | None
@@ -51,11 +59,12 @@ class RunsAsked(CountsAsked, frozen=True, kw_only=True):
 
 
 class StatusCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many runs there are of each status, of those that match in all else. Abandoned ones are not running."""
+    """How many runs there are of each status, of those that match in all else."""
 
     queued: int = 0
     running: int = 0
     waiting: int = 0
+    code_mismatch: int = 0
     paused: int = 0
     completed: int = 0
     failed: int = 0
@@ -66,32 +75,54 @@ class StatusCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 class RunList(msgspec.Struct, frozen=True, kw_only=True):
     """A page of runs, newest first; `next` is the cursor of the page after it. `counts` are of all that match but for
-    their status; `agents` are all that have runs."""
+    their status; `agents` are all that have runs; `needs` is of all runs."""
 
     runs: tuple[RunSummary, ...]
     counts: StatusCounts
     agents: tuple[str, ...]
+    needs: Needs
     next: str | None = None
 
 
 def runs(call: Call[RunsAsked, Any]) -> RunList:
     """Runs, newest first: where each one is, and what it waits for or what went wrong."""
-    asked, client = call.asked, call.client
-    query = _query(call)
-    before = None if asked.cursor is None else int(asked.cursor)
-    found = _page(client.runtime.store, asked, query, before)
-    rows = found[: asked.limit]
+    client, query = call.client, _query(call)
+    lines, following = _page(call, query)
     return RunList(
-        runs=tuple(map(run_summary, _listing(call.context).lines(rows, call.now_us))),
-        counts=_counted(client.runtime.store, query),
+        runs=tuple(map(run_summary, lines)), counts=status_counts(client, query), next=following,
         agents=tuple(client.runtime.store.agents()),
-        next=str(rows[-1].number) if len(found) > len(rows) else None,
-    )
+        needs=call.context.questions.needs(call.person.name, may_answer=call.person.may("operator")),
+    )  # fmt: skip
+
+
+def _page(call: Call[RunsAsked, Any], query: RunQuery) -> tuple[list[Line], str | None]:
+    """The lines of a page, and the cursor of the next. No index knows what a run waits for: that is read from its log,
+    of `LOOK_MAX` runs a page."""
+    asked, found = call.asked, list[Line]()
+    status = asked.status or (("waiting",) if asked.waits_for is not None else ())
+    before, looked = None if asked.cursor is None else int(asked.cursor), 0
+    while True:
+        room = asked.limit - len(found)
+        rows = selected(call.client.runtime.store, replace(query, status=status), before=before, limit=room + 1)
+        for line in _listing(call.context).lines(rows[:room], call.now_us):
+            if asked.waits_for is None or any(one.kind == asked.waits_for for one in line.about):
+                found.append(line)
+        if len(rows) <= room:
+            return found, None
+        before, looked = rows[room - 1].number, looked + room
+        if len(found) == asked.limit or asked.waits_for is None or looked >= LOOK_MAX:
+            return found, str(before)
 
 
 def counts(call: Call[CountsAsked, Any]) -> StatusCounts:
     """How many runs there are of each status."""
-    return _counted(call.client.runtime.store, _query(call))
+    return status_counts(call.client, _query(call))
+
+
+def status_counts(client: Client, query: RunQuery) -> StatusCounts:
+    """How many runs there are of each status. Every page and the API take their numbers from here."""
+    found = counted(client.runtime.store, query)
+    return StatusCounts(**{name: found[name] for name in STATUSES}, total=found.total())
 
 
 # inside -------------------------------------------------------------------------------------------
@@ -126,26 +157,6 @@ def _query(call: Call[Any, Any]) -> RunQuery:
     except DurationRefused as error:
         raise Problem(400, f"since: {error}", code="parameter_refused") from None
     return RunQuery(agent=asked.agent or None, tag=asked.tag or None, contains=asked.q or None, since_us=since)
-
-
-def _page(store: Store, asked: RunsAsked, query: RunQuery, before: int | None) -> list[RunRow]:
-    """The rows of a page, and one more where there are more. No index has abandoned runs: they are found by holder."""
-    statuses = tuple(dict.fromkeys("running" if each == "abandoned" else each for each in asked.status))
-    query = replace(query, status=statuses)
-    if "abandoned" not in asked.status or "running" in asked.status:
-        return store.runs(query, before=before, limit=asked.limit + 1)
-    holders = gone(store)
-    left = replace(query, status=("running",), holders=holders)
-    rows = store.runs(left, before=before, limit=asked.limit + 1) if holders else []
-    others = tuple(status for status in statuses if status != "running")
-    if others:
-        rows += store.runs(replace(query, status=others), before=before, limit=asked.limit + 1)
-    return sorted(rows, key=lambda row: -row.number)[: asked.limit + 1]
-
-
-def _counted(store: Store, query: RunQuery) -> StatusCounts:
-    found = counted(store, query)
-    return StatusCounts(**{name: found[name] for name in STATUSES}, total=found.total())
 
 
 ROUTES: Final = (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import Final
 
 import msgspec
@@ -19,8 +18,10 @@ from killick.errors import KillickError
 from killick.history.doctor import LATE_US
 from killick.model import system_events
 from killick.presenting.documents import Document
-from killick.store.records import ASKS, OWN_AGENTS, STORE_FORMAT, Condition, RunQuery, RunRow
+from killick.store.records import OWN_AGENTS, STORE_FORMAT, Condition, RunQuery, RunRow
 from killick.triggers import TAG as TRIGGER_TAG
+from killick.version import VERSION
+from killick.web.handlers.run_list import StatusCounts, status_counts
 from killick.web.handlers.triggers import hook_lines
 from killick.web.routes import Call, Nothing, get
 from killick.workers.hooks import TAG as HOOK_TAG
@@ -97,13 +98,9 @@ def workers(call: Call[Nothing, Nothing]) -> Workers:
     due = tuple(_due(client, call.now_us))
     late = any(call.now_us - each.since_us > LATE_US for each in due)
     return Workers(
-        workers=held,
-        due=due,
-        due_more=len(due) == DUE_MAX,
-        abandoned=sum(each.left_by is not None for each in due),
-        late=late,
-        advice=_advice(held, due, late=late),
-    )
+        workers=held, due=due, due_more=len(due) == DUE_MAX, abandoned=sum(each.left_by is not None for each in due),
+        late=late, advice=_advice(held, due, late=late),
+    )  # fmt: skip
 
 
 def _advice(held: tuple[Worker, ...], due: tuple[DueRun, ...], *, late: bool) -> str | None:
@@ -130,14 +127,10 @@ def _workers(client: Client) -> Iterator[Worker]:
         held = tuple(_held(client, row) for row in rows if not row.agent.startswith(OWN_AGENTS))
         duties = tuple(sorted(row.run for row in rows if row.agent.startswith(OWN_AGENTS)))
         yield Worker(
-            holder=each.holder,
-            alive=each.lives,
+            holder=each.holder, alive=each.lives, runs=each.runs - len(duties), held=held, duties=duties,
             lease_seconds=None if each.until_us is None else round((each.until_us - now) / 1_000_000, 1),
-            runs=each.runs - len(duties),
-            held=held,
-            duties=duties,
             builds=tuple(sorted({run.build for run in held if run.build})),
-        )
+        )  # fmt: skip
 
 
 def _held_rows(client: Client) -> Iterator[RunRow]:
@@ -204,12 +197,13 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     wrong: int
     conditions: tuple[Condition, ...]
-    counts: dict[str, int]
+    counts: StatusCounts
     due: int
     due_more: bool
     oldest_due: DueRun | None
     late: bool
-    asking: int
+    questions: int
+    questions_more: bool
     quarantined: tuple[QuarantinedRun, ...]
     checked: int
     feed_end: int
@@ -232,25 +226,15 @@ def health(call: Call[Nothing, Nothing]) -> Health:
     late = oldest is not None and call.now_us - oldest.since_us > LATE_US
     conditions = tuple(store.conditions())
     apart, looked_at = _apart(client)
-    asking = store.counts(RunQuery(tag=ASKS))
+    questions, more = call.context.questions.now()
     return Health(
-        store=store.place,
-        id=store.id,
-        wrong=sum(each.wrong is not None for each in conditions) + len(apart) + late,
-        conditions=conditions,
-        counts=store.counts(RunQuery()),
-        due=len(due),
-        due_more=len(due) == DUE_MAX,
-        oldest_due=oldest,
-        late=late,
-        asking=sum(count for status, count in asking.items() if status in ("waiting", "running")),
-        quarantined=apart,
-        checked=looked_at,
-        feed_end=store.feed_end(),
-        feed_behind=max((each.behind for each in hook_lines(client)), default=0),
-        seal=_last_seal(client),
-        versions=Versions(killick=version("killick"), python=platform.python_version(), store_format=STORE_FORMAT),
-    )
+        store=store.place, id=store.id, wrong=sum(each.wrong is not None for each in conditions) + len(apart) + late,
+        conditions=conditions, counts=status_counts(client, RunQuery()), due=len(due), due_more=len(due) == DUE_MAX,
+        oldest_due=oldest, late=late, questions=len(questions), questions_more=more, quarantined=apart,
+        checked=looked_at, feed_end=store.feed_end(),
+        feed_behind=max((each.behind for each in hook_lines(client)), default=0), seal=last_seal(client),
+        versions=Versions(killick=VERSION, python=platform.python_version(), store_format=STORE_FORMAT),
+    )  # fmt: skip
 
 
 def _apart(client: Client) -> tuple[tuple[QuarantinedRun, ...], int]:
@@ -266,7 +250,7 @@ def _apart(client: Client) -> tuple[tuple[QuarantinedRun, ...], int]:
     return tuple(found), looked_at
 
 
-def _last_seal(client: Client) -> Seal | None:
+def last_seal(client: Client) -> Seal | None:
     """The last seal, by its event alone: its entries may be very many."""
     head = client.runtime.store.head(SEALS)
     for seq in range(head.seq if head is not None else 0, 0, -1):

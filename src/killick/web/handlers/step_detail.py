@@ -72,7 +72,7 @@ def step(call: Call[StepAsked, Nothing]) -> StepDetail:
     return StepDetail.of(
         found, **step_fields(run, found, call.now_us), output_seq=known.output or None,
         effect_status=_effect_status(log, run, found, started), changes=_changes(call, found),
-        why=tuple(explained(timeline, number, text_of=reply_text)),
+        why=tuple(explained(timeline, number, zone=None, text_of=reply_text)),
     )  # fmt: skip
 
 

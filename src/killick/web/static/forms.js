@@ -241,7 +241,8 @@ async function submit(form, submitter) {
   if (form.closest("[data-wait]")) {
     // The question is about to go from the page; what became of it is told where it stays to be read.
     document.activeElement?.blur();
-    toast(said);
+    const left = document.querySelectorAll("[data-wait]").length - 1;
+    toast(`${said}${said.endsWith(".") ? "" : "."} ${left > 0 ? `${left} left on this page.` : "Nothing is left."}`);
   }
   form.dispatchEvent(new CustomEvent("killick:sent", { bubbles: true, detail: doc }));
   document.dispatchEvent(new CustomEvent("killick:done", { detail: doc }));

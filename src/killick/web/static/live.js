@@ -27,12 +27,72 @@ export function tellTimes(under = document) {
     const text = told ? (at <= now ? `${told} ago` : `in ${told}`) : "now";
     if (each.textContent !== text) each.textContent = text;
   }
-  for (const each of under.querySelectorAll("time[data-moment]:not([data-told])")) {
-    const at = new Date(Number(each.dataset.moment) / 1000);
-    each.title = each.textContent;
-    each.textContent = at.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+  for (const each of under.querySelectorAll("time[data-moment]:not([data-told]), time[data-clock]:not([data-told])")) {
+    const at = new Date(Number(each.dataset.moment ?? each.dataset.clock) / 1000);
+    const isClock = each.dataset.clock !== undefined;
+    each.title = `${at.toISOString().replace("T", " ").replace("Z", "")} UTC`;
+    each.textContent = inZone(at, isClock ? CLOCK : each.dataset.exact !== undefined ? { ...DAY, ...CLOCK, fractionalSecondDigits: 3 } : { ...DAY, ...CLOCK });
     each.dataset.told = "";
   }
+  for (const each of under.querySelectorAll("[data-prose]:not([data-told])")) {
+    each.dataset.prose ||= each.textContent;
+    each.textContent = each.dataset.prose.replace(UTC_TIMES, (_, day, time) => {
+      const at = new Date(`${day}T${time}Z`);
+      const isToday = inZone(at, DAY) === inZone(new Date(), DAY);
+      return inZone(at, isToday ? CLOCK : { ...DAY, ...CLOCK });
+    });
+    each.dataset.told = "";
+  }
+}
+
+// The zone ------------------------------------------------------------------------------------------
+
+// Every time of a page is in one zone, which the bar names; a click goes to UTC and back.
+const LOCAL = Intl.DateTimeFormat().resolvedOptions().timeZone;
+const CLOCK = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
+const DAY = { year: "numeric", month: "short", day: "numeric" };
+const UTC_TIMES = /(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) UTC/g;
+let zone = localStorage.getItem("killick-zone") === "UTC" ? "UTC" : LOCAL;
+
+function inZone(at, options) {
+  return at.toLocaleString(undefined, { ...options, timeZone: zone });
+}
+
+function nameZone() {
+  for (const each of document.querySelectorAll("[data-zone-switch]")) {
+    each.textContent = zone.replaceAll("_", " ");
+    each.title = zone === LOCAL ? "Times are local; click for UTC" : `Times are in UTC; click for ${LOCAL}`;
+  }
+}
+
+document.addEventListener("click", (event) => {
+  if (!event.target.closest("[data-zone-switch]")) return;
+  zone = zone === "UTC" ? LOCAL : "UTC";
+  localStorage.setItem("killick-zone", zone === "UTC" ? "UTC" : "");
+  nameZone();
+  for (const each of document.querySelectorAll("time[data-told], [data-prose]")) delete each.dataset.told;
+  tellTimes();
+});
+
+// Focus ---------------------------------------------------------------------------------------------
+
+// Where the focus is, so that it can be found again among new elements: by id, else by its place and its words.
+function placeOf(part, element) {
+  const around = element.closest("[id]");
+  const near = around && part.contains(around) ? around : part;
+  const alike = [...near.querySelectorAll(element.localName)].filter((each) => isLike(each, element));
+  return { element, id: element.id, near: near.id, nth: alike.indexOf(element) };
+}
+
+function isLike(one, other) {
+  return one.getAttribute("href") === other.getAttribute("href") && one.getAttribute("class") === other.getAttribute("class");
+}
+
+function refocus(found, { element, id, near, nth }) {
+  const around = (near && document.getElementById(near)) || found;
+  const alike = [...around.querySelectorAll(element.localName)].filter((each) => isLike(each, element));
+  const next = element.isConnected ? element : id ? document.getElementById(id) : alike[Math.min(nth, alike.length - 1)];
+  next?.focus({ preventScroll: true });
 }
 
 // What was typed for a question is no answer to the one that took its place.
@@ -62,7 +122,7 @@ function keep(old, fresh) {
 
 function signature(element) {
   const copy = element.cloneNode(true);
-  for (const time of copy.querySelectorAll("time")) time.textContent = "";
+  for (const time of copy.querySelectorAll("time, [data-prose]")) time.replaceWith("");
   return copy.innerHTML;
 }
 
@@ -75,7 +135,7 @@ function swap(fresh) {
     if (!found) continue;
     const now = signature(found);
     if (drawn.get(part) === now) continue;
-    const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
+    const focused = part.contains(document.activeElement) ? placeOf(part, document.activeElement) : null;
     const before = new Map([...part.querySelectorAll("[data-row][id]")].map((row) => [row.id, row.dataset.seen]));
     keep(part, found);
     for (const row of found.querySelectorAll("[data-row][id]")) {
@@ -83,10 +143,11 @@ function swap(fresh) {
     }
     part.replaceWith(found);
     drawn.set(found, now);
-    if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
     tellTimes(found);
     found.dispatchEvent(new CustomEvent("killick:drawn", { bubbles: true }));
+    if (focused) refocus(found, focused);
   }
+  document.title = fresh.title;
   const watched = fresh.body.dataset.liveRuns;
   if (watched !== undefined && watched !== document.body.dataset.liveRuns) {
     document.body.dataset.liveRuns = watched;
@@ -153,6 +214,7 @@ document.addEventListener("visibilitychange", () => {
   }
 });
 for (const part of document.querySelectorAll("[data-part]")) drawn.set(part, signature(part));
+nameZone();
 tellTimes();
 setInterval(tellTimes, 1000);
 follow();

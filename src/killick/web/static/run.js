@@ -122,12 +122,6 @@ function dress(under = document) {
     button.textContent = "Copy";
     around.append(pre, button);
   }
-  for (const time of under.querySelectorAll("time[data-clock]:not([data-told])")) {
-    time.dataset.told = "";
-    const at = new Date(Number(time.dataset.clock) / 1000);
-    time.title = at.toLocaleString(undefined, { dateStyle: "full", timeStyle: "medium" });
-    time.textContent = at.toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
-  }
 }
 
 async function all(link) {

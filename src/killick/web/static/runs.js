@@ -86,7 +86,10 @@ function show(found) {
   list.replaceChildren(...found.results.map((each) => {
     const line = document.createElement("li");
     line.className = each.done ? "" : "not";
-    line.textContent = each.said;
+    const name = document.createElement("b");
+    name.className = "mono";
+    name.textContent = each.run;
+    line.append(name, ": ", each.said.replace(`${each.run} `, ""));
     return line;
   }));
 }

@@ -1,4 +1,5 @@
-"""Locks between processes and threads, on empty files. The operating system frees them when a process ends.
+"""Locks between processes and threads, on empty files; the operating system frees them when a process ends. Also
+translates the operating system's errors into store errors.
 
 Lock order, against deadlocks: workspace lock, sweep lock, shared writer lock, pack lock, the index's write transaction.
 """
@@ -6,6 +7,7 @@ Lock order, against deadlocks: workspace lock, sweep lock, shared writer lock, p
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -13,9 +15,34 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
-from killick.errors import StoreBusy
+from killick.errors import StoreBusy, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from killick.permissions import open_private
-from killick.workspace.vault.os_errors import explained
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_READ_ONLY: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+
+
+def explain(error: OSError, place: str) -> StoreError:
+    """Translates an operating-system error."""
+    if error.errno in _FULL:
+        return StoreFull(place)
+    if error.errno in _READ_ONLY:
+        return StoreReadOnly(place)
+    if isinstance(error, FileNotFoundError):
+        return StoreUnavailable(place, "part of this vault is missing; check its folder, or restore it from a backup")
+    if isinstance(error, NotADirectoryError | FileExistsError):
+        return StoreUnavailable(place, "is not a folder, so it cannot be a vault; choose another name")
+    return StoreUnavailable(place, f"the system says: {error.strerror or error}")
+
+
+@contextlib.contextmanager
+def explained(place: str) -> Generator[None, None, None]:
+    """Translates operating-system errors raised in the block."""
+    try:
+        yield
+    except OSError as error:
+        raise explain(error, place) from error
+
 
 _FIRST_NAP_SECONDS: Final = 0.0005
 _LONGEST_NAP_SECONDS: Final = 0.02

@@ -12,8 +12,7 @@ from typing import Final, TypeAlias
 
 from killick.errors import StoreError
 from killick.workspace.vault.index import Index
-from killick.workspace.vault.locks import let_go
-from killick.workspace.vault.os_errors import explained
+from killick.workspace.vault.locks import explained, let_go
 from killick.workspace.vault.packs import Pack, Packs, sync_folder
 
 _BUFFER_BYTES: Final = 2 << 20

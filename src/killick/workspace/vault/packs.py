@@ -13,8 +13,7 @@ from typing import Final
 
 from killick.permissions import open_private
 from killick.workspace.vault.index import Index, ObjectLocation
-from killick.workspace.vault.locks import is_still, let_go, try_lock
-from killick.workspace.vault.os_errors import explained
+from killick.workspace.vault.locks import explained, is_still, let_go, try_lock
 
 PACK_BYTES_MAX: Final = 256 << 20
 """A pack of this length is closed for appending."""

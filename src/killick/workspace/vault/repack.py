@@ -1,4 +1,8 @@
-"""Moves objects out of a pack, so that it can be deleted. The caller decides which."""
+"""Moves objects out of a pack, so that it can be deleted, and compresses loose packs. The caller decides which.
+
+A large snapshot fills loose packs with uncompressed objects. Each is short and processed atomically: its objects are
+compressed into other packs, and it is deleted. So a crash leaves it either unchanged or gone.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
+from killick.workspace.vault.compression import compressed
 from killick.workspace.vault.index import Index, ObjectLocation, ObjectRow
 from killick.workspace.vault.locks import let_go
 from killick.workspace.vault.pack_writer import PackWriter
@@ -63,3 +68,38 @@ def delete(packs: Packs, numbers: Iterable[int]) -> None:
     for number in numbers:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(packs.path(number))
+
+
+# compressing loose packs --------------------------------------------------------------------------
+
+
+def settle(index: Index, packs: Packs, is_over: Callable[[], bool]) -> int:
+    """Compresses loose packs, one by one, until the deadline; returns the bytes gained."""
+    gained = 0
+    for number in index.loose_packs():
+        if is_over():
+            break
+        gained += _settled(index, packs, number)
+    return gained
+
+
+def _settled(index: Index, packs: Packs, number: int) -> int:
+    with locking(packs, [number]) as locked:
+        if not locked:
+            return 0
+        size, stored = packs.size_bytes(number), 0
+
+        def pack_up(data: bytes) -> bytes:
+            nonlocal stored
+            packed = bytes(compressed(data))
+            stored += len(packed)
+            return packed
+
+        held = index.members(number)
+        if not held:
+            drop(index, packs, [number])
+        elif not move_out(index, packs, number, held, pack_up):
+            # Damaged: left for verification to report.
+            index.settle(number)
+            return 0
+        return size - stored

@@ -20,10 +20,9 @@ from killick.errors import SnapshotBroken
 from killick.workspace import tree
 from killick.workspace.tree import Id, Load
 from killick.workspace.vault.index import Index, ObjectRow
-from killick.workspace.vault.os_errors import explained
+from killick.workspace.vault.locks import explained
 from killick.workspace.vault.packs import Packs
-from killick.workspace.vault.recompress import settle
-from killick.workspace.vault.repack import delete, drop, locking, move_out
+from killick.workspace.vault.repack import delete, drop, locking, move_out, settle
 
 _AT_ONCE_MAX: Final = 32
 """Packs that are rewritten together; each is an open file."""

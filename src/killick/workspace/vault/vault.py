@@ -23,13 +23,12 @@ from killick.clock import Clock, SystemClock
 from killick.errors import SnapshotBroken, StoreBroken, StoreBusy, StoreClosed
 from killick.permissions import make_folder
 from killick.workspace.tree import Id
-from killick.workspace.vault import recompress
+from killick.workspace.vault import repack
 from killick.workspace.vault import sweep as sweeping
 from killick.workspace.vault import verify as verifying
 from killick.workspace.vault.compression import decompressed
 from killick.workspace.vault.index import Index, ObjectLocation, Reference, RestoreRecord
-from killick.workspace.vault.locks import locked, locked_alone
-from killick.workspace.vault.os_errors import explained
+from killick.workspace.vault.locks import explained, locked, locked_alone
 from killick.workspace.vault.packs import Packs, sync_folder
 from killick.workspace.vault.snapshot_writer import SnapshotWriter
 from killick.workspace.vault.sweep import Swept
@@ -178,7 +177,7 @@ class Vault:
         until = math.inf if seconds is None else clock.monotonic() + seconds
         try:
             with self._one_sweeper(busy_seconds=0.0), explained(self._place):
-                return recompress.settle(index, self._packs, lambda: clock.monotonic() >= until)
+                return repack.settle(index, self._packs, lambda: clock.monotonic() >= until)
         except StoreBusy:
             return 0
 

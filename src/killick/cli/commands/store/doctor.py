@@ -10,9 +10,10 @@ from rich.text import Text
 
 from killick.cli import apps
 from killick.cli import style as paint
-from killick.cli.commands.store.maintenance import many, say
+from killick.cli.commands.store.maintenance import say
 from killick.cli.context import Shell, command
 from killick.cli.exit_codes import Exit
+from killick.cli.style import many
 from killick.definitions.agents import AGENTS
 from killick.errors import AgentUnknown, StoreError
 from killick.history.doctor import Diagnosis, Finding, Named, examine

@@ -1,19 +1,23 @@
-"""`killick store`: repair and erase; and what the commands that look after the record share."""
+"""`killick store`: repair, erase and export; and what the commands that look after the record share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+import sys
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import click
 import msgspec
+from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from killick.audit.seal import SEALS
+from killick.audit.seal import SEALS, heads
 from killick.cli.context import Shell, command, current_user, dry_run_option, run_argument, yes_option
 from killick.cli.exit_codes import CommandFailed, Exit
+from killick.cli.style import many
 from killick.engine.commands import leased
 from killick.errors import LogError
 from killick.log import repair
@@ -21,8 +25,8 @@ from killick.log.log import Log
 from killick.log.verify import last_good
 from killick.model import event_codec, page_events
 from killick.model import events as e
-from killick.store.protocol import Store
-from killick.store.records import ENDED, Head
+from killick.permissions import open_output
+from killick.store.records import ENDED
 
 LISTED_MAX: Final = 20
 """Runs and places of one sort that are listed; of the rest only the number."""
@@ -55,19 +59,6 @@ def say(shell: Shell, sign: str, *parts: str | tuple[str, str]) -> None:
 def say_next(shell: Shell, *words: str) -> None:
     """The command to type next."""
     say(shell, "", (f"    {shell.typed(*words)}", "green"))
-
-
-def many(count: int, what: str, several: str | None = None) -> str:
-    """So many of something: 1 run, 2 runs."""
-    return f"{count:,} {what if count == 1 else several or f'{what}s'}"
-
-
-def heads(store: Store) -> Iterator[Head]:
-    """Every run's head, in order of creation."""
-    after = 0
-    while found := store.heads(after=after):
-        yield from (head for _, head in found)
-        after = found[-1][0]
 
 
 @command("repair")
@@ -213,3 +204,53 @@ def _sharing(log: Log, run: str, seqs: Sequence[int], pieces: set[bytes]) -> lis
     found: list[int | str] = [seq for seq in others if not pieces.isdisjoint(log.pieces_of(run, seq))]
     names = (head.run for head in heads(log.store) if head.run != run)
     return found + [name for name in names if not pieces.isdisjoint(log.store.references(name).log)]
+
+
+# export -------------------------------------------------------------------------------------------
+
+
+_ALL: Final = "*"
+
+
+@command("export", json=False)
+@run_argument
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The file.  [default: stdout]")
+@click.option("--with-children", is_flag=True, help="Include its child runs, and theirs.")
+@click.option(
+    "--redact",
+    "fields",
+    metavar="[FIELD,…]",
+    is_flag=False,
+    flag_value=_ALL,
+    multiple=True,
+    help="Replace values by pseudonyms: all, or the named fields.",
+)
+def export_command(shell: Shell, run: str, output: Path | None, with_children: bool, fields: tuple[str, ...]) -> None:
+    """Write a run to one file of JSON lines: its events, their values, and the hash chain that proves them.
+
+    `killick time replay run.killick` and killick.testing.replay("run.killick", agent) take it, with no store. The file
+    has the data of the run: protect it as you protect that data, or redact it.
+
+    \b
+      killick store export claim_17 -o claim_17.killick
+      killick store export claim_17 --redact name,amount -o for_them.killick
+    """
+    named = [name for field in fields for name in field.split(",") if name]
+    if _ALL in named and len(named) > 1:
+        raise CommandFailed("--redact: is for everything, or for the fields that it names; leave one of the two out")
+    redact = named == [_ALL] or named
+    data = shell.client.export(shell.run(run), children=with_children, redact=redact)
+    if output is None:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        return
+    try:
+        with open_output(output) as file:
+            file.write(data)
+    except OSError as error:
+        raise CommandFailed(f"{output}: cannot be written ({error.strerror}); name another file") from None
+    header = msgspec.json.decode(data.split(b"\n", 1)[0])
+    below = len(header.get("children", ()))
+    children = f", {many(below, 'child', 'children')}" if below else ""
+    redacted = "" if not named else ", redacted" if redact is True else f", {', '.join(named)} redacted"
+    shell.note(f"{output}: {many(header['events'], 'event')}{children}, {decimal(len(data))}{redacted}")

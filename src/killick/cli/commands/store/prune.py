@@ -12,9 +12,10 @@ from rich.filesize import decimal
 from killick.archive.bundle import name_at
 from killick.archive.prune import Chosen, Pruned, choose, prune
 from killick.cli import style
-from killick.cli.commands.store.maintenance import LISTED_MAX, agreed, many, progress, say
+from killick.cli.commands.store.maintenance import LISTED_MAX, agreed, progress, say
 from killick.cli.context import Shell, agent_option, command, current_user, dry_run_option, yes_option
 from killick.cli.exit_codes import Exit
+from killick.cli.style import many
 from killick.history.phrasing import sized
 from killick.history.vaults import Cleaned
 from killick.store.records import ENDED

@@ -18,9 +18,10 @@ from killick.audit.checkpoint import checkpoint, new_key
 from killick.audit.proof import Proved, has_grown_out_of, verify_proof
 from killick.audit.seal import SEALS, Sealed
 from killick.cli import style
-from killick.cli.commands.store.maintenance import LISTED_MAX, many, progress, say, say_next
+from killick.cli.commands.store.maintenance import LISTED_MAX, progress, say, say_next
 from killick.cli.context import Shell, command, current_user, run_argument
 from killick.cli.exit_codes import CommandFailed, Exit
+from killick.cli.style import many
 from killick.clock import timestamp
 from killick.errors import ProofBroken
 from killick.permissions import create_private

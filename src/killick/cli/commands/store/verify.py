@@ -13,18 +13,12 @@ import msgspec
 
 from killick.archive import bundle
 from killick.archive.export import read
-from killick.audit.seal import SEALS, told_pruned
-from killick.cli.commands.store.maintenance import (
-    LISTED_MAX,
-    heads,
-    many,
-    progress,
-    say,
-    say_next,
-)
+from killick.audit.seal import SEALS, heads, told_pruned
+from killick.cli.commands.store.maintenance import LISTED_MAX, progress, say, say_next
 from killick.cli.commands.store.seal import found_in, verify_file
 from killick.cli.context import Shell, command, complete_run
 from killick.cli.exit_codes import CommandFailed, Exit
+from killick.cli.style import many
 from killick.errors import ExportBroken, ProofBroken
 from killick.history.vaults import Held
 from killick.history.vaults import verify as verify_files

@@ -1,0 +1,63 @@
+"""What needs a person now: the open questions of all runs, and the runs that continue only when a person acts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from killick.client import inbox
+from killick.engine.views import Wait
+from killick.history.listing import counted
+from killick.presenting import approvals
+from killick.presenting.documents import Document
+from killick.store.records import RunQuery
+
+if TYPE_CHECKING:
+    from killick.client.client import Client
+
+ASKING_MAX: Final = 200
+"""The number of runs whose questions are counted, the most urgent ones."""
+
+
+class Needs(Document, frozen=True):
+    """How much needs a person. `asks_you` are questions that the caller may answer; `more`: not all were counted."""
+
+    abandoned: int
+    in_doubt: int
+    code_mismatch: int
+    failed: int
+    asks_you: int
+    more: bool
+
+
+class Questions:
+    """The open questions of all runs, as the inbox has them. Reads a run again only when it changed."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._kept: dict[str, tuple[tuple[int, int], list[Wait]]] = {}
+
+    def now(self) -> tuple[list[Wait], bool]:
+        """The questions, and whether more runs ask."""
+        log, known = self._client.runtime.log, self._kept
+        rows = [row for _, row in inbox.asking(log.store, self._client.runtime.clock.now_us())]
+        standings = log.store.standings([row.run for row in rows[:ASKING_MAX]])
+        self._kept = kept = dict[str, tuple[tuple[int, int], list[Wait]]]()
+        for row in rows[:ASKING_MAX]:
+            if row.run in standings:
+                seen, found = (standings[row.run].head.seq, row.delivered), known.get(row.run)
+                is_same = found is not None and found[0] == seen
+                kept[row.run] = found if found and is_same else (seen, inbox.readable(log, row, answered=False))
+        return [wait for _, waits in kept.values() for wait in waits], len(rows) > ASKING_MAX
+
+    def badge(self) -> str:
+        """How many questions are open; empty for none."""
+        waits, more = self.now()
+        return f"{len(waits)}{'+' * more}" if waits else ""
+
+    def needs(self, person: str, *, may_answer: bool) -> Needs:
+        """What needs a person, as this one sees it."""
+        (waits, more), counts = self.now(), counted(self._client.runtime.store, RunQuery())
+        asks = [each for each in waits if each.waits_for == "answer"]
+        mine = [each for each in asks if may_answer and approvals.why_not(self._client, each, person) is None]
+        return Needs.of(None, **{name: counts[name] for name in ("abandoned", "code_mismatch", "failed")},
+                        in_doubt=len(waits) - len(asks), asks_you=len(mine), more=more)  # fmt: skip
