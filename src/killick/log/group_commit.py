@@ -193,10 +193,10 @@ class Committer:
     def take(self, tail: Tail) -> list[Row]:
         """Takes a tail's events for the run's next append; none if their commit has begun."""
         with self._mutex:
-            rows = tail.rows
-            if self._tails.pop(tail, None) is not None:
-                self._behind_bytes -= tail.size_bytes
-                tail.rows, tail.size_bytes = [], 0
+            if self._tails.pop(tail, None) is None:
+                return []
+            self._behind_bytes -= tail.size_bytes
+            rows, tail.rows, tail.size_bytes = tail.rows, [], 0
             return rows
 
     def detach(self, tail: Tail) -> None:
