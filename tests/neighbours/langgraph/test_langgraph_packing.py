@@ -123,7 +123,7 @@ def drive(saver: Any, text: str, turns: int) -> int:
     return len(SERDE.dumps_typed(out["messages"])[1])
 
 
-def test_200_turns_of_2200_bytes_take_less_than_a_megabyte(tmp_path: Path) -> None:
+def test_200_turns_of_2200_bytes_take_a_hundredth_of_their_room(tmp_path: Path) -> None:
     text = " ".join(" ".join(page.read_text().split()) for page in sorted((ROOT / "docs").glob("*.md")))
     with killick.open(str(tmp_path / "killick.db"), durability="process") as kd:
         said = drive(KillickSaver(kd), text, 200)
@@ -137,8 +137,7 @@ def test_200_turns_of_2200_bytes_take_less_than_a_megabyte(tmp_path: Path) -> No
     theirs = quarter * 16
     print(f"200 turns of {said / 200:.0f} bytes: {ours:,} bytes; SqliteSaver {theirs:,}, of {quarter:,} for 50 turns")
     assert 2_150 <= said / 200 <= 2_250
-    assert ours <= 1_000_000
-    assert theirs > 100_000_000
+    assert ours * 100 <= theirs
 
 
 def test_a_custom_type_in_a_store_is_not_imported(tmp_path: Path) -> None:
