@@ -8,7 +8,7 @@ from typing import Any
 from killick.engine.approval.verdicts import failed
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import RequestedStep, compare, short
-from killick.engine.signals import Diverging
+from killick.engine.signals import Diverging, Stopped
 from killick.errors import ValueErased
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -89,12 +89,13 @@ def _build_name(build: e.Build) -> str:
     return " ".join(filter(None, [build.version, build.commit])) or "unknown"
 
 
-async def until_cancelled(ex: Execution, past: Step) -> None:
-    """The agent's own code cancelled this step, by a timeout of its own perhaps: wait until it does so again."""
+async def until_cancelled(ex: Execution, branch: Branch, past: Step) -> None:
+    """The agent's code cancelled this step, or a sibling stopped its branch: wait until that happens again."""
     ex.turns.pass_on()
+    branch.dormant = asyncio.get_running_loop().create_future()
     try:
-        await asyncio.get_running_loop().create_future()
-    except asyncio.CancelledError:
+        await branch.dormant
+    except (asyncio.CancelledError, Stopped):
         await ex.raise_if_closing()
         ex.mark_replayed(past.ended)
         raise
@@ -107,7 +108,7 @@ async def replay_outcome(ex: Execution, branch: Branch, past: Step) -> None:
         if branch.stopped is not None:
             ex.mark_replayed(past.ended)
             raise branch.stopped
-        await until_cancelled(ex, past)
+        await until_cancelled(ex, branch, past)
     ex.mark_replayed(past.ended)
     if past.status == "failed" and past.sort != "wait":
         raise failed(past.id, past.name, convert(ex.record.data(past.output)["failure"], Failure, at="failure"))

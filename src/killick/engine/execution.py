@@ -60,8 +60,8 @@ class Branch:
     """One line of an agent's code: the main one, or one of a gather. Numbers its own steps."""
 
     __slots__ = (
-        "applying", "awaited_by", "count", "execution", "guest", "inner", "outer", "path", "scope", "stopped",
-        "streaming", "task", "thread", "told",
+        "applying", "awaited_by", "count", "dormant", "execution", "guest", "inner", "outer", "path", "scope",
+        "stopped", "streaming", "task", "thread", "told",
     )  # fmt: skip
 
     def __init__(self, execution: Execution, path: str = "", scope: Scope | None = None) -> None:
@@ -73,6 +73,8 @@ class Branch:
         self.thread: int | None = None
         self.applying: asyncio.Task[Any] | None = None
         self.stopped: Stopped | None = None
+        self.dormant: asyncio.Future[None] | None = None
+        """Set while the branch replays a cancelled step."""
         self.streaming = False
         self.told: CallAnswer | None = None
         """The approver's answer to the last call, with their edits."""

@@ -189,13 +189,11 @@ def _guarded(
 
 def _stop(ex: Execution, branches: Sequence[Branch]) -> None:
     """Branches begin nothing new: waits end now, open attempts settle first."""
-    for branch in branches:
-        if branch.stopped is None:
-            branch.stopped = Stopped("a sibling ended")
     paths = tuple(f"{branch.path}." for branch in branches)
-    for inner in ex.branches:
-        if inner.stopped is None and inner.path.startswith(paths):
-            inner.stopped = Stopped("a sibling ended")
+    for inner in (*branches, *(each for each in ex.branches if each.path.startswith(paths))):
+        inner.stopped = inner.stopped or Stopped("a sibling ended")
+        if inner.dormant is not None and not inner.dormant.done():
+            inner.dormant.set_exception(inner.stopped)
     for waiter in list(ex.waiters.values()):
         if waiter.step.startswith(paths) and waiter.waits_for != "settlement" and not waiter.future.done():
             if waiter.waits_for == "delay":

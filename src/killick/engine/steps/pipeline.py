@@ -68,7 +68,7 @@ async def replayed(ex: Execution, branch: Branch, past: Step, intent: Intent) ->
     await ex.await_turn(past.ended)
     if past.status != "done" and failure is not None and failure.kind == "cancelled":
         if branch.stopped is None and not ex.is_outside:
-            await until_cancelled(ex, past)
+            await until_cancelled(ex, branch, past)
         ex.mark_replayed(past.ended)
         ex.refuse(branch)
     ex.mark_replayed(past.ended)

@@ -15,6 +15,8 @@ from killick.engine.signals import Signal
 from killick.errors import KillickError
 
 _RELUCTANT_SECONDS: Final = 0.05
+_LOOP_TURNS: Final = 20
+"""How often the loop turns before a branch counts as reluctant: a starved process finds its timer due at once."""
 
 
 class Turns:
@@ -25,7 +27,8 @@ class Turns:
         self.is_threaded = is_threaded
         self._queue: list[tuple[float, int, asyncio.Future[None]]] = []
         self._order = count()
-        self._timer: asyncio.TimerHandle | None = None
+        self._granted = 0
+        self._timer: asyncio.Handle | None = None
         self._is_closed = False
 
     def __bool__(self) -> bool:
@@ -61,6 +64,7 @@ class Turns:
             future = heapq.heappop(self._queue)[2]
             if not future.done():
                 self.computing += 1
+                self._granted += 1
                 future.set_result(None)
                 break
         if self._queue and not self.is_threaded:
@@ -69,11 +73,18 @@ class Turns:
     def _insist(self) -> None:
         """A branch that awaits something of its own seems to compute for ever: after a while the next has its turn."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_RELUCTANT_SECONDS, self._insisted)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_RELUCTANT_SECONDS, self._insisted, self._granted, 0)
 
-    def _insisted(self) -> None:
+    def _insisted(self, granted: int, turns: int) -> None:
         self._timer = None
-        if self._queue and not self._is_closed:
+        if not self._queue or self._is_closed:
+            return
+        if granted != self._granted:
+            self._insist()
+        elif turns < _LOOP_TURNS:
+            self._timer = asyncio.get_running_loop().call_soon(self._insisted, granted, turns + 1)
+        else:
             self._next()
 
 
