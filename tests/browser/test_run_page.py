@@ -1,0 +1,84 @@
+"""The page of a run, looked at: when its steps happened, and what the address says of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import FloatRect, Locator, ViewportSize, expect
+
+from browser import office
+from browser.browsing import Watch, bridge
+from killick.client.client import Client
+from killick.triggers import TRIGGERS
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def kd(tmp_path: Path) -> Iterator[Client]:
+    """The office after a morning; a manager approved two hours later."""
+    declared = TRIGGERS.copy()
+    with office.opened(str(tmp_path / "killick.db")) as made:
+        office.fill(made)
+        office.CLOCK.advance(7_200)
+        made.answer("claim-18", "approve", by="max")
+        office.went_on(made, "claim-18")
+        yield made
+    TRIGGERS.restore(declared)
+
+
+def box(found: Locator) -> FloatRect:
+    shape = found.bounding_box()
+    assert shape is not None
+    return shape
+
+
+def test_steps_are_bars_on_one_time_axis_with_waits_hatched_and_hours_folded(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/runs/claim-18")
+        axis = page.get_by_role("img", name=re.compile("^Time axis: 0, 2 s, .*; folded: 2h 18m$"))
+        expect(axis).to_be_visible()
+        expect(page.locator("#step-2 rect.attempt.unknown")).to_have_count(2)
+        expect(page.locator("#step-2 rect.attempt.returned")).to_have_count(1)
+        waited, paid = box(page.locator("#step-5 rect.wait")), box(page.locator("#step-5 rect.attempt"))
+        assert page.locator("#step-5 rect.wait").get_attribute("fill") == "url(#gantt-hatch)"
+        assert abs(waited["x"] + waited["width"] - paid["x"]) < 3
+        first, model = box(page.locator("#step-1 rect.attempt")), box(page.locator("#step-3 rect.attempt"))
+        assert 5 < model["width"] / first["width"] < 7, "2.6 s beside 0.42 s"
+        expect(page.locator("#step-5 .took")).to_contain_text("wait answered 2h 18m")
+
+
+def test_parallel_steps_overlap_on_a_phone_as_on_a_wide_screen(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server:
+        for viewport in (ViewportSize(width=1280, height=800), ViewportSize(width=390, height=780)):
+            with watch(server, viewport=viewport) as window:
+                page = window.goto("/runs/batch-9")
+                lanes = [box(page.locator(f'[id="step-1.{n}.1"] .lane')) for n in (1, 2, 3)]
+                assert len({(lane["x"], lane["width"]) for lane in [*lanes, box(page.locator(".scale .lane"))]}) == 1
+                one, two = (box(page.locator(f'[id="step-1.{n}.1"] rect.attempt')) for n in (1, 2))
+                assert max(one["x"], two["x"]) < min(one["x"] + one["width"], two["x"] + two["width"])
+
+
+def test_an_opened_step_is_in_the_address_and_the_address_opens_it(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/runs/claim-18")
+        page.locator("#step-3 > summary .lane").click()
+        expect(page).to_have_url(re.compile("/runs/claim-18#step-3$"))
+        page.reload()
+        expect(page.locator("#step-3")).to_have_attribute("open", "")
+        page.locator("#step-3 > summary").click()
+        expect(page).to_have_url(re.compile("/runs/claim-18$"))
+
+
+def test_a_page_that_follows_the_newest_step_scrolls_to_it(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server, viewport=ViewportSize(width=1000, height=500)) as window:
+        page = window.goto("/runs/onboard-dora")
+        expect(page.locator("[data-live-state]")).to_have_text("live")
+        page.get_by_label("Follow newest").check()
+        kd.answer("onboard-dora", "respond", value="claims", by="ann")
+        office.went_on(kd, "onboard-dora")
+        expect(page.locator(".steps > :last-child")).to_contain_text("completed")
+        expect(page.locator(".steps > :last-child")).to_be_in_viewport()
