@@ -82,3 +82,20 @@ def test_a_page_that_follows_the_newest_step_scrolls_to_it(kd: Client, watch: Wa
         office.went_on(kd, "onboard-dora")
         expect(page.locator(".steps > :last-child")).to_contain_text("completed")
         expect(page.locator(".steps > :last-child")).to_be_in_viewport()
+
+
+def test_the_head_of_a_run_is_small_on_every_tab_and_names_what_belongs_to_the_run(kd: Client, watch: Watch) -> None:
+    kd.fork("claim-17", at="2:after", id="claim-17-if", by="max")
+    with bridge(kd) as server, watch(server) as window:
+        for path in ("/runs/claim-18", "/runs/claim-18?tab=state", "/runs/claim-17-if", "/runs/letter-3"):
+            page = window.goto(path)
+            expect(page.get_by_role("button", name="Fork…")).to_be_visible()
+            top, tabs = box(page.locator(".run-heading")), box(page.locator("nav.tabs"))
+            assert tabs["y"] - top["y"] < 180, path
+        page = window.goto("/runs/claim-17-if")
+        facts = page.get_by_role("region", name="Facts")
+        expect(facts.get_by_role("link", name="Export")).to_be_visible()
+        facts.get_by_role("link", name="Compare with parent").click()
+        expect(page).to_have_url(re.compile(r"/compare\?a=claim-17&b=claim-17-if"))
+        page = window.goto("/runs/batch-9")
+        expect(page.get_by_role("region", name="Facts").get_by_role("link", name="batch-9-child")).to_be_visible()

@@ -29,8 +29,8 @@ _NICE: Final = (
 
 
 class Segment(Document, frozen=True):
-    """A stretch of a step. `kind` is `attempt`, with its `outcome`, or `wait`; `outcome` is `died` where the process
-    died during it, and null while it is open."""
+    """A stretch of a step. `kind` is `attempt`, with its `outcome`, or `wait`; `outcome` is null while it is open,
+    `died` where the process died during it, and `overridden` where a person gave the result instead."""
 
     kind: str
     left: float
@@ -127,10 +127,10 @@ class Scale:
             cut = next((at for at in self._deaths if each.started_at <= at <= end), None)
             if cut is not None:
                 yield each.started_at, cut, "died"
-            elif each.ended_at is not None or not each.died:
+            elif each.ended_at is not None or not (each.died or step.is_over):
                 yield each.started_at, end, each.outcome
             else:
-                yield each.started_at, each.started_at, "died"
+                yield each.started_at, each.started_at, "died" if each.died else "overridden"
 
     def _busy(self, step: Step) -> Iterator[tuple[int, int]]:
         """What is never folded: attempts, and the moments at which a step or a wait began or ended."""
@@ -147,7 +147,7 @@ class Scale:
         wanted = sum(each.end - each.start for each in kept) * _APART_PERCENT / room
         size = next((each for each in _NICE if each >= wanted), _NICE[-1])
         last, until = -_APART_PERCENT, [each.left - _APART_PERCENT for each in kept[1:]]
-        for piece, latest in zip(kept, [*until, 100.0], strict=False):
+        for piece, latest in zip(kept, [*until, 88.0], strict=False):
             begin, end = piece.start - self._start, piece.end - self._start
             for offset in (begin, *range(-(-begin // size) * size, end + 1, size)):
                 left = self.at(self._start + offset)
