@@ -99,3 +99,58 @@ def test_the_head_of_a_run_is_small_on_every_tab_and_names_what_belongs_to_the_r
         expect(page).to_have_url(re.compile(r"/compare\?a=claim-17&b=claim-17-if"))
         page = window.goto("/runs/batch-9")
         expect(page.get_by_role("region", name="Facts").get_by_role("link", name="batch-9-child")).to_be_visible()
+
+
+def test_two_moments_of_one_run_are_compared_by_holding_one_and_moving_to_the_other(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/runs/claim-18?tab=state#at=1:after")
+        expect(page.locator("[data-time-place]")).to_have_text("1:after")
+        page.get_by_role("button", name="Compare with…").click()
+        expect(page.locator(".time-marks .pin")).to_have_count(1)
+        for place in ("2:before", "2:after", "3:before"):
+            page.keyboard.press("ArrowRight")
+            expect(page.locator("[data-time-place]")).to_have_text(place)
+        page.get_by_role("link", name="Compare 1:after with 3:before").click()
+        expect(page.get_by_role("heading", name="claim-18 at 1:after and 3:before")).to_be_visible()
+        expect(page.locator(".changes")).to_contain_text(["deductible"])
+        assert page.get_by_text("Who decides?").count() == 0, "step 4 came later"
+        page.get_by_role("combobox", name="To", exact=True).select_option("4:after")
+        page.locator("form.actions").get_by_role("button", name="Compare").click()
+        expect(page.get_by_text("Who decides?").first).to_be_visible()
+
+
+def test_two_runs_are_compared_by_picking_them(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/runs")
+        for run in ("claim-17", "claim-18"):
+            page.get_by_role("checkbox", name=f"Choose {run}", exact=True).check()
+        page.get_by_role("link", name="Compare", exact=True).last.click()
+        expect(page).to_have_url(re.compile(r"/compare\?a=claim-17&b=claim-18"))
+        page = window.goto("/runs")
+        page.get_by_role("navigation", name="Pages").get_by_role("link", name="Compare").click()
+        picks = page.get_by_role("navigation", name="Runs to compare with")
+        picks.get_by_role("link", name="claim-17 recent").click()
+        picks.get_by_role("link", name="claim-18 same agent").click()
+        expect(page).to_have_url(re.compile(r"/compare\?a=claim-17&b=claim-18"))
+
+
+def test_a_fork_offers_steps_their_recorded_values_and_their_options(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/runs/claim-17")
+        page.get_by_role("button", name="Fork…").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Place").select_option("4:before")
+        dialog.get_by_text("Another output of a step").click()
+        output = dialog.get_by_label(re.compile("^Its output"))
+        dialog.get_by_role("combobox", name="Step", exact=True).select_option("4")
+        expect(output).to_have_value('"automatic"')
+        will = dialog.locator("[data-will]")
+        expect(will).to_contain_text("4:before")
+        expect(will).not_to_contain_text("manager")
+        dialog.get_by_role("button", name="manager", exact=True).click()
+        expect(output).to_have_value('"manager"')
+        expect(will).to_contain_text("manager")
+        dialog.get_by_role("button", name="Fork", exact=True).click()
+        page.wait_for_url(re.compile("/runs/(?!claim-17$)"))
+        page.get_by_role("link", name="Compare with parent").click()
+        expect(page.locator("main")).to_contain_text("They share 3 steps")
