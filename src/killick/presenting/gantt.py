@@ -170,10 +170,7 @@ def _offset(us: int, size: int) -> str:
 
 def _moments(entries: Iterable[Entry]) -> Iterator[Moment]:
     for each in entries:
-        if isinstance(each, Moment):
-            yield each
-        else:
-            yield from _moments(each.entries)
+        yield from [each] if isinstance(each, Moment) else _moments(each.entries)
 
 
 def _merged(stretches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

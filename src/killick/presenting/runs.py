@@ -49,6 +49,7 @@ class RunSummary(Document, frozen=True):
     tags: tuple[str, ...]
     started_at_us: int
     changed_at_us: int
+    ended_at_us: int | None
     since_us: int | None
     cursor: str
     seq: int
