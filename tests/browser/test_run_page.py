@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import FloatRect, Locator, ViewportSize, expect
 
+import killick
 from browser import office
 from browser.browsing import Watch, bridge
 from killick.client.client import Client
@@ -99,6 +100,21 @@ def test_the_head_of_a_run_is_small_on_every_tab_and_names_what_belongs_to_the_r
         expect(page).to_have_url(re.compile(r"/compare\?a=claim-17&b=claim-17-if"))
         page = window.goto("/runs/batch-9")
         expect(page.get_by_role("region", name="Facts").get_by_role("link", name="batch-9-child")).to_be_visible()
+
+
+@killick.agent
+async def counts(run: killick.Run, steps: int) -> None:
+    for each in range(steps):
+        await run.call(office.fetch_documents, each)
+
+
+def test_steps_that_the_workflow_folds_are_opened_by_a_click(kd: Client, watch: Watch) -> None:
+    office.ran(kd, counts, 20, "count")
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/runs/count?tab=workflow")
+        page.get_by_role("link", name=re.compile(r"… \d+ steps …")).click()
+        expect(page).to_have_url(re.compile("#step-3$"))
+        expect(page.locator("#step-3")).to_have_attribute("open", "")
 
 
 def test_two_moments_of_one_run_are_compared_by_holding_one_and_moving_to_the_other(kd: Client, watch: Watch) -> None:
