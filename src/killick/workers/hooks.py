@@ -73,7 +73,14 @@ F = TypeVar("F", bound="Callable[[HookEvent], Any]")
 
 
 class HookEvent:
-    """An event as it is delivered to a hook. Its values are loaded on first access."""
+    """An event as it is delivered to a hook. Its values are loaded on first access.
+
+    kind   the kind of the event, such as "run.failed"
+    run    the id of the run
+    seq    the number of the event
+    agent  the name of the agent
+    hook   the name of the hook
+    """
 
     def __init__(self, engine: Engine, told: OutboxItem, *, agent: str, hook: str, attempt: int, told_at: int) -> None:
         self._engine = engine
@@ -120,7 +127,7 @@ class HookEvent:
         return because_of(state, opened.step) if state is not None else None
 
     def info(self) -> RunInfo:
-        """The current state of the run, which may be later than this event."""
+        """Returns the current state of the run, which may be later than this event."""
         return info(self._engine.log, self.run)
 
     def __repr__(self) -> str:
@@ -180,13 +187,19 @@ def on(
     retry: Retry | int | None = None,
     timeout: Duration = TIMEOUT_SECONDS,
 ) -> Callable[[F], F]:
-    """Declares a function, plain or `async`, as a callback for events of these kinds: at least once, in order.
+    """Declares a function, plain or `async`, as a callback for run events. Delivery is at least once and in order.
 
-    name       of the hook and of its log; by default the function's name
+    kinds      the kinds of events, as in docs/events.md
+    name       the name of the hook and of its log; by default the function's name
     agent      only runs of these agents
     waits_for  of `wait.opened`, only waits for these: "answer", "settlement", "event", …
-    retry      how often a failed delivery is retried, and the delays between
-    timeout    how long one call may take
+    retry      the number of attempts of a delivery, or a Retry
+    timeout    the time limit of one call
+
+    Raises DeclarationRefused.
+
+        @killick.on("run.failed", agent="settle")
+        async def alert(event: HookEvent) -> None: ...
     """
 
     def declare(fn: F) -> F:

@@ -77,7 +77,13 @@ from killick.store.sqlite.writes import Rung, Writes, bare
 
 
 class SqliteStore:
-    """A store in one file. Several processes may open the same file at once."""
+    """A store in one file. Several processes may open the same file at once.
+
+    path          the path of the file
+    durability    "power": a commit survives a power failure; "process": only the end of the process
+    busy_seconds  how long to wait for the write lock
+    create        whether to create a missing file
+    """
 
     def __init__(
         self,
