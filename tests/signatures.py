@@ -79,7 +79,8 @@ def doc_of(text: str | None) -> Doc:
         lines = paragraph.splitlines()
         if lines and all(line.startswith("    ") for line in lines):
             shown = "\n".join(line[4:] for line in lines)
-            examples[-1:] = [f"{examples[-1]}\n\n{shown}"] if is_example else [*examples[-1:], shown]
+            apart = "\n\n\n" if shown.startswith(("@", "def ", "async def ")) else "\n\n"
+            examples[-1:] = [f"{examples[-1]}{apart}{shown}"] if is_example else [*examples[-1:], shown]
             is_example = True
             continue
         is_example = False
