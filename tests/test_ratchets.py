@@ -20,7 +20,7 @@ CIRCLES: Final = ()
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6748, "agents": 1217, "archive": 1864, "audit": 1279, "check": 3483, "cli": 8291, "client": 2178,
+    "adapters": 6748, "agents": 1217, "archive": 1864, "audit": 1279, "check": 3483, "cli": 8281, "client": 2178,
     "contracts": 3018, "definitions": 1912, "engine": 12680, "history": 7917, "llm": 1155, "log": 2534, "model": 4809,
     "presenting": 2171, "proxy": 2469, "replay": 738, "store": 7450, "testing": 1055, "top": 1895, "web": 8072,
     "window": 2699, "workers": 2426, "workspace": 4905,

@@ -237,11 +237,11 @@ def answer_command(
     by: str | None,
     comment: str | None,
 ) -> None:
-    """Answer a question of a run. Where the run has only one, its id is enough. The first answer counts.
+    """Answer a question of a run. The run's id is enough if it has one question. The first answer counts.
 
-    A question takes approve, reject, edit or respond. An edit of a call names only the arguments that change, by
-    --set or as JSON. An effect in doubt takes happened (with --value, its result), not (it did not happen) or
-    stop. On a terminal, without VERB, the command asks you.
+    A question takes approve, reject, edit or respond. An edit names the changed arguments, by --set or as JSON. An
+    effect in doubt takes happened (with --value, its result), not, or stop. On a terminal, without VERB, the command
+    asks you.
 
     \b
       killick answer claim_17 approve
