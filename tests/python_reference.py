@@ -191,7 +191,8 @@ def _short(each: Member) -> str:
 
 
 def _meaning(each: Member, doc: Doc) -> str:
-    return " ".join(each.doc.prose) or doc.meanings.get(each.name, "")
+    raises = [f"Raises {_linked(told)}" for told in each.doc.raises]
+    return " ".join([*each.doc.prose, *raises]) or doc.meanings.get(each.name, "")
 
 
 def _described(
@@ -224,14 +225,13 @@ def _parameters(doc: Doc, signed: Signature, shared: Mapping[str, str]) -> Itera
 
 def _shared(name: Name, called: str) -> Mapping[str, str]:
     """What parameters mean by the entry that this one is like, and by the options of its module."""
-    like = LIKE.get(called, "")
-    owner, _, method = like.rpartition(".")
-    for other in (other for topic in TOPICS.values() for other in names(topic)):
-        if like and other.called == like:
-            return doc_of(_docstring(other)).meanings
-        if owner and other.called == owner and other.is_class:
-            return class_of(other.found).methods[method].doc.meanings
-    return options_of(name.found.module.name)
+    if called not in LIKE:
+        return options_of(name.found.module.name)
+    listed = {other.called: other for topic in TOPICS.values() for other in names(topic)}
+    if LIKE[called] in listed:
+        return doc_of(_docstring(listed[LIKE[called]])).meanings
+    owner, _, method = LIKE[called].rpartition(".")
+    return class_of(listed[owner].found).methods[method].doc.meanings
 
 
 def _docstring(name: Name) -> str | None:

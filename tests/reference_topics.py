@@ -42,7 +42,8 @@ TOPICS: Final = {
     "run": Topic(
         "Run",
         "The first argument of an agent. The methods of `Run` are awaited, except `now`, `uuid`, `random`, `patched` "
-        "and `hosting`. `SyncRun`, for plain `def` agents, has the same methods and blocks in them.",
+        "and `hosting`; `stream` is an async iterator. `SyncRun`, for plain `def` agents, has the same methods and "
+        "blocks in them.",
         "running.md",
         {"killick": "Run SyncRun Answer Child", "killick.engine.approval.call_answer": "Proposed CallAnswer"},
     ),

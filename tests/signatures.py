@@ -250,10 +250,11 @@ def _named(name: str, place: str) -> str:
     return name
 
 
+@cache
 def _is_assigned(place: str, name: str) -> bool:
     """Whether a name may be an alias: looked up in the text of the module, for parsing it takes longer."""
     source = module(place).imported[name][0] if name in module(place).imported else place
-    return source.startswith("killick") and re.search(rf"^{name}(?:: TypeAlias)? = ", text_of(source), re.M) is not None
+    return source.startswith("killick") and any(f"\n{name}{form} = " in text_of(source) for form in ("", ": TypeAlias"))
 
 
 def _alias(node: Definition) -> ast.expr | None:

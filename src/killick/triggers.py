@@ -86,7 +86,7 @@ class TriggerInfo(msgspec.Struct, frozen=True, kw_only=True):
     paused       whether it is paused
     run, status  its last run, and the status of that run
     declared     whether this process declares it
-    is_set       whether it is active
+    is_set       whether a worker has taken it up
     """
 
     name: str
@@ -232,7 +232,7 @@ def cron(
     priority: int | None = None,
     tags: Sequence[str] = (),
 ) -> Trigger:
-    """Starts an agent at the times of a cron expression.
+    """Starts an agent at the times of a cron expression. Raises DeclarationRefused.
 
     expression  five fields, such as "0 9 * * mon-fri"
     agent       the agent
@@ -241,8 +241,6 @@ def cron(
     missed      for times at which no worker ran: "skip" them, make up for them "once", or for "all"
     overlap     while the run before has not ended: "skip" the firing, "queue" it, "cancel" that run, or "allow" both
     name        the name of the trigger, after which its runs are named; by default the agent's name
-
-    Raises DeclarationRefused.
 
         killick.triggers.cron("0 9 * * mon-fri", report, tz="Europe/Oslo")
     """
@@ -270,11 +268,10 @@ def every(
     priority: int | None = None,
     tags: Sequence[str] = (),
 ) -> Trigger:
-    """Starts an agent at intervals, first after one interval. The other options are those of `cron`.
+    """Starts an agent at intervals, first after one interval. The other options are those of `cron`. Raises
+    DeclarationRefused.
 
     interval  the interval, at least 0.1 s
-
-    Raises DeclarationRefused.
 
         killick.triggers.every("15m", sync, overlap="queue")
     """
@@ -297,12 +294,11 @@ def when(
     tags: Sequence[str] = (),
 ) -> Trigger:
     """Starts an agent when a condition becomes true. One worker evaluates it. The other options are those of `cron`.
+    Raises DeclarationRefused.
 
     condition  a function without arguments, plain or async
     every      how often it is evaluated
     input      as for `cron`; by default the value of the condition
-
-    Raises DeclarationRefused.
 
         killick.triggers.when(has_mail, triage, every="1m")
     """
@@ -324,12 +320,11 @@ def on_event(
     priority: int | None = None,
     tags: Sequence[str] = (),
 ) -> Trigger:
-    """Starts an agent for every published event of a name. The other options are those of `cron`.
+    """Starts an agent for every published event of a name. The other options are those of `cron`. Raises
+    DeclarationRefused.
 
     event  the name, as in `kd.publish(name)`
     input  as for `cron`; by default the body of the event
-
-    Raises DeclarationRefused.
 
         killick.triggers.on_event("order.created", ship)
     """

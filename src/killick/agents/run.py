@@ -177,9 +177,8 @@ class Run(_Common[C]):
     """The run of an `async def` agent. Its steps are recorded, and replayed when the run resumes."""
 
     def call(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Step[T]:
-        """Calls a tool as a step and returns its result. On replay, the recorded result is returned.
-
-        Raises StepFailed if the tool failed, Rejected if a contract or an approver rejected the call.
+        """Calls a tool as a step and returns its result. On replay, the recorded result is returned. Raises StepFailed
+        if the tool failed, Rejected if a contract or an approver rejected the call.
 
             receipt = await run.call(charge, card, 1_200)
         """
@@ -198,10 +197,9 @@ class Run(_Common[C]):
     def model(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Step[T]: ...
     def model(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Step[Any]:
         """Calls a model as a step: recorded verbatim, with usage and reasoning, and never called again on replay.
+        Raises StepFailed, Rejected if a budget of the contract is spent.
 
         fn  the function to call, such as `client.messages.create`
-
-        Raises StepFailed, Rejected if a budget of the contract is spent.
         """
         return self._steps(execute_step, model_intent(fn, args, kwargs))
 
@@ -266,7 +264,8 @@ class Run(_Common[C]):
         self, prompt: str, *, to: str | Sequence[str] = (), timeout: Duration | None = None, default: Any = MISSING,
         options: Sequence[Any] | None = None, returns: Any = Any, need: int = 1, escalate: Escalate = (),
     ) -> Step[Answer]:  # fmt: skip
-        """Asks a person and waits for the answer: approve, reject, edit or respond.
+        """Asks a person and waits for the answer: approve, reject, edit or respond. Raises WaitExpired at the deadline
+        if there is no default.
 
         prompt    the question
         to        names or roles; by default anyone may answer
@@ -276,8 +275,6 @@ class Run(_Common[C]):
         returns   the type of a response
         need      the number of people who must approve
         escalate  who is asked after a timeout, and for how long: pairs of names and durations
-
-        Raises WaitExpired at the deadline if there is no default.
 
             answer = await run.ask("Pay 1,200?", to="finance", timeout="3d")
         """
@@ -294,13 +291,12 @@ class Run(_Common[C]):
     def wait(
         self, name: str, *, timeout: Duration | None = None, default: Any = MISSING, returns: Any = Any
     ) -> Step[Any]:
-        """Waits for a message and returns its body, first in first out.
+        """Waits for a message and returns its body, first in first out. Raises WaitExpired at the timeout if there is
+        no default.
 
         name     the name of the message
         default  the result at the timeout
         returns  the type of the body
-
-        Raises WaitExpired at the timeout if there is no default.
         """
         return self._steps(questions.wait, name, timeout, default, returns)
 

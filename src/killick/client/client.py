@@ -81,13 +81,12 @@ class AnyClient(Operations):
         self, agent: AnyAgent, input: Any = None, *, id: str | None = None, priority: int | None = None,  # noqa: A002
         tags: Sequence[str] = (), resume: bool = False,
     ) -> Any:  # fmt: skip
-        """Runs an agent in this process and returns its result. Timers, backoffs and rate limits are waited out.
+        """Runs an agent in this process and returns its result. Timers, backoffs and rate limits are waited out. Raises
+        RunWaiting if only a person or an event can wake the run, RunFailed if it fails, RunCancelled, RunPaused,
+        RunDiverged if the code does not match the log, RunMismatch if the id has another agent or input.
 
         id      the run's id; a known id continues that run, and an ended run returns its recorded result
         resume  without an id: continue an unfinished run of the same agent and input that no process holds
-
-        Raises RunWaiting if only a person or an event can wake the run, RunFailed if it fails, RunCancelled, RunPaused,
-        RunDiverged if the code does not match the log, RunMismatch if the id has another agent or input.
 
             total = kd.run(settle, {"claim": 17}, id="claim_17")
         """
@@ -98,11 +97,10 @@ class AnyClient(Operations):
         self, agent: AnyAgent, input: Any = None, *, id: str | None = None, priority: int | None = None,  # noqa: A002
         tags: Sequence[str] = (), by: str | None = None, tx: Any = None,
     ) -> AnyHandle[Any]:  # fmt: skip
-        """Creates a run durably and returns its handle. A worker, or `advance`, executes it.
+        """Creates a run durably and returns its handle. A worker, or `advance`, executes it. Raises RunMismatch if the
+        id has another agent or input.
 
         id  the run's id; the same id again returns the same run
-
-        Raises RunMismatch if the id has another agent or input.
 
             handle = kd.start(settle, {"claim": 17}, id="claim_17", tags=["eu"])
         """
@@ -163,13 +161,12 @@ class AnyClient(Operations):
         tags: Sequence[str] = (),
     ) -> ExternalSession:
         """Holds a run for calls from outside any agent, such as a framework's own loop. `with` or `async with` gives a
-        `Host`. The run is created if it does not exist, and waits after the block.
+        `Host`. The run is created if it does not exist, and waits after the block. Raises RunBusy if another process
+        holds the run.
 
         run       the id of the conversation or thread to which the calls belong
         agent     the name under which such runs are listed
         contract  the contract that evaluates the calls: a Contract, or the path of its TOML file
-
-        Raises RunBusy if another process holds the run.
         """
         waits.refuse_own(run)
         rules = read_contract(contract) if isinstance(contract, str | os.PathLike) else contract
@@ -247,11 +244,10 @@ class AnyClient(Operations):
     @InThread
     def diff(self, run: str, *places: str, against: str | None = None) -> Diff:
         """Returns the changes between two positions of a run, or at one step; or the differences from another run.
+        Raises BoundaryUnknown.
 
         places   one step, or two positions: `6:before`, `6:after`, `@17`, `start`, `now`
         against  another run; one position is then that of both
-
-        Raises BoundaryUnknown.
         """
         if against is not None:
             return across(self.runtime.log, run, against, *places)
@@ -259,12 +255,11 @@ class AnyClient(Operations):
 
     @InThread
     def export(self, run: str, *, children: bool = False, redact: bool | Sequence[str] = False) -> bytes:
-        """Exports a run as one file that can be loaded, verified and replayed anywhere.
+        """Exports a run as one file that can be loaded, verified and replayed anywhere. Raises RunUnknown, FieldUnknown
+        if no value has a field to redact.
 
         children  include the runs that it spawned, and theirs
         redact    pseudonyms in place of all values, or of the fields with these names
-
-        Raises RunUnknown, FieldUnknown if no value has a field to redact.
         """
         fields = () if isinstance(redact, bool) else tuple(redact)
         redaction = Redaction(self.runtime.ids.key(), fields) if redact else None
@@ -280,15 +275,14 @@ class AnyClient(Operations):
         check: bool = False,
         seconds: float = 60.0,
     ) -> Replayed:
-        """Replays an agent's code against a run, or an export of one, without I/O, on a copy in memory.
+        """Replays an agent's code against a run, or an export of one, without I/O, on a copy in memory. Raises
+        ReplayParted if the code diverges from the log and `check` is set.
 
         run      the id of a run, or the path of an export
         agent    the code; by default the agent that the run names
         to       stop when a step has its outcome, or before it: `6`, `6:before`
         check    raise at a divergence; otherwise return it
         seconds  the time limit
-
-        Raises ReplayParted if the code diverges from the log and `check` is set.
         """
         from killick.replay.replay import replayed
         from killick.replay.result import ReplayRequest
@@ -312,13 +306,12 @@ class AnyClient(Operations):
         key: str | bytes | None = None,
         progress: Progress | None = None,
     ) -> Report:
-        """Verifies the whole store, or one run, against its hashes and its seals, and locates any damage.
+        """Verifies the whole store, or one run, against its hashes and its seals, and locates any damage. Raises
+        ProofBroken if the checkpoint or the key is invalid.
 
         run         the id of a run; by default the whole store
         checkpoint  a checkpoint from `seal`, kept outside the store: the log must match it
         key         the public key, as PEM, of the last seal and of the checkpoint
-
-        Raises ProofBroken if the checkpoint or the key is invalid.
         """
         return seal_check.verify(self.runtime.log, run, checkpoint=checkpoint, key=key, progress=progress)
 
@@ -330,13 +323,12 @@ class AnyClient(Operations):
 
     @InThread
     def prove(self, run: str, seq: int, *, values: bool = False, since: str | bytes | None = None) -> Proof:
-        """Returns a proof of one sealed event, which the public key verifies.
+        """Returns a proof of one sealed event, which the public key verifies. Raises SealRefused if the event is not
+        sealed or does not exist.
 
         seq     the number of the event
         values  include the values of the event
         since   an older checkpoint of the verifier, to prove that the log extends it
-
-        Raises SealRefused if the event is not sealed or does not exist.
         """
         return prove(self.runtime.log, run, seq, values=values, since=since)
 
@@ -350,14 +342,13 @@ class AnyClient(Operations):
         agent: str | None = None,
         dry_run: bool = False,
     ) -> Pruned:
-        """Moves ended runs that did not change for a time into a new archive.
+        """Moves ended runs that did not change for a time into a new archive. Raises ArchiveRefused; no run is removed
+        then.
 
         older   how long a run must be unchanged
         to      the path of the archive
         status  only runs that ended in one of these ways
         agent   only runs of this agent
-
-        Raises ArchiveRefused; no run is removed then.
         """
         log, now_us = self.runtime.log, self.runtime.clock.now_us()
         chosen = choose(log, until_us=now_us - round(seconds(older) * 1_000_000), status=status, agent=agent)
@@ -379,15 +370,14 @@ class AnyClient(Operations):
         saw: str | None = None,
         tx: Any = None,
     ) -> None:
-        """Answers an open wait.
+        """Answers an open wait. Raises AnswerRefused if the answer does not fit, AlreadyAnswered, NotAsked if this
+        person may not answer.
 
         wait     the Wait, its id, or the id of a run with one open wait
         verb     one of the wait's `verbs`: "approve", "reject", "edit", "respond", "happened", …
         value    the response, or the edited arguments
         comment  text for the record
         saw      with an id: the `digest` of the wait that the person saw, to refuse the answer if the question changed
-
-        Raises AnswerRefused if the answer does not fit, AlreadyAnswered, NotAsked if this person may not answer.
 
             kd.answer("claim_17", "approve", by="ada")
         """
@@ -405,13 +395,12 @@ class AnyClient(Operations):
         by: str | None = None,
         tx: Any = None,
     ) -> None:
-        """Sends a message to a run. It stays in the inbox until the run waits for that name.
+        """Sends a message to a run. It stays in the inbox until the run waits for that name. Raises RunUnknown,
+        AnswerRefused if the run has ended.
 
         name  the name that the run waits for
         body  the content
         id    deduplicates the message
-
-        Raises RunUnknown, AnswerRefused if the run has ended.
         """
         if name.startswith("killick."):
             raise AnswerRefused(run, f"messages named {name!r} are Killick's own; choose another name")
@@ -428,13 +417,12 @@ class AnyClient(Operations):
 
     @InThread
     def publish(self, name: str, body: Any = None, *, id: str | None = None, by: str | None = None) -> int:  # noqa: A002
-        """Publishes an event: every trigger that listens to it fires. Returns the number of triggers.
+        """Publishes an event: every trigger that listens to it fires. Returns the number of triggers. Raises
+        AnswerRefused if the name is not valid.
 
         name  the name of the event, such as "order.created"
         body  the content, which is the input of the agents
         id    deduplicates the event
-
-        Raises AnswerRefused if the name is not valid.
         """
         if not name or name.startswith("killick."):
             raise AnswerRefused(name, "is not a valid event name; use one such as 'order.created'")
@@ -447,12 +435,11 @@ class AnyClient(Operations):
 
     @OnLoop
     async def fire(self, trigger: str, *, by: str | None = None, input: Any = msgspec.UNSET) -> str:  # noqa: A002
-        """Fires a trigger manually, regardless of its policies. Returns the id of the run that it starts.
+        """Fires a trigger manually, regardless of its policies. Returns the id of the run that it starts. Raises
+        RunUnknown if there is no such trigger.
 
         trigger  the name of the trigger
         input    the input, in place of the trigger's own
-
-        Raises RunUnknown if there is no such trigger.
         """
         return await trigger_runner.fire(self.runtime.engine, trigger, by=by, given=input)
 
@@ -509,7 +496,8 @@ class AsyncClient(AnyClient, Awaits):
 
 
 def open(url: str = "killick.db", *, clock: Clock | None = None, ids: Ids | None = None, **options: Any) -> Client:  # noqa: A001
-    """Opens a store and returns its client. The store is created if it does not exist.
+    """Opens a store and returns its client. The store is created if it does not exist. Raises StoreUnavailable,
+    StoreFormat if a newer version wrote the store.
 
     url            a path, or a URL: `sqlite:///path`, `postgresql://…`, `redis://…` or `memory:`
     durability     "power" (the default): a commit survives a power failure; "process": only the end of the process
@@ -519,8 +507,6 @@ def open(url: str = "killick.db", *, clock: Clock | None = None, ids: Ids | None
     lease_seconds  how long a frozen process keeps a run; by default until it ends, with a local store
     grace_seconds  how long a closing client waits for open steps; 5 by default
     build          a function from an agent to its `Build`, which runs record
-
-    Raises StoreUnavailable, StoreFormat if a newer version wrote the store.
 
         with killick.open("killick.db") as kd:
             print(kd.run(settle, {"claim": 17}))

@@ -75,13 +75,12 @@ class Operations:
         **changes: Any,
     ) -> str:
         """Changes entries of a run's context; its code sees them when its next step returns. Returns a description.
+        Raises ContextStale if the context changed since `saw`, AnswerRefused if the run has ended or its contract
+        rejects the change.
 
         saw      the version of the context that the change is based on
         unset    entries to remove
         changes  the new values, by entry
-
-        Raises ContextStale if the context changed since `saw`, AnswerRefused if the run has ended or its contract
-        rejects the change.
         """
         if by == "agent":
             raise AnswerRefused(run, "by='agent' is the run itself; give your own name")
@@ -175,11 +174,9 @@ class Operations:
     @InThread
     def rewind(self, run: str, to: str, *, by: str | None = None, because: str | None = None) -> str:
         """Rewinds a run to a position and returns a description. Its effects stay in its ledger, so that they are not
-        repeated.
+        repeated. Raises BoundaryUnknown, TimeRefused if the run cannot be rewound there.
 
         to  the position: `4:before`, `4:after`, `@17`, `start`
-
-        Raises BoundaryUnknown, TimeRefused if the run cannot be rewound there.
 
             kd.rewind("claim_17", "4:before", because="wrong rate")
         """
@@ -199,14 +196,12 @@ class Operations:
         by: str | None = None,
         dry_run: bool = False,
     ) -> Restoration:
-        """Restores files of a run's workspace. The run does not move.
+        """Restores files of a run's workspace. The run does not move. Raises WorkspaceRefused, BoundaryUnknown.
 
-        at        the position whose files are restored; by default the last
+        at        the position whose files are restored; give this or `snapshot`
         snapshot  the id of a snapshot, in place of a position
         paths     only these paths
         to        another folder, new or empty; by default the run's own
-
-        Raises WorkspaceRefused, BoundaryUnknown.
         """
         return file_restore.restored(
             self.runtime.engine, run, at, snapshot=snapshot, paths=paths, to=to, by=by, dry_run=dry_run
@@ -273,10 +268,9 @@ class Operations:
         because: str | None = None,
         settled: Literal["happened", "not"] | None = None,
     ) -> str:
-        """Undoes the effect of one step by its compensation and returns a description.
+        """Undoes the effect of one step by its compensation and returns a description. Raises TimeRefused if there is
+        nothing to undo, or the outcome is unknown.
 
         settled  "happened" or "not": the outcome of an unknown compensation, or of one by hand, as a person found out
-
-        Raises TimeRefused if there is nothing to undo, or the outcome is unknown.
         """
         return await self.runtime.executor().undo(run, step, by=by, because=because, settled=settled)

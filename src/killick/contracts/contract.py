@@ -36,7 +36,7 @@ _NAMES_MAX: Final = 2048
 
 
 class Contract:
-    """The rules that evaluate every intention of an agent, the approvers, and the model prices.
+    """The rules that evaluate every intention of an agent, the approvers, and the model prices. Raises ContractRefused.
 
     name                 the name in the log
     rules                rules made by `killick.rules`, in order
@@ -45,8 +45,6 @@ class Contract:
     prices               model prices, in addition to the built-in ones
     arguments_bytes_max  larger arguments are rejected before any rule sees them
     arguments_depth_max  deeper arguments are rejected before any rule sees them
-
-    Raises ContractRefused.
 
         contract = killick.Contract("claims", [killick.rules.deny("delete_*"), killick.rules.budget(money="5 USD")])
     """

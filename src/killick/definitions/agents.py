@@ -119,6 +119,7 @@ def agent(
 @signed()
 def agent(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Declares an agent: an `async def` that takes a Run, or a plain `def` that takes a SyncRun, and an optional input.
+    Raises DeclarationRefused.
 
     name        the name in the log, by which runs find their code; by default the function's name
     aliases     earlier names, so that runs of an older name continue
@@ -128,8 +129,6 @@ def agent(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     priority    the priority of its runs, if they are given none
     contract    a Contract that evaluates every intention, or the path of its TOML file, relative to the agent's file
     workspace   a folder, or a Workspace, whose files are captured before and after every step
-
-    Raises DeclarationRefused.
 
         @killick.agent(on_failure="compensate")
         async def settle(run: killick.Run, claim: Claim) -> str: ...

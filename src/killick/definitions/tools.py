@@ -311,7 +311,8 @@ def tool(
 
 @signed()
 def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
-    """Declares a tool: its effect on the world, and how it is retried, reconciled and compensated.
+    """Declares a tool: its effect on the world, and how it is retried, reconciled and compensated. Raises
+    DeclarationRefused.
 
     effect            "reads", "idempotent", "workspace", "transaction", "at_most_once", or a function of the arguments
     name              the name in the log; by default the function's name
@@ -330,8 +331,6 @@ def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **
     patience          how long rate limits may delay a call in total
     nothing_happened  errors that prove that nothing happened; only after these an at_most_once tool is retried
     approve           who must approve a call: names or roles, an Approval, or a function of the arguments
-
-    Raises DeclarationRefused.
 
         @killick.tool(effect="idempotent", retry=5)
         async def charge(card: str, cents: int, key: killick.Key = killick.KEY) -> str: ...

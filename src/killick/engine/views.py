@@ -14,7 +14,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The current state of a run, in short.
 
     id, agent                     the run, and the name of its agent
-    status                        queued, running, waiting, paused, completed, failed or cancelled
+    status                        queued, running, waiting, code_mismatch, paused, completed, failed or cancelled
     step                          the number of the current step
     stage, plan                   the current stage, and all planned stages
     waits                         the open waits
@@ -47,7 +47,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """An open wait of a run. `kd.answer` takes it, or its id.
 
     id, run, step  the wait, its run, and the number of the step
-    waits_for      "answer", "settlement", "event", "time" or "child"
+    waits_for      "answer", "settlement", "event", "time", "child" or "mend" (corrected code)
     name           the name of the message, of the child or of the tool
     prompt         the question
     to             the people and roles that are asked

@@ -90,15 +90,13 @@ class Host:
         fn: Callable[..., Any] | None = None,
         bubbles: tuple[type[BaseException], ...] = (),
     ) -> Any:
-        """Calls a tool as a step.
+        """Calls a tool as a step. Raises StepFailed, Rejected, RunWaiting if the call waits for a person.
 
         arguments  the arguments, by name
         key        identifies the call: the framework's own id
         fn         called with the arguments, in place of the tool's own function
         bubbles    errors by which a framework leaves a tool before any effect: no attempt is counted, the step stays
                    open, and the error reaches the caller unchanged
-
-        Raises StepFailed, Rejected, RunWaiting if the call waits for a person.
         """
         intent = self._tool(tool, arguments, fn, bubbles)
         return await self._awaited(partial(self._performed, intent, key))

@@ -54,6 +54,7 @@ async def loop(
     **params: Any,
 ) -> LoopResult:
     """Calls a model with tools until it calls none. Messages that people send to the run join the next model call.
+    Raises KillickError after `turns_max` calls.
 
     run        the Run
     model      a method of a client, such as `client.messages.create`, or a function with the same form
@@ -65,8 +66,6 @@ async def loop(
     budget     the maximum tokens of a call: unused content is evicted, and returns when the model asks for it
     window     a Window in place of `budget`; give it to the next loop to continue with its content
     params     for the model: `model="…"`, `max_tokens=…`; `tools=[…]` are further tools of the provider
-
-    Raises KillickError after `turns_max` calls.
 
         result = await killick.loop(run, client.messages.create, [search], messages="…", model="…")
     """

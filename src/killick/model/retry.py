@@ -85,7 +85,7 @@ def _finite(number: object) -> float | None:
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """A retry policy: the number of attempts, the errors, and the backoff.
+    """A retry policy: the number of attempts, the errors, and the backoff. Raises DeclarationRefused.
 
     attempts  the number of attempts in total
     first     the backoff after the first failure
@@ -94,8 +94,6 @@ class Retry(msgspec.Struct, frozen=True):
     jitter    the fraction of a backoff that jitter may remove
     on        retry only after these exceptions; by default after every Exception except programming errors
     never     never retry after these exceptions
-
-    Raises DeclarationRefused.
 
         retry = killick.Retry(attempts=5, first="1s", on=(TimeoutError,))
     """

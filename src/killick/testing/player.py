@@ -229,14 +229,12 @@ class _Played(Generic[O]):
         self, verb: Verb, value: Any = None, *, by: str | None = None, comment: str | None = None,
         wait: Wait | str | None = None,
     ) -> None:  # fmt: skip
-        """Answers a wait of the run or of a child.
+        """Answers a wait of the run or of a child. Raises AnswerRefused if the answer does not fit.
 
         verb     one of the wait's `verbs`
         value    the response, or the edited arguments
         comment  text for the record
         wait     the Wait or its id; needed if several are open
-
-        Raises AnswerRefused if the answer does not fit.
         """
         asked = [each for each in self.waits if each.verbs]
         target = asked[0].id if wait is None and len(asked) == 1 else self.run if wait is None else wait
@@ -379,11 +377,10 @@ class _Played(Generic[O]):
 
     @OnLoop
     async def until_waiting(self, *, leap: bool = False) -> None:
-        """Drives the run until only a person, an event or time can wake it; `waits_for` says which.
+        """Drives the run until only a person, an event or time can wake it; `waits_for` says which. Raises RunElsewhere
+        if it completed, and the error of `kd.run` if it ended in another way.
 
         leap  skip sleeps and backoffs, so that only a person or an event stops the run
-
-        Raises RunElsewhere if it completed, and the error of `kd.run` if it ended in another way.
         """
         advanced = await self._drive(leaps=leap)
         if advanced is None or (advanced.status == "waiting" and advanced.diverged is None):
@@ -395,12 +392,10 @@ class _Played(Generic[O]):
     @OnLoop
     async def until(self, step: Named, *, returned: bool = False) -> None:
         """Drives the run until it is about to call a tool or a model. Sleeps and backoffs are skipped. The attempt is
-        recorded, and nothing was called.
+        recorded, and nothing was called. Raises RunElsewhere if the run does not reach it.
 
         step      the tool, the model function, a name, or the number of a step
         returned  stop after the call instead, before its outcome is recorded: a crash there leaves an unknown outcome
-
-        Raises RunElsewhere if the run does not reach it.
         """
         halt = Halt(step, returned)
         advanced = await self._drive(leaps=True, halt=halt)
@@ -461,7 +456,8 @@ def replay(
     secret_key: bytes | None = None,
     seconds: float = SECONDS,
 ) -> Replayed:
-    """Replays an agent's code against an exported run.
+    """Replays an agent's code against an exported run. Raises ReplayParted if the code diverges from the log and
+    `check` is set.
 
     source      the export: a path, or bytes
     agent       the agent whose code is replayed
@@ -469,8 +465,6 @@ def replay(
     run         the id of a child in the file
     secret_key  the key of the original store, if arguments are Secrets
     seconds     the time limit
-
-    Raises ReplayParted if the code diverges from the log and `check` is set.
     """
     return Replay(read(source), agent, run=run, secret_key=secret_key, asked=ReplayRequest(seconds=seconds)).outcome(
         check

@@ -188,6 +188,7 @@ def on(
     timeout: Duration = TIMEOUT_SECONDS,
 ) -> Callable[[F], F]:
     """Declares a function, plain or `async`, as a callback for run events. Delivery is at least once and in order.
+    Raises DeclarationRefused.
 
     kinds      the kinds of events, as in docs/events.md
     name       the name of the hook and of its log; by default the function's name
@@ -195,8 +196,6 @@ def on(
     waits_for  of `wait.opened`, only waits for these: "answer", "settlement", "event", …
     retry      the number of attempts of a delivery, or a Retry
     timeout    the time limit of one call
-
-    Raises DeclarationRefused.
 
         @killick.on("run.failed", agent="settle")
         async def alert(event: HookEvent) -> None: ...

@@ -242,14 +242,12 @@ def webhook_verify(
     secret: Secrets, headers: Mapping[str, str], body: bytes, *, tolerance: Duration = "5m", clock: Clock | None = None
 ) -> dict[str, Any]:
     """Verifies an incoming webhook and returns its document. Repeated deliveries have the same `id`: process each id
-    once.
+    once. Raises WebhookRefused if the signature is invalid or the webhook too old.
 
     secret     the secret, or several during rotation
     headers    the headers of the request
     body       the raw body of the request
     tolerance  the maximum age
-
-    Raises WebhookRefused if the signature is invalid or the webhook too old.
     """
     given = {name.lower(): value for name, value in headers.items()}
     for name in ("webhook-id", "webhook-timestamp", "webhook-signature"):

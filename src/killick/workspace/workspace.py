@@ -75,15 +75,13 @@ def default_vault() -> Path:
 
 
 class Workspace:
-    """A folder whose files are captured, at several moments, in a vault.
+    """A folder whose files are captured, at several moments, in a vault. Raises WorkspaceRefused.
 
     path       the folder; `{run}` in it is replaced by the run's id, so that each run has its own
     exclude    paths that are never captured, in .gitignore syntax
     gitignore  whether .gitignore files count; .killickignore files always do
     vault      the folder of the vault; by default next to the store
     hidden     stores that may be in the folder: snapshots omit them, and restores do not touch them
-
-    Raises WorkspaceRefused.
     """
 
     def __init__(
