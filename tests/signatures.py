@@ -22,19 +22,10 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign 
 
 SENTINELS: Final = {"MISSING", "UNCHANGED", "_UNSET", "UNSET", "untold"}
 """Defaults that stand for "not given"; a signature shows them as an ellipsis."""
-SHOWN_AS: Final = {"AnyAgent": "Agent", "AnyTool": "Tool", "AnyRun": "Run", "AnyHandle": "Handle"}
+SHOWN_AS: Final = {f"Any{name}": name for name in ("Agent", "Client", "Handle", "Run", "Tool")}
 PLAIN: Final = {
-    "Agent",
-    "Tool",
-    "Handle",
-    "AsyncHandle",
-    "Callable",
-    "PathLike",
-    "Child",
-    "Findings",
-    "Proposed",
-    "Run",
-}
+    "Agent", "AsyncHandle", "Callable", "Child", "Findings", "Handle", "PathLike", "Proposed", "Run", "Tool",
+}  # fmt: skip
 """Generic types that are shown without their arguments."""
 KEPT: Final = frozenset({"Duration"})
 """Type aliases that are never replaced by their types."""
@@ -77,8 +68,10 @@ def doc_of(text: str | None) -> Doc:
     is_example = False
     for paragraph in re.split(r"\n\s*\n", cleandoc(text or "")):
         lines = paragraph.splitlines()
-        if lines and all(line.startswith("    ") for line in lines):
-            shown = "\n".join(line[4:] for line in lines)
+        is_indented = bool(lines) and all(line.startswith("    ") for line in lines)
+        lines = [line[4:] for line in lines] if is_indented else lines
+        if is_indented and not _ENTRY.fullmatch(lines[0]):
+            shown = "\n".join(lines)
             apart = "\n\n\n" if shown.startswith(("@", "def ", "async def ")) else "\n\n"
             examples[-1:] = [f"{examples[-1]}{apart}{shown}"] if is_example else [*examples[-1:], shown]
             is_example = True
@@ -217,7 +210,8 @@ def _shown(node: ast.expr, place: str) -> str:
             return " | ".join(dict.fromkeys(part for each in parts for part in _united(each)))
         case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
             several = inner.elts if isinstance(inner, ast.Tuple) else [inner]
-            return " | ".join(f'"{ast.literal_eval(each)}"' for each in several)
+            values = [ast.literal_eval(each) for each in several]
+            return " | ".join(f'"{value}"' if isinstance(value, str) else repr(value) for value in values)
         case ast.Subscript(value=ast.Name(id="Step"), slice=inner):
             return _shown(inner, place)
         case ast.Subscript(value=value, slice=inner):
