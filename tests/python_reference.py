@@ -204,7 +204,7 @@ def _described(
     if rows:
         yield _rows(("parameter", "type", "default", "meaning"), rows)
     yield from (f"{paragraph}\n" for paragraph in doc.prose[1:])
-    if signed.returns not in ("", "None"):
+    if signed.returns not in ("", "None") and not any("eturns " in paragraph for paragraph in doc.prose):
         yield f"Returns {_code(signed.returns)}.\n"
     if doc.raises:
         yield f"Raises {' '.join(map(_linked, doc.raises))}\n"
