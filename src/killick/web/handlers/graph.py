@@ -33,7 +33,7 @@ class PictureAsked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
-    """The family of a run as lanes, each with its steps; docs/graph.md describes them."""
+    """The family of a run as lanes, each with its steps; docs/file-formats.md describes them."""
 
     version: int
     run: str
