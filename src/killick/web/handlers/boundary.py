@@ -84,7 +84,7 @@ class StatePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that changed. A line of words, or, where `text` is None, the values before and after."""
+    """One change: a line of `text`, or, if that is null, the values before and after."""
 
     part: str
     sign: Literal["+", "-", "~"]

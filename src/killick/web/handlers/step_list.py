@@ -107,7 +107,7 @@ class MomentSummary(Document, frozen=True):
 
 
 class TimelineRow(Document, frozen=True):
-    """A step, or a moment; `depth` is how many scopes it is inside."""
+    """A step or a moment; `depth` counts the enclosing scopes."""
 
     seq: int
     at_us: int
@@ -117,8 +117,7 @@ class TimelineRow(Document, frozen=True):
 
 
 class StepPage(Document, frozen=True):
-    """Steps `first` to `last` of `total`; with `q`, those of them that it was found in. `next` is the cursor of what is
-    before them, and `later` of what is after."""
+    """Steps `first` to `last` of `total`; with `q`, matches only. `next`, `later`: cursors of earlier, later steps."""
 
     run: str
     first: int
