@@ -31,6 +31,7 @@ from killick.errors import (
     HeadMoved,
     LogError,
     RunExists,
+    StoreError,
     WebhookFailed,
     WebhookGone,
 )
@@ -70,6 +71,7 @@ TAG: Final = "hook"
 
 
 F = TypeVar("F", bound="Callable[[HookEvent], Any]")
+T = TypeVar("T")
 
 
 class HookEvent:
@@ -86,6 +88,15 @@ class HookEvent:
         """The number of this delivery attempt, from 1."""
         self.told_at = told_at
         """The time of this delivery, in microseconds since the epoch."""
+        self.is_unread = False
+        """Whether the store failed to read it: then the hook did not fail, and the attempt does not count."""
+
+    def _read(self, read: Callable[..., T], *args: Any) -> T:
+        try:
+            return read(*args)
+        except StoreError:
+            self.is_unread = True
+            raise
 
     @property
     def key(self) -> str:
@@ -100,28 +111,29 @@ class HookEvent:
     @cached_property
     def event(self) -> Any:
         """The event itself, one of the types in `docs/events.md`."""
-        return self._engine.log.event(self.run, self.seq)
+        return self._read(self._engine.log.event, self.run, self.seq)
 
     @property
     def hash(self) -> str:
         """Its link of the run's hash chain, in hex."""
-        return self._engine.log.read(self.run, after=self.seq - 1, limit=1)[0].row.hash.hex()
+        return self._read(lambda: self._engine.log.read(self.run, after=self.seq - 1, limit=1))[0].row.hash.hex()
 
     @cached_property
     def data(self) -> Mapping[str, Any]:
         """Its values, verbatim. Raises ValueErased if they were erased."""
-        return self._engine.log.data(self.run, self.seq)
+        return self._read(self._engine.log.data, self.run, self.seq)
 
     @property
     def because(self) -> Any:
         """For `wait.opened`: why the agent, or the model that decided it, wants the step; None if it gave no reason."""
-        opened = self.event
-        state = self._engine.log.state(self.run, self.seq) if isinstance(opened, e.WaitOpened) else None
-        return because_of(state, opened.step) if state is not None else None
+        opened, log = self.event, self._engine.log
+        if not isinstance(opened, e.WaitOpened):
+            return None
+        return self._read(lambda: because_of(log.state(self.run, self.seq), opened.step))
 
     def info(self) -> RunInfo:
         """The current state of the run, which may be later than this event."""
-        return info(self._engine.log, self.run)
+        return self._read(info, self._engine.log, self.run)
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.key}>"
@@ -381,6 +393,8 @@ class _Following:
         try:
             await self._call(told)
         except Exception as error:
+            if told.is_unread:
+                raise
             return await self._failed(row, attempt, error)
         called = system_events.HookCalled(at=self.now, position=row.position, run=row.run, seq=row.seq, attempt=attempt)
         await self.log.append_soon(Entry(called))

@@ -96,13 +96,8 @@ def _ensure(engine: Engine, trigger: Trigger) -> None:
 
 
 def _begin(engine: Engine, trigger: Trigger) -> None:
-    started = e.RunStarted(
-        at=engine.clock.now_us(),
-        run=trigger.log,
-        agent=trigger.own_agent,
-        build=engine.build(trigger.agent),
-        tags=trigger.tags,
-    )
+    at, build = engine.clock.now_us(), engine.build(trigger.agent)
+    started = e.RunStarted(at=at, run=trigger.log, agent=trigger.own_agent, build=build, tags=trigger.tags)
     engine.log.begin(trigger.log).append(Entry(started), _set(engine, trigger, after_us=0))
 
 
@@ -348,24 +343,15 @@ class _AtWork:
             await self._pass(cause, "overlap", *first)
             return
         event = system_events.TriggerQueued(
-            at=self._now_us(),
-            number=self.known.number + 1,
-            due=cause.due,
-            next=cause.next,
-            by=cause.by,
+            at=self._now_us(), number=self.known.number + 1, due=cause.due, next=cause.next, by=cause.by
         )
         await self._append(cause, *first, Entry(event, cause.told))
 
     async def _pass(self, cause: _Cause, because: system_events.PassedBecause, *first: Entry, **why: Any) -> None:
         event = system_events.TriggerPassed(
-            at=self._now_us(),
-            first=cause.at,
-            last=cause.at,
-            because=because,
-            number=cause.number,
-            next=cause.next,
+            at=self._now_us(), first=cause.at, last=cause.at, because=because, number=cause.number, next=cause.next,
             by=cause.by,
-        )
+        )  # fmt: skip
         await self._append(cause, *first, Entry(event, {**cause.told, **why}))
 
     async def _append(self, cause: _Cause, *entries: Entry, also: tuple[Append, ...] = ()) -> None:
