@@ -297,15 +297,9 @@ class _AtWork:
         now, name = self._now_us(), self.trigger.name
         number = cause.number or self.known.number + 1
         run = cause.run or (f"{name}#{number}" if cause.due is None else f"{name}@{stamp(cause.due)}")
-        firing = Firing(
-            trigger=name,
-            number=number,
-            due=moment(cause.at, self.spec.tz),
-            at=moment(now, self.spec.tz),
-            run=run,
-            body=cause.told.get("body"),
-            value=cause.told.get("value"),
-        )
+        due, at = moment(cause.at, self.spec.tz), moment(now, self.spec.tz)
+        body, value = cause.told.get("body"), cause.told.get("value")
+        firing = Firing(trigger=name, number=number, due=due, at=at, run=run, body=body, value=value)
         agent = self.trigger.agent if self.trigger.agent.name == self.spec.agent else AGENTS.get(self.spec.agent)
         previous = _previous(self.engine, self.known.run) if self.trigger.wants_previous else None
         try:

@@ -107,10 +107,8 @@ class Worker:
     async def serve(self) -> None:
         """Claims and executes runs until `drain` or `stop`."""
         executor = self._runtime.executor()
-        usual, executor.poll_seconds = (
-            executor.poll_seconds,
-            self._poll_seconds * 2,
-        )  # the bell tells runs that are live of what comes
+        # The bell tells runs that are live of what comes.
+        usual, executor.poll_seconds = executor.poll_seconds, self._poll_seconds * 2
         _tell("started", worker=self.name, concurrency=self._concurrency)
         trimmed = self._runtime.clock.monotonic()
         try:
@@ -165,7 +163,7 @@ class Worker:
             await asyncio.sleep(_CALM_SECONDS)
         seconds = self._poll_seconds
         with contextlib.suppress(Exception):
-            agents = (*(self._known() if self._room() > 0 else ()), *self._duty_agents)
+            agents = (*(self._with_room(self._known()) if self._room() > 0 else ()), *self._duty_agents)
             soonest = await asyncio.to_thread(self._runtime.store.soonest_us, agents=agents)
             if soonest is not None:
                 seconds = min(seconds, max((soonest - self._runtime.clock.now_us()) / 1_000_000, 0.0))
@@ -230,10 +228,16 @@ class Worker:
     def _known(self) -> tuple[str, ...]:
         return self._agents if self._agents is not None else AGENTS.names()
 
+    def _rooms(self) -> dict[str, int]:
+        live = Counter(slot.agent for slot in self._slots.values())
+        return {agent: most - live[agent] for agent, most in self._per_agent.items()}
+
+    def _with_room(self, agents: Sequence[str]) -> list[str]:
+        room = self._rooms()
+        return [agent for agent in agents if room.get(agent, 1) > 0]
+
     async def _claim(self, agents: Sequence[str], limit: int) -> list[tuple[Claimed, ClaimedRun]]:
         runtime = self._runtime
-        live = Counter(slot.agent for slot in self._slots.values())
-        room = {agent: most - live[agent] for agent, most in self._per_agent.items()}
         since = runtime.clock.monotonic()
         claimed = await asyncio.to_thread(
             runtime.store.claim,
@@ -241,8 +245,8 @@ class Worker:
             now_us=runtime.clock.now_us(),
             seconds=self._lease_seconds,
             limit=limit,
-            agents=[agent for agent in agents if room.get(agent, 1) > 0],
-            room=room,
+            agents=self._with_room(agents),
+            room=self._rooms(),
         )
         if self._draining:
             # The worker was stopped during the poll: release the claimed runs to others.
