@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # Two pips at once in one environment would trip over each other.
 .NOTPARALLEL:
-.PHONY: help demo test test-rest test-all test-neighbours lint-neighbours soak bench lint clean programs
+.PHONY: help demo test test-rest test-all test-neighbours lint-neighbours soak bench docs lint clean programs
 
 help:  ## print these lines
 	@awk -F ':.*## *' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -55,6 +55,15 @@ soak: $(VENV)/has-test  ## kill and freeze workers, tell random stories (STORY_S
 
 bench: $(VENV)/has-bench  ## measure, side by side with raw stores and peers, in one run
 	@$(PY) -m bench
+
+docs: $(VENV)/has-docs build/mermaid.min.js  ## build the documentation site in build/site; a warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+	@echo "built build/site/index.html"
+
+# Drawings are made in the reader's browser, by a script that the site serves itself.
+build/mermaid.min.js: | $(VENV)/has-docs
+	@mkdir -p build && cd build && ../$(VENV)/bin/npm pack --silent mermaid@11 >/dev/null \
+	  && tar xzf mermaid-11*.tgz --strip-components=2 package/dist/mermaid.min.js && rm mermaid-11*.tgz && touch mermaid.min.js
 
 # The test group is here too, because what src/killick/testing imports has to be found to be checked.
 # pyright's own question to npm, whether it is the newest, is left out: nothing here needs the network.

@@ -1,78 +1,108 @@
-"""Writes docs/command-line.md from the commands themselves: `python tests/command_reference.py`. Knows none of them."""
+"""Writes docs/command-line.md from the commands: `python tests/command_reference.py`. Knows none of them."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from inspect import cleandoc
 from pathlib import Path
 from typing import Final
 
 import click
 
-from killick.cli.apps import SETTINGS
 from killick.cli.exit_codes import Exit
-from killick.cli.main import VARIABLES, killick
+from killick.cli.main import killick
 
 PAGE: Final = Path("docs/command-line.md")
+
+COMMON_MIN: Final = 3
+"""An option that so many commands take, with the same text, is described once."""
 
 _OPENING: Final = """\
 # The command line
 
-This page is written by `tests/command_reference.py` from the commands themselves.
+This page is written by `tests/command_reference.py` from the commands. `killick COMMAND --help` prints the same.
 
-`killick COMMAND --help` says what is here. Where a command prints data, `--json` prints it for programs. Remarks and
-errors go to stderr, so that a pipe carries data alone. A mistake is told in one line that names the next move.
+Data goes to stdout, remarks and errors to stderr. An error is one line that names the next move.
 
-VALUES are written as JSON, or as text where they are no JSON. `@FILE` is what is in a file, `-` what comes on stdin,
-and `@@` begins a text with @. TIMES are how long ago (`90s`, `2h`, `3d`), a day (`2026-11-14`) or a moment
-(`2026-11-14T09:30`).
+A VALUE is JSON, or else text. `@FILE` reads a file, `-` reads stdin, and `@@` begins text with `@`. A TIME or WHEN is
+an age (`90s`, `2h`, `3d`), a day (`2026-11-14`) or a moment (`2026-11-14T09:30`).
+
+Variables and `[tool.killick]` are in [settings](reference/settings.md).
 """
 
-_SETTINGS: Final = """\
-## Settings
-
-The nearest `pyproject.toml` that has a table `[tool.killick]`, from the current folder upwards, says where things are:
-
-```toml
-[tool.killick]
-app = "claims.agents"
-store = "killick.db"
-```
-"""
+Row = tuple[str, str]
 
 
 def page() -> str:
     """The whole page."""
     context = click.Context(killick, info_name="killick")
-    parts = [_OPENING]
-    for name in killick.list_commands(context):
-        try:
-            found = killick.get_command(context, name)
-        except ImportError:
-            continue
-        if found is not None:
-            parts += _command(found, click.Context(found, info_name=name, parent=context), "##")
+    commands = list(_commands(killick, context))
+    common = _common(commands)
+    parts = [_OPENING, *_shared(common)]
+    for command, below in commands:
+        parts += _command(command, below, {*common})
     return "\n".join([*parts, *_ending()])
 
 
-def _command(command: click.Command, context: click.Context, mark: str) -> Iterator[str]:
+def _commands(group: click.Group, context: click.Context) -> Iterator[tuple[click.Command, click.Context]]:
+    """Every command that is there, each group before its commands."""
+    for name in group.list_commands(context):
+        try:
+            found = group.get_command(context, name)
+        except ImportError:
+            continue
+        if found is not None:
+            below = click.Context(found, info_name=name, parent=context)
+            yield found, below
+            if isinstance(found, click.Group):
+                yield from _commands(found, below)
+
+
+def _options(command: click.Command, context: click.Context) -> Iterator[Row]:
+    records = [option.get_help_record(context) for option in command.params if isinstance(option, click.Option)]
+    yield from ((_cell(names), _cell(line)) for names, line in filter(None, records))
+
+
+def _common(commands: list[tuple[click.Command, click.Context]]) -> dict[Row, list[str]]:
+    """The options that several commands share, with the commands."""
+    taken: dict[Row, list[str]] = {}
+    for command, context in commands:
+        for row in _options(command, context):
+            taken.setdefault(row, []).append(context.command_path.removeprefix("killick "))
+    return {row: paths for row, paths in taken.items() if len(paths) >= COMMON_MIN}
+
+
+def _shared(common: dict[Row, list[str]]) -> Iterator[str]:
+    """The options of many commands, then those of each set of commands that shares some."""
+    sets: dict[tuple[str, ...], list[Row]] = {}
+    for row, paths in common.items():
+        sets.setdefault(tuple(paths) if len(paths) <= EVERYWHERE_MIN else (), []).append(row)
+    yield "## Common options\n"
+    yield "Commands take these where they apply. They are not repeated below; `--help` lists all options.\n"
+    for paths, rows in sorted(sets.items()):
+        if paths:
+            yield f"Options of {', '.join(f'`{path}`' for path in paths)}:\n"
+        yield _listed(rows)
+
+
+EVERYWHERE_MIN: Final = 8
+"""An option of more commands is listed without their names."""
+
+
+def _command(command: click.Command, context: click.Context, common: set[Row]) -> Iterator[str]:
     prose, examples = told(command)
-    yield f"{mark} {context.command_path}\n"
+    yield f"{'#' * (context.command_path.count(' ') + 1)} {context.command_path}\n"
     yield from (f"{paragraph}\n" for paragraph in prose)
+    arguments = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
     if examples:
         yield _block("sh", examples)
-    yield _block("text", [" ".join([context.command_path, *command.collect_usage_pieces(context)])])
-    records = [option.get_help_record(context) for option in command.params if isinstance(option, click.Option)]
-    rows = [f"| `{_cell(names)}` | {_cell(line)} |" for names, line in filter(None, records)]
+    rows = [row for row in _options(command, context) if row not in common]
+    if arguments and not isinstance(command, click.Group):
+        yield f"Usage: `{' '.join([context.command_path, *arguments])}`\n"
     if rows:
-        yield "\n".join(["| option | |", "|---|---|", *rows, ""])
-    if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            inner = command.get_command(context, name)
-            if inner is not None:
-                yield from _command(inner, click.Context(inner, info_name=name, parent=context), f"{mark}#")
+        yield _listed(rows)
 
 
 def told(command: click.Command) -> tuple[list[str], list[str]]:
@@ -91,12 +121,10 @@ def told(command: click.Command) -> tuple[list[str], list[str]]:
 def _ending() -> Iterator[str]:
     yield "## Exit codes\n"
     yield "\n".join(["| code | |", "|---|---|", *(f"| {code.value} | {code.means} |" for code in Exit), ""])
-    yield "## Environment\n"
-    yield "\n".join(
-        ["| variable | |", "|---|---|", *(f"| `{name}` | {line} |" for name, line in VARIABLES.items()), ""]
-    )
-    yield _SETTINGS
-    yield "\n".join(["| entry | |", "|---|---|", *(f"| `{name}` | {line} |" for name, line in SETTINGS.items()), ""])
+
+
+def _listed(rows: Iterable[Row]) -> str:
+    return "\n".join([*(f"- `{names}`: {line}" for names, line in rows), ""])
 
 
 def _block(kind: str, lines: list[str]) -> str:
@@ -104,7 +132,7 @@ def _block(kind: str, lines: list[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    return re.sub(r"(?:; )?x>=?\d(?=\])", "", " ".join(text.split())).replace(" []", "")
 
 
 def main() -> int:

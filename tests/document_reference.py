@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from inspect import getdoc
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,32 +20,32 @@ from killick.web.handlers.step_detail import StepDetail
 PAGE: Final = Path("docs/json.md")
 
 _OPENING: Final = f"""\
-# Documents in JSON
+# JSON documents
 
-This page is written by `tests/document_reference.py` from the types of the documents.
+`tests/document_reference.py` writes this page from the types.
 
-`--json` of the command line, the HTTP API and webhooks have one schema. Its version is {documents.SCHEMA_VERSION}. It
-changes when a field changes its name, its type or its meaning; a new field does not change it.
+The command line (`--json`), the HTTP API and webhooks share one schema. Its version is {documents.SCHEMA_VERSION}.
+A new field does not change the version; a changed name, type or meaning does.
 
-- A time is RFC 3339 in UTC, always with microseconds: `2026-11-17T01:47:40.123456Z`. As texts they sort in their order.
-- A duration is in seconds, in a field `…_seconds`.
-- Money is in millionths of a US dollar, in a field `…_micros`.
+- Times are RFC 3339 in UTC with microseconds, `2026-11-17T01:47:40.123456Z`, and sort as text.
+- `…_seconds` is a duration in seconds; `…_micros` is money in millionths of a US dollar.
 - A document about a run has its `id`. A document that refers to a run has `run`; so do `step` and `wait`.
-- A field is always there. Where there is nothing to say it is `null`, or an empty list.
-- *any* is a value of an agent, as it is in the log. The `fields` of an event are as [Events](events.md) has them: the
-  log's own format, with times in microseconds since 1970.
+- Every field is present; an empty one is `null` or an empty list.
+- *any* is a value of the agent, as in the log. `fields` of an event are as in [Events](events.md): the log's own
+  format, with times in microseconds since 1970.
 
-| what | the command line | the HTTP API |
+| | command line | HTTP API, after `/api/v1` |
 |---|---|---|
-| a run of a listing | `killick ps --json` | `GET /runs` |
-| a run | `killick show RUN --json` | `GET /runs/{{run}}` |
-| a step | in `entries` of `killick show RUN --json` | `GET /runs/{{run}}/steps/{{step}}` |
-| an open wait | `killick inbox --json` | `GET /inbox` |
-| an event | `killick show RUN --log --json` | `GET /runs/{{run}}/events`, `GET /runs/{{run}}/follow`, webhooks |
-| a trigger | `killick trigger list --json` | `GET /triggers` |
+| a list of runs | `killick ps --json`: [ListedRun](#listedrun) | `GET /runs`: [RunSummary](#runsummary) |
+| a run | `killick show RUN --json`: [RunTimeline](#runtimeline) | `GET /runs/{{run}}`: [RunDetail](#rundetail) |
+| a step | `entries` of a run: [TimelineStep](#timelinestep) | `GET /runs/{{run}}/steps/{{step}}`: \
+[StepDetail](#stepdetail) |
+| open questions | `killick inbox --json`: [CommandQuestion](#commandquestion) | `GET /inbox`: [Question](#question) |
+| an event | `killick show RUN --log --json`: [Event](#event) | `GET /runs/{{run}}/events`, `GET /runs/{{run}}/follow` |
+| triggers | `killick trigger list --json`: [Trigger](#trigger) | `GET /triggers` |
 
 A webhook has the fields of an event, and `version`, `id` (its idempotency key), `agent`, `because` and `left_out`; see
-[Hooks](hooks.md). The API has further documents: `GET /api/v1/openapi.json` has the schema of each.
+[Hooks](hooks.md). `GET /api/v1/openapi.json` has the schema of these and of the API's other documents.
 """
 
 _OURS: Final = ("killick.presenting", "killick.web", "killick.cli", "killick.model.events")
@@ -65,14 +64,27 @@ def page() -> str:
 
 def _sections() -> Iterator[str]:
     _, components = schemas(_SHOWN, "#{name}")
-    for name in sorted(components):
-        kind = next((each for each in _types() if each.__name__ == name and each.__module__.startswith(_OURS)), None)
-        if kind is None or "properties" not in components[name]:
-            continue
-        about = " ".join((getdoc(kind) or "").partition("\n\n    ")[0].split("\n\n")[0].split())
-        yield f"## {name}\n\n{about}\n\n| field | type |\n|---|---|"
-        yield from (f"| `{field}` | {_type(made)} |" for field, made in components[name]["properties"].items())
-        yield ""
+    shown = {each.__name__: each for each in _SHOWN}
+    kinds = {each.__name__: each for each in _types() if each.__module__.startswith(_OURS)} | shown
+    for title, names in (("Documents", shown), ("Parts of documents", sorted(components.keys() - shown.keys()))):
+        yield f"## {title}\n"
+        for name in names:
+            if name in kinds and "properties" in components[name]:
+                yield from _section(kinds[name], components)
+
+
+def _section(kind: type[msgspec.Struct], components: dict[str, Any]) -> Iterator[str]:
+    """One type: the fields that it adds to the document that it extends."""
+    fields = components[kind.__name__]["properties"]
+    above = next((each.__name__ for each in kind.__mro__[1:] if each.__name__ in components), None)
+    known = components[above]["properties"] if above else {}
+    about = " ".join((kind.__doc__ or "").split("\n\n")[0].split())
+    extends = f"All fields of [{above}](#{above.lower()}), and:" if above else ""
+    yield f"### {kind.__name__}\n"
+    yield from (f"{text}\n" for text in (about, extends) if text)
+    yield "| field | type |\n|---|---|"
+    yield from (f"| `{field}` | {_type(made)} |" for field, made in fields.items() if known.get(field) != made)
+    yield ""
 
 
 def _types() -> list[type[msgspec.Struct]]:
@@ -95,10 +107,10 @@ def _type(schema: dict[str, Any]) -> str:
     if schema.get("format") == "date-time":
         return "time"
     return {
-        "string": "text",
+        "string": "string",
         "integer": "integer",
         "number": "number",
-        "boolean": "true or false",
+        "boolean": "boolean",
         "object": "object",
     }.get(str(schema.get("type")), str(schema.get("type", "*any*")))
 

@@ -45,10 +45,15 @@ Condition: TypeAlias = Callable[[], Any] | Callable[[], Awaitable[Any]]
 
 
 class Firing(msgspec.Struct, frozen=True, kw_only=True):
-    """One time that a trigger starts a run: what its input is made from.
+    """One firing of a trigger, from which a function makes the input.
 
-    `due` is when it was wanted, in the trigger's own time zone; `body` is that of the event, `value` what the
-    condition returned.
+    trigger  the name of the trigger
+    number   the number of the firing, from 1
+    due      when it was due, in the trigger's time zone
+    at       when it fired
+    run      the id of the run that it starts
+    body     the body of the event
+    value    the value of the condition
     """
 
     trigger: str
@@ -61,7 +66,7 @@ class Firing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Previous(msgspec.Struct, frozen=True, kw_only=True):
-    """The run that the firing before started, in its current state."""
+    """The run of the firing before: its id, its current status and its result."""
 
     id: str
     status: str
@@ -69,7 +74,20 @@ class Previous(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TriggerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a trigger is. `status` is that of its last `run`; `declared` says whether this process declares it."""
+    """The current state of a trigger.
+
+    name, agent  the trigger, and the agent that it starts
+    sort, what   "cron", "every", "when" or "event"; and the expression, interval, condition or event
+    next_us      when it is due next, in microseconds since the epoch
+    last_us      when it fired last
+    fired        the number of firings
+    queued       the number of firings that wait for the run before
+    holds        whether its condition holds
+    paused       whether it is paused
+    run, status  its last run, and the status of that run
+    declared     whether this process declares it
+    is_set       whether a worker has taken it up
+    """
 
     name: str
     sort: str
@@ -214,11 +232,17 @@ def cron(
     priority: int | None = None,
     tags: Sequence[str] = (),
 ) -> Trigger:
-    """Start an agent at the times of a cron expression, read in a time zone.
+    """Starts an agent at the times of a cron expression. Raises DeclarationRefused.
 
-    missed    what becomes of times at which no worker ran: "skip", make up for them "once", or "all" of them
-    overlap   what happens while the run before has not ended: "skip" it, "queue" it, "cancel" the run before, "allow"
-    input     a value, or a function of the Firing, or of the Firing and the Previous run
+    expression  five fields, such as "0 9 * * mon-fri"
+    agent       the agent
+    tz          the time zone of the expression, such as "Europe/Oslo"
+    input       a value, or a function of the Firing, or of the Firing and the Previous run
+    missed      for times at which no worker ran: "skip" them, make up for them "once", or for "all"
+    overlap     while the run before has not ended: "skip" the firing, "queue" it, "cancel" that run, or "allow" both
+    name        the name of the trigger, after which its runs are named; by default the agent's name
+
+        killick.triggers.cron("0 9 * * mon-fri", report, tz="Europe/Oslo")
     """
     called = _called(name, agent)
     _check_zone(called, tz)
@@ -244,7 +268,13 @@ def every(
     priority: int | None = None,
     tags: Sequence[str] = (),
 ) -> Trigger:
-    """Start an agent again and again, first when so much time has passed. Options as of `cron`."""
+    """Starts an agent at intervals, first after one interval. The other options are those of `cron`. Raises
+    DeclarationRefused.
+
+    interval  the interval, at least 0.1 s
+
+        killick.triggers.every("15m", sync, overlap="queue")
+    """
     called = _called(name, agent)
     length = _interval(called, interval)
     what = interval if isinstance(interval, str) else f"{length:g} s"
@@ -263,10 +293,14 @@ def when(
     priority: int | None = None,
     tags: Sequence[str] = (),
 ) -> Trigger:
-    """Start an agent when a condition begins to hold. One worker looks, again and again after the interval.
+    """Starts an agent when a condition becomes true. One worker evaluates it. The other options are those of `cron`.
+    Raises DeclarationRefused.
 
-    The condition is a function without arguments, plain or async. Options as of `cron`; without an input the agent
-    is given what the condition returned.
+    condition  a function without arguments, plain or async
+    every      how often it is evaluated
+    input      as for `cron`; by default the value of the condition
+
+        killick.triggers.when(has_mail, triage, every="1m")
     """
     called = _called(name, agent)
     if not callable(condition) or _parameters(condition)[0] != 0:
@@ -286,9 +320,13 @@ def on_event(
     priority: int | None = None,
     tags: Sequence[str] = (),
 ) -> Trigger:
-    """Start an agent for every event of a name that is published. Options as of `cron`.
+    """Starts an agent for every published event of a name. The other options are those of `cron`. Raises
+    DeclarationRefused.
 
-    Each event starts a run of its own; without an input the agent is given the event's body.
+    event  the name, as in `kd.publish(name)`
+    input  as for `cron`; by default the body of the event
+
+        killick.triggers.on_event("order.created", ship)
     """
     called = _called(name, agent)
     if not isinstance(event, str) or not event or event.startswith("killick."):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -225,5 +225,5 @@ def test_a_proof_grows_with_log_n(events: int, bytes_max: int) -> None:
 
 def test_a_proof_is_the_file_that_is_documented() -> None:
     fields = {field.name for field in msgspec.structs.fields(Proof)}
-    page = (Path(__file__).parents[2] / "docs" / "proof.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "file-formats.md").read_text(encoding="utf-8")
     assert {name for name in fields if f"`{name}`" not in page} == set()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import uvicorn
-from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, ViewportSize, expect, sync_playwright
 
 from killick.client.client import Client
 from killick.web.app import asgi
@@ -23,7 +23,7 @@ FLAGS: Final = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-WAIT_MS: Final = 10_000
+WAIT_MS: Final = 60_000
 START_SECONDS: Final = 300
 SHOTS: Final = Path(__file__).resolve().parents[2] / "docs" / "images"
 
@@ -87,6 +87,7 @@ class Watched:
             reduced_motion="reduce",
         )  # fmt: skip
         self.context.set_default_timeout(WAIT_MS)
+        expect.set_options(timeout=WAIT_MS)
         self.context.on("page", self._watch)
         self.page: Page = self.context.new_page()
 

@@ -239,7 +239,8 @@ def test_a_fork_from_a_place_in_time_with_another_output_is_compared_with_its_pa
         dialog = page.get_by_role("dialog")
         expect(dialog).to_be_visible()
         dialog.get_by_text("Another output of a step").click()
-        dialog.get_by_label("Step", exact=True).fill("2")
+        expect(dialog.get_by_role("combobox", name="Step", exact=True)).to_have_value("2")
+        expect(dialog.get_by_label(re.compile("^Its output"))).to_have_value(re.compile('"deductible": 150'))
         dialog.get_by_label(re.compile("^Its output")).fill('{"covers": [], "limit": 0}')
         dialog.get_by_text("Model, id").click()
         dialog.get_by_label(re.compile("^Id of the fork")).fill("what-if")
@@ -247,7 +248,7 @@ def test_a_fork_from_a_place_in_time_with_another_output_is_compared_with_its_pa
         dialog.get_by_role("button", name="Fork", exact=True).click()
         page.wait_for_url("**/runs/what-if")
         assert kd.runtime.log.head("what-if").parent == "claim-17"
-        page = window.goto("/compare?a=claim-17&b=what-if")
+        page.get_by_role("link", name="Compare with parent").click()
         expect(page.locator("main")).to_contain_text("what-if")
         expect(page.get_by_text("another output").first).to_be_visible()
 

@@ -119,3 +119,17 @@ def test_the_dialog_for_many_runs_names_each_of_them(kd: Client, watch: Watch) -
         dialog = page.get_by_role("dialog")
         expect(dialog.locator("[data-will] b")).to_have_text(["sub-acme", "claim-17"])
         expect(dialog.locator("[data-will] li.not")).to_contain_text("claim-17: ")
+
+
+def test_the_reason_or_result_of_a_run_has_the_most_room_and_its_start_and_duration_are_there(
+    kd: Client, watch: Watch
+) -> None:
+    office.CLOCK.advance(3_600)
+    kd.fork("claim-17", at="2:after", id="claim-17-if", by="max")
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/runs")
+        widths = {th.inner_text(): (th.bounding_box() or {})["width"] for th in page.locator(".runs th").all()}
+        assert max(widths, key=lambda name: widths[name]) == "Waits for, error or result"
+        ended = page.locator("tr", has=page.get_by_role("checkbox", name="Choose claim-17", exact=True))
+        expect(ended.locator(".took")).to_have_text("10.0 s")
+        expect(page.get_by_role("row", name="sub-acme").locator(".took")).to_contain_text("so far")

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import killick
 from engine.killing import Life, live
-from killick.errors import RunBusy
+from killick.errors import LeaseLost, RunBusy
 from killick.model import events as e
 
 MANY: Final = killick.Retry(attempts=200, first=0.002, max=0.01)
@@ -171,7 +171,7 @@ def ran(kd: killick.Client, run: str) -> list[Row]:
     while True:
         try:
             return kd.run(teller, id=run)
-        except RunBusy:
+        except (RunBusy, LeaseLost):
             time.sleep(0.01)
 
 

@@ -218,7 +218,7 @@ def test_files_are_brought_back_without_blocking_the_loop(kd: killick.Client, ru
     assert Path("fix.shop/src/app.py").read_text() == AFTER
     with workspace_files.by_id(kd.runtime.log, run, str(done.before)) as found:
         assert "README.md" not in names(found.listing())
-    with pytest.raises(WorkspaceRefused, match=r"fix: give either a position or a snapshot to restore"):
+    with pytest.raises(WorkspaceRefused, match=r"fix: name a position or a snapshot to restore"):
         kd.restore(run)
     kd.answer(run, "approve", by="mia")
     assert kd.run(files_agent, id=run) == "done"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,12 @@ import pytest
 from pages import ROOT, run, run_page
 
 
-def try_page(name: str, tmp_path: Path) -> None:
-    """Do what docs/neighbours/NAME.md shows."""
+def try_page(name: str, tmp_path: Path, ports: Mapping[int, int] | None = None) -> None:
+    """Do what docs/neighbours/NAME.md shows, with other ports in place of those on the page."""
     page = ROOT / "docs" / "neighbours" / f"{name}.md"
-    wrong = [f"{page.name}:{each.number}: {each.what}" for each in run_page(page.read_text(encoding="utf-8"), tmp_path)]
+    used = {str(shown): str(port) for shown, port in (ports or {}).items()}
+    text = re.sub(r"(?<=:)\d+\b", lambda found: used.get(found[0], found[0]), page.read_text(encoding="utf-8"))
+    wrong = [f"{page.name}:{each.number}: {each.what}" for each in run_page(text, tmp_path)]
     if wrong:
         pytest.fail("\n\n".join(wrong), pytrace=False)
 

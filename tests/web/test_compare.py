@@ -109,6 +109,30 @@ def test_a_run_is_compared_with_itself_then_and_now(web: TestClient) -> None:
     assert refused.status_code == 404
 
 
+def test_a_run_is_compared_with_itself_at_two_places_the_earlier_first(web: TestClient) -> None:
+    found = compared(web, a="r", b="r", at="1:after", to="3:before")
+    assert {change["step"] for change in found["changes"] if change["part"] == "outputs"} == {"2.1.1", "2.2.1", "2"}
+    assert not any(change["part"] == "decisions" for change in found["changes"])
+    turned = compared(web, a="r", b="r", at="3:before", to="1:after")
+    assert (turned["at"], turned["to"], turned["changes"]) == ("1:after", "3:before", found["changes"])
+    assert [each["step"] for each in found["steps"]] == ["1", "2", "3", "4", "5"]
+
+
+def test_without_a_run_the_latest_are_offered(web: TestClient) -> None:
+    assert {each["run"] for each in compared(web)["related"]} == {"r", "f", "other"}
+
+
+def test_a_fork_with_an_output_that_was_shown_redacted_has_what_is_on_record_there(kd: killick.Client) -> None:
+    access = Identified(kd, lambda request: ("ann", "admin"))
+    with TestClient(asgi(kd, access=access, redact=("email",))) as web:
+        output = web.get("/api/v1/runs/r/steps/1").json()["output"]
+        assert output["email"] != "ann@example.org"
+        body = {"at": "1:after", "id": "shown", "output": {"1": output | {"n": 9}}}
+        web.post("/api/v1/runs/r/fork", json=body, headers={"Authorization": "Bearer mine"}).raise_for_status()
+    first = kd.state("shown").outputs["1"]
+    assert (first["n"], first["email"]) == (9, "ann@example.org")
+
+
 def test_a_run_that_is_not_there_is_said_to_be_unknown(web: TestClient) -> None:
     for address in ("/compare", "/api/v1/compare"):
         answer = web.get(address, params={"a": "r", "b": "nobody"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 from xml.etree import ElementTree
@@ -11,7 +12,7 @@ from starlette.testclient import TestClient
 
 import killick
 from families import Family, claim
-from killick.history.graph.graph import family
+from killick.history.graph.graph import Lane, family
 from killick.history.graph.svg import svg
 from killick.history.graph.text import outline
 from killick.history.graph.truncation import HEAD, LONG, TAIL
@@ -127,6 +128,25 @@ def shown(log: Log, run: str = "r") -> dict[str, list[str]]:
         f"{lane.run} {lane.sort}": [f"({node.folded})" if node.folded else node.number for node in lane.nodes]
         for lane in family(log, run).lanes
     }
+
+
+def test_what_is_folded_is_a_link_to_its_first_step() -> None:
+    told, _ = long(1_000)
+
+    def link_to(lane: Lane, step: str | None) -> str:
+        return f"{lane.run}/{step}"
+
+    drawn = svg(family(told.log, "r"), link_to=link_to)
+    assert re.search(
+        rf'<a href="r/{HEAD + 1}" [^>]*><text [^>]*><tspan class="quiet">… {1_000 - HEAD - TAIL} steps', drawn
+    )
+    short = Family()
+    short.start()
+    short.steps("r", 1, 40)
+    assert re.search(
+        r'<a href="r/3" [^>]*><text [^>]*><tspan class="quiet">… \d+ steps',
+        svg(family(short.log, "r"), link_to=link_to),
+    )
 
 
 @pytest.mark.slow

@@ -710,3 +710,31 @@ def test_two_hooks_of_one_name_are_refused_and_one_that_is_declared_again_is_not
         killick.on("run.failed", name="one")(second_hook)
     listening("two")
     assert listening("two") is not None
+
+
+def test_a_store_that_fails_while_a_hook_reads_its_event_uses_up_no_attempt(
+    kd: killick.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[Any] = []
+
+    @killick.on("run.completed", name="reads", retry=killick.Retry(attempts=1))
+    def reads(event: HookEvent) -> None:
+        heard.append(event.data["result"])
+
+    ensure(kd.runtime.engine)
+    kd.run(works, 7, id="run-7")
+    failing = StoreUnavailable(kd.runtime.store.place, "failed on purpose")
+    data = kd.runtime.log.data
+
+    def broken(run: str, seq: int) -> Any:
+        if run == "run-7":
+            raise failing
+        return data(run, seq)
+
+    monkeypatch.setattr(kd.runtime.log, "data", broken)
+    with pytest.raises(StoreUnavailable):
+        attended(kd, "reads")
+    monkeypatch.undo()
+    attended(kd, "reads")
+    assert heard == [7]
+    assert kinds_of(kd, "hook:reads")[2:] == ["hook.called"]

@@ -22,6 +22,7 @@ from killick.engine.execution import Branch
 from killick.engine.steps.waits import until_time
 from killick.errors import AgentUnknown
 from killick.model import events as e
+from killick.workers.worker import Worker
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -552,3 +553,33 @@ def test_a_killed_workers_run_is_taken_over_after_a_moment_and_goes_on_at_its_st
     made = (folder / "marks").read_text().split()
     # The step that was open when it died may have been made twice, under one key; no other was.
     assert (sorted(set(made)), len(made) <= len(words) + 1) == (words, True)
+
+
+@on_loop
+async def test_a_worker_does_not_spin_while_runs_of_a_full_agent_are_due(
+    kd: killick.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+
+    @killick.agent(name="worker_full")
+    async def full(run: killick.Run) -> None:
+        await run.call(gate.tool, run.id)
+
+    for number in range(3):
+        kd.start(full, id=f"full-{number}")
+    asked: list[Any] = []
+    soonest_us = kd.runtime.store.soonest_us
+
+    def counted(*, agents: Any) -> int | None:
+        asked.append(agents)
+        return soonest_us(agents=agents)
+
+    monkeypatch.setattr(kd.runtime.store, "soonest_us", counted)
+    async with Worker(kd.runtime, per_agent={"worker_full": 1}, poll_seconds=0.01):
+        await until(lambda: len(gate.calls) == 1)
+        asked.clear()
+        await until(lambda: len(asked) > 2)
+        gate.open.set()
+        while_full = [*asked][:3]
+        await until(lambda: len(gate.calls) == 3)
+    assert not any("worker_full" in agents for agents in while_full)

@@ -149,13 +149,14 @@ class FrameworkState:
                 log.append(entries, None)
 
     def forget(self, id: str, *more: str) -> None:  # noqa: A002
-        """Removes some ids from the store with all their values, unless shared."""
+        """Removes some ids from the store with all their values, unless shared, and from its write-ahead log."""
         for each in (id, *more):
             log = self.log(each)
             with log.lock:
                 log.forget()
         while self.client.runtime.store.sweep():
             pass
+        self.client.runtime.store.purge()
 
     def ids(self) -> Iterator[str]:
         """Returns every id with entries, the newest first."""

@@ -68,12 +68,12 @@ _PARAMS: Final[ContextVar[Any]] = ContextVar("killick_pydantic_ai_params", defau
 class KillickDurability(BaseDurabilityCapability[AgentDepsT]):
     """Makes a Pydantic AI agent durable inside a Killick host; elsewhere it changes nothing.
 
-    assistant = Agent("openai:gpt-5", name="assistant", capabilities=[KillickDurability()])
+        assistant = Agent("openai:gpt-5", name="assistant", capabilities=[KillickDurability()])
 
-    @killick.agent
-    async def helping(run: killick.Run, wish: str) -> str:
-        async with run.hosting():
-            return (await assistant.run(wish)).output
+        @killick.agent
+        async def helping(run: killick.Run, wish: str) -> str:
+            async with run.hosting():
+                return (await assistant.run(wish)).output
 
     tools       options by tool name, as for `killick.tool`. Others run at most once, unless an MCP server's hints say
                 otherwise. `False`: no step, for a tool that only runs another durable agent. Also as a tool's

@@ -46,11 +46,13 @@ _OURS: ContextVar[list[KillickError] | None] = ContextVar("killick_durable", def
 
 
 def durable(client: C) -> C:
-    """A client of `openai` or `anthropic`, blocking or async, whose calls inside a run are recorded.
+    """Returns a client of `openai` or `anthropic`, blocking or async, whose calls inside a run are recorded.
 
-    In an agent's own code a call is a step, as with `run.model`: recorded verbatim, with usage, retried by the run's
-    policy, and never repeated on replay. Inside a host it is a call of the host. Inside a tool, and outside a run, it
-    works as usual. The given client is not changed.
+    client  the client, which is not changed
+
+    In agent code a call is a step, as with `run.model`: recorded verbatim, retried by the run's policy, and never
+    repeated on replay. Inside a host it is a call of the host. Inside a tool, and outside a run, it works as usual.
+    Raises DeclarationRefused for other clients.
     """
     http: Any = getattr(client, "_client", None)
     copy: Any = getattr(client, "copy", None)

@@ -93,12 +93,12 @@ class _Common(Generic[C]):
 
     @property
     def parent(self) -> str | None:
-        """The run that spawned this one."""
+        """The id of the run that spawned this one, or None."""
         return self._execution.log.fold.facts.parent
 
     @property
     def workspace(self) -> Path:
-        """The folder that the run works in. Tools receive it by a parameter with the default `killick.WORKSPACE`."""
+        """The folder of the run. Raises WorkspaceRefused if the agent declares no workspace."""
         folder = self._execution.folder
         if folder is None:
             told = "has no folder to work in; declare one: @killick.agent(workspace=…)"
@@ -121,24 +121,27 @@ class _Common(Generic[C]):
         return self._execution.received
 
     def hosting(self) -> ExternalSteps:
-        """`async with run.hosting() as host`, or `with`: a framework's own loop runs in the block; its calls go through
-        the host."""
+        """Gives a `Host` in `async with run.hosting() as host`, or in `with`: the calls of a framework's own loop in
+        the block go through the host."""
         return ExternalSteps(self._execution, self._paged)
 
     def now(self) -> datetime:
-        """The current time; on replay, the recorded one."""
+        """Returns the current time in UTC; on replay, the recorded time."""
         return self._drawn(facts.now)
 
     def uuid(self) -> UUID:
-        """A new UUID, the same on replay."""
+        """Returns a new UUID, the same on replay."""
         return self._drawn(facts.uuid)
 
     def random(self) -> float:
-        """A random number in [0, 1), the same on replay."""
+        """Returns a random number in [0, 1), the same on replay."""
         return self._drawn(facts.random)
 
     def patched(self, name: str) -> bool:
-        """Whether new code may run here: False for runs whose log passed this point before the code was added."""
+        """Returns whether new code may run here: False for a run that passed this point before the code was added.
+
+        name  the name of the change, unique in the agent
+        """
         return self._drawn(partial(facts.patched, name=name))
 
     def _paged(self, do: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any) -> Any:
@@ -171,17 +174,21 @@ async def _proposed(ex: Execution, branch: Branch, intent: Intent) -> Proposed[A
 
 
 class Run(_Common[C]):
-    """An agent's run, for `async def` agents."""
+    """The run of an `async def` agent. Its steps are recorded, and replayed when the run resumes."""
 
     def call(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Step[T]:
-        """Calls a tool as a step."""
+        """Calls a tool as a step and returns its result. On replay, the recorded result is returned. Raises StepFailed
+        if the tool failed, Rejected if a contract or an approver rejected the call.
+
+            receipt = await run.call(charge, card, 1_200)
+        """
         self._execution.context.refuse_changed()
         step = call_tool(self._execution, tool, *self._bind(tool, args, kwargs))
         self._execution.inert_steps.add(step, f"run.call({tool.name}, …)", sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
         return step
 
     def propose(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Step[Proposed[T]]:
-        """Proposes a call to a person, who may approve, edit or reject it, or respond in its place."""
+        """Proposes a call to a person, who approves, edits or rejects it, or responds instead. Raises StepFailed."""
         return self._steps(_proposed, self._call(tool, args, kwargs))
 
     @overload
@@ -189,33 +196,56 @@ class Run(_Common[C]):
     @overload
     def model(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Step[T]: ...
     def model(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Step[Any]:
-        """Calls a model: recorded verbatim, with usage and reasoning, and never called again on replay."""
+        """Calls a model as a step: recorded verbatim, with usage and reasoning, and never called again on replay.
+        Raises StepFailed, Rejected if a budget of the contract is spent.
+
+        fn  the function to call, such as `client.messages.create`
+        """
         return self._steps(execute_step, model_intent(fn, args, kwargs))
 
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """Calls a model and streams its reply; recorded as a whole, and one chunk on replay."""
+        """Calls a model and yields the chunks of its reply. The reply is recorded as a whole; a replay yields it as one
+        chunk."""
         return streams.stream(self._execution, model_intent(fn, args, kwargs))
 
     def fit(
         self, window: Window, messages: Sequence[Any], tools: Sequence[Any] = (), *, system: Any = None
     ) -> Step[Sent]:  # fmt: skip
-        """The part of a history that fits the window: decided once, recorded, and the same on replay."""
+        """Returns the part of a history that fits the window: decided once, recorded, and the same on replay.
+
+        window    the Window
+        messages  the full history, in the provider's form
+        tools     the schemas of the tools
+        system    the system prompt
+        """
         return self._paged(context_window.fit, window, messages, tools, system)
 
     async def dispatch(self, tools: Toolset, reply: Any, *, window: Window | None = None) -> list[dict[str, Any]]:
-        """Executes the tool calls of a model's reply and records each as a decision; returns the answers. Calls that
-        `window` can answer itself are not executed."""
+        """Executes the tool calls of a model's reply and records each as a decision. Returns the answers as messages.
+
+        tools   the tools that the model may call
+        reply   the model's reply, of any provider
+        window  a Window, which answers the calls that it can answer itself
+        """
         return await dispatch(self, tools, reply, window=window)
 
     def decided(
         self, question: str, choice: T, *, options: Sequence[Any] | None = None, because: str | None = None,
         by: str = "agent",
     ) -> Step[T]:  # fmt: skip
-        """Records a decision with its reason; returns the choice, on replay the recorded one."""
+        """Records a decision with its reason. Returns the choice; on replay, the recorded one.
+
+        question  what was decided
+        choice    the chosen option
+        options   the options there were
+        by        the decider: "agent", or the name of a model or a rule
+
+            route = await run.decided("Which queue?", "fraud", because="two claims in a week")
+        """
         return self._steps(decisions.decided, question, choice, options, because, by)
 
     def plan(self, stages: Sequence[str]) -> Step[None]:
-        """Records the stages that the agent will go through."""
+        """Records the stages of the agent, in order."""
         return self._steps(decisions.plan, tuple(stages))
 
     def at(self, stage: str) -> Step[None]:
@@ -223,20 +253,30 @@ class Run(_Common[C]):
         return self._steps(decisions.at, stage)
 
     def note(self, note: Any) -> Step[None]:
-        """Records a note for readers of the history."""
+        """Records a note, any value, for readers of the history."""
         return self._steps(decisions.note, note)
 
     def update(self, **changes: Any) -> Step[None]:
-        """Changes entries of the context."""
+        """Changes entries of the context. Raises Rejected if the contract rejects the change."""
         return self._steps(decisions.update, changes)
 
     def ask(
         self, prompt: str, *, to: str | Sequence[str] = (), timeout: Duration | None = None, default: Any = MISSING,
         options: Sequence[Any] | None = None, returns: Any = Any, need: int = 1, escalate: Escalate = (),
     ) -> Step[Answer]:  # fmt: skip
-        """Asks a person, and waits: approve, reject, edit or respond. `default` is returned at the timeout.
+        """Asks a person and waits for the answer: approve, reject, edit or respond. Raises WaitExpired at the deadline
+        if there is no default.
 
-        `need` approvers must agree; `escalate` names who is asked next after a timeout, and for how long.
+        prompt    the question
+        to        names or roles; by default anyone may answer
+        timeout   the deadline
+        default   the value of the answer at the deadline
+        options   the values to choose from
+        returns   the type of a response
+        need      the number of people who must approve
+        escalate  who is asked after a timeout, and for how long: pairs of names and durations
+
+            answer = await run.ask("Pay 1,200?", to="finance", timeout="3d")
         """
         return self._steps(questions.ask, prompt, to, timeout, default, options, returns, need, escalate)
 
@@ -251,19 +291,25 @@ class Run(_Common[C]):
     def wait(
         self, name: str, *, timeout: Duration | None = None, default: Any = MISSING, returns: Any = Any
     ) -> Step[Any]:
-        """Waits for a message of this name, first in first out."""
+        """Waits for a message and returns its body, first in first out. Raises WaitExpired at the timeout if there is
+        no default.
+
+        name     the name of the message
+        default  the result at the timeout
+        returns  the type of the body
+        """
         return self._steps(questions.wait, name, timeout, default, returns)
 
     def heard(self) -> Step[list[Any]]:
-        """The messages from people since the last call; does not wait."""
+        """Returns the messages from people since the last call; does not wait."""
         return self._steps(messages.heard)
 
     def sleep(self, duration: Duration) -> Step[None]:
-        """Waits for a duration of any length; the run leaves memory meanwhile."""
+        """Sleeps for a duration of any length; the run leaves memory meanwhile."""
         return self._steps(questions.sleep, seconds(duration), None)
 
     def sleep_until(self, moment: datetime) -> Step[None]:
-        """Waits until a datetime, which must have a time zone."""
+        """Sleeps until a datetime, which must have a time zone."""
         return self._steps(questions.sleep, None, moment)
 
     @overload
@@ -280,11 +326,14 @@ class Run(_Common[C]):
         self, agent: AnyAgent, input: Any = None, *, id: str | None = None,  # noqa: A002
         on_parent_end: OnParentEnd = "cancel", priority: int | None = None,
     ) -> Step[Child[Any]]:  # fmt: skip
-        """Starts a child run; await `child.result()` for its result."""
+        """Starts a child run. `await child.result()` waits for its result.
+
+        on_parent_end  when this run ends: "cancel" the child, "abandon" it, or "wait" for it
+        """
         return self._steps(children.spawn, self, agent, input, id, on_parent_end, priority)
 
     def send(self, run: str, name: str, body: Any = None) -> Step[None]:
-        """Sends a message to another run."""
+        """Sends a message to another run, which receives it by `wait`."""
         return self._steps(messages.send, run, name, body)
 
     @overload
@@ -296,18 +345,23 @@ class Run(_Common[C]):
     @overload
     def gather(self, branches: Iterable[Awaitable[T]], /) -> Step[tuple[T, ...]]: ...
     def gather(self, *branches: Any) -> Step[Any]:
-        """Runs branches concurrently: steps or coroutines. One that fails stops the others at their next step."""
+        """Runs branches concurrently and returns their results. A branch that fails stops the others at their next
+        step.
+
+        branches  steps or coroutines
+        """
         return self._steps(parallel.gather, parallel.spread(branches))
 
     def first(self, *branches: Awaitable[T]) -> Step[First[T]]:
-        """Runs branches concurrently until one is done; the others stop at their next step."""
+        """Runs branches concurrently until one is done; the others stop at their next step.
+
+        branches  steps or coroutines
+        """
         return self._steps(parallel.first, parallel.spread(branches))
 
     def renew(self, input: Any = None) -> Step[NoReturn]:  # noqa: A002
-        """Closes this log and continues in a new one, from the top, with this input. Never returns.
-
-        For long-lived agents, so that no log grows without limit. Context, tags, priority and unread messages move.
-        """
+        """Closes this log and continues in a new one, from the top. Never returns. For long-lived agents, so that no
+        log grows without limit. Context, tags, priority and unread messages move."""
         return self._steps(completion.renew, input)
 
     def _paged(self, do: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> Step[T]:
@@ -333,25 +387,26 @@ class Run(_Common[C]):
 
 
 class SyncRun(_Common[C]):
-    """An agent's run, for plain `def` agents: every method blocks until its step has ended."""
+    """The run of a plain `def` agent: every method blocks until its step has ended."""
 
     def call(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls a tool as a step."""
+        """Calls a tool as a step and returns its result. Raises StepFailed, Rejected."""
         result: T = self._await(execute_step, self._call(tool, args, kwargs))
         return result
 
     def propose(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Proposed[T]:
-        """Proposes a call to a person, who may approve, edit or reject it, or respond in its place."""
+        """Proposes a call to a person, who approves, edits or rejects it, or responds instead. Raises StepFailed."""
         suggested: Proposed[T] = self._await(_proposed, self._call(tool, args, kwargs))
         return suggested
 
     def model(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """Calls a model: recorded verbatim, with usage and reasoning, and never called again on replay."""
+        """Calls a model as a step: recorded verbatim, with usage and reasoning, and never called again on replay."""
         result: T = self._await(execute_step, model_intent(fn, args, kwargs))
         return result
 
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """Calls a model and streams its reply; recorded as a whole, and one chunk on replay."""
+        """Calls a model and yields the chunks of its reply. The reply is recorded as a whole; a replay yields it as one
+        chunk."""
         chunks = streams.stream(self._execution, model_intent(fn, args, kwargs), branch=self._asking())
         try:
             while (chunk := self._on_loop(anext(chunks, streams.END))) is not streams.END:
@@ -362,24 +417,23 @@ class SyncRun(_Common[C]):
                 self._on_loop(chunks.aclose())
 
     def fit(self, window: Window, messages: Sequence[Any], tools: Sequence[Any] = (), *, system: Any = None) -> Sent:
-        """The part of a history that fits the window: decided once, recorded, and the same on replay."""
+        """Returns the part of a history that fits the window: decided once, recorded, and the same on replay."""
         return self._paged(context_window.fit, window, messages, tools, system)
 
     def dispatch(self, tools: Toolset, reply: Any, *, window: Window | None = None) -> list[dict[str, Any]]:
-        """Executes the tool calls of a model's reply and records each as a decision; returns the answers. Calls that
-        `window` can answer itself are not executed."""
+        """Executes the tool calls of a model's reply and records each as a decision. Returns the answers."""
         return dispatch_sync(self, tools, reply, window=window)
 
     def decided(
         self, question: str, choice: T, *, options: Sequence[Any] | None = None, because: str | None = None,
         by: str = "agent",
     ) -> T:  # fmt: skip
-        """Records a decision with its reason; returns the choice, on replay the recorded one."""
+        """Records a decision with its reason. Returns the choice; on replay, the recorded one."""
         chosen: T = self._await(decisions.decided, question, choice, options, because, by)
         return chosen
 
     def plan(self, stages: Sequence[str]) -> None:
-        """Records the stages that the agent will go through."""
+        """Records the stages of the agent, in order."""
         self._await(decisions.plan, tuple(stages))
 
     def at(self, stage: str) -> None:
@@ -387,21 +441,18 @@ class SyncRun(_Common[C]):
         self._await(decisions.at, stage)
 
     def note(self, note: Any) -> None:
-        """Records a note for readers of the history."""
+        """Records a note, any value, for readers of the history."""
         self._await(decisions.note, note)
 
     def update(self, **changes: Any) -> None:
-        """Changes entries of the context."""
+        """Changes entries of the context. Raises Rejected if the contract rejects the change."""
         self._await(decisions.update, changes)
 
     def ask(
         self, prompt: str, *, to: str | Sequence[str] = (), timeout: Duration | None = None, default: Any = MISSING,
         options: Sequence[Any] | None = None, returns: Any = Any, need: int = 1, escalate: Escalate = (),
     ) -> Answer:  # fmt: skip
-        """Asks a person, and waits: approve, reject, edit or respond. `default` is returned at the timeout.
-
-        `need` approvers must agree; `escalate` names who is asked next after a timeout, and for how long.
-        """
+        """Asks a person and waits for the answer. Raises WaitExpired at the deadline if there is no default."""
         return self._await(questions.ask, prompt, to, timeout, default, options, returns, need, escalate)
 
     @overload
@@ -413,19 +464,19 @@ class SyncRun(_Common[C]):
     @overload
     def wait(self, name: str, *, timeout: Duration | None = None, default: D, returns: type[T]) -> T | D: ...
     def wait(self, name: str, *, timeout: Duration | None = None, default: Any = MISSING, returns: Any = Any) -> Any:
-        """Waits for a message of this name, first in first out."""
+        """Waits for a message and returns its body. Raises WaitExpired at the timeout if there is no default."""
         return self._await(questions.wait, name, timeout, default, returns)
 
     def heard(self) -> list[Any]:
-        """The messages from people since the last call; does not wait."""
+        """Returns the messages from people since the last call; does not wait."""
         return self._await(messages.heard)
 
     def sleep(self, duration: Duration) -> None:
-        """Waits for a duration of any length; the run leaves memory meanwhile."""
+        """Sleeps for a duration of any length; the run leaves memory meanwhile."""
         self._await(questions.sleep, seconds(duration), None)
 
     def sleep_until(self, moment: datetime) -> None:
-        """Waits until a datetime, which must have a time zone."""
+        """Sleeps until a datetime, which must have a time zone."""
         self._await(questions.sleep, None, moment)
 
     @overload
@@ -451,7 +502,7 @@ class SyncRun(_Common[C]):
         return result
 
     def send(self, run: str, name: str, body: Any = None) -> None:
-        """Sends a message to another run."""
+        """Sends a message to another run, which receives it by `wait`."""
         self._await(messages.send, run, name, body)
 
     def gather(self, *branches: Callable[[], T]) -> tuple[T, ...]:
@@ -463,10 +514,8 @@ class SyncRun(_Common[C]):
         return self._await(parallel.first, parallel.spread(branches))
 
     def renew(self, input: Any = None) -> NoReturn:  # noqa: A002
-        """Closes this log and continues in a new one, from the top, with this input. Never returns.
-
-        For long-lived agents, so that no log grows without limit. Context, tags, priority and unread messages move.
-        """
+        """Closes this log and continues in a new one, from the top. Never returns. For long-lived agents, so that no
+        log grows without limit. Context, tags, priority and unread messages move."""
         self._await(completion.renew, input)
         raise AssertionError("a renewed run goes on in another log")
 

@@ -1,7 +1,7 @@
 """An archive of many runs in one file: written atomically, never over another file, and verified on reading.
 
 The file is gzip of JSON lines: a header, then each run as `export` writes it, then a line with the count and the hash
-of everything before. Each run is self-contained, with its fork parents. docs/keeping.md describes the format.
+of everything before. Each run is self-contained, with its fork parents. docs/file-formats.md describes it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A run as one file of JSON lines, and such a file as a store: complete, deterministic and verified.
 
 The first line is a header. Then come the events of the run and its fork parents, its messages, and the stored values
-that they need; on request those of its children, and redacted. The store's own key is never included. docs/time.md
-describes every line.
+that they need; on request those of its children, and redacted. The store's own key is never included.
+docs/file-formats.md describes every line.
 """
 
 from __future__ import annotations

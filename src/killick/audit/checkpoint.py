@@ -1,7 +1,7 @@
 """Checkpoints: the signed root of a store's seals, the entries of one seal, and the keys. Uses no store.
 
 A checkpoint is a C2SP signed note: the store's id, the number of entries, their root, and an Ed25519 signature. The
-entries of its seal may follow; they must hash to that root. docs/proof.md describes the format.
+entries of its seal may follow; they must hash to that root. docs/file-formats.md describes the format.
 """
 
 from __future__ import annotations

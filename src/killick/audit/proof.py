@@ -1,7 +1,7 @@
 """Proofs that one event was recorded. Their verification needs only the public key.
 
 A proof reveals only its event. It has the Merkle path from its leaf to its run's root, the run's entry, the path from
-there to the root of all seals, and the checkpoint that signs it. docs/proof.md describes the file.
+there to the root of all seals, and the checkpoint that signs it. docs/file-formats.md describes the file.
 """
 
 from __future__ import annotations

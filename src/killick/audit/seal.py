@@ -2,7 +2,7 @@
 
 A seal is an event of the internal log `seal`. It adds an entry for each run that changed since the last seal: its seq,
 its hash and the root over its leaves. The checkpoint, which is the signed root, is kept outside the store.
-docs/proof.md describes the files.
+docs/file-formats.md describes the files.
 """
 
 from __future__ import annotations

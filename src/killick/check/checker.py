@@ -55,7 +55,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """An agent, an input and its environment, to be checked."""
+    """An agent, its input and its environment, to be checked.
+
+    agent  the agent
+    """
 
     agent: AnyAgent
     input: Any = ...
@@ -73,14 +76,26 @@ class Case:
 def check(
     case: Case | AnyAgent, *, stories_max: int = STORIES_MAX, progress: Progress | None = None, **options: Any
 ) -> Report:
-    """Interrupts an agent at every possible point. `options` are those of a Case."""
+    """Interrupts an agent at every possible point and returns a report.
+
+    case         a Case, or an agent with the options of a Case
+    stories_max  the maximum number of rehearsals
+    options      the fields of a Case
+    """
     if isinstance(case, Agent):
         case = Case(agent=case, **options)
     return _Checking(case, stories_max, progress or (lambda what, count, expected: None)).go()
 
 
 def interrupt_everywhere(case: Case | AnyAgent, *, stories_max: int = STORIES_MAX, **options: Any) -> Report:
-    """The same, for a test: raises an AssertionError with the problems and their fixes."""
+    """Interrupts an agent at every possible point, for a test. Raises AssertionError with the problems and their fixes.
+
+    case         a Case, or an agent with the options of a Case
+    stories_max  the maximum number of rehearsals
+    options      the fields of a Case
+
+        killick.testing.interrupt_everywhere(settle, input=claim, fakes={charge: "ok"})
+    """
     report = check(case, stories_max=stories_max, **options)
     if not report.holds:
         raise Faulty(report)

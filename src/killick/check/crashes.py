@@ -345,7 +345,7 @@ class _LeapingLoop(asyncio.SelectorEventLoop):
     """A loop with simulated time: when nothing else can happen, it jumps to the next timer.
 
     So sleeps take no time, and the machine's speed has no influence. While threads or connections are active, real time
-    passes. When nothing can happen any more, the waiting task hangs.
+    passes, up to a limit. When nothing can happen any more, the waiting task hangs.
     """
 
     def __init__(self, threads: set[threading.Thread], seconds_max: float) -> None:
@@ -383,7 +383,7 @@ class _LeapingLoop(asyncio.SelectorEventLoop):
             if self._tick is None or self._tick.when() <= self._now:
                 self._tick = self.call_later(_TICK_SECONDS, lambda: None)
             return True
-        if alone and times and self._leaps < _LEAPS_MAX:
+        if times and self._leaps < _LEAPS_MAX:
             self._leaps += 1
             self._now = max(self._now, min(times))
         else:

@@ -39,12 +39,12 @@ class InOrder(NamedTuple):
 
 
 def always(value: Any) -> Always:
-    """Makes a fake that returns this value for every call, even if it is a list."""
+    """Returns a fake that gives this value for every call, even if it is a list."""
     return Always(value)
 
 
 def in_order(*outcomes: Any) -> InOrder:
-    """Makes a fake with one outcome for each call: for tools that return lists, or without a declared return type."""
+    """Returns a fake with one outcome for each call: values, exceptions, or functions of the arguments."""
     return InOrder(outcomes)
 
 

@@ -47,7 +47,11 @@ _WRAPPERS: Final[tuple[Any, ...]] = (
 
 
 def sample(kind: Any, name: str = "") -> Any:
-    """Returns a plausible value of a type; the field's name may hint at it. Refuses if it knows none."""
+    """Returns a plausible value of a type. Raises FakeRefused for a type without samples.
+
+    kind  the type
+    name  the name of the field, which may hint at the value
+    """
     if kind is Any or kind is object:
         told = "no type is declared, so no sample can be made; declare one, or give a value"
         raise FakeRefused(name or "sample", told)

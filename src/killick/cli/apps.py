@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from killick.definitions.agents import AnyAgent
 
 SETTINGS: Final = {
-    "app": "the module that declares the agents, by its dotted name or its file",
-    "store": "the store, a path from the folder of the pyproject.toml, or a URL",
-    "redact": "a list of fields whose values `killick serve` shows to nobody",
+    "app": "the module that declares the agents: its dotted name or its file",
+    "store": "the store: a path relative to pyproject.toml, or a URL",
+    "redact": "a list of fields whose values `killick serve` never shows",
 }
 """What `[tool.killick]` may say."""
 

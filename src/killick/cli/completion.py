@@ -77,9 +77,9 @@ def _complete_shell(context: click.Context, parameter: click.Parameter, incomple
 @click.command("completion")
 @click.argument("shell", metavar="[bash|zsh|fish]", required=False, shell_complete=_complete_shell)
 def completion_command(shell: str | None) -> None:
-    """Completion for your shell: commands, options, runs, waits, agents and answers.
+    """Print a completion script for your shell: commands, options, runs, waits, agents and answers.
 
-    Prints a script; put it where your shell looks for such scripts. Without a name it is for the shell that you use.
+    Without a name it is for the current shell.
 
     \b
       killick completion bash > ~/.local/share/bash-completion/completions/killick

@@ -218,6 +218,12 @@ class Shell:
         """The command that continues a run, by the agent on record."""
         return self.goes_on(run, self.log.state(run).agent)
 
+    def next_move(self, run: str) -> str:
+        """What continues a run that has its answer. A framework's run is continued by the program that hosts it."""
+        if self.log.state(run).fold.facts.hosted:
+            return "to continue: call the same conversation from your program"
+        return f"to continue: {self.continues(run)}, or start a worker"
+
     # what is found ----------------------------------------------------------------------------
 
     def agent(self, target: str) -> AnyAgent:

@@ -24,12 +24,12 @@ class Exit(IntEnum):
         made.means = means
         return made
 
-    DONE = 0, "done, and nothing is wrong"
-    BAD = 1, "done, and something is wrong: a run failed or refused, the record does not hold, a check found a fault"
-    MISTYPED = 2, "not done: what was asked for does not exist or makes no sense; nothing changed"
-    WAITING = 3, "the run waits: for a person, for an outside event, for mended code, or because it is paused"
-    BUSY = 4, "not done: another process has the run; try again"
-    BUG = 70, "not done: Killick itself is at fault"
+    DONE = 0, "done"
+    BAD = 1, "done, with a problem: a run failed, verification failed, or a check found a fault"
+    MISTYPED = 2, "not done: an unknown name or an invalid request; nothing changed"
+    WAITING = 3, "the run waits for a person, an event or corrected code, or is paused"
+    BUSY = 4, "not done: another process holds the run; try again"
+    BUG = 70, "not done: a bug in Killick"
     INTERRUPTED = 130, "interrupted by a person"
 
 

@@ -55,8 +55,8 @@ GROUPS: Final[dict[str, tuple[str, dict[str, str]]]] = {
         "list": "list the triggers", "history": "show what one did", "fire": "fire one now",
         "publish": "publish an event", "pause": "pause one", "resume": "resume one",
     }),
-    "contract": ("The rules by which everything that an agent intends is judged.", {
-        "check": "lint contracts", "show": "show the rules in words", "rejudge": "judge recorded runs by another one",
+    "contract": ("Rules that evaluate every intention of an agent.", {
+        "check": "lint contracts", "show": "show the rules in words", "rejudge": "evaluate recorded runs again",
     }),
     "store": ("Maintain the store, and prove what it holds.", {
         "verify": "verify the record", "doctor": "find what is wrong", "repair": "repair a run's log",
@@ -106,11 +106,11 @@ COMPLETING: Final = "_KILLICK_COMPLETE"
 """The variable by which a shell asks for completions."""
 
 VARIABLES: Final = {
-    "KILLICK_STORE": "the store, where `--store` names none",
-    "KILLICK_SEAL_KEY": "the private key that `killick store seal` signs with, where `--key` names none",
-    "KILLICK_DEBUG": "anything: errors come with their traceback",
-    "NO_COLOR": "anything: no colours",
-    "COLUMNS": "how wide lines may be where output goes to a file or a pipe",
+    "KILLICK_STORE": "the store, if `--store` is not given",
+    "KILLICK_SEAL_KEY": "the private key of `killick store seal`, if `--key` is not given",
+    "KILLICK_DEBUG": "any value: errors are printed with their traceback",
+    "NO_COLOR": "any value: no colors",
+    "COLUMNS": "the width of lines in a file or a pipe",
 }
 """What the command line reads from its environment."""
 

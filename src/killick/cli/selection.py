@@ -19,10 +19,10 @@ from killick.model.facts import Status
 
 STATUSES: Final[tuple[str, ...]] = get_args(Status)
 FLAGS: Final = {
-    "failed": "Those that failed.",
-    "waiting": "Those that wait.",
-    "paused": "Those that are paused.",
-    "running": "Those that are running, or were when their process died.",
+    "failed": "Select failed runs.",
+    "waiting": "Select waiting runs.",
+    "paused": "Select paused runs.",
+    "running": "Select running and abandoned runs.",
 }
 PAGE: Final = 1_000
 

@@ -64,14 +64,14 @@ if TYPE_CHECKING:
 
 
 class AnyClient(Operations):
-    """What both kinds of client have: each method is written once, and blocks or is awaited by the kind."""
+    """The methods of both kinds of client. Each is written once: `Client` blocks in it, `AsyncClient` awaits it."""
 
     def as_sync(self) -> Client:
-        """The blocking client of the same store and runs. Close one of the two."""
+        """Returns the blocking client of the same store and runs. Close one of the two."""
         return self if isinstance(self, Client) else Client(self.runtime)
 
     def as_async(self) -> AsyncClient:
-        """The async client of the same store and runs, for code that awaits. Close one of the two."""
+        """Returns the async client of the same store and runs. Close one of the two."""
         return self if isinstance(self, AsyncClient) else AsyncClient(self.runtime)
 
     # running ----------------------------------------------------------------------------------
@@ -81,12 +81,14 @@ class AnyClient(Operations):
         self, agent: AnyAgent, input: Any = None, *, id: str | None = None, priority: int | None = None,  # noqa: A002
         tags: Sequence[str] = (), resume: bool = False,
     ) -> Any:  # fmt: skip
-        """Runs an agent here and now, and returns its result.
+        """Runs an agent in this process and returns its result. Timers, backoffs and rate limits are waited out. Raises
+        RunWaiting if only a person or an event can wake the run, RunFailed if it fails, RunCancelled, RunPaused,
+        RunDiverged if the code does not match the log, RunMismatch if the id has another agent or input.
 
-        Without an id this is a new run. A known id continues that run; one that has ended returns its recorded result.
-        With `resume`, an unfinished run of the same agent and input, which had no id and which no process holds, is
-        continued if there is one. Timers, backoffs and rate limits are waited out. Raises RunWaiting when only a person
-        or an outside event can wake it, RunFailed with the failure.
+        id      the run's id; a known id continues that run, and an ended run returns its recorded result
+        resume  without an id: continue an unfinished run of the same agent and input that no process holds
+
+            total = kd.run(settle, {"claim": 17}, id="claim_17")
         """
         return await run_to_outcome(self.runtime, agent, input, id, priority, tags, resume)
 
@@ -95,17 +97,19 @@ class AnyClient(Operations):
         self, agent: AnyAgent, input: Any = None, *, id: str | None = None, priority: int | None = None,  # noqa: A002
         tags: Sequence[str] = (), by: str | None = None, tx: Any = None,
     ) -> AnyHandle[Any]:  # fmt: skip
-        """Creates a run, durably, for a worker or a later `advance`; the same id again gives the same run.
+        """Creates a run durably and returns its handle. A worker, or `advance`, executes it. Raises RunMismatch if the
+        id has another agent or input.
 
-        `by` names the caller, for the record. With `tx`, the caller's own connection to the store's database, the run
-        is created when the caller commits.
+        id  the run's id; the same id again returns the same run
+
+            handle = kd.start(settle, {"claim": 17}, id="claim_17", tags=["eu"])
         """
         agent = named(agent)
         return self._handle(agent, create_run(self.runtime, agent, input, id, priority, tags, by, tx))
 
     @OnLoop
     async def advance(self, run: str) -> RunOutcome:
-        """Executes one run until it has ended or waits; returns which, and until when. For engine adapters."""
+        """Executes one run until it ends or waits; returns which, and until when. For adapters of other engines."""
         row = self.runtime.store.index(run)
         if row is not None and row.status in ENDED:
             return ended(self.runtime.engine, run)
@@ -113,7 +117,7 @@ class AnyClient(Operations):
 
     @OnLoop
     async def advance_due(self, limit: int = 100) -> Sequence[RunOutcome]:
-        """Advances every due run, concurrently."""
+        """Advances every due run once, concurrently."""
         executor = self.runtime.executor()
         rows = self.runtime.store.due(self.runtime.clock.now_us(), limit=limit)
         outcomes = await asyncio.gather(*(executor.advance(row.run) for row in rows), return_exceptions=True)
@@ -131,12 +135,13 @@ class AnyClient(Operations):
         lease_seconds: float = LEASE_SECONDS,
         slice_seconds: float = SLICE_SECONDS,
     ) -> Worker:
-        """Executes due runs here while the `async with` block lasts; at its end the worker drains.
+        """Executes due runs while its `async with` block lasts; at the end of the block the worker drains.
 
-        agents         the names of the agents whose runs it claims; by default all that are declared in this process
-        concurrency    how many runs it executes at once; `per_agent` limits single agents
+        agents         the names of the agents whose runs it claims; by default all that this process declares
+        concurrency    the number of runs that it executes at once
+        per_agent      the same for single agents, by name
         lease_seconds  how long a frozen worker keeps a run before another takes it over
-        slice_seconds  the shortest time slice of a run before a more urgent one may take its slot
+        slice_seconds  the shortest time slice of a run before a more urgent run may take its slot
         """
         return Worker(
             self.runtime,
@@ -155,12 +160,13 @@ class AnyClient(Operations):
         contract: Contract | str | os.PathLike[str] | None = None,
         tags: Sequence[str] = (),
     ) -> ExternalSession:
-        """Holds a run for calls from outside any agent, such as a framework's own loop: `with` or `async with` gives a
-        `Host`. The run is created if it does not exist, and waits after the block.
+        """Holds a run for calls from outside any agent, such as a framework's own loop. `with` or `async with` gives a
+        `Host`. The run is created if it does not exist, and waits after the block. Raises RunBusy if another process
+        holds the run.
 
         run       the id of the conversation or thread to which the calls belong
         agent     the name under which such runs are listed
-        contract  the contract that evaluates its calls
+        contract  the contract that evaluates the calls: a Contract, or the path of its TOML file
         """
         waits.refuse_own(run)
         rules = read_contract(contract) if isinstance(contract, str | os.PathLike) else contract
@@ -174,31 +180,32 @@ class AnyClient(Operations):
         webhooks: Mapping[str, str | Sequence[str]] | None = None,
         **options: Any,
     ) -> Any:
-        """The dashboard and the HTTP API of this client, as an ASGI app to mount in another app.
+        """Returns the dashboard and the HTTP API of this client as an ASGI app.
 
         identify  a function from a request to a `Person`, or to None for an unknown caller. Without it, each
                   caller needs a token made by `killick token create`
         redact    the names of fields whose values are never shown
         webhooks  the secrets of incoming webhooks, by the name of the event that each becomes
+        options   further options of the app; see docs/serving.md
         """
         bridge = importlib.import_module("killick.web.app")
         return bridge.asgi(self.as_sync(), identify=identify, redact=redact, webhooks=webhooks, **options)
 
-    # looking ----------------------------------------------------------------------------------
+    # reading ----------------------------------------------------------------------------------
 
     @InThread
     def info(self, run: str) -> RunInfo:
-        """The current state of a run, in short."""
+        """Returns the current state of a run, in short. Raises RunUnknown."""
         return info(self.runtime.log, run)
 
     @InThread
     def state(self, run: str, at: int | None = None) -> State:
-        """The state of a run at its head, or at any event."""
+        """Returns the complete state of a run, at its last event or at any other. Raises RunUnknown."""
         return self.runtime.log.state(run, at)
 
     @InThread
     def events(self, run: str, after: int = 0, limit: int = 1_000) -> Sequence[Recorded]:
-        """Events of a run, in order."""
+        """Returns events of a run, in order. Raises RunUnknown."""
         return self.runtime.log.read(run, after=after, limit=limit)
 
     @InThread
@@ -213,23 +220,34 @@ class AnyClient(Operations):
         before: int | None = None,
         limit: int = 100,
     ) -> Sequence[Listed]:
-        """Runs, newest first. The times are of their last change: from `since_us` on, and before `until_us`."""
+        """Returns runs, newest first.
+
+        status              one status or several: "running", "waiting", "paused", "failed", …
+        agent, tag          only runs of this agent, or with this tag
+        since_us, until_us  only runs whose last change is in this time, in microseconds since the epoch
+        before              the `number` of the last run of the page before
+        """
         statuses = (status,) if isinstance(status, str) else tuple(status)
         query = RunQuery(status=statuses, agent=agent, tag=tag, since_us=since_us, until_us=until_us)
         return [Listed.of(row) for row in self.runtime.store.runs(query, before=before, limit=limit)]
 
     @InThread
     def inbox(self, *, to: str | None = None, answered: bool = False, limit: int = 100) -> Sequence[Wait]:
-        """Every open wait that needs a person, the most urgent first: by deadline, then by priority, then by age. With
-        `answered`, the answered waits whose answer the run has not consumed."""
+        """Returns every open wait that needs a person: by deadline, then by priority, then by age.
+
+        to        only waits for this person or role
+        answered  the answered waits instead, whose answer the run has not consumed
+        """
         log, now_us = self.runtime.log, self.runtime.clock.now_us()
         return inbox.everything(log, inbox.addressed(to), now_us=now_us, answered=answered, limit=limit)
 
     @InThread
     def diff(self, run: str, *places: str, against: str | None = None) -> Diff:
-        """The changes between two positions of a run, or at one step; or the differences from another run.
+        """Returns the changes between two positions of a run, or at one step; or the differences from another run.
+        Raises BoundaryUnknown.
 
-        Positions are written `6:before`, `6:after`, `@17`, `start`, `now`; against another run, one is for both.
+        places   one step, or two positions: `6:before`, `6:after`, `@17`, `start`, `now`
+        against  another run; one position is then that of both
         """
         if against is not None:
             return across(self.runtime.log, run, against, *places)
@@ -237,7 +255,8 @@ class AnyClient(Operations):
 
     @InThread
     def export(self, run: str, *, children: bool = False, redact: bool | Sequence[str] = False) -> bytes:
-        """Exports a run as one file that can be loaded, verified and replayed anywhere.
+        """Exports a run as one file that can be loaded, verified and replayed anywhere. Raises RunUnknown, FieldUnknown
+        if no value has a field to redact.
 
         children  include the runs that it spawned, and theirs
         redact    pseudonyms in place of all values, or of the fields with these names
@@ -256,11 +275,14 @@ class AnyClient(Operations):
         check: bool = False,
         seconds: float = 60.0,
     ) -> Replayed:
-        """Replays an agent's code against a run, or an export of one, without I/O, on a copy in memory.
+        """Replays an agent's code against a run, or an export of one, without I/O, on a copy in memory. Raises
+        ReplayParted if the code diverges from the log and `check` is set.
 
-        agent  the code; by default the agent that the run names
-        to     stop at a step when it has its outcome, or before it: `6`, `6:before`
-        check  raise ReplayParted where the code diverges from the log
+        run      the id of a run, or the path of an export
+        agent    the code; by default the agent that the run names
+        to       stop when a step has its outcome, or before it: `6`, `6:before`
+        check    raise at a divergence; otherwise return it
+        seconds  the time limit
         """
         from killick.replay.replay import replayed
         from killick.replay.result import ReplayRequest
@@ -269,8 +291,8 @@ class AnyClient(Operations):
 
     @InThread
     def rejudge(self, run: str, contract: Contract | None = None) -> Rejudged:
-        """Evaluates the intentions of a run again: by the recorded contracts, as an audit; or by another one, to see
-        what it would have rejected. Calls no tool and changes nothing."""
+        """Evaluates the intentions of a run again: by the recorded contracts, as an audit, or by another contract.
+        Calls no tool and changes nothing."""
         from killick.history.backtest import rejudge
 
         return rejudge(self.runtime.log, run, contract)
@@ -284,8 +306,10 @@ class AnyClient(Operations):
         key: str | bytes | None = None,
         progress: Progress | None = None,
     ) -> Report:
-        """Verifies the whole store, or one run, against its hashes and its seals, and locates any damage.
+        """Verifies the whole store, or one run, against its hashes and its seals, and locates any damage. Raises
+        ProofBroken if the checkpoint or the key is invalid.
 
+        run         the id of a run; by default the whole store
         checkpoint  a checkpoint from `seal`, kept outside the store: the log must match it
         key         the public key, as PEM, of the last seal and of the checkpoint
         """
@@ -293,12 +317,19 @@ class AnyClient(Operations):
 
     @InThread
     def seal(self, key: bytes, *, by: str | None = None, progress: SealProgress = untold) -> sealing.Sealed:
-        """Seals the changes since the last seal, with a private key as PEM; keep its `file` outside the store."""
+        """Seals the changes since the last seal, with a private key as PEM. Keep the `file` of the result outside the
+        store. Raises SealRefused."""
         return sealing.seal(self.runtime.log, key, at_us=self.runtime.clock.now_us(), by=by, progress=progress)
 
     @InThread
     def prove(self, run: str, seq: int, *, values: bool = False, since: str | bytes | None = None) -> Proof:
-        """A proof of one sealed event, verified by the public key; `since` is an older checkpoint of the verifier."""
+        """Returns a proof of one sealed event, which the public key verifies. Raises SealRefused if the event is not
+        sealed or does not exist.
+
+        seq     the number of the event
+        values  include the values of the event
+        since   an older checkpoint of the verifier, to prove that the log extends it
+        """
         return prove(self.runtime.log, run, seq, values=values, since=since)
 
     @InThread
@@ -311,7 +342,14 @@ class AnyClient(Operations):
         agent: str | None = None,
         dry_run: bool = False,
     ) -> Pruned:
-        """Moves runs that ended, and did not change for this long, into a new archive; see docs/keeping.md."""
+        """Moves ended runs that did not change for a time into a new archive. Raises ArchiveRefused; no run is removed
+        then.
+
+        older   how long a run must be unchanged
+        to      the path of the archive
+        status  only runs that ended in one of these ways
+        agent   only runs of this agent
+        """
         log, now_us = self.runtime.log, self.runtime.clock.now_us()
         chosen = choose(log, until_us=now_us - round(seconds(older) * 1_000_000), status=status, agent=agent)
         if dry_run:
@@ -332,11 +370,16 @@ class AnyClient(Operations):
         saw: str | None = None,
         tx: Any = None,
     ) -> None:
-        """Answers an open wait: given as the wait itself, its id, or the id of a run with one open wait.
+        """Answers an open wait. Raises AnswerRefused if the answer does not fit, AlreadyAnswered, NotAsked if this
+        person may not answer.
 
-        saw  the `digest` of the question that the person saw, when only its id is given: if the question changed since,
-             the answer is refused, as it is with the wait itself
-        tx   the caller's own connection to the store's database: the answer counts once they commit
+        wait     the Wait, its id, or the id of a run with one open wait
+        verb     one of the wait's `verbs`: "approve", "reject", "edit", "respond", "happened", …
+        value    the response, or the edited arguments
+        comment  text for the record
+        saw      with an id: the `digest` of the wait that the person saw, to refuse the answer if the question changed
+
+            kd.answer("claim_17", "approve", by="ada")
         """
         engine = self.runtime.engine
         self.runtime.notify(answers.answer(engine, wait, verb, value, by=by, comment=comment, saw=saw, tx=tx))
@@ -352,9 +395,12 @@ class AnyClient(Operations):
         by: str | None = None,
         tx: Any = None,
     ) -> None:
-        """Sends a message to a run; it stays in the inbox until the run receives that name. The id deduplicates it.
+        """Sends a message to a run. It stays in the inbox until the run waits for that name. Raises RunUnknown,
+        AnswerRefused if the run has ended.
 
-        With `tx`, the caller's own connection to the store's database, it is sent when they commit.
+        name  the name that the run waits for
+        body  the content
+        id    deduplicates the message
         """
         if name.startswith("killick."):
             raise AnswerRefused(run, f"messages named {name!r} are Killick's own; choose another name")
@@ -363,31 +409,43 @@ class AnyClient(Operations):
 
     @InThread
     def say(self, run: str, text: str, *, by: str | None = None) -> None:
-        """Sends text to a run; its loop adds it before the next model call."""
+        """Sends text to a run; its loop adds the text before the next model call. Raises RunUnknown, AnswerRefused if
+        the run has ended."""
         self.runtime.notify(answers.send(self.runtime.engine, run, SAID, text, id=self.runtime.ids.new("said"), by=by))
 
     # triggers ---------------------------------------------------------------------------------
 
     @InThread
     def publish(self, name: str, body: Any = None, *, id: str | None = None, by: str | None = None) -> int:  # noqa: A002
-        """Publishes an event: every trigger that listens to it fires. The id deduplicates it. Returns their number."""
+        """Publishes an event: every trigger that listens to it fires. Returns the number of triggers. Raises
+        AnswerRefused if the name is not valid.
+
+        name  the name of the event, such as "order.created"
+        body  the content, which is the input of the agents
+        id    deduplicates the event
+        """
         if not name or name.startswith("killick."):
             raise AnswerRefused(name, "is not a valid event name; use one such as 'order.created'")
         return trigger_runner.publish(self.runtime.engine, name, body, id=id, by=by)
 
     @InThread
     def triggers(self) -> Sequence[TriggerInfo]:
-        """Every trigger that is declared here or recorded, by name."""
+        """Returns every trigger that is declared here or recorded, by name."""
         return trigger_runner.triggers(self.runtime.engine)
 
     @OnLoop
     async def fire(self, trigger: str, *, by: str | None = None, input: Any = msgspec.UNSET) -> str:  # noqa: A002
-        """Fires a trigger manually, regardless of its policies; returns the id of the run that it starts."""
+        """Fires a trigger manually, regardless of its policies. Returns the id of the run that it starts. Raises
+        RunUnknown if there is no such trigger.
+
+        trigger  the name of the trigger
+        input    the input, in place of the trigger's own
+        """
         return await trigger_runner.fire(self.runtime.engine, trigger, by=by, given=input)
 
 
 class Client(AnyClient, Blocks):
-    """A store with its runs, whose methods block. Close it, or use it in a `with` block."""
+    """A store with its runs. Its methods block. Close it, or use it in a `with` block."""
 
     def __enter__(self) -> Client:
         return self
@@ -396,12 +454,12 @@ class Client(AnyClient, Blocks):
         self.close()
 
     def close(self) -> None:
-        """Parks the runs that are live here, and closes the store. A blocking tool is waited for, up to 30 s."""
+        """Parks the runs that are live here and closes the store. Waits up to 30 s for a blocking tool."""
         self.runtime.close()
 
     @property
     def find(self) -> Finder:
-        """Asks across runs and time, from an index: `kd.find.calls("send_email", where={"to": …})`. See `Finder`."""
+        """Queries across runs and time, from an index: `kd.find.calls("send_email", where={"to": …})`."""
         return Finder(self.runtime.log)
 
     def _handle(self, agent: AnyAgent | str, run: str) -> Handle[Any]:
@@ -415,7 +473,7 @@ class SimulatedClient(Client):
 
 
 class AsyncClient(AnyClient, Awaits):
-    """A store with its runs, whose methods are awaited. Close it, or use it in an `async with` block."""
+    """A store with its runs. Its methods are awaited. Close it, or use it in an `async with` block."""
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -424,13 +482,13 @@ class AsyncClient(AnyClient, Awaits):
         await self.close()
 
     async def close(self) -> None:
-        """Parks the runs that are live here, and closes the store. A blocking tool is waited for, up to 30 s."""
+        """Parks the runs that are live here and closes the store. Waits up to 30 s for a blocking tool."""
         await self.runtime.finish()
         await asyncio.to_thread(self.runtime.close)
 
     @property
     def find(self) -> AsyncFinder:
-        """Asks across runs and time, from an index. See `AsyncFinder`."""
+        """Queries across runs and time, from an index, to be awaited."""
         return AsyncFinder(self.runtime.log)
 
     def _handle(self, agent: AnyAgent | str, run: str) -> AsyncHandle[Any]:
@@ -438,10 +496,20 @@ class AsyncClient(AnyClient, Awaits):
 
 
 def open(url: str = "killick.db", *, clock: Clock | None = None, ids: Ids | None = None, **options: Any) -> Client:  # noqa: A001
-    """Opens a store: a path, `sqlite:///path` or `memory:`. It is created if it does not exist.
+    """Opens a store and returns its client. The store is created if it does not exist. Raises StoreUnavailable,
+    StoreFormat if a newer version wrote the store.
 
-    durability   "power" (the default) or "process": what a commit survives
-    roles        a function from a person's name to their roles, which decide what they may answer
+    url            a path, or a URL: `sqlite:///path`, `postgresql://…`, `redis://…` or `memory:`
+    durability     "power" (the default): a commit survives a power failure; "process": only the end of the process
+    busy_seconds   how long to wait for the write lock, or for a server that is away; 60 by default
+    create         whether to create a missing store; True by default
+    roles          a function from a person's name to their roles, which decide what they may answer
+    lease_seconds  how long a frozen process keeps a run; by default until it ends, with a local store
+    grace_seconds  how long a closing client waits for open steps; 5 by default
+    build          a function from an agent to its `Build`, which runs record
+
+        with killick.open("killick.db") as kd:
+            print(kd.run(settle, {"claim": 17}))
     """
     return Client(_runtime(url, clock, ids, options))
 
@@ -449,7 +517,7 @@ def open(url: str = "killick.db", *, clock: Clock | None = None, ids: Ids | None
 def open_async(
     url: str = "killick.db", *, clock: Clock | None = None, ids: Ids | None = None, **options: Any
 ) -> AsyncClient:  # fmt: skip
-    """Opens a store as `open` does, for code that awaits: `async with killick.open_async(…) as kd`."""
+    """Opens a store as `open` does, for code that awaits: `async with killick.open_async("killick.db") as kd`."""
     return AsyncClient(_runtime(url, clock, ids, options))
 
 

@@ -113,15 +113,9 @@ class ExternalRun:
     """One external run, held for as long as it has a caller in this process."""
 
     def __init__(
-        self,
-        runs: ExternalRuns,
-        run: str,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        agent: str,
-        contract: Contract | None,
+        self, runs: ExternalRuns, run: str, loop: asyncio.AbstractEventLoop, *, agent: str, contract: Contract | None,
         tags: Sequence[str],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.run = run
         self.loop = loop
         self.users = 0
@@ -210,7 +204,10 @@ class ExternalRun:
             assert self._held is not None
             hosted.why = partial(self._why, self._held)
             hosted.how = lambda: self._as_error(outcome_of(self._runtime.engine, ex))
-            self._ready.set_result(hosted)
+            if self._ready.done():
+                self._leaving.set()  # driven again after a store error: the next caller leases the run anew
+            else:
+                self._ready.set_result(hosted)
             ex.at_close = self._leaving.set
             await self._leaving.wait()
             if ex.signal is None:

@@ -59,7 +59,7 @@ def restored(
 ) -> Restoration:
     """Restores files of a run at a position, or of a snapshot by its id; into its own folder, or into another."""
     if (at is None) == (snapshot is None):
-        raise WorkspaceRefused(run, "give either a position or a snapshot to restore, not both")
+        raise WorkspaceRefused(run, "name a position or a snapshot to restore, one of them")
     log = engine.log
     found = workspace_files.at(log, run, at) if at is not None else workspace_files.by_id(log, run, str(snapshot))
     with found:

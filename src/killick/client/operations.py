@@ -38,7 +38,7 @@ class Operations:
 
     def __init__(self, store: Store | ClientRuntime, **options: Any) -> None:
         self.runtime = store if isinstance(store, ClientRuntime) else ClientRuntime(store, **options)
-        """What hosts of a client use: its store, its log and its engine."""
+        """The store, the log and the engine, for adapters."""
 
     def __repr__(self) -> str:
         return f"<killick.{type(self).__name__} of {self.runtime.store.place}{', closed' * self.runtime.is_closed}>"
@@ -53,12 +53,13 @@ class Operations:
 
     @InThread
     def pause(self, run: str, *, by: str | None = None, because: str | None = None) -> None:
-        """Pauses a run at its next step, until it is resumed."""
+        """Pauses a run at its next step, until it is resumed. Raises RunUnknown, AnswerRefused if it has ended."""
         self._command(run, {"command": "pause", "because": because}, by)
 
     @InThread
     def cancel(self, run: str, *, compensate: bool = False, by: str | None = None, because: str | None = None) -> None:
-        """Cancels a run; with `compensate`, undoes its effects. It ends when it is next advanced."""
+        """Cancels a run; it ends when it is next advanced. With `compensate`, its effects are undone. Raises
+        RunUnknown, AnswerRefused if it has ended."""
         self._command(run, {"command": "cancel", "compensate": compensate, "because": because}, by)
 
     @InThread
@@ -74,8 +75,12 @@ class Operations:
         **changes: Any,
     ) -> str:
         """Changes entries of a run's context; its code sees them when its next step returns. Returns a description.
+        Raises ContextStale if the context changed since `saw`, AnswerRefused if the run has ended or its contract
+        rejects the change.
 
-        `saw` is the version that the change is based on: ContextStale if the context changed since.
+        saw      the version of the context that the change is based on
+        unset    entries to remove
+        changes  the new values, by entry
         """
         if by == "agent":
             raise AnswerRefused(run, "by='agent' is the run itself; give your own name")
@@ -87,19 +92,21 @@ class Operations:
 
     @InThread
     def prioritize(self, run: str, priority: int, *, by: str | None = None, because: str | None = None) -> None:
-        """Changes the priority of a run."""
+        """Changes the priority of a run. Raises RunUnknown, AnswerRefused if it has ended."""
         self._command(run, {"command": "prioritize", "priority": priority, "because": because}, by)
 
     @InThread
     def note(self, run: str, note: Any, *, by: str | None = None) -> None:
-        """Adds a note to a run's log."""
+        """Adds a note, any value, to a run's log. Raises RunUnknown, AnswerRefused if it has ended."""
         self._command(run, {"command": "note", "note": note}, by)
 
     @InThread
     def override(self, run: str, step: str, output: Any, *, by: str | None = None, because: str | None = None) -> str:
         """Gives an unfinished step without an open attempt its result, in place of executing it. Returns a description.
 
-        For a question it is a response. Finished steps are changed by `rewind` or `fork`.
+        output  the result; for a question, the response
+
+        Finished steps are changed by `rewind` or `fork`. Raises AnswerRefused if the output does not fit the question.
         """
         value = through_codec(output, at="output")
         self._refuse_answer(self._alive(run, "override"), step, value)
@@ -127,14 +134,14 @@ class Operations:
     def skip(self, run: str, step: str, *, by: str | None = None, because: str | None = None) -> str:
         """Ends an unfinished step without an open attempt, in place of executing it. Returns a description.
 
-        A sleep ends, a wait with a default takes it; any other step raises `Skipped` in the agent's code.
+        A sleep ends. A wait with a default takes it. Any other step raises `Skipped` in the agent's code.
         """
         held = self._command(run, {"command": "skip", "step": step, "because": because}, by, patient=True)
         return f"step {step} is skipped" if held else f"step {step} {_LATER}"
 
     @InThread
     def retry(self, run: str, step: str | None = None, *, by: str | None = None, because: str | None = None) -> str:
-        """Ends the backoff or rate limit of a step now; name it if there are several. Returns a description."""
+        """Ends the backoff or rate limit of a step now; name the step if several wait. Returns a description."""
         held = self._command(run, {"command": "retry", "step": step, "because": because}, by, patient=True)
         named = f"step {step}" if step else "the step that waits"
         return f"{named} continues now" if held else f"{named} {_LATER}"
@@ -158,15 +165,21 @@ class Operations:
 
     @InThread
     def resume(self, run: str, *, by: str | None = None, because: str | None = None) -> str:
-        """Resumes a paused, failed or abandoned run; returns a description. It is due then: a worker advances it."""
+        """Resumes a paused, failed or abandoned run; a worker then advances it. Returns a description. Raises
+        AnswerRefused if it completed or was cancelled, RunBusy if another process holds it."""
         return time_travel.resumed(self.runtime.engine, run, by=by, because=because)
 
-    # time -------------------------------------------------------------------------------------
+    # time travel ------------------------------------------------------------------------------
 
     @InThread
     def rewind(self, run: str, to: str, *, by: str | None = None, because: str | None = None) -> str:
-        """Rewinds a run to a position, such as `4:before`; returns a description. Its external effects stay in its
-        ledger: the same action is not done again, even if its wording differs."""
+        """Rewinds a run to a position and returns a description. Its effects stay in its ledger, so that they are not
+        repeated. Raises BoundaryUnknown, TimeRefused if the run cannot be rewound there.
+
+        to  the position: `4:before`, `4:after`, `@17`, `start`
+
+            kd.rewind("claim_17", "4:before", because="wrong rate")
+        """
         told = time_travel.rewound(self.runtime.engine, run, to, by=by, because=because)
         self.runtime.notify(run)
         return told
@@ -183,8 +196,13 @@ class Operations:
         by: str | None = None,
         dry_run: bool = False,
     ) -> Restoration:
-        """Restores the files of a run's workspace at a position, or of a snapshot by its id: all, or those at some
-        paths; into its own folder, or into another. The run does not move."""
+        """Restores files of a run's workspace. The run does not move. Raises WorkspaceRefused, BoundaryUnknown.
+
+        at        the position whose files are restored; give this or `snapshot`
+        snapshot  the id of a snapshot, in place of a position
+        paths     only these paths
+        to        another folder, new or empty; by default the run's own
+        """
         return file_restore.restored(
             self.runtime.engine, run, at, snapshot=snapshot, paths=paths, to=to, by=by, dry_run=dry_run
         )
@@ -206,12 +224,20 @@ class Operations:
         by: str | None = None,
         because: str | None = None,
     ) -> AnyHandle[Any]:
-        """Creates a run that shares another one's history up to a position and continues under other conditions.
+        """Creates a run that shares another run's history up to a position and continues under other conditions.
 
-        `output` replaces the output of steps that just ended, `set` and `unset` change the context, `input` replaces
-        the input, `model` replaces the models. Models and reads are live in a fork. Effects are taken from the parent's
-        ledger; new ones are asked ("recorded"), executed ("live") or refused ("none"). If the run has a workspace, the
-        fork gets its files as of then, in its own folder: `workspace`, or a sibling folder.
+        at         the position: `6:before`, `6:after`, `@17`, `start`, `now`
+        output     new outputs of steps that end at the position, by step
+        set        new values of the context, by entry
+        unset      entries of the context to remove
+        input      the new input
+        model      the model that replaces all models
+        effects    new effects are asked ("recorded"), executed ("live") or refused ("none"); recorded ones are reused
+        workspace  the folder of the fork's files; by default a sibling of the run's folder
+
+        Models and reads are live in a fork. Raises BoundaryUnknown, RunExists if the id is taken, TimeRefused.
+
+            kd.fork("claim_17", "6:before", set={"rate": 3}, effects="none")
         """
         conditions = Conditions(
             output=dict(output or {}),
@@ -229,7 +255,7 @@ class Operations:
 
     @InThread
     def undoing(self, run: str, step: str) -> Undoing:
-        """What undoing the effect of one step would mean: how it can be undone, and which steps share it."""
+        """Returns a preview of `undo`: how the effect of a step can be undone, and which steps share it."""
         return undoing(self.runtime.log, run, step, TOOLS)
 
     @OnLoop
@@ -242,8 +268,9 @@ class Operations:
         because: str | None = None,
         settled: Literal["happened", "not"] | None = None,
     ) -> str:
-        """Undoes the effect of one step by its compensation; returns a description.
+        """Undoes the effect of one step by its compensation and returns a description. Raises TimeRefused if there is
+        nothing to undo, or the outcome is unknown.
 
-        `settled` answers a compensation whose outcome is unknown, and records an effect that was undone by hand.
+        settled  "happened" or "not": the outcome of an unknown compensation, or of one by hand, as a person found out
         """
         return await self.runtime.executor().undo(run, step, by=by, because=because, settled=settled)

@@ -166,7 +166,7 @@ def create_run(
 
 
 class AnyHandle(Generic[O]):
-    """A started run: its state, its events and its result."""
+    """A started run: its id, state, events and result."""
 
     def __init__(self, runtime: Runtime, agent: AnyAgent | str, run: str) -> None:
         self._runtime = runtime
@@ -181,17 +181,18 @@ class AnyHandle(Generic[O]):
 
     @InThread
     def info(self) -> RunInfo:
-        """The current state of the run, in short."""
+        """Returns the current state of the run, in short."""
         return info(self._runtime.log, self.id)
 
     @InThread
     def state(self) -> State:
-        """Its state."""
+        """Returns the complete state of the run."""
         return self._runtime.log.state(self.id)
 
     @OnLoop
     async def result(self, timeout: float | None = None) -> O:
-        """Waits for the run's result, which a worker produces. Raises TimeoutError when the time is up."""
+        """Waits for the run's result, which a worker produces. Raises TimeoutError when the time is up, RunFailed,
+        RunCancelled."""
         clock = self._runtime.clock
         until = None if timeout is None else clock.monotonic() + timeout
         while True:
@@ -224,10 +225,10 @@ class AnyHandle(Generic[O]):
 
 
 class Handle(AnyHandle[O], Blocks):
-    """A started run, of a blocking client."""
+    """A started run of a blocking client: its id, state, events and result."""
 
     def follow(self, after: int = 0) -> Iterator[Recorded]:
-        """Its events as they are committed, until it has ended."""
+        """Yields the events of the run as they are committed, until it has ended."""
         is_over = False
         while not is_over:
             recorded, is_over = self._recorded(after)
@@ -238,10 +239,10 @@ class Handle(AnyHandle[O], Blocks):
 
 
 class AsyncHandle(AnyHandle[O], Awaits):
-    """A started run, of an async client."""
+    """A started run of an async client: its id, state, events and result."""
 
     async def follow(self, after: int = 0) -> AsyncIterator[Recorded]:
-        """Its events as they are committed, until it has ended."""
+        """Yields the events of the run as they are committed, until it has ended."""
         is_over = False
         while not is_over:
             recorded, is_over = await asyncio.to_thread(self._recorded, after)

@@ -36,7 +36,18 @@ _NAMES_MAX: Final = 2048
 
 
 class Contract:
-    """The rules that evaluate every intention of an agent, their approvers, and the model prices."""
+    """The rules that evaluate every intention of an agent, the approvers, and the model prices. Raises ContractRefused.
+
+    name                 the name in the log
+    rules                rules made by `killick.rules`, in order
+    people               the people of each role
+    rejections           the number of consecutive rejections that pauses a run
+    prices               model prices, in addition to the built-in ones
+    arguments_bytes_max  larger arguments are rejected before any rule sees them
+    arguments_depth_max  deeper arguments are rejected before any rule sees them
+
+        contract = killick.Contract("claims", [killick.rules.deny("delete_*"), killick.rules.budget(money="5 USD")])
+    """
 
     __slots__ = (
         "_decides", "_paths", "_plans", "arguments_bytes_max", "arguments_depth_max", "digest", "name", "people",
@@ -47,10 +58,8 @@ class Contract:
     rules: tuple[Rule, ...]
     people: Mapping[str, tuple[str, ...]]
     rejections: int
-    """The number of consecutive rejections that pauses a run."""
     arguments_bytes_max: int
     arguments_depth_max: int
-    """Larger or deeper arguments are rejected before any rule sees them."""
     prices: Prices
     digest: Digest
     spec: dict[str, Any]
@@ -84,8 +93,12 @@ class Contract:
         self._plans: dict[tuple[str, str], tuple[tuple[Rule, Decide], ...]] = {}
 
     def judge(self, intention: Intention, standing: PolicyInput, granted: Collection[str] = frozenset()) -> Ruling:
-        """Returns the verdict. A rejecting rule takes precedence over any that requires approval. Of those, the first
-        whose name is not in `granted` decides."""
+        """Returns the verdict on an intention. A rejecting rule takes precedence over a rule that requires approval.
+
+        intention  the call
+        standing   what rules may know of the run
+        granted    the names of rules whose approval was given
+        """
         plan = self._plans.get((intention.sort, intention.name))
         if plan is None:
             plan = self._plan(intention)
@@ -137,7 +150,7 @@ class Contract:
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Contract:
-        """Parses a contract from plain data, as recorded or read from a file."""
+        """Returns a contract from plain data, as recorded or read from a file. Raises ContractRefused."""
         said = dict(spec)
         name = said.pop("name", None)
         label = f"contract {name}" if isinstance(name, str) else "contract"
@@ -154,7 +167,7 @@ class Contract:
 
     @classmethod
     def parse(cls, text: str) -> Contract:
-        """Parses a contract from TOML."""
+        """Returns a contract from TOML text. Raises ContractRefused."""
         import tomllib
 
         try:

@@ -92,7 +92,17 @@ EscalationLike: TypeAlias = "Escalation | str | tuple[str | Sequence[str], Durat
 
 
 class Approval(msgspec.Struct, frozen=True):
-    """An approval requirement: the approvers (none: anyone), the quorum, the deadline, and the escalations."""
+    """An approval requirement. Raises ContractRefused.
+
+    to        names or roles; by default anyone may approve
+    need      the number of approvers that must agree
+    timeout   the deadline, after which the next escalation is asked, or the call is rejected
+    escalate  who is asked after the deadline, and for how long
+    prompt    the question; by default made from the call
+
+        @killick.tool(approve=killick.Approval("finance", need=2, timeout="2d"))
+        async def pay(to: str, cents: int) -> str: ...
+    """
 
     to: tuple[str, ...] = ()
     need: int = 1

@@ -50,7 +50,12 @@ Check: TypeAlias = "Callable[[Intention, PolicyInput], str | Reject | Ask | None
 
 
 class Reject(msgspec.Struct, frozen=True):
-    """Returned by a custom check to reject an intention."""
+    """Returned by a custom check to reject an intention.
+
+    message  the reason, which a model may see
+    code     the reason in one word
+    allowed  what would pass
+    """
 
     message: str
     code: str | None = None
@@ -58,7 +63,13 @@ class Reject(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Returned by a custom check to require approval."""
+    """Returned by a custom check to require approval.
+
+    to       names, or an Approval
+    message  the reason
+    code     the reason in one word
+    allowed  what would pass
+    """
 
     to: Approval
     message: str | None = None
@@ -76,7 +87,7 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule. `terms` are plain data in canonical form."""
+    """One rule, as the functions of `killick.rules` make it."""
 
     kind: Kind
     terms: Any
@@ -108,7 +119,15 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuleOptions(TypedDict, total=False):
-    """The options of every rule: its name, who may approve a refused call, and what the refusal says."""
+    """The options of every rule.
+
+    tools    names of tools, or patterns such as `delete_*`
+    name     the name of the rule; by default made from its terms
+    ask      who may approve a rejected call: names, or an Approval
+    code     the reason of a rejection in one word
+    message  the reason of a rejection
+    scope    "lineage" counts forks, children and parents; "run" counts the run alone
+    """
 
     name: str
     ask: Asking | None
@@ -117,12 +136,18 @@ class RuleOptions(TypedDict, total=False):
 
 
 def allow(*tools: str, **options: Unpack[RuleOptions]) -> Rule:
-    """Allows only these tools, children (`spawn:AGENT`) and messages (`send`)."""
+    """Allows only these tools, and rejects all others.
+
+    tools  names or patterns such as `read_*`; `spawn:AGENT` is a child run, `send` a message
+    """
     return _rule("allow", list(tools), (), **options)
 
 
 def deny(*tools: str, **options: Unpack[RuleOptions]) -> Rule:
-    """Rejects all of these."""
+    """Rejects these tools.
+
+    tools  names or patterns such as `delete_*`
+    """
     return _rule("deny", list(tools), (), **options)
 
 
@@ -137,7 +162,11 @@ def arguments(
     message: str | None = None,
     **more: BoundLike,
 ) -> Rule:
-    """Bounds the arguments. Nested names, and names that this function uses itself, go in a mapping."""
+    """Bounds the arguments of tools.
+
+    bounds  bounds by argument, for nested names and names that this function uses itself
+    more    the same, as keyword arguments
+    """
     return _rule("arguments", {**(bounds or {}), **more}, tools, name=name, ask=ask, code=code, message=message)
 
 
@@ -152,7 +181,11 @@ def paths(
     message: str | None = None,
     **more: Tools,
 ) -> Rule:
-    """Restricts path arguments to these roots. A relative path is resolved against the first root."""
+    """Restricts path arguments of tools to folders. A relative path is resolved against the first folder.
+
+    roots  the folders by argument, for names that this function uses itself
+    more   the same, as keyword arguments
+    """
     return _rule("paths", {**(roots or {}), **more}, tools, name=name, ask=ask, code=code, message=message)
 
 
@@ -166,14 +199,21 @@ def budget(
     scope: Literal["lineage", "run"] = "lineage",
     **options: Unpack[RuleOptions],
 ) -> Rule:
-    """Limits the use of these tools, or of all."""
+    """Limits the use of these tools, or of all.
+
+    calls    the number of calls
+    effects  the number of effects
+    tokens   the number of model tokens
+    money    the price of model calls, such as "5 USD"
+    time     the time since the start
+    """
     said = {"calls": calls, "effects": effects, "tokens": tokens, "money": money, "time": time}
     terms = {measure: limit for measure, limit in said.items() if limit is not None}
     return _rule("budget", terms, tools, scope=scope, **options)
 
 
 def once(*tools: str, scope: Literal["lineage", "run"] = "lineage", **options: Unpack[RuleOptions]) -> Rule:
-    """Allows each of these at most once, unless it was compensated."""
+    """Allows each of these tools once, unless the call was compensated."""
     return _rule("once", list(tools), (), scope=scope, **options)
 
 
@@ -187,13 +227,21 @@ def total(
     scope: Literal["lineage", "run"] = "lineage",
     **options: Unpack[RuleOptions],
 ) -> Rule:
-    """Limits the sum of an argument over all effects, so that splitting a call gains nothing."""
+    """Limits the sum of an argument over all effects, so that a split call gains nothing.
+
+    argument  the argument that is summed
+    max       the limit of the sum
+    by        another argument: each of its values has its own sum
+    """
     terms = {"argument": argument, "max": max} | ({} if by is None else {"by": by})
     return _rule("total", terms, tools, scope=scope, **options)
 
 
 def after(tools: Tools, /, *needed: str, **options: Unpack[RuleOptions]) -> Rule:
-    """Allows these only after all of those have returned."""
+    """Allows tools only after all of the needed tools have returned.
+
+    needed  names of tools
+    """
     return _rule("after", list(needed), tools, **options)
 
 
@@ -209,13 +257,22 @@ def context(
     message: str | None = None,
     **more: BoundLike,
 ) -> Rule:
-    """Allows these only for matching context values; with `latest`, only if the agent has seen the last change."""
+    """Allows tools only if entries of the context fit.
+
+    conditions  bounds by entry, for nested names and names that this function uses itself
+    latest      whether the agent must have seen the last change of its context
+    more        the same as `conditions`, as keyword arguments
+    """
     terms = {**(conditions or {}), **more}
     return _rule("context", terms, tools, latest=latest, name=name, ask=ask, code=code, message=message)
 
 
 def check(function: Check | str, /, *, tools: Tools = (), **options: Unpack[RuleOptions]) -> Rule:
-    """Calls a pure function, which returns None, a text for a rejection, `Reject` or `Ask`. An exception rejects."""
+    """Calls a pure function of the intention and the `PolicyInput`. It returns None, text to reject, `Reject` or `Ask`.
+    An exception rejects.
+
+    function  the function, or its place: `module:function`
+    """
     return _rule("check", function, tools, **options)
 
 
@@ -231,7 +288,7 @@ WORDS: Final = frozenset({"name", "tools", "ask", "code", "message", "scope", "l
 
 
 def rule_of(given: Mapping[str, Any]) -> Rule:
-    """Builds a rule from a table, as in TOML. Raises `ContractRefused`, with the rule's name."""
+    """Returns a rule from a table, as in TOML. Raises ContractRefused, with the rule's name."""
     kinds: list[Kind] = [kind for kind in KINDS if kind in given]
     label = given.get("name") or (kinds[0] if kinds else "rule")
     where = f"rule {label}"

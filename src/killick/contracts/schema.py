@@ -34,7 +34,14 @@ TYPES: Final[dict[str, tuple[type, ...]]] = {
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds of one value. All of them must hold."""
+    """The bounds of one value. All of them must hold.
+
+    type      one JSON type or several, such as "string"
+    min, max  the least and the greatest number
+    one_of    the permitted values
+    each      the bounds of every item of a list
+    fields    the bounds of an object, by field
+    """
 
     type: tuple[str, ...] = ()
     min: int | float | str | None = None

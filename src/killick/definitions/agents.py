@@ -25,7 +25,7 @@ OnFailure = Literal["stop", "compensate"]
 
 
 class Agent(Generic[I, O]):
-    """A function that people write, taking a Run and an input; found by name when a run resumes."""
+    """An agent, as `killick.agent` or `killick.machine` declares it. Runs find it by its name."""
 
     def __init__(self, fn: Callable[..., Any], name: str, options: AgentOptions, *, is_machine: bool = False) -> None:
         self.fn = fn
@@ -118,14 +118,20 @@ def agent(
 
 @signed()
 def agent(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Declare an agent: an `async def` taking a Run, or a plain `def` taking a SyncRun, and an input.
+    """Declares an agent: an `async def` that takes a Run, or a plain `def` that takes a SyncRun, and an optional input.
+    Raises DeclarationRefused.
 
-    name, aliases  how its runs find it again; an alias keeps runs of an older name going
-    context        the type of its document; migrations bring older documents up to date, one function a version
-    on_failure     "compensate" undoes what was done when it fails
-    priority       of its runs, unless they are given another
-    contract       what everything that it intends is judged by: a Contract, or a TOML file, relative to the agent's own
-    workspace      the folder that it works in, whose files are kept as they were before and after every step
+    name        the name in the log, by which runs find their code; by default the function's name
+    aliases     earlier names, so that runs of an older name continue
+    context     the type of the agent's document, which `run.context` reads and `run.update` changes
+    migrations  functions that update older documents, one for each version
+    on_failure  "compensate" undoes the effects of a run that fails; "stop" (the default) keeps them
+    priority    the priority of its runs, if they are given none
+    contract    a Contract that evaluates every intention, or the path of its TOML file, relative to the agent's file
+    workspace   a folder, or a Workspace, whose files are captured before and after every step
+
+        @killick.agent(on_failure="compensate")
+        async def settle(run: killick.Run, claim: Claim) -> str: ...
     """
     return declared(fn, options, is_machine=False)
 
@@ -152,7 +158,7 @@ def declared(fn: Callable[..., Any] | None, options: dict[str, Any], *, is_machi
 
 
 def read_contract(path: str | os.PathLike[str]) -> Contract:
-    """A contract from a TOML file. ContractRefused, naming the rule, where it does not hold together."""
+    """Reads a contract from a TOML file. Raises ContractRefused, which names the invalid rule."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

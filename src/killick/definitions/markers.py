@@ -13,13 +13,13 @@ T = TypeVar("T")
 
 
 class Key(str):
-    """The idempotency key of the action that a tool performs."""
+    """The idempotency key of the action that a tool performs: equal for all attempts of the action."""
 
     __slots__ = ()
 
 
 KEY: Final = Key()
-"""As the default of a parameter: the tool is given its key there, and callers leave it out."""
+"""The default of a parameter that receives the idempotency key; callers leave it out."""
 
 
 class RestingCall(Protocol):
@@ -85,7 +85,12 @@ class InnerSteps:
 
 
 class ToolStep:
-    """What a tool may know of the attempt it is, and how it says how far it got."""
+    """The attempt that a tool executes, and how the tool records its progress.
+
+    run, id  the run, and the number of the step
+    attempt  the number of the attempt, from 1
+    key      the idempotency key of the action
+    """
 
     def __init__(
         self,
@@ -98,17 +103,17 @@ class ToolStep:
     ) -> None:
         self.run = run
         self.workspace = workspace
-        """The folder of the run, where its agent declares one."""
+        """The folder of the run, if its agent declares one."""
         self.id = id
         self.attempt = attempt
         self.key = key
         self.progress = progress
-        """Record how far a long tool got, so that half-done work can be undone or resumed."""
+        """Records progress, any value, so that an interrupted call can be undone or resumed."""
         self.inner: InnerSteps | None = None
 
     @staticmethod
     def here() -> ToolStep | None:
-        """The attempt that this code is, for tools that are declared elsewhere and take no parameter for it."""
+        """Returns the attempt of the calling code, for tools without a parameter for it; None outside an attempt."""
         place = HERE.get()
         return place if isinstance(place, ToolStep) else None
 
@@ -125,17 +130,15 @@ class ToolStep:
 
 
 STEP: Final = ToolStep("", "", 0, KEY, lambda _: None)
-"""As the default of a parameter: the tool is given its step there, and callers leave it out."""
+"""The default of a parameter that receives the tool's step; callers leave it out."""
 
 WORKSPACE: Final = Path()
-"""As the default of a parameter: the tool is given the run's folder there, and callers leave it out."""
+"""The default of a parameter that receives the run's folder; callers leave it out."""
 
 
 class Tx:
-    """The transaction in which a tool with `effect="transaction"` writes, together with the record of its outcome.
-
-    Rows that were written and outcome commit together when the tool returns; when it raises, nothing happened.
-    """
+    """The transaction of a tool with `effect="transaction"`. Its rows and the record of its outcome commit together
+    when the tool returns. If the tool raises, nothing happened."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -143,17 +146,17 @@ class Tx:
 
     @property
     def connection(self) -> Any:
-        """The database's own: a `sqlite3.Connection` or a `psycopg.Connection`. Leave its commit and rollback alone."""
+        """The `sqlite3.Connection` or `psycopg.Connection`. Do not commit or roll back. Raises NotDone after it."""
         if self._over or self._connection is None:
             raise NotDone(self._over or "no transaction is open here; use it in a tool with effect='transaction'")
         return self._connection
 
     def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> Any:
-        """Execute a statement; returns the database's own cursor."""
+        """Executes a statement and returns the database's own cursor."""
         return self.connection.execute(sql, params)
 
     def executemany(self, sql: str, rows: Iterable[Sequence[Any] | Mapping[str, Any]]) -> Any:
-        """Execute a statement once for each row of parameters."""
+        """Executes a statement once for each row of parameters, and returns the cursor."""
         cursor = self.connection.cursor()
         cursor.executemany(sql, rows)
         return cursor
@@ -164,7 +167,7 @@ class Tx:
 
 
 TX: Final = Tx(None)
-"""As the default of a parameter: the tool is given its transaction there, and callers leave it out."""
+"""The default of a parameter that receives the transaction; callers leave it out."""
 
 
 def is_marker(default: object) -> bool:
@@ -173,12 +176,16 @@ def is_marker(default: object) -> bool:
 
 
 class Resource(Generic[T]):
-    """A pool or a client that tools share: opened when first needed, closed with the client.
+    """A pool or a client that tools share: opened on first use, closed with the client.
 
-    crm = killick.Resource(open_crm)
+    open   a function, plain or async, that opens it
+    close  a function, plain or async, that closes it
+    name   the name in errors; by default the name of `open`
 
-    @killick.tool
-    async def look_up(name: str, crm: Crm = crm.inject()) -> Person: ...
+        crm = killick.Resource(open_crm)
+
+        @killick.tool
+        async def look_up(name: str, crm: Crm = crm.inject()) -> Person: ...
     """
 
     def __init__(
@@ -193,7 +200,7 @@ class Resource(Generic[T]):
         self.name = name or getattr(open, "__name__", "resource")
 
     def inject(self) -> T:
-        """As the default of a tool's parameter: the tool is given the open resource there."""
+        """Returns the default of a tool's parameter that receives the open resource."""
         return Injected(self)  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
 
 

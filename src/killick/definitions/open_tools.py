@@ -72,10 +72,13 @@ def open_tool(
     doc: str = "",
     **options: Any,
 ) -> Tool[..., Any]:
-    """A tool that takes any arguments by name; `options` are those of `killick.tool`.
+    """Declares a tool that takes any arguments by name, for tools that are described by a JSON schema.
 
-    fn       what it does; a host may be given another function with every call
-    schema   the JSON schema of its parameters, as models are shown it
+    name     the name of the tool
+    fn       the function; a host may give another one with each call
+    schema   the JSON schema of the parameters, as models see it
+    doc      the description that models see; by default the function's docstring
+    options  the options of `killick.tool`
     """
     told = fn or _nothing
     kind: Any = AsyncTool if inspect.iscoroutinefunction(told) else SyncTool

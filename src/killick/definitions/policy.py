@@ -22,7 +22,16 @@ Duration: TypeAlias = float | int | str
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """One action on the world, as `reconcile`, `compensate` and `confirm` receive it."""
+    """One action on the world, as `reconcile`, `compensate` and `confirm` receive it.
+
+    tool       the name of the tool
+    step       the number of the step
+    key        the idempotency key of the action
+    arguments  the recorded arguments, by name
+    result     the recorded result, if there is one
+    progress   the last progress that the tool recorded
+    failure    the recorded failure, if the attempt failed
+    """
 
     tool: str
     step: str
@@ -34,17 +43,17 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Happened(msgspec.Struct, frozen=True):
-    """A reconciler found the effect in the world; the tool would have returned this."""
+    """Returned by a reconciler: the effect is in the world, and the tool would have returned `result`."""
 
     result: Any = None
 
 
 class DidNotHappen(msgspec.Struct, frozen=True):
-    """A reconciler found that it did not happen, and never will."""
+    """Returned by a reconciler: the effect did not happen, and cannot happen later."""
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """A reconciler could not find out."""
+    """Returned by a reconciler that cannot find out. A person is asked."""
 
 
 Reconciled: TypeAlias = Happened | DidNotHappen | Unknown

@@ -24,9 +24,14 @@ _ROUNDING_SECONDS: Final = 1e-6
 
 @dataclass(frozen=True)
 class Limit:
-    """`Limit("crm", "10/min", by="tenant")`: ten calls a minute for each tenant, by all tools that share it.
+    """A rate limit, which all tools with the same limit share.
 
-    `burst` is how many of them may come at once; all, unless it says otherwise.
+    name   the name of the limit
+    rate   so many calls in so much time: "10/min", "5/s", "100/h", "3/2m"
+    by     a parameter of the tools: each of its values has its own limit
+    burst  how many calls may come at once; by default all
+
+        crm = killick.Limit("crm", "10/min", by="tenant")
     """
 
     name: str

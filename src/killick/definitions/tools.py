@@ -47,7 +47,7 @@ R = TypeVar("R", covariant=True)
 
 
 class Tool(Generic[P, R]):
-    """A declared function. Agents call it through `run.call`; outside an agent it is the plain function."""
+    """A declared tool. Agents call it by `run.call`; outside an agent it is the plain function."""
 
     def __init__(self, fn: Callable[..., Any], name: str, policy: Policy, shape: Shape | None = None) -> None:
         self.fn = fn
@@ -311,23 +311,29 @@ def tool(
 
 @signed()
 def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
-    """Declare a tool: what it does to the world, and what to do when that is in doubt.
+    """Declares a tool: its effect on the world, and how it is retried, reconciled and compensated. Raises
+    DeclarationRefused.
 
-    effect      "reads", "idempotent", "workspace", "transaction" or "at_most_once" (the default), or a function of the
-                arguments
-    retry       how often it is tried, or Retry(…): also after which errors and how long apart
-    timeout     for one attempt
-    identity    the arguments that make two calls the same action; all of them by default
-    repeat      what the same action twice does: "allow", give the "recorded" result, or "ask"
-    changes     when what it reads changes: "never", "by effects" of its own run alone, or at "any time" (the default);
-                a model that wants it back is answered from the record where it cannot have changed
-    consumes    arguments that can be used once in the whole store, such as a token
-    limit       Limit(…), shared between tools
-    compensate  undoes it, given the Effect; reconcile finds out whether it happened; confirm looks afterwards
-    isolate     "process" runs it where it can be killed when its time is up
-    patience    how long rate limits may hold it up, in all
-    nothing_happened  the errors by which it proves that nothing happened: only then is an at_most_once tool tried again
-    approve     whom to ask before it is done: a name, names, Approval(…), or a function of the arguments giving one
+    effect            "reads", "idempotent", "workspace", "transaction", "at_most_once", or a function of the arguments
+    name              the name in the log; by default the function's name
+    retry             the number of attempts, or a Retry with its errors and backoff
+    timeout           the time limit of one attempt
+    identity          the parameters that make two calls the same action; by default all
+    repeat            for the same action again: "allow" it, return the "recorded" result, or "ask" a person
+    changes           what changes the result of a read: nothing ("never"), effects of its own run ("by effects"), or
+                      anything ("any time"); a context window answers from the record what cannot have changed
+    consumes          parameters whose values can be used once in the whole store, such as a token
+    limit             one Limit or several
+    compensate        a function of the Effect that undoes it
+    reconcile         a function of the Effect that returns Happened, DidNotHappen or Unknown after a lost attempt
+    confirm           a function of the Effect that checks it afterwards
+    isolate           "process" runs a plain function in a process that can be killed at the timeout
+    patience          how long rate limits may delay a call in total
+    nothing_happened  errors that prove that nothing happened; only after these an at_most_once tool is retried
+    approve           who must approve a call: names or roles, an Approval, or a function of the arguments
+
+        @killick.tool(effect="idempotent", retry=5)
+        async def charge(card: str, cents: int, key: killick.Key = killick.KEY) -> str: ...
     """
 
     refuse_unknown("killick.tool", options, OPTIONS)

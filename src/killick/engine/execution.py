@@ -31,7 +31,7 @@ from killick.engine.steps import live_calls
 from killick.engine.steps.inner_waits import InnerWaits
 from killick.engine.steps.intention import Intent
 from killick.engine.steps.open_wait import Intervened, Waiter
-from killick.engine.steps.turns import InertSteps, Turns, end_with
+from killick.engine.steps.turns import InertSteps, Turns, end_all, end_with
 from killick.errors import KillickError, LeaseLost, OutsideBranch, StillRunning, ValueRefused
 from killick.log.group_commit import Ticket
 from killick.log.writer import Entry, Hold, RunLog
@@ -73,8 +73,7 @@ class Branch:
         self.thread: int | None = None
         self.applying: asyncio.Task[Any] | None = None
         self.stopped: Stopped | None = None
-        self.dormant: asyncio.Future[None] | None = None
-        """Set while the branch replays a cancelled step."""
+        self.dormant: asyncio.Future[None] | None = None  # pending while it replays a cancelled step
         self.streaming = False
         self.told: CallAnswer | None = None
         """The approver's answer to the last call, with their edits."""
@@ -508,8 +507,6 @@ class Execution:
             return False
         return True
 
-    # closing -----------------------------------------------------------------------------------
-
     def close(self, signal: Signal, *, cut: bool = False) -> None:
         """Close the handle: waits end with the signal now, other branches meet it at their next step.
 
@@ -523,6 +520,7 @@ class Execution:
             if not waiter.future.done():
                 self.mark_busy()
                 end_with(waiter.future, self.signal)
+        end_all((branch.dormant for branch in self.branches), self.signal)
         self.turns.close(self.signal)
         self.at_close()
         if cut:

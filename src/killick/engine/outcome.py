@@ -18,7 +18,16 @@ from killick.store.records import ENDED
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of advancing a run: ended, or waiting until a time or for something outside."""
+    """The outcome of advancing a run: it ended, or waits.
+
+    run, status      the run, and its status
+    wake_at_us       when time wakes it, in microseconds since the epoch
+    result, failure  the result or the failure
+    step             the step that failed
+    diverged         the step, the recorded and the found call, and the builds of a divergence
+    not_undone       effects that could not be undone
+    renewed_as       the run that continues it
+    """
 
     run: str
     status: str

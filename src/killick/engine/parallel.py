@@ -14,6 +14,7 @@ from killick.engine.execution import Branch, Execution, Scope
 from killick.engine.replay import OVER, RequestedStep
 from killick.engine.signals import Signal, Stopped
 from killick.engine.steps.open_wait import Closed
+from killick.engine.steps.turns import end_all
 from killick.engine.steps.waits import end
 from killick.errors import KillickError
 from killick.log.writer import Entry
@@ -192,8 +193,7 @@ def _stop(ex: Execution, branches: Sequence[Branch]) -> None:
     paths = tuple(f"{branch.path}." for branch in branches)
     for inner in (*branches, *(each for each in ex.branches if each.path.startswith(paths))):
         inner.stopped = inner.stopped or Stopped("a sibling ended")
-        if inner.dormant is not None and not inner.dormant.done():
-            inner.dormant.set_exception(inner.stopped)
+        end_all((inner.dormant,), inner.stopped)
     for waiter in list(ex.waiters.values()):
         if waiter.step.startswith(paths) and waiter.waits_for != "settlement" and not waiter.future.done():
             if waiter.waits_for == "delay":

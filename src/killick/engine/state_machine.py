@@ -25,13 +25,20 @@ S = TypeVar("S")
 
 
 class Next(msgspec.Struct, Generic[S], frozen=True):
-    """Go on with this state."""
+    """Returned by a transition: continue with this state."""
 
     state: S
 
 
 class WaitFor(msgspec.Struct, Generic[S], frozen=True):
-    """Go on with this state when a message of this name came, or the time is up; `run.received` is what came."""
+    """Returned by a transition: continue with this state after a message or at the timeout; `run.received` is the
+    result.
+
+    name     the name of the message
+    state    the next state
+    timeout  how long to wait; by default without limit
+    default  the result at the timeout
+    """
 
     name: str
     state: S
@@ -40,7 +47,7 @@ class WaitFor(msgspec.Struct, Generic[S], frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The run is over, with this result."""
+    """Returned by a transition: the run ends with this result."""
 
     result: Any = None
 
@@ -62,10 +69,8 @@ def machine(*, name: str | None = None, **options: Any) -> _MachineDecorator: ..
 
 @signed(agent)
 def machine(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Declare a state machine: a function of a run and a state that returns Next, WaitFor or Done.
-
-    The input of a run is its first state. Options are those of `killick.agent`.
-    """
+    """Declares a state machine: a function of a run and a state that returns Next, WaitFor or Done. The input of a run
+    is its first state. The options are those of `killick.agent`. Raises DeclarationRefused."""
     return declared(fn, options, is_machine=True)
 
 

@@ -11,7 +11,20 @@ from killick.store.records import RunRow, shown_tags
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run is, in one line."""
+    """The current state of a run, in short.
+
+    id, agent                     the run, and the name of its agent
+    status                        queued, running, waiting, code_mismatch, paused, completed, failed or cancelled
+    step                          the number of the current step
+    stage, plan                   the current stage, and all planned stages
+    waits                         the open waits
+    wake_at_us                    when time wakes it, in microseconds since the epoch
+    priority, tags                as given at the start
+    parent                        the run that spawned it
+    started_at_us, changed_at_us  in microseconds since the epoch
+    build                         the version of the code
+    holder                        the process that executes it
+    """
 
     id: str
     agent: str
@@ -31,7 +44,22 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """Something a run waits for. Its id is what `answer` takes."""
+    """An open wait of a run. `kd.answer` takes it, or its id.
+
+    id, run, step  the wait, its run, and the number of the step
+    waits_for      "answer", "settlement", "event", "time", "child" or "mend" (corrected code)
+    name           the name of the message, of the child or of the tool
+    prompt         the question
+    to             the people and roles that are asked
+    deadline_us    when it expires, in microseconds since the epoch
+    since_us       when it opened
+    verbs          the possible answers
+    options        the values to choose from
+    schema         the JSON schema of a response
+    intention      the call that is to be approved or settled
+    need           the number of approvers that must agree
+    rule           the rule that requires the approval
+    """
 
     id: str
     run: str
@@ -48,29 +76,29 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     intention: Any = None
     need: int = 1
     votes: tuple[str, ...] = ()
-    """Who agreed so far, where several have to."""
+    """The people who agreed so far."""
     may: tuple[str, ...] | None = None
-    """Who may answer, by name, where that is known."""
+    """The people who may answer, if known."""
     rule: str | None = None
     reason: str | None = None
-    """Why it is asked."""
+    """Why the rule requires it."""
     because: Any = None
-    """Why the agent wants it: its own words, or those of the model that decided it."""
+    """Why the agent, or the model that decided it, wants it."""
     digest: str | None = None
-    """What an answer is bound to: another one is another question, though it may have the same id."""
+    """Identifies the question: a changed question has another digest and may have the same id."""
     round: int = 0
-    """How often it was escalated after a deadline."""
+    """The number of escalations."""
     opened: int = 0
-    """The event that opened it."""
+    """The number of the event that opened it."""
 
     @property
     def is_agreed(self) -> bool:
-        """Whether as many agreed as have to, of several; the run is yet to take it."""
+        """Whether the quorum is complete and the run has not consumed it yet."""
         return self.need > 1 and len(self.votes) >= self.need
 
     @property
     def with_move(self) -> str:
-        """Itself, and the client's call that ends it, with its arguments, where one does."""
+        """The wait in words, with the client's call that ends it."""
         if self.waits_for == "event":
             return f"{self}; call kd.send({self.run!r}, {self.name!r}, …)"
         if not self.verbs:
@@ -103,7 +131,7 @@ def _field(intention: Any, name: str) -> Any:
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a listing; `number` is the cursor for the next page."""
+    """One run of a listing, as in RunInfo. `number` is the cursor for the next page."""
 
     number: int
     id: str

@@ -73,6 +73,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...]
     started_at_us: int
     changed_at_us: int
+    ended_at_us: int | None = None
     number: int
     seq: int = 0
     stage: str | None = None
@@ -182,6 +183,7 @@ class Listing:
             attempts=len(known.attempts) if known is not None else 0,
             build=" ".join(filter(None, (facts.build.version, facts.build.commit[:7]))) or None,
             parent=facts.parent, forked_from=facts.forked_from,
+            ended_at_us=self._log.event(line.run, facts.ended).at if facts.ended else None,
         )  # fmt: skip
         if status == "completed" and (result := self._data(line.run, facts.ended).get("result")) is not None:
             told = result if isinstance(result, str) else inline(result)
@@ -229,8 +231,7 @@ class Listing:
                 return About(kind="child", text=wait.name)
             case _:
                 data = self._data(run, wait.opened)
-                asked = asked_of_intention(wait.waits_for, data.get("intention"))
-                prompt = data.get("prompt")
+                asked, prompt = asked_of_intention(wait.waits_for, data.get("intention")), data.get("prompt")
                 asked = asked or (prompt if isinstance(prompt, str) and prompt else wait.name)
                 kind: Kind = "doubt" if wait.waits_for == "settlement" else "person"
                 return About(kind=kind, text=cut(f"{', '.join(wait.to)}: {asked}" if wait.to else asked, CHARS_MAX))
@@ -242,8 +243,7 @@ class Listing:
             seq = (fold or self._log.state(run).fold).facts.ended
             event = self._log.event(run, seq)
         step: str | None = getattr(event, "step", None)
-        found = self._data(run, seq).get("failure")
-        if not isinstance(found, dict):
+        if not isinstance(found := self._data(run, seq).get("failure"), dict):
             return step, ()
         failure = convert(found, Failure, at="failure")
         while failure.type.endswith((".StepFailed", ".ChildFailed")) and failure.cause is not None:

@@ -28,7 +28,7 @@ from killick.window.pages import Tokens, estimate
 from killick.window.usage import KINDS, OWN_TOOLS, Filling, Kind, Left, RequestUsage, request_of
 
 WINDOWS_VERSION: Final = 1
-"""The version of the JSON form, which docs/showing.md describes."""
+"""The version of the JSON form, which docs/file-formats.md describes."""
 
 _MESSAGES_EACH: Final = 6
 """The message budget for each call read of a long run."""

@@ -58,6 +58,8 @@ def attempt() -> ToolStep | None:
 class Host:
     """Records the calls of code that Killick did not start, from any task or thread, each once by its key.
 
+    run  the id of the run
+
     A call with a recorded key returns the recorded outcome. Without a key, the nth call of the same name with the same
     arguments is the same call.
     """
@@ -88,12 +90,13 @@ class Host:
         fn: Callable[..., Any] | None = None,
         bubbles: tuple[type[BaseException], ...] = (),
     ) -> Any:
-        """Calls a tool as a step.
+        """Calls a tool as a step. Raises StepFailed, Rejected, RunWaiting if the call waits for a person.
 
-        key       identifies the call: the framework's own id
-        fn        called with the arguments, in place of the tool's own function
-        bubbles   errors by which a framework leaves a tool before any effect: no attempt is counted, the step stays
-                  open, and the error reaches the caller unchanged
+        arguments  the arguments, by name
+        key        identifies the call: the framework's own id
+        fn         called with the arguments, in place of the tool's own function
+        bubbles    errors by which a framework leaves a tool before any effect: no attempt is counted, the step stays
+                   open, and the error reaches the caller unchanged
         """
         intent = self._tool(tool, arguments, fn, bubbles)
         return await self._awaited(partial(self._performed, intent, key))
@@ -107,17 +110,17 @@ class Host:
         fn: Callable[..., Any] | None = None,
         bubbles: tuple[type[BaseException], ...] = (),
     ) -> Any:
-        """The same, for blocking code, in any thread but the host's own."""
+        """The same as `call`, for blocking code, in any thread but the host's own."""
         intent = self._tool(tool, arguments, fn, bubbles)
         return self._blocking(partial(self._performed, intent, key))
 
     async def model(self, fn: Callable[..., Any], /, *args: Any, key: str | None = None, **kwargs: Any) -> Any:
-        """Calls a model: recorded verbatim, with usage and reasoning, and never called again. Another wording under the
-        same key is only noted."""
+        """Calls a model: recorded verbatim, with usage and reasoning, and never called again under the same key. Raises
+        StepFailed."""
         return await self._awaited(partial(self._performed, self._model(fn, args, kwargs), key))
 
     def model_sync(self, fn: Callable[..., Any], /, *args: Any, key: str | None = None, **kwargs: Any) -> Any:
-        """The same, for blocking code."""
+        """The same as `model`, for blocking code."""
         return self._blocking(partial(self._performed, self._model(fn, args, kwargs), key))
 
     async def ask(
@@ -130,7 +133,8 @@ class Host:
         timeout: Duration | None = None,
         default: Any = questions.MISSING,
     ) -> Answer:
-        """Ask a person, and wait for the answer."""
+        """Asks a person and waits for the answer. The options are those of `run.ask`. Raises WaitExpired at the
+        deadline if there is no default."""
         asked = partial(_asked, prompt=prompt, to=to, timeout=timeout, default=default, options=options)
         answer: Answer = await self._awaited(partial(_taken, asked, key))
         return answer
@@ -145,7 +149,7 @@ class Host:
         timeout: Duration | None = None,
         default: Any = questions.MISSING,
     ) -> Answer:
-        """The same, for blocking code."""
+        """The same as `ask`, for blocking code."""
         asked = partial(_asked, prompt=prompt, to=to, timeout=timeout, default=default, options=options)
         answer: Answer = self._blocking(partial(_taken, asked, key))
         return answer
@@ -388,11 +392,7 @@ class ExternalBranches:
             raise self.how()
 
     def _start(
-        self,
-        key: str,
-        intent: Intent | None,
-        do: Callable[..., Coroutine[Any, Any, Any]],
-        inner: InnerSteps | None,
+        self, key: str, intent: Intent | None, do: Callable[..., Coroutine[Any, Any, Any]], inner: InnerSteps | None
     ) -> Any:
         ex, scope = self.ex, self._scope
         branch = self._branches[key] = Branch(ex, f"{scope.step}.{self._number(key, intent)}", scope)
@@ -457,13 +457,7 @@ def _meant(sort: str, name: str, said: Any) -> tuple[str, str, e.Digest | None]:
 class ExternalSteps:
     """`async with run.hosting() as host`, or `with` in a plain def agent: a framework's own loop runs in the block."""
 
-    def __init__(
-        self,
-        execution: Execution,
-        begin: Callable[..., Any],
-        *,
-        outside: bool = False,
-    ) -> None:
+    def __init__(self, execution: Execution, begin: Callable[..., Any], *, outside: bool = False) -> None:
         self._ex = execution
         self._begin = begin
         self._outside = outside

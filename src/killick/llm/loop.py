@@ -25,7 +25,12 @@ ANTHROPIC_TOKENS_MAX: Final = 4096
 
 
 class LoopResult(msgspec.Struct, frozen=True):
-    """The end of a loop: the model's last text, and all messages."""
+    """The end of a loop.
+
+    text   the model's last text
+    reply  the model's last reply
+    turns  the number of model calls
+    """
 
     text: str
     messages: list[Any]
@@ -48,16 +53,21 @@ async def loop(
     window: Window | None = None,
     **params: Any,
 ) -> LoopResult:
-    """Calls a model with tools until it asks for none.
+    """Calls a model with tools until it calls none. Messages that people send to the run join the next model call.
+    Raises KillickError after `turns_max` calls.
 
-    model      a client's method, such as `client.messages.create`, or a function that takes and gives the same
-    messages   what to begin with; a text is the user's
-    provider   whose form messages and tools have, where `model` is not a method of an official client
-    budget     how many tokens a call may take: what is not in use leaves, and comes back when the model wants it
-    window     the same, by a Window of your own; give it to the next loop, too, to go on with what it holds
-    params     for the model: `model="…"`, `max_tokens=…`; `tools=[…]` are the provider's own, in addition to ours
+    run        the Run
+    model      a method of a client, such as `client.messages.create`, or a function with the same form
+    tools      a Toolset, or tools
+    messages   the history to begin with; text is the user's message
+    turns_max  the maximum number of model calls
+    system     the system prompt
+    provider   the form of messages and tools, if `model` is not a method of an official client
+    budget     the maximum tokens of a call: unused content is evicted, and returns when the model asks for it
+    window     a Window in place of `budget`; give it to the next loop to continue with its content
+    params     for the model: `model="…"`, `max_tokens=…`; `tools=[…]` are further tools of the provider
 
-    What people say to the run meanwhile reaches the model with its next call, or makes one.
+        result = await killick.loop(run, client.messages.create, [search], messages="…", model="…")
     """
     toolset = tools if isinstance(tools, Toolset) else Toolset(*tools)
     provider = provider or provider_of(model)
@@ -92,7 +102,10 @@ def loop_sync(
     messages: str | Sequence[Any],
     **options: Any,
 ) -> LoopResult:
-    """The same for a SyncRun."""
+    """The same as `loop`, for a SyncRun.
+
+    options  the other options of `loop`
+    """
     return driven(loop(run, model, tools, messages=messages, **options))
 
 

@@ -33,7 +33,7 @@ NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 class Toolset:
-    """Tools that are offered to a model together."""
+    """Tools that a model is offered together. Raises DeclarationRefused for names that providers do not accept."""
 
     def __init__(self, *tools: AnyTool) -> None:
         self._tools: dict[str, AnyTool] = {}
@@ -58,7 +58,7 @@ class Toolset:
         return list(self._tools)
 
     def get(self, name: str) -> AnyTool | None:
-        """The tool of that name, if it is one of these."""
+        """Returns the tool with that name, or None."""
         return self._tools.get(name)
 
     def bind(self, name: str, arguments: Mapping[str, Any] | str) -> dict[str, Any]:

@@ -54,7 +54,10 @@ Plain: TypeAlias = "bool | int | float | str | bytes | list[Plain] | dict[str, P
 
 
 class Secret:
-    """A value that the log must not contain: only a keyed digest is stored. A decoded Secret has no value."""
+    """A value that the log must not contain: only a keyed digest is recorded. A Secret from the log has no value.
+
+    value  the value; `reveal` returns it
+    """
 
     __slots__ = ("__weakref__", "_value", "digest")
 
@@ -70,7 +73,7 @@ class Secret:
         return secret
 
     def reveal(self) -> Any:
-        """Returns the value. Raises `ValueErased` if only its digest is recorded."""
+        """Returns the value. Raises ValueErased if only its digest is recorded."""
         if self.digest is not None:
             raise ValueErased(self.digest)
         _REVEALED.add(self)

@@ -406,7 +406,7 @@ class DecisionMade(Event, frozen=True, tag="decision.made"):
 
 
 class WaitOpened(Event, frozen=True, tag="wait.opened"):
-    """A step waits. `digest` binds the request, so that an answer authorises nothing else. `need` is the quorum of
+    """A step waits. `digest` binds the request, so that an answer authorizes nothing else. `need` is the quorum of
     approvers. `round` counts escalations. Data: `prompt`, `schema`, `default`, `intention`, `verbs`, `options`; `may`,
     the permitted approvers by name, if known."""
 
@@ -478,7 +478,7 @@ class ChildEnded(Event, frozen=True, tag="child.ended"):
 
 
 class ContextChanged(Event, frozen=True, tag="context.changed"):
-    """The agent's context changed from version `seen`. Data: `document` and its `form` if replaced whole, else `set`
+    """The agent's context changed from version `saw`. Data: `document` and its `form` if replaced whole, else `set`
     and `unset`; `because`."""
 
     version: int

@@ -85,20 +85,24 @@ def _finite(number: object) -> float | None:
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """A retry policy for repeatable steps: the number of attempts, the errors, and the backoff.
+    """A retry policy: the number of attempts, the errors, and the backoff. Raises DeclarationRefused.
 
-    on      retry only after these exceptions; default: every Exception except programming errors
-    never   never retry after these
+    attempts  the number of attempts in total
+    first     the backoff after the first failure
+    factor    the factor by which each backoff grows
+    max       the longest backoff
+    jitter    the fraction of a backoff that jitter may remove
+    on        retry only after these exceptions; by default after every Exception except programming errors
+    never     never retry after these exceptions
+
+        retry = killick.Retry(attempts=5, first="1s", on=(TimeoutError,))
     """
 
     attempts: int = 3
     first: float = 0.5
-    """Seconds of backoff after the first failure."""
     factor: float = 2.0
     max: float = 60.0
-    """The maximum backoff in seconds."""
     jitter: float = 0.25
-    """The fraction of a backoff that jitter may remove."""
     on: tuple[type[BaseException], ...] = ()
     never: tuple[type[BaseException], ...] = ()
 

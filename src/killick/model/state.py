@@ -193,14 +193,29 @@ class Outputs(Mapping[str, Any]):
 
 
 class State:
-    """The state of a run at one position of its log."""
+    """The complete state of a run at one event of its log. Its nine parts are read on access.
+
+    run, agent  the id of the run, and the name of its agent
+    status      the status of the run
+    seq         the number of the event
+    generation  the number of rewinds before
+    position    the current step, plan and stage, and the finished and open steps
+    outputs     the outputs of finished steps, by step
+    decisions   the decisions: question, options, choice, decider and reason
+    retries     the attempts of steps, their errors, and the time of the next attempt
+    failures    the failures: step, input, progress and error
+    context     the agent's document, and its version
+    pending     the open waits
+    trace       the model and tool calls, in order: input, output and usage
+    effects     the effects, whether their outcome is known, and whether they were compensated
+    """
 
     def __init__(self, fold: Fold, reader: Reader) -> None:
         self.fold = fold
         self.event = reader.event
         self._reader = reader
 
-    # the scalar part --------------------------------------------------------------------------
+    # the run ---------------------------------------------------------------------------------
 
     @property
     def run(self) -> str:

@@ -99,7 +99,7 @@ class Vote(Document, frozen=True):
 
 
 class Wait(Document, frozen=True):
-    """Something that a step waits for, or waited for. `id` is what an answer names.
+    """An open or closed wait of a step. An answer names its `id`.
 
     `kind` is `answer`, `settlement`, `event`, `child` or `time`. `asks` is what a person is asked: `approval` (may this
     call be made), `question`, or `doubt` (did this call happen). `approved_by` names the approvers so far, of `need`.
@@ -273,7 +273,7 @@ class Child(Document, frozen=True):
 
 
 class Step(Document, frozen=True, tag_field="type", tag="step"):
-    """A step with everything on record of it. Values are verbatim.
+    """A step with everything that the log has of it. Values are verbatim.
 
     arguments            the agent's arguments
     effective_arguments  the same after a person's edit
@@ -359,7 +359,7 @@ class StepReference(Document, frozen=True):
 
 
 class Moment(Document, frozen=True, tag_field="type", tag="moment"):
-    """An event between a run's steps. `text` is a line for people; `fields` and `data` are as those of an event."""
+    """An event between steps. `text` is a line for people; `fields` and `data` are those of an event."""
 
     seq: int
     at_us: int
@@ -379,7 +379,7 @@ def moment(part: parts.Moment) -> Moment:
 
 
 class Event(Document, frozen=True):
-    """An event as it is on record. `fields` is the event itself, `data` its values; `hash` is its link of the chain."""
+    """A recorded event. `fields` is the event itself, `data` its values, `hash` its link of the chain."""
 
     run: str
     seq: int
@@ -409,7 +409,7 @@ def fields_of(body: dict[str, Any]) -> dict[str, Any]:
 
 
 class StepBoundary(Document, frozen=True):
-    """A step as a pair of places: the events before and after it. `after` is null while it is open."""
+    """A step as two positions: the events before and after it. `after` is null while it is open."""
 
     run: str
     step: str

@@ -29,7 +29,7 @@ from killick.store.records import shown_tags
 
 
 class RunReason(Document, frozen=True):
-    """What a run waits for, or what went wrong. `at` is when that ends."""
+    """Why a run waits, or what failed. `at` is the end of the wait."""
 
     kind: str
     text: str
@@ -37,7 +37,7 @@ class RunReason(Document, frozen=True):
 
 
 class RunSummary(Document, frozen=True):
-    """A run in a line. `stage` is number `stage_number` of `stages`; of them the run `entered` these, from 0.
+    """A run in one line. `stage` is number `stage_number` of `stages`; `entered` lists the stages reached, from 0.
 
     `seq` is 0 where the log was not read; then only what the index has is there. `cursor` continues a listing after it.
     """
@@ -49,6 +49,7 @@ class RunSummary(Document, frozen=True):
     tags: tuple[str, ...]
     started_at_us: int
     changed_at_us: int
+    ended_at_us: int | None
     since_us: int | None
     cursor: str
     seq: int
@@ -82,8 +83,7 @@ class RunFailure(Document, frozen=True):
 
 
 class Position(Document, frozen=True):
-    """Where a run is, since when, and what happens next. `stage_index` is its stage in its plan, from 0; `entered`
-    are those that it came to."""
+    """A run's position, since when, and what is next. `stage_index` is its stage, from 0; `entered`: those reached."""
 
     where: str
     since_us: int
@@ -95,7 +95,7 @@ class Position(Document, frozen=True):
 
 
 class Run(Document, frozen=True):
-    """A run: where it is, what it waits for, what it was given and what it returned."""
+    """A run: its position, its open waits, its input and its result."""
 
     id: str
     agent: str

@@ -34,7 +34,7 @@ _PASSED: Final = {
 
 
 class TriggerActivity(Document, frozen=True):
-    """One thing that a trigger did, or that was done to it: when, what, the run that it started, by whom and why."""
+    """One action of or on a trigger: its time, the started run, the person and the reason."""
 
     at_us: int
     did: str
@@ -45,7 +45,7 @@ class TriggerActivity(Document, frozen=True):
 
 
 class Trigger(Document, frozen=True):
-    """Where a trigger is. `what` is its schedule in words; `missed` and `overlap` are its policies.
+    """The state of a trigger. `what` is its schedule in words; `missed` and `overlap` are its policies.
 
     `passed` counts the firings among `recent` that were not made. `taken_up` is False until a worker has taken it up.
     """

@@ -29,12 +29,21 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a replay: the status of the run by its record and by its code.
+    """The result of a replay.
 
-    `beyond` is the next call of the code after the end of an unfinished record. `strays` are files that
-    the code opened outside of a step. `parted` is where it parts from the record, if it was asked not to raise that.
-    `played` are the outcomes that the code was given, in order; `state` is where it brought the run. `stopped` is where
-    the caller asked it to stop.
+    run, agent   the run and its agent
+    status       the status of the run
+    result       the result of the code
+    failure      the failure of the code
+    steps        the number of replayed steps
+    drifts       steps whose arguments differ from the log without a change in effect
+    strays       files that the code opened outside a step
+    beyond       the next call of the code after the end of an unfinished log
+    parted       the divergence, if it was not raised
+    played       the outcomes that the code received, in order
+    state        the state of the run at the end of the replay
+    stopped      the position at which the caller asked to stop
+    is_redacted  whether the values are pseudonyms
     """
 
     run: str

@@ -14,8 +14,11 @@ __all__ = ["MemoryStore", "SqliteStore", "Store", "open_store"]
 
 
 def open_store(url: str, **options: Any) -> Store:
-    """Opens the store at a URL: `memory:`, `sqlite:///path`, the plain path of a SQLite file, `postgresql://host/db`,
-    or `redis://host/0` (also `rediss:`, `unix:` and `valkey:`)."""
+    """Opens the store at a URL. Raises StoreUnavailable, StoreFormat if a newer version wrote the store.
+
+    url      `memory:`, `sqlite:///path` or a path, `postgresql://host/db`, `redis://host/0`, `valkey://host/0`
+    options  the options of the store's class
+    """
     parts = urlsplit(url)
     if parts.scheme == "memory":
         return MemoryStore(**options)

@@ -49,7 +49,7 @@ from killick.store.records import (
 
 
 class MemoryStore(Runs):
-    """Keeps everything in this process."""
+    """A store in the memory of this process."""
 
     def __init__(self, *, clock: Clock | None = None, ids: Ids | None = None) -> None:
         ids = ids or RandomIds()

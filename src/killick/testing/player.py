@@ -73,6 +73,11 @@ def play(
            exception; other tools run for real. Agent code's I/O outside a step is refused
     id     the run's id, which is in its tools' idempotency keys
     now    the start time; the clock moves only by `t.advance` and by the sleeps that `t.result` skips
+
+        with killick.testing.play(settle, claim, fakes={charge: "ok"}) as t:
+            t.until_waiting()
+            t.answer("approve", by="ada")
+            assert t.result() == "paid"
     """
     return Playing(agent, input, Fakes(fakes), id, now)
 
@@ -125,7 +130,7 @@ class _Played(Generic[O]):
         self.run = self._process.client.start(agent, input, id=run).id
         """The run's id."""
 
-    # looking ----------------------------------------------------------------------------------
+    # reading ----------------------------------------------------------------------------------
 
     @property
     def client(self) -> Client:
@@ -156,7 +161,7 @@ class _Played(Generic[O]):
 
     @property
     def waits(self) -> Sequence[Wait]:
-        """The run's waits; for children, theirs."""
+        """The open waits of the run and of its children."""
         return [*self._waits_of(self.run)]
 
     def _waits_of(self, run: str) -> Iterator[Wait]:
@@ -166,7 +171,7 @@ class _Played(Generic[O]):
 
     @property
     def wait(self) -> Wait:
-        """The run's only open question or message wait."""
+        """The only open question or message wait. Raises RunElsewhere if there is none, or several."""
         found = [wait for wait in self.waits if _KINDS.get(wait.waits_for) in ("person", "event")] or self.waits
         if len(found) != 1:
             told = "; ".join(map(str, found))
@@ -191,7 +196,10 @@ class _Played(Generic[O]):
         return any((step.delayed_until or 0) > self.clock.now_us() for step in steps)
 
     def calls(self, of: Named) -> list[dict[str, Any]]:
-        """The arguments of every call of a tool or a model, in order, including failed attempts."""
+        """Returns the arguments of every call of a tool or a model, in order, including failed attempts.
+
+        of  the tool, the model function, or a name
+        """
         return [arguments for intent, arguments in self._called if called_for(of, intent)]
 
     @property
@@ -214,24 +222,30 @@ class _Played(Generic[O]):
     # acting -----------------------------------------------------------------------------------
 
     def advance(self, duration: Duration) -> None:
-        """Advances the clock. Due events happen when the run is driven next."""
+        """Moves the clock. Due events happen when the run is driven next."""
         self.clock.advance(seconds(duration))
 
     def answer(
         self, verb: Verb, value: Any = None, *, by: str | None = None, comment: str | None = None,
         wait: Wait | str | None = None,
     ) -> None:  # fmt: skip
-        """Answers a wait of the run or of a child; name the wait if there are several."""
+        """Answers a wait of the run or of a child. Raises AnswerRefused if the answer does not fit.
+
+        verb     one of the wait's `verbs`
+        value    the response, or the edited arguments
+        comment  text for the record
+        wait     the Wait or its id; needed if several are open
+        """
         asked = [each for each in self.waits if each.verbs]
         target = asked[0].id if wait is None and len(asked) == 1 else self.run if wait is None else wait
         self.client.answer(target if isinstance(target, str) else target.id, verb, value=value, by=by, comment=comment)
 
     def send(self, name: str, body: Any = None, *, id: str | None = None, by: str | None = None) -> None:  # noqa: A002
-        """Sends the run a message."""
+        """Sends the run a message. The id deduplicates it."""
         self.client.send(self.run, name, body, id=id, by=by)
 
     def say(self, text: str, *, by: str | None = None) -> None:
-        """Sends a user message; the run's loop reads it before its next model call."""
+        """Sends text of the user; the run's loop reads it before its next model call."""
         self.client.say(self.run, text, by=by)
 
     def pause(self, *, by: str | None = None) -> None:
@@ -239,7 +253,7 @@ class _Played(Generic[O]):
         self.client.pause(self.run, by=by)
 
     def resume(self, *, by: str | None = None) -> str:
-        """Resumes a paused or failed run; returns what it did."""
+        """Resumes a paused or failed run and returns a description."""
         return self.client.resume(self.run, by=by)
 
     def cancel(self, *, compensate: bool = False, by: str | None = None) -> None:
@@ -247,11 +261,11 @@ class _Played(Generic[O]):
         self.client.cancel(self.run, compensate=compensate, by=by)
 
     def set(self, *, by: str | None = None, **changes: Any) -> None:
-        """Changes entries of the run's context, as a person would."""
+        """Changes entries of the run's context, as a person does by `kd.set`."""
         self.client.set(self.run, by=by, **changes)
 
     def crash(self) -> None:
-        """Crashes the process now: its memory is lost, and the run recovers from the store when driven."""
+        """Crashes the process: its memory is lost, and the run recovers from the store when it is driven."""
         dying = self._process
         dying.die()
         self._dead.append(dying)
@@ -261,7 +275,7 @@ class _Played(Generic[O]):
         self._process = Process(self)
         self._stir()
 
-    # what the process tells -------------------------------------------------------------------
+    # reports of the process -------------------------------------------------------------------
 
     def note(self, intent: Intent) -> None:
         """Records a call of a tool or a model."""
@@ -363,10 +377,10 @@ class _Played(Generic[O]):
 
     @OnLoop
     async def until_waiting(self, *, leap: bool = False) -> None:
-        """Drives the run until only a person, an event or time can wake it; `waits_for` says which.
+        """Drives the run until only a person, an event or time can wake it; `waits_for` says which. Raises RunElsewhere
+        if it completed, and the error of `kd.run` if it ended in another way.
 
-        With `leap`, sleeps and backoffs are skipped, and only a person or an event stops it. Raises RunElsewhere if it
-        completed, and the error of `kd.run` if it ended in another way.
+        leap  skip sleeps and backoffs, so that only a person or an event stops the run
         """
         advanced = await self._drive(leaps=leap)
         if advanced is None or (advanced.status == "waiting" and advanced.diverged is None):
@@ -377,10 +391,11 @@ class _Played(Generic[O]):
 
     @OnLoop
     async def until(self, step: Named, *, returned: bool = False) -> None:
-        """Drives the run until it is about to call a tool or model: by object, name, or step number.
+        """Drives the run until it is about to call a tool or a model. Sleeps and backoffs are skipped. The attempt is
+        recorded, and nothing was called. Raises RunElsewhere if the run does not reach it.
 
-        The attempt is recorded, and nothing was called. With `returned`, it was called, and its outcome is not recorded
-        yet. A crash there leaves an unknown outcome. Sleeps and backoffs on the way are skipped.
+        step      the tool, the model function, a name, or the number of a step
+        returned  stop after the call instead, before its outcome is recorded: a crash there leaves an unknown outcome
         """
         halt = Halt(step, returned)
         advanced = await self._drive(leaps=True, halt=halt)
@@ -394,10 +409,8 @@ class _Played(Generic[O]):
 
     @OnLoop
     async def result(self) -> O:
-        """Drives the run to its end and returns its result, or raises the error of `kd.run`.
-
-        Sleeps, backoffs and rate limits are skipped. A wait for a person or an event raises RunWaiting.
-        """
+        """Drives the run to its end and returns its result. Sleeps, backoffs and rate limits are skipped. Raises
+        RunWaiting if it waits for a person or an event, and the other errors of `kd.run`."""
         advanced = await self._drive(leaps=True)
         assert advanced is not None
         result: O = outcome(self.client.runtime.engine, self.agent, advanced)
@@ -405,11 +418,11 @@ class _Played(Generic[O]):
 
 
 class Play(_Played[O], Awaits):
-    """A run under test, driven by awaiting."""
+    """A run under test. Awaiting its methods drives the run."""
 
 
 class BlockingPlay(_Played[O], Blocks):
-    """A run under test without await: as Play, on its own loop."""
+    """A run under test, without await."""
 
     def __init__(self, *given: Any) -> None:
         _refuse_running()
@@ -443,11 +456,15 @@ def replay(
     secret_key: bytes | None = None,
     seconds: float = SECONDS,
 ) -> Replayed:
-    """Replays an agent's code against an exported run. Raises ReplayParted on a divergence, or returns it with
-    `check=False`.
+    """Replays an agent's code against an exported run. Raises ReplayParted if the code diverges from the log and
+    `check` is set.
 
-    `run` selects a child in the file. `secret_key` is that of the original store, if arguments are Secrets; `seconds`
-    is the time limit.
+    source      the export: a path, or bytes
+    agent       the agent whose code is replayed
+    check       raise at a divergence; otherwise return it
+    run         the id of a child in the file
+    secret_key  the key of the original store, if arguments are Secrets
+    seconds     the time limit
     """
     return Replay(read(source), agent, run=run, secret_key=secret_key, asked=ReplayRequest(seconds=seconds)).outcome(
         check

@@ -35,23 +35,34 @@ Scripted: TypeAlias = Said | Callable[..., Said]
 
 
 def call(name: str, /, **arguments: Any) -> Call:
-    """A tool call by the model, with these arguments."""
+    """Returns a tool call of a scripted model.
+
+    name       the name of the tool
+    arguments  the arguments of the call
+    """
     return Call(name, arguments)
 
 
 def turn(
     *parts: str | Call, reasoning: str | None = None, usage: tuple[int, int] | None = None, stop: str | None = None
 ) -> Turn:
-    """One reply of several parts: texts, and parallel tool calls.
+    """Returns one reply of several parts.
 
-    usage  the tokens read and written
-    stop   the stop reason, in the provider's words, if not the default
+    parts      texts and parallel tool calls
+    reasoning  the model's reasoning
+    usage      the tokens read and written
+    stop       the stop reason, in the provider's words, if not the default
     """
     return Turn(parts=parts, reasoning=reasoning, usage=usage, stop=stop)
 
 
 def refusal(status: int, message: str = "refused by its script", *, retry_after: float | None = None) -> Refusal:
-    """A provider's error in place of a reply: 429 is a rate limit, 529 overload, 401 a wrong key."""
+    """Returns a provider's error in place of a reply.
+
+    status       429 is a rate limit, 529 overload, 401 a wrong key
+    message      the text of the error
+    retry_after  seconds
+    """
     return Refusal(status=status, message=message, retry_after=retry_after)
 
 
@@ -65,7 +76,7 @@ class ModelRefused(Exception):
 
 
 class ScriptedModel:
-    """A model that returns the next turn of its script on each call; made by `scripted`."""
+    """A model that returns the next turn of its script on each call; `scripted` makes it."""
 
     def __init__(
         self,
@@ -94,7 +105,7 @@ class ScriptedModel:
         return self._given(self._next(), whole)
 
     async def async_call(self, *args: Any, **request: Any) -> Any:
-        """The same, to be awaited."""
+        """Returns the next turn, for code that awaits."""
         return self(*args, **request)
 
     def fresh(self, fn: Any) -> ScriptedModel:
@@ -160,17 +171,18 @@ def scripted(
     usage: tuple[int, int] = (10, 5),
     forever: bool = False,
 ) -> ScriptedModel:
-    """Makes a model that returns the next turn of its script on each call.
+    """Returns a model that returns the next turn of its script on each call.
+
+    turns     texts, calls, turns, refusals, exceptions, or functions that receive the parts of the request they name
+    provider  the form of the replies; by default that of the replaced client, or of the request
+    objects   whether replies are objects of the official client; by default if it replaces such a client
+    usage     the tokens read and written of a turn without its own
+    forever   whether the last turn repeats
+
+    A text directly before a call belongs to the same turn: the example has two turns. `turn(…)` separates texts, or
+    combines calls.
 
         model = scripted("Let me look.", call("search", q="x"), "Done.")
-
-    A text before a call belongs to the same turn: these are two turns. `turn(…)` separates texts, or combines calls. A
-    function is a turn that reads the request first; an exception, or `refusal(429)`, is raised.
-
-        provider  the replies' form; default: that of the replaced client, else that of the request
-        objects   whether replies are the official client's classes; default: if it replaces such a client
-        usage     the default tokens read and written of a turn
-        forever   whether the last turn repeats
     """
     return ScriptedModel(_joined(turns), provider=provider, objects=objects, usage=usage, forever=forever)
 

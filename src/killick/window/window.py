@@ -29,7 +29,13 @@ _FOR_GOOD: Final = 1 << 40
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """The request to send."""
+    """The request to send.
+
+    messages  the messages
+    tools     the schemas of the tools
+    tokens    the size of the request
+    turn      the number of the turn
+    """
 
     messages: list[Any]
     tools: list[Any]
@@ -50,7 +56,8 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Window:
-    """Keeps a model's requests within a token budget."""
+    """Keeps the requests to a model within a token budget. Evicted content keeps a name and returns when the model
+    asks."""
 
     def __init__(
         self,
@@ -113,19 +120,25 @@ class Window:
             return ()
         return (schemas.recall_name, schemas.find_name) if schemas.stubs else (schemas.recall_name,)
 
-    # for any loop ---------------------------------------------------------------------------------
+    # use in any loop ------------------------------------------------------------------------------
 
     def fit(self, messages: Iterable[Any], tools: Iterable[Any] | None = (), *, system: Any = None) -> Sent:
-        """Returns the request for the next reply to this full history."""
+        """Returns the request for the next reply to a full history.
+
+        messages  the full history, in the provider's form
+        tools     the schemas of the tools
+        system    the system prompt
+        """
         messages, tools = _listed(messages), _listed(tools or ())
         self._decide(self.plan(messages, tools, system=system))
         return self.render(messages, tools, system=system)
 
     def answer(self, name: str, arguments: Mapping[str, Any] | str, *, stable: bool = False) -> Answer | None:
-        """Returns the window's answer to a model's call; None if the tool must run.
+        """Returns the window's own answer to a model's call; None if the tool must run.
 
-        With `stable` the caller guarantees that the read content is unchanged: an evicted page is returned without
-        running the tool.
+        name       the name of the tool
+        arguments  the arguments of the call
+        stable     the content that the tool reads has not changed: an evicted page is returned without running the tool
         """
         answer = self.answering(name, arguments, stable=stable)
         if answer is not None:
@@ -133,7 +146,11 @@ class Window:
         return answer
 
     def pin(self, handle: str, *, turns: int | None = None) -> None:
-        """Pins a page, for some turns or permanently; an evicted one returns to its position."""
+        """Pins a page; an evicted page returns to its position. Raises WindowRefused if no page has the handle.
+
+        handle  the name of the page, as tombstones and `pages` give it
+        turns   for how many turns; by default permanently
+        """
         page = self.page(handle)
         if page is None:
             raise WindowRefused(f"no page has the handle {handle!r}; take handles from tombstones or pages()")
@@ -152,10 +169,10 @@ class Window:
                 self._record(decision)
             self.apply([decision])
 
-    # in parts, for whoever records --------------------------------------------------------------------
+    # use by callers that record decisions -----------------------------------------------------------
 
     def plan(self, messages: Sequence[Any], tools: Sequence[Any] | None = (), *, system: Any = None) -> list[Decision]:
-        """Returns the decisions before the next call."""
+        """Returns the decisions before the next call. Nothing changes until `apply`."""
         view = self._view(messages, tools or (), system)
         self._planned = messages
         return planned(view)

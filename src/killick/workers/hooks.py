@@ -31,6 +31,7 @@ from killick.errors import (
     HeadMoved,
     LogError,
     RunExists,
+    StoreError,
     WebhookFailed,
     WebhookGone,
 )
@@ -70,10 +71,18 @@ TAG: Final = "hook"
 
 
 F = TypeVar("F", bound="Callable[[HookEvent], Any]")
+T = TypeVar("T")
 
 
 class HookEvent:
-    """An event as it is delivered to a hook. Its values are loaded on first access."""
+    """An event as it is delivered to a hook. Its values are loaded on first access.
+
+    kind   the kind of the event, such as "run.failed"
+    run    the id of the run
+    seq    the number of the event
+    agent  the name of the agent
+    hook   the name of the hook
+    """
 
     def __init__(self, engine: Engine, told: OutboxItem, *, agent: str, hook: str, attempt: int, told_at: int) -> None:
         self._engine = engine
@@ -86,6 +95,15 @@ class HookEvent:
         """The number of this delivery attempt, from 1."""
         self.told_at = told_at
         """The time of this delivery, in microseconds since the epoch."""
+        self.is_unread = False
+        """Whether the store failed to read it: then the hook did not fail, and the attempt does not count."""
+
+    def _read(self, read: Callable[..., T], *args: Any) -> T:
+        try:
+            return read(*args)
+        except StoreError:
+            self.is_unread = True
+            raise
 
     @property
     def key(self) -> str:
@@ -100,28 +118,29 @@ class HookEvent:
     @cached_property
     def event(self) -> Any:
         """The event itself, one of the types in `docs/events.md`."""
-        return self._engine.log.event(self.run, self.seq)
+        return self._read(self._engine.log.event, self.run, self.seq)
 
     @property
     def hash(self) -> str:
         """Its link of the run's hash chain, in hex."""
-        return self._engine.log.read(self.run, after=self.seq - 1, limit=1)[0].row.hash.hex()
+        return self._read(lambda: self._engine.log.read(self.run, after=self.seq - 1, limit=1))[0].row.hash.hex()
 
     @cached_property
     def data(self) -> Mapping[str, Any]:
         """Its values, verbatim. Raises ValueErased if they were erased."""
-        return self._engine.log.data(self.run, self.seq)
+        return self._read(self._engine.log.data, self.run, self.seq)
 
     @property
     def because(self) -> Any:
         """For `wait.opened`: why the agent, or the model that decided it, wants the step; None if it gave no reason."""
-        opened = self.event
-        state = self._engine.log.state(self.run, self.seq) if isinstance(opened, e.WaitOpened) else None
-        return because_of(state, opened.step) if state is not None else None
+        opened, log = self.event, self._engine.log
+        if not isinstance(opened, e.WaitOpened):
+            return None
+        return self._read(lambda: because_of(log.state(self.run, self.seq), opened.step))
 
     def info(self) -> RunInfo:
-        """The current state of the run, which may be later than this event."""
-        return info(self._engine.log, self.run)
+        """Returns the current state of the run, which may be later than this event."""
+        return self._read(info, self._engine.log, self.run)
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.key}>"
@@ -180,13 +199,18 @@ def on(
     retry: Retry | int | None = None,
     timeout: Duration = TIMEOUT_SECONDS,
 ) -> Callable[[F], F]:
-    """Declares a function, plain or `async`, as a callback for events of these kinds: at least once, in order.
+    """Declares a function, plain or `async`, as a callback for run events. Delivery is at least once and in order.
+    Raises DeclarationRefused.
 
-    name       of the hook and of its log; by default the function's name
+    kinds      the kinds of events, as in docs/events.md
+    name       the name of the hook and of its log; by default the function's name
     agent      only runs of these agents
     waits_for  of `wait.opened`, only waits for these: "answer", "settlement", "event", …
-    retry      how often a failed delivery is retried, and the delays between
-    timeout    how long one call may take
+    retry      the number of attempts of a delivery, or a Retry
+    timeout    the time limit of one call
+
+        @killick.on("run.failed", agent="settle")
+        async def alert(event: HookEvent) -> None: ...
     """
 
     def declare(fn: F) -> F:
@@ -381,6 +405,8 @@ class _Following:
         try:
             await self._call(told)
         except Exception as error:
+            if told.is_unread:
+                raise
             return await self._failed(row, attempt, error)
         called = system_events.HookCalled(at=self.now, position=row.position, run=row.run, seq=row.seq, attempt=attempt)
         await self.log.append_soon(Entry(called))

@@ -96,13 +96,8 @@ def _ensure(engine: Engine, trigger: Trigger) -> None:
 
 
 def _begin(engine: Engine, trigger: Trigger) -> None:
-    started = e.RunStarted(
-        at=engine.clock.now_us(),
-        run=trigger.log,
-        agent=trigger.own_agent,
-        build=engine.build(trigger.agent),
-        tags=trigger.tags,
-    )
+    at, build = engine.clock.now_us(), engine.build(trigger.agent)
+    started = e.RunStarted(at=at, run=trigger.log, agent=trigger.own_agent, build=build, tags=trigger.tags)
     engine.log.begin(trigger.log).append(Entry(started), _set(engine, trigger, after_us=0))
 
 
@@ -302,15 +297,9 @@ class _AtWork:
         now, name = self._now_us(), self.trigger.name
         number = cause.number or self.known.number + 1
         run = cause.run or (f"{name}#{number}" if cause.due is None else f"{name}@{stamp(cause.due)}")
-        firing = Firing(
-            trigger=name,
-            number=number,
-            due=moment(cause.at, self.spec.tz),
-            at=moment(now, self.spec.tz),
-            run=run,
-            body=cause.told.get("body"),
-            value=cause.told.get("value"),
-        )
+        due, at = moment(cause.at, self.spec.tz), moment(now, self.spec.tz)
+        body, value = cause.told.get("body"), cause.told.get("value")
+        firing = Firing(trigger=name, number=number, due=due, at=at, run=run, body=body, value=value)
         agent = self.trigger.agent if self.trigger.agent.name == self.spec.agent else AGENTS.get(self.spec.agent)
         previous = _previous(self.engine, self.known.run) if self.trigger.wants_previous else None
         try:
@@ -348,24 +337,15 @@ class _AtWork:
             await self._pass(cause, "overlap", *first)
             return
         event = system_events.TriggerQueued(
-            at=self._now_us(),
-            number=self.known.number + 1,
-            due=cause.due,
-            next=cause.next,
-            by=cause.by,
+            at=self._now_us(), number=self.known.number + 1, due=cause.due, next=cause.next, by=cause.by
         )
         await self._append(cause, *first, Entry(event, cause.told))
 
     async def _pass(self, cause: _Cause, because: system_events.PassedBecause, *first: Entry, **why: Any) -> None:
         event = system_events.TriggerPassed(
-            at=self._now_us(),
-            first=cause.at,
-            last=cause.at,
-            because=because,
-            number=cause.number,
-            next=cause.next,
+            at=self._now_us(), first=cause.at, last=cause.at, because=because, number=cause.number, next=cause.next,
             by=cause.by,
-        )
+        )  # fmt: skip
         await self._append(cause, *first, Entry(event, {**cause.told, **why}))
 
     async def _append(self, cause: _Cause, *entries: Entry, also: tuple[Append, ...] = ()) -> None:

@@ -55,14 +55,18 @@ def webhook(
     timeout: Duration = 10,
     insecure: bool = False,
 ) -> Hook:
-    """Declares a service that is notified of events of these kinds, by signed POST, at least once and in order.
+    """Declares a service that receives run events by signed POST. Delivery is at least once and in order.
 
-    secret     the signing secret: `whsec_…`, plain text, or `env:NAME`; several during rotation
-    name       of the hook and of its log; by default the address's host
-    timeout    how long the service may take to answer
-    insecure   allow plain HTTP to another machine
+    url       the address
+    kinds     the kinds of events, as in docs/events.md
+    secret    the signing secret: `whsec_…`, plain text, or `env:NAME`; several during rotation
+    name      the name of the hook and of its log; by default the host of the address
+    timeout   the time limit of one delivery
+    insecure  allow plain HTTP to another machine
 
-    The rest is as for `killick.on`.
+    The other options are those of `killick.on`. Raises DeclarationRefused.
+
+        killick.webhook("https://example.org/hook", "wait.opened", secret="env:HOOK_SECRET")
     """
     called = name or urlsplit(url).hostname or "webhook"
     address = _checked(called, url, insecure=insecure)
@@ -235,16 +239,15 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def webhook_verify(
-    secret: Secrets,
-    headers: Mapping[str, str],
-    body: bytes,
-    *,
-    tolerance: Duration = "5m",
-    clock: Clock | None = None,
+    secret: Secrets, headers: Mapping[str, str], body: bytes, *, tolerance: Duration = "5m", clock: Clock | None = None
 ) -> dict[str, Any]:
-    """Verifies an incoming webhook and returns its document: its signature is valid, and it was sent recently.
+    """Verifies an incoming webhook and returns its document. Repeated deliveries have the same `id`: process each id
+    once. Raises WebhookRefused if the signature is invalid or the webhook too old.
 
-    Raises WebhookRefused with the reason. Repeated deliveries have the same `id`: process each id once.
+    secret     the secret, or several during rotation
+    headers    the headers of the request
+    body       the raw body of the request
+    tolerance  the maximum age
     """
     given = {name.lower(): value for name, value in headers.items()}
     for name in ("webhook-id", "webhook-timestamp", "webhook-signature"):

@@ -37,6 +37,7 @@ SLICE_SECONDS: Final = 1.0
 DUTIES_MAX: Final = 1_000
 TRIM_SECONDS: Final = 60.0
 _CALM_SECONDS: Final = 0.005
+_BACKOFF_SECONDS_MAX: Final = 2.0
 """How long an empty poll remains valid, however often the store notifies."""
 
 _REST_SECONDS: Final = (1.0, 60.0)
@@ -74,6 +75,7 @@ class Worker:
         self._attending: dict[str, asyncio.Task[None]] = {}
         self._resting: set[asyncio.Task[None]] = set()
         self._failures: Counter[str] = Counter()
+        self._store_errors = 0
         self._bell = asyncio.Event()
         self._duties: set[_Resting] = set()
         self._draining = False
@@ -107,10 +109,8 @@ class Worker:
     async def serve(self) -> None:
         """Claims and executes runs until `drain` or `stop`."""
         executor = self._runtime.executor()
-        usual, executor.poll_seconds = (
-            executor.poll_seconds,
-            self._poll_seconds * 2,
-        )  # the bell tells runs that are live of what comes
+        # The bell tells runs that are live of what comes.
+        usual, executor.poll_seconds = executor.poll_seconds, self._poll_seconds * 2
         _tell("started", worker=self.name, concurrency=self._concurrency)
         trimmed = self._runtime.clock.monotonic()
         try:
@@ -165,7 +165,7 @@ class Worker:
             await asyncio.sleep(_CALM_SECONDS)
         seconds = self._poll_seconds
         with contextlib.suppress(Exception):
-            agents = (*(self._known() if self._room() > 0 else ()), *self._duty_agents)
+            agents = (*(self._with_room(self._known()) if self._room() > 0 else ()), *self._duty_agents)
             soonest = await asyncio.to_thread(self._runtime.store.soonest_us, agents=agents)
             if soonest is not None:
                 seconds = min(seconds, max((soonest - self._runtime.clock.now_us()) / 1_000_000, 0.0))
@@ -215,10 +215,16 @@ class Worker:
             if not claimed and room <= 0:
                 await self._give_way(executor)
         except Exception as error:
-            # Any error in one poll, a bug included, must not prevent the next one.
+            # Any error in one poll, a bug included, must not prevent the next one. The first ones are logged, then ever
+            # fewer: a full disk may stay full for hours.
+            self._store_errors += 1
             unknown = None if isinstance(error, KillickError) else error
-            _tell("store", level=logging.WARNING, worker=self.name, error=str(error), exc_info=unknown)
+            if self._store_errors.bit_count() == 1:
+                times = self._store_errors
+                _tell("store", level=logging.WARNING, worker=self.name, error=str(error), times=times, exc_info=unknown)
+            await asyncio.sleep(min(_CALM_SECONDS * 2 ** min(self._store_errors, 16), _BACKOFF_SECONDS_MAX))
             return False
+        self._store_errors = 0
         for each in claimed:
             self._begin(executor, *each)
         if quiet and not claimed and not any(duty.busy for duty in self._duties):
@@ -230,10 +236,16 @@ class Worker:
     def _known(self) -> tuple[str, ...]:
         return self._agents if self._agents is not None else AGENTS.names()
 
+    def _rooms(self) -> dict[str, int]:
+        live = Counter(slot.agent for slot in self._slots.values())
+        return {agent: most - live[agent] for agent, most in self._per_agent.items()}
+
+    def _with_room(self, agents: Sequence[str]) -> list[str]:
+        room = self._rooms()
+        return [agent for agent in agents if room.get(agent, 1) > 0]
+
     async def _claim(self, agents: Sequence[str], limit: int) -> list[tuple[Claimed, ClaimedRun]]:
         runtime = self._runtime
-        live = Counter(slot.agent for slot in self._slots.values())
-        room = {agent: most - live[agent] for agent, most in self._per_agent.items()}
         since = runtime.clock.monotonic()
         claimed = await asyncio.to_thread(
             runtime.store.claim,
@@ -241,8 +253,8 @@ class Worker:
             now_us=runtime.clock.now_us(),
             seconds=self._lease_seconds,
             limit=limit,
-            agents=[agent for agent in agents if room.get(agent, 1) > 0],
-            room=room,
+            agents=self._with_room(agents),
+            room=self._rooms(),
         )
         if self._draining:
             # The worker was stopped during the poll: release the claimed runs to others.

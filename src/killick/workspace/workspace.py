@@ -75,12 +75,12 @@ def default_vault() -> Path:
 
 
 class Workspace:
-    """A folder whose files are kept, as of several moments, in a vault.
+    """A folder whose files are captured, at several moments, in a vault. Raises WorkspaceRefused.
 
     path       the folder; `{run}` in it is replaced by the run's id, so that each run has its own
-    exclude    never scanned paths, in .gitignore syntax
+    exclude    paths that are never captured, in .gitignore syntax
     gitignore  whether .gitignore files count; .killickignore files always do
-    vault      the vault's folder; default: next to the store
+    vault      the folder of the vault; by default next to the store
     hidden     stores that may be in the folder: snapshots omit them, and restores do not touch them
     """
 
@@ -159,10 +159,10 @@ class Workspace:
             vault=vault or self._given_vault, hidden=(*self._hidden, *hidden), clock=self._clock,
         )  # fmt: skip
 
-    # taking -----------------------------------------------------------------------------------
+    # capture ----------------------------------------------------------------------------------
 
     def capture(self, owner: str | None = None) -> Snapshot:
-        """Takes a snapshot synchronously; it is durable on return. `owner` keeps it alive."""
+        """Captures a snapshot, which is durable on return. `owner` keeps the snapshot from being pruned."""
         with self._alone():
             return self._captured(self._owner(owner))
 
@@ -269,7 +269,7 @@ class Workspace:
     def _alive(self) -> tuple[Process, ...]:
         return tuple(processes.alive(self.path, mark=os.environ.get(MARK, "")))
 
-    # bringing back ----------------------------------------------------------------------------
+    # restore ----------------------------------------------------------------------------------
 
     def restore(
         self, root: Id | Snapshot, paths: Sequence[str | bytes] | None = None, owner: str | None = None
@@ -332,7 +332,7 @@ class Workspace:
                 found.append(os.fsencode(each.relative_to(self.path)))
         return found
 
-    # looking ----------------------------------------------------------------------------------
+    # reading ----------------------------------------------------------------------------------
 
     def files(self, root: Id) -> Iterator[tuple[bytes, Entry]]:
         """Returns everything in a snapshot, by path."""

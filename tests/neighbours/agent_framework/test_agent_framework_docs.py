@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
 import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from neighbours.agent_framework.scripted_chat import ScriptedChat, call
-
-ROOT = Path(__file__).resolve().parents[3]
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+from neighbours.trying import try_page
+from pages import ROOT
 
 
-def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    named: dict[str, Any] = {"__name__": "page"}
-    for block in BLOCK.findall((ROOT / "docs/neighbours/agent-framework.md").read_text()):
-        exec(compile(block, "agent-framework.md", "exec", dont_inherit=True), named)
-    chat = ScriptedChat(call("c1", "pay", order="A7", amount=5), "done")
-    assert [asyncio.run(named["turn"](chat, "pay A7")) for _ in range(2)] == ["done", "done"]
-    assert chat.asked == 2
+def test_what_the_page_shows_is_so(tmp_path: Path) -> None:
+    try_page("agent-framework", tmp_path)
 
 
 def test_the_example_pays_once_however_often_it_runs(

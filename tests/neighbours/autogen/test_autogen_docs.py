@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 from autogen_agentchat.agents import AssistantAgent
+from autogen_agentchat.teams import RoundRobinGroupChat
 
-from neighbours.autogen.scripted_client import ScriptedClient, call
+from neighbours.autogen.scripted_client import ScriptedClient
+from neighbours.trying import try_page
+from pages import ROOT, script, split
 
-ROOT = Path(__file__).resolve().parents[3]
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+def test_what_the_page_shows_is_so(tmp_path: Path) -> None:
+    try_page("autogen", tmp_path)
 
 
-def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_saves_and_loads_the_state_of_a_team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     named: dict[str, Any] = {"__name__": "page"}
-    for block in BLOCK.findall((ROOT / "docs/neighbours/autogen.md").read_text()):
-        exec(compile(block, "autogen.md", "exec", dont_inherit=True), named)
-    chat = ScriptedClient(call("c1", "pay", order="A7", amount=5), "done")
-    assert [asyncio.run(named["turn"](chat, "pay A7")) for _ in range(2)] == ["done", "done"]
-    assert chat.asked == 2
-
+    page = (ROOT / "docs" / "neighbours" / "autogen.md").read_text(encoding="utf-8")
+    exec(compile(script(split(page)[1]), "autogen.md", "exec", dont_inherit=True), named)
     for expected in ("one", "two"):
         clerk = AssistantAgent("clerk", ScriptedClient("one", "two"))
-        asyncio.run(named["talk"](clerk, "go on"))
+        asyncio.run(named["talk"](RoundRobinGroupChat([clerk], max_turns=1), "go on"))
         assert asyncio.run(clerk.save_state())["llm_context"]["messages"][-1]["content"] == expected
 
 

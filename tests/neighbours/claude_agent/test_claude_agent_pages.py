@@ -1,4 +1,4 @@
-"""What the page and the example of the Claude Agent SDK show is so. Done here, because importing the SDK is slow."""
+"""What the page and the example of the Claude Agent SDK show is so."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pages import ROOT, script, split
+from neighbours.trying import try_page
+from pages import ROOT
 
 
-def test_what_the_page_shows_is_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    page = ROOT / "docs/neighbours/claude-agent.md"
-    (tmp_path / "page.py").write_text(script(split(page.read_text(encoding="utf-8"))[1]), encoding="utf-8")
-    assert len(runpy.run_path("page.py")["paid"]) == 1
+def test_what_the_page_shows_is_so(tmp_path: Path) -> None:
+    try_page("claude-agent", tmp_path)
 
 
 def test_the_example_pays_once_and_finds_the_session_again(

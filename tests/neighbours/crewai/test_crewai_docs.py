@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 import pytest
 from crewai import BaseLLM
 
-ROOT = Path(__file__).resolve().parents[3]
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+from neighbours.trying import try_page
+from pages import ROOT, script, split
 
 
 class Says(BaseLLM):
@@ -24,11 +23,15 @@ class Says(BaseLLM):
         return 10
 
 
-def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_page_shows_is_so(tmp_path: Path) -> None:
+    try_page("crewai", tmp_path)
+
+
+def test_the_crew_of_the_page_asks_its_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     named: dict[str, Any] = {"__name__": "page"}
-    for block in BLOCK.findall((ROOT / "docs/neighbours/crewai.md").read_text()):
-        exec(compile(block, "crewai.md", "exec", dont_inherit=True), named)
+    page = (ROOT / "docs" / "neighbours" / "crewai.md").read_text(encoding="utf-8")
+    exec(compile(script(split(page)[1]), "crewai.md", "exec", dont_inherit=True), named)
     said = [named["work"](Says(model="scripted/one", said=said), "pay A7") for said in ("first", "second")]
     assert said == ["first", "first"]
 

@@ -49,4 +49,4 @@ def test_the_page_is_so(tmp_path: Path, provider: Provider, url: str, monkeypatc
     monkeypatch.setenv("OPENAI_API_KEY", "sk")
     provider.script = lambda body: Says("tea at four")
     try_page("durable", tmp_path)
-    assert len(provider.requests) == 2
+    assert len(provider.requests) == 2  # the resumed run asks nothing

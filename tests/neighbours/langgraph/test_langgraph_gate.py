@@ -452,8 +452,9 @@ def test_another_question_is_asked_though_it_is_in_the_same_place(kd: killick.Cl
     assert [out["messages"][-1].content for out in (first, second)] == ["done", "something else"]
 
 
-def test_the_page_does_what_it_says(tmp_path: Path) -> None:
-    try_page("langgraph", tmp_path)
+@pytest.mark.parametrize("page", ["langgraph", "start-langgraph"])
+def test_a_page_does_what_it_says(page: str, tmp_path: Path) -> None:
+    try_page(page, tmp_path)
 
 
 def test_the_example_pays_once_it_was_agreed_to(tmp_path: Path) -> None:

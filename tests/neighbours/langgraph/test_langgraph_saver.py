@@ -368,3 +368,23 @@ def test_delta_channels_are_put_together_again_also_after_pruning_copying_and_fo
     past = [state for state in graph.get_state_history(config("2")) if len(state.values.get("said", ())) == 3]
     fork = graph.update_state(past[0].config, {"said": ["another way"]}, as_node="one")
     assert graph.get_state(fork).values["said"] == [*expected[:3], "another way"]
+
+
+@pytest.mark.parametrize("way", ["delete_thread", "prune"])
+def test_a_deleted_thread_leaves_no_bytes_in_any_file_of_an_open_store(tmp_path: Path, way: str) -> None:
+    path = tmp_path / "killick.db"
+    small, large = "sw0rdf1sh", "a long secret " * 2_000
+    with KillickSaver(path) as saver:
+        first = put(saver, config(), said=[HumanMessage(small, id="h")], large=large)
+        put(saver, first, 1, said=[HumanMessage(small, id="h"), AIMessage("noted", id="a")])
+        saver.put_writes(first, [("said", small)], "task")
+        put(saver, config("2"), kept="kept")
+        assert small.encode() in b"".join(each.read_bytes() for each in tmp_path.glob("killick.db*") if each.is_file())
+        if way == "prune":
+            saver.prune(["1"], strategy="delete")
+        else:
+            saver.delete_thread("1")
+        for each in filter(Path.is_file, tmp_path.glob("killick.db*")):
+            assert small.encode() not in each.read_bytes(), each
+            assert large[:200].encode() not in each.read_bytes(), each
+        assert len(list(saver.list(None))) == 1

@@ -63,9 +63,9 @@ def check_command(
 ) -> int:
     """Inject every fault into an agent, and report what breaks.
 
-    Runs the agent once for every way it could be interrupted: dying before and after every write and every effect,
-    timeouts, lost answers, rate limits, pauses, late and second answers, deadlines, a new release. Tools and models
-    are not called: each returns a sample of its declared type, or your value. Nothing is written to a store.
+    Runs the agent once for each interruption: a crash before and after every write and effect, timeouts, lost replies,
+    rate limits, pauses, late answers, deadlines, a new release. Tools and models are not called: each returns a sample
+    of its type, or your value. No store is written.
 
     \b
     killick check app.py:review

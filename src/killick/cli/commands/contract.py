@@ -43,10 +43,9 @@ _DIGEST_CHARS: Final = 12
 @command("check", app=True)
 @click.argument("targets", metavar="FILE|MODULE:NAME...", nargs=-1, required=True, shell_complete=complete_file)
 def check_command(shell: Shell, targets: Sequence[str]) -> Exit:
-    """Lint contracts: TOML files, or contracts and agents in Python. Every problem at once.
+    """Lint contracts: TOML files, or contracts and agents in Python.
 
-    Where an app is known, the names of tools and of their arguments are looked up in it. Exits with 1 when a contract
-    has an error. Warnings are printed, and do not change the exit code.
+    With an app, the names of tools and arguments are checked too. Exits with 1 on errors, not on warnings.
 
     \b
     killick contract check claims.toml
@@ -146,7 +145,7 @@ def _document(found: Linted) -> dict[str, Any]:
 @command("show", app=True)
 @click.argument("target", metavar="FILE|AGENT|RUN", shell_complete=complete_file)
 def show_command(shell: Shell, target: str) -> None:
-    """Say what a contract says, rule by rule: of a file, of an agent, or those on record of a run.
+    """Show a contract in words, rule by rule: of a file, of an agent, or as a run recorded it.
 
     \b
     killick contract show claims.toml
@@ -264,9 +263,8 @@ def rejudge_command(
 ) -> Exit:  # fmt: skip
     """Evaluate contracts on the calls of recorded runs, and report each verdict that differs.
 
-    Evaluates each call with the facts known just before it, from the record alone; calls nothing. With the contracts
-    on record every verdict must be the recorded one: that is an audit. A call after one that would have been stopped
-    is marked with ?, because it might not have been made. Exits with 1 when a verdict differs.
+    Evaluates each call with the facts known just before it; calls nothing. With the recorded contracts this is an
+    audit. A call marked with ? follows one that would have been stopped. Exits with 1 when a verdict differs.
 
     \b
     killick contract rejudge claim_17 --contract claims.toml

@@ -45,10 +45,8 @@ def diff_command(shell: Shell, run: str, places: tuple[str, ...], at: str | None
       killick time diff RUN_A RUN_B --at 6      the two at the same place
       killick time diff fix_17 6 --files        what step 6 did to files, line by line
 
-    Places: 6:before, 6:after, 6.1.2:after in a gather, 4~1:before in generation 1, @17, start, now.
-    With --json it is a patch (RFC 6902) from the first state's JSON to the second's; of two runs, unless --at is
-    given, an object with what they share, the conditions, where they diverge, the steps from there, and the patch.
-    With --files it includes files.
+    Places: 6:before, 6:after, 6.1.2:after in a gather, 4~1:before in generation 1, @17, start, now. With --json, one
+    run gives a patch (RFC 6902) of its state; two runs give what they share, where they diverge, and the patch.
     """
     run = shell.run(run)
     found = _found(shell, run, places, at)

@@ -224,10 +224,10 @@ def restore_command(
     by: str | None,
     dry_run: bool,
 ) -> None:
-    """Restore the files of a run's workspace as they were at a place: all of them, or those named.
+    """Restore files of a run's workspace at a place: all, or the named ones. The run itself does not change.
 
-    Files only: the run itself does not change; `rewind` takes both back. The current files are kept as a snapshot,
-    and its id is printed. While a process has the run leased, its folder is not changed; --to writes elsewhere.
+    The current files are kept as a snapshot, whose id is printed. The folder of a leased run is not changed; --to
+    writes elsewhere.
 
     \b
       killick time restore fix_17 --at 6:before

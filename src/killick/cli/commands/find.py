@@ -99,10 +99,10 @@ def _question(name: str) -> Callable[[Callable[..., Findings[Any]]], click.Comma
         for option in reversed((
             click.option("--agent", metavar="NAME", help="Only runs of this agent.", shell_complete=_complete_agent),
             click.option("--run", metavar="RUN", help="Only this run.", shell_complete=complete_run),
-            click.option("--since", metavar="WHEN", help="2h, 3d, 2026-11-14 or 2026-11-14T09:30."),
-            click.option("--until", metavar="WHEN", help="Before then."),
-            click.option("--limit", metavar="N", type=int, default=LIMIT, help=f"How many.  [default: {LIMIT}]"),
-            click.option("--all", "everything", is_flag=True, help="However many there are."),
+            click.option("--since", metavar="WHEN", help="Only events since this time."),
+            click.option("--until", metavar="WHEN", help="Only events before this time."),
+            click.option("--limit", metavar="N", type=int, default=LIMIT, help=f"The maximum.  [default: {LIMIT}]"),
+            click.option("--all", "everything", is_flag=True, help="List all."),
         )):  # fmt: skip
             wrapped = option(wrapped)
         made = command(name)(wrapped)
@@ -115,12 +115,12 @@ def _question(name: str) -> Callable[[Callable[..., Findings[Any]]], click.Comma
 
 
 @_question("decisions")
-@click.option("--question", metavar="TEXT", help="What was to be decided.")
-@click.option("--choice", metavar="VALUE", help="What was chosen.")
-@click.option("--by", metavar="WHO", help="Who chose: agent, model, or a name.")
-@click.option("--because", metavar="TEXT", help="Words of the reason.")
+@click.option("--question", metavar="TEXT", help="The question.")
+@click.option("--choice", metavar="VALUE", help="The chosen option.")
+@click.option("--by", metavar="WHO", help="The decider: agent, model, or a name.")
+@click.option("--because", metavar="TEXT", help="A part of the reason.")
 def decisions(shell: Shell, **asked: Any) -> Findings[FoundDecision]:
-    """What was chosen, from what, by whom and why.
+    """Find decisions: question, options, choice, decider and reason.
 
     \b
       killick find decisions --choice refund --by model
@@ -129,7 +129,7 @@ def decisions(shell: Shell, **asked: Any) -> Findings[FoundDecision]:
 
 
 _where: Final = click.option(
-    "--where", "conditions", metavar="NAME=VALUE", multiple=True, help="An argument; a.b=value for one inside another."
+    "--where", "conditions", metavar="NAME=VALUE", multiple=True, help="An argument; a.b=value for a nested one."
 )
 
 
@@ -137,7 +137,7 @@ _where: Final = click.option(
 @click.argument("tool", required=False)
 @_where
 def calls(shell: Shell, tool: str | None, conditions: tuple[str, ...], **within: Any) -> Findings[FoundCall]:
-    """Calls of tools, with what came of them.
+    """Find tool calls and their outcomes.
 
     \b
       killick find calls send_email --where to=ada@x.org
@@ -149,7 +149,7 @@ def calls(shell: Shell, tool: str | None, conditions: tuple[str, ...], **within:
 @click.argument("kind", required=False)
 @click.option("--tool", metavar="NAME", help="Only attempts of this tool.")
 def failures(shell: Shell, kind: str | None, tool: str | None, **within: Any) -> Findings[FoundFailure]:
-    """What went wrong. KIND is an error's type, or one it derives from, or timeout, died, cancelled, expired.
+    """Find failures. KIND is the type of the error or a base of it, or timeout, died, cancelled, expired.
 
     \b
       killick find failures ConnectionError --since 1d
@@ -160,13 +160,13 @@ def failures(shell: Shell, kind: str | None, tool: str | None, **within: Any) ->
 @_question("effects")
 @click.argument("tool", required=False)
 @_where
-@click.option("--standing", "status", flag_value="stands", help="What happened and was not undone.")
-@click.option("--undone", "status", flag_value="undone", help="What was undone.")
-@click.option("--in-doubt", "status", flag_value="in_doubt", help="What may have happened: nobody knows yet.")
+@click.option("--standing", "status", flag_value="stands", help="Only effects in force.")
+@click.option("--undone", "status", flag_value="undone", help="Only undone effects.")
+@click.option("--in-doubt", "status", flag_value="in_doubt", help="Only effects with an unknown outcome.")
 def effects(
     shell: Shell, tool: str | None, conditions: tuple[str, ...], status: Standing | None, **within: Any
 ) -> Findings[FoundEffect]:
-    """What was done to the world. A rewind leaves it standing.
+    """Find effects. A rewound effect counts until it is undone.
 
     \b
       killick find effects pay --standing --where iban=DE02
@@ -175,11 +175,11 @@ def effects(
 
 
 @_question("answers")
-@click.option("--by", metavar="WHO", help="Who answered.")
+@click.option("--by", metavar="WHO", help="The person who answered.")
 @click.option("--verb", metavar="VERB", help="approve, reject, edit, respond, happened, not or stop.")
-@click.option("--to", metavar="WHO", help="Who was asked.")
+@click.option("--to", metavar="WHO", help="A person or role that was asked.")
 def answers(shell: Shell, **asked: Any) -> Findings[FoundAnswer]:
-    """What people answered, and what they said to it.
+    """Find people's answers and comments.
 
     \b
       killick find answers --by ann --verb approve

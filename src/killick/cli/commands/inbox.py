@@ -182,8 +182,7 @@ def inbox_command(shell: Shell, to: str | None, limit: int) -> None:
     elif len(waiting) > limit:
         shell.note(f"\n{len(waiting) - limit} more; --limit {len(waiting)} shows them all")
     for run in dict.fromkeys(wait.run for wait in _inbox(shell, to, answered=True)):
-        agent = shell.log.state(run).agent
-        shell.note(f"{run}: answered; to continue: {shell.goes_on(run, agent)}, or start a worker")
+        shell.note(f"{run}: answered; {shell.next_move(run)}")
 
 
 def _inbox(shell: Shell, to: str | None = None, *, answered: bool = False, limit: int = 100) -> Sequence[Wait]:
@@ -237,11 +236,11 @@ def answer_command(
     by: str | None,
     comment: str | None,
 ) -> None:
-    """Answer a question of a run. Where the run has only one, its id is enough. The first answer counts.
+    """Answer a question of a run. The run's id is enough if it has one question. The first answer counts.
 
-    A question takes approve, reject, edit or respond. An edit of a call names only the arguments that change, by
-    --set or as JSON. An effect in doubt takes happened (with --value, its result), not (it did not happen) or
-    stop. On a terminal, without VERB, the command asks you.
+    A question takes approve, reject, edit or respond. An edit names the changed arguments, by --set or as JSON. An
+    effect in doubt takes happened (with --value, its result), not, or stop. On a terminal, without VERB, the command
+    asks you.
 
     \b
       killick answer claim_17 approve
@@ -355,7 +354,7 @@ def _ask(shell: Shell, wait: str, waits: Sequence[Wait], by: str | None) -> None
 
 def _next(shell: Shell, run: str) -> str:
     """How a run continues after an answer or a message."""
-    return approvals.continues(shell.client, run, f"to continue: {shell.continues(run)}, or start a worker")
+    return approvals.continues(shell.client, run, shell.next_move(run))
 
 
 # say ----------------------------------------------------------------------------------------------

@@ -41,8 +41,8 @@ def proxy_command(
 ) -> Exit:  # fmt: skip
     """Proxy model calls to a provider: page the requests, and record every call.
 
-    Point a client's base URL at it; the client needs no other change. Calls of OpenAI's chat completions and responses
-    and of Anthropic's messages are recorded, one run for each conversation. Other requests are passed on unchanged.
+    Point a client's base URL at it. Calls of OpenAI's chat completions and responses and of Anthropic's messages are
+    recorded, one run for each conversation. Other requests pass unchanged.
 
     \b
       killick proxy --upstream https://api.openai.com

@@ -41,7 +41,7 @@ class Seen(NamedTuple):
 
 
 class ListedRun(RunSummary, frozen=True, kw_only=True):
-    """A run of a listing; `next` is the command that resumes it, where a person has to."""
+    """A run of a listing; `next` is the command that resumes it, if a person has to."""
 
     next: str | None
 

@@ -43,11 +43,10 @@ def replay_command(
     target: str | None,
     run: str | None,
 ) -> Exit:
-    """Run the agent's code again on a run's record, without any I/O, and report where they diverge.
+    """Run the agent's code again on a run's log, without I/O, and report where they diverge.
 
-    Replays a copy in memory: of a run, or of a file that `killick store export` wrote. A recorded step returns its
-    recorded outcome. A step without a record stops the replay, and so does I/O outside of a step. Exits with 1 when
-    the code diverges from the record.
+    Replays a copy in memory, of a run or of an exported file. Recorded steps return their recorded outcomes. A step
+    without a record, or I/O outside a step, stops the replay. Exits with 1 at a divergence.
 
     \b
       killick time replay claim_17

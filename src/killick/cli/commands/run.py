@@ -83,8 +83,8 @@ def run_command(
     """Run an agent in this process: start a new run, or continue one. Prints its result.
 
     AGENT is app.py:agent, module:agent, or a name in the app of [tool.killick]. Without it, --id names the run to
-    continue. The command waits for timers. Where the run waits for a person, it asks you; without a terminal it exits
-    with code 3. Ctrl-C pauses the run when its open step has ended; a second one stops it at once.
+    continue. The command waits for timers. If the run waits for a person, it asks you; without a terminal it exits with
+    3. Ctrl-C pauses the run after its open step; a second one stops it at once.
 
     \b
       killick run app.py:review --input '{"id": 17}'

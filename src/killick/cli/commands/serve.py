@@ -48,9 +48,8 @@ def serve_command(
 ) -> Exit:  # fmt: skip
     """Serve the dashboard and the HTTP API, until SIGTERM or Ctrl-C.
 
-    APP is the file or module that declares the agents, so that they can be started; without it, the app of
-    [tool.killick]. Until the store has a token, its owner signs in by a one-time link that is printed, and
-    the server binds to loopback only.
+    APP is the file or module that declares the agents; by default the app of [tool.killick]. Until the store has a
+    token, the server binds to loopback only, and its owner signs in by a printed one-time link.
 
     \b
       killick serve app.py --worker

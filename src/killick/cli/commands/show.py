@@ -176,7 +176,7 @@ def _labelled(shell: Shell, page: Page, status: str, *, live: bool) -> Iterator[
     if crashes is not None and tl.ended_at is None:
         about = listing.crash(shell.log, tl.run, crashes)
         again = "" if about.at_us is None else f"; a worker tries again {style.moment(about.at_us)}"
-        yield "crashed", [Text(f"{about.text}{again}", style="red")]
+        yield "crashed", [Text(f"{about.text.removeprefix('crashed: ')}{again}", style="red")]
     if tl.held_back is not None:
         yield "held", [style.text(moments.line(tl.held_back, page))]
     waits = [line for wait in tl.waits for line in _waits(shell, page, wait)]

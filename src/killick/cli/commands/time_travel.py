@@ -133,9 +133,8 @@ def fork_command(
 ) -> Exit | None:
     """Fork a run at a place in its history, under other conditions. The run itself does not change.
 
-    The shared history is not copied. Models and reads are called again; the effects of RUN count for the fork too, and
-    are not made twice. Where RUN has a workspace, the fork gets a folder of its own, with the files as they were at
-    that place.
+    Models and reads are called again. Effects of RUN are reused, not repeated. With a workspace, the fork gets its own
+    folder with the files at that place.
 
     \b
       killick time fork claim_17 --output 8='["c.pdf"]' --run --app app.py
@@ -272,10 +271,10 @@ def _print_parting(shell: Shell, run: str, fork: str) -> None:
 def rewind_command(
     shell: Shell, run: str, to: str, because: str | None, by: str | None, yes: bool, dry_run: bool
 ) -> None:
-    """Rewind a run to a place in its history; its code runs again from there. Shows first what it does not take back.
+    """Rewind a run to a place in its history; its code runs again from there. Lists the effects that remain first.
 
-    The log is never edited: the rewound steps stay on record as an earlier generation. Their effects stay: the same
-    call again gets the recorded result. `undo` takes one effect back.
+    The rewound steps stay on record as an earlier generation. Their effects stay: the same call again gets the recorded
+    result.
 
     \b
       killick time rewind claim_17 --to 4:before --because "the rate was wrong"
@@ -338,10 +337,10 @@ def undo_command(
     yes: bool,
     dry_run: bool,
 ) -> None:
-    """Undo the effect of one step, by the compensation that its tool declares. The run itself continues.
+    """Undo the effect of one step by the compensation of its tool. The run itself continues.
 
-    Shows first which other steps and runs share its effect, by the ledger. The same call again is executed. Give
-    --settled happened where you undid it by hand.
+    Lists the other steps and runs that share the effect first. The same call again is executed. Give --settled happened
+    if you undid it by hand.
     """
     shell.run(run)
     shell.load_app()

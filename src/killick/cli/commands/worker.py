@@ -51,9 +51,9 @@ def worker_command(
 ) -> Exit:  # fmt: skip
     """Execute due runs, fire triggers and call hooks, until SIGTERM or Ctrl-C.
 
-    APP is the file or module that declares the agents; without it, the app of [tool.killick]. Start as many workers as
-    you like, on one SQLite file or on one PostgreSQL from many machines. SIGTERM (or Ctrl-C) drains: each run
-    finishes its step, and other workers continue it. A second signal stops at once.
+    APP is the file or module that declares the agents; by default the app of [tool.killick]. Any number of workers may
+    share a store. SIGTERM or Ctrl-C drains: each run finishes its step, and other workers continue it. A second signal
+    stops at once.
 
     \b
       killick worker app.py

@@ -51,9 +51,9 @@ SETTINGS: Final = '[tool.killick]\napp = "meeting"\nstore = "killick.db"\n'
 @click.command("demo")
 @click.argument("folder", default=FOLDER, type=click.Path(path_type=Path))
 def demo_command(folder: Path) -> int:
-    """Watch an agent die at step 6 and go on.
+    """Kill an agent at step 6, and resume it in another process.
 
-    Leaves FOLDER (killick-demo, unless you name another) with the agent and its record, to look at and to change.
+    The agent and its store stay in FOLDER, killick-demo by default.
     """
     teller = Teller(console(), RUN)
     teller.begins(folder, is_again=prepare(folder))

@@ -58,8 +58,8 @@ class Teller:
     def stage(self, folder: Path, address: str) -> None:
         self.heading("An agent with nine steps, four tools and a flaky API")
         self.row("", "the agent", f"{folder}/meeting.py")
-        self.row("", "the API", f"calendar_api.py, in a process of its own at {address}")
-        self.row("", "the record", "killick.db; what follows is read from it as it grows")
+        self.row("", "the API", f"calendar_api.py, a separate process at {address}")
+        self.row("", "the record", "killick.db; the lines below are read from it")
 
     def runs(self, pid: int) -> None:
         self.heading(f"Process {pid} runs the agent")
@@ -90,7 +90,7 @@ class Teller:
                 self._names[event.step] = "decision"
                 self._step(event.step, Text(f"{data['choice']}, because {data['because']}"))
             case e.AttemptSettled():
-                text = f"in doubt, so it looks first: {data['output']} is out; not sent again"
+                text = f"in doubt, so reconcile looks first: {data['output']} was sent; not sent again"
                 self._step(event.step, Text(text, GOOD))
             case _:
                 pass
@@ -109,13 +109,13 @@ class Teller:
         self.row(step if is_first else "", self._names[step] if is_first else "", text)
 
     def killed(self, pid: int, step: str) -> None:
-        self._step(step, Text(f"{self._to()}the API sends it, and no answer comes", WARN))
-        told = f"{pid} is dead: the invite is out, the agent never heard so"
+        self._step(step, Text(f"{self._to()}the API sends it, but no answer arrives", WARN))
+        told = f"{pid} is dead: the invite was sent, and the agent does not know"
         self.row("✗", "SIGKILL", told, style=BAD, left_style=BAD)
 
     def goes_on(self, pid: int) -> None:
-        self.heading(f"Process {pid} goes on with the run")
-        self.row("1-5", "on record", "nothing is called again, no model is asked again")
+        self.heading(f"Process {pid} resumes the run")
+        self.row("1-5", "on record", "recorded steps return their outcomes: no tool and no model is called again")
         self._last = ""
 
     # after the play ---------------------------------------------------------------------------

@@ -18,7 +18,13 @@ _KINDS: Final = {PERSON: "reject", INSTEAD: "respond", EXPIRED: "expired"}
 
 
 class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person said of a call, and what they changed in it: by argument, what it was and what it is."""
+    """An approver's answer to a call.
+
+    kind     "approve", "edit", "reject", "respond" or "expired"
+    by       the name of the person
+    comment  their comment
+    changed  the edits, by argument: the old and the new value
+    """
 
     kind: str
     by: str | None = None
@@ -32,12 +38,14 @@ class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Proposed(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """What became of an action that was suggested to a person.
+    """The outcome of a proposed call.
 
-    kind       "approve" or "edit": it was done; "reject", "respond" or "expired": it was not
-    result     what the tool returned, where it was done
-    value      what the person answered instead
-    changed    by argument, what it was and what the person made of it
+    kind     "approve" or "edit": it was done; "reject", "respond" or "expired": it was not
+    result   the result of the tool, if it was done
+    value    the response of the person in its place
+    changed  the edits, by argument: the old and the new value
+    by       the name of the person
+    comment  their comment
     """
 
     kind: str
@@ -49,7 +57,7 @@ class Proposed(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
     @property
     def ran(self) -> bool:
-        """Whether it was done."""
+        """Whether the call was done."""
         return self.kind in ("approve", "edit")
 
 

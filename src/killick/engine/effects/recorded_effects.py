@@ -71,7 +71,8 @@ def _owner(log: Log, run: str, seq: int) -> str:
 def step_of(log: Log, run: str, step: e.StepId) -> facts.Step:
     place_at(log, run, f"{step}:after")  # which says in one line what there is, where there is no such step
     found = log.state(run).fold.step(step)
-    assert found is not None
+    if found is None:
+        raise TimeRefused(run, f"step {step} was rewound; name a step of the current timeline")
     return found
 
 

@@ -31,7 +31,7 @@ O = TypeVar("O", covariant=True)  # noqa: E741
 
 
 class Child(Generic[O]):
-    """A run that this one spawned."""
+    """A run that this run spawned: its `id` and its `agent`."""
 
     def __init__(self, run: Any, id: str, agent: AnyAgent) -> None:  # noqa: A002
         self._run = run
@@ -39,7 +39,7 @@ class Child(Generic[O]):
         self.agent = agent
 
     def result(self) -> Awaitable[O]:
-        """What it returns, when it has: a step that waits. Raises ChildFailed if it failed or was cancelled."""
+        """Waits for the result of the child. Raises ChildFailed if it failed or was cancelled."""
         step: Awaitable[O] = self._run._steps(child_result, self)
         return step
 

@@ -37,7 +37,14 @@ def refusal(verbs: Sequence[str], options: Sequence[Any], verb: str, value: Any)
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What came back from a person, or from a deadline."""
+    """The answer of a person, or the default at a deadline.
+
+    kind     the verb: "approve", "reject", "edit" or "respond"
+    value    the response, the edited value or the default
+    by       the name of the person
+    comment  their comment
+    expired  whether the deadline passed
+    """
 
     kind: str
     value: Any = None
@@ -47,7 +54,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def approved(self) -> bool:
-        """Whether what was asked may be done, perhaps with edits."""
+        """Whether it may be done, perhaps with edits."""
         return self.kind in ("approve", "edit")
 
 

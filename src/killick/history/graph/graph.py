@@ -39,7 +39,7 @@ NOTABLE_MAX: Final = 24
 """The maximum number of notable steps that stay on a folded lane."""
 
 GRAPH_VERSION: Final = 1
-"""The version of the JSON form, which docs/graph.md describes."""
+"""The version of the JSON form, which docs/file-formats.md describes."""
 
 LaneSort = Literal["run", "fork", "child", "left"]
 _KEY: Final = re.compile(r":step_(?P<step>\d+(?:\.\d+)*)(?:~(?P<generation>\d+))?:")

@@ -61,7 +61,7 @@ _DARK: Final = {
 }  # fmt: skip
 
 
-LinkTo = Callable[[Lane, Node | None], str]
+LinkTo = Callable[[Lane, str | None], str]
 """Returns the link of a step, or of a lane's run."""
 
 
@@ -285,18 +285,18 @@ class _Svg:
             yield words if number or lane.asked or lane.sort == "left" else self._linked(words, lane)
         for place, node in enumerate(lane.nodes):
             if (index, start + place) in self.nodes and node.folded:
-                yield _dots(x, self.rows[start + place] - 4)
-                yield self._words(self.nodes[index, start + place][0], x, self.rows[start + place])
+                words = self._words(self.nodes[index, start + place][0], x, top := self.rows[start + place])
+                after = next((int(each.number.partition(".")[0]) for each in lane.nodes[place + 1 :]), node.folded + 1)
+                yield _dots(x, top - 4) + self._linked(words, lane, str(max(after - node.folded, 1)))
             elif (index, start + place) in self.nodes:
                 if self.graph.here == (index, place):
                     at = f'cx="{x:.1f}" cy="{self.rows[start + place] + LINE / 2:.1f}"'
                     yield f'<circle class="here {_sign(node)}" {at} r="{RADIUS + 3}"/>'
                 yield from self._step(node, lane, x, self.rows[start + place], self.nodes[index, start + place])
         for hidden, y in self.folds.items():
-            if start <= hidden.start and hidden.stop <= start + len(lane.nodes):
+            if (first := hidden.start - start) >= 0 and hidden.stop <= start + len(lane.nodes):
                 told = _Words(((f"… {counted(len(hidden), 'step')} …", "quiet"),))
-                yield _dots(x, y)
-                yield self._words(told, x, y + 4)
+                yield _dots(x, y) + self._linked(self._words(told, x, y + 4), lane, lane.nodes[first].number)
         end = self._end(index)
         status = "left" if lane.sort == "left" else _status(lane.status)
         yield f'<path class="end {status}" d="M{x - 6:.1f} {end:.1f}h12"/>'
@@ -311,14 +311,14 @@ class _Svg:
             if line.indent and line.pieces[0][1] == "number":
                 drawn.append(_disc(inner.pop(0), x + line.indent, top + LINE / 2, small=True))
             drawn.append(self._words(line, x, top))
-        yield self._linked("\n".join([*drawn, "</g>"]), lane, node)
+        yield self._linked("\n".join([*drawn, "</g>"]), lane, node.number)
 
-    def _linked(self, drawn: str, lane: Lane, node: Node | None = None) -> str:
-        """Wraps a run's or a step's drawing in a link."""
-        if self.link_to is None or (lane.sort == "left" and node is not None):
+    def _linked(self, drawn: str, lane: Lane, step: str | None = None) -> str:
+        """Wraps a run's or a step's drawing in a link; folded steps link to the first of them."""
+        if self.link_to is None or (lane.sort == "left" and step is not None):
             return drawn
-        named = f" data-run={quoteattr(lane.run)}" + (f" data-step={quoteattr(node.number)}" if node else "")
-        return f"<a href={quoteattr(self.link_to(lane, node))}{named}>{drawn}</a>"
+        named = f" data-run={quoteattr(lane.run)}" + (f" data-step={quoteattr(step)}" if step else "")
+        return f"<a href={quoteattr(self.link_to(lane, step))}{named}>{drawn}</a>"
 
     def _words(self, line: _Words, x: float, y: float) -> str:
         pieces = "".join(f"<tspan class={quoteattr(style)}>{_text(piece)}</tspan>" for piece, style in line.pieces)

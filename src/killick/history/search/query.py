@@ -53,9 +53,11 @@ T = TypeVar("T", bound=SearchHit)
 
 
 class Within(TypedDict, total=False):
-    """Filters for any query. A fork's run includes the events shared with its parent.
+    """Filters of every query. A fork's run includes the events shared with its parent.
 
-    Times are those of events: from `since_us` on, and before `until_us`. The limit is 100 by default; None: no limit.
+    agent, run          only events of this agent, or of this run
+    since_us, until_us  only events in this time, in microseconds since the epoch
+    limit               the maximum number of results, 100 by default; None for all
     """
 
     agent: str | None
@@ -85,7 +87,7 @@ class AnyFinder:
 
     @InThread
     def catch_up(self, progress: Progress | None = None) -> int:
-        """Indexes new events, as every query does first; returns their number."""
+        """Indexes new events, as every query does first. Returns their number."""
         return catch_up(self._log, progress).events
 
     @InThread
@@ -98,7 +100,12 @@ class AnyFinder:
         because: str | None = None,
         **within: Unpack[Within],
     ) -> Findings[FoundDecision]:
-        """Finds decisions by question, choice and decider, ignoring case. `because` is a part of the reason."""
+        """Finds decisions, ignoring case.
+
+        question, choice  the question, and the chosen option
+        by                the name of the decider
+        because           a part of the reason
+        """
         groups: list[set[int]] = [{term("decision")}]
         if question is not None:
             groups.append({term("question", "is", folded(question)), term("question", "open")})
@@ -130,7 +137,11 @@ class AnyFinder:
     def calls(
         self, tool: str | None = None, *, where: Mapping[str, Any] | None = None, **within: Unpack[Within]
     ) -> Findings[FoundCall]:
-        """Finds tool calls. `where` gives arguments by dotted path; a list matches if one of its items does."""
+        """Finds tool calls.
+
+        tool   the name of the tool
+        where  arguments by dotted path; a list matches if one of its items does
+        """
         wanted = {path: TermQuery(value) for path, value in (where or {}).items()}
 
         def read(reader: _Reader, place: TermPosition, event: e.Event) -> Iterator[FoundCall]:
@@ -158,8 +169,11 @@ class AnyFinder:
     def failures(
         self, kind: str | None = None, *, tool: str | None = None, **within: Unpack[Within]
     ) -> Findings[FoundFailure]:
-        """Finds failures of attempts, steps and runs. `kind` is a type name as in `StepFailed.is_a`, without regard to
-        case, or one of timeout, cancelled, died, expired."""
+        """Finds failures of attempts, steps and runs.
+
+        kind  a type name as in `StepFailed.is_a`, ignoring case; or timeout, cancelled, died, expired
+        tool  the name of the tool
+        """
         groups: list[set[int]] = [{term("failure")}]
         if kind is not None:
             groups.append({term("is", folded(kind))})
@@ -197,7 +211,12 @@ class AnyFinder:
         where: Mapping[str, Any] | None = None,
         **within: Unpack[Within],
     ) -> Findings[FoundEffect]:
-        """Finds effects from the ledgers: a rewound effect counts until it is compensated."""
+        """Finds effects from the ledgers: a rewound effect counts until it is compensated.
+
+        tool    the name of the tool
+        status  only effects in this status
+        where   arguments by dotted path; a list matches if one of its items does
+        """
         wanted = {path: TermQuery(value) for path, value in (where or {}).items()}
         narrowed = {"undone": [{term("undone")}], "in_doubt": [{term("in doubt")}]}.get(status or "", [])
         told = set[tuple[str, int, str]]()
@@ -222,14 +241,14 @@ class AnyFinder:
 
     @InThread
     def answers(
-        self,
-        *,
-        by: str | None = None,
-        verb: str | None = None,
-        to: str | None = None,
-        **within: Unpack[Within],
+        self, *, by: str | None = None, verb: str | None = None, to: str | None = None, **within: Unpack[Within]
     ) -> Findings[FoundAnswer]:
-        """Finds people's answers, by person, verb and approvers."""
+        """Finds people's answers.
+
+        by    the name of the person
+        verb  such as "approve"
+        to    a person or role that was asked
+        """
         groups: list[set[int]] = [{term("answer")}]
         for word, given in (("by", by), ("verb", verb), ("to", to)):
             if given is not None:
@@ -281,7 +300,7 @@ class AnyFinder:
 
 
 class Finder(AnyFinder, Blocks):
-    """Queries that block."""
+    """Queries across runs and time. Every query takes the filters of `Within`: agent, run, time and limit."""
 
 
 class AsyncFinder(AnyFinder, Awaits):

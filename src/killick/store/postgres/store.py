@@ -76,7 +76,14 @@ _LAST: Final = (1 << 63) - 1
 
 
 class PostgresStore:
-    """A store in one schema of a database. Any number of processes may open it at once."""
+    """A store in one schema of a database. Any number of processes may open it at once.
+
+    url           `postgresql://user@host/database`; `?schema=` names the schema
+    durability    "power": a commit survives a power failure; "process": only the end of the process
+    busy_seconds  how long to retry while the server is away
+    create        whether to create a missing schema
+    sessions      the maximum number of connections
+    """
 
     def __init__(
         self,

@@ -87,7 +87,14 @@ _BEYOND: Final = 10**16
 
 
 class RedisStore:
-    """A store under one prefix of a database. Any number of processes may open it at once."""
+    """A store under one prefix of a database. Any number of processes may open it at once.
+
+    url           `redis://host/0`; `?prefix=` names the prefix
+    durability    "power": a commit waits for the append-only file; "process": it does not
+    busy_seconds  how long to retry while the server is away
+    create        whether to create a missing store
+    connections   the maximum number of connections
+    """
 
     def __init__(
         self,

@@ -77,7 +77,13 @@ from killick.store.sqlite.writes import Rung, Writes, bare
 
 
 class SqliteStore:
-    """A store in one file. Several processes may open the same file at once."""
+    """A store in one file. Several processes may open the same file at once.
+
+    path          the path of the file
+    durability    "power": a commit survives a power failure; "process": only the end of the process
+    busy_seconds  how long to wait for the write lock
+    create        whether to create a missing file
+    """
 
     def __init__(
         self,
@@ -88,6 +94,7 @@ class SqliteStore:
         create: bool = True,
         clock: Clock | None = None,
         ids: Ids | None = None,
+        accept_lost_wal: bool = False,
     ) -> None:
         self._clock = clock or SystemClock()
         ids = ids or RandomIds()
@@ -97,11 +104,14 @@ class SqliteStore:
                 writer.execute(Q.put_meta, (key, value, row_check(key, value)))
 
         path = Path(path)
-        self._file = SqliteFile(path, durability=durability, busy_seconds=busy_seconds, create=create, setup=setup)
+        self._file = SqliteFile(
+            path, durability=durability, busy_seconds=busy_seconds, create=create, setup=setup,
+            accept_lost_wal=accept_lost_wal,
+        )  # fmt: skip
         try:
             with self._file.reading() as db:
                 meta = {key: value for key, value, checksum in db.execute(Q.meta) if row_check(key, value) == checksum}
-            if meta.keys() != {"id", "secret_key"}:
+            if not meta.keys() >= {"id", "secret_key"}:
                 raise StoreBroken(self.place, "its own id or key is damaged")
         except BaseException:
             self._file.close()
@@ -511,7 +521,7 @@ class SqliteStore:
             number = found[0]
             first = number << SEQ_BITS
             db.execute(Q.drop_events, (first, first + SEQ_MAX))
-            for drop in (
+            drops = (
                 Q.drop_tags,
                 Q.drop_uses,
                 Q.drop_snapshots,
@@ -519,7 +529,8 @@ class SqliteStore:
                 Q.drop_run,
                 Q.drop_quarantine,
                 Q.drop_told,
-            ):
+            )
+            for drop in drops:
                 db.execute(drop, (number,))
             hold(db, (*found[:7], None, None, 1))
 
@@ -538,14 +549,8 @@ class SqliteStore:
                 names = {row[0]: row[1] for row in db.execute(Q.all_heads)}
                 marks.forget(db, list(marks.damaged(db, names)))
                 db.executemany(Q.drop_piece, [(hash_,) for hash_ in damaged[1]])
-                for clear in (
-                    Q.clear_uses,
-                    Q.clear_runs,
-                    Q.clear_tags,
-                    Q.clear_snapshots,
-                    Q.clear_quarantine,
-                    Q.clear_feed,
-                ):
+                clears = Q.clear_uses, Q.clear_runs, Q.clear_tags, Q.clear_snapshots, Q.clear_quarantine, Q.clear_feed
+                for clear in clears:
                     db.execute(clear)
         return found
 

@@ -5,7 +5,7 @@ A boundary is found by its number or its name, and costs what is shown of it, ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, Final, Literal
 
@@ -40,6 +40,10 @@ RunId = Annotated[str, msgspec.Meta(min_length=1, description="A run, by its id.
 PlaceText = Annotated[
     str, msgspec.Meta(max_length=200, description="A place: 6:before, 6:after, 4~1:before, @17, start or now.")
 ]
+
+
+CHOICES_MAX: Final = 200
+"""So many of a run's last steps a form offers to choose from."""
 
 
 Written = Annotated[object, msgspec.Meta(extra_json_schema={"description": "Any value, as it is written in the log."})]
@@ -84,7 +88,7 @@ class StatePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that changed. A line of words, or, where `text` is None, the values before and after."""
+    """One change: a line of `text`, or, if that is null, the values before and after."""
 
     part: str
     sign: Literal["+", "-", "~"]
@@ -124,6 +128,24 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True):
     since: str | None
     changes: tuple[Change, ...]
     marks: tuple[BoundaryMark, ...] | None = None
+
+
+class StepChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A step to choose in a form."""
+
+    step: str
+    name: str
+    status: str
+
+
+def choices(steps: Iterable[Step]) -> tuple[StepChoice, ...]:
+    """Steps as choices of a form."""
+    return tuple(StepChoice(step=step.id, name=step.name, status=step.status) for step in steps)
+
+
+def own_steps(fold: Fold) -> tuple[StepChoice, ...]:
+    """The last of a run's own steps, in their order."""
+    return choices(fold.steps[index] for index in fold.tops[-CHOICES_MAX:])
 
 
 def moment(call: Call[MomentAsked, Nothing]) -> Boundary:

@@ -25,7 +25,7 @@ from killick.model.codec import plain
 from killick.model.facts import OUT_OF_BAND
 from killick.model.ledger import Spend
 from killick.model.state import State
-from killick.web.handlers.boundary import Change, PlaceText, RunContext, Written, changed, veiled
+from killick.web.handlers.boundary import Change, PlaceText, RunContext, StepChoice, Written, changed, own_steps, veiled
 from killick.web.handlers.step_list import through_of
 from killick.web.routes import Call, Nothing, Route, get
 
@@ -50,6 +50,7 @@ class CompareAsked(msgspec.Struct, frozen=True, kw_only=True):
     a: Other | None = None
     b: Other | None = None
     at: PlaceText | None = None
+    to: Annotated[PlaceText, msgspec.Meta(description="The other place, where both runs are the same.")] = "now"
     cursor: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}$", description="Steps after this one.")] | None = None
 
 
@@ -75,11 +76,14 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
     context: RunContext
 
 
+Kinship = Literal["parent", "fork", "sibling", "same agent", "recent"]
+
+
 class RelatedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run that one may want to compare with, and what it is to the first."""
 
     run: str
-    how: Literal["parent", "fork", "sibling", "same agent"]
+    how: Kinship
     status: str
 
 
@@ -134,11 +138,14 @@ class StepPair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Two runs, or, where both are the same, a run at a place and now. `changes` is what they know otherwise."""
+    """Two runs, or, where both are the same, a run at two places, of which `steps` are to choose. `changes` is what
+    they know otherwise."""
 
     a: ComparedRun | None
     b: ComparedRun | None
     at: str | None
+    to: str
+    steps: tuple[StepChoice, ...]
     related: tuple[RelatedRun, ...]
     shared: SharedHistory | None
     conditions: tuple[ForkCondition, ...]
@@ -198,14 +205,16 @@ def compare(call: Call[CompareAsked, Nothing]) -> Comparison:
     one = _Side(call, asked.a) if asked.a else None
     two = _Side(call, asked.b) if asked.b else None
     a, b = (side.seen() if side is not None else None for side in (one, two))
-    kin = tuple(_kin(call, one)) if one is not None else ()
     nothing = Comparison(
-        a=a, b=b, at=asked.at, related=kin, shared=None, conditions=(), parts_at=None, pairs=(), changes=(), next=None
-    )
+        a=a, b=b, at=asked.at, to=asked.to, steps=own_steps(one.fold) if one is not None else (),
+        related=tuple(_kin(call, one)), shared=None, conditions=(), parts_at=None, pairs=(), changes=(), next=None,
+    )  # fmt: skip
     if one is None or two is None:
         return nothing
     if one.run == two.run:
-        return msgspec.structs.replace(nothing, at=asked.at or "start", changes=tuple(_then_and_now(call, one)))
+        then, later = _two_places(one, asked)
+        changes = tuple(_between(call, one, then, later))
+        return msgspec.structs.replace(nothing, at=then.label, to=later.label, changes=changes)
     start, shared = _shared(one, two)
     first = max(int(asked.cursor or 0), start)
     pairs = tuple(_pairs(one, two, first))
@@ -327,17 +336,21 @@ def _contexts(one: Any, two: Any) -> Iterator[Change]:
         yield Change(part="context", sign=sign, path=change.path, before=change.before, after=change.after)
 
 
-def _then_and_now(call: Call[CompareAsked, Nothing], side: _Side) -> Iterator[Change]:
-    """What came to a run since a place."""
-    place = boundaries.at(side.log, side.run, call.asked.at or "start")
-    head = side.fold.facts.seq
-    if head - place.seq <= PASSED_MAX and not place.keep:
-        found, _ = passed(side.log, side.run, place, RunMoment(head, "now"), seen=veiled(call, side.run))
+def _two_places(side: _Side, asked: CompareAsked) -> tuple[RunMoment, RunMoment]:
+    """The two places of a run, the earlier one first."""
+    one, two = (boundaries.at(side.log, side.run, text) for text in (asked.at or "start", asked.to))
+    return (one, two) if one.seq <= two.seq else (two, one)
+
+
+def _between(call: Call[CompareAsked, Nothing], side: _Side, place: RunMoment, later: RunMoment) -> Iterator[Change]:
+    """What came to a run from one place to a later one."""
+    if later.seq - place.seq <= PASSED_MAX and not place.keep:
+        found, _ = passed(side.log, side.run, place, later, seen=veiled(call, side.run))
         yield from changed(found)
         return
-    then = as_written(_at(call, side, place))
-    yield from _contexts(then.context.document, as_written(side.state).context.document)
-    was, now = then.fold, side.fold
+    then, since = as_written(_at(call, side, place)), as_written(_at(call, side, later))
+    yield from _contexts(then.context.document, since.context.document)
+    was, now = then.fold, since.fold
     counts = {part: (len(getattr(was, part)), len(getattr(now, part))) for part in ("decisions", "failures", "effects")}
     counts["outputs"] = was.facts.committed, now.facts.committed
     for part in PARTS:
@@ -349,17 +362,20 @@ def _then_and_now(call: Call[CompareAsked, Nothing], side: _Side) -> Iterator[Ch
 # whom to compare with -----------------------------------------------------------------------------
 
 
-def _kin(call: Call[Any, Any], side: _Side) -> Iterator[RelatedRun]:
-    """The family first, then the latest runs of the same agent."""
-    log, seen = side.log, {side.run}
-    facts = side.fold.facts
+def _kin(call: Call[Any, Any], side: _Side | None) -> Iterator[RelatedRun]:
+    """The family first, then the latest runs of the same agent; without a run, the latest of all."""
+    log, seen = call.client.runtime.log, {side.run if side is not None else ""}
 
-    def told(runs: Iterable[str], how: Literal["parent", "fork", "sibling", "same agent"]) -> Iterator[RelatedRun]:
+    def told(runs: Iterable[str], how: Kinship) -> Iterator[RelatedRun]:
         for run in runs:
             if run not in seen and len(seen) <= KIN_MAX and log.store.head(run) is not None:
                 seen.add(run)
                 yield RelatedRun(run=run, how=how, status=log.state(run).status)
 
+    if side is None:
+        yield from told((each.id for each in call.client.list(limit=KIN_MAX)), "recent")
+        return
+    facts = side.fold.facts
     parent = facts.forked_from
     yield from told([parent] if parent is not None else [], "parent")
     yield from told(reversed(log.ledger(side.run).facts.forks), "fork")

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from killick.history.graph.graph import Graph, Lane, Node, family
+from killick.history.graph.graph import Graph, Lane, family
 from killick.history.graph.svg import svg
 from killick.history.page import RedactData
 from killick.presenting.steps import reply_text
@@ -33,7 +33,7 @@ class PictureAsked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
-    """The family of a run as lanes, each with its steps; docs/graph.md describes them."""
+    """The family of a run as lanes, each with its steps; docs/file-formats.md describes them."""
 
     version: int
     run: str
@@ -50,10 +50,10 @@ def graph(call: Call[GraphAsked, Nothing]) -> RunGraph:
 def picture(call: Call[PictureAsked, Nothing]) -> Response:
     """The same as a picture."""
 
-    def link_to(lane: Lane, node: Node | None) -> str:
-        if node is None:
+    def link_to(lane: Lane, step: str | None) -> str:
+        if step is None:
             return call.url("/runs/{run}", run=lane.run)
-        return f"{call.url('/runs/{run}', run=lane.run, step=node.number)}#step-{node.number}"
+        return f"{call.url('/runs/{run}', run=lane.run, step=step)}#step-{step}"
 
     found = _drawn(call, call.asked.run)
     drawn = svg(found, text_of=reply_text, link_to=link_to if call.asked.links else None)

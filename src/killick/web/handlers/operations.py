@@ -22,6 +22,7 @@ from killick.model.facts import OUT_OF_BAND
 from killick.presenting import previews
 from killick.presenting.previews import RunPreview, Will
 from killick.web.forms import JsonSchema, unveiled
+from killick.web.handlers.boundary import StepChoice, choices, own_steps
 from killick.web.problems import Problem
 from killick.web.render import VALUE_CHARS
 from killick.web.routes import Call, get, post
@@ -166,16 +167,9 @@ class AvailableCommand(msgspec.Struct, frozen=True, kw_only=True):
     why_not: str | None
 
 
-class StepChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """A step to act on."""
-
-    step: str
-    name: str
-    status: str
-
-
 class AvailableCommands(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be done to a run now. `pending` are steps that are not over, `undoable` effects that happened."""
+    """What can be done to a run now. `steps` are its own, the last of them; `pending` are those that are not over,
+    `undoable` those whose effects happened."""
 
     run: str
     goes_on_as: str | None
@@ -184,6 +178,7 @@ class AvailableCommands(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     priority: int
     offers: tuple[AvailableCommand, ...]
+    steps: tuple[StepChoice, ...]
     pending: tuple[StepChoice, ...]
     undoable: tuple[StepChoice, ...]
     awaits: tuple[str, ...]
@@ -214,22 +209,16 @@ def acts(call: Call[RunAsked, Any]) -> AvailableCommands:
     context = run.state.context
     is_small = _is_small(context.document)
     return AvailableCommands(
-        run=run.run,
-        goes_on_as=run.run if run.run != call.asked.run else None,
-        agent=run.facts.agent,
-        status=run.status,
-        seq=run.facts.seq,
-        priority=run.facts.priority,
+        run=run.run, goes_on_as=run.run if run.run != call.asked.run else None, agent=run.facts.agent,
+        status=run.status, seq=run.facts.seq, priority=run.facts.priority,
         offers=tuple(_offers(run, len(steps), any(step.status == "delayed" for step in steps), len(undoable))),
-        pending=tuple(StepChoice(step=step.id, name=step.name, status=step.status) for step in steps),
-        undoable=tuple(StepChoice(step=step.id, name=step.name, status=step.status) for step in undoable),
+        steps=own_steps(run.fold), pending=choices(steps), undoable=choices(undoable),
         awaits=tuple(wait.name for wait in run.facts.waits.values() if wait.waits_for == "event"),
-        context=context.document if is_small else None,
-        context_version=context.version,
+        context=context.document if is_small else None, context_version=context.version,
         context_schema=schema_of(known.options.context) if known is not None and is_small else None,
         input=given if _is_small(given := run.state.input) else None,
         input_schema=schema_of(known.input_type) if known is not None and known.takes_input else None,
-    )
+    )  # fmt: skip
 
 
 def schema_of(kind: Any) -> Any:
@@ -373,10 +362,15 @@ def fork(call: Call[RunAsked, ForkRequest]) -> CommandResult:
     body, client, given = call.body, call.client, call.asked.run
     client.runtime.log.head(given)
     input_ = UNCHANGED if body.input is msgspec.UNSET else body.input
-    if input_ is not UNCHANGED and call.context.veil is not None and call.context.veil.fields:
-        input_ = unveiled(input_, client.state(given).input, "input")
+    output = body.output
+    if call.context.veil is not None and call.context.veil.fields:
+        state = client.state(given)
+        input_ = input_ if input_ is UNCHANGED else unveiled(input_, state.input, "input")
+        known = {number: state.fold.step(number) for number in output}
+        recorded = {number: state.output_of(step) for number, step in known.items() if step is not None and step.output}
+        output = {n: unveiled(value, recorded[n], "output") if n in recorded else value for n, value in output.items()}
     conditions = Conditions(
-        output=body.output, set=_shown(call, body.set), unset=tuple(body.unset), input=input_, model=body.model,
+        output=output, set=_shown(call, body.set), unset=tuple(body.unset), input=input_, model=body.model,
         effects=body.effects,
     )  # fmt: skip
     told = previews.forked(RunPreview(client, given), body.at, body.id, conditions)

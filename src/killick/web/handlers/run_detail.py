@@ -58,7 +58,7 @@ class RunWorker(Document, frozen=True):
 
 
 class RunUsage(Document, frozen=True):
-    """What was used over every attempt ever made. Money is in millionths of a US dollar."""
+    """The usage of all attempts ever made. Money is in millionths of a US dollar."""
 
     model_calls: int
     tokens_in: int
@@ -72,9 +72,8 @@ WAITS_MAX: Final = 50
 
 
 class RunCounts(Document, frozen=True):
-    """How much there is. `steps` are the run's own; `all_steps` are those inside scopes as well; `crashes` are
-    deaths of its process after which it went on, `repeated` the effects that took several attempts; `snapshots` are of
-    its files, None where it has no workspace."""
+    """Totals. `all_steps` includes those inside scopes; `crashes` are process deaths after which the run resumed;
+    `repeated` are effects with several attempts; `snapshots` is null without a workspace."""
 
     steps: int
     all_steps: int
@@ -94,6 +93,8 @@ class RunCounts(Document, frozen=True):
 
 
 class ChildRun(Document, frozen=True):
+    """A child run, the step that started it, and its status."""
+
     run: str
     agent: str
     step: str
@@ -101,7 +102,7 @@ class ChildRun(Document, frozen=True):
 
 
 class RunSeal(Document, frozen=True):
-    """The last seal of the store; `covers` says whether the run's last event is older."""
+    """The last seal of the store; `covers`: the run's last event is older."""
 
     number: int
     at_us: int
@@ -109,7 +110,7 @@ class RunSeal(Document, frozen=True):
 
 
 class RunDetail(Run, frozen=True):
-    """A run, what belongs to it, and a page of its steps."""
+    """A run, its relations and totals, and a page of its steps."""
 
     worker: RunWorker | None
     forks: tuple[str, ...]

@@ -16,6 +16,8 @@ from killick.audit.seal import SEALS
 from killick.client.client import Client
 from killick.errors import KillickError
 from killick.history.doctor import LATE_US
+from killick.history.phrasing import process
+from killick.model import events as e
 from killick.model import system_events
 from killick.presenting.documents import Document
 from killick.store.records import OWN_AGENTS, STORE_FORMAT, Condition, RunQuery, RunRow
@@ -31,6 +33,10 @@ HELD_MAX: Final = 50
 
 APART_MAX: Final = 50
 """The number of runs of each status that are checked for quarantine."""
+
+SEEN_MAX: Final = 40
+SEEN_EVENTS: Final = 200
+"""The newest runs, and the last events of each, that are read for idle workers."""
 
 DUE_MAX: Final = 50
 """Runs that are due of which more is said than that they are."""
@@ -52,17 +58,22 @@ class HeldRun(Document, frozen=True):
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that has runs leased. `lease_seconds` is the time left of its first lease to expire, if any expires.
+    """A process that has runs leased, or is idle. `lease_seconds` is the time left of its first lease to expire, if
+    any expires.
 
-    `duties` are its triggers and hooks. A holder that is not alive abandoned its runs.
+    `duties` are its triggers and hooks, `agents` those of the runs that it has or had. An idle one has `since`: when
+    the last of its runs changed. A holder that is not alive abandoned its runs.
     """
 
     holder: str
+    name: str
     alive: bool
+    since_us: int | None = None
     lease_seconds: float | None
     runs: int
     held: tuple[HeldRun, ...]
     duties: tuple[str, ...]
+    agents: tuple[str, ...]
     builds: tuple[str, ...]
 
 
@@ -78,9 +89,10 @@ class DueRun(Document, frozen=True):
 
 
 class Workers(msgspec.Struct, frozen=True, kw_only=True):
-    """The holders of runs, and the due runs. `late`: a run has been due for longer than expected.
+    """The holders of runs, the idle workers, and the due runs. `late`: a run has been due for longer than expected.
 
-    An idle worker holds nothing, and is not listed.
+    The store records no hosts and no slots, and knows a worker from its first run on. `idle_known` is false where it
+    cannot prove that a worker without a lease is alive; then idle workers are not listed.
     """
 
     workers: tuple[Worker, ...]
@@ -88,18 +100,20 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
     due_more: bool
     abandoned: int
     late: bool
+    idle_known: bool
     advice: str | None = None
 
 
 def workers(call: Call[Nothing, Nothing]) -> Workers:
-    """The holders of runs with their runs, and the due runs without a holder."""
+    """The holders of runs with their runs, the idle workers, and the due runs without a holder."""
     client = call.client
     held = tuple(_workers(client))
     due = tuple(_due(client, call.now_us))
     late = any(call.now_us - each.since_us > LATE_US for each in due)
     return Workers(
-        workers=held, due=due, due_more=len(due) == DUE_MAX, abandoned=sum(each.left_by is not None for each in due),
-        late=late, advice=_advice(held, due, late=late),
+        workers=(*held, *_idle(client, {each.holder for each in held})), due=due, due_more=len(due) == DUE_MAX,
+        abandoned=sum(each.left_by is not None for each in due), idle_known=client.runtime.store.proves_life, late=late,
+        advice=_advice(held, due, late=late),
     )  # fmt: skip
 
 
@@ -127,10 +141,31 @@ def _workers(client: Client) -> Iterator[Worker]:
         held = tuple(_held(client, row) for row in rows if not row.agent.startswith(OWN_AGENTS))
         duties = tuple(sorted(row.run for row in rows if row.agent.startswith(OWN_AGENTS)))
         yield Worker(
-            holder=each.holder, alive=each.lives, runs=each.runs - len(duties), held=held, duties=duties,
+            holder=each.holder, name=process(each.holder), alive=each.lives, runs=each.runs - len(duties), held=held,
             lease_seconds=None if each.until_us is None else round((each.until_us - now) / 1_000_000, 1),
+            duties=duties, agents=tuple(sorted({run.agent for run in held})),
             builds=tuple(sorted({run.build for run in held if run.build})),
         )  # fmt: skip
+
+
+def _idle(client: Client, busy: set[str]) -> Iterator[Worker]:
+    """The live processes that took one of the newest runs and hold none now."""
+    log, store = client.runtime.log, client.runtime.store
+    took: dict[str, list[tuple[RunRow, e.RunTaken]]] = {}
+    for row in store.runs(RunQuery(), limit=SEEN_MAX) if store.proves_life else ():
+        head = store.head(row.run)
+        events = log.read(row.run, after=max(head.seq - SEEN_EVENTS, 0), limit=SEEN_EVENTS) if head is not None else ()
+        taken = next((each for _, each, _ in reversed(events) if isinstance(each, e.RunTaken)), None)
+        if taken is not None and taken.holder not in busy:
+            took.setdefault(taken.holder, []).append((row, taken))
+    for holder, rows in took.items():
+        if store.lives(holder):
+            builds = {" ".join(filter(None, (taken.build.version, taken.build.commit))) for _, taken in rows}
+            yield Worker(
+                holder=holder, name=process(holder), alive=True, lease_seconds=None, runs=0, held=(), duties=(),
+                agents=tuple(sorted({row.agent for row, _ in rows})), builds=tuple(sorted(filter(None, builds))),
+                since_us=max(row.changed_at_us for row, _ in rows),
+            )  # fmt: skip
 
 
 def _held_rows(client: Client) -> Iterator[RunRow]:

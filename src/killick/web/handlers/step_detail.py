@@ -41,7 +41,7 @@ class StepAsked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepEffect(Document, frozen=True):
-    """What the ledger has of a step's effect. `run` executed it; another one where the result was deduplicated."""
+    """The effect of a step in the ledger. `run` executed it: another run, if the result was deduplicated."""
 
     idempotency_key: str
     status: str
@@ -50,7 +50,7 @@ class StepEffect(Document, frozen=True):
 
 
 class StepDetail(Step, frozen=True, tag="step"):
-    """A step, what it changed, and why it happened. `output_seq` is the event that holds its output."""
+    """A step, its changes, and its reasons. `output_seq` is the event that holds its output."""
 
     output_seq: int | None
     effect_status: StepEffect | None

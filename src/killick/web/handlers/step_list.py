@@ -7,14 +7,13 @@ the run is, and changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import log2
 from typing import Annotated, Any, Final, NamedTuple, cast
 
 import msgspec
 from msgspec import Meta
 
 from killick.history import timeline_parts
-from killick.history.page import STEPS_MAX, RedactData, RunPage, section
+from killick.history.page import STEPS_MAX, RedactData, section
 from killick.history.phrasing import cut, inline, short
 from killick.history.timeline_parts import Entry, Moment, Step
 from killick.log.log import Log
@@ -26,6 +25,7 @@ from killick.model.state import State
 from killick.presenting import moments
 from killick.presenting import steps as presented
 from killick.presenting.documents import Document, StepReference, duration_us
+from killick.presenting.gantt import Scale, Segment, TimeAxis
 from killick.presenting.phrase import Briefly
 from killick.web.routes import Call, Nothing, Route, get
 
@@ -59,8 +59,8 @@ class StepsAsked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepSummary(Document, frozen=True):
-    """A step in one line. `bar` is its duration relative to the longest of its page, from 0 to 100, on a logarithmic
-    scale; `revision` changes when the line changes."""
+    """A step in one line. `whole` and `segments` are its places on the axis of its page, the attempts and waits in
+    order; `revision` changes when the line changes."""
 
     number: str
     kind: e.Sort
@@ -69,7 +69,8 @@ class StepSummary(Document, frozen=True):
     stage: str | None
     duration_seconds: float | None
     ended_at_us: int | None
-    bar: int
+    whole: Segment
+    segments: tuple[Segment, ...]
     revision: str
     summary: str
     outcome: str | None = None
@@ -107,7 +108,7 @@ class MomentSummary(Document, frozen=True):
 
 
 class TimelineRow(Document, frozen=True):
-    """A step, or a moment; `depth` is how many scopes it is inside."""
+    """A step or a moment; `depth` counts the enclosing scopes."""
 
     seq: int
     at_us: int
@@ -117,14 +118,14 @@ class TimelineRow(Document, frozen=True):
 
 
 class StepPage(Document, frozen=True):
-    """Steps `first` to `last` of `total`; with `q`, those of them that it was found in. `next` is the cursor of what is
-    before them, and `later` of what is after."""
+    """Steps `first` to `last` of `total`; with `q`, matches only. `next`, `later`: cursors of earlier, later steps."""
 
     run: str
     first: int
     last: int
     total: int
     rows: tuple[TimelineRow, ...]
+    axis: TimeAxis
     next: str | None
     later: str | None
     q: str = ""
@@ -150,32 +151,22 @@ def found_steps(
     """The document of a section; with `q` of as many as one search looks through."""
     log, through = call.client.runtime.log, through_of(call, run)
     fold = fold or log.state(run).fold
-    if not q.strip():
-        part = section(log, run, before=before, limit=limit, through=through, fold=fold)
-        return sectioned(run, part, limit, call.now_us, around)
-    wanted, rows, last, looked = q.strip().casefold(), list[TimelineRow](), None, 0
+    wanted, found, last, looked = q.strip().casefold(), list[Entry](), None, 0
     while True:
-        part = section(log, run, before=before, limit=STEPS_MAX, through=through, fold=fold)
+        part = section(log, run, before=before, limit=STEPS_MAX if wanted else limit, through=through, fold=fold)
         last = part.last if last is None else last
         there = list(timeline_parts.walked(part.entries))
-        hits = [step for step in there if wanted in searched(step)]
-        rows = [*lines(hits, call.now_us, flat=True), *rows]
+        found = [*(step for step in there if wanted in searched(step)), *found] if wanted else list(part.entries)
         before, looked = part.earlier, looked + len(there)
-        if before is None or looked >= SEARCH_STEPS or len(rows) >= limit:
+        if not wanted or before is None or looked >= SEARCH_STEPS or len(found) >= limit:
             break
-    later = str(last + 1 + SEARCH_STEPS) if last < part.total else None
-    following = None if before is None else str(before)
+    scale, further = Scale(found, fold.facts.started_at, call.now_us), SEARCH_STEPS if wanted else limit
+    rows = lines(found, call.now_us, scale, flat=bool(wanted), is_first=part.first == 1, around=around)
     return StepPage(
-        run=run, first=part.first, last=last, total=part.total, rows=tuple(rows), next=following, later=later, q=q
-    )
-
-
-def sectioned(run: str, part: RunPage, limit: int, now_us: int, around: str | None = None) -> StepPage:
-    """A section as a document."""
-    later = str(min(part.last + limit, part.total) + 1) if part.last < part.total else None
-    earlier = None if part.earlier is None else str(part.earlier)
-    rows = tuple(lines(part.entries, now_us, is_first=part.first == 1, around=around))
-    return StepPage(run=run, first=part.first, last=part.last, total=part.total, rows=rows, next=earlier, later=later)
+        run=run, first=part.first, last=last, total=part.total, rows=tuple(rows), axis=scale.axis(), q=q,
+        next=None if before is None else str(before),
+        later=str(min(last + further, part.total) + 1) if last < part.total else None,
+    )  # fmt: skip
 
 
 def searched(step: Step) -> str:
@@ -197,16 +188,21 @@ def _searched(value: Any) -> str:
 
 
 def lines(
-    entries: Sequence[Entry], now_us: int, *, flat: bool = False, is_first: bool = True, around: str | None = None
+    entries: Sequence[Entry],
+    now_us: int,
+    scale: Scale,
+    *,
+    flat: bool = False,
+    is_first: bool = True,
+    around: str | None = None,
 ) -> Iterator[TimelineRow]:
     """Entries as rows, those inside scopes deeper."""
-    longest = max((duration_us(step, now_us) or 0 for step in timeline_parts.walked(entries)), default=0)
     quiet = moments.trivial(entries, is_first=is_first)
 
     def of(entries: Sequence[Entry], depth: int) -> Iterator[TimelineRow]:
         for entry in entries:
             if isinstance(entry, Step):
-                line = _line(entry, now_us, longest)
+                line = _line(entry, now_us, scale)
                 yield TimelineRow(seq=entry.seq, at_us=entry.intended_at, depth=depth, step=line)
                 yield from () if flat else inside(entry, depth + 1)
             elif not quiet(entry):
@@ -244,7 +240,7 @@ def _moment(moment: Moment) -> MomentSummary:
     return MomentSummary(kind=moment.kind, text=text, by=getattr(event, "by", None), stage=stage, rewound=rewound)
 
 
-def _line(step: Step, now_us: int, longest: int) -> StepSummary:
+def _line(step: Step, now_us: int, scale: Scale) -> StepSummary:
     took, usage, verdict = duration_us(step, now_us), step.usage, step.rejected or step.verdict
     wait = next((wait for wait in reversed(step.waits) if wait.how is None), None)
     failure = step.failure or next((each.failure for each in reversed(step.attempts) if each.failure is not None), None)
@@ -252,7 +248,8 @@ def _line(step: Step, now_us: int, longest: int) -> StepSummary:
     because = step.decision.because if step.decision is not None else step.because
     came = presented.came_to(step, _BRIEF)
     return StepSummary.of(
-        step, kind=step.sort, duration_seconds=None if took is None else took / 1_000_000, bar=_bar(took, longest),
+        step, kind=step.sort, duration_seconds=None if took is None else took / 1_000_000,
+        whole=scale.whole(step), segments=scale.segments(step),
         revision=f"{step.status}.{len(step.attempts)}.{len(step.waits)}.{len(step.notes)}.{step.undone_by or ''}",
         summary=presented.given(step, _BRIEF), outcome=str(came) if came is not None else None,
         error=cut(short(failure), BRIEF_CHARS) if step.status != "done" and failure is not None else None,
@@ -266,10 +263,6 @@ def _line(step: Step, now_us: int, longest: int) -> StepSummary:
         tokens=usage.tokens_in + usage.tokens_out if usage is not None else None,
         nested_steps=sum(1 for _ in timeline_parts.walked(step.entries)),
     )  # fmt: skip
-
-
-def _bar(took: int | None, longest: int) -> int:
-    return round(100 * log2(1 + took) / log2(1 + longest)) if took and longest else 0
 
 
 def through_of(call: Call[Any, Any], run: str) -> RedactData | None:

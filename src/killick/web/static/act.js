@@ -4,6 +4,7 @@
 import { collect, post, refused, tell } from "./forms.js";
 
 const PATIENCE_MS = 350;
+const PREFILL_CHARS_MAX = 20_000;
 const place = document.querySelector("#act[data-act]");
 let timer = 0;
 let wanted = null;
@@ -71,13 +72,58 @@ async function foretell(form) {
 // A place in time was chosen, by the slider or at a step.
 function choose({ place: at, action }) {
   wanted = { place: at, action: null };
-  for (const input of document.querySelectorAll("dialog[data-command] [data-place]")) input.value = at;
-  const step = /^([\d.]+)/.exec(at)?.[1] ?? "";
-  for (const input of document.querySelectorAll("dialog[data-command] [data-place-step]")) input.value = step;
+  for (const select of document.querySelectorAll("dialog[data-command] [data-place]")) pick(select, at);
+  const step = /^([\d.]+)/.exec(at)?.[1];
+  for (const select of document.querySelectorAll("dialog[data-command] [data-place-step]")) if (step) pick(select, step);
   if (action) open(action);
 }
 
+// A step inside a scope, or one of long ago, is not among the choices until it is wanted.
+function pick(select, value) {
+  if (![...select.options].some((option) => option.value === value)) select.add(new Option(value, value));
+  select.value = value;
+}
+
+// What is on record of a step, to be changed instead of typed: its output, and where it had options, each as a button.
+async function prefill(pair) {
+  const number = pair.querySelector("[data-name]").value;
+  const area = pair.querySelector("[data-json]");
+  if (!number || pair.dataset.of === number) return;
+  pair.dataset.of = number;
+  const answer = await fetch(pair.dataset.recorded.replace("STEP", encodeURIComponent(number)), { headers: { Accept: "application/json" } });
+  if (!answer.ok || pair.dataset.of !== number) return;
+  const doc = await answer.json();
+  const text = doc.status === "done" ? JSON.stringify(doc.output, null, 2) : "";
+  area.value = pair.dataset.was = text.length <= PREFILL_CHARS_MAX ? text : "";
+  const options = doc.decision?.options ?? doc.waits.flatMap((wait) => wait.options ?? []);
+  pair.querySelector("[data-options]").replaceChildren(...options.map((option) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "button";
+    button.textContent = typeof option === "string" ? option : JSON.stringify(option);
+    button.dataset.fill = JSON.stringify(option);
+    return button;
+  }));
+  area.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
+document.addEventListener("toggle", (event) => {
+  const pair = event.target.open && event.target.querySelector?.("[data-recorded]");
+  if (pair) prefill(pair);
+}, true);
+
+document.addEventListener("change", (event) => {
+  const pair = event.target.matches?.("[data-name]") && event.target.closest("[data-recorded]");
+  if (pair) prefill(pair);
+});
+
 document.addEventListener("click", (event) => {
+  const option = event.target.closest?.("[data-fill]");
+  if (option) {
+    const area = option.closest("[data-pair]").querySelector("[data-json]");
+    area.value = option.dataset.fill;
+    area.dispatchEvent(new Event("input", { bubbles: true }));
+  }
   const button = event.target.closest?.("[data-do]");
   if (button) open(button.dataset.do);
   else if (event.target.closest?.("[data-close]")) event.target.closest("dialog").close();

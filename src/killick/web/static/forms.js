@@ -125,7 +125,7 @@ export function collect(form, submitter) {
   for (const pair of form.querySelectorAll("[data-pair]")) {
     const name = pair.querySelector("[data-name]").value.trim();
     const value = pair.querySelector("[data-json]").value.trim();
-    if (!value) continue;
+    if (!value || value === pair.dataset.was?.trim()) continue; // as it is on record
     if (!name) throw new Misfit(pair, "say what the value is of");
     const entry = `${JSON.stringify(name)}:${written(pair, pair, "json", value)}`;
     const before = (parts.get(pair.dataset.pair) ?? "{}").slice(1, -1);

@@ -213,6 +213,8 @@ document.addEventListener(
     if (!step.matches?.("details.step")) return;
     if (!step.open) opened.delete(step.dataset.step);
     else if (opened.get(step.dataset.step)?.body !== body(step)) load(step);
+    const hash = step.open ? `#${step.id}` : location.hash === `#${step.id}` ? "" : location.hash;
+    if (step.id && hash !== location.hash) history.replaceState(null, "", location.pathname + location.search + hash);
   },
   true,
 );
@@ -239,7 +241,10 @@ document.querySelector("[data-jump]")?.addEventListener("submit", (event) => {
 document.addEventListener("killick:show-step", (event) => show(event.detail.step));
 document.addEventListener("killick:drawn", (event) => {
   dress(event.target);
-  if (event.target.dataset.part === "run-steps") restore();
+  if (event.target.dataset.part === "run-steps") {
+    restore();
+    if (document.getElementById("follow-newest")?.checked) event.target.querySelector(".steps > :last-child")?.scrollIntoView({ block: "nearest" });
+  }
   if (event.target.dataset.part === "run-tabs") mark(current());
   for (const panel of document.querySelectorAll("[data-panel][data-loaded]")) {
     // What is not looked at is read again when it is.
@@ -251,7 +256,8 @@ addEventListener("hashchange", fromHash);
 
 function fromHash() {
   const [, number] = location.hash.match(/^#step-([0-9.]+)$/) ?? [];
-  if (number && document.getElementById(`step-${number}`)) show(number);
+  const isThere = number && document.getElementById(`step-${number}`);
+  if (isThere || (number && new URLSearchParams(location.search).get("step") !== number)) show(number);
 }
 
 function tellSince() {

@@ -30,6 +30,10 @@ function tell() {
   const text = chosen.size === 1 ? "1 run" : `${chosen.size} runs`;
   const told = bar.querySelector("[data-chosen]");
   if (told.textContent !== text) told.textContent = text;
+  const compare = bar.querySelector("[data-compare]");
+  const [b, a] = chosen;
+  compare.hidden = chosen.size !== 2;
+  if (!compare.hidden) compare.href = `${compare.dataset.compare}?${new URLSearchParams({ a, b })}`;
   const all = document.getElementById("pick-all");
   if (all) {
     all.checked = boxes().length > 0 && boxes().every((box) => box.checked);

@@ -24,6 +24,8 @@ class Time {
     this.marks = [];
     this.count = 0;
     this.place = null;
+    this.pinned = null;
+    panel.querySelector("[data-time-pin]").addEventListener("click", () => this.pin());
     this.slider.addEventListener("input", () => this.rest());
     this.slider.addEventListener("keydown", (event) => this.key(event));
     for (const button of panel.querySelectorAll("[data-time-to]")) {
@@ -145,12 +147,29 @@ class Time {
     }
     const isNow = Number(n) === this.count - 1;
     for (const button of this.panel.querySelectorAll("[data-time-act]")) button.disabled = isNow && button.dataset.timeAct === "rewind";
-    const compare = this.panel.querySelector("[data-time-compare]");
-    compare.href = `${this.panel.dataset.compare}&${new URLSearchParams({ at: place })}`;
-    compare.hidden = isNow;
+    this.tellCompare();
     if (this.wasShown || !isNow) history.replaceState(null, "", isNow ? location.pathname + location.search : `#at=${place}`);
     this.wasShown = true;
     this.tell(null);
+  }
+
+  // A moment that is held: the slider goes on, and the two can be compared.
+  pin() {
+    this.pinned = this.pinned === null ? { place: this.place, n: this.n } : null;
+    this.drawMarks();
+    this.tellCompare();
+    if (this.pinned) this.slider.focus();
+  }
+
+  tellCompare() {
+    const { pinned, place } = this;
+    const button = this.panel.querySelector("[data-time-pin]");
+    button.setAttribute("aria-pressed", String(pinned !== null));
+    button.textContent = pinned ? `Let go of ${pinned.place}` : "Compare with…";
+    const link = this.panel.querySelector("[data-time-compare]");
+    link.textContent = pinned ? `Compare ${pinned.place} with ${place}` : "Compare with now";
+    link.href = `${this.panel.dataset.compare}&${new URLSearchParams(pinned ? { at: pinned.place, to: place } : { at: place })}`;
+    link.hidden = place === (pinned?.place ?? "now");
   }
 
   fail(message) {
@@ -167,19 +186,20 @@ class Time {
   drawMarks() {
     const strip = this.panel.querySelector("[data-time-marks]");
     const are = this.marks.length > TICKS_FROM;
-    strip.replaceChildren(...this.marks.map(({ n, kind: sort, step }) => {
+    const held = this.pinned ? [{ n: this.pinned.n, kind: "pin", step: this.pinned.place }] : [];
+    strip.replaceChildren(...[...this.marks, ...held].map(({ n, kind: sort, step }) => {
       const group = document.createElementNS(SVG, "g");
       group.setAttribute("class", sort);
       group.dataset.mark = n;
       const x = `${((100 * n) / Math.max(this.count - 1, 1)).toFixed(3)}%`;
       const title = document.createElementNS(SVG, "title");
-      title.textContent = `${WORDS[sort]}, step ${step}`;
-      const sign = document.createElementNS(SVG, are ? "line" : "text");
-      if (are) for (const [name, value] of [["x1", x], ["x2", x], ["y1", 2], ["y2", 12]]) sign.setAttribute(name, value);
+      title.textContent = `${WORDS[sort] ?? "held"}, ${sort === "pin" ? "" : "step "}${step}`;
+      const sign = document.createElementNS(SVG, are && sort !== "pin" ? "line" : "text");
+      if (sign.localName === "line") for (const [name, value] of [["x1", x], ["x2", x], ["y1", 2], ["y2", 12]]) sign.setAttribute(name, value);
       else {
         sign.setAttribute("x", x);
         sign.setAttribute("y", 11);
-        sign.textContent = SIGNS[sort];
+        sign.textContent = SIGNS[sort] ?? "▲";
       }
       group.append(title, sign);
       group.addEventListener("click", () => this.go(n));

@@ -25,9 +25,9 @@ from killick.store.records import Condition
 def doctor_command(shell: Shell) -> Exit:
     """Diagnose the store, and print the next move for each problem.
 
-    Checks the store's configuration, and lists stuck runs by reason. It is quick however many runs there are: it prints
-    what it did not check, and `killick store verify` verifies the record itself. With an app it also lists runs of
-    agents that the app does not declare. Changes nothing; exits with 1 when it finds a problem.
+    Checks the configuration and lists stuck runs by reason; with an app, also runs of agents that it does not declare.
+    Quick for any number of runs: `killick store verify` verifies the log itself. Changes nothing; exits with 1 when it
+    finds a problem.
     """
     try:
         kd = shell.client

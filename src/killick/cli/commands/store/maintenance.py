@@ -69,8 +69,8 @@ def say_next(shell: Shell, *words: str) -> None:
 def repair_command(shell: Shell, run: str, reason: str, dry_run: bool, yes: bool) -> None:
     """Repair a run whose log fails verification.
 
-    Sets the failing part of its log aside, without deleting it. Every effect in that part is in doubt from then on. The
-    run then waits for a person.
+    Sets the failing part of its log aside, without deleting it. Effects in that part are in doubt. The run then waits
+    for a person.
     """
     run = shell.run(run)
     kd = shell.client
@@ -228,8 +228,8 @@ _ALL: Final = "*"
 def export_command(shell: Shell, run: str, output: Path | None, with_children: bool, fields: tuple[str, ...]) -> None:
     """Write a run to one file of JSON lines: its events, their values, and the hash chain that proves them.
 
-    `killick time replay run.killick` and killick.testing.replay("run.killick", agent) take it, with no store. The file
-    has the data of the run: protect it as you protect that data, or redact it.
+    `killick time replay` and killick.testing.replay read the file without a store. It holds the data of the run:
+    protect it, or redact it.
 
     \b
       killick store export claim_17 -o claim_17.killick

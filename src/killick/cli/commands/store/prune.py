@@ -33,10 +33,9 @@ def prune_command(
 ) -> Exit:
     """Move runs that ended long ago into an archive.
 
-    The archive is one new file. It is complete, synced and verified before the first run is removed from the store.
-    Values that no other run needs are removed too. A run that another run may need stays, and the command says why.
-    Ids and consumed rights stay taken. `killick store verify FILE` verifies an archive. File snapshots of the removed
-    runs are deleted from the vault; the archive does not have them.
+    The archive is one new file, synced and verified before the first run is removed. Values that no other run needs are
+    removed too. Runs that others need stay, and are listed. Ids and consumed rights stay taken. File snapshots of
+    removed runs are deleted from the vault.
 
     \b
       killick store prune --older 90d --dry-run

@@ -42,10 +42,9 @@ _file: Final = click.Path(dir_okay=False, path_type=Path)
 def seal_command(shell: Shell, key: Path | None, new_key: Path | None, out: Path | None) -> Exit:
     """Seal the events since the last seal.
 
-    A seal covers every run, in one Merkle tree whose root is signed. The signed root is the checkpoint: keep it where
-    no process can change it together with the store. With it and the public key, `killick store verify --checkpoint
-    FILE --key PUB` detects a changed event, a removed run, or a store that was rolled back. The private key is never
-    in the store.
+    A seal covers every run by one signed Merkle root, the checkpoint. Keep it outside the store. With it and the public
+    key, `killick store verify --checkpoint FILE --key PUB` detects changed events, removed runs and a rolled-back
+    store.
 
     \b
       killick store seal --new-key seal.pem --out monday.seal

@@ -41,14 +41,13 @@ def verify_command(
     shell: Shell, run: str | None, checkpoint: Path | None, key: Path | None, proof: Path | None,
     archives: tuple[Path, ...], files: bool,
 ) -> Exit:  # fmt: skip
-    """Verify the record of one run, of the whole store, or of a file.
+    """Verify the log of one run, of the whole store, or of an exported or archived file.
 
-    Recomputes the chain of hashes, compares every copy and folds every event again. Rebuilds derived data that is
-    wrong. Quarantines a run whose log fails verification; other runs are not affected. Exits with 1 when something
-    fails. A file is one that `killick store export` or `killick store prune` wrote; it needs no store.
+    Recomputes the hash chain and the state, and compares the seals. Rebuilds wrong derived data. Quarantines a run
+    whose log fails; other runs are not affected. Exits with 1 when something fails.
 
-    Sealed events (`killick store seal`) are compared with the store. A process that can write the store can also
-    rewrite its seals, but not a checkpoint kept elsewhere: keep one, and verify against it.
+    A process that can write the store can also rewrite its seals, but not a checkpoint kept elsewhere: verify against
+    one.
     """
     if proof is not None:
         return verify_file(shell, proof, key, checkpoint)

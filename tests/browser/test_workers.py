@@ -1,0 +1,50 @@
+"""The page of workers: who has runs, who is idle, and what each is at."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from browser import office
+from browser.browsing import Watch, bridge
+from killick.client.client import Client
+from killick.log.writer import Entry
+from killick.model import events as e
+from killick.triggers import TRIGGERS
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def kd(tmp_path: Path) -> Iterator[Client]:
+    """The office after a morning, with a run whose worker has it, and one whose worker died."""
+    declared = TRIGGERS.copy()
+    with office.opened(str(tmp_path / "killick.db")) as made:
+        office.fill(made)
+        for run, holder in (("report-7", "4312-works"), ("report-8", "4313-gone")):
+            made.start(office.report, "today", id=run)
+            log = made.runtime.log.open(run, holder=holder, seconds=30)
+            taken = e.RunTaken(at=made.runtime.clock.now_us(), epoch=log.epoch, holder=holder)
+            log.append(Entry(taken))
+        made.runtime.store.release("report-8", epoch=log.epoch, left=True)
+        yield made
+    TRIGGERS.restore(declared)
+
+
+def test_each_worker_has_one_row_with_what_it_is_at_and_idle_ones_are_there(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        rows = window.goto("/workers").get_by_role("region", name=re.compile("^Workers")).locator("tbody tr")
+        expect(rows).to_have_count(3)
+        works, gone = rows.filter(has_text="process 4312"), rows.filter(has_text="process 4313")
+        expect(works).to_contain_text("OK")
+        expect(works.get_by_role("link", name="report-7")).to_be_visible()
+        expect(gone).to_contain_text("lost: its runs are abandoned")
+        idle = rows.filter(has_text=f"process {os.getpid()}")
+        expect(idle).to_contain_text("idle, its last run changed")
+        expect(idle).to_contain_text("claims.review")
+        expect(idle).to_contain_text("2.4.1 9f3c2ab10d44")
