@@ -11,8 +11,6 @@ import pytest
 import killick
 from killick.cli.main import main
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @killick.agent(name="broken_asks")
 async def asks(run: killick.Run) -> str:

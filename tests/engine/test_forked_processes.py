@@ -10,8 +10,6 @@ import pytest
 
 import killick
 
-pytestmark = pytest.mark.timeout(180)
-
 APP = '''
 import multiprocessing, os, signal, sys, time
 import killick

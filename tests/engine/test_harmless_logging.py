@@ -17,8 +17,6 @@ from killick.errors import LogError
 from killick.logger import get_logger
 from killick.store import MemoryStore
 
-pytestmark = pytest.mark.timeout(120)
-
 APP = """
 import killick
 

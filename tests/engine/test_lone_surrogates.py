@@ -17,8 +17,6 @@ from killick.cli.main import main
 from killick.errors import KillickError, ValueRefused
 from killick.web.app import asgi
 
-pytestmark = pytest.mark.timeout(120)
-
 HALF = "\ud83d"
 ESCAPED = "\\ud83d"
 

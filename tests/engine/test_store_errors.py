@@ -17,8 +17,6 @@ from killick.errors import KillickError, StoreFull
 from killick.store import MemoryStore, SqliteStore, Store
 from killick.workers.worker import Worker
 
-pytestmark = pytest.mark.timeout(600)
-
 BACKSTOP_SECONDS = 60.0
 
 

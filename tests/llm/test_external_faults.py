@@ -18,8 +18,6 @@ from killick.errors import KillickError, StoreFull
 from killick.llm.external import Host
 from killick.store import MemoryStore, SqliteStore, Store
 
-pytestmark = pytest.mark.timeout(600)
-
 BACKSTOP_SECONDS = 60.0
 TRIES = 40
 When = Literal["before", "after"]

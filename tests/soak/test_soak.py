@@ -51,7 +51,6 @@ def test_on_postgresql_the_same_holds_while_its_server_is_restarted() -> None:
     assert found["restarts"] == 1, found
 
 
-@pytest.mark.timeout(900)
 def test_random_stories_over_the_whole_surface_agree_with_the_books_of_the_far_side() -> None:
     """Seeds that once found a child whose end woke nobody, a hang after a compensation, and a hot loop."""
     seeds = [draw_seed() + number for number in range(3)]

@@ -24,8 +24,6 @@ from killick.workers import hooks, trigger_runner, worker
 from killick.workers.hooks import HOOKS, HookEvent
 from killick.workers.worker import Worker
 
-pytestmark = pytest.mark.timeout(600)
-
 BACKSTOP_SECONDS = 60.0
 When = Literal["before", "after"]
 
@@ -267,3 +265,28 @@ def test_a_hook_whose_store_fails_at_any_operation_hears_every_event(
 ) -> None:
     make = on_disk(tmp_path) if disk else in_memory
     swept(lambda **fault: told(make, far, **fault), every=1, when=when, times=times)
+
+
+def test_a_disk_that_stays_full_is_logged_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(worker, "_BACKOFF_SECONDS_MAX", 0.001)
+    polls = 0
+
+    async def play() -> None:
+        async with killick.open_async("memory:") as kd:
+
+            def claim(*_: Any, **__: Any) -> Any:
+                nonlocal polls
+                polls += 1
+                if polls <= 100:
+                    raise StoreFull("memory:")
+                return []
+
+            monkeypatch.setattr(kd.runtime.store, "claim", claim)
+            async with kd.worker() as serving:
+                await asyncio.wait_for(serving.until_idle(), 600)
+
+    asyncio.run(play())
+    told = [record for record in caplog.records if record.getMessage().startswith("store ")]
+    assert (polls, len(told)) == (101, 7)
