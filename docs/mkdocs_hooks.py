@@ -37,6 +37,7 @@ ASSETS: Final = {
 }
 
 _FENCE: Final = re.compile(r"^( *)(`{3,})(\w+)([^\n`]*)\n(?:(?:#|---) ([\w./-]+\.\w+)\n)?", re.MULTILINE)
+_CELL: Final = re.compile(r"`[^`\n]*\\\|[^`\n]*`")
 _LINK: Final = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 
 
@@ -78,7 +79,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return f"{mark}[{text}]({way}{'#' + anchor if anchor else ''})"
 
     return "".join(
-        _FENCE.sub(_fence, part) if is_code else _LINK.sub(linked, part) for part, is_code in _parts(markdown)
+        _FENCE.sub(_fence, part) if is_code else _CELL.sub(_cell, _LINK.sub(linked, part))
+        for part, is_code in _parts(markdown)
     )
 
 
@@ -107,6 +109,11 @@ def _parts(markdown: str) -> list[tuple[str, bool]]:
         parts += [(markdown[at : opened.start()], False), (markdown[opened.start() : end], True)]
         at = end
     return [*parts, (markdown[at:], False)]
+
+
+def _cell(match: re.Match[str]) -> str:
+    """Code in a table: GitHub wants its bars escaped, MkDocs does not."""
+    return match[0].replace("\\|", "|")
 
 
 def _fence(match: re.Match[str]) -> str:
