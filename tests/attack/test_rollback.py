@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from seeds import draw_seed
+from seeds import draw_seed, repeats
 
 pytestmark = pytest.mark.slow
 
@@ -43,11 +43,11 @@ def tried(case: str, times: int, *, store: str = "sqlite") -> dict[str, Any]:
 # the attacks --------------------------------------------------------------------------------------
 
 
-def test_a_payment_that_a_rewound_model_words_anew_is_made_once_a_hundred_times_of_a_hundred() -> None:
-    found = tried("reworded_after_a_rewind", 100)
-    assert found["payments"] == 100
-    assert found["killed"] > 60, found
-    assert found["reworded"] > 50, found  # otherwise nothing was attacked
+def test_a_payment_that_a_rewound_model_words_anew_is_made_once_every_time() -> None:
+    times = repeats(30, 100)
+    found = tried("reworded_after_a_rewind", times)
+    assert found["payments"] == times
+    assert min(found["killed"], found["reworded"]) > times // 3, found  # otherwise nothing was attacked
 
 
 def test_also_when_it_was_killed_at_a_moment_that_nobody_chose() -> None:
@@ -75,8 +75,9 @@ def test_where_nobody_said_which_payments_are_the_same_a_person_is_asked() -> No
     assert tried("reworded_and_nobody_said_what_is_the_same", 6)["payments"] == 6
 
 
-def test_a_spent_token_is_not_redirected_after_a_rewind_a_hundred_times_of_a_hundred() -> None:
-    assert tried("redirected_after_a_rewind", 100)["payments"] == 100
+def test_a_spent_token_is_not_redirected_after_a_rewind() -> None:
+    times = repeats(30, 100)
+    assert tried("redirected_after_a_rewind", times)["payments"] == times
 
 
 def test_a_spent_token_is_not_redirected_in_a_fork() -> None:

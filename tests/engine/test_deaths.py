@@ -105,7 +105,7 @@ def test_r13_a_run_whose_processes_die_completes_when_the_deaths_stop(tmp_path: 
     program.write_text(AGENTS)
     ended = [
         subprocess.run(
-            [sys.executable, program, agent], env={"DEATHS": str(deaths)}, capture_output=True, check=False, timeout=60
+            [sys.executable, program, agent], env={"DEATHS": str(deaths)}, capture_output=True, check=False, timeout=600
         )
         for _ in range(deaths + 1)
     ]

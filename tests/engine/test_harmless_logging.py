@@ -112,7 +112,7 @@ def test_a_listener_that_raises_keeps_no_other_lease_from_hearing() -> None:
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
     (tmp_path / "app.py").write_text(APP, encoding="utf-8")
-    subprocess.run([sys.executable, "app.py"], cwd=tmp_path, check=True, timeout=60)
+    subprocess.run([sys.executable, "app.py"], cwd=tmp_path, check=True, timeout=600)
     return tmp_path
 
 

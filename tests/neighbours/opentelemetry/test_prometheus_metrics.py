@@ -137,7 +137,7 @@ def test_a_worker_shows_them_at_a_port_of_its_own(tmp_path: Path) -> None:
         line = next(line for line in worker.stdout if "/metrics" in line)
         url = next(word for word in line.split() if word.startswith("http://"))
         start = [sys.executable, "-m", "killick", "start", "app.py:naps", "--id", "n1"]
-        subprocess.run(start, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=60)
+        subprocess.run(start, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=600)
         next(line for line in worker.stdout if "completed" in line)
         seen = read(httpx.get(url).text)
         assert of(seen, "killick_runs_ended_total", agent="naps", status="completed") == 1
@@ -145,14 +145,14 @@ def test_a_worker_shows_them_at_a_port_of_its_own(tmp_path: Path) -> None:
         assert httpx.get(url.replace("/metrics", "/other")).status_code == 404
     finally:
         worker.send_signal(signal.SIGTERM)
-        worker.communicate(timeout=30)
+        worker.communicate(timeout=600)
 
 
 def test_a_port_that_is_taken_or_none_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     for given, told in [("nine", "no port"), ("127.0.0.1:99999", "cannot be served on")]:
         command = [sys.executable, "-m", "killick", "worker", "app.py", "--metrics", given]
-        made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
         assert made.returncode == 2
         assert told in made.stderr
         assert "Traceback" not in made.stderr

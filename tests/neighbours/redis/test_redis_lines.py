@@ -167,7 +167,7 @@ def test_a_server_that_stays_away_is_told_of_after_a_while_and_who_watched_hears
             store.head("a")
         server.start()
         assert commit(store, following(head, "two")).seq == 2
-        assert rung.get(timeout=20) == ""
+        assert rung.get(timeout=600) == ""
         store.close()
 
 
@@ -246,7 +246,7 @@ def test_who_watches_hears_only_of_the_own_store_whatever_the_database() -> None
     for each in (other, store):
         born(each, "a", index=indexed("waiting", wake_at_us=1))
         deliver(each, letter("a", "m"))
-    assert {rung.get(timeout=10), rung.get(timeout=10)} == {"a"}
+    assert {rung.get(timeout=600), rung.get(timeout=600)} == {"a"}
     assert rung.empty()
     stop()
     store.close()

@@ -20,5 +20,5 @@ def test_what_the_page_shows_is_so(server: RestateServer, port: int, tmp_path: P
 def test_the_example_runs(server: RestateServer, port: int) -> None:
     env = {**os.environ, "INGRESS": server.ingress, "ADMIN": server.admin, "PORT": str(port)}
     command = [sys.executable, str(ROOT / "examples/neighbours/restate_engine.py")]
-    told = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True).stdout
+    told = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=True).stdout
     assert told == "40 to ann\n"

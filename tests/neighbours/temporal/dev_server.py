@@ -57,7 +57,7 @@ class DevServer:
         until = time.monotonic() + 60
         while time.monotonic() < until:
             command = [str(CLI), "operator", "namespace", "describe", "default", "--address", self.address]
-            if subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0:
+            if subprocess.run(command, capture_output=True, check=False, timeout=600).returncode == 0:
                 return
             time.sleep(0.2)
         raise TimeoutError((self._folder / "server.log").read_text()[-2_000:])

@@ -22,5 +22,5 @@ def test_what_the_page_shows_is_so(server: DevServer, tmp_path: Path, monkeypatc
 def test_the_example_runs() -> None:
     env = {**os.environ, "PATH": f"{CLI.parent}:{os.environ['PATH']}"}
     command = [sys.executable, str(ROOT / "examples/neighbours/temporal.py")]
-    told = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True).stdout
+    told = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=True).stdout
     assert "40 to ann\n" in told
