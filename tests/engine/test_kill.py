@@ -348,7 +348,7 @@ def test_an_outcome_is_committed_by_itself_while_the_agent_takes_no_further_step
         seen: list[int] = []
         for n in range(60):
             await run.call(touching, n)
-            until = time.perf_counter() + 5
+            until = time.perf_counter() + 600
             while len(store.committed) <= n and time.perf_counter() < until:
                 if not computes:
                     time.sleep(0.0002)

@@ -15,7 +15,6 @@ from typing import Final
 import pytest
 
 from killick.clock import SystemClock
-from killick.workspace import processes
 from killick.workspace.processes import MARK, Process, alive, end, marked, started_since, written
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
@@ -281,15 +280,3 @@ def test_what_may_not_be_looked_at_is_passed_over(folder: Path, tmp_path: Path, 
             outcome = False
         os._exit(0 if outcome and mine else 1)
     assert os.waitpid(child, 0)[1] == 0
-
-
-def test_looking_takes_a_few_milliseconds_for_a_hundred_processes(folder: Path, start: Start) -> None:
-    for _ in range(4):
-        start("", cwd=folder)
-    count = len(processes._pids())
-    spent = []
-    for _ in range(10):
-        begun = time.process_time()
-        written(folder)
-        spent.append(time.process_time() - begun)
-    assert min(spent) < 0.00025 * max(count, 40), f"{min(spent) * 1_000:.1f} ms for {count} processes"
