@@ -61,6 +61,9 @@ def console(*, stderr: bool = False) -> Console:
     return Ours(stderr=stderr, width=width, highlight=False, soft_wrap=False, emoji=False)
 
 
+HOSTED: Final = "call the same conversation from your program"
+
+
 class Shell:
     """One invocation of the command line. A command that only reads uses its log; the client brings the engine."""
 
@@ -215,14 +218,14 @@ class Shell:
         return self.typed("run", *target, "--id", run, *named)
 
     def continues(self, run: str) -> str:
-        """The command that continues a run, by the agent on record."""
-        return self.goes_on(run, self.log.state(run).agent)
+        """What continues a run: a command, by the agent on record; for a framework's run the program that hosts it."""
+        state = self.log.state(run)
+        return HOSTED if state.fold.facts.hosted else self.goes_on(run, state.agent)
 
     def next_move(self, run: str) -> str:
-        """What continues a run that has its answer. A framework's run is continued by the program that hosts it."""
-        if self.log.state(run).fold.facts.hosted:
-            return "to continue: call the same conversation from your program"
-        return f"to continue: {self.continues(run)}, or start a worker"
+        """What continues a run that has its answer."""
+        move = self.continues(run)
+        return f"to continue: {move}" if move is HOSTED else f"to continue: {move}, or start a worker"
 
     # what is found ----------------------------------------------------------------------------
 

@@ -201,7 +201,8 @@ class Listing:
     def _about(self, state: State) -> Iterator[About]:
         """Returns a run's waits."""
         facts = state.fold.facts
-        if facts.crashes is not None and not facts.ended:
+        asks = any(wait.waits_for == "settlement" for wait in facts.waits.values())  # then no worker tries again
+        if facts.crashes is not None and not facts.ended and (facts.crashes.quarantined or not asks):
             yield crash(self._log, state.run, facts.crashes)
         if facts.crashes is not None and facts.crashes.quarantined:
             yield About(kind="person", text="a person to resume or cancel it")

@@ -81,6 +81,9 @@ class Histogram:
             yield _line(f"{self.name}_count", labels, seen)
 
 
+_ENDED: Final = ("completed", "failed", "cancelled")
+
+
 class Metrics(Observer):
     """The metrics of runs in this process, since counting started."""
 
@@ -105,6 +108,8 @@ class Metrics(Observer):
         stretch.kept[self] = True
         with self._mutex:
             self.live.add(_labels(agent=stretch.agent))
+            for status in _ENDED:  # a series that begins at its first failure would hide that from `increase()`
+                self.ended_runs.add(_labels(agent=stretch.agent, status=status), 0)
             if stretch.replayed:
                 self.replayed.add(_labels(agent=stretch.agent), stretch.replayed)
 
@@ -115,7 +120,7 @@ class Metrics(Observer):
             self.live.add(agent, -1 if stretch.kept.pop(self, False) else 0)  # it may have begun before we counted
             self.stretches.add(told)
             self.stretch_seconds.add(agent, _seconds(stretch.began_us, stretch.ended_us))
-            if stretch.status in ("completed", "failed", "cancelled"):
+            if stretch.status in _ENDED:
                 self.ended_runs.add(told)
 
     def attempted(self, attempt: Attempt) -> None:
