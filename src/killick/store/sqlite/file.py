@@ -42,16 +42,8 @@ SQLITE_NEEDED: Final = (3, 37, 0)
 PAGE_BYTES: Final = 2_048
 """Small pages: values of a few kilobytes waste little space, and a commit writes little more than its rows."""
 
-WAL_CHANGES_MAX: Final = 1_500
-"""Rows changed between two checkpoints of a process, about 4 MB. A checkpoint costs a few flushes; a longer WAL makes
-each commit slower."""
-
-WAL_PAGES_MAX: Final = 8_000
-"""Where SQLite itself checkpoints: a few large transactions."""
-
-COPIED, WRITTEN = b"copied", b"written"
-"""The mark of the WAL: `COPIED` is committed before a checkpoint, `WRITTEN` after it. So the file without its WAL has
-the one, and the file with its WAL, a closed file or a copy by SQLite the other."""
+WAL_PAGES_MAX: Final = 2_000
+"""A checkpoint costs two flushes, negligible every 4 MB; a longer WAL makes each commit slower."""
 
 _READERS_IDLE_MAX: Final = 8
 _PURGE_NAPS_SECONDS: Final = (0.01, 0.05, 0.2, 0.5, 0.0)
@@ -85,7 +77,6 @@ class SqliteFile:
         create: bool,
         setup: Setup,
         kind: FileKind | None = None,
-        accept_lost_wal: bool = False,
     ) -> None:
         if sqlite3.sqlite_version_info < SQLITE_NEEDED:
             wanted = ".".join(map(str, SQLITE_NEEDED))
@@ -93,8 +84,6 @@ class SqliteFile:
         self.path = path
         self.place = str(path)
         self._kind = kind or FileKind("sqlite", APPLICATION_ID, STORE_FORMAT, "a Killick store")
-        self._is_store = kind is None
-        self._accept_lost_wal = accept_lost_wal
         self._durability = durability
         self._busy_seconds = busy_seconds
         self._mutex = threading.Lock()
@@ -105,7 +94,6 @@ class SqliteFile:
         self._inherited = False
         self._resting = False
         self._closed = False
-        self._checkpoint_at = 1
         if not create and not path.exists():
             raise StoreUnavailable(self.place, "no such file; a run, or create=True, makes a new store")
         self._copy: TemporaryDirectory[str] | None = None
@@ -168,7 +156,6 @@ class SqliteFile:
                 self._writer = self._connect()
                 self._cursor = self._writer.cursor()
                 self._tune(self._writer)
-                self._checkpoint_at = 1
 
     # transactions -----------------------------------------------------------------------------
 
@@ -209,9 +196,6 @@ class SqliteFile:
     def close(self) -> None:
         """Closes every connection. The last process checkpoints the WAL into the file."""
         with self._mutex:
-            with contextlib.suppress(sqlite3.ProgrammingError):  # it is closed already
-                if self._writer.total_changes >= self._checkpoint_at:
-                    self._checkpoint()  # the last one failed
             self._closed = True
             while self._readers:
                 self._readers.pop().close()
@@ -238,8 +222,6 @@ class SqliteFile:
                     self._cursor.execute(sql, rows[0])
                 except sqlite3.OperationalError:
                     self._insist(sql, rows[0])
-                if self._writer.total_changes >= self._checkpoint_at:
-                    self._checkpoint()
             except sqlite3.IntegrityError:
                 raise
             except sqlite3.Error as error:
@@ -260,8 +242,6 @@ class SqliteFile:
         try:
             if error is None:
                 self._cursor.execute("COMMIT")
-                if self._writer.total_changes >= self._checkpoint_at:
-                    self._checkpoint()
         except BaseException as failed:
             error = failed
             raise self.explain(failed) from failed
@@ -275,29 +255,11 @@ class SqliteFile:
     def truncate_wal(self) -> bool:
         """Copies the write-ahead log into the file and empties it; False while a reader blocks that."""
         for nap in _PURGE_NAPS_SECONDS:
-            with self._mutex:
-                if self._checkpoint("TRUNCATE"):
+            with self._mutex, contextlib.suppress(sqlite3.OperationalError):
+                if not self._cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
                     return True
             time.sleep(nap)
         return False
-
-    def _checkpoint(self, mode: str = "PASSIVE") -> bool:
-        """Copies the WAL into the file, between two marks; False while another connection blocks that. What was
-        committed before stays committed: a checkpoint that fails is made after the next commit."""
-        self._checkpoint_at = 1
-        with contextlib.suppress(sqlite3.Error, StoreBusy):
-            self._mark(COPIED)
-            try:
-                blocked = self._cursor.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()[0]
-            finally:
-                self._mark(WRITTEN)
-            self._checkpoint_at = self._writer.total_changes + WAL_CHANGES_MAX
-            return not blocked
-        return False
-
-    def _mark(self, mark: bytes) -> None:
-        if self._is_store:
-            self._insist(queries("sqlite").mark_wal, (mark, row_check("wal", mark)))
 
     def borrow(self) -> sqlite3.Connection:
         """Returns a reading connection for one reader at a time."""
@@ -371,7 +333,6 @@ class SqliteFile:
             writer.execute("PRAGMA query_only = ON")
             if self._format() != (self._kind.application_id, self._kind.newest):
                 raise StoreUnavailable(self.place, "is read-only, and of another format; copy it to a writable folder")
-            self._find_wal()
             return
         writer.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         if writer.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
@@ -386,21 +347,6 @@ class SqliteFile:
             raise StoreFormat(self.place, found=found, known=self._kind.newest)
         elif found < self._kind.newest:
             self._migrate()
-        else:
-            self._find_wal()
-
-    def _find_wal(self) -> None:
-        """Refuses a file whose WAL is gone. A process that died, or works, between the two marks has frames in it."""
-        for nap in _PURGE_NAPS_SECONDS:
-            found = self._cursor.execute(queries("sqlite").wal_mark).fetchone() if self._is_store else None
-            if found is None or found[0] != COPIED:
-                return
-            if self._accept_lost_wal or self._cursor.execute("PRAGMA wal_checkpoint").fetchone()[1] > 0:
-                self._mark(WRITTEN)
-                return
-            time.sleep(nap)
-        lost = f"its write-ahead log, {self.path.name}-wal, is gone, and with it the last acknowledged events"
-        raise StoreUnavailable(self.place, f"{lost}; put it back, or pass accept_lost_wal=True to killick.open once")
 
     def _tune(self, writer: sqlite3.Connection) -> None:
         """Configures a writing connection: durability, and no busy handler."""

@@ -94,7 +94,6 @@ class SqliteStore:
         create: bool = True,
         clock: Clock | None = None,
         ids: Ids | None = None,
-        accept_lost_wal: bool = False,
     ) -> None:
         self._clock = clock or SystemClock()
         ids = ids or RandomIds()
@@ -104,14 +103,11 @@ class SqliteStore:
                 writer.execute(Q.put_meta, (key, value, row_check(key, value)))
 
         path = Path(path)
-        self._file = SqliteFile(
-            path, durability=durability, busy_seconds=busy_seconds, create=create, setup=setup,
-            accept_lost_wal=accept_lost_wal,
-        )  # fmt: skip
+        self._file = SqliteFile(path, durability=durability, busy_seconds=busy_seconds, create=create, setup=setup)
         try:
             with self._file.reading() as db:
                 meta = {key: value for key, value, checksum in db.execute(Q.meta) if row_check(key, value) == checksum}
-            if not meta.keys() >= {"id", "secret_key"}:
+            if meta.keys() != {"id", "secret_key"}:
                 raise StoreBroken(self.place, "its own id or key is damaged")
         except BaseException:
             self._file.close()
@@ -521,7 +517,7 @@ class SqliteStore:
             number = found[0]
             first = number << SEQ_BITS
             db.execute(Q.drop_events, (first, first + SEQ_MAX))
-            drops = (
+            for drop in (
                 Q.drop_tags,
                 Q.drop_uses,
                 Q.drop_snapshots,
@@ -529,8 +525,7 @@ class SqliteStore:
                 Q.drop_run,
                 Q.drop_quarantine,
                 Q.drop_told,
-            )
-            for drop in drops:
+            ):
                 db.execute(drop, (number,))
             hold(db, (*found[:7], None, None, 1))
 
@@ -549,8 +544,14 @@ class SqliteStore:
                 names = {row[0]: row[1] for row in db.execute(Q.all_heads)}
                 marks.forget(db, list(marks.damaged(db, names)))
                 db.executemany(Q.drop_piece, [(hash_,) for hash_ in damaged[1]])
-                clears = Q.clear_uses, Q.clear_runs, Q.clear_tags, Q.clear_snapshots, Q.clear_quarantine, Q.clear_feed
-                for clear in clears:
+                for clear in (
+                    Q.clear_uses,
+                    Q.clear_runs,
+                    Q.clear_tags,
+                    Q.clear_snapshots,
+                    Q.clear_quarantine,
+                    Q.clear_feed,
+                ):
                     db.execute(clear)
         return found
 

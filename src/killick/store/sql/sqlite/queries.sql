@@ -4,14 +4,6 @@ SELECT key, value, checksum FROM meta
 -- name: put_meta
 INSERT INTO meta (key, value, checksum) VALUES (?, ?, ?)
 
--- name: wal_mark
-SELECT value FROM meta WHERE key = 'wal'
-
--- Whether the file has all of its WAL, or the WAL goes on.
--- name: mark_wal
-INSERT INTO meta (key, value, checksum) VALUES ('wal', ?, ?)
-ON CONFLICT (key) DO UPDATE SET value = excluded.value, checksum = excluded.checksum
-
 -- name: head
 SELECT number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed FROM heads WHERE run = ?
 
