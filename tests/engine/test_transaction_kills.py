@@ -35,7 +35,6 @@ def test_kills_around_transactions_on_a_file_leave_rows_and_record_agreeing(tmp_
     seed, points = draw_seed(), repeats(60, 200)
     found = killed(str(tmp_path / "killick.db"), points=points, moments=max(points // 10, 6), seed=seed)
     assert found["points"] >= points - 10, (seed, found)
-    assert found["moments"] > 0, (seed, found)
 
 
 @pytest.mark.slow
@@ -43,4 +42,3 @@ def test_kills_around_transactions_on_a_server_leave_rows_and_record_agreeing() 
     seed = draw_seed()
     found = killed(servers.postgres_store(), points=40, moments=10, seed=seed)
     assert found["points"] >= 35, (seed, found)
-    assert found["moments"] > 0, (seed, found)
