@@ -281,11 +281,11 @@ def begin(
     if id is None and resume:
         id = _unfinished(engine, agent, value)  # noqa: A001
     run = id or engine.ids.new(agent.name)
-    if engine.store.head(run) is not None:
+    if id is not None and engine.store.head(run) is not None:
         _refuse_mismatch(engine, run, agent, value)
         return renewals.latest(engine.log, run), None
-    if id is not None and (latest := renewals.latest(engine.log, run)) != run:
-        return latest, None  # its first logs are archived
+    if id is not None and renewals.last_renewal(engine.log, run) is not None:
+        return renewals.latest(engine.log, run), None  # its first logs are archived
     started = e.RunStarted(
         at=engine.clock.now_us(),
         run=run,

@@ -33,6 +33,9 @@ QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 BEHIND_SECONDS_MAX: Final = 0.001
 """How long a write-behind append may wait for others to join its commit."""
 
+TURN_SECONDS_MAX: Final = 0.01
+"""How long appends wait for the end of the loop's turn, which commits those of all its tasks at once."""
+
 HURRIED_SECONDS: Final = 0.0002
 """The thread switch interval while a write-behind append is pending."""
 
@@ -40,6 +43,8 @@ SLOW_COMMIT_SECONDS: Final = 0.001
 _IDLE_ROUNDS: Final = 40
 _MIXED: Final = 8
 _MEASURED: Final = 16
+_TRIED_AGAIN: Final = 64
+"""After so many commits by the thread, a loop commits again: the disk may be quick now."""
 
 
 class Ticket:
@@ -105,11 +110,13 @@ class Committer:
         self._tails: dict[Tail, float] = {}
         self._behind_bytes = 0
         self._leading = False
-        self._wait_seconds = 0.0
+        self._slow_disk = False
+        self._suspected = False
         self._commits = -1
         self._last_run = ""
         self._mixed = 0
-        self._flush_scheduled = False
+        self._flush_due = 0.0
+        self._flush_loop: asyncio.AbstractEventLoop | None = None
         self._urgent = False
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
@@ -164,7 +171,9 @@ class Committer:
         with self._mutex:
             for ticket in tickets:
                 self._refuse_closed(ticket.item.run)
-                ticket.size_bytes, ticket.due = ticket.item.size_bytes, SystemClock.monotonic() + BEHIND_SECONDS_MAX
+                # A new run has no outcome to lose yet, and waits for the first append that it must wait for.
+                seconds = BEHIND_SECONDS_MAX if ticket.item.birth is None else TURN_SECONDS_MAX
+                ticket.size_bytes, ticket.due = ticket.item.size_bytes, SystemClock.monotonic() + seconds
                 self._behind_bytes += ticket.size_bytes
             self._queue.extend(tickets)
         self._added(urgent=urgent)
@@ -339,20 +348,28 @@ class Committer:
         return ticket.result()
 
     def _append(self, items: Sequence[Append]) -> list[Head | LogError]:
-        """Appends to the store, and samples its wait time: waiting, not CPU work, indicates a slow disk."""
+        """Appends to the store, and samples its wait time: two waits in a row, not CPU work, indicate a slow disk.
+
+        The thread's own commits also wait for the interpreter's lock, so they tell nothing about the disk.
+        """
         self._commits += 1
-        if self._commits % _MEASURED:
+        if threading.current_thread() is self._thread:
+            if not self._commits % _TRIED_AGAIN:
+                self._slow_disk = False
+            return self._store.append(items)
+        if self._commits % _MEASURED and not self._suspected:
             return self._store.append(items)
         clock = self._clock
         began, worked = clock.monotonic(), clock.thread_seconds()
         results = self._store.append(items)
         waited = clock.monotonic() - began - (clock.thread_seconds() - worked)
-        self._wait_seconds += (waited - self._wait_seconds) * 0.3
+        slow = waited > SLOW_COMMIT_SECONDS
+        self._slow_disk, self._suspected = slow and self._suspected, slow
         return results
 
     @property
     def _is_slow(self) -> bool:
-        return self._open > 0 or self._wait_seconds > SLOW_COMMIT_SECONDS
+        return self._open > 0 or self._slow_disk
 
     def _is_alone(self, run: str) -> bool:
         if run != self._last_run:
@@ -364,12 +381,12 @@ class Committer:
     def _flush_soon(self, loop: asyncio.AbstractEventLoop, *, slow: bool) -> None:
         if slow:
             self._stir(urgent=True)
-        elif not self._flush_scheduled:
-            self._flush_scheduled = True
+        elif (now := SystemClock.monotonic()) >= self._flush_due or loop is not self._flush_loop:
+            self._flush_due, self._flush_loop = now + TURN_SECONDS_MAX, loop
             loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._flush_scheduled = False
+        self._flush_due = 0.0
         if self._open:
             self._stir(urgent=True)
         else:
@@ -410,7 +427,19 @@ class Committer:
             heir.promoted = True
             heir.gate.release()
         else:
-            self._stir(urgent=True)
+            self._stir(urgent=not self._flush_from(self._queue[0].future))
+
+    def _flush_from(self, future: asyncio.Future[Head] | None) -> bool:
+        """Lets the loop of a waiting task commit, with all that its turn adds; False: it cannot, or must not block."""
+        if future is None or self._is_slow:
+            return False
+        loop = future.get_loop()
+        self._flush_due, self._flush_loop = SystemClock.monotonic() + TURN_SECONDS_MAX, loop
+        try:
+            loop.call_soon_threadsafe(self._flush)
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
 
     def _commit(self, batch: list[Ticket], *, hand_on: bool = True) -> None:
         lone = len({ticket.item.run for ticket in batch}) == len(batch)
@@ -479,11 +508,12 @@ class Committer:
                 self._lead_if_free()
 
     def _oldest(self) -> tuple[Ticket | Tail, float] | None:
-        """Returns what has waited longest, and when it is due."""
+        """Returns what has waited longest, and when it is due: not before the loop's turn has had its time to end."""
         with self._mutex:
             if self._queue:
-                return self._queue[0], self._queue[0].due
-            return next(iter(self._tails.items()), None)
+                return self._queue[0], max(self._queue[0].due, self._flush_due)
+            oldest = next(iter(self._tails.items()), None)
+            return oldest and (oldest[0], max(oldest[1], self._flush_due))
 
 
 _hurrying = 0

@@ -130,13 +130,15 @@ class RunLog:
     @property
     def fold(self) -> Fold:
         """The fold of the timeline so far, computed lazily in batches."""
-        self._catch_up()
+        if self._unfolded:
+            self._catch_up()
         return self._fold
 
     @property
     def ledger(self) -> Ledger:
         """The fold of the whole log so far."""
-        self._catch_up()
+        if self._unfolded:
+            self._catch_up()
         return self._ledger
 
     @property

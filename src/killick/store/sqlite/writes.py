@@ -178,7 +178,8 @@ class Writes:
         """Writes an accepted append; most have rows alone."""
         number = head[0]
         if item.rows:
-            db.executemany(Q.put_event, inner_rows(head, item.rows))
+            if len(item.rows) > STATEMENT_EVENTS:
+                db.executemany(Q.put_event, inner_rows(head, item.rows))
             head, columns = lengthened(head, item.rows)
             db.execute(Q.lengthen, columns)
         if item.pieces:
@@ -192,7 +193,7 @@ class Writes:
             if item.index.status in ENDED and head[7] is not None:
                 head = leased(head, None, None)
                 hold(db, head)
-            if self.put_index(db, number, item.index, delivered=None) and head[7] is None:
+            if self.put_index(db, number, item.index, delivered=None, new=item.birth is not None) and head[7] is None:
                 rung.append(item.run)
         if item.snapshot is not None:
             shot = item.snapshot
@@ -223,10 +224,14 @@ class Writes:
         for piece in item.erases_pieces:
             db.execute(Q.erase_piece, (piece,))
 
-    def put_index(self, db: sqlite3.Cursor, number: int, index: RunIndex, *, delivered: int | None) -> bool:
+    def put_index(
+        self, db: sqlite3.Cursor, number: int, index: RunIndex, *, delivered: int | None, new: bool = False
+    ) -> bool:
         """Writes a run's index. Returns whether the run now wakes earlier."""
-        before = run_row(db, number)
-        if delivered is None:
+        before = None if new else run_row(db, number)
+        if new:
+            delivered = 0
+        elif delivered is None:
             last: int = before.delivered if before else db.execute(Q.last_message, (number,)).fetchone()[0]
             delivered = last
         wake = index.wake_at_us
