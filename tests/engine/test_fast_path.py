@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 import killick
+from killick import rules
 from killick.engine import observers
 from killick.engine.steps import fast_path
 from killick.log import writer
@@ -85,6 +86,20 @@ async def everything(run: killick.Run) -> list[Any]:
     return found
 
 
+BOUNDS = killick.Contract(
+    "bounds",
+    [
+        rules.budget(calls=100, scope="run"),
+        rules.once("draft", scope="run"),
+        rules.after("reports", "look"),
+        rules.total("pay", "amount", max=10**30, scope="run"),
+        rules.deny("refuses"),
+    ],
+)
+
+judged = killick.agent(name="judged", contract=BOUNDS)(everything.fn)
+
+
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "salt", lambda: b" ")
@@ -106,13 +121,39 @@ def recorded(kd: killick.Client) -> list[tuple[Any, Any]]:
     return found
 
 
-def test_both_ways_write_the_same_events(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("agent", [everything, judged])
+def test_both_ways_write_the_same_events(
+    agent: killick.Agent[None, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with killick.Client(MemoryStore()) as kd:
-        fast = kd.run(everything, id="r"), recorded(kd)
+        fast = kd.run(agent, id="r"), recorded(kd)
     CALLS.clear()
     monkeypatch.setattr(fast_path, "is_common", lambda branch, ex: False)
     with killick.Client(MemoryStore()) as kd:
-        assert (kd.run(everything, id="r"), recorded(kd)) == fast
+        assert (kd.run(agent, id="r"), recorded(kd)) == fast
+
+
+def test_a_call_that_the_contracts_accept_is_taken_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    long: list[str] = []
+    real = fast_path.intent_of
+
+    def noted(tool: Any, *args: Any) -> Any:
+        long.append(tool.name)
+        return real(tool, *args)
+
+    @killick.agent(contract=BOUNDS)
+    async def careful(run: killick.Run) -> None:
+        for to in "abc":
+            await run.call(pay, to)
+        with pytest.raises(killick.Rejected):
+            await run.call(refuses, "closed")
+        await run.call(pay, "d")
+
+    monkeypatch.setattr(fast_path, "intent_of", noted)
+    monkeypatch.setattr(observers, "_observers", [])  # another test may have left one
+    with killick.Client(MemoryStore()) as kd:
+        kd.run(careful, id="r")
+    assert long == ["pay", "refuses"]  # the first says which contract is in force
 
 
 def test_most_steps_are_taken_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,9 +187,12 @@ def test_a_result_of_another_type_than_declared_is_in_doubt_in_both_ways(monkeyp
     assert found[0] == found[1]
 
 
-def test_whole_steps_and_single_events_fold_to_the_same_snapshots(tmp_path: Path) -> None:
+@pytest.mark.parametrize("agent", [everything, judged])
+def test_whole_steps_and_single_events_fold_to_the_same_snapshots(
+    agent: killick.Agent[None, list[Any]], tmp_path: Path
+) -> None:
     with killick.open(tmp_path / "killick.db") as kd:
-        kd.run(everything, id="r")
+        kd.run(agent, id="r")
         events = [(each.seq, each.event) for each in kd.events("r")]
     whole, single = (Fold(), Ledger()), (Fold(), Ledger())
     apply_events(*whole, events)

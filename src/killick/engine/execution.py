@@ -252,9 +252,9 @@ class Execution:
 
     @cached_property
     def is_unguarded(self) -> bool:
-        """Whether its steps are neither judged, nor intercepted, nor traced, and touch no workspace."""
+        """Whether its steps are neither intercepted nor traced, and touch no workspace."""
         engine, workspace = self.engine, self.agent.options.workspace
-        return not (engine.stand_in or engine.tracer or self.files or workspace or self.judge.bound)
+        return not (engine.stand_in or engine.tracer or self.files or workspace)
 
     @cached_property
     def run_tree(self) -> RunTree:

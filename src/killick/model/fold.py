@@ -71,6 +71,8 @@ class Fold(FoldData):
         if started.effect != "reads":
             self.effects.append(index)
         facts.seq, facts.current = last, started.step
+        if started.verdict is not None:
+            facts.rejected = 0
         facts.committed += 1
         facts.done[name] = facts.done.get(name, 0) + 1
 
@@ -93,7 +95,8 @@ def is_plain_step(started: e.Event, ended: e.Event) -> bool:
         and started.sort == "tool"
         and started.effect in _PLAIN_EFFECTS
         and started.step.isdigit()
-        and not (started.verdict or started.undoes or started.within or started.claims)
+        and (started.verdict is None or started.verdict.ruling == "accept")
+        and not (started.undoes or started.within or started.claims)
         and ended.attempt == 1
         and ended.outcome == "returned"
         and not (ended.usage or ended.released or ended.key)

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 FILES_MAX: Final = 1_000
 """How many files one argument may name; each is looked at."""
 
+PLAIN_VALUES: Final = frozenset({str, int, float, bool, bytes, type(None)})
+"""Types of values that code cannot change after they were judged."""
+
 _PRICES: Final = Prices()
 
 
@@ -202,6 +205,22 @@ class ContractsInForce:
             return Verdict(ruling, asker, rests_on, now, self._together(asking))
         first = self.bound[0].contract if self.bound else None
         return Verdict(ACCEPTED, first, rests_on, now)
+
+    def accepts(self, name: str, effect: e.EffectClass, arguments: Mapping[str, Any], step: e.StepId) -> Verdict | None:
+        """The verdict on a first call with plain values that every contract in force accepts by this run's own record.
+
+        None: something else is to be said or looked at first, or a contract asks or rejects.
+        """
+        if self.is_shared or self.unbound() or self.looked(name, arguments):
+            return None
+        for value in arguments.values():
+            if type(value) not in PLAIN_VALUES:
+                return None
+        verdict = self.judge(Intention(name=name, sort="tool", arguments=arguments, step=step, effect=effect, by="agent"))
+        if verdict.ruling.ruling != "accept":
+            return None
+        self.remember(step, arguments)
+        return verdict
 
     def _together(self, asking: Sequence[tuple[Ruling, Contract | None]]) -> tuple[tuple[AskingRule, str | None], ...]:
         """The rules that ask the same approvers as the first one, as one question."""

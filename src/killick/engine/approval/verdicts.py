@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
@@ -12,7 +12,7 @@ from killick.contracts.contract import Approval, Contract, Intention, Ruling
 from killick.contracts.facts import IntentionSort
 from killick.contracts.facts import approval_of as asked_of
 from killick.contracts.policy_input import model_arguments
-from killick.engine.approval.contracts_in_force import ApprovalGiven, Verdict, with_paths
+from killick.engine.approval.contracts_in_force import PLAIN_VALUES, ApprovalGiven, Verdict, with_paths
 from killick.engine.interventions import SKIPPED
 from killick.engine.signals import Paused
 from killick.errors import DeclarationRefused, Rejected, Skipped, StepFailed
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from killick.engine.approval.call_answer import CallAnswer
     from killick.engine.execution import Branch, Execution
     from killick.engine.steps.intention import Intent
-
-_EXACT: Final = frozenset({str, int, float, bool, bytes, type(None)})
 
 
 class PendingVerdict:
@@ -137,7 +135,7 @@ class PendingVerdict:
     def _settle_values(self) -> None:
         """Evaluate exactly what will be done: values that code could still change are taken from the record."""
         intent = self.intent
-        if intent.sort == "model" or all(type(value) in _EXACT for value in intent.recording.values()):
+        if intent.sort == "model" or all(type(value) in PLAIN_VALUES for value in intent.recording.values()):
             return
         if intent.settled:
             return

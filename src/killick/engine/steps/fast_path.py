@@ -1,8 +1,8 @@
 """The common step: one coroutine from the call of an async tool to its recorded outcome.
 
-It takes a step that nothing can come between: one branch, nothing left to replay, no rules, no limits, no workspace, no
-observer. Every other step goes through the pipeline, and so does what follows an attempt that does not simply return.
-Both write the same events.
+It takes a step that nothing can come between: one branch, nothing left to replay, no limits, no workspace, no observer,
+and every contract accepts it at once. Every other step goes through the pipeline, and so does what follows an attempt
+that does not simply return. Both write the same events.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
     effect: Any = tool.policy.effect
     entered = False
     try:
-        if not (tool.is_plain and is_common(branch, ex)):
+        verdict = None
+        if not (tool.is_plain and is_common(branch, ex)) or (
+            ex.judge.bound
+            and (verdict := ex.judge.accepts(tool.name, effect, arguments, str(branch.count + 1))) is None
+        ):
             return await run_step(ex, execute_step, intent_of(tool, arguments, given))
         ex.turns.computing -= 1
         entered = True
@@ -44,14 +48,14 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
             intent_of(tool, arguments, given).classify(str(branch.count + 1), ex.engine.secret_key)  # names the step
             raise
         branch.count += 1
-        step, now = str(branch.count), ex.now_us()
+        step, now = str(branch.count), ex.now_us() if verdict is None else verdict.at
         key = action_key(ex.run_id, step, tool.name, digest, generation=ex.generation)
         started = Entry(
             e.StepStarted(
                 at=now, step=step, sort="tool", name=tool.name, digest=e.to_text(digest), effect=effect, key=key,
-                epoch=ex.log.epoch,
+                epoch=ex.log.epoch, verdict=None if verdict is None else verdict.event,
             ),
-            {"arguments": arguments},
+            {"arguments": arguments} if verdict is None else {"arguments": arguments, **verdict.rests_on},
         )  # fmt: skip
         made = _Attempt(ex, branch, tool, arguments, given, step, key, now)
         ex.check_lease()
