@@ -216,7 +216,9 @@ class ContractsInForce:
         for value in arguments.values():
             if type(value) not in PLAIN_VALUES:
                 return None
-        verdict = self.judge(Intention(name=name, sort="tool", arguments=arguments, step=step, effect=effect, by="agent"))
+        verdict = self.judge(
+            Intention(name=name, sort="tool", arguments=arguments, step=step, effect=effect, by="agent")
+        )
         if verdict.ruling.ruling != "accept":
             return None
         self.remember(step, arguments)
