@@ -83,7 +83,7 @@ def answer(kind: str, value: Any = None) -> dict[str, Any]:
     return {"kind": kind, "value": value}
 
 
-AWAY = Failure.told("ConnectionError", "the bank is away")
+AWAY = Failure.of("ConnectionError", "the bank is away")
 BUSY = Failure("error", "httpx.HTTPStatusError", (), "503 for https://bank", details={"status": 503, "body": "busy"})
 DIED_AT_TWO = [taken(0), tool("1", "charge", 1, "at_most_once", amount=990), begun("1", 1), taken(60, 2)]
 SETTLEMENT = {"waits_for": "settlement", "name": "settlement"}
@@ -125,7 +125,7 @@ def test_a_tool_that_returned_is_told_with_what_was_known_and_why() -> None:
 
 
 def test_each_attempt_is_told_with_what_the_far_side_said_and_the_pause_after_it() -> None:
-    late = Failure.told("TimeoutError", "no answer", kind="timeout")
+    late = Failure.of("TimeoutError", "no answer", kind="timeout")
     tl = read(
         tool("1", "hold", 0, "idempotent"),
         begun("1", 0),
@@ -135,7 +135,7 @@ def test_each_attempt_is_told_with_what_the_far_side_said_and_the_pause_after_it
         begun("1", 5, 3),
         failed("1", 35, late, 3, retry_at=at(40)),
         begun("1", 40, 4),
-        failed("1", 40.1, Failure.told("RateLimited", "slow down"), 4, "refused", limited=True, retry_at=at(100)),
+        failed("1", 40.1, Failure.of("RateLimited", "slow down"), 4, "refused", limited=True, retry_at=at(100)),
         begun("1", 100, 5),
         returned("1", 100.012, "held", 5),
     )
@@ -155,7 +155,7 @@ def test_a_refusal_says_that_nothing_was_done() -> None:
     tl = read(
         tool("1", "pay", 0, "at_most_once"),
         begun("1", 0),
-        failed("1", 1, Failure.told("killick.errors.NotDone", "closed"), outcome="refused", retry_at=at(90)),
+        failed("1", 1, Failure.of("killick.errors.NotDone", "closed"), outcome="refused", retry_at=at(90)),
     )
     assert why(tl, "1")[-2:] == [
         "It was refused after 1 second with NotDone: “closed”. Nothing had been done by it.",
@@ -547,7 +547,7 @@ UNDO: list[Told] = [
 
 
 def test_what_was_undone_says_by_which_step_and_why() -> None:
-    failure = Failure.told("app.Full", "the hotel is full")
+    failure = Failure.of("app.Full", "the hotel is full")
     tl = read(*UNDONE, *UNDO, (e.RunFailed(at=at(5)), {"failure": failure}))
     assert why(tl, "1")[-1] == "The step is done. It was undone by step 2, at 09:00:04. The run went on with step 2."
     assert why(tl, "2") == [

@@ -113,7 +113,7 @@ class _Common(Generic[C]):
     @property
     def told(self) -> CallAnswer | None:
         """The approver's answer to the last call, with their changes; None if no approver was asked."""
-        return self._execution.branch_here().told
+        return self._execution.branch_here().answer
 
     @property
     def received(self) -> Any:
@@ -170,7 +170,7 @@ async def _proposed(ex: Execution, branch: Branch, intent: Intent) -> Proposed[A
         result = await execute_step(ex, branch, intent)
     except Rejected as rejected:
         return declined(rejected)
-    return proposed(result, branch.told)
+    return proposed(result, branch.answer)
 
 
 class Run(_Common[C]):

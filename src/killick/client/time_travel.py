@@ -27,7 +27,7 @@ from killick.engine.engine import Engine
 from killick.engine.inbox import delivery
 from killick.engine.steps import waits
 from killick.engine.steps.workspace_folders import owner_of, workspace_of
-from killick.engine.steps.workspace_hook import restored, told
+from killick.engine.steps.workspace_hook import describe_restore, restored
 from killick.errors import (
     AgentUnknown,
     AnswerRefused,
@@ -90,9 +90,9 @@ def _files_back(engine: Engine, run: RunLog, by: str | None) -> str:
     except (KillickError, OSError) as error:
         return f"; its files are restored when it is resumed ({error})"
     if done.again:
-        return f"; its files are restored when it is resumed (a process writes to them; {told(done)})"
+        return f"; its files are restored when it is resumed (a process writes to them; {describe_restore(done)})"
     run.append(restored(done, due, "rewound", at=engine.clock.now_us(), by=by))
-    return f", and its files with it ({told(done)})"
+    return f", and its files with it ({describe_restore(done)})"
 
 
 def forked(

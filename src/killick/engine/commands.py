@@ -182,8 +182,8 @@ def _resumption(fold: Fold, body: Body, by: str | None, at: int) -> list[Entry]:
     facts = fold.facts
     if body["command"] not in ("override", "skip") or not facts.taken or facts.paused or facts.mend:
         return []
-    told = body.get("because") or f"{body['command']} of step {body['step']}"
-    return [Entry(e.RunResumed(at=at, by=by or "somebody"), {"because": told})]
+    reason = body.get("because") or f"{body['command']} of step {body['step']}"
+    return [Entry(e.RunResumed(at=at, by=by or "somebody"), {"because": reason})]
 
 
 def _delivered(engine: Engine, run: str, body: Body, *, by: str | None, id: str) -> Delivered:  # noqa: A002
@@ -317,9 +317,7 @@ def _refusal(
             at=at, version=refused.version, saw=refused.saw, by=by or "somebody",
             message=None if message is None else message.number,
         )  # fmt: skip
-        failure = Failure.told(
-            "killick.ContextStale", f"version {refused.saw} was seen, and it is at {refused.version}"
-        )
+        failure = Failure.of("killick.ContextStale", f"version {refused.saw} was seen, and it is at {refused.version}")
         return [Entry(event, {"set": body["set"], "unset": body.get("unset", []), "failure": failure})]
     step = f" step {body['step']}" if body.get("step") else ""
     note = f"{by or 'a person'} wanted to {body['command']}{step}: {refused.reason}"
@@ -403,8 +401,8 @@ def _raise_rejected(run: str, entries: Sequence[Entry]) -> None:
     """The contract said no, and that is on record."""
     for event, values in entries:
         if isinstance(event, e.ContextRefused) and values is not None:
-            told = values["failure"]
-            failure: Failure = told if isinstance(told, Failure) else convert(told, Failure, at="failure")
+            recorded = values["failure"]
+            failure: Failure = recorded if isinstance(recorded, Failure) else convert(recorded, Failure, at="failure")
             raise AnswerRefused(run, f"the contract refuses it ({failure.details.get('rule')}): {failure.message}")
 
 

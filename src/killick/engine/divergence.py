@@ -52,9 +52,9 @@ async def agree(ex: Execution, branch: Branch, past: Step, asked: RequestedStep,
         return recorded
     was = _recorded_arguments(ex, past)
     if verdict == "diverged":
-        told = f"{past.sort} {past.name}({short(was)})"
+        recorded_call = f"{past.sort} {past.name}({short(was)})"
         here = f"{asked.sort} {asked.name}({short(found)})"
-        diverge(ex, past.id, told, here)
+        diverge(ex, past.id, recorded_call, here)
     drifts = ex.record.of(past.id, e.StepDrifted)
     if not drifts or drifts[-1][1].digest != asked.digest:
         event = e.StepDrifted(at=ex.now_us(), step=past.id, digest=asked.digest)

@@ -60,8 +60,8 @@ class Branch:
     """One line of an agent's code: the main one, or one of a gather. Numbers its own steps."""
 
     __slots__ = (
-        "applying", "awaited_by", "count", "dormant", "execution", "guest", "inner", "outer", "path", "scope",
-        "stopped", "streaming", "task", "thread", "told",
+        "answer", "applying", "awaited_by", "count", "dormant", "execution", "guest", "inner", "outer", "path", "scope",
+        "stopped", "streaming", "task", "thread",
     )  # fmt: skip
 
     def __init__(self, execution: Execution, path: str = "", scope: Scope | None = None) -> None:
@@ -75,7 +75,7 @@ class Branch:
         self.stopped: Stopped | None = None
         self.dormant: asyncio.Future[None] | None = None  # pending while it replays a cancelled step
         self.streaming = False
-        self.told: CallAnswer | None = None
+        self.answer: CallAnswer | None = None
         """The approver's answer to the last call, with their edits."""
         self.guest: str | None = None
         """The key by which external code finds this branch again."""
@@ -449,20 +449,20 @@ class Execution:
     @contextmanager
     def awaiting_commit(self, hold: Hold) -> Generator[None]:
         """While a step ends in a transaction, whose commit is on record before this loop learns of it."""
-        heard = asyncio.Event()
-        self._ahead = hold, heard
+        committed = asyncio.Event()
+        self._ahead = hold, committed
         try:
             yield
         finally:
             self._ahead = None
-            heard.set()
+            committed.set()
 
     async def recorded(self, seq: int) -> None:
         """Wait until the code may see an outcome that is on record now."""
         if self._ahead is not None:
-            hold, heard = self._ahead
+            hold, committed = self._ahead
             if hold.seq is not None and hold.seq < seq:
-                await heard.wait()
+                await committed.wait()
         if self.turns.is_threaded or self.record.unplayed:
             await self.await_turn(seq)
         self.context.see(seq)

@@ -249,7 +249,7 @@ class Executor:
             self._children.unwind(ex)
             return None
         ex.parked = False
-        ex.log.go_on(head)
+        ex.log.renew_epoch(head)
         self._leased(ex, head.epoch, claim.since, claim.seconds)
         if ex.files is not None:
             ex.files.begin()
@@ -504,10 +504,10 @@ class Executor:
         branch = Branch(ex, path=OUT_OF_BAND[:-1])
         branch.count = len(log.fold.facts.beside)
         observers.watch(ex)
-        told: list[str] = []
+        results: list[str] = []
 
         async def work() -> None:
-            told.append(await undo(ex, branch, step))
+            results.append(await undo(ex, branch, step))
 
         main = begin(ex, branch, work)
         try:
@@ -527,7 +527,7 @@ class Executor:
             raise
         finally:
             observers.end_span(ex)
-        return told[0]
+        return results[0]
 
     def _retaken(self, ex: Execution) -> bool:
         """Lease a run again that has just ended here; False: another process was first, and rewinds it itself."""
@@ -538,7 +538,7 @@ class Executor:
         if (claim.head.seq, claim.head.hash) != (ex.log.seq, ex.log.hash):
             self.engine.release(ex.run_id, claim.head.epoch, left=False)
             return False
-        ex.log.go_on(claim.head)
+        ex.log.renew_epoch(claim.head)
         self._drop_lease(ex)
         self._leased(ex, claim.head.epoch, claim.since, claim.seconds)
         return True

@@ -43,8 +43,8 @@ def entries_of(fold: Fold, body: Body, *, by: str | None, at: int) -> list[Entry
         case "skip":
             return _skipped(fold, body, by, at)
         case "retry":
-            told = body.get("because") or f"{by or 'a person'} ended the delay"
-            return [Entry(e.StepDelayed(at=at, step=_delayed(fold, body).id, until=at, because=told, by=by))]
+            reason = body.get("because") or f"{by or 'a person'} ended the delay"
+            return [Entry(e.StepDelayed(at=at, step=_delayed(fold, body).id, until=at, because=reason, by=by))]
         case "forked":
             return [Entry(e.ForkMade(at=at, run=body["fork"], cut=body["cut"], by=by))]
         case _:
@@ -100,8 +100,8 @@ def _voided(step: Step, wait: Wait | None, by: str | None, at: int) -> list[Entr
 
 def skip_failure(by: str | None, because: Any) -> Failure:
     """What a step that was skipped failed with."""
-    told = f": {because}" if because else ""
-    return Failure("error", SKIPPED, _TYPES, f"skipped by {by or 'a person'}{told}", details={"by": by})
+    reason = f": {because}" if because else ""
+    return Failure("error", SKIPPED, _TYPES, f"skipped by {by or 'a person'}{reason}", details={"by": by})
 
 
 def _delayed(fold: Fold, body: Body) -> Step:

@@ -167,7 +167,7 @@ class Host:
             raise TypeError(f"a host calls tools; declare {getattr(tool, '__name__', tool)!r} with killick.tool")
         shape = tool.shape.given(arguments)
         bound, told = shape.bind((), arguments)
-        intent = Intent("tool", tool.name, tool.fn, shape, bound, tool.policy, returns=tool.returns, told=told)
+        intent = Intent("tool", tool.name, tool.fn, shape, bound, tool.policy, returns=tool.returns, given=told)
         self._called(intent, fn or tool.fn)
         intent.bubbles = bubbles
         return intent
@@ -382,13 +382,13 @@ class ExternalBranches:
         if self.how is not None:
             ex.inner_waits.callers.append(caller)
         try:
-            await asyncio.wait({work, caller.told}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, caller.notified}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if self.how is not None:
                 ex.inner_waits.callers.remove(caller)
             ex.inner_waits.end(inner, branch)
         if not work.done() and self.how is not None:
-            inner.told.add(f"{branch.path}.1")
+            inner.waits.add(f"{branch.path}.1")
             raise self.how()
 
     def _start(

@@ -14,7 +14,7 @@ from killick.ids import salt
 from killick.log.group_commit import Committer, Tail, Ticket, running_loop
 from killick.model import hashing
 from killick.model.chunks import Blob, pack
-from killick.model.event_codec import TOLD, check, encode
+from killick.model.event_codec import OUTBOX_EVENTS, check, encode
 from killick.model.events import (
     AttemptEnded,
     AttemptProgressed,
@@ -73,7 +73,7 @@ class AppendExtras(TypedDict, total=False):
 class AppendListener(Protocol):
     """Receives appended events."""
 
-    def heard(self, entries: Sequence[Entry]) -> None:
+    def appended(self, entries: Sequence[Entry]) -> None:
         """Called once the events are chained and submitted. Must neither raise nor append."""
         ...
 
@@ -105,7 +105,7 @@ class RunLog:
         self.seen = 0
         self.rows: Sequence[Row] | None = None
         """The whole log as read on opening, for replay; or None."""
-        self.hearing: AppendListener | None = None
+        self.listener: AppendListener | None = None
         self._fold = fold
         self._ledger = ledger
         self._unfolded: list[tuple[int, Event]] = []
@@ -156,7 +156,7 @@ class RunLog:
         """The epoch under which this handle appends."""
         return self._epoch
 
-    def go_on(self, head: Head) -> None:
+    def renew_epoch(self, head: Head) -> None:
         """Continues under a new lease; the head must be unchanged."""
         self._epoch = head.epoch
 
@@ -316,8 +316,8 @@ class RunLog:
             self._known.update(piece.hash for piece in item.pieces)
             self._indexed = item.index or self._indexed
             hold.seq = self._seq
-            if self.hearing is not None:
-                self.hearing.heard((entry,))
+            if self.listener is not None:
+                self.listener.appended((entry,))
             self._let_go()
             self._committer.finish(hold.tickets, heads)
 
@@ -395,25 +395,25 @@ class RunLog:
         seq, hash_ = self._seq, self._hash
         rows: list[Row] = []
         pieces: list[Blob] = []
-        told: list[tuple[int, Event]] = []
+        numbered: list[tuple[int, Event]] = []
         for event, values in entries:
             body, data, blobs = _encoded(event, values, self._secret_key)
             pieces += blobs
             hash_ = hashing.link(hash_, body)
             seq += 1
             rows.append(Row(seq, body, data, hash_))
-            told.append((seq, event))
+            numbered.append((seq, event))
         self._seq, self._hash = seq, hash_
-        quiet = not self._fold.facts.waits and self._fold.are_quiet(told)
-        self._unfolded += told
+        quiet = not self._fold.facts.waits and self._fold.are_quiet(numbered)
+        self._unfolded += numbered
         lone = quiet and not (pieces or rights or self._birth) and seq - self._snapshot_at < self._snapshot_every
-        more = {} if lone else self._more(quiet, pieces, rights, told)
-        if self.hearing is not None:
-            self.hearing.heard(entries)
+        more = {} if lone else self._more(quiet, pieces, rights, numbered)
+        if self.listener is not None:
+            self.listener.appended(entries)
         return rows, more
 
     def _more(
-        self, quiet: bool, pieces: Sequence[Blob], rights: AppendExtras | None, told: Sequence[tuple[int, Event]]
+        self, quiet: bool, pieces: Sequence[Blob], rights: AppendExtras | None, numbered: Sequence[tuple[int, Event]]
     ) -> dict[str, Any]:
         """Returns the parts of an append besides its rows; most have none."""
         more: dict[str, Any] = {**rights} if rights else {}
@@ -426,10 +426,12 @@ class RunLog:
         if not quiet or birth is not None:
             more["index"] = self._index()
             if tells := [
-                OutboxRow(seq, str(event.__struct_config__.tag)) for seq, event in told if type(event) in TOLD
+                OutboxRow(seq, str(event.__struct_config__.tag))
+                for seq, event in numbered
+                if type(event) in OUTBOX_EVENTS
             ]:
                 more["tells"] = tuple(tells)
-        rewound = not quiet and any(isinstance(event, RunRewound) for _, event in told)
+        rewound = not quiet and any(isinstance(event, RunRewound) for _, event in numbered)
         if rewound or self._seq - self._snapshot_at >= self._snapshot_every:
             # A rewind always writes one, so that the ended steps of the last snapshot are final.
             more["snapshot"] = self._snapshot()

@@ -40,8 +40,8 @@ EXCHANGE: Final = "exchange"
 
 BY: Final = "proxy"
 _PRICES: Final = Prices()
-_DIED: Final = Failure.told("killick.proxy", "the proxy ended before the reply did", kind="died")
-GONE: Final = Failure.told("killick.proxy", "the client went away before the reply was over", kind="cancelled")
+_DIED: Final = Failure.of("killick.proxy", "the proxy ended before the reply did", kind="died")
+GONE: Final = Failure.of("killick.proxy", "the client went away before the reply was over", kind="cancelled")
 
 
 class Exchange(msgspec.Struct, frozen=True):

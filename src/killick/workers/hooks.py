@@ -44,7 +44,7 @@ from killick.model.retry import Duration, Retry, retry_of, seconds
 from killick.store.records import ENDED, OutboxItem, RunQuery
 from killick.workers.background import Duty
 
-HOOK_KINDS: Final = frozenset(str(kind.__struct_config__.tag) for kind in event_codec.TOLD)
+HOOK_KINDS: Final = frozenset(str(kind.__struct_config__.tag) for kind in event_codec.OUTBOX_EVENTS)
 """The event kinds that a hook can listen to."""
 
 RETRY: Final = Retry(attempts=8, first=10, factor=4, max="3h")

@@ -25,13 +25,13 @@ ARGUMENT_CHARS: Final = 160
 
 def call(intention: Any, chars: int = ARGUMENT_CHARS) -> str:
     """A call as source text, with every argument. Invisible and direction-changing characters are escaped."""
-    told = _mapping(intention)
-    if "tool" not in told:
+    call = _mapping(intention)
+    if "tool" not in call:
         return "a call that is no longer on record"
-    if "arguments" not in told:
-        return f"{told['tool']}(…), step {told.get('step')}"
-    inside = (f"{name}={shown(value, chars)}" for name, value in _table(told, "arguments").items())
-    return f"{told['tool']}({', '.join(inside)})"
+    if "arguments" not in call:
+        return f"{call['tool']}(…), step {call.get('step')}"
+    inside = (f"{name}={shown(value, chars)}" for name, value in _table(call, "arguments").items())
+    return f"{call['tool']}({', '.join(inside)})"
 
 
 def shown(value: Any, chars: int = ARGUMENT_CHARS) -> str:

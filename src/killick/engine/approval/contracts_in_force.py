@@ -438,8 +438,8 @@ def _recorded(engine: Engine, run: str, seq: int) -> Contract:
     try:
         return Contract.from_spec(engine.log.data(run, seq)["contract"])
     except ContractRefused as refused:
-        told = f"the contract of {run}, which holds here too, cannot be judged by in this process: {refused}"
-        raise KillickError(told) from refused
+        problem = f"the contract of {run}, which holds here too, cannot be judged by in this process: {refused}"
+        raise KillickError(problem) from refused
 
 
 def named(people: Mapping[str, Sequence[str]], to: Sequence[str]) -> list[str] | None:

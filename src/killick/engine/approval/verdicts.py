@@ -43,7 +43,7 @@ class PendingVerdict:
         self.agreements: set[ApprovalGiven] = set()
         self.paths: Mapping[str, str] = {}
         """Where the files that it names really are, as it was judged."""
-        self.told: CallAnswer | None = None
+        self.answer: CallAnswer | None = None
         self.is_open = False
         self.slots: tuple[UniqueRight, ...] = ()
         self._judged_at = -1
@@ -116,10 +116,10 @@ class PendingVerdict:
             effect=intent.effect, because=intent.policy.because, by=by, model=model_of(intent), paths=self.paths,
         )  # fmt: skip
         agreed = [each for each in self.agreements if each[3:] == (self.bound, judge.mark)] if self.agreements else ()
-        told = intent.shape is None and intent.sort != "model" and not self.unwritten
+        is_recorded = intent.shape is None and intent.sort != "model" and not self.unwritten
         verdict = judge.judge(
-            intention, agreements=agreed, asks=self.asks, begun=self.made > 0 or told, is_open=self.is_open or told,
-            adopts=adopts,
+            intention, agreements=agreed, asks=self.asks, begun=self.made > 0 or is_recorded,
+            is_open=self.is_open or is_recorded, adopts=adopts,
         )  # fmt: skip
         acts = intent.effect not in ("reads", None) or intent.shape is None
         takes = verdict.ruling.ruling == "accept" and acts and not self.is_open
@@ -185,8 +185,8 @@ def approval_of(intent: Intent) -> Approval | None:
             found = approve(**intent.arguments)
             approve = None if found is None else asked_of(found)
         except Exception as error:
-            told = f"its approve= failed for this call ({type(error).__name__}: {error}); correct the function"
-            raise DeclarationRefused(intent.name, told) from error
+            problem = f"its approve= failed for this call ({type(error).__name__}: {error}); correct the function"
+            raise DeclarationRefused(intent.name, problem) from error
     if approve is None:
         return Approval() if intent.proposed else None
     return asked_of(approve)
@@ -205,9 +205,9 @@ def failed(step: e.StepId, name: str, failure: Failure | None) -> StepFailed:
 
 def rejection(ruling: Ruling, contract: Contract | None, name: str | None = None) -> Failure:
     """A rejection as it is on record, and as code and models read it; with a name, where that is not the step's own."""
-    told = {"code": ruling.code, "rule": ruling.rule, "allowed": ruling.allowed, "name": name}
-    told["contract"] = None if contract is None else contract.digest
-    return failed_by(str(ruling.message), **told)
+    details = {"code": ruling.code, "rule": ruling.rule, "allowed": ruling.allowed, "name": name}
+    details["contract"] = None if contract is None else contract.digest
+    return failed_by(str(ruling.message), **details)
 
 
 def failed_by(message: str, **details: Any) -> Failure:

@@ -72,7 +72,7 @@ def _undoing(ex: Execution, tool: AnyTool, effect: ledger.Effect, step: e.StepId
     arguments = {next(iter(shape.hints), "effect"): _input_of(ex, tool, effect)}
     key = {"key": effect.key}
     return Intent(
-        "undo", tool.name, fn, shape, arguments, policy, told=key, recording=key, undoes=(step, effect.started)
+        "undo", tool.name, fn, shape, arguments, policy, given=key, recording=key, undoes=(step, effect.started)
     )
 
 
@@ -88,8 +88,8 @@ async def _undone(ex: Execution, branch: Branch, tool: AnyTool, effect: ledger.E
             data = ex.record.data(past.output) if past.output else {}
             event = ex.record.event(past.output) if past.output else None
             failure = stopped(event.by, None) if isinstance(event, e.AttemptSettled) else data.get("failure")
-            told = convert(failure, Failure, at="failure") if not isinstance(failure, Failure) else failure
-            raise StepFailed(step, tool.name, told)
+            recorded = convert(failure, Failure, at="failure") if not isinstance(failure, Failure) else failure
+            raise StepFailed(step, tool.name, recorded)
     except StepFailed as failed:
         return await _ask_person(ex, branch, step, tool, effect, failed)
     return True

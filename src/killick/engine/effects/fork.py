@@ -85,8 +85,8 @@ def _overridden(log: Log, parent: str, found: Cut, name: e.StepId, output: Any, 
     if step is None or _has_successor(found.fold, name):
         raise TimeRefused(parent, f"step {name} did not end at {found.label}; fork at {name}:after to change it")
     if step.sort == "decision":
-        told = {**log.data(parent, step.output), "choice": output}
-        return Entry(e.DecisionMade(at=at, step=name, by=by or "somebody"), told)
+        decision = {**log.data(parent, step.output), "choice": output}
+        return Entry(e.DecisionMade(at=at, step=name, by=by or "somebody"), decision)
     if step.sort not in ("tool", "model", "wait") or step.name == "sleep":
         raise TimeRefused(parent, f"step {name} is a {step.name}, which has no output to change")
     values: dict[str, Any] = {"output": _answer(found.fold, step, output) if step.sort == "wait" else output}

@@ -120,8 +120,8 @@ async def child_result(ex: Execution, branch: Branch, child: Child[Any]) -> Any:
         if closed.how != "answered":
             return [], {}
         status = closed.answer["status"]
-        told = {"result": closed.answer["result"]} if status == "completed" else {"failure": closed.answer["failure"]}
-        return [Entry(e.ChildEnded(at=ex.now_us(), step=step, run=child.id, status=status), told)], {}
+        values = {"result": closed.answer["result"]} if status == "completed" else {"failure": closed.answer["failure"]}
+        return [Entry(e.ChildEnded(at=ex.now_us(), step=step, run=child.id, status=status), values)], {}
 
     step = branch.position
     ex.on_child(child.id)
@@ -132,10 +132,10 @@ async def child_result(ex: Execution, branch: Branch, child: Child[Any]) -> Any:
     if answer["status"] == "completed":
         returns = child.agent.returns
         return answer["result"] if returns is Any else convert(answer["result"], returns, at=child.id)
-    told = answer["failure"]
+    recorded = answer["failure"]
     failure = (
-        convert(told, Failure, at="failure")
-        if told is not None
-        else Failure.told("killick.errors.RunCancelled", f"{child.id} was cancelled", kind="cancelled")
+        convert(recorded, Failure, at="failure")
+        if recorded is not None
+        else Failure.of("killick.errors.RunCancelled", f"{child.id} was cancelled", kind="cancelled")
     )
     raise ChildFailed(step, child.id, failure, run=child.id)

@@ -87,11 +87,11 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
         # Record: the outcome is committed with the next append, or soon.
         kind: Any = value.__class__
         is_flat = error is None and kind in _FLAT and tool.shape.returns in (Any, kind)
-        if not is_flat or inner.is_refused or inner.told or ex.signal or ex.parked:
+        if not is_flat or inner.is_refused or inner.waits or ex.signal or ex.parked:
             return await made.conclude(Applied(value, error), inner)
         ended = e.AttemptEnded(at=ex.now_us(), step=step, attempt=1, outcome="returned")
         ex.context.see(ex.write_behind(Entry(ended, {"output": value})))
-        branch.told = None
+        branch.answer = None
         return value
     except (StoreError, LogError) as failed:
         raise ex.interrupted(failed) from failed
@@ -119,7 +119,7 @@ def is_common(branch: object, ex: Execution) -> TypeGuard[Branch]:
             or branch.streaming
         )
         and ex.diverged_at is None
-        and ex.log.hearing is None
+        and ex.log.listener is None
         and branch.count >= ex.record.last.get("", 0)
         and current_task() is branch.task
     )
@@ -127,7 +127,7 @@ def is_common(branch: object, ex: Execution) -> TypeGuard[Branch]:
 
 def intent_of(tool: AnyTool, arguments: dict[str, Any], given: dict[str, Any]) -> Intent:
     """Returns the call as the pipeline takes it."""
-    return Intent("tool", tool.name, tool.fn, tool.shape, arguments, tool.policy, returns=tool.returns, told=given)
+    return Intent("tool", tool.name, tool.fn, tool.shape, arguments, tool.policy, returns=tool.returns, given=given)
 
 
 class _Attempt(NamedTuple):
@@ -147,7 +147,7 @@ class _Attempt(NamedTuple):
         if self.ex.signal is not None:
             self.ex.stirred.set()  # the executor waits for open attempts to end
         execution = self.execution()
-        return await concluded(execution, execution.go_on_after(applied, inner))
+        return await concluded(execution, execution.continue_after(applied, inner))
 
     def execution(self) -> StepExecution:
         intent = intent_of(self.tool, self.arguments, self.given)

@@ -45,15 +45,15 @@ async def send(ex: Execution, branch: Branch, run: str, name: str, body: Any) ->
     step = branch.number()
     bound = e.to_text(digest({"run": run, "name": name, "body": body}, at="body"))
     claim = RequestedStep(sort="tool", name="send", digest=bound, binding=True)
-    told = {"run": run, "name": name, "body": body}
-    past = await recorded_step(ex, branch, step, claim, told)
+    message = {"run": run, "name": name, "body": body}
+    past = await recorded_step(ex, branch, step, claim, message)
     if past is not None and past.status in OVER:
         await replay_outcome(ex, branch, past)
         return
     await ex.await_turn()
-    wanted = WantedStep(ex, branch, step, "send", told, bound)
+    wanted = WantedStep(ex, branch, step, "send", message, bound)
     adopts = ex.left_behind and dedupe.is_sent(wanted)
-    await intend(ex, branch, step, past, Intent.of("tool", "send", told, bound), adopts=adopts)
+    await intend(ex, branch, step, past, Intent.of("tool", "send", message, bound), adopts=adopts)
     refuse_stopped(ex, branch, step)
     if ex.left_behind and await dedupe.sent_before(wanted):
         return

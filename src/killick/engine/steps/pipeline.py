@@ -56,7 +56,7 @@ async def concluded(execution: StepExecution, outcome: Coroutine[Any, Any, Any])
     except Intervened as done:
         return restored(intent, await overridden(ex, intent.name, done), None, execution.step)
     finally:
-        execution.branch.told = execution.told
+        execution.branch.answer = execution.answer
         execution.over()
 
 

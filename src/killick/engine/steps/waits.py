@@ -275,15 +275,15 @@ def _answered(ex: Execution, message: Message) -> None:
 
 def _unfit(ex: Execution, waiter: Waiter, message: Message, body: Any) -> object:
     """Why an answer does not count: another question, a person who is no addressee, or no valid answer."""
-    told: dict[str, Any] = {**body} if isinstance(body, dict) else {}
+    fields: dict[str, Any] = {**body} if isinstance(body, dict) else {}
     event: Any = None if waiter.asked is None else waiter.asked.event
     asked: dict[str, Any] = {} if waiter.asked is None else dict(waiter.asked.values or {})
-    kind = told.get("kind")
+    kind = fields.get("kind")
     if not isinstance(kind, str):
         return "it is not an answer to this"
-    if (why := refusal(asked.get("verbs", (kind,)), asked.get("options") or (), kind, told.get("value"))) is not None:
+    if (why := refusal(asked.get("verbs", (kind,)), asked.get("options") or (), kind, fields.get("value"))) is not None:
         return why
-    if waiter.digest is not None and told.get("digest") != waiter.digest:
+    if waiter.digest is not None and fields.get("digest") != waiter.digest:
         return "it answers another question"
     try:
         if event is not None and not may_answer(message.by, event.to, asked.get("may"), ex.engine.roles):
@@ -293,7 +293,7 @@ def _unfit(ex: Execution, waiter: Waiter, message: Message, body: Any) -> object
         raise ex.interrupted(KillickError(f"the roles of {message.by} cannot be determined ({error})")) from error
     try:
         if waiter.fits is not None and kind in ("edit", "respond", "happened"):
-            waiter.fits(kind, told.get("value"))
+            waiter.fits(kind, fields.get("value"))
     except ValueRefused as misfit:
         return misfit
     return None

@@ -257,8 +257,8 @@ class Files:
 
     def _went_back(self, step: Step) -> bool:
         """Whether the files went back since the last attempt of a step that is on record."""
-        told = self.ex.record.of(step.id, e.WorkspaceRestored)
-        return bool(step.attempts) and any(seq > step.attempts[-1].started for seq, _ in told)
+        restores = self.ex.record.of(step.id, e.WorkspaceRestored)
+        return bool(step.attempts) and any(seq > step.attempts[-1].started for seq, _ in restores)
 
     async def failed(self, a: FileUser) -> None:
         """An attempt failed and will be repeated: restore the files before any other tool runs."""
@@ -275,8 +275,8 @@ class Files:
         await self.settle()
         root = ex.log.ledger.files_at(started - 1)
         if root is None:
-            told = f"there is no snapshot from before step {step}; correct its files and settle the step by hand"
-            raise WorkspaceRefused(str(self.path), told)
+            problem = f"there is no snapshot from before step {step}; correct its files and settle the step by hand"
+            raise WorkspaceRefused(str(self.path), problem)
         await self._restore(e.from_text(root), "in doubt", step=step, left=(since_us, holder))
         self._back_since[step] = ex.log.seq
 
@@ -325,8 +325,8 @@ class Files:
             if not again.again and not later:
                 return done, ended
         assert done is not None
-        told = done.left[0] if done.left else "another process writes to it"
-        raise WorkspaceRefused(str(self.path), f"cannot be restored while it is written to ({told})")
+        writer = done.left[0] if done.left else "another process writes to it"
+        raise WorkspaceRefused(str(self.path), f"cannot be restored while it is written to ({writer})")
 
     # undoing ----------------------------------------------------------------------------------
 
@@ -357,8 +357,8 @@ class Files:
             more = f" and {len(others) - 3} more" if len(others) > 3 else ""
             raise NotDone(f"{', '.join(others[:3])}{more}: changed since; correct those files by hand, or rewind")
         paths = [change.path for change in done]
-        told = [os.fsencode(path).decode(errors="replace") for path in paths]
-        return told, workspace.restore(before, paths, self.owner) if paths else None
+        names = [os.fsencode(path).decode(errors="replace") for path in paths]
+        return names, workspace.restore(before, paths, self.owner) if paths else None
 
 
 def _is_time_alone(change: Change) -> bool:
@@ -408,7 +408,7 @@ def reverting(ex: Execution) -> Callable[[Effect], Any]:
     return revert
 
 
-def told(done: Restored) -> str:
+def describe_restore(done: Restored) -> str:
     """What a restore did, in words."""
     parts = [f"{done.written} written", f"{done.removed} removed"]
     parts += [f"{len(done.left)} left as they are"] if done.left else []
