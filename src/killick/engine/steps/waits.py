@@ -197,8 +197,8 @@ def next_deadline(ex: Execution) -> int | None:
 
 def look(ex: Execution, *, only: Waiter | None = None) -> None:
     """Take what came for the run: messages in their order, then what time brought."""
-    if ex.signal is not None:
-        return
+    if ex.signal is not None or ex.log.fold.facts.ended:
+        return  # with its end the store releases a run: another process may lease it before a later append
     for message in _waiting_messages(ex, only):
         if message.number not in ex.took:
             _take(ex, message)
