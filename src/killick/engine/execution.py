@@ -59,6 +59,7 @@ class Written(NamedTuple):
 class Branch:
     """One line of an agent's code: the main one, or one of a gather. Numbers its own steps."""
 
+    in_agent = True
     __slots__ = (
         "applying", "awaited_by", "count", "dormant", "execution", "guest", "inner", "outer", "path", "scope",
         "stopped", "streaming", "task", "thread", "told",
@@ -101,10 +102,6 @@ class Branch:
     def position(self) -> str:
         """The id of the next step."""
         return f"{self.path}.{self.count + 1}" if self.path else str(self.count + 1)
-
-    @property
-    def in_agent(self) -> bool:
-        return True
 
     @property
     def replaying(self) -> bool:
@@ -184,6 +181,8 @@ class Execution:
         self.interventions: dict[e.StepId, Intervened] = {}
         """Steps that a person ended since this execution began."""
         self.main: asyncio.Future[Any] | None = None
+        self.driver: asyncio.Task[Any] | None = None
+        """The task that drives it. Kept, because Python 3.11 may crash when it collects one whose loop was closed."""
         self.busy = 0
         self.hosting = False
         """Whether a framework's own loop runs in a block of the agent: its calls come in no order."""

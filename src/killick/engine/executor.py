@@ -131,12 +131,13 @@ class Executor:
         ex = taken or self._opened(run, agent, claim, hosts=hosts)
         if isinstance(ex, RunOutcome):
             return ex
-        self._live[run] = ex
+        self._live[run], ex.driver = ex, asyncio.current_task()
         try:
             advanced = await self._driven(ex, sit_out=sit_out, hosts=hosts)
         except BaseException as error:
             observers.end_span(ex, error=error)
             raise
+        ex.driver = None
         observers.end_span(ex, advanced)
         return advanced
 
@@ -208,6 +209,7 @@ class Executor:
     def abandon(self) -> None:
         """Release the runs of a loop that is closed, of which only threads still run."""
         for ex in [ex for ex in self._live.values() if ex is not None]:
+            ex.signal = ex.signal or Interrupted()
             self._release(ex, left=True)
         self._live.clear()
 
