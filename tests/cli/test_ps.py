@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import select
 import signal
 import subprocess
@@ -261,7 +262,6 @@ def test_in_a_pipe_each_change_is_a_line(store: Path) -> None:
 
 @pytest.mark.slow
 def test_on_a_terminal_a_table_lives_until_q(store: Path) -> None:
-    pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "24"}
     watching = watch(store, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)

@@ -294,7 +294,7 @@ async def test_a_branch_that_takes_its_time_to_leave_is_not_ended_under_its_task
     worker.stop()
     await asyncio.wait_for(serving, 300)
     leaving.set()
-    await until(lambda: left == ["it"], 5)
+    await until(lambda: left == ["it"])
 
 
 @on_loop

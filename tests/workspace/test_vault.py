@@ -365,7 +365,7 @@ def test_one_at_a_time_has_a_folder_among_threads_and_vaults(vault: Vault) -> No
 
 def test_folders_are_locked_apart(vault: Vault) -> None:
     with vault.lock("/w"), vault.lock("/v"), vault.lock("/w\udcff"):
-        pass
+        assert len(list(vault.path.glob("workspace-*"))) == 3
 
 
 def test_a_lock_of_a_killed_process_is_free(vault: Vault) -> None:
