@@ -24,6 +24,7 @@ from killick.engine.failures import describe
 from killick.engine.inbox import delivery
 from killick.engine.interventions import entries_of
 from killick.engine.outcome import ended
+from killick.engine.steps import waits
 from killick.engine.steps.attempt import waited_for
 from killick.engine.steps.children import first_entries
 from killick.errors import (
@@ -296,13 +297,19 @@ class _AtWork:
     async def _fire(self, cause: _Cause, *first: Entry) -> BaseException | None:
         now, name = self._now_us(), self.trigger.name
         number = cause.number or self.known.number + 1
-        run = cause.run or (f"{name}#{number}" if cause.due is None else f"{name}@{stamp(cause.due)}")
+        run = cause.run or f"{name}@{number if cause.due is None else stamp(cause.due)}"
         due, at = moment(cause.at, self.spec.tz), moment(now, self.spec.tz)
         body, value = cause.told.get("body"), cause.told.get("value")
         firing = Firing(trigger=name, number=number, due=due, at=at, run=run, body=body, value=value)
         agent = self.trigger.agent if self.trigger.agent.name == self.spec.agent else AGENTS.get(self.spec.agent)
         previous = _previous(self.engine, self.known.run) if self.trigger.wants_previous else None
         try:
+            if self.trigger.make_id is not None and cause.run is None:
+                waits.refuse_own(run := await self._call(self.trigger.make_id, firing) or run)
+                if self.engine.store.head(run) is not None:
+                    await self._pass(cause, "duplicate", *first, run=run)
+                    return None
+                firing = msgspec.structs.replace(firing, run=run)
             birth = await self._birth(agent, firing, previous, cause.given)
         except Exception as error:
             await self._pass(cause, "input failed", *first, failure=describe(error))
@@ -394,9 +401,12 @@ def spec_of(log: Log, run: str, known: facts.Trigger) -> Spec:
 
 
 def publish(engine: Engine, name: str, body: Any, *, id: str | None, by: str | None) -> int:  # noqa: A002
-    """Delivers an event to every trigger that listens to it; returns their number."""
-    message = id or engine.ids.new("event")
-    at = engine.clock.now_us()
+    """Delivers an event to every trigger that listens to it; returns their number. A trigger that is declared here and
+    that no worker has served yet keeps the event for the first one."""
+    message, at = id or engine.ids.new("event"), engine.clock.now_us()
+    for trigger in TRIGGERS:
+        if EVENT + name in trigger.tags and engine.store.head(trigger.log) is None:
+            _ensure(engine, trigger)
     there = [row.run for row in _rows(engine.store, EVENT + name) if row.status not in ENDED]
     outcomes = engine.store.deliver([delivery(run, name, body, id=message, by=by, at_us=at) for run in there])
     return sum(not isinstance(outcome, KillickError) for outcome in outcomes)
@@ -405,7 +415,7 @@ def publish(engine: Engine, name: str, body: Any, *, id: str | None, by: str | N
 async def fire(engine: Engine, name: str, *, by: str | None, given: Any) -> str:
     """Fire a trigger by hand: here, where its log is free, else by the worker that holds it."""
     trigger = TRIGGERS.get(name)
-    run, log_id = f"{name}#{engine.ids.new('hand')}", LOG + name
+    run, log_id = f"{name}@{engine.ids.new('hand')}", LOG + name
     if trigger is not None:
         _ensure(engine, trigger)
         if given is not msgspec.UNSET:
