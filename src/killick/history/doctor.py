@@ -16,6 +16,7 @@ import msgspec
 from killick.clock import Clock
 from killick.errors import KillickError
 from killick.history import vaults
+from killick.history.run_info import blocked_by
 from killick.log.log import Log
 from killick.model import event_codec
 from killick.model import events as e
@@ -132,7 +133,7 @@ _REASONS: Final = {
     ),
     "diverged": _Reason(
         "run waits for fixed code", "runs wait for fixed code",
-        "The code diverges from the record. Fix it, then resume the run.",
+        "The code diverges from the record. Fix it and restart the workers, or resume the run.",
         (("show", "RUN"), ("resume", "RUN")),
     ),
     "quarantined": _Reason(
@@ -162,7 +163,7 @@ _REASONS: Final = {
     ),
     "hook": _Reason(
         "hook is behind", "hooks are behind",
-        "Events were not delivered yet. Is a worker running, with the app that declares it?", (_WORKER,),
+        "Events were not delivered yet. Is a worker running, with the app that declares it and its secret?", (_WORKER,),
     ),
     "silent": _Reason(
         "run is held by a process that lives and says nothing", "runs are held by processes that live and say nothing",
@@ -310,7 +311,8 @@ class _Look:
                 continue
             head = self._store.head(row.run) if count < LOOKED_MAX else None
             if row.agent.startswith(_OWN):
-                self._say("hook" if row.agent.startswith(f"{_OWN}hook:") else "trigger", row, since)
+                about = (head and self._event(row.run, head.seq) and blocked_by(self._log, head)) or ""
+                self._say("hook" if row.agent.startswith(f"{_OWN}hook:") else "trigger", row, since, about)
             elif head is not None and head.holder is not None:
                 self._say("left", row, since, f"by {head.holder}")
             elif row.status in ("queued", "running"):
