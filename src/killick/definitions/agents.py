@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
+import sys
 from collections.abc import Callable, Coroutine, Sequence
+from functools import cached_property, lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, get_origin, overload
 
@@ -50,6 +54,15 @@ class Agent(Generic[I, O]):
     def __repr__(self) -> str:
         return f"<killick.Agent {self.name}>"
 
+    @cached_property
+    def code(self) -> str:
+        """A digest of the source files that this process loaded with the agent's own, as they are at the first call."""
+        try:
+            folder = os.path.dirname(inspect.getfile(inspect.unwrap(self.fn)))
+        except (TypeError, OSError):
+            return ""
+        return _source_digest(folder, self.fn.__module__.partition(".")[0])
+
     def digest_of(self, input: Any) -> bytes:  # noqa: A002
         """What tells two inputs apart."""
         return digest(input, at="input")
@@ -61,6 +74,18 @@ class Agent(Generic[I, O]):
     def first_context(self) -> Any:
         """The context that a run starts with; None without one."""
         return None if self.options.context is None else self.options.context()
+
+
+@lru_cache
+def _source_digest(folder: str, package: str) -> str:
+    """A digest of the loaded modules of a package, and of those in a folder."""
+    found: dict[str, bytes] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if file.endswith(".py") and (os.path.dirname(file) == folder or name.partition(".")[0] == package):
+            with contextlib.suppress(OSError):
+                found[os.path.relpath(file, folder)] = Path(file).read_bytes()
+    return sha256(b"\0".join(each for file in sorted(found) for each in (file.encode(), found[file]))).hexdigest()[:12]
 
 
 class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):

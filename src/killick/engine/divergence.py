@@ -75,17 +75,17 @@ def diverge(ex: Execution, step: e.StepId, recorded: str, found: str) -> None:
     """Record a divergence, with both sides, and stop: the run waits for corrected code."""
     now = ex.engine.build(ex.agent)
     before = ex.log.fold.facts.build if ex.first_build is None else ex.first_build
-    builds = [_build_name(before), _build_name(now)]
+    builds = [build_name(before), build_name(now)]
     ex.diverged = (step, recorded, found, (builds[0], builds[1]))
     event = e.RunDiverged(at=ex.now_us(), step=step)
     if ex.diverged_at != step:
-        ex.write_behind(Entry(event, {"recorded": recorded, "found": found, "builds": builds}))
+        ex.write_behind(Entry(event, {"recorded": recorded, "found": found, "builds": builds, "code": ex.agent.code}))
     signal = Diverging(f"step {step}")
     ex.close(signal)
     raise signal
 
 
-def _build_name(build: e.Build) -> str:
+def build_name(build: e.Build) -> str:
     return " ".join(filter(None, [build.version, build.commit])) or "unknown"
 
 

@@ -168,7 +168,7 @@ class RunPaused(Event, frozen=True, tag="run.paused"):
 
 
 class RunResumed(Event, frozen=True, tag="run.resumed"):
-    """A person resumed a paused, failed or diverged run. Data: `because`."""
+    """A person, or for a diverged run a worker, resumed a run. Data: `because`; of a worker `builds`, `code`."""
 
     by: str | None = None
 
@@ -188,7 +188,7 @@ class RunTagged(Event, frozen=True, tag="run.tagged"):
 
 
 class RunDiverged(Event, frozen=True, tag="run.diverged"):
-    """Code and log diverge at a step; the run waits for corrected code. Data: `recorded`, `found`, `builds`."""
+    """Code and log diverge at a step; the run waits for corrected code. Data: `recorded`, `found`, `builds`, `code`."""
 
     step: StepId
 
