@@ -886,3 +886,49 @@ def test_an_agent_that_raises_generator_exit_fails_like_any_other() -> None:
         with pytest.raises(killick.RunFailed, match="GeneratorExit: of its own"):
             kd.run(raises_generator_exit, id="r")
         assert kd.info("r").status == "failed"
+
+
+# waking -------------------------------------------------------------------------------------------
+
+
+@killick.agent(name="woken")
+async def woken(run: killick.Run, number: int) -> int:
+    await run.wait("go")
+    return number
+
+
+def test_a_parked_run_is_opened_with_one_read_of_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "killick.db")
+    with killick.open(path) as kd, pytest.raises(killick.RunWaiting):
+        kd.run(woken, 17, id="r")
+    read: list[str] = []
+    with killick.open(path) as kd:
+        kd.send("r", "go")
+        for name in ("opening", "head", "read", "row"):
+            method = getattr(kd.runtime.store, name)
+            monkeypatch.setattr(
+                kd.runtime.store, name, lambda *args, n=name, m=method, **more: (read.append(n), m(*args, **more))[1]
+            )
+        assert kd.run(woken, 17, id="r") == 17
+    assert read == ["opening"]
+
+
+def test_a_run_that_another_process_changed_since_it_was_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "killick.db")
+    with killick.open(path) as kd, pytest.raises(killick.RunWaiting):
+        kd.run(woken, 17, id="r")
+    with killick.open(path) as kd, killick.open(path) as other:
+        lease = kd.runtime.store.lease
+
+        def late(*args: Any, **more: Any) -> Any:
+            monkeypatch.undo()
+            other.note("r", "between the read and the lease")
+            return lease(*args, **more)
+
+        kd.send("r", "go")
+        monkeypatch.setattr(kd.runtime.store, "lease", late)
+        assert kd.run(woken, 17, id="r") == 17
+        assert kd.verify().problems == []
+        assert any(isinstance(each.event, e.NoteMade) for each in kd.events("r"))

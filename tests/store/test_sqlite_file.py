@@ -20,6 +20,7 @@ from killick.cli.main import main
 from killick.clock import ManualClock
 from killick.errors import (
     RunBusy,
+    RunUnknown,
     StoreBroken,
     StoreBusy,
     StoreClosed,
@@ -210,6 +211,23 @@ try:
 except StoreReadOnly as error:
     print(error)
 """
+
+
+def test_a_lease_is_not_flushed_and_every_commit_after_it_is(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "killick.db")
+
+    def flushes() -> int:
+        return int(store._file._writer.execute("PRAGMA synchronous").fetchone()[0])
+
+    normal, full = 1, 2
+    assert flushes() == full
+    with store._file.leasing():
+        assert flushes() == normal
+    assert flushes() == full
+    with pytest.raises(RunUnknown):
+        store.lease("nothing", "me", seconds=1)
+    assert flushes() == full
+    store.close()
 
 
 def test_writing_to_a_read_only_file_is_a_clear_error() -> None:

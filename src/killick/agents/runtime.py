@@ -9,7 +9,6 @@ import asyncio
 import atexit
 import contextlib
 import importlib.metadata
-import inspect
 import math
 import os
 from collections.abc import Callable, Coroutine, Iterable
@@ -53,14 +52,7 @@ def _close_open() -> None:
 def build_of(agent: AnyAgent) -> Build:
     """The build of an agent. `KILLICK_BUILD` names it where neither a package nor a repository does."""
     given = os.environ.get("KILLICK_BUILD")
-    return Build(version=given) if given else _build(agent.fn.__module__, _folder(agent))
-
-
-def _folder(agent: AnyAgent) -> str:
-    try:
-        return str(Path(inspect.getfile(inspect.unwrap(agent.fn))).parent)
-    except (TypeError, OSError):
-        return ""
+    return Build(version=given) if given else _build(agent.fn.__module__, agent.folder)
 
 
 @lru_cache(maxsize=256)

@@ -106,8 +106,10 @@ def send(engine: Engine, run: str, name: str, body: Any, *, id: str, by: str | N
 
     A run that has ended receives nothing new. A message that it had already is not refused.
     """
-    run = renewals.latest(engine.log, run)
     row = engine.store.index(run)
+    if row is None or row.status in ENDED:
+        run = renewals.latest(engine.log, run)
+        row = engine.store.index(run)
     if row is not None and row.status in ENDED and all(known.id != id for known in engine.store.messages(run)):
         raise AnswerRefused(run, f"the run is over ({row.status}) and accepts no messages; start another")
     deliver(engine, run, name, body, id=id, by=by, tx=tx)

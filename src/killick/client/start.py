@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
@@ -13,7 +13,7 @@ from killick.agents.runtime import Runtime
 from killick.blocking import Awaits, Blocks, InThread, OnLoop, Twin
 from killick.definitions.agents import AGENTS, Agent, AnyAgent
 from killick.engine import renewals
-from killick.engine.claims import Start
+from killick.engine.claims import ReadRun, Start
 from killick.engine.engine import Engine
 from killick.engine.observers import trace_here
 from killick.engine.outcome import RunOutcome, ended, paused_because
@@ -36,12 +36,13 @@ from killick.history.run_info import info, waits_of
 from killick.log import Recorded
 from killick.logger import get_logger
 from killick.model import events as e
-from killick.model.chunks import through_codec
+from killick.model.chunks import through_codec, unpack
 from killick.model.facts import LIVE
+from killick.model.fold import FOLD
 from killick.model.state import State
 from killick.model.typed import convert
 from killick.store.protocol import is_held
-from killick.store.records import ENDED, RunQuery
+from killick.store.records import ENDED, Opening, RunQuery
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -131,14 +132,18 @@ async def run_to_outcome(
 ) -> Any:  # fmt: skip
     """Runs an agent on the running loop; returns its result."""
     agent = named(agent)
-    run, start = begin(runtime.engine, agent, input, id, priority, tags, resume=resume)
-    if start is None:
-        row = runtime.store.index(run)
+    engine, executor = runtime.engine, runtime.executor()
+    looks = id is not None and id not in executor.warm
+    opening = runtime.store.opening(id, fold=FOLD) if id is not None and looks else None
+    run, start, read = id or "", None, _read(engine, agent, input, opening)
+    if read is None:
+        is_new = looks and opening is None
+        run, start = begin(engine, agent, input, id, priority, tags, resume=resume, is_new=is_new)
+        row = runtime.store.index(run) if start is None else None
         if row is not None and row.status in ENDED:
             logger.warning("%s: %s earlier; this is its recorded outcome", run, row.status)
-            return outcome(runtime.engine, agent, ended(runtime.engine, run))
-    executor = runtime.executor()
-    advanced = await executor.advance(run, start=start, agent=agent, sit_out=True)
+            return outcome(engine, agent, ended(engine, run))
+    advanced = await executor.advance(run, start=start, agent=agent, sit_out=True, read=read)
     while advanced.renewed_as is not None:
         advanced = await executor.advance(advanced.renewed_as, agent=agent, sit_out=True)
     return outcome(runtime.engine, agent, advanced)
@@ -274,14 +279,15 @@ def begin(
     *,
     resume: bool = False,
     by: str | None = None,
+    is_new: bool = False,
 ) -> tuple[str, Start | None]:
-    """The run's id, and how to create the run if the store does not have it."""
+    """The run's id, and how to create the run if the store does not have it. `is_new`: the caller has looked."""
     waits.refuse_own(id)
     value = agent.checked(through_codec(input, at="input"))  # as the agent sees it, now and on replay
     if id is None and resume:
         id = _unfinished(engine, agent, value)  # noqa: A001
     run = id or engine.ids.new(agent.name)
-    if engine.store.head(run) is not None:
+    if not is_new and engine.store.head(run) is not None:
         _refuse_mismatch(engine, run, agent, value)
         return renewals.latest(engine.log, run), None
     if id is not None and (latest := renewals.latest(engine.log, run)) != run:
@@ -299,16 +305,35 @@ def begin(
     return run, Start(started, agent, value)
 
 
+def _read(engine: Engine, agent: AnyAgent, input: Any, opening: Opening | None) -> ReadRun | None:  # noqa: A002
+    """A run that has not ended, from one read of its whole log; None for any other."""
+    if opening is None or opening.snapshot is not None:
+        return None
+    waits.refuse_own(run := opening.head.run)
+    log = engine.log.opened(opening)
+    facts, rows = log.fold.facts, log.rows
+    row = rows[facts.input - 1] if rows is not None and facts.input <= len(rows) else None
+    if facts.ended or row is None or row.data is None:
+        return None
+    value = agent.checked(through_codec(input, at="input"))
+    _refuse_other(run, agent, value, facts.agent, unpack(row.data, engine.store.pieces))
+    return opening.head, log
+
+
 def _refuse_mismatch(engine: Engine, run: str, agent: AnyAgent, value: Any) -> None:
     """RunMismatch where a known run has another agent or another input."""
     log = engine.log
     first = log.event(run, 1)
     recorded = first.agent if isinstance(first, e.RunStarted) else ""
-    if recorded != agent.name and recorded not in agent.options.aliases:
-        raise RunMismatch(run, f"agent ({recorded})")
     forked = log.head(run).parent is not None
     seq = log.state(run).fold.facts.input if forked else 1  # a fork may have an input of its own
-    if agent.digest_of(agent.checked(log.data(run, seq).get("input"))) != agent.digest_of(value):
+    _refuse_other(run, agent, value, recorded, log.data(run, seq))
+
+
+def _refuse_other(run: str, agent: AnyAgent, value: Any, recorded: str, data: Mapping[str, Any]) -> None:
+    if recorded != agent.name and recorded not in agent.options.aliases:
+        raise RunMismatch(run, f"agent ({recorded})")
+    if agent.digest_of(agent.checked(data.get("input"))) != agent.digest_of(value):
         raise RunMismatch(run, "input")
 
 

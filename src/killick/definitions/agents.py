@@ -55,13 +55,17 @@ class Agent(Generic[I, O]):
         return f"<killick.Agent {self.name}>"
 
     @cached_property
-    def code(self) -> str:
-        """A digest of the source files that this process loaded with the agent's own, as they are at the first call."""
+    def folder(self) -> str:
+        """The folder of its source file; empty without one."""
         try:
-            folder = os.path.dirname(inspect.getfile(inspect.unwrap(self.fn)))
+            return os.path.dirname(inspect.getfile(inspect.unwrap(self.fn)))
         except (TypeError, OSError):
             return ""
-        return _source_digest(folder, self.fn.__module__.partition(".")[0])
+
+    @cached_property
+    def code(self) -> str:
+        """A digest of the source files that this process loaded with the agent's own, as they are at the first call."""
+        return _source_digest(self.folder, self.fn.__module__.partition(".")[0]) if self.folder else ""
 
     def digest_of(self, input: Any) -> bytes:  # noqa: A002
         """What tells two inputs apart."""

@@ -18,6 +18,9 @@ from killick.store.records import DIED_ALONE, ENDED, Head, RunQuery
 
 _CULPRITS_MAX: Final = 100
 
+ReadRun = tuple[Head, RunLog]
+"""A run as it was read without a lease."""
+
 
 class Start(NamedTuple):
     """A run to be created."""
@@ -97,14 +100,14 @@ def touch_after(ex: Execution, claim: ClaimedRun) -> int:
     return latest
 
 
-def claim_run(engine: Engine, run: str) -> ClaimedRun:
-    """Lease a run for this engine's holder. RunBusy if another worker holds it."""
+def claim_run(engine: Engine, run: str, known: Head | None = None) -> ClaimedRun:
+    """Lease a run for this engine's holder. RunBusy if another worker holds it. `known` is its head just now."""
     engine.leases.await_release(run)
     since = engine.clock.monotonic()
     if (kept := engine.take_over(run, seconds=engine.lease_seconds)) is not None:
         head, left_open = kept
         return ClaimedRun(head, since, engine.lease_seconds, engine.holder if left_open else None, 0)
-    left = engine.log.head(run)
+    left = known or engine.log.head(run)
     try:
         head = engine.log.store.lease(run, engine.holder, seconds=engine.lease_seconds)
     except StoreError:
@@ -115,12 +118,8 @@ def claim_run(engine: Engine, run: str) -> ClaimedRun:
 
 
 def idle_outcome(engine: Engine, log: RunLog, claim: ClaimedRun) -> RunOutcome | None:
-    """The outcome of a leased run that does not continue now; None if it does."""
-    return _stays(engine, log) or _rests(engine, log, claim)
-
-
-def _stays(engine: Engine, log: RunLog) -> RunOutcome | None:
-    """The outcome of a run that does not continue: ended, paused, or repaired and not looked at yet."""
+    """The outcome of a leased run that does not continue now: ended, paused, repaired and not looked at yet; or its
+    holders died, and it backs off or has to run alone. None if it continues."""
     facts = log.fold.facts
     if facts.ended:
         return ended(engine, log.run)
@@ -128,17 +127,12 @@ def _stays(engine: Engine, log: RunLog) -> RunOutcome | None:
         return RunOutcome(run=log.run, status="paused")
     if facts.mend and not isinstance(engine.log.event(log.run, facts.mend), e.RunDiverged):
         return RunOutcome(run=log.run, status="waiting")
-    return None
-
-
-def _rests(engine: Engine, log: RunLog, claim: ClaimedRun) -> RunOutcome | None:
-    """The outcome of a run whose holders died: it backs off, or has to run alone. None: it continues here."""
-    crashes = log.fold.facts.crashes
+    crashes, now = facts.crashes, engine.clock.now_us()
     if not claim.patient or crashes is None:
         return None
-    if crashes.until > engine.clock.now_us():
-        return RunOutcome(run=log.run, status=log.fold.facts.status, wake_at_us=log.fold.wake_at)
-    if crashes.is_suspect and not clear_suspect(engine.log, log, engine.clock.now_us()):
+    if crashes.until > now:
+        return RunOutcome(run=log.run, status=facts.status, wake_at_us=log.fold.wake_at)
+    if crashes.is_suspect and not clear_suspect(engine.log, log, now):
         return RunOutcome(run=log.run, status=log.fold.facts.status, suspect=True)
     return None
 

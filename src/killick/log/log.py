@@ -72,12 +72,7 @@ class Log:
     # opening ----------------------------------------------------------------------------------
 
     def create(
-        self,
-        started: RunStarted,
-        values: Mapping[str, Any],
-        *,
-        holder: str | None = None,
-        seconds: float = math.inf,
+        self, started: RunStarted, values: Mapping[str, Any], *, holder: str | None = None, seconds: float = math.inf
     ) -> RunLog:
         """Creates a run and commits its first event. With a holder, the creator holds the lease."""
         log = self.begin(started.run, holder=holder, seconds=seconds)
@@ -135,19 +130,23 @@ class Log:
             if head is not None and opening.head.epoch != head.epoch:
                 # Another worker took it over; a process that was suspended must not continue under that epoch.
                 raise EpochStale(run, held=head.epoch, actual=opening.head.epoch)
-            self._refuse_broken(opening)
-            fold, ledger, rows = self._opened(opening)
+            return self.opened(opening)
         except BaseException:
             if holder is not None and head is not None:
                 with contextlib.suppress(KillickError):
                     self.store.release(run, epoch=head.epoch, holder=holder)
             raise
-        snapshot = opening.snapshot
-        log = self._handle(opening.head, fold, ledger, snapshot_at=snapshot.seq if snapshot else opening.head.base)
+
+    def opened(self, opening: Opening) -> RunLog:
+        """The log of a run, from one read. It appends under the lease of that read."""
+        self._refuse_broken(opening)
+        fold, ledger, rows = self._folded(opening)
+        at = opening.snapshot.seq if opening.snapshot else opening.head.base
+        log = self._handle(opening.head, fold, ledger, snapshot_at=at)
         log.rows = rows
         return log
 
-    def _opened(self, opening: Opening) -> tuple[Fold, Ledger, Sequence[Row] | None]:
+    def _folded(self, opening: Opening) -> tuple[Fold, Ledger, Sequence[Row] | None]:
         """Returns both folds at the head from one read; and the rows, if they are the whole log."""
         head, snapshot, rows = opening.head, opening.snapshot, opening.rows
         folds = None

@@ -88,6 +88,7 @@ class SqliteFile:
         self._busy_seconds = busy_seconds
         self._mutex = threading.Lock()
         self._writing = Writing(self)
+        self._leasing = Writing(self, flushes=durability == "process")
         self._readers: deque[sqlite3.Connection] = deque()
         self._lent: set[sqlite3.Connection] = set()
         self._transacting: set[sqlite3.Connection] = set()
@@ -163,6 +164,11 @@ class SqliteFile:
         """The write lock and a transaction: committed at the end, rolled back by any exception."""
         return self._writing
 
+    def leasing(self) -> Writing:
+        """As `writing`, without a flush. The flush of the next commit covers it, and no effect comes before that: a
+        power failure undoes a lease together with all that its holder wrote."""
+        return self._leasing
+
     def reading(self) -> Reading:
         """A connection that sees committed data and waits for no writer."""
         return Reading(self)
@@ -227,17 +233,26 @@ class SqliteFile:
             except sqlite3.Error as error:
                 raise self.explain(error) from error
 
-    def begin(self) -> sqlite3.Cursor:
+    def begin(self, *, flushes: bool = True) -> sqlite3.Cursor:
         """Waits for the write lock, in this process and across processes, and begins."""
         self._mutex.acquire()
         try:
+            if not flushes:
+                self._cursor.execute("PRAGMA synchronous = NORMAL")
             self._insist("BEGIN IMMEDIATE")
         except BaseException as error:
-            self._mutex.release()
+            self._free(flushes=flushes)
             raise self.explain(error) from error
         return self._cursor
 
-    def end(self, error: BaseException | None) -> None:
+    def _free(self, *, flushes: bool) -> None:
+        try:
+            if not flushes and not self._closed:
+                self._cursor.execute("PRAGMA synchronous = FULL")
+        finally:
+            self._mutex.release()
+
+    def end(self, error: BaseException | None, *, flushes: bool = True) -> None:
         """Commits, or rolls back after an error, and frees the lock."""
         try:
             if error is None:
@@ -250,7 +265,7 @@ class SqliteFile:
             if error is not None and self._writer.in_transaction:
                 with contextlib.suppress(sqlite3.Error):
                     self._writer.execute("ROLLBACK")
-            self._mutex.release()
+            self._free(flushes=flushes)
 
     def truncate_wal(self) -> bool:
         """Copies the write-ahead log into the file and empties it; False while a reader blocks that."""
@@ -419,18 +434,19 @@ class SqliteFile:
 
 
 class Writing:
-    """A write transaction as a `with` block. One instance is enough, because only one can be open."""
+    """A write transaction as a `with` block. One instance of each kind is enough, because only one can be open."""
 
-    __slots__ = ("_file",)
+    __slots__ = ("_file", "_flushes")
 
-    def __init__(self, file: SqliteFile) -> None:
+    def __init__(self, file: SqliteFile, *, flushes: bool = True) -> None:
         self._file = file
+        self._flushes = flushes
 
     def __enter__(self) -> sqlite3.Cursor:
-        return self._file.begin()
+        return self._file.begin(flushes=self._flushes)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._file.end(error)
+        self._file.end(error, flushes=self._flushes)
         if error is not None:
             explained = self._file.explain(error)
             if explained is not error:

@@ -70,6 +70,7 @@ from killick.store.sqlite.rows import (
     number_known,
     number_of,
     run_row,
+    run_row_of,
     snapshot_of,
 )
 from killick.store.sqlite.transaction import SqliteTransaction, joining, transaction
@@ -274,7 +275,7 @@ class SqliteStore:
     # leases -----------------------------------------------------------------------------------
 
     def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> Head:
-        with self._file.writing() as db:
+        with self._file.leasing() as db:
             found = head_found(db, run)
             self._holders.hold(holder)
             if found[4] != handed and self._held(found[7], found[8]):
@@ -296,7 +297,7 @@ class SqliteStore:
             if not due(db, wanted, min(limit, 1)):
                 return []
         taken = list[Claimed]()
-        with self._file.writing() as db:
+        with self._file.leasing() as db:
             self._holders.hold(holder)
             while some := due(db, wanted, limit - len(taken)):
                 for one in some:
@@ -361,12 +362,7 @@ class SqliteStore:
 
     def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
         with self._file.reading() as db:
-            number = number_of(db, run)
-            return (
-                []
-                if number is None
-                else [message_of(run, m) for m in db.execute(Q.inbox, (number, after, name, limit))]
-            )
+            return [message_of(run, m) for m in db.execute(Q.inbox, (run, after, name, limit))]
 
     def message(self, run: str, id: str) -> Message | None:  # noqa: A002
         with self._file.reading() as db:
@@ -394,8 +390,8 @@ class SqliteStore:
 
     def index(self, run: str) -> RunRow | None:
         with self._file.reading() as db:
-            number = number_of(db, run)
-            return None if number is None else run_row(db, number)
+            found = db.execute(Q.indexed, (run,)).fetchone()
+        return None if found is None else run_row_of(found)
 
     def tags(self, run: str) -> set[str]:
         with self._file.reading() as db:

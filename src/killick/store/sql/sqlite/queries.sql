@@ -110,7 +110,7 @@ UPDATE inbox SET body = ?, checksum = ? WHERE number = ? AND message = ?
 
 -- name: inbox
 SELECT message, id, name, body, sender, at_us, taken FROM inbox
-WHERE number = ? AND message > ? AND taken IS NULL AND (?3 IS NULL OR name = ?3) ORDER BY message LIMIT ?4
+WHERE number = (SELECT number FROM heads WHERE run = ? AND NOT removed) AND message > ? AND taken IS NULL AND (?3 IS NULL OR name = ?3) ORDER BY message LIMIT ?4
 
 -- name: messages
 SELECT message, id, name, body, sender, at_us, taken FROM inbox WHERE number = ? ORDER BY message
@@ -139,6 +139,10 @@ DELETE FROM claims WHERE space = ? AND key = ? AND number = ?
 -- name: run_row
 SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum
 FROM runs JOIN heads USING (number) WHERE number = ?
+
+-- name: indexed
+SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum
+FROM heads JOIN runs USING (number) WHERE run = ? AND NOT removed
 
 -- name: put_run
 INSERT INTO runs (number, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum)
