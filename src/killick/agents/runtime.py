@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Coroutine, Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 from weakref import WeakSet
 
 from killick.agents.run import run_of
@@ -147,6 +147,9 @@ class Runtime:
         """Starts again."""
         keep_inherited(self.log, self.engine, self._executors)
         self._begin()
+
+    def __reduce__(self) -> NoReturn:
+        raise KillickError("a client cannot be sent to another process; open the store there, with killick.open")
 
     # loops ------------------------------------------------------------------------------------
 

@@ -18,8 +18,7 @@ from killick.store.records import DIED_ALONE, ENDED, Head, RunQuery
 
 _CULPRITS_MAX: Final = 100
 
-ReadRun = tuple[Head, RunLog]
-"""A run as it was read without a lease."""
+ReadRun = tuple[Head, RunLog]  # as it was read, without a lease
 
 
 class Start(NamedTuple):
@@ -86,10 +85,10 @@ def touch_after(ex: Execution, claim: ClaimedRun) -> int:
     """
     store = ex.engine.log.store
     grace = round(ex.engine.grace_seconds * 1_000_000)
-    open_ones = [step for step in ex.record.steps.values() if step.attempts and not step.attempts[-1].ended]
     latest = 0
-    for step in open_ones:
-        if step.status in OVER or step.effect in ("reads", None):
+    for step in ex.record.steps.values():
+        is_open = step.attempts and not step.attempts[-1].ended and step.status not in OVER
+        if not is_open or step.effect in ("reads", None):
             continue
         started: e.Started = ex.record.event(step.attempts[-1].started)
         holder = ex.record.holder_of(started.epoch)
@@ -162,10 +161,8 @@ def record_death(log: RunLog, holder: str, at: int, *, quarantines: bool) -> Non
         # A taking that is not on record was in company: one alone is durable before its code begins.
         alone=facts.alone and facts.epoch == log.epoch - 1,
     )
-    entries: list[Entry] = [Entry(lapsed)]
-    if quarantines and deaths >= QUARANTINE_AFTER:
-        entries.append(Entry(e.RunQuarantined(at=at, deaths=deaths)))
-    log.append(*entries)
+    is_over = quarantines and deaths >= QUARANTINE_AFTER
+    log.append(Entry(lapsed), *([Entry(e.RunQuarantined(at=at, deaths=deaths))] if is_over else []))
 
 
 def clear_suspect(store_log: Log, log: RunLog, at: int) -> bool:

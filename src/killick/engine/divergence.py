@@ -73,9 +73,8 @@ def _recorded_arguments(ex: Execution, past: Step) -> Any:
 
 def diverge(ex: Execution, step: e.StepId, recorded: str, found: str) -> None:
     """Record a divergence, with both sides, and stop: the run waits for corrected code."""
-    now = ex.engine.build(ex.agent)
     before = ex.log.fold.facts.build if ex.first_build is None else ex.first_build
-    builds = [build_name(before), build_name(now)]
+    builds = [build_name(before), build_name(ex.engine.build(ex.agent))]
     ex.diverged = (step, recorded, found, (builds[0], builds[1]))
     event = e.RunDiverged(at=ex.now_us(), step=step)
     if ex.diverged_at != step:

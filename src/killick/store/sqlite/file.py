@@ -52,6 +52,8 @@ _FIRST_NAP_SECONDS: Final = 0.0002
 _LONGEST_NAP_SECONDS: Final = 0.005
 _FORK_SECONDS_MAX: Final = 5.0
 """How long a fork waits for the reads and writes of other threads."""
+_GATE_SECONDS_MAX: Final = 0.1
+"""How long a new read waits for a fork: it may be part of another read, for which the fork waits."""
 
 Setup = Callable[[sqlite3.Cursor], None]
 
@@ -94,6 +96,8 @@ class SqliteFile:
         self._transacting: set[sqlite3.Connection] = set()
         self._inherited = False
         self._resting = False
+        self._gate = threading.Event()
+        self._gate.set()
         self._closed = False
         if not create and not path.exists():
             raise StoreUnavailable(self.place, "no such file; a run, or create=True, makes a new store")
@@ -126,6 +130,7 @@ class SqliteFile:
     def before_fork(self) -> None:
         """Closes every connection: SQLite counts its locks by process, so a child would believe that it holds its
         parent's. Waits for other threads up to a limit."""
+        self._gate.clear()
         self._resting = self._mutex.acquire(timeout=_FORK_SECONDS_MAX)
         waited = 0.0
         while self._lent and waited < _FORK_SECONDS_MAX:
@@ -141,11 +146,14 @@ class SqliteFile:
             with contextlib.suppress(KillickError):
                 self._reopen()
             self._mutex.release()
+        self._gate.set()
 
     def after_fork_in_child(self) -> None:
         self._inherited = bool(self._lent or self._transacting) or not self._resting
         keep_inherited(self._writer, *self._readers, *self._lent, *self._transacting)
         self._mutex, self._lent, self._transacting, self._readers = threading.Lock(), set(), set(), deque()
+        self._gate = threading.Event()
+        self._gate.set()
         if not self._inherited:
             with contextlib.suppress(KillickError):
                 self._reopen()
@@ -278,6 +286,7 @@ class SqliteFile:
 
     def borrow(self) -> sqlite3.Connection:
         """Returns a reading connection for one reader at a time."""
+        self._gate.wait(_GATE_SECONDS_MAX)
         try:
             reader = self._readers.pop()
         except IndexError:
