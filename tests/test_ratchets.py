@@ -20,10 +20,10 @@ CIRCLES: Final = ()
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6749, "agents": 1213, "archive": 1864, "audit": 1279, "check": 3483, "cli": 8289, "client": 2182,
+    "adapters": 6749, "agents": 1213, "archive": 1864, "audit": 1279, "check": 3483, "cli": 8289, "client": 2229,
     "contracts": 3014, "definitions": 1939, "engine": 12707, "history": 7928, "llm": 1152, "log": 2534, "model": 4807,
-    "presenting": 2376, "proxy": 2469, "replay": 739, "store": 7469, "testing": 1049, "top": 1908, "web": 8133,
-    "window": 2699, "workers": 2516, "workspace": 4903,
+    "presenting": 2376, "proxy": 2469, "replay": 739, "store": 7469, "testing": 1049, "top": 1902, "web": 8133,
+    "window": 2699, "workers": 2507, "workspace": 4903,
 }  # fmt: skip
 """Lines of Python by package."""
 

@@ -341,13 +341,7 @@ def on_event(
 
 
 def _declare(
-    name: str,
-    agent: AnyAgent,
-    spec: Spec,
-    given: Any,
-    priority: int | None,
-    tags: Sequence[str],
-    **code: Any,
+    name: str, agent: AnyAgent, spec: Spec, given: Any, priority: int | None, tags: Sequence[str], **code: Any
 ) -> Trigger:
     for option, value, allowed in (("missed", spec.missed, Missed), ("overlap", spec.overlap, Overlap)):
         if value not in get_args(allowed):

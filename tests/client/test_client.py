@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import killick
-from killick.client import start
+from killick.client import answers, start
 from killick.errors import (
     AgentUnknown,
     CalledDirectly,
@@ -932,3 +932,49 @@ def test_a_run_that_another_process_changed_since_it_was_read_is_read_again(
         assert kd.run(woken, 17, id="r") == 17
         assert kd.verify().problems == []
         assert any(isinstance(each.event, e.NoteMade) for each in kd.events("r"))
+
+
+def test_messages_of_concurrent_callers_share_a_commit_and_one_that_is_refused_refuses_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killick.open(str(tmp_path / "killick.db")) as kd:
+        names = [f"r{number}" for number in range(8)]
+        for name in names:
+            kd.start(woken, 17, id=name)
+        deliver, sizes = kd.runtime.store.deliver, list[int]()
+        began, proceed = threading.Event(), threading.Event()
+
+        def slow(messages: Any) -> Any:
+            sizes.append(len(messages))
+            if len(sizes) == 1:
+                began.set()
+                assert proceed.wait(300)
+            if len(messages) > 1 and any(message.run == "r7" for message in messages):
+                raise ValueRefused("r7", "cannot be stored")
+            if messages[0].run == "r7":
+                raise ValueRefused("r7", "cannot be stored")
+            return deliver(messages)
+
+        monkeypatch.setattr(kd.runtime.store, "deliver", slow)
+        refused: list[str] = []
+
+        def send(name: str) -> None:
+            try:
+                kd.send(name, "go")
+            except ValueRefused:
+                refused.append(name)
+
+        threads = [threading.Thread(target=send, args=(name,)) for name in names]
+        threads[0].start()
+        assert began.wait(300)
+        for thread in threads[1:]:
+            thread.start()
+        outgoing = answers._OUTGOING[kd.runtime.engine]
+        while len(outgoing._waiting) < 7:
+            threading.Event().wait(0.005)
+        proceed.set()
+        for thread in threads:
+            thread.join()
+        assert sizes == [1, 7, *[1] * 7]
+        assert refused == ["r7"]
+        assert all(len(kd.runtime.store.messages(name)) == 1 for name in names[:7])

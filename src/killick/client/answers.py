@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import msgspec
 
 from killick.engine import inbox, renewals
 from killick.engine.approval import approvals
@@ -12,9 +18,10 @@ from killick.engine.inbox import delivery
 from killick.engine.steps import waits
 from killick.engine.steps.transaction import joining
 from killick.engine.views import Wait, needs_value
-from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused, KillickError, NotAsked, RunUnknown
+from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused, NotAsked, RunUnknown
 from killick.history.run_info import waits_of
-from killick.store.records import ENDED, Delivered
+from killick.store.protocol import Store
+from killick.store.records import ENDED, Delivered, Delivery
 
 
 def answer(
@@ -120,12 +127,57 @@ def deliver(
     engine: Engine, run: str, name: str, body: Any, *, id: str, by: str | None, tx: Any = None,  # noqa: A002
 ) -> Delivered:  # fmt: skip
     """Put a message into a run's inbox, in the caller's own transaction where `tx` is given."""
-    store = engine.store if tx is None else joining(engine.store, tx)
     message = delivery(run, name, body, id=id, by=waits.who(by, run), at_us=engine.clock.now_us())
-    [outcome] = store.deliver([message])
-    if isinstance(outcome, KillickError):
+    if tx is None:
+        outcome = _OUTGOING.setdefault(engine, Outgoing(engine.store)).deliver(message)
+    else:
+        [outcome] = joining(engine.store, tx).deliver([message])
+    if isinstance(outcome, Exception):
         raise outcome
     return outcome
+
+
+class Outgoing:
+    """The messages of concurrent callers: one caller delivers all that wait, in one commit."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._turn = threading.Lock()
+        self._waiting: deque[_Sent] = deque()
+
+    def deliver(self, message: Delivery) -> Delivered | Exception:
+        """Delivers a message, with those of the callers that wait meanwhile."""
+        mine = _Sent(message)
+        self._waiting.append(mine)
+        with self._turn:
+            if mine.outcome is None:
+                batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
+                # A caller that was interrupted took this message along. Delivered again, it counts once.
+                self._deliver(batch if mine in batch else [mine, *batch])
+        assert mine.outcome is not None
+        return mine.outcome
+
+    def _deliver(self, batch: list[_Sent]) -> None:
+        try:
+            outcomes: Sequence[Delivered | Exception] = self._store.deliver([each.message for each in batch])
+        except Exception as error:
+            if len(batch) > 1:
+                for each in batch:  # an error that concerns one message refuses that one alone
+                    self._deliver([each])
+                return
+            outcomes = [error]
+        for each, outcome in zip(batch, outcomes, strict=True):
+            each.outcome = outcome
+
+
+class _Sent(msgspec.Struct, eq=False):
+    """A message on its way, and what became of it."""
+
+    message: Delivery
+    outcome: Delivered | Exception | None = None
+
+
+_OUTGOING: Final[WeakKeyDictionary[Engine, Outgoing]] = WeakKeyDictionary()
 
 
 def _moment(at_us: int) -> str:

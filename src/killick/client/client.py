@@ -37,10 +37,7 @@ from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome, ended
 from killick.engine.steps import waits
 from killick.engine.views import Listed, RunInfo, Wait
-from killick.errors import (
-    AnswerRefused,
-    KillickError,
-)
+from killick.errors import AnswerRefused, KillickError
 from killick.history.diff import Diff, across, between
 from killick.history.run_info import info
 from killick.history.search.query import AsyncFinder, Finder

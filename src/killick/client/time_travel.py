@@ -239,13 +239,11 @@ def resumed(engine: Engine, run: str, *, by: str | None, because: str | None) ->
         facts = handle.fold.facts
         if facts.status in ("completed", "cancelled"):
             raise AnswerRefused(run, f"the run is over ({facts.status}); start another")
-        if facts.paused or facts.mend:
+        is_held_back = facts.paused or facts.mend
+        if is_held_back or facts.status == "running":
+            # The lease of a running one was free, so its holder died: from now on it is due.
             handle.append(Entry(e.RunResumed(at=at, by=by), told))
-            return "resumed"
-        if facts.status == "running":
-            # Its lease was free, so its holder died: from now on it is due.
-            handle.append(Entry(e.RunResumed(at=at, by=by), told))
-            return "taken from a process that is gone"
+            return "resumed" if is_held_back else "taken from a process that is gone"
         if facts.status != "failed":
             return f"{facts.status}, nothing holds it back"
         failed: Any = log.event(run, facts.ended)

@@ -27,16 +27,7 @@ from killick.engine.outcome import ended
 from killick.engine.steps import waits
 from killick.engine.steps.attempt import waited_for
 from killick.engine.steps.children import first_entries
-from killick.errors import (
-    AnswerRefused,
-    EpochStale,
-    HeadMoved,
-    KillickError,
-    RunBroken,
-    RunBusy,
-    RunExists,
-    RunUnknown,
-)
+from killick.errors import AnswerRefused, EpochStale, HeadMoved, KillickError, RunBroken, RunBusy, RunExists, RunUnknown
 from killick.log.log import Log
 from killick.log.writer import Entry, RunLog
 from killick.logger import get_logger
