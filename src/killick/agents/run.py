@@ -508,7 +508,7 @@ class SyncRun(_Common[C]):
         """Closes this log and continues in a new one, from the top. Never returns. For long-lived agents, so that no
         log grows without limit. Context, tags, priority and unread messages move."""
         self._await(completion.renew, input)
-        raise AssertionError("a renewed run goes on in another log")
+        raise AssertionError("a renewed run continues in another log")
 
     # inside -----------------------------------------------------------------------------------
 

@@ -27,9 +27,9 @@ def resume_diverged(engine: Engine, agents: Sequence[str], seen: dict[str, int])
         version, head = versions.get(row.agent), engine.store.head(row.run)
         if version is None or head is None or seen.get(row.run) == head.seq:
             continue
-        seen[row.run] = head.seq
-        # One that another worker holds is being resumed by it.
+        # One that is held is looked at again later.
         with contextlib.suppress(LogError), leased(engine.log, row.run, engine.ids.new("command")) as log:
+            seen[row.run] = log.seq
             if log.fold.facts.status == "code_mismatch" and version not in _tried(engine, row.run, log.seq):
                 told = {"because": "another version of the code tries it", "builds": version[:1], "code": version[1]}
                 log.append(Entry(e.RunResumed(at=engine.clock.now_us(), by=engine.holder), told))

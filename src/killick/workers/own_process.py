@@ -94,7 +94,7 @@ class OwnProcess:
         try:
             assert self._process.stdout is not None
             while await self._process.stdout.read(65_536):
-                pass  # what the agent's code writes there is nobody's, but must not fill the pipe
+                pass  # the output of the agent's code is discarded, and must not fill the pipe
             return await self._process.wait()
         except BaseException:
             self.kill()

@@ -143,7 +143,7 @@ async def attend(engine: Engine, log: RunLog, duty: Duty) -> None:
         await duty.rest(min(rest))
         head = engine.store.head(log.run)
         if head is None or head.seq != log.seq:
-            return  # Somebody declared it otherwise: it is due, and is opened anew.
+            return  # another process changed the declaration: the log is due, and is opened again
 
 
 class _Cause(NamedTuple):
