@@ -142,7 +142,7 @@ def test_a_fork_carries_what_it_stands_on_and_nothing_that_came_after_the_cut(kd
         ("g", cut + 1, cut + 3),
     ]
     assert log.state("g").to_json() == kd.state("g").to_json()
-    kd.runtime.store.deliver([delivery("r", "later", 1, id="m9", by=None, at_us=5)])
+    kd.runtime.store.deliver([delivery(kd.runtime.log, "r", "later", 1, id="m9", by=None, at_us=5)])
     assert kd.export("g") == data, "what happens to an elder afterwards is none of its business"
 
 

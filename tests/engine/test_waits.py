@@ -717,7 +717,7 @@ def test_r26_many_unread_messages_hide_neither_an_answer_nor_a_command(processes
     from killick.engine.inbox import delivery
 
     at = processes.clock.now_us()
-    noise = [delivery("r", "noise", n, id=f"n{n}", by=None, at_us=at) for n in range(10_050)]
+    noise = [delivery(kd.runtime.log, "r", "noise", n, id=f"n{n}", by=None, at_us=at) for n in range(10_050)]
     kd.runtime.store.deliver(noise)
     kd.answer("r", "approve")
     assert processes.new().run(agent, id="r") == "approve"
@@ -1311,7 +1311,7 @@ def test_r31_an_answer_to_another_question_is_set_aside(processes: Processes) ->
     forged = {"kind": "approve", "value": None, "comment": None, "digest": "AAAA"}
     where = f"answer:r:1@{opened.seq}"
     kd.runtime.store.deliver(
-        [delivery("r", "killick.answer", forged, id=where, by="eve", at_us=processes.clock.now_us())]
+        [delivery(kd.runtime.log, "r", "killick.answer", forged, id=where, by="eve", at_us=processes.clock.now_us())]
     )
     waiting = park(kd, asks_twice)
     assert [wait.step for wait in waiting.waits] == ["1"]

@@ -78,13 +78,15 @@ class Part(NamedTuple):
     messages: list[Message]
 
 
-def redacted(parts: Sequence[Part], fetch: Fetch, redaction: Redaction, found: dict[bytes, Blob]) -> list[Part]:
+def redacted(
+    parts: Sequence[Part], fetch: Fetch, redaction: Redaction, found: dict[bytes, Blob], secret_key: bytes
+) -> list[Part]:
     """The runs, redacted; the chunks of their values are added to `found`.
 
     Each comes after its fork parent.
     """
     told = [_Told.of(part, fetch) for part in parts]
-    redactor = _Redactor(redaction, told, (part.run for part in parts))
+    redactor = _Redactor(redaction, told, (part.run for part in parts), secret_key)
     known: dict[str, Part] = {}
     hashes: dict[tuple[str, int], bytes] = {}
     for part, heard in zip(parts, told, strict=True):
@@ -159,7 +161,8 @@ class Sought:
 class _Redactor:
     """Redacts the events of a file in order."""
 
-    def __init__(self, redaction: Redaction, told: Sequence[_Told], runs: Iterable[str]) -> None:
+    def __init__(self, redaction: Redaction, told: Sequence[_Told], runs: Iterable[str], secret_key: bytes) -> None:
+        self._secret_key = secret_key
         self._standins = StandIns(redaction.key)
         self._fields = redaction.fields
         nodes = [node for each in told for node in each.values()] if redaction.fields else []
@@ -403,7 +406,7 @@ class _Redactor:
         if event.sort == "child":
             # Its id is part of the digest only if the code gave one.
             weight = {"agent": event.name, "input": before.get("input"), "id": None}
-            given = None if e.to_text(digest(weight)) == event.digest else ahead
+            given = None if e.to_text(digest(weight, secret_key=self._secret_key)) == event.digest else ahead
             before, after = {**weight, "id": given}, {**weight, "input": after.get("input"), "id": given}
         self._arguments[event.step] = after
         found, identity = (self._again(each, before, after) for each in (event.digest, event.identity))
@@ -417,7 +420,7 @@ class _Redactor:
         names = list(before)
         choices = (chosen for left in range(len(names), -1, -1) for chosen in combinations(names, left))
         for chosen in islice(choices, _GIVEN_MAX):
-            if e.to_text(digest({name: before[name] for name in chosen})) == recorded:
+            if e.to_text(digest({name: before[name] for name in chosen}, secret_key=self._secret_key)) == recorded:
                 return e.to_text(digest({name: after[name] for name in chosen}))
         return e.to_text(self._standins.hash(e.from_text(recorded)))
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from killick.audit.checkpoint import Listed, SealedRun, checkpoint, entries_in, frontier, key_id, private_key, signed
+from killick.engine.inbox import delivery
 from killick.errors import HeadMoved, KillickError, ProofBroken, RunExists, SealRefused, ValueErased
 from killick.log.ancestry import segments
 from killick.log.log import Log
@@ -22,10 +23,10 @@ from killick.log.progress import Progress, untold
 from killick.log.writer import Entry, RunLog
 from killick.model import event_codec, hashing, system_events
 from killick.model import events as e
-from killick.model.chunks import pack, unpack
+from killick.model.chunks import unpack
 from killick.model.merkle import Frontier
 from killick.store.protocol import Store
-from killick.store.records import OWN_AGENTS, Delivery, Head, Message, Row
+from killick.store.records import OWN_AGENTS, Head, Message, Row
 from killick.type_init import ready
 
 if TYPE_CHECKING:
@@ -150,11 +151,7 @@ def _waiting(store: Store) -> list[tuple[Message, Pruned]]:
 def tell_pruned(log: Log, pruned: Pruned, *, at_us: int) -> None:
     """Records for the next seal which runs are removed. Does nothing if the store was never sealed."""
     if pruned.runs and log.store.head(SEALS) is not None:
-        packed = pack(pruned, at="body")
-        told = Delivery(
-            run=SEALS, id=pruned.sha256, name=PRUNED, body=packed.raw, by=pruned.by, at_us=at_us, pieces=packed.blobs
-        )
-        log.store.deliver([told])
+        log.store.deliver([delivery(log, SEALS, PRUNED, pruned, id=pruned.sha256, by=pruned.by, at_us=at_us)])
 
 
 # the leaves of a run ------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from click.shell_completion import CompletionItem
 from killick.cli import apps
 from killick.cli.exit_codes import CommandFailed, nearest
 from killick.clock import SystemClock
+from killick.encryption.store import decrypting
 from killick.errors import RunUnknown, StoreBroken
 from killick.log.log import Log
 from killick.presenting.encoder import document
@@ -166,9 +167,9 @@ class Shell:
 
     def _opened(self, *, create: bool) -> Store:
         if self.url.startswith("memory:"):
-            return open_store(self.url)
+            return decrypting(open_store(self.url))
         try:
-            return open_store(self.url, create=create, **self._options)
+            return decrypting(open_store(self.url, create=create, **self._options))
         except StoreBroken:
             if self._file is not None and self._file.is_file() and self._file.read_bytes()[:6] != b"SQLite":
                 raise CommandFailed(f"{self.url}: is a file, but no store; --store names another") from None

@@ -61,7 +61,7 @@ GROUPS: Final[dict[str, tuple[str, dict[str, str]]]] = {
     "store": ("Maintain the store, and prove what it holds.", {
         "verify": "verify the record", "doctor": "find what is wrong", "repair": "repair a run's log",
         "export": "write a run to a file", "prune": "archive old runs", "erase": "erase values",
-        "seal": "sign the record", "prove": "prove one event",
+        "seal": "sign the record", "prove": "prove one event", "rotate": "wrap the data keys again",
     }),
     "token": ("Access to the server. Lists the tokens without a command.", {
         "create": "create a token", "list": "list the tokens", "revoke": "revoke a token",
@@ -92,6 +92,7 @@ MODULES: Final = {
         "killick.cli.commands.store.verify": "store verify",
         "killick.cli.commands.store.doctor": "store doctor",
         "killick.cli.commands.store.maintenance": "store repair, store erase, store export",
+        "killick.cli.commands.store.keys": "store rotate",
         "killick.cli.commands.store.prune": "store prune",
         "killick.cli.commands.store.seal": "store seal, store prove",
         "killick.cli.commands.contract": ", ".join(f"contract {word}" for word in GROUPS["contract"][1]),
@@ -107,6 +108,7 @@ COMPLETING: Final = "_KILLICK_COMPLETE"
 
 VARIABLES: Final = {
     "KILLICK_STORE": "the store, if `--store` is not given",
+    "KILLICK_KEYS": "the master keys of an encrypted store: files, or `env:NAME`, with commas between them",
     "KILLICK_SEAL_KEY": "the private key of `killick store seal`, if `--key` is not given",
     "KILLICK_DEBUG": "any value: errors are printed with their traceback",
     "NO_COLOR": "any value: no colors",

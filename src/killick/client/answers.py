@@ -119,7 +119,7 @@ def deliver(
 ) -> Delivered:  # fmt: skip
     """Put a message into a run's inbox, in the caller's own transaction where `tx` is given."""
     store = engine.store if tx is None else joining(engine.store, tx)
-    message = delivery(run, name, body, id=id, by=waits.who(by, run), at_us=engine.clock.now_us())
+    message = delivery(engine.log, run, name, body, id=id, by=waits.who(by, run), at_us=engine.clock.now_us())
     [outcome] = store.deliver([message])
     if isinstance(outcome, KillickError):
         raise outcome

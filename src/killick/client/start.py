@@ -23,6 +23,7 @@ from killick.engine.steps.transaction import joining
 from killick.engine.views import RunInfo, Wait
 from killick.errors import (
     DeclarationRefused,
+    KeyRefused,
     LogError,
     RunCancelled,
     RunDiverged,
@@ -40,7 +41,7 @@ from killick.model.chunks import through_codec
 from killick.model.facts import LIVE
 from killick.model.state import State
 from killick.model.typed import convert
-from killick.store.protocol import is_held
+from killick.store.protocol import Keys, is_held
 from killick.store.records import ENDED, RunQuery
 
 P = ParamSpec("P")
@@ -59,6 +60,7 @@ class RunOptions(TypedDict, total=False):
     priority: int | None
     tags: Sequence[str]
     resume: bool
+    subject: str | None
 
 
 class StartOptions(TypedDict, total=False):
@@ -69,6 +71,7 @@ class StartOptions(TypedDict, total=False):
     tags: Sequence[str]
     by: str | None
     tx: Any
+    subject: str | None
 
 
 class RunMethod(Protocol):
@@ -127,11 +130,11 @@ def handle_method(
 
 async def run_to_outcome(
     runtime: Runtime, agent: AnyAgent, input: Any, id: str | None, priority: int | None, tags: Sequence[str],  # noqa: A002
-    resume: bool,
+    resume: bool, subject: str | None,
 ) -> Any:  # fmt: skip
     """Runs an agent on the running loop; returns its result."""
     agent = named(agent)
-    run, start = begin(runtime.engine, agent, input, id, priority, tags, resume=resume)
+    run, start = begin(runtime.engine, agent, input, id, priority, tags, resume=resume, subject=subject)
     if start is None:
         row = runtime.store.index(run)
         if row is not None and row.status in ENDED:
@@ -146,10 +149,10 @@ async def run_to_outcome(
 
 def create_run(
     runtime: Runtime, agent: AnyAgent, input: Any, id: str | None, priority: int | None, tags: Sequence[str],  # noqa: A002
-    by: str | None, tx: Any,
+    by: str | None, tx: Any, subject: str | None,
 ) -> str:  # fmt: skip
     """Creates a run, durably, and returns its id."""
-    run, start = begin(runtime.engine, agent, input, id, priority, tags, by=by)
+    run, start = begin(runtime.engine, agent, input, id, priority, tags, by=by, subject=subject)
     if start is not None:
         log = runtime.log.begin(run)
         if tx is None:
@@ -274,12 +277,14 @@ def begin(
     *,
     resume: bool = False,
     by: str | None = None,
+    subject: str | None = None,
 ) -> tuple[str, Start | None]:
     """The run's id, and how to create the run if the store does not have it."""
     waits.refuse_own(id)
     value = agent.checked(through_codec(input, at="input"))  # as the agent sees it, now and on replay
-    if id is None and resume:
-        id = _unfinished(engine, agent, value)  # noqa: A001
+    tag = _input_tag(engine, agent, value, subject) if id is None else None
+    if tag is not None and resume:
+        id = _unfinished(engine, agent, tag)  # noqa: A001
     run = id or engine.ids.new(agent.name)
     if engine.store.head(run) is not None:
         _refuse_mismatch(engine, run, agent, value)
@@ -292,9 +297,10 @@ def begin(
         agent=agent.name,
         build=engine.build(agent),
         priority=agent.options.priority if priority is None else priority,
-        tags=tuple(tags) if id is not None else (*tags, _input_tag(agent, value)),
+        tags=tuple(tags) if id is not None or tag is None else (*tags, tag),
         by=waits.who(by, run),
         trace=trace_here(),
+        key=None if subject is None else _keys(engine, subject).key_for(subject, run),
     )
     return run, Start(started, agent, value)
 
@@ -312,9 +318,15 @@ def _refuse_mismatch(engine: Engine, run: str, agent: AnyAgent, value: Any) -> N
         raise RunMismatch(run, "input")
 
 
-def _unfinished(engine: Engine, agent: AnyAgent, value: Any) -> str | None:
+def _keys(engine: Engine, subject: str) -> Keys:
+    if engine.log.keys is None:
+        raise KeyRefused(engine.store.place, f"subject={subject!r} needs an encrypted store; open a new one with keys=")
+    return engine.log.keys
+
+
+def _unfinished(engine: Engine, agent: AnyAgent, tag: str) -> str | None:
     """A run of the same agent and input that has not ended and that no process holds."""
-    query = RunQuery(agent=agent.name, tag=_input_tag(agent, value), status=LIVE)
+    query = RunQuery(agent=agent.name, tag=tag, status=LIVE)
     for row in engine.store.runs(query, limit=10):
         head = engine.store.head(row.run)
         if head is not None and not is_held(engine.store, head):
@@ -322,9 +334,13 @@ def _unfinished(engine: Engine, agent: AnyAgent, value: Any) -> str | None:
     return None
 
 
-def _input_tag(agent: AnyAgent, value: Any) -> str:
-    """The tag by which an unfinished run of the same input is found again."""
-    return f"input:{agent.digest_of(value).hex()[:16]}"
+def _input_tag(engine: Engine, agent: AnyAgent, value: Any, subject: str | None) -> str:
+    """The tag by which an unfinished run of the same input, and of the same data subject, is found again."""
+    key = engine.store.secret_key
+    if subject is not None:
+        keys = _keys(engine, subject)
+        key = keys.cipher(keys.key_for(subject, "")).digest_key
+    return f"input:{agent.digest_of(value, key).hex()[:16]}"
 
 
 def outcome(engine: Engine, agent: AnyAgent, advanced: RunOutcome) -> Any:

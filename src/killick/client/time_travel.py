@@ -179,7 +179,8 @@ def _born(engine: Engine, found: Fork) -> None:
         )
     else:
         told = {"command": "forked", "fork": forked.run, "cut": forked.cut}
-        message = delivery(parent.run, inbox.COMMAND, told, id=f"forked:{forked.run}", by=forked.by, at_us=forked.at)
+        name = f"forked:{forked.run}"
+        message = delivery(log, parent.run, inbox.COMMAND, told, id=name, by=forked.by, at_us=forked.at)
         rights["sends"] = (*found.sends, message)
     log.fork_at(forked, found.fold, Ledger()).append(*found.entries, **rights)
 

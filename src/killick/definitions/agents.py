@@ -50,9 +50,9 @@ class Agent(Generic[I, O]):
     def __repr__(self) -> str:
         return f"<killick.Agent {self.name}>"
 
-    def digest_of(self, input: Any) -> bytes:  # noqa: A002
+    def digest_of(self, input: Any, key: bytes | None = None) -> bytes:  # noqa: A002
         """What tells two inputs apart."""
-        return digest(input, at="input")
+        return digest(input, at="input", secret_key=key)
 
     def checked(self, value: Any) -> Any:
         """An input as the type that the agent takes. ValueRefused when it does not fit."""

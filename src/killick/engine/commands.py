@@ -188,7 +188,7 @@ def _resumption(fold: Fold, body: Body, by: str | None, at: int) -> list[Entry]:
 
 def _delivered(engine: Engine, run: str, body: Body, *, by: str | None, id: str) -> Delivered:  # noqa: A002
 
-    message = inbox.delivery(run, inbox.COMMAND, body, id=id, by=by, at_us=engine.clock.now_us())
+    message = inbox.delivery(engine.log, run, inbox.COMMAND, body, id=id, by=by, at_us=engine.clock.now_us())
     [outcome] = engine.log.store.deliver([message])
     if isinstance(outcome, KillickError):
         raise outcome

@@ -60,7 +60,7 @@ def _message_to_parent(ex: Execution) -> dict[str, Any]:
     if (parent := ex.log.fold.facts.parent) is None:
         return {}
     told, at, runs = child_id(ex.run_id, ex.log.seq + 1), ex.now_us(), ex.engine.forks.members(parent)
-    return {"sends": tuple(delivery(run, CHILD, None, id=told, by=ex.run_id, at_us=at) for run in runs)}
+    return {"sends": tuple(delivery(ex.engine.log, run, CHILD, None, id=told, by=ex.run_id, at_us=at) for run in runs)}
 
 
 async def renew(ex: Execution, branch: Branch, input: Any) -> NoReturn:  # noqa: A002

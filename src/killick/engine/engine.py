@@ -60,10 +60,6 @@ class Engine:
         self.folders = Folders(log.store)
         self.forks = Forks(log)
 
-    @property
-    def secret_key(self) -> bytes:
-        return self.log.store.secret_key
-
     def release(self, run: str, epoch: int, *, left: bool, dropped: Callable[[], object] = lambda: None) -> None:
         """Release a run. While a call of it still runs here, the lease is kept, and its outcome is recorded first.
 

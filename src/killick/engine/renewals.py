@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from killick.engine.inbox import SAID
+from killick.engine.inbox import SAID, body_of, delivery
 from killick.log.log import Log
 from killick.model import events as e
 from killick.store.records import Delivery, Message, RunQuery
@@ -51,10 +51,8 @@ def moving(log: Log, run: str) -> Iterator[Message]:
 
 def forwarded(log: Log, message: Message, run: str) -> Delivery:
     """A message to a run, readdressed to its renewal. It keeps its id, so that it counts once."""
-    pieces = tuple(log.blobs(message.body).values())
-    return Delivery(
-        run=run, id=message.id, name=message.name, body=message.body, by=message.by, at_us=message.at_us, pieces=pieces
-    )
+    body, by = body_of(log, message), message.by
+    return delivery(log, run, message.name, body, id=message.id, by=by, at_us=message.at_us, key_of=message.run)
 
 
 def bring_along(log: Log, run: str, follows: str) -> None:

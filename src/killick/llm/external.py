@@ -196,7 +196,7 @@ class Host:
 
     async def _performed(self, intent: Intent, key: str | None, hosted: ExternalBranches) -> Any:
         if key is None:
-            intent.classify("of a guest", hosted.ex.engine.secret_key)
+            intent.classify("of a guest", hosted.ex.log.secret_key)
             named = f"{intent.name}#{e.to_text(intent.digest)[:22]}"
             inner = _inner(self.run)
             with self._mutex:
@@ -431,7 +431,7 @@ class ExternalBranches:
         return None
 
     def _asked(self, intent: Intent) -> RequestedStep:
-        intent.classify("of a guest", self.ex.engine.secret_key)
+        intent.classify("of a guest", self.ex.log.secret_key)
         return intent.asked()
 
     def _refuse_other(self, key: str, intent: Intent, known: tuple[str, str, e.Digest | None]) -> None:

@@ -23,17 +23,19 @@ from killick.errors import (
     ValueErased,
 )
 from killick.log.ancestry import ancestry, owner_of, segments
+from killick.log.derived import SnapshotRoot
 from killick.log.group_commit import Committer
-from killick.log.writer import SNAPSHOT_EVERY, Entry, RunLog, SnapshotRoot, apply_events
+from killick.log.writer import SNAPSHOT_EVERY, Entry, RunLog, apply_events
 from killick.model import hashing
 from killick.model.chunks import Blob, children, references, unpack
+from killick.model.cipher import Cipher
 from killick.model.event_codec import decode
 from killick.model.events import Event, RunForked, RunRewound, RunStarted, ValueErasedOnPurpose, from_text, to_text
 from killick.model.fold import FOLD, Fold, goes_back
 from killick.model.ledger import Ledger
 from killick.model.state import State
 from killick.model.typed import convert
-from killick.store.protocol import Store
+from killick.store.protocol import Store, keys_of
 from killick.store.records import READ_LIMIT, CreateRun, Head, Opening, Row, Snapshot
 from killick.type_init import ready
 
@@ -57,6 +59,7 @@ class Log:
         self, store: Store, *, clock: Clock | None = None, snapshot_every: int = SNAPSHOT_EVERY, behind: bool = True
     ) -> None:
         self.store = store
+        self.keys = keys_of(store)
         self.committer = Committer(store, clock or SystemClock(), behind=behind)
         self._snapshot_every = snapshot_every
         self._folds: FoldCache | None = None
@@ -176,7 +179,17 @@ class Log:
             snapshot_at=snapshot_at,
             birth=birth,
             snapshot_every=self._snapshot_every,
+            keys=self.keys,
         )
+
+    def cipher(self, run: str) -> Cipher | None:
+        """Returns the key of a run's values; None in a store without encryption."""
+        return None if self.keys is None else self.keys.cipher(self.keys.key_of(run))
+
+    def secret_key(self, run: str) -> bytes:
+        """Returns the key for digests of a run's values."""
+        cipher = self.cipher(run)
+        return self.store.secret_key if cipher is None else cipher.digest_key
 
     def _refuse_broken(self, opening: Opening) -> None:
         head, rows = opening.head, opening.rows

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from killick.errors import EventBroken, EventUnknown, LogError
+from killick.log.derived import index_of
 from killick.log.log import Log
 from killick.log.verify import last_good
-from killick.log.writer import index_of
 from killick.model import event_codec, hashing
 from killick.model import events as e
 from killick.model.chunks import pack
@@ -42,7 +42,8 @@ def repair(log: Log, run: str, *, at: int, reason: str, by: str | None = None) -
         doubts=tuple(_doubts(lost)),
         by=by,
     )
-    data = pack({"because": reason, "found": what}).raw
+    data, cipher = pack({"because": reason, "found": what}).raw, log.cipher(run)
+    data = data if cipher is None else cipher.encrypt_json(data)
     body = event_codec.encode(event, hashing.data_hash(data))
     row = Row(last + 1, body, data, hashing.link(head.hash, body))
     # The epoch rises, so that a current holder appends nothing more.

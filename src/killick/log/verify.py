@@ -15,13 +15,15 @@ import msgspec
 from msgspec import structs
 
 from killick.errors import EventBroken, EventUnknown
+from killick.log.derived import index_of, snapshot_of
 from killick.log.log import Log
-from killick.log.writer import index_of, snapshot_of
 from killick.model import event_codec, hashing
 from killick.model import events as e
 from killick.model.chunks import Blob, children, references
+from killick.model.cipher import is_encrypted
 from killick.model.fold import FOLD, Fold
 from killick.model.ledger import Ledger
+from killick.store.protocol import raw_store
 from killick.store.records import Head, Problem, Row
 
 _ROUND: Final = 2_000
@@ -123,6 +125,10 @@ class _RunCheck:
 
     def __init__(self, log: Log, head: Head) -> None:
         self.log, self.store, self.head = log, log.store, head
+        self.raw = raw_store(log.store)
+        self.opened = getattr(log.store, "opened", lambda data: data)
+        self.opened_piece = getattr(log.store, "opened_piece", lambda piece: piece)
+        self.hidden = False
         self.problems: list[Problem] = []
         self.seq: int = head.base
         self.hash = b""
@@ -150,7 +156,7 @@ class _RunCheck:
         self._start()
         after = self.seq
         while not self.problems and after < self.head.seq:
-            rows = self.store.read(self.head.run, after=after, limit=min(_ROUND, self.head.seq - after))
+            rows = self.raw.read(self.head.run, after=after, limit=min(_ROUND, self.head.seq - after))
             if not rows:
                 break
             for row in rows:
@@ -229,7 +235,16 @@ class _RunCheck:
         if e.to_text(hashing.data_hash(row.data)) != event.data:
             self.say("events", "the data does not match its hash", row.seq)
             return
-        self._pieces(row.seq, references(row.data))
+        self._pieces(row.seq, references(self._opened(row.data)))
+
+    def _opened(self, data: bytes) -> bytes:
+        """Returns data in clear, as far as its key is here; a destroyed key erased it."""
+        if not is_encrypted(data):
+            return data
+        opened: bytes | None = self.opened(data)
+        self.hidden |= opened is None or opened is data
+        self.erased += opened is None
+        return opened or b""
 
     def _pieces(self, seq: int, wanted: Collection[bytes]) -> None:
         """Checks every chunk below, each once: present, and equal to its hash."""
@@ -237,7 +252,7 @@ class _RunCheck:
             self.used.update(wanted)
             fresh = [digest for digest in wanted if digest not in self.checked]
             self.checked.update(fresh)
-            found = self.store.pieces(fresh)
+            found = self.raw.pieces(fresh)
             below: dict[bytes, None] = {}
             for digest in fresh:
                 piece = found.get(digest)
@@ -248,7 +263,7 @@ class _RunCheck:
                 elif hashing.value_hash(piece.codec, piece.body) != digest:
                     self.say("pieces", f"value {digest.hex()[:12]} does not match its hash", seq)
                 else:
-                    below.update(dict.fromkeys(children(piece)))
+                    below.update(dict.fromkeys(children(self.opened_piece(piece))))
             wanted = list(below)
 
     def _keep(self, wanted: Collection[bytes]) -> None:
@@ -333,7 +348,7 @@ class _RunCheck:
     def _references(self) -> None:
         """Checks that the references are exactly the chunks that the log uses; erased chunks hide their children."""
         run, found = self.head.run, self.store.references(self.head.run).log
-        hidden = bool(self.gone or self.without_data)
+        hidden = bool(self.gone or self.without_data or self.hidden)
         if self.used - found or (found - self.used and not hidden):
             self.say("piece_uses", f"{len(self.used ^ found)} references are lost or too many")
             wanted = self.used | found if hidden else self.used

@@ -11,9 +11,11 @@ import msgspec
 
 from killick.errors import HandleClosed, LogError, ValueRefused
 from killick.ids import salt
+from killick.log.derived import index_of, snapshot_of
 from killick.log.group_commit import Committer, Tail, Ticket, running_loop
 from killick.model import hashing
 from killick.model.chunks import Blob, pack
+from killick.model.cipher import Cipher
 from killick.model.event_codec import TOLD, check, encode
 from killick.model.events import (
     AttemptEnded,
@@ -21,16 +23,14 @@ from killick.model.events import (
     AttemptStarted,
     Event,
     RunRewound,
+    RunStarted,
     StepIntended,
     StepStarted,
 )
-from killick.model.fold import FOLD, Fold, is_plain_step
+from killick.model.fold import Fold, is_plain_step
 from killick.model.ledger import Ledger
-from killick.store.protocol import Transaction
+from killick.store.protocol import Keys, Transaction
 from killick.store.records import (
-    ASKS,
-    CRASHING,
-    DIED_ALONE,
     Append,
     CreateRun,
     Delivery,
@@ -97,6 +97,7 @@ class RunLog:
         snapshot_at: int = 0,
         birth: CreateRun | None = None,
         snapshot_every: int = SNAPSHOT_EVERY,
+        keys: Keys | None = None,
     ) -> None:
         self.run = head.run
         self.parent = head.parent
@@ -115,6 +116,8 @@ class RunLog:
         self._birth = birth
         self._committer = committer
         self._secret_key = secret_key
+        self._keys = keys
+        self._key = fold.facts.key
         self._rewound = rewound
         self._snapshot_at = snapshot_at
         self._snapshot_every = snapshot_every
@@ -153,6 +156,16 @@ class RunLog:
     def epoch(self) -> int:
         """The epoch under which this handle appends."""
         return self._epoch
+
+    @property
+    def secret_key(self) -> bytes:
+        """The key for digests of secrets, and in an encrypted store for all digests."""
+        if self._keys is None or (cipher := self._cipher()) is None:
+            return self._secret_key
+        return cipher.digest_key
+
+    def _cipher(self) -> Cipher | None:
+        return None if self._keys is None or self._key is None else self._keys.cipher(self._key)
 
     def go_on(self, head: Head) -> None:
         """Continues under a new lease; the head must be unchanged."""
@@ -299,7 +312,7 @@ class RunLog:
 
         The block ends when it is committed, or raises. Until then it changes nothing that other threads read.
         """
-        encoded = _encoded(entry.event, entry.values, self._secret_key)
+        encoded = _encoded(entry.event, entry.values, self._secret_key, self._cipher())
         with hold.mutex:
             if self._hold is not hold or self._failure is not None:
                 raise HandleClosed(self.run, self._failure or GivenUp())
@@ -390,12 +403,16 @@ class RunLog:
         """
         if self._failure is not None or self._tail.last is not None:
             self._check()
+        if self._keys is not None and self._birth is not None and isinstance(entries[0].event, RunStarted):
+            started = self._keys.started(entries[0].event)
+            self._key, entries = started.key, (Entry(started, entries[0].values), *entries[1:])
+        cipher = self._cipher() if self._keys is not None else None
         seq, hash_ = self._seq, self._hash
         rows: list[Row] = []
         pieces: list[Blob] = []
         told: list[tuple[int, Event]] = []
         for event, values in entries:
-            body, data, blobs = _encoded(event, values, self._secret_key)
+            body, data, blobs = _encoded(event, values, self._secret_key, cipher)
             pieces += blobs
             hash_ = hashing.link(hash_, body)
             seq += 1
@@ -514,14 +531,16 @@ Encoded = tuple[bytes, bytes | None, Sequence[Blob]]
 """An event's body, with its values and their chunks."""
 
 
-def _encoded(event: Event, values: Mapping[str, Any] | None, secret_key: bytes) -> Encoded:
+def _encoded(event: Event, values: Mapping[str, Any] | None, secret_key: bytes, cipher: Cipher | None) -> Encoded:
     if type(event) not in _OURS:
         _refuse_unreadable(event)
     try:
         if not values:
             return encode(event), None, ()
-        packed = pack(values, at="", secret_key=secret_key)
+        packed = pack(values, at="", secret_key=cipher.digest_key if cipher else secret_key, cipher=cipher)
         data = hashing.salted(packed.raw, salt())
+        if cipher is not None:
+            data = cipher.encrypt_json(data)
         return encode(event, hashing.data_hash(data)), data, packed.blobs
     except ValueRefused as refused:
         raise ValueRefused(f"{_place(event)}: {refused.path.lstrip('.')}", refused.reason) from None
@@ -544,46 +563,6 @@ def _refuse_unreadable(event: Event) -> None:
         raise ValueRefused(_place(event), str(error)) from None
     except UnicodeEncodeError as error:
         raise ValueRefused(f"{_place(event)}: {printable(error.object)}", LONE_SURROGATE) from None
-
-
-_OF_PEOPLE: Final = ("answer", "settlement")
-
-
-def index_of(fold: Fold, *, seen: int = 0) -> RunIndex:
-    """Returns a run's index entry."""
-    facts = fold.facts
-    tags = facts.tags
-    if not facts.ended and any(wait.waits_for in _OF_PEOPLE for wait in facts.waits.values()):
-        tags += (ASKS,)
-    if facts.crashes is not None and not facts.ended:
-        tags += (CRASHING, DIED_ALONE) if facts.crashes.alone else (CRASHING,)
-    return RunIndex(
-        agent=facts.agent,
-        status=facts.status,
-        priority=facts.priority,
-        wake_at_us=fold.wake_at,
-        started_at_us=facts.started_at,
-        changed_at_us=facts.changed_at,
-        tags=tags,
-        seen=seen,
-    )
-
-
-class SnapshotRoot(msgspec.Struct):
-    """A stored snapshot: both folds at one seq."""
-
-    fold: msgspec.Raw
-    ledger: msgspec.Raw
-
-
-def snapshot_of(fold: Fold, ledger: Ledger, seq: int, hash_: bytes) -> Snapshot:
-    """Returns a snapshot of both folds, with only the chunks that changed."""
-    pieces: list[Blob] = []
-    root = SnapshotRoot(msgspec.Raw(fold.save(pieces)), msgspec.Raw(ledger.save(pieces)))
-    body = msgspec.json.encode(root)
-    digest = hashing.value_hash("json", body)
-    pieces.append(Blob(digest, "json", body))
-    return Snapshot(seq=seq, fold=FOLD, hash=hash_, root=digest, pieces=tuple(pieces))
 
 
 def _place(event: Event) -> str:

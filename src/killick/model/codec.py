@@ -155,9 +155,23 @@ def _flat(obj: Any) -> bytes | None:
     return None if marked or len(raw) > _FLAT_BYTES_MAX or not raw.isascii() else raw
 
 
+class DigestKey(bytes):
+    """The key of secrets in an encrypted store, which keys every digest too, so that none confirms a guess."""
+
+    store_wide: bytes
+    """The key for what is compared between unrelated runs."""
+
+    @classmethod
+    def of(cls, key: bytes, store_wide: bytes | None = None) -> DigestKey:
+        made = cls(key)
+        made.store_wide = made if store_wide is None else store_wide
+        return made
+
+
 def digest(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> bytes:
-    """Returns the SHA-256 of the canonical bytes."""
-    return sha256(canonical(obj, at=at, secret_key=secret_key)).digest()
+    """Returns the SHA-256 of the canonical bytes; keyed, in an encrypted store."""
+    body = canonical(obj, at=at, secret_key=secret_key)
+    return hmac.digest(secret_key, body, "sha256") if type(secret_key) is DigestKey else sha256(body).digest()
 
 
 def restore(tag: str, payload: Any) -> Any:

@@ -88,7 +88,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
 
 
 class RunStarted(Event, frozen=True, tag="run.started"):
-    """A run started. `trace` is its W3C trace context, if tracing is on. Data: `input`."""
+    """A run started. `trace` is its W3C trace context. `key` names the key of its encrypted values. Data: `input`."""
 
     run: str
     agent: str
@@ -100,6 +100,7 @@ class RunStarted(Event, frozen=True, tag="run.started"):
     follows: str | None = None
     by: str | None = None
     trace: str | None = None
+    key: Digest | None = None
 
 
 class RunForked(Event, frozen=True, tag="run.forked"):

@@ -142,6 +142,7 @@ class Facts(msgspec.Struct, omit_defaults=True):
     fork_effects: e.ForkEffects | None = None
     model: str | None = None
     follows: str | None = None
+    key: e.Digest | None = None
     renewed_as: str | None = None
     started_at: int = 0
     changed_at: int = 0

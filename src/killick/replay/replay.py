@@ -67,7 +67,7 @@ class Replay:
         self.export = export
         self.agent = agent
         self.run = run or export.header.run
-        self.secret_key = secret_key
+        self.secret_key = secret_key = secret_key or export.secret_key
         self.asked_for = asked or ReplayRequest()
         self._tell = tell
         export.lineage(self.run)
@@ -405,7 +405,8 @@ def replayed(
     if agent is None:
         agent = str(event_codec.decode(found.rows[found.header.lineage[0].run][0].body).agent)  # type: ignore[attr-defined]
     code = AGENTS.get(agent) if isinstance(agent, str) else agent
-    return Replay(found, code, secret_key=key, asked=asked).outcome(check)
+    found.decrypt(log.store)
+    return Replay(found, code, secret_key=found.secret_key or key, asked=asked).outcome(check)
 
 
 def _running() -> asyncio.AbstractEventLoop | None:

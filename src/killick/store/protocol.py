@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from killick.clock import Clock
 from killick.errors import LogError
 from killick.model.chunks import Blob
+from killick.model.cipher import Cipher
+from killick.model.events import RunStarted
 from killick.store.records import (
     READ_LIMIT,
     Append,
@@ -357,6 +359,43 @@ class Store(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Keys(Protocol):
+    """The data keys of an encrypted store, by their names and by runs."""
+
+    @property
+    def vault(self) -> Cipher:
+        """The key of the vaults of its runs' files."""
+        ...
+
+    def started(self, event: RunStarted) -> RunStarted:
+        """Returns a run's first event with the name of its key."""
+        ...
+
+    def key_of(self, run: str) -> str:
+        """Returns the name of a run's key. An unknown run has one of the store's."""
+        ...
+
+    def key_for(self, subject: str | None, run: str) -> str:
+        """Returns the name of the key of a new run, and makes the key of a new data subject."""
+        ...
+
+    def cipher(self, key: str) -> Cipher:
+        """Returns a data key for use. Raises KeyRefused if it was destroyed."""
+        ...
+
+
+def keys_of(store: Store) -> Keys | None:
+    """Returns the keys of an encrypted store; None: its values are in clear."""
+    found: Keys | None = getattr(store, "keys", None)
+    return found
+
+
+def raw_store(store: Store) -> Store:
+    """Returns the store below encryption, whose reads return what is stored."""
+    found: Store = getattr(store, "raw", store)
+    return found
 
 
 def is_held(store: Store, head: Head) -> bool:

@@ -53,6 +53,13 @@ DIED_ALONE: Final = "killick:died_alone"
 """The tag of a run that crashed alone in its process, which explains the crashes that it shared."""
 
 
+SUBJECT: Final = "killick:subject:"
+"""The prefix of the tag of a run under the key of a data subject; the key's owner follows."""
+
+STORE_OWNER: Final = "A" * 16
+"""The owner of the store's own key, as a key's name begins with it."""
+
+
 def shown_tags(tags: Sequence[str]) -> tuple[str, ...]:
     """Returns a run's tags without the internal ones."""
     return tuple(tag for tag in tags if not tag.startswith(HIDDEN_TAGS))

@@ -172,7 +172,7 @@ class Once:
     def _record(self, log: str, body: Any, *, id: str, by: str | None, at_us: int) -> Message | None:  # noqa: A002
         """None: it is the first of its id. Otherwise, the first."""
         self._ensure(log)
-        sent: Delivery = delivery(log, AGENT, body, id=id, by=by, at_us=at_us)
+        sent: Delivery = delivery(self._client.runtime.log, log, AGENT, body, id=id, by=by, at_us=at_us)
         [outcome] = self._client.runtime.store.deliver([sent])
         if isinstance(outcome, KillickError):
             raise outcome

@@ -398,7 +398,9 @@ def publish(engine: Engine, name: str, body: Any, *, id: str | None, by: str | N
     message = id or engine.ids.new("event")
     at = engine.clock.now_us()
     there = [row.run for row in _rows(engine.store, EVENT + name) if row.status not in ENDED]
-    outcomes = engine.store.deliver([delivery(run, name, body, id=message, by=by, at_us=at) for run in there])
+    outcomes = engine.store.deliver(
+        [delivery(engine.log, run, name, body, id=message, by=by, at_us=at) for run in there]
+    )
     return sum(not isinstance(outcome, KillickError) for outcome in outcomes)
 
 
@@ -422,7 +424,7 @@ async def fire(engine: Engine, name: str, *, by: str | None, given: Any) -> str:
                 raise AnswerRefused(name, f"no input could be made for it: {describe(failed)}") from failed
             return run
     wish = {"run": run} if given is msgspec.UNSET else {"run": run, "input": given}
-    message = delivery(log_id, FIRE, wish, id=run, by=by, at_us=engine.clock.now_us())
+    message = delivery(engine.log, log_id, FIRE, wish, id=run, by=by, at_us=engine.clock.now_us())
     [outcome] = engine.store.deliver([message])
     if isinstance(outcome, KillickError):
         raise outcome

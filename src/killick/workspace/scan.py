@@ -504,12 +504,12 @@ class Scanner:
                 if folder is not None and name in folder.files:
                     folder.files[name].racy = True  # what still writes to it leaves no trace
         if top is not None and top.ref is not None and self._saved != top.ref:
-            scan_cache.save(place, top, sweeps=self._generation, rules=self._said)
+            scan_cache.save(place, top, sweeps=self._generation, rules=self._said, cipher=self.vault.cipher)
             self._saved = top.ref
 
     def remember(self, place: Path) -> None:
         """Loads another process's scan cache; if it is wrong, everything is scanned again."""
-        found = scan_cache.saved(place, rules=self._said)
+        found = scan_cache.saved(place, rules=self._said, cipher=self.vault.cipher)
         if found is not None:
             self._top, self._generation = found
             self._inodes = {each.key[3]: path for path, folder in walk(self._top) for each in folder.files.values()}

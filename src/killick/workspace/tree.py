@@ -6,6 +6,7 @@ one chunk and not the whole list. Names are bytes: a file system has no encoding
 
 from __future__ import annotations
 
+import hmac
 import stat
 from binascii import crc32
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from killick.errors import SnapshotBroken
+from killick.model.cipher import Cipher
 
 Id = bytes
 """An object's SHA-256 hash, 32 bytes."""
@@ -96,9 +98,9 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(_Folder | _Pieces | _Blocks | _Root).decode
 
 
-def id_of(data: bytes | memoryview) -> Id:
-    """Returns an object's id."""
-    return sha256(data).digest()
+def id_of(data: bytes | memoryview, cipher: Cipher | None = None) -> Id:
+    """Returns an object's id; keyed, in an encrypted vault."""
+    return sha256(data).digest() if cipher is None else hmac.digest(cipher.digest_key, data, "sha256")
 
 
 def kind_of(mode: int) -> int:

@@ -78,16 +78,22 @@ def _found(shell: Shell, source: str, run: str | None) -> tuple[Export, bytes | 
     is_file = Path(source).is_file()
     if not is_file or (shell.exists and not bundle.is_archive(source) and shell.store.head(source) is not None):
         log = shell.log
-        return Export(source, export(log, shell.run(source), children=run is not None)), log.store.secret_key
+        found = Export(source, export(log, shell.run(source), children=run is not None)).decrypt(log.store)
+        return found, found.secret_key or log.store.secret_key
     if not bundle.is_archive(source):
         found = read(source)
         if run is not None and run not in found.runs:
             raise CommandFailed(f"{source}: has no run {run}; it has {', '.join(found.runs)}")
-        return found, None
+        return _decrypted(shell, found), None
     for found in bundle.read(source):
         if run is None or found.header.run == run:
-            return found, None
+            return _decrypted(shell, found), None
     raise RunUnknown(run or source)
+
+
+def _decrypted(shell: Shell, found: Export) -> Export:
+    """A file in clear, if it comes from a store that is here and encrypted."""
+    return found.decrypt(shell.store) if shell.exists else found
 
 
 def _agent(shell: Shell, found: Export, run: str, target: str | None) -> AnyAgent:

@@ -190,9 +190,9 @@ class ApprovalQuestion:
         j, ex = self.j, self.ex
         same = rule == self.verdict.ruling.rule
         return binding(
-            ex.run_id, ex.generation, j.step, "answer", tool=j.intent.name, arguments=e.to_text(j.bound),
-            prompt=prompt, contract=ex.judge.mark, rule=rule if same else None, to=list(self.approval.to),
-            need=self.approval.need,
+            ex.log.secret_key, ex.run_id, ex.generation, j.step, "answer",
+            tool=j.intent.name, arguments=e.to_text(j.bound), prompt=prompt, contract=ex.judge.mark,
+            rule=rule if same else None, to=list(self.approval.to), need=self.approval.need,
         )  # fmt: skip
 
     def _waiter(self, event: e.WaitOpened, values: Mapping[str, Any], opened: int, votes: Sequence[str]) -> Waiter:
@@ -212,7 +212,7 @@ class ApprovalQuestion:
             return value
         try:
             twin = copy(self.j.intent)
-            twin.edit(edited(self.j, value), self.j.step, self.ex.engine.secret_key)
+            twin.edit(edited(self.j, value), self.j.step, self.ex.log.secret_key)
             approval_of(twin)
         except ValueRefused:
             raise
@@ -247,7 +247,7 @@ class ApprovalQuestion:
         """A person's edit is their own intention: judged as any, and standing in the place of what it edits."""
         j, ex, by = self.j, self.ex, closed.by or "somebody"
         before = copy(j.intent)
-        changed = j.intent.edit(edited(j, closed.answer["value"]), j.step, ex.engine.secret_key)
+        changed = j.intent.edit(edited(j, closed.answer["value"]), j.step, ex.log.secret_key)
         verdict = j.judge(by=by)
         event = e.StepEdited(
             at=verdict.at, step=j.step, by=by, digest=e.to_text(j.intent.digest),
@@ -385,7 +385,7 @@ def restore_answers(j: PendingVerdict, past: Step) -> None:
         elif isinstance(event, e.StepEdited) and (event.verdict is None or event.verdict.ruling != "reject"):
             edit = record.data(seq)
             if intent.shape is not None:
-                intent.edit(intent.shape.restore(edit["arguments"], intent.arguments), past.id, j.ex.engine.secret_key)
+                intent.edit(intent.shape.restore(edit["arguments"], intent.arguments), past.id, j.ex.log.secret_key)
             j.told = after_edit(j.told, event.by, edit.get("comment"), pairs_of(edit))
             if edit.get("grants") and asked is not None:
                 _restore_approval(j, asked, data)

@@ -141,7 +141,7 @@ class PendingVerdict:
             return
         if intent.settled:
             return
-        seen: dict[str, Any] = through_codec(intent.recording, at="arguments", secret_key=self.ex.engine.secret_key)
+        seen: dict[str, Any] = through_codec(intent.recording, at="arguments", secret_key=self.ex.log.secret_key)
         intent.recording = seen
         intent.settled = True
         if intent.shape is not None:

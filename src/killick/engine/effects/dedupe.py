@@ -100,8 +100,8 @@ async def _agreed(wanted: WantedStep, prompt: str) -> bool:
     """Ask a person before acting; the answer to this very question, once given, stays with the step."""
     ex, step = wanted.ex, wanted.step
     intention = {"tool": wanted.name, "arguments": dict(wanted.recording)}
-    told = through_codec(intention, at="intention", secret_key=ex.engine.secret_key)
-    bound = binding(ex.run_id, ex.generation, step, "answer", intention=told, prompt=prompt)
+    told = through_codec(intention, at="intention", secret_key=ex.log.secret_key)
+    bound = binding(ex.log.secret_key, ex.run_id, ex.generation, step, "answer", intention=told, prompt=prompt)
     asked = None
     for seq, event in sorted(ex.record.of(step, e.WaitOpened) + ex.record.of(step, e.WaitClosed)):
         if isinstance(event, e.WaitOpened):

@@ -232,8 +232,8 @@ async def ask_person(
     """Ask within a step that is not itself a wait."""
     raise_if_intervened(ex, step)
     facts = ex.log.fold.facts
-    told = through_codec(intention, at="intention", secret_key=ex.engine.secret_key)
-    bound = binding(ex.run_id, facts.generation, step, waits_for, intention=told, prompt=prompt)
+    told = through_codec(intention, at="intention", secret_key=ex.log.secret_key)
+    bound = binding(ex.log.secret_key, ex.run_id, facts.generation, step, waits_for, intention=told, prompt=prompt)
     wait = facts.waits.get(step)
     if wait is None:
         to, may = ex.asked_of.get(step, ((), None))

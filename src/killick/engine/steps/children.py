@@ -54,7 +54,7 @@ async def spawn(
     refuse_controls(id)
     input = agent.checked(through_codec(input, at="input"))  # noqa: A001
     step = branch.number()
-    bound = e.to_text(digest({"agent": agent.name, "input": input, "id": id}, at="input"))
+    bound = e.to_text(digest({"agent": agent.name, "input": input, "id": id}, at="input", secret_key=ex.log.secret_key))
     claim = RequestedStep(sort="child", name=agent.name, digest=bound, binding=True)
     past = await recorded_step(ex, branch, step, claim, {"input": input})
     generation = ex.log.fold.facts.generation

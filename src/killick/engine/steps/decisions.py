@@ -47,7 +47,7 @@ def _as(like: Any, value: Any) -> Any:
 
 
 def _drift(ex: Execution, step: e.StepId, recorded: Any, found: Any) -> None:
-    text = e.to_text(digest(found))
+    text = e.to_text(digest(found, secret_key=ex.log.secret_key))
     noted = ex.record.of(step, e.StepDrifted)
     if not noted or noted[-1][1].digest != text:
         event = e.StepDrifted(at=ex.now_us(), step=step, digest=text)

@@ -39,9 +39,9 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
         entered = True
         # Intend: the intention and its attempt are durable before the tool is called.
         try:
-            digest = arguments_digest(given, secret_key=ex.engine.secret_key)
+            digest = arguments_digest(given, secret_key=ex.log.secret_key)
         except ValueRefused:
-            intent_of(tool, arguments, given).classify(str(branch.count + 1), ex.engine.secret_key)  # names the step
+            intent_of(tool, arguments, given).classify(str(branch.count + 1), ex.log.secret_key)  # names the step
             raise
         branch.count += 1
         step, now = str(branch.count), ex.now_us()
@@ -147,7 +147,7 @@ class _Attempt(NamedTuple):
 
     def execution(self) -> StepExecution:
         intent = intent_of(self.tool, self.arguments, self.given)
-        intent.classify(self.step, self.ex.engine.secret_key)
+        intent.classify(self.step, self.ex.log.secret_key)
         execution = StepExecution(self.ex, self.branch, self.step, intent, None)
         execution.written()
         execution.made, execution.key, execution.began_us = 1, self.key, self.began_us

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import sha256
 from typing import Any, Final
 
 from killick.definitions.policy import DEFAULT_RETRY, EFFECTS, ONCE, Policy
@@ -14,7 +13,7 @@ from killick.engine.steps.model_reply import rebuild, recordable, without_sdk_re
 from killick.errors import DeclarationRefused, ValueRefused
 from killick.model import events as e
 from killick.model.chunks import through_codec
-from killick.model.codec import canonical
+from killick.model.codec import canonical, digest
 from killick.model.keys import arguments_digest
 from killick.model.retry import Retry
 from killick.model.typed import convert
@@ -79,8 +78,9 @@ class Intent:
             if policy.identity is not None:
                 named = {name: self.arguments.get(name) for name in policy.identity}
                 self.identity = arguments_digest(named, secret_key=secret_key)
+            wide: bytes = getattr(secret_key, "store_wide", secret_key)  # a right is unique in the store
             self.claims = tuple(
-                UniqueRight(name, sha256(canonical(self.arguments[name], secret_key=secret_key)).digest())
+                UniqueRight(name, digest(self.arguments[name], secret_key=wide))
                 for name in policy.consumes
                 if name in self.arguments
             )

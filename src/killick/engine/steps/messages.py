@@ -43,7 +43,7 @@ async def send(ex: Execution, branch: Branch, run: str, name: str, body: Any) ->
     if name.startswith("killick."):
         raise ValueRefused("name", f"messages named {name!r} are Killick's own; choose another name")
     step = branch.number()
-    bound = e.to_text(digest({"run": run, "name": name, "body": body}, at="body"))
+    bound = e.to_text(digest({"run": run, "name": name, "body": body}, at="body", secret_key=ex.log.secret_key))
     claim = RequestedStep(sort="tool", name="send", digest=bound, binding=True)
     told = {"run": run, "name": name, "body": body}
     past = await recorded_step(ex, branch, step, claim, told)
@@ -59,7 +59,8 @@ async def send(ex: Execution, branch: Branch, run: str, name: str, body: Any) ->
         return
     generation = ex.log.fold.facts.generation
     message_id = f"{ex.run_id}:{step}{f'~{generation}' if generation else ''}"
-    [outcome] = ex.engine.log.store.deliver([delivery(run, name, body, id=message_id, by=ex.run_id, at_us=ex.now_us())])
+    message = delivery(ex.engine.log, run, name, body, id=message_id, by=ex.run_id, at_us=ex.now_us())
+    [outcome] = ex.engine.log.store.deliver([message])
     if isinstance(outcome, RunUnknown):
         ended = e.StepEnded(at=ex.now_us(), step=step, outcome="failed")
         await ex.recorded(ex.write_behind(Entry(ended, {"failure": describe(outcome)})))

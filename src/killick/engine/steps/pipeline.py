@@ -34,7 +34,7 @@ async def execute_step(ex: Execution, branch: Branch, intent: Intent, step: e.St
     """Run a step: return its recorded outcome, or make its attempts."""
     if ex.model is not None and ex.record.step(branch.position) is None:
         intent.ask_instead(ex.model)
-    intent.classify(step or branch.position, ex.engine.secret_key)
+    intent.classify(step or branch.position, ex.log.secret_key)
     step = step or branch.number()
     past = await recorded_step(ex, branch, step, intent.asked(), intent.recording)
     if past is not None and past.status in OVER:

@@ -77,9 +77,11 @@ async def wait_for(ex: Execution, branch: Branch, asked: Question) -> Closed:
 async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
     """Record the wait before it can be answered, and its end before the code sees it."""
     step = branch.number()
-    bound = identity = e.to_text(digest(asked.identity)) if asked.identity is not None else None
+    bound = identity = (
+        e.to_text(digest(asked.identity, secret_key=ex.log.secret_key)) if asked.identity is not None else None
+    )
     if asked.wording is not None:
-        bound = e.to_text(digest([asked.identity, asked.wording]))
+        bound = e.to_text(digest([asked.identity, asked.wording], secret_key=ex.log.secret_key))
     claim = RequestedStep(sort="wait", name=asked.name, digest=bound, identity=identity, binding=bound is not None)
     past = await recorded_step(ex, branch, step, claim, asked.told)
     if past is not None and past.status in OVER:
@@ -94,7 +96,8 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
         raise branch.stopped
     if wait is None:
         now_us = ex.now_us()
-        answer = binding(ex.run_id, facts.generation, step, asked.waits_for, identity=asked.identity, **asked.told)
+        place = (ex.log.secret_key, ex.run_id, facts.generation, step, asked.waits_for)
+        answer = binding(*place, identity=asked.identity, **asked.told)
         intended = e.StepIntended(
             at=now_us, step=step, sort="wait", name=asked.name, digest=bound, identity=identity, guest=branch.guest,
             within=branch.within,

@@ -66,7 +66,7 @@ class StepExecution(StepState):
         self.intent.effect = intended.effect
         if self.intent.shape is not None and self.intent.undoes is None:
             recorded = record.data(past.intended)["arguments"]
-            self.intent.replay(recorded, intended, self.step, self.ex.engine.secret_key)
+            self.intent.replay(recorded, intended, self.step, self.ex.log.secret_key)
             approvals.restore_answers(self, past)
             self.paths = record.data(past.edited or past.intended).get("paths") or {}
             self.intent.arguments = with_paths(self.intent.arguments, self.paths)

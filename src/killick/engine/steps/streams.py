@@ -37,7 +37,7 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
         step = branch.number()
         if ex.model is not None and ex.record.step(step) is None:
             intent.ask_instead(ex.model)
-        intent.classify(step, ex.engine.secret_key)
+        intent.classify(step, ex.log.secret_key)
         past = await recorded_step(ex, branch, step, intent.asked(), intent.recording)
         if past is not None and past.status in OVER:
             source: Any = _listed(_chunks(await replayed(ex, branch, past, intent)))

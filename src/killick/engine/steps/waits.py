@@ -105,9 +105,9 @@ def misfit(schema: Any, value: Any) -> str | None:
     return None if fits else f"{value!r} is not of type {wanted}"
 
 
-def binding(run: str, generation: int, step: e.StepId, waits_for: str, **asked: Any) -> e.Digest:
+def binding(key: bytes, run: str, generation: int, step: e.StepId, waits_for: str, **asked: Any) -> e.Digest:
     """What an answer is bound to: an approval authorises nothing else."""
-    return e.to_text(digest([run, generation, step, waits_for, asked]))
+    return e.to_text(digest([run, generation, step, waits_for, asked], secret_key=key))
 
 
 # waiting ------------------------------------------------------------------------------------------

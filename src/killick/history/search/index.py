@@ -120,7 +120,8 @@ def marker_of(log: Log, run: str, base: int, at: int) -> Marker:
     """Returns a term extractor for a run's events after a seq."""
     row = log.store.index(run)
     agent = row.agent if row is not None else log.state(run).agent
-    return Marker(run, agent, base, log.ledger(run, at) if at else Ledger(), _Before(log, run, at))
+    ledger = log.ledger(run, at) if at else Ledger()
+    return Marker(run, agent, base, ledger, _Before(log, run, at), hides_values=log.keys is not None)
 
 
 class _Before:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.text import Text
 
 from killick.audit.seal import SEALS, heads
-from killick.cli.context import Shell, command, current_user, dry_run_option, run_argument, yes_option
+from killick.cli.context import Shell, command, complete_run, current_user, dry_run_option, run_argument, yes_option
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.style import many
 from killick.engine.commands import leased
@@ -110,20 +110,41 @@ def agreed(shell: Shell, question: str, *, yes: bool) -> None:
 
 
 @command("erase")
-@run_argument
+@click.argument("run", required=False, shell_complete=complete_run)
+@click.option("--subject", metavar="NAME", help="Everything of a data subject, by destroying their key.")
 @click.option("--step", metavar="N", help="The arguments, results and texts of a step.")
 @click.option("--seq", metavar="N", type=int, help="The values of one event.")
-@click.option("--reason", metavar="WHY", required=True, help="Why, for the record.")
+@click.option("--reason", metavar="WHY", help="Why, for the record.")
 @dry_run_option
 @yes_option
 def erase_command(
-    shell: Shell, run: str, step: str | None, seq: int | None, reason: str, dry_run: bool, yes: bool
+    shell: Shell,
+    run: str | None,
+    subject: str | None,
+    step: str | None,
+    seq: int | None,
+    reason: str | None,
+    dry_run: bool,
+    yes: bool,
 ) -> None:
     """Erase values from the store for good.
 
     For personal data, or a secret that leaked. Their hashes and your reason stay, so that the record can still be
     verified and shows the erasure. A value that occurs in several places is erased in all of them.
+
+    In an encrypted store, --subject destroys the key of a person: all their values are unreadable, in archives too.
+
+    \b
+      killick store erase claim_17 --step 3 --reason "asked by the customer"
+      killick store erase --subject user-17
     """
+    if subject is not None:
+        if run is not None or step is not None or seq is not None or reason is not None or dry_run:
+            raise CommandFailed("--subject erases everything of one person; give it alone")
+        erase_subject(shell, subject, yes=yes)
+        return
+    if run is None or reason is None:
+        raise CommandFailed("name the run and the --reason; or give --subject")
     run = shell.run(run)
     kd = shell.client
     if (step is None) == (seq is None):
@@ -150,6 +171,19 @@ def erase_command(
         say(shell, "" if dry_run else "✓", f"would erase {what}" if dry_run else f"erased {what}; their hashes stay")
         if not purged:
             say(shell, "~", "another process is reading: the bytes stay in the write-ahead log until it ends")
+
+
+def erase_subject(shell: Shell, subject: str, *, yes: bool) -> None:
+    """Destroys the key of a data subject."""
+    agreed(shell, f"Destroy the key of {subject}? Nothing of theirs can be read again.", yes=yes)
+    found = shell.client.erase(subject, by=current_user())
+    if shell.json:
+        shell.emit(msgspec.structs.asdict(found))
+        return
+    say(shell, "✓", f"destroyed the key of {subject}: {many(found.runs, 'run')} unreadable, their logs still verify")
+    say(shell, "~", "a backup of this store from before has the key: remove it, or it reads them again")
+    if not found.purged:
+        say(shell, "~", "another process is reading: the wrapped key stays in the write-ahead log until it ends")
 
 
 def _listed(places: Sequence[int | str]) -> str:
