@@ -349,7 +349,9 @@ class _Redactor:
         if "reason" in fields:
             changes["reason"] = self._leaf(event.reason, ("reason",))
         changes |= self._weighed(seq, event, old, new) if isinstance(event, e.StepIntended) else {}
-        if isinstance(key := getattr(event, "key", None), str):
+        if isinstance(event, e.RunStarted):
+            changes["key"] = None  # what is redacted is in clear
+        elif isinstance(key := getattr(event, "key", None), str):
             changes["key"] = self._key(event.step, key)  # the digest in it is known by now
         if isinstance(event, e.StepEdited) and not self._fields:
             for name in ("digest", "identity"):

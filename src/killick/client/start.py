@@ -20,6 +20,7 @@ from killick.engine.outcome import RunOutcome, ended, paused_because
 from killick.engine.steps import waits
 from killick.engine.steps.children import first_entries
 from killick.engine.steps.transaction import joining
+from killick.engine.steps.workspace_folders import OF_THE_STORE
 from killick.engine.views import RunInfo, Wait
 from killick.errors import (
     DeclarationRefused,
@@ -32,6 +33,7 @@ from killick.errors import (
     RunMismatch,
     RunPaused,
     RunWaiting,
+    WorkspaceRefused,
 )
 from killick.history.run_info import info, waits_of
 from killick.log import Recorded
@@ -281,6 +283,8 @@ def begin(
 ) -> tuple[str, Start | None]:
     """The run's id, and how to create the run if the store does not have it."""
     waits.refuse_own(id)
+    if subject is not None and agent.options.workspace is not None:
+        raise WorkspaceRefused(agent.name, OF_THE_STORE)
     value = agent.checked(through_codec(input, at="input"))  # as the agent sees it, now and on replay
     tag = _input_tag(engine, agent, value, subject) if id is None else None
     if tag is not None and resume:

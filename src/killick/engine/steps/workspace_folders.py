@@ -19,6 +19,8 @@ from killick.store.records import STORE_OWNER
 from killick.workspace.vault.vault import Vault
 from killick.workspace.workspace import Workspace, default_vault
 
+OF_THE_STORE: Final = "files go under the store's key, which no erasure destroys; start it without subject="
+
 _OPEN_MAX: Final = 8
 """So many folders stay open though no run that is in memory works in them."""
 
@@ -81,7 +83,7 @@ class Folders:
         """The workspace of a run: where its record says, or as it is declared."""
         keys = keys_of(self._store)
         if keys is not None and not keys.key_of(run).startswith(STORE_OWNER):
-            raise WorkspaceRefused(run, "files go under the store's key, not the subject's; start it without subject=")
+            raise WorkspaceRefused(run, OF_THE_STORE)
         facts = ledger.facts
         root = root_of(run)[0]
         with self._mutex:
