@@ -154,9 +154,7 @@ def test_after_an_erasure_the_master_key_reads_nothing_in_the_store_its_archive_
     assert files_with(tmp_path, SECRET, "all is well", SUBJECT) == []
 
 
-def test_an_old_backup_of_the_store_has_the_key_and_a_backup_of_the_logs_alone_does_not(
-    kd: killick.Client, tmp_path: Path
-) -> None:
+def test_an_old_backup_of_the_store_has_the_key(kd: killick.Client, tmp_path: Path) -> None:
     backup = tmp_path / "backup.db"
     with closing(sqlite3.connect(tmp_path / "killick.db")) as db, closing(sqlite3.connect(backup)) as other:
         db.backup(other)

@@ -160,11 +160,11 @@ class KillickHistory(Shelved, HistoryProvider):  # type: ignore[misc,unused-igno
         if fresh:
             self._shelf.put(session, *fresh)
 
-    @staticmethod
-    def _name(message: Mapping[str, Any]) -> str:
+    def _name(self, message: Mapping[str, Any]) -> str:
         # Providers give one id to several messages of a reply, so the id alone is not unique.
         told = message.get("message_id")
-        return f"{told}:{digest(message).hex()[:16]}" if told else RandomIds().new("message")
+        key = self._shelf.client.runtime.store.secret_key
+        return f"{told}:{digest(message, secret_key=key).hex()[:16]}" if told else RandomIds().new("message")
 
 
 def _session(session_id: str | None) -> str:

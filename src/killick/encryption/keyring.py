@@ -60,7 +60,7 @@ class Keyring:
         self._log = Log(store, clock=clock, behind=False)
         self._secrets: dict[bytes, tuple[bytes, bytes]] = {}
         self._ciphers: dict[bytes, _Known] = {}
-        self._named: dict[str, bytes] = {}
+        self._named: dict[str, _Known] = {}
         self._runs: dict[str, str] = {}
         self._store_id = self._current(_STORE)
         store_secret = self._secret(self._store_id)
@@ -106,15 +106,19 @@ class Keyring:
 
     def cipher(self, key: str) -> Cipher:
         """Returns a data key for use. Raises KeyRefused if it was destroyed."""
-        found = self._cipher(e.from_text(key))
-        if found is None:
+        known = self._named.get(key)
+        if known is None or known.cipher is None or self._clock.monotonic() >= known.until:
+            known = self._named[key] = self._known(e.from_text(key))
+            if len(self._named) > _KNOWN_MAX:
+                self._named.clear()
+        if known.cipher is None:
             raise KeyRefused(self._store.place, "the key of this data subject was destroyed; nothing more is recorded")
-        return found
+        return known.cipher
 
     def decrypted(self, sealed: bytes, codec: bytes = b"data") -> bytes | None:
         """Returns plain bytes; None if their key was destroyed. Raises KeyRefused if they do not fit the key."""
         try:
-            cipher = self._cipher(key_in(sealed))
+            cipher = self._known(key_in(sealed)).cipher
         except ValueError as error:
             raise KeyRefused(self._store.place, f"a value is damaged ({error}); run `killick store verify`") from None
         if cipher is None:
@@ -124,7 +128,7 @@ class Keyring:
             raise KeyRefused(self._store.place, "a value does not fit its key; run `killick store verify`")
         return body
 
-    def _cipher(self, key: bytes) -> Cipher | None:
+    def _known(self, key: bytes) -> _Known:
         known, now = self._ciphers.get(key), self._clock.monotonic()
         if known is None or now >= known.until:
             secret = self._secret(key[:_ID_BYTES])
@@ -134,7 +138,7 @@ class Keyring:
             if len(self._ciphers) >= _KNOWN_MAX:
                 self._ciphers.clear()
             known = self._ciphers[key] = _Known(made, now + KNOWN_SECONDS)
-        return known.cipher
+        return known
 
     # the keys of owners -----------------------------------------------------------------------
 
@@ -247,6 +251,7 @@ class Keyring:
             raise KeyRefused(subject, f"{named} would break in the middle; cancel what has not ended, then erase")
         purged = self._destroy(owner, "the data subject was erased", by)
         self._ciphers.clear()
+        self._named.clear()
         return ErasedSubject(subject=subject, runs=sum(self._store.counts(RunQuery(tag=tag)).values()), purged=purged)
 
     def _destroy(self, owner: bytes, reason: str, by: str | None, keep: set[int] = frozenset()) -> bool:  # type: ignore[assignment]

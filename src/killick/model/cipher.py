@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hmac
 from binascii import a2b_base64, b2a_base64
+from hashlib import blake2b
 from typing import Any, Final
 
 from killick.model.codec import DigestKey
@@ -29,12 +30,13 @@ _DATA: Final = b"data"
 class Cipher:
     """One data key, ready for use. `key` is its name."""
 
-    __slots__ = ("_aead", "_head", "_nonces", "digest_key")
+    __slots__ = ("_aead", "_head", "_nonces", "_wrong", "digest_key")
 
     def __init__(self, key: bytes, secret: bytes, store_wide: bytes | None = None) -> None:
+        from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        self._head = _VERSION + key
+        self._head, self._wrong = _VERSION + key, InvalidTag
         self._aead: Any = AESGCM(derived(secret, b"values"))
         self._nonces = derived(secret, b"nonces")
         self.digest_key = DigestKey.of(derived(secret, b"digests"), store_wide)
@@ -42,18 +44,16 @@ class Cipher:
 
     def encrypt(self, body: bytes, codec: bytes = _DATA) -> bytes:
         """Returns the sealed bytes."""
-        nonce = hmac.digest(self._nonces, codec + b"\x00" + body, "sha256")[:12]
+        nonce = blake2b(body, digest_size=12, key=self._nonces, person=codec).digest()
         sealed: bytes = self._aead.encrypt(nonce, body, codec)
         return self._head + nonce + sealed
 
     def decrypt(self, sealed: bytes, codec: bytes = _DATA) -> bytes | None:
         """Returns the plain bytes; None if they were changed, or sealed by another key."""
-        from cryptography.exceptions import InvalidTag
-
         try:
             body: bytes = self._aead.decrypt(sealed[_NONCE_AT:_TEXT_AT], sealed[_TEXT_AT:], codec)
             return body
-        except InvalidTag:
+        except self._wrong:
             return None
 
     def encrypt_json(self, raw: bytes) -> bytes:

@@ -223,7 +223,7 @@ class Conversation:
 
     def _intention(self, step: str, arguments: Mapping[str, Any], decisions: Sequence[Decision], note: str) -> None:
         now = self.client.runtime.clock.now_us()
-        digest = arguments_digest(arguments)
+        digest = arguments_digest(arguments, secret_key=self.client.runtime.store.secret_key)
         key = action_key(self.run, step, self.wire.step, digest, generation=self.log.fold.facts.generation)
         entries = [*self._first, *self._decided(decisions, step)]
         if note and note != self.noted:

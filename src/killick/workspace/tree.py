@@ -6,11 +6,10 @@ one chunk and not the whole list. Names are bytes: a file system has no encoding
 
 from __future__ import annotations
 
-import hmac
 import stat
 from binascii import crc32
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from typing import Any, Final, Literal
 
 import msgspec
@@ -100,7 +99,7 @@ _decode: Final = msgspec.msgpack.Decoder(_Folder | _Pieces | _Blocks | _Root).de
 
 def id_of(data: bytes | memoryview, cipher: Cipher | None = None) -> Id:
     """Returns an object's id; keyed, in an encrypted vault."""
-    return sha256(data).digest() if cipher is None else hmac.digest(cipher.digest_key, data, "sha256")
+    return sha256(data).digest() if cipher is None else blake2b(data, digest_size=32, key=cipher.digest_key).digest()
 
 
 def kind_of(mode: int) -> int:

@@ -85,7 +85,7 @@ class KillickSession(Shelved):
         there = {kept.name: kept.labels["digest"] for kept in self._shelf.entries(self.session_id)}
         fresh: dict[str, StateEntry] = {}
         for item in items:
-            said = digest(item).hex()
+            said = digest(item, secret_key=self._shelf.client.runtime.store.secret_key).hex()
             name = self._name(dict(item), said)
             self._added.add(name)
             if there.get(name) != said:
@@ -128,7 +128,7 @@ class Turns:
     def __init__(self, session: KillickSession, said: Any) -> None:
         self._id = session.session_id
         self._shelf = FrameworkState(session._shelf.client, _TURNS)  # pyright: ignore[reportPrivateUsage]
-        self._said = digest(said).hex()[:16]
+        self._said = digest(said, secret_key=self._shelf.client.runtime.store.secret_key).hex()[:16]
         self._ended = 0
 
     async def name(self) -> str:
