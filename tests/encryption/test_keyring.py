@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from pathlib import Path
 from typing import cast
 
@@ -123,6 +124,8 @@ def test_rotation_while_a_run_is_parked_changes_no_value_and_retires_the_old_key
         kd.start(clerk, "ada", id="r", subject="user-17")
         assert kd.advance("r").status == "waiting"
         before = [row.data for row in kd.runtime.store.raw.read("r")]  # type: ignore[attr-defined]
+    old = b64encode(LocalKey(KEY).wrap(b"")[:15])
+    assert any(old in path.read_bytes() for path in tmp_path.iterdir())
     with killick.open(place, keys=[OTHER, KEY]) as kd:
         assert kd.rotate_keys(by="ann") == 2
         assert kd.rotate_keys() == 2
@@ -133,7 +136,7 @@ def test_rotation_while_a_run_is_parked_changes_no_value_and_retires_the_old_key
         assert kd.run(clerk, "ada", id="r") == "found ada: approve"
         assert kd.verify().problems == []
     for path in tmp_path.iterdir():
-        assert LocalKey(KEY).wrap(b"")[:16] not in path.read_bytes(), "an old wrapping is still there"
+        assert old not in path.read_bytes(), "an old wrapping is still there"
 
 
 def test_a_rotation_that_stops_in_the_middle_leaves_readable_keys(
@@ -210,10 +213,24 @@ def test_a_subject_with_open_runs_is_not_erased_and_an_unknown_one_is_named(tmp_
         assert kd.advance("r").status == "waiting"
 
 
+def test_an_open_run_whose_key_is_destroyed_is_quarantined_and_records_nothing_more(tmp_path: Path) -> None:
+    with killick.open(str(tmp_path / "killick.db"), keys=KEY) as kd:
+        kd.start(clerk, "ada", id="r", subject="user-17")
+        with pytest.MonkeyPatch.context() as patch:  # as if the run were started while its subject is erased
+            patch.setattr(type(kd.runtime.store.raw), "runs", lambda *_, **__: [])  # type: ignore[attr-defined]
+            kd.erase("user-17")
+        before = kd.runtime.log.head("r").seq
+        with pytest.raises(killick.errors.RunBroken, match="the key of its data subject was destroyed"):
+            kd.advance("r")
+        assert (kd.runtime.log.head("r").seq, kd.advance_due()) == (before, [])
+
+
 def test_a_subject_that_comes_back_gets_a_new_key(tmp_path: Path) -> None:
     with killick.open(str(tmp_path / "killick.db"), keys=KEY) as kd:
         kd.run(quick, "ada", id="before", subject="user-17")
+        [wrapped] = [kept.wrapped for kept in kd.runtime.log.keys._kept(kd.runtime.log.keys._owner("user-17"))]  # type: ignore[union-attr]
         kd.erase("user-17")
+        assert all(b64encode(wrapped)[:-4] not in path.read_bytes() for path in tmp_path.iterdir())
         assert kd.run(quick, "ada", id="after", subject="user-17") == "found ada"
         assert kd.state("after").result == "found ada"
         with pytest.raises(killick.errors.ValueErased):

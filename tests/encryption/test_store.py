@@ -5,7 +5,10 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from encryption.rings import beside
+import pytest
+
+import servers
+from encryption.rings import beside, live_and_erase
 from killick.clock import Clock
 from killick.store.memory import MemoryStore
 from killick.store.protocol import Store, raw_store
@@ -28,3 +31,12 @@ class TestDecryptingSqliteStore(StoreContract):
 
     def connect(self, store: Store) -> sqlite3.Connection:
         return sqlite3.connect(store.place, isolation_level=None)
+
+
+def test_a_person_is_encrypted_and_erased_on_sqlite(tmp_path: Path) -> None:
+    live_and_erase(str(tmp_path / "killick.db"))
+
+
+@pytest.mark.slow
+def test_a_person_is_encrypted_and_erased_on_postgresql() -> None:
+    live_and_erase(servers.postgres_store())

@@ -60,7 +60,7 @@ class Keyring:
         self._log = Log(store, clock=clock, behind=False)
         self._secrets: dict[bytes, tuple[bytes, bytes]] = {}
         self._ciphers: dict[bytes, _Known] = {}
-        self._named: dict[str, _Known] = {}
+        self._named: dict[str, tuple[Cipher, float]] = {}
         self._runs: dict[str, str] = {}
         self._store_id = self._current(_STORE)
         store_secret = self._secret(self._store_id)
@@ -105,15 +105,16 @@ class Keyring:
         return e.to_text(key + sha256(run.encode()).digest()[:8])
 
     def cipher(self, key: str) -> Cipher:
-        """Returns a data key for use. Raises KeyRefused if it was destroyed."""
+        """Returns a data key for use. Raises KeyRefused if it was destroyed: no effect may go unrecorded."""
         known = self._named.get(key)
-        if known is None or known.cipher is None or self._clock.monotonic() >= known.until:
-            known = self._named[key] = self._known(e.from_text(key))
-            if len(self._named) > _KNOWN_MAX:
+        if known is None or self._clock.monotonic() >= known[1]:
+            found = self._known(e.from_text(key))
+            if found.cipher is None:
+                raise KeyRefused(self._store.place, "the key of its data subject was destroyed, so nothing is recorded")
+            if len(self._named) >= _KNOWN_MAX:
                 self._named.clear()
-        if known.cipher is None:
-            raise KeyRefused(self._store.place, "the key of this data subject was destroyed; nothing more is recorded")
-        return known.cipher
+            known = self._named[key] = (found.cipher, found.until)
+        return known[0]
 
     def decrypted(self, sealed: bytes, codec: bytes = b"data") -> bytes | None:
         """Returns plain bytes; None if their key was destroyed. Raises KeyRefused if they do not fit the key."""

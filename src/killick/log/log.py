@@ -15,6 +15,7 @@ from killick.clock import Clock, SystemClock
 from killick.errors import (
     EpochStale,
     EventBroken,
+    KeyRefused,
     KillickError,
     LogError,
     RunBroken,
@@ -140,6 +141,7 @@ class Log:
                 raise EpochStale(run, held=head.epoch, actual=opening.head.epoch)
             self._refuse_broken(opening)
             fold, ledger, rows = self._opened(opening)
+            self._refuse_keyless(opening.head, fold)
         except BaseException:
             if holder is not None and head is not None:
                 with contextlib.suppress(KillickError):
@@ -190,6 +192,17 @@ class Log:
         """Returns the key for digests of a run's values."""
         cipher = self.cipher(run)
         return self.store.secret_key if cipher is None else cipher.digest_key
+
+    def _refuse_keyless(self, head: Head, fold: Fold) -> None:
+        """Quarantines an open run whose key was destroyed: no worker can continue it."""
+        facts = fold.facts
+        if self.keys is None or facts.key is None or facts.ended:
+            return
+        try:
+            self.keys.cipher(facts.key)
+        except KeyRefused as refused:
+            self.store.quarantine(head.run, refused.reason)
+            raise RunBroken(head.run, seq=head.seq, reason=refused.reason) from None
 
     def _refuse_broken(self, opening: Opening) -> None:
         head, rows = opening.head, opening.rows
