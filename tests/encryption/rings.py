@@ -43,11 +43,7 @@ def live_and_erase(url: str) -> None:
         rows, messages = raw.read("r"), raw.messages("r")
         pieces = raw.pieces(raw.references("r").log)
         assert pieces
-        stored = [
-            *(row.data for row in rows),
-            *(each.body for each in messages),
-            *(each.body for each in pieces.values()),
-        ]
+        stored = [row.data for row in rows] + [each.body for each in (*messages, *pieces.values())]
         assert all(b"Lovelace" not in (each or b"") for each in stored)
         assert kd.verify().problems == []
     with killick.open(url, keys=KEY) as kd:
