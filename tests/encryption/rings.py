@@ -21,21 +21,21 @@ def beside(store: Store, keys: Store, clock: Clock) -> Store:
 
 
 @killick.tool(effect="idempotent")
-async def look_up(name: str, letter: str) -> dict[str, str]:
+async def find_person(name: str, letter: str) -> dict[str, str]:
     return {"found": name, "letter": letter}
 
 
 @killick.agent
-async def clerk(run: killick.Run, name: str) -> str:
+async def person_clerk(run: killick.Run, name: str) -> str:
     said = await run.wait("order")
-    found = await run.call(look_up, name, said)
+    found = await run.call(find_person, name, said)
     return found["found"]
 
 
 def live_and_erase(url: str) -> None:
     """A run of a person on a store, with a message and a long value; then the person is erased."""
     with killick.open(url, keys=KEY) as kd:
-        kd.start(clerk, "Ada Lovelace", id="r", subject="user-17")
+        kd.start(person_clerk, "Ada Lovelace", id="r", subject="user-17")
         kd.advance("r")
         kd.send("r", "order", "Dear Ada Lovelace, " * 1_000)
         assert kd.advance("r").result == "Ada Lovelace"

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hmac
 import os
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -29,7 +29,7 @@ from killick.model import events as e
 from killick.model.chunks import Blob, Fetch, children, references
 from killick.model.cipher import is_encrypted
 from killick.store.memory import MemoryStore
-from killick.store.protocol import Store, keys_of, raw_store
+from killick.store.protocol import Store, keys_of, opened, opened_piece, raw_store
 from killick.store.records import ERASED_BODY, Append, CreateRun, Delivery, Message, Row
 
 M = TypeVar("M", bound=MemoryStore)
@@ -134,7 +134,6 @@ def export(log: Log, run: str, *, children: bool = False, redaction: Redaction |
     original, found = parts[count - 1].rows[-1].hash, dict[bytes, Blob]()
     if redaction is not None:
         parts = redacted(parts, log.store.pieces, redaction, found, log.secret_key(run))
-    opened: Callable[[bytes], bytes | None] = getattr(log.store, "opened", lambda data: data)
     events: list[EventLine] = []
     messages: list[MessageLine] = []
     for part in parts:
@@ -143,7 +142,7 @@ def export(log: Log, run: str, *, children: bool = False, redaction: Redaction |
         if redaction is None:
             written = [row.data for row in part.rows if row.data is not None]
             written += [message.body for message in part.messages]
-            _gather(log.store.pieces, [opened(each) or b"" for each in written], found)
+            _gather(log.store.pieces, [opened(log.store, each) or b"" for each in written], found)
     if raw is not log.store:
         found = {digest: piece for digest, piece in raw.pieces(found).items() if digest in found}
     there = tuple(
@@ -384,18 +383,17 @@ class Export:
     def decrypt(self, store: Store) -> Export:
         """Verifies the file, and decrypts its values by the keys of the store that it comes from. A store without keys
         changes nothing."""
-        keys, opened = keys_of(store), cast("Any", store)
-        if keys is None:
+        if (keys := keys_of(store)) is None:
             return self
         self.verify(self.store(MemoryStore))
         first = event_codec.decode(self.rows[self.header.lineage[0].run][0].body)
         if isinstance(first, e.RunStarted) and first.key is not None:
             self.secret_key = keys.cipher(first.key).digest_key
         for run, rows in self.rows.items():
-            self.rows[run] = [replace(row, data=row.data and opened.opened(row.data)) for row in rows]
+            self.rows[run] = [replace(row, data=row.data and opened(store, row.data)) for row in rows]
         for run, sent in self.messages.items():
-            self.messages[run] = [replace(each, body=opened.opened(each.body) or ERASED_BODY) for each in sent]
-        self.pieces = {digest: opened.opened_piece(piece) for digest, piece in self.pieces.items()}
+            self.messages[run] = [replace(each, body=opened(store, each.body) or ERASED_BODY) for each in sent]
+        self.pieces = {digest: opened_piece(store, piece) for digest, piece in self.pieces.items()}
         self._is_verified = True  # hashes are of what is stored
         return self
 

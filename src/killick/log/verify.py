@@ -23,7 +23,7 @@ from killick.model.chunks import Blob, children, references
 from killick.model.cipher import is_encrypted
 from killick.model.fold import FOLD, Fold
 from killick.model.ledger import Ledger
-from killick.store.protocol import raw_store
+from killick.store.protocol import opened, opened_piece, raw_store
 from killick.store.records import Head, Problem, Row
 
 _ROUND: Final = 2_000
@@ -126,8 +126,6 @@ class _RunCheck:
     def __init__(self, log: Log, head: Head) -> None:
         self.log, self.store, self.head = log, log.store, head
         self.raw = raw_store(log.store)
-        self.opened = getattr(log.store, "opened", lambda data: data)
-        self.opened_piece = getattr(log.store, "opened_piece", lambda piece: piece)
         self.hidden = False
         self.problems: list[Problem] = []
         self.seq: int = head.base
@@ -241,10 +239,10 @@ class _RunCheck:
         """Returns data in clear, as far as its key is here; a destroyed key erased it."""
         if not is_encrypted(data):
             return data
-        opened: bytes | None = self.opened(data)
-        self.hidden |= opened is None or opened is data
-        self.erased += opened is None
-        return opened or b""
+        found = opened(self.store, data)
+        self.hidden |= found is None or found is data
+        self.erased += found is None
+        return found or b""
 
     def _pieces(self, seq: int, wanted: Collection[bytes]) -> None:
         """Checks every chunk below, each once: present, and equal to its hash."""
@@ -263,7 +261,7 @@ class _RunCheck:
                 elif hashing.value_hash(piece.codec, piece.body) != digest:
                     self.say("pieces", f"value {digest.hex()[:12]} does not match its hash", seq)
                 else:
-                    below.update(dict.fromkeys(children(self.opened_piece(piece))))
+                    below.update(dict.fromkeys(children(opened_piece(self.store, piece))))
             wanted = list(below)
 
     def _keep(self, wanted: Collection[bytes]) -> None:

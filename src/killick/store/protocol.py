@@ -362,28 +362,18 @@ class Store(Protocol):
 
 
 class Keys(Protocol):
-    """The data keys of an encrypted store, by their names and by runs."""
+    """The data keys of an encrypted store, by name.
+
+    `started` adds the name to a run's first event, `key_of` finds it by run, `key_for` makes one for a data subject's
+    new run. `cipher` raises KeyRefused if the key was destroyed. `vault` encrypts the files of workspaces.
+    """
 
     @property
-    def vault(self) -> Cipher:
-        """The key of the vaults of its runs' files."""
-        ...
-
-    def started(self, event: RunStarted) -> RunStarted:
-        """Returns a run's first event with the name of its key."""
-        ...
-
-    def key_of(self, run: str) -> str:
-        """Returns the name of a run's key. An unknown run has one of the store's."""
-        ...
-
-    def key_for(self, subject: str | None, run: str) -> str:
-        """Returns the name of the key of a new run, and makes the key of a new data subject."""
-        ...
-
-    def cipher(self, key: str) -> Cipher:
-        """Returns a data key for use. Raises KeyRefused if it was destroyed."""
-        ...
+    def vault(self) -> Cipher: ...
+    def started(self, event: RunStarted) -> RunStarted: ...
+    def key_of(self, run: str) -> str: ...
+    def key_for(self, subject: str | None, run: str) -> str: ...
+    def cipher(self, key: str) -> Cipher: ...
 
 
 def keys_of(store: Store) -> Keys | None:
@@ -396,6 +386,18 @@ def raw_store(store: Store) -> Store:
     """Returns the store below encryption, whose reads return what is stored."""
     found: Store = getattr(store, "raw", store)
     return found
+
+
+def opened(store: Store, data: bytes) -> bytes | None:
+    """Returns stored data in clear, as far as the store has its key; None if that was destroyed."""
+    found: Callable[[bytes], bytes | None] | None = getattr(store, "opened", None)
+    return data if found is None else found(data)
+
+
+def opened_piece(store: Store, piece: Blob) -> Blob:
+    """Returns a stored chunk in clear, as far as the store has its key; erased if that was destroyed."""
+    found: Callable[[Blob], Blob] | None = getattr(store, "opened_piece", None)
+    return piece if found is None else found(piece)
 
 
 def is_held(store: Store, head: Head) -> bool:

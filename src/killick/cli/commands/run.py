@@ -53,6 +53,7 @@ def complete_agent(shell: Shell, context: click.Context) -> Iterable[str]:
 def _about_a_run(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The parameters that `run` and `start` share."""
     for declare in (
+        click.option("--subject", metavar="NAME", help="The person whose data it is, in an encrypted store."),
         click.option("--tag", "tags", metavar="TAG", multiple=True, help="A tag of the run. May be repeated."),
         click.option("--priority", metavar="N", type=int, help="The priority; workers take higher ones first."),
         click.option("--id", "run", metavar="ID", help="The run's id: the same id again continues the same run."),
@@ -77,6 +78,7 @@ def run_command(
     run: str | None,
     priority: int | None,
     tags: tuple[str, ...],
+    subject: str | None,
     resume: bool,
     quiet: bool,
 ) -> Exit:
@@ -95,9 +97,10 @@ def run_command(
     going = _going(shell, agent, text, run)
     client, found = shell.creating(), going.agent
     with _hushed():
-        run, new = begin(client.runtime.engine, found, going.input, going.run, priority, tags, resume=resume)
+        about = (found, going.input, going.run, priority, tags)
+        run, new = begin(client.runtime.engine, *about, resume=resume, subject=subject)
     if new is not None:
-        client.start(found, going.input, id=run, priority=priority, tags=new.started.tags)
+        client.start(found, going.input, id=run, priority=priority, tags=new.started.tags, subject=subject)
     elif going.run is None and not quiet:
         shell.note(f"{run}: continues this run, which was not finished")
     going = going._replace(run=run)
@@ -267,8 +270,9 @@ def _hushed() -> Generator[None, None, None]:
 @command("start", app=True)
 @_about_a_run
 def start_command(
-    shell: Shell, agent: str | None, text: str | None, run: str | None, priority: int | None, tags: tuple[str, ...]
-) -> None:
+    shell: Shell, agent: str | None, text: str | None, run: str | None, priority: int | None, tags: tuple[str, ...],
+    subject: str | None,
+) -> None:  # fmt: skip
     """Create a run for a worker to execute, and print its id. The same id again is the same run.
 
     \b
@@ -280,7 +284,7 @@ def start_command(
     value = fitting(found, text)
     client = shell.creating()
     known = run is not None and client.runtime.store.head(run) is not None
-    handle = client.start(found, value, id=run, priority=priority, tags=tags)
+    handle = client.start(found, value, id=run, priority=priority, tags=tags, subject=subject)
     status = handle.info().status
     if shell.json:
         shell.emit({"run": handle.id, "agent": found.name, "status": status, "created": not known})
