@@ -157,6 +157,26 @@ def test_a_rotation_that_stops_in_the_middle_leaves_readable_keys(
         assert kd.state("r").result == "found ada"
 
 
+def test_a_key_that_is_destroyed_while_it_is_rotated_stays_destroyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = str(tmp_path / "killick.db")
+    with killick.open(place, keys=KEY) as other, killick.open(place, keys=[OTHER, KEY]) as kd:
+        other.run(quick, "ada", id="r", subject="user-17")
+        wrap, erased = keyring.Keyring._wrapped, list[object]()
+
+        def erases_meanwhile(ring: keyring.Keyring, key: bytes) -> bytes:
+            if not erased:
+                erased.append(other.erase("user-17"))
+            return wrap(ring, key)
+
+        monkeypatch.setattr(keyring.Keyring, "_wrapped", erases_meanwhile)
+        kd.rotate_keys()
+        assert erased
+    with killick.open(place, keys=[OTHER, KEY]) as kd:
+        assert all(row.data is None for row in kd.runtime.log.rows("r"))
+
+
 def test_a_key_service_unwraps_each_key_once(tmp_path: Path) -> None:
     service = KeyService()
     with killick.open(str(tmp_path / "killick.db"), keys=service) as kd:

@@ -144,7 +144,8 @@ def export(log: Log, run: str, *, children: bool = False, redaction: Redaction |
             written += [message.body for message in part.messages]
             _gather(log.store.pieces, [opened(log.store, each) or b"" for each in written], found)
     if raw is not log.store:
-        found = {digest: piece for digest, piece in raw.pieces(found).items() if digest in found}
+        stored = raw.pieces(found)
+        found = {digest: stored[digest] for digest in found}
     there = tuple(
         Ancestor(part.run, part.base, part.rows[-1].seq, e.to_text(part.genesis), part.parent) for part in parts
     )

@@ -7,9 +7,10 @@ are shared within the tree alone. A key's name has the owner (12 bytes), the own
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from hashlib import sha256
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -18,13 +19,15 @@ from killick.encryption.master_key import MasterKey
 from killick.errors import HeadMoved, KeyRefused, RunExists
 from killick.ids import RandomIds
 from killick.log.log import Log
-from killick.log.writer import Entry
+from killick.log.writer import Entry, RunLog
 from killick.model import events as e
 from killick.model import system_events
 from killick.model.cipher import Cipher, derived, key_in
 from killick.model.facts import LIVE
 from killick.store.protocol import Store
 from killick.store.records import OWN_RUNS, SUBJECT, RunQuery
+
+T = TypeVar("T")
 
 AGENT: Final = "killick.keys"
 _LOGS: Final = f"{OWN_RUNS}key:"
@@ -52,20 +55,25 @@ class _Known(NamedTuple):
     until: float
 
 
+class _Secret(NamedTuple):
+    wrapped: bytes | None
+    secret: bytes | None
+    until: float
+
+
 class Keyring:
     """Finds, makes, wraps again and destroys the data keys of a store. Thread-safe."""
 
     def __init__(self, store: Store, masters: Sequence[MasterKey], clock: Clock) -> None:
         self._store, self._masters, self._clock = store, masters, clock
         self._log = Log(store, clock=clock, behind=False)
-        self._secrets: dict[bytes, tuple[bytes, bytes]] = {}
+        self._secrets: dict[bytes, _Secret] = {}
         self._ciphers: dict[bytes, _Known] = {}
         self._named: dict[str, tuple[Cipher, float]] = {}
         self._runs: dict[str, str] = {}
         self._store_id = self._current(_STORE)
         store_secret = self._secret(self._store_id)
-        if store_secret is None:
-            raise KeyRefused(store.place, "its own key was destroyed; restore it from a backup of the store")
+        assert store_secret is not None, "only a subject's key is ever destroyed"
         self._store_secret = store_secret
         self.vault = Cipher(self._store_id + bytes(8), derived(store_secret, b"vault"))
         self.secret_key = Cipher(self._store_id + bytes(8), store_secret).digest_key
@@ -117,16 +125,13 @@ class Keyring:
         return known[0]
 
     def decrypted(self, sealed: bytes, codec: bytes = b"data") -> bytes | None:
-        """Returns plain bytes; None if their key was destroyed. Raises KeyRefused if they do not fit the key."""
-        try:
-            cipher = self._known(key_in(sealed)).cipher
-        except ValueError as error:
-            raise KeyRefused(self._store.place, f"a value is damaged ({error}); run `killick store verify`") from None
+        """Returns plain bytes; None if their key was destroyed. ValueError if they are damaged."""
+        cipher = self._known(key_in(sealed)).cipher
         if cipher is None:
             return None
         body = cipher.decrypt(sealed, codec)
         if body is None:
-            raise KeyRefused(self._store.place, "a value does not fit its key; run `killick store verify`")
+            raise ValueError("it was not encrypted by the key that it names")
         return body
 
     def _known(self, key: bytes) -> _Known:
@@ -138,7 +143,7 @@ class Keyring:
                 made = Cipher(key, derived(secret, key[_ID_BYTES:]), self.secret_key)
             if len(self._ciphers) >= _KNOWN_MAX:
                 self._ciphers.clear()
-            known = self._ciphers[key] = _Known(made, now + KNOWN_SECONDS)
+            known = self._ciphers[key] = _Known(made, self._secrets[key[:_ID_BYTES]].until)
         return known
 
     # the keys of owners -----------------------------------------------------------------------
@@ -149,26 +154,36 @@ class Keyring:
 
     def _current(self, owner: bytes) -> bytes:
         """Returns the id of an owner's key. Makes a key if there is none, or if the last was destroyed."""
-        for _ in range(_TRIES):
-            number, last = 0, None
-            for recorded in self._kept(owner):
-                number, last = max(number, int(recorded.name)), recorded
-            if last is not None and last.wrapped is not None:
-                return owner + int(last.name).to_bytes(2, "big")
-            try:
-                self._make(owner, number + 1)
-            except (RunExists, HeadMoved):
-                continue  # another process made one
-        raise KeyRefused(self._store.place, "no data key could be made, because other processes make some; try again")
+        last = self._last(owner)
+        if last is None or last.wrapped is None:
+            last = self._changed(owner, lambda log: self._make(owner, log))
+        return owner + int(last.name).to_bytes(2, "big")
 
-    def _make(self, owner: bytes, number: int) -> None:
-        run, at = _LOGS + owner.hex(), self._clock.now_us()
-        kept = Entry(system_events.EntryKept(at=at, name=str(number)), {"value": self._wrapped(RandomIds().key())})
-        if self._store.head(run) is not None:
-            self._log.open(run).append(kept)
-            return
-        started = Entry(e.RunStarted(at=at, run=run, agent=AGENT), {"input": None})
-        self._log.begin(run).append(started, kept, Entry(e.RunCompleted(at=at), {"result": None}))
+    def _last(self, owner: bytes) -> _Kept | None:
+        return next(iter([*self._kept(owner)][-1:]), None)
+
+    def _make(self, owner: bytes, log: RunLog) -> _Kept:
+        last, at = self._last(owner), self._clock.now_us()
+        if last is not None and last.wrapped is not None:
+            return last  # another process made it
+        made = _Kept(str(1 if last is None else int(last.name) + 1), 0, self._wrapped(RandomIds().key()))
+        kept = Entry(system_events.EntryKept(at=at, name=made.name), {"value": made.wrapped})
+        if log.seq:
+            log.append(kept)
+        else:
+            started = Entry(e.RunStarted(at=at, run=log.run, agent=AGENT), {"input": None})
+            log.append(started, kept, Entry(e.RunCompleted(at=at), {"result": None}))
+        return made
+
+    def _changed(self, owner: bytes, change: Callable[[RunLog], T]) -> T:
+        """Changes a key log as it was when the change looked at it: a key that was destroyed meanwhile stays so."""
+        run = _LOGS + owner.hex()
+        for _ in range(_TRIES):
+            try:
+                return change(self._log.begin(run) if self._store.head(run) is None else self._log.open(run))
+            except (RunExists, HeadMoved):
+                continue
+        raise KeyRefused(self._store.place, "other processes change the same key all the time; try again")
 
     def _kept(self, owner: bytes) -> Iterator[_Kept]:
         """Yields what a key log has: every wrapping of every key, oldest first."""
@@ -181,7 +196,10 @@ class Keyring:
             after = found[-1].seq
 
     def _secret(self, key_id: bytes) -> bytes | None:
-        """Returns an owner's key; None if it was destroyed. Reads the store each time, the key service once."""
+        """Returns an owner's key; None if it was destroyed. Unwraps it once, and looks for it every few seconds."""
+        known, now = self._secrets.get(key_id), self._clock.monotonic()
+        if known is not None and now < known.until:
+            return known.secret
         name, found, is_here = str(int.from_bytes(key_id[_OWNER_BYTES:], "big")), None, False
         for kept in self._kept(key_id[:_OWNER_BYTES]):
             if kept.name == name:
@@ -189,13 +207,10 @@ class Keyring:
         if not is_here:
             reason = f"has no key {key_id.hex()}; values of another store are read through that store"
             raise KeyRefused(self._store.place, reason)
-        if found is None:
-            self._secrets.pop(key_id, None)
-            return None
-        known = self._secrets.get(key_id)
-        if known is None or known[0] != found:
-            known = self._secrets[key_id] = (found, self._unwrapped(found))
-        return known[1]
+        same = known is not None and known.wrapped == found
+        secret = known.secret if known and same else None if found is None else self._unwrapped(found)
+        self._secrets[key_id] = _Secret(found, secret, now + KNOWN_SECONDS)
+        return secret
 
     def _wrapped(self, key: bytes) -> bytes:
         try:
@@ -223,21 +238,20 @@ class Keyring:
         count, before = 0, None
         while rows := self._store.runs(RunQuery(agent=AGENT), before=before):
             for row in rows:
-                count += self._rotate(bytes.fromhex(row.run.removeprefix(_LOGS)), by)
+                owner = bytes.fromhex(row.run.removeprefix(_LOGS))
+                count += self._changed(owner, partial(self._rotate, owner=owner, by=by))
             before = rows[-1].number
         return count
 
-    def _rotate(self, owner: bytes, by: str | None) -> int:
+    def _rotate(self, log: RunLog, owner: bytes, by: str | None) -> int:
         there = {kept.name: kept for kept in self._kept(owner) if kept.wrapped is not None}
+        newest: dict[str, int] = {}
         for name, kept in there.items():
-            assert kept.wrapped is not None
-            wrapped, at = self._wrapped(self._unwrapped(kept.wrapped)), self._clock.now_us()
+            wrapped, newest[name] = self._wrapped(self._unwrapped(kept.wrapped or b"")), kept.seq
             if wrapped != kept.wrapped:
-                self._log.open(_LOGS + owner.hex()).append(
-                    Entry(system_events.EntryKept(at=at, name=name), {"value": wrapped})
-                )
-        newest = {kept.name: kept.seq for kept in self._kept(owner) if kept.wrapped is not None}
-        self._destroy(owner, "wrapped again", by, keep=set(newest.values()))
+                entry = Entry(system_events.EntryKept(at=self._clock.now_us(), name=name), {"value": wrapped})
+                newest[name] = log.append(entry).seq
+        self._destroy(log, owner, "wrapped again", by, keep=tuple(newest.values()))
         return len(there)
 
     def erase(self, subject: str, *, by: str | None = None) -> ErasedSubject:
@@ -250,20 +264,18 @@ class Keyring:
         if live := self._store.runs(RunQuery(tag=tag, status=LIVE), limit=4):
             named = ", ".join(row.run for row in live[:3]) + (" and others" if len(live) > 3 else "")
             raise KeyRefused(subject, f"{named} would break in the middle; cancel what has not ended, then erase")
-        purged = self._destroy(owner, "the data subject was erased", by)
-        self._ciphers.clear()
-        self._named.clear()
+        why = "the data subject was erased"
+        purged = self._changed(owner, partial(self._destroy, owner=owner, reason=why, by=by))
+        for known in (self._secrets, self._ciphers, self._named):
+            known.clear()
         return ErasedSubject(subject=subject, runs=sum(self._store.counts(RunQuery(tag=tag)).values()), purged=purged)
 
-    def _destroy(self, owner: bytes, reason: str, by: str | None, keep: set[int] = frozenset()) -> bool:  # type: ignore[assignment]
-        run = _LOGS + owner.hex()
+    def _destroy(self, log: RunLog, owner: bytes, reason: str, by: str | None, keep: Collection[int] = ()) -> bool:
         seqs = [kept.seq for kept in self._kept(owner) if kept.wrapped is not None and kept.seq not in keep]
         if not seqs:
             return self._store.purge()
-        pieces = {digest for seq in seqs for digest in self._log.pieces_of(run, seq)}
-        return self._log.erase(
-            self._log.open(run), at=self._clock.now_us(), reason=reason, seqs=seqs, pieces=sorted(pieces), by=by
-        )
+        pieces = {digest for seq in seqs for digest in self._log.pieces_of(log.run, seq)}
+        return self._log.erase(log, at=self._clock.now_us(), reason=reason, seqs=seqs, pieces=sorted(pieces), by=by)
 
 
 class _Kept(NamedTuple):

@@ -13,9 +13,10 @@ from msgspec.structs import replace
 from killick.clock import Clock, SystemClock
 from killick.encryption.keyring import Keyring
 from killick.encryption.master_key import Keys, described, master_keys
-from killick.errors import KeyRefused, LogError
+from killick.errors import KeyRefused, LogError, ValueBroken
 from killick.model.chunks import Blob
 from killick.model.cipher import SUFFIX, is_encrypted, sealed_in
+from killick.model.hashing import data_hash
 from killick.store.protocol import Store
 from killick.store.records import ERASED_BODY, READ_LIMIT, Delivered, Delivery, Message, Opening, Row
 
@@ -67,14 +68,17 @@ class DecryptingStore:
         try:
             return self.keys.decrypted(sealed_in(data))
         except ValueError as error:
-            raise KeyRefused(self.raw.place, f"a value is damaged ({error}); run `killick store verify`") from None
+            raise ValueBroken(data_hash(data), str(error)) from None
 
     def opened_piece(self, piece: Blob) -> Blob:
         """Returns a chunk in clear; erased if its key was destroyed."""
         if piece.body is None or not piece.codec.endswith(SUFFIX):
             return piece
         codec = piece.codec.removesuffix(SUFFIX)
-        return Blob(piece.hash, codec, self.keys.decrypted(piece.body, codec.encode()))
+        try:
+            return Blob(piece.hash, codec, self.keys.decrypted(piece.body, codec.encode()))
+        except ValueError as error:
+            raise ValueBroken(piece.hash, str(error)) from None
 
     def _row(self, row: Row) -> Row:
         return row if row.data is None else Row(row.seq, row.body, self.opened(row.data), row.hash)
