@@ -31,8 +31,10 @@ class MasterKey(Protocol):
     def unwrap(self, wrapped: bytes) -> bytes: ...
 
 
-Keys = str | os.PathLike[str] | bytes | MasterKey
+KeySource = str | os.PathLike[str] | bytes | MasterKey
 """A file, `env:NAME`, 32 bytes, or an object with `wrap` and `unwrap`."""
+
+KeySources = KeySource | Sequence[KeySource] | None
 
 
 class LocalKey:
@@ -57,7 +59,7 @@ class LocalKey:
         return self._aead.decrypt(rest[:12], rest[12:], head)
 
 
-def described(keys: Keys | Sequence[Keys] | None) -> str | None:
+def described(keys: KeySources) -> str | None:
     """Returns master keys as `KILLICK_KEYS` names them, for another process; None if it cannot."""
     named = [keys] if isinstance(keys, str | os.PathLike) else keys
     if named is None or isinstance(named, bytes | MasterKey):
@@ -66,7 +68,7 @@ def described(keys: Keys | Sequence[Keys] | None) -> str | None:
     return ",".join(found) if len(found) == len(named) and all(isinstance(each, str) for each in found) else None
 
 
-def master_keys(keys: Keys | Sequence[Keys] | None) -> list[MasterKey]:
+def master_keys(keys: KeySources) -> list[MasterKey]:
     """Returns the master keys that a caller gave, or `KILLICK_KEYS` names; none if neither did.
 
     The first wraps new data keys; all of them unwrap. Raises KeyRefused.
@@ -78,7 +80,7 @@ def master_keys(keys: Keys | Sequence[Keys] | None) -> list[MasterKey]:
     return [_master_key(each) for each in keys]
 
 
-def _master_key(given: Keys) -> MasterKey:
+def _master_key(given: KeySource) -> MasterKey:
     if isinstance(given, bytes):
         if len(given) != _BYTES:
             raise KeyRefused("keys", f"a master key has {len(given)} bytes; it needs {_NEED}")

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from killick.clock import Clock, SystemClock
 from killick.encryption.keyring import Keyring
-from killick.encryption.master_key import Keys, described, master_keys
+from killick.encryption.master_key import KeySources, described, master_keys
 from killick.errors import KeyRefused, LogError, ValueBroken
 from killick.model.chunks import Blob
 from killick.model.cipher import SUFFIX, is_encrypted, sealed_in
@@ -24,7 +24,7 @@ STORE_LOG = "killick:key:" + "0" * 24
 """The log of the store's own key: a store that has it is encrypted."""
 
 
-def decrypting(store: Store, keys: Keys | Sequence[Keys] | None = None, *, clock: Clock | None = None) -> Store:
+def decrypting(store: Store, keys: KeySources = None, *, clock: Clock | None = None) -> Store:
     """Returns a store that decrypts with these master keys, or those that `KILLICK_KEYS` names; without keys, the store
     itself. Raises KeyRefused, and closes the store, if keys and store do not fit."""
     try:
