@@ -20,7 +20,7 @@ CIRCLES: Final = ()
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6749, "agents": 1213, "archive": 1905, "audit": 1279, "check": 3483, "cli": 8360, "client": 2205,
+    "adapters": 6749, "agents": 1213, "archive": 1905, "audit": 1279, "check": 3483, "cli": 8357, "client": 2205,
     "contracts": 3014, "definitions": 1910, "encryption": 525, "engine": 12722, "history": 7927, "llm": 1152,
     "log": 2607, "model": 4922,
     "presenting": 2376, "proxy": 2469, "replay": 740, "store": 7496, "testing": 1049, "top": 1893, "web": 8134,

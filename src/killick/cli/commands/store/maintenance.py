@@ -133,10 +133,6 @@ def erase_command(
     verified and shows the erasure. A value that occurs in several places is erased in all of them.
 
     In an encrypted store, --subject destroys the key of a person: all their values are unreadable, in archives too.
-
-    \b
-      killick store erase claim_17 --step 3 --reason "asked by the customer"
-      killick store erase --subject user-17
     """
     if subject is not None:
         if run is not None or step is not None or seq is not None or reason is not None or dry_run:
@@ -144,7 +140,8 @@ def erase_command(
         erase_subject(shell, subject, yes=yes)
         return
     if run is None or reason is None:
-        raise CommandFailed("name the run and the --reason; or give --subject")
+        needs = "RUN, or --subject NAME" if run is None else "WHY"
+        raise CommandFailed(f"store erase: needs {needs}; see killick store erase --help")
     run = shell.run(run)
     kd = shell.client
     if (step is None) == (seq is None):
