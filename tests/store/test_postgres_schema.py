@@ -225,6 +225,18 @@ def test_a_password_is_in_no_message() -> None:
         assert "hunter2" not in str(caught.value)
 
 
+def test_a_url_without_a_host_is_opened_as_libpq_does() -> None:
+    with psycopg.connect(servers.postgres()) as sql:
+        folder, port = sql.execute(
+            "SELECT current_setting('unix_socket_directories'), current_setting('port')"
+        ).fetchone() or ("", "")
+    rest = f"host={folder}&port={port}&user=postgres&schema=hostless"
+    for url in (f"postgresql:///postgres?{rest}", f"postgres:///postgres?{rest}"):
+        store = open_store(url)
+        assert store.place == "postgresql:///postgres?schema=hostless"
+        store.close()
+
+
 def test_without_psycopg_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "killick.store.postgres.store", None)
     with pytest.raises(StoreUnavailable, match=r"pip install 'killick\[postgres\]'"):

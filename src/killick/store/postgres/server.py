@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Final, TypeVar
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -387,16 +387,15 @@ class Waiting:
 
 def _parts(url: str) -> tuple[dict[str, Any], str, str]:
     """Returns the connection parameters, the schema, and the display name without a password."""
-    parts = urlsplit(url)
-    given = parse_qsl(parts.query, keep_blank_values=True)
+    address, _, query = url.partition("?")
+    given = parse_qsl(query, keep_blank_values=True)
     schema_ = next((value for name, value in given if name == "schema"), "killick")
-    shown = urlunsplit(("postgresql", parts.netloc.rpartition("@")[2], parts.path, f"schema={schema_}", ""))
-    long = len(schema_.encode()) > SCHEMA_BYTES_MAX
-    if not schema_ or long or "\0" in schema_ or "$" in schema_ or schema_.startswith("pg_"):
+    shown = f"postgresql://{address.partition('://')[2].rpartition('@')[2]}?schema={schema_}"
+    if not 0 < len(schema_.encode()) <= SCHEMA_BYTES_MAX or set("\0$") & set(schema_) or schema_.startswith("pg_"):
         raise StoreUnavailable(shown, f"a schema's name has 1 to {SCHEMA_BYTES_MAX} bytes, no $, and no pg_ in front")
     rest = urlencode([(name, value) for name, value in given if name != "schema"], quote_via=quote)
     try:
-        conninfo = conninfo_to_dict(urlunsplit((parts.scheme, parts.netloc, parts.path, rest, "")))
+        conninfo = conninfo_to_dict(f"{address}?{rest}")
     except psycopg.ProgrammingError:
         raise StoreUnavailable(shown, "this URL cannot be read; write postgresql://user@host/database") from None
     return {**_ALIVE, "connect_timeout": "10", "application_name": "killick", **conninfo}, schema_, shown
