@@ -18,7 +18,6 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "object": (dict,), "null": (type(None),),
 }  # fmt: skip
 
-
 ARGUMENT_CHARS: Final = 160
 """How much of one argument is shown, so that a long one hides no other."""
 
@@ -138,9 +137,10 @@ def arguments(wait: Wait) -> list[str]:
 
 
 def example(wait: Wait) -> str:
-    """How an edit could look."""
-    numbers = [name for name, value in _asked(wait).items() if type(value) in (int, float)]
-    name = next(iter([*numbers, *arguments(wait)]), "amount")
+    """An edit of the argument that the rule is about, if its name or its reason says so; else of the last number."""
+    numbers = [name for name, value in _asked(wait).items() if type(value) in (int, float)][::-1]
+    about = {word.strip(".,:;()'") for word in f"{wait.rule} {wait.reason}".split()}
+    name = next(iter(sorted([*numbers, *arguments(wait)], key=lambda each: each not in about)), "amount")
     return f"{name}={100 if name in numbers else 'VALUE'}"
 
 
