@@ -167,7 +167,7 @@ def test_what_cannot_be_shown_is_told_in_one_line(here: Path, capsys: Capture) -
             "killick: fix: there was no x at now; the folder had logo.png, src, test.py\n",
         ),
         (("show", "fix", "--files", "--at", "9"), "killick: fix: there is no step 9; it has step 1 to 3\n"),
-        (("show", "fix", "--files", "--state"), "killick: --state and --files do not go together; choose one\n"),
+        (("show", "fix", "--files", "--state"), "killick: --files and --state do not go together; choose one\n"),
         (("time", "restore", "plain", "--at", "now"), "killick: plain: has no workspace, so no files were recorded\n"),
         (("time", "restore", "fix"), "killick: name what to bring back: --at PLACE or --snapshot ID\n"),
         (("time", "diff", "plain", "start", "now", "--files"),

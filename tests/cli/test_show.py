@@ -601,7 +601,7 @@ def test_following_a_run_prints_what_is_committed_until_it_ends(
         (["claim_71"], "killick: claim_71: no such run in killick.db; did you mean claim_17?"),
         (["claim_17", "--why", "9"], "killick: claim_17: has no step 9; it has 1 to 4"),
         (["queued_1", "--why", "1"], "killick: queued_1: has no step 1; it has taken none yet"),
-        (["claim_17", "--log", "--state"], "killick: --state and --log do not go together; choose one"),
+        (["claim_17", "--log", "--state"], "killick: --log and --state do not go together; choose one"),
         (["claim_17", "--follow", "--at", "1:before"], "killick: --follow and --at do not go together; choose one"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import sqlite3
 import subprocess
 import sys
@@ -306,3 +307,12 @@ def test_the_group_lists_its_commands(capsys: Capture) -> None:
     out, _ = did(capsys, "store")
     assert all(name in out for name in ("doctor", "repair", "prune", "erase"))
     assert "no such command" in did(capsys, "store", "polish", code=2)[1]
+
+
+def test_a_long_verification_says_on_stderr_how_far_it_is_where_that_is_no_terminal(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("killick.cli.commands.store.maintenance.REMARK_SECONDS", 0.0)
+    out, err = did(capsys, "store", "verify")
+    assert out.startswith("✓ the record holds: 3 runs, ")
+    assert re.search(r"^verifying: \d+ of \d+$", err, re.MULTILINE)

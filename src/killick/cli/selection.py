@@ -36,6 +36,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     tag: str | None = None
     since: str | None = None
     all: bool = False
+    dry_run: bool = False
+    yes: bool = False
 
     @property
     def is_named(self) -> bool:
@@ -84,12 +86,12 @@ def complete_place(shell: Shell, context: click.Context) -> Iterable[tuple[str, 
 
 
 def selecting(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command runs to act on: it gets a Selection, and `dry_run` and `yes`."""
+    """Give a command runs to act on: it gets a Selection."""
 
     @functools.wraps(fn)
     def with_selection(*args: Any, runs: tuple[str, ...], status: tuple[str, ...], **rest: Any) -> Any:
         flags = tuple(flag for flag in FLAGS if rest.pop(flag))
-        limits = {name: rest.pop(name) for name in ("agent", "tag", "since", "all")}
+        limits = {name: rest.pop(name) for name in ("agent", "tag", "since", "all", "dry_run", "yes")}
         return fn(*args, selection=Selection(runs=runs, status=(*flags, *status), **limits), **rest)
 
     wrapped: Any = with_selection

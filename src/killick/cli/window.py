@@ -45,14 +45,12 @@ def show(shell: Shell, run: str, place: RunMoment | None, *, everything: bool, f
         for at, (lead, body) in enumerate(part):
             if number and at == 0:
                 shell.out.print()
-            for line in paint.wrapped(lead, body, width):
-                shell.out.print(line, soft_wrap=True)
+            shell.print(*paint.wrapped(lead, body, width))
     shell.out.print()
     if len(found.calls) <= LINES_MAX or everything:
         shell.out.print(_calls(found))
     else:
-        for line in _chart(found, min(CHART_COLUMNS, max(width - 50, 10))):
-            shell.out.print(line, soft_wrap=True)
+        shell.print(*_chart(found, min(CHART_COLUMNS, max(width - 50, 10))))
     if full:
         for table in (_evictions(found, width), _faults(found, width), _pages(found, width)):
             if table.row_count:

@@ -117,14 +117,13 @@ def _show_linted(shell: Shell, found: Linted, wide: int) -> None:
         line.append(f", sha256 {found.contract.digest[:_DIGEST_CHARS]}", style="dim")
     else:
         line.append(counted(sum(each.severity == "error" for each in found.problems), "problem"), style="red")
-    shell.out.print(line, soft_wrap=True)
+    shell.print(line)
     for problem in sorted(found.problems, key=lambda problem: problem.line or 0):
         place = [f"line {problem.line}"] if problem.line is not None else []
         place += [f"rule {problem.rule}"] if problem.rule is not None else []
         lead = Text.assemble(("    ~ ", "yellow") if problem.severity == "warning" else ("    ✗ ", "red"))
         told = Text.assemble((", ".join(place) + ": " if place else "", "dim"), problem.message)
-        for each in paint.wrapped(lead, told, shell.out.width):
-            shell.out.print(each, soft_wrap=True)
+        shell.row(lead, told)
 
 
 def _document(found: Linted) -> dict[str, Any]:
@@ -164,16 +163,15 @@ def show_command(shell: Shell, target: str) -> None:
 def _show_contract(shell: Shell, contract: Contract, of: str) -> None:
     head = Text.assemble((contract.name, "bold"), f"  {counted(len(contract.rules), 'rule')}", (f"{of}", "dim"))
     head.append(f"\n  sha256 {contract.digest}", style="dim")
-    shell.out.print(head, soft_wrap=True)
+    shell.print(head)
     wide = min(max((len(rule.name) for rule in contract.rules), default=0), 24)
     for number, rule in enumerate(contract.rules, 1):
         lead = Text.assemble((f"{number:>4}  ", "dim"), (f"{paint.brief(rule.name, wide):<{wide}}  ", "cyan"))
-        for line in paint.wrapped(lead, Text(words(rule)), shell.out.width):
-            shell.out.print(line, soft_wrap=True)
+        shell.row(lead, Text(words(rule)))
     for role, names in contract.people.items():
-        shell.out.print(Text.assemble((f"      {role}", "bold"), f" are {listed(names)}"), soft_wrap=True)
+        shell.print(Text.assemble((f"      {role}", "bold"), f" are {listed(names)}"))
     stops = f"      {contract.rejections} rejections in a row pause a run"
-    shell.out.print(Text(stops, style="dim"), soft_wrap=True)
+    shell.print(Text(stops, style="dim"))
 
 
 def _found(shell: Shell, target: str) -> Iterator[tuple[str, Contract]]:
@@ -314,9 +312,9 @@ def _show_rejudged(
                 f"{each.run}: functions of the contract {name} have changed since; what they say now counts here"
             )
     for run, reason in refused:
-        shell.out.print(Text.assemble(("✗ ", "bold red"), f"{run}: {reason}"), soft_wrap=True)
+        shell.print(Text.assemble(("✗ ", "bold red"), f"{run}: {reason}"))
     sign, style = ("✓", "bold green") if all_agree(found) and not refused else ("✗", "bold red")
-    shell.out.print(Text.assemble((f"{sign} ", style), summary(found, contract)), soft_wrap=True)
+    shell.print(Text.assemble((f"{sign} ", style), summary(found, contract)))
 
 
 def _row(found: Rejudged, judged: Judged, width: int) -> tuple[Text | str, ...]:

@@ -10,7 +10,6 @@ from typing import Final
 import click
 from rich.text import Text
 
-from killick.cli import style as paint
 from killick.cli.commands.files import print_diff
 from killick.cli.context import Shell, command, run_argument
 from killick.cli.exit_codes import CommandFailed
@@ -48,7 +47,6 @@ def diff_command(shell: Shell, run: str, places: tuple[str, ...], at: str | None
     Places: 6:before, 6:after, 6.1.2:after in a gather, 4~1:before in generation 1, @17, start, now. With --json, one
     run gives a patch (RFC 6902) of its state; two runs give what they share, where they diverge, and the patch.
     """
-    run = shell.run(run)
     found = _found(shell, run, places, at)
     if files:
         _files(shell, found if isinstance(found, Diff) else found.diff)
@@ -102,8 +100,7 @@ def _print_parting(shell: Shell, found: Parting) -> None:
     out.print()
     for label, lines in _why(found, out.width - LABEL):
         for number, line in enumerate(lines):
-            for each in paint.wrapped(Text(f"{label if number == 0 else '':<{LABEL}}", style="dim"), line, out.width):
-                out.print(each, soft_wrap=True)
+            shell.row(Text(f"{label if number == 0 else '':<{LABEL}}", style="dim"), line)
     if found.pairs:
         out.print()
         for line in _beside(found, out.width):
@@ -170,7 +167,7 @@ def _print_head(shell: Shell, found: Diff) -> None:
     head.append(" → ", style="dim not bold")
     head.append(f"{two.run}  " if two.run != one.run else "")
     head.append(_place(two.label, two.seq), style="not bold")
-    shell.out.print(head, soft_wrap=True)
+    shell.print(head)
 
 
 def _print_changes(shell: Shell, found: Diff) -> None:
@@ -181,13 +178,13 @@ def _print_changes(shell: Shell, found: Diff) -> None:
         shell.out.print()
         shell.out.print(Text(part, style="bold"))
         for line in group:
-            shell.out.print(_line(line), soft_wrap=True)
+            shell.print(_line(line))
     if found.files:
         shell.out.print()
         print_diff(shell, found.files)
     elif found.no_files is not None:
         shell.out.print()
-        shell.out.print(Text(f"files are not compared: {found.no_files}", style="dim"), soft_wrap=True)
+        shell.print(Text(f"files are not compared: {found.no_files}", style="dim"))
 
 
 def _place(label: str, seq: int) -> str:

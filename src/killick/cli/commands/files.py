@@ -63,7 +63,7 @@ def show(shell: Shell, run: str, at: str | None, path: str | None, *, everything
             folded = found.listing(path or "", deep=False)
         lines = list(_listing(shell, listing, folded))
         for first in range(0, len(lines), _AT_ONCE):
-            shell.out.print(Text("\n").join(lines[first : first + _AT_ONCE]), soft_wrap=True)
+            shell.print(Text("\n").join(lines[first : first + _AT_ONCE]))
 
 
 def _content(shell: Shell, found: Files, path: str, entry: tree.Entry) -> None:
@@ -75,7 +75,7 @@ def _content(shell: Shell, found: Files, path: str, entry: tree.Entry) -> None:
         return
     pieces = found.pieces(path, entry)
     if entry.kind == tree.LINK:
-        shell.out.print(f"{path} → {history.shown(entry.ref)}", soft_wrap=True, markup=False)
+        shell.print(f"{path} → {history.shown(entry.ref)}")
         return
     if not shell.out.is_terminal:
         sys.stdout.flush()
@@ -165,18 +165,17 @@ def print_diff(shell: Shell, found: FilesDiff, *, whole: bool = False) -> None:
     head = Text.assemble(("files", "bold"))
     for between, side in (("  ", one), (" → ", two)):
         head.append(between, style="dim").append(side.snapshot[: history.ID_DIGITS], style="cyan")
-    shell.out.print(head.append("  ").append_text(paint.text(changed_files(found.counts))), soft_wrap=True)
+    shell.print(head.append("  ").append_text(paint.text(changed_files(found.counts))))
     told = found.changes if whole else found.changes[:TOLD_MAX]
     room = TOLD_MAX * 5
     for change in told:
-        shell.out.print(_change(change), soft_wrap=True)
+        shell.print(_change(change))
         limit = len(change.lines) if whole else max(min(TOLD_MAX, room), 0)
         room -= min(len(change.lines), limit)
-        for line in _diff_lines(change, limit, shell.out.width):
-            shell.out.print(line, soft_wrap=True)
+        shell.print(*_diff_lines(change, limit, shell.out.width))
     left = len(found.changes) - len(told) + found.left_out
     if left:
-        shell.out.print(Text(f"  and {left:,} more; --files lists them", style="dim"), soft_wrap=True)
+        shell.print(Text(f"  and {left:,} more; --files lists them", style="dim"))
 
 
 def _change(change: FileChange) -> Text:
@@ -235,7 +234,6 @@ def restore_command(
       killick time restore fix_17 --at 4:after --to look
       killick time restore fix_17 --snapshot 41d0c8aa12ab
     """
-    run = shell.run(run)
     if (at is None) == (snapshot is None):
         raise CommandFailed("name what to bring back: --at PLACE or --snapshot ID")
     done = shell.client.restore(
@@ -253,7 +251,7 @@ def _print_restored(shell: Shell, done: Restoration) -> None:
     head = Text.assemble((done.run, "bold cyan"), f"  {what} {would} ", (done.at, "bold"))
     if done.snapshot[:12] not in done.at:
         head.append(f"  {done.snapshot[:12]}", style="cyan")
-    shell.out.print(head, soft_wrap=True)
+    shell.print(head)
     lines = [("in", Text(done.folder))]
     did_nothing = not (done.written or done.removed or done.left)
     told = "nothing: they are so already" if did_nothing else f"{done.written:,} written, {done.removed:,} removed"
@@ -269,4 +267,4 @@ def _print_restored(shell: Shell, done: Restoration) -> None:
     if not done.elsewhere:
         lines.append(("run", Text(f"stays where it is, {shell.client.info(done.run).status}", style="dim")))
     for label, line in lines:
-        shell.out.print(_labelled(label, line), soft_wrap=True)
+        shell.print(_labelled(label, line))

@@ -219,8 +219,7 @@ def _print(shell: Shell, what: str, found: Findings[Any]) -> None:
                     "unread": found.unread})  # fmt: skip
         return
     for hit in found:
-        for line in _lines(hit, shell.out.width):
-            shell.out.print(line, soft_wrap=True)
+        shell.print(*_lines(hit, shell.out.width))
     if not found:
         shell.out.print(f"no {what} found", style="dim")
     elif found.more:

@@ -83,4 +83,4 @@ def _ready(shell: Shell, upstream: str, url: str) -> None:
         f"  OPENAI_BASE_URL={url}/v1",
         f"  ANTHROPIC_BASE_URL={url}",
     ):
-        shell.out.print(line, soft_wrap=True, markup=False)
+        shell.print(line)

@@ -14,12 +14,11 @@ from rich.text import Text
 
 from killick.archive import bundle
 from killick.archive.export import Export, export, read
-from killick.cli import apps
 from killick.cli import style as paint
 from killick.cli.context import Shell, command, complete_run
 from killick.cli.exit_codes import CommandFailed, Exit
-from killick.definitions.agents import AGENTS, AnyAgent
-from killick.errors import AgentUnknown, RunUnknown
+from killick.definitions.agents import AnyAgent
+from killick.errors import RunUnknown
 from killick.history.diff import shown, values
 from killick.model.codec import plain
 from killick.replay.replay import Replay
@@ -95,12 +94,9 @@ def _agent(shell: Shell, found: Export, run: str, target: str | None) -> AnyAgen
     if target is not None:
         return shell.agent(target)
     name = _name_of(found, run)
-    shell.load_app()
-    with contextlib.suppress(AgentUnknown):
-        return AGENTS.get(name)
-    here = [each for each in apps.declared_here() if each.endswith(f":{name}")]
-    if len(here) == 1:
-        return shell.agent(here[0])
+    if (agent := shell.agent_of(name)) is not None:
+        return agent
+    here = shell.targets_of(name)
     which = f"which of them: --agent {' or '.join(here)}?" if here else f"where is it? Name it: --agent app.py:{name}"
     raise CommandFailed(f"{run}: was a run of {name}; {which}")
 

@@ -98,9 +98,9 @@ def _ready(shell: Shell, url: str, link: str | None, *, opens: bool, alone: bool
     if shell.json:
         shell.emit_line({"what": "serving", "url": url, "store": shell.store.place, "link": link})
     else:
-        shell.out.print(f"serving {shell.store.place} at {url}", soft_wrap=True, markup=False)
+        shell.print(f"serving {shell.store.place} at {url}")
         if link is not None:
-            shell.out.print(f"sign in, once, by {link}", soft_wrap=True, markup=False)
+            shell.print(f"sign in, once, by {link}")
     if not alone:
         shell.note("others can reach this address, in the clear: let a proxy with TLS stand before it")
     if opens:
@@ -112,7 +112,7 @@ def _renewed(shell: Shell, link: str) -> None:
         if shell.json:
             shell.emit_line({"what": "link", "link": link})
         else:
-            shell.out.print(f"signed in; the next browser signs in by {link}", soft_wrap=True, markup=False)
+            shell.print(f"signed in; the next browser signs in by {link}")
 
 
 def _page_to(link: str) -> Path:

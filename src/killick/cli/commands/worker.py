@@ -166,7 +166,7 @@ class telling(logging.Handler):  # noqa: N801
             wake = {"wake_at": timestamp(told["wake_at_us"])} if told.get("wake_at_us") is not None else {}
             self._shell.emit_line({"at": timestamp(at_us), "level": record.levelname.lower(), **rest, **wake})
         else:
-            self._shell.out.print(_line(at_us, told), soft_wrap=True)
+            self._shell.print(_line(at_us, told))
         if record.exc_info and record.exc_info[1] is not None:
             trace = logging.Formatter().formatException(record.exc_info)
             self._shell.err.print(Text(trace, style="dim"), soft_wrap=True)

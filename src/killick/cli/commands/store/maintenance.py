@@ -12,7 +12,6 @@ import click
 import msgspec
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from killick.audit.seal import SEALS, heads
 from killick.cli.context import Shell, command, current_user, dry_run_option, run_argument, yes_option
@@ -25,18 +24,29 @@ from killick.log.log import Log
 from killick.log.verify import last_good
 from killick.model import event_codec, page_events
 from killick.model import events as e
-from killick.permissions import open_output
 from killick.store.records import ENDED
 
 LISTED_MAX: Final = 20
 """Runs and places of one sort that are listed; of the rest only the number."""
 
 
+REMARK_SECONDS: Final = 5.0
+"""How often progress is a line on stderr, where that is no terminal."""
+
+
 @contextmanager
 def progress(shell: Shell) -> Generator[Callable[[str, int, int], None]]:
-    """Progress bars on stderr, on a terminal. Yields a function that takes the phase, the count and the total."""
+    """Progress on stderr: bars on a terminal, else a line now and then. Yields a function of phase, count and total."""
     if not shell.err.is_terminal:
-        yield lambda what, done, total: None
+        said = shell.clock.monotonic()
+
+        def remark(what: str, done: int, total: int) -> None:
+            nonlocal said
+            if shell.clock.monotonic() - said >= REMARK_SECONDS:
+                said = shell.clock.monotonic()
+                shell.note(f"{what}: {done:,} of {total:,}")
+
+        yield remark
         return
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f}"), TimeRemainingColumn()
     with Progress(*columns, console=shell.err, transient=True) as bars:
@@ -50,17 +60,6 @@ def progress(shell: Shell) -> Generator[Callable[[str, int, int], None]]:
         yield tell
 
 
-def say(shell: Shell, sign: str, *parts: str | tuple[str, str]) -> None:
-    """A line with a sign before it, in the colour of what the sign says."""
-    style = {"✓": "bold green", "✗": "bold red", "?": "bold red", "~": "yellow"}.get(sign, "")
-    shell.out.print(Text.assemble((f"{sign} " if sign else "", style), *parts), soft_wrap=True)
-
-
-def say_next(shell: Shell, *words: str) -> None:
-    """The command to type next."""
-    say(shell, "", (f"    {shell.typed(*words)}", "green"))
-
-
 @command("repair")
 @run_argument
 @click.option("--reason", metavar="WHY", default="repaired on the command line", help="Why, for the record.")
@@ -72,12 +71,11 @@ def repair_command(shell: Shell, run: str, reason: str, dry_run: bool, yes: bool
     Sets the failing part of its log aside, without deleting it. Effects in that part are in doubt. The run then waits
     for a person.
     """
-    run = shell.run(run)
     kd = shell.client
     kept, _, what = last_good(kd.runtime.log, kd.runtime.log.head(run))
     told: dict[str, Any] = {"run": run, "kept": kept, "found": what, "dry_run": dry_run}
     if dry_run:
-        shell.emit(told) if shell.json else say(shell, "", f"{run} holds up to event {kept}; then: {what or 'nothing'}")
+        shell.emit(told) if shell.json else shell.say("", f"{run} holds up to event {kept}; then: {what or 'nothing'}")
         return
     if what:
         agreed(shell, f"{run} holds up to event {kept}; then: {what}. Set aside what comes after it?", yes=yes)
@@ -87,18 +85,18 @@ def repair_command(shell: Shell, run: str, reason: str, dry_run: bool, yes: bool
     except LogError as said:
         if what or not was_apart:
             raise
-        shell.emit(told) if shell.json else say(shell, "✓", str(said))
+        shell.emit(told) if shell.json else shell.say("✓", str(said))
         return
     if shell.json:
         shell.emit(told | msgspec.to_builtins(event))
         return
     found = f"set aside {many(event.set_aside, 'event')} of {event.first} to {event.last}"
-    say(shell, "✓", (run, "bold"), f"  kept events up to {kept}, {found}")
+    shell.say("✓", (run, "bold"), f"  kept events up to {kept}, {found}")
     for doubt in event.doubts:
-        say(shell, "?", f"{doubt.tool} at step {doubt.step} may have happened")
-    say(shell, "", "It waits for a person now. Look at it, then let it go on:")
-    say_next(shell, "show", run)
-    say_next(shell, "resume", run)
+        shell.say("?", f"{doubt.tool} at step {doubt.step} may have happened")
+    shell.say("", "It waits for a person now. Look at it, then let it go on:")
+    shell.say_next("show", run)
+    shell.say_next("resume", run)
 
 
 def agreed(shell: Shell, question: str, *, yes: bool) -> None:
@@ -124,7 +122,6 @@ def erase_command(
     For personal data, or a secret that leaked. Their hashes and your reason stay, so that the record can still be
     verified and shows the erasure. A value that occurs in several places is erased in all of them.
     """
-    run = shell.run(run)
     kd = shell.client
     if (step is None) == (seq is None):
         raise CommandFailed("name what to erase: --step N or --seq N")
@@ -147,9 +144,9 @@ def erase_command(
         shell.emit({"run": run, "seqs": seqs, "values": len(pieces), "shared_with": others, "dry_run": dry_run}
                    | {"purged": purged})  # fmt: skip
     else:
-        say(shell, "" if dry_run else "✓", f"would erase {what}" if dry_run else f"erased {what}; their hashes stay")
+        shell.say("" if dry_run else "✓", f"would erase {what}" if dry_run else f"erased {what}; their hashes stay")
         if not purged:
-            say(shell, "~", "another process is reading: the bytes stay in the write-ahead log until it ends")
+            shell.say("~", "another process is reading: the bytes stay in the write-ahead log until it ends")
 
 
 def _listed(places: Sequence[int | str]) -> str:
@@ -239,16 +236,12 @@ def export_command(shell: Shell, run: str, output: Path | None, with_children: b
     if _ALL in named and len(named) > 1:
         raise CommandFailed("--redact: is for everything, or for the fields that it names; leave one of the two out")
     redact = named == [_ALL] or named
-    data = shell.client.export(shell.run(run), children=with_children, redact=redact)
+    data = shell.client.export(run, children=with_children, redact=redact)
     if output is None:
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
         return
-    try:
-        with open_output(output) as file:
-            file.write(data)
-    except OSError as error:
-        raise CommandFailed(f"{output}: cannot be written ({error.strerror}); name another file") from None
+    shell.save(output, data)
     header = msgspec.json.decode(data.split(b"\n", 1)[0])
     below = len(header.get("children", ()))
     children = f", {many(below, 'child', 'children')}" if below else ""
