@@ -433,6 +433,25 @@ def test_a_command_that_reads_starts_without_the_engine(office: Path, words: str
     assert len(imported) < 345
 
 
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [
+        ("ps", 320), ("inbox", 330), ("show claim_17", 330), ("find calls pay", 360), ("store doctor", 350),
+        ("time diff claim_17 3", 460), ("store verify", 465), ("edit note claim_17 x", 530),
+    ],
+)  # fmt: skip
+def test_a_command_imports_what_it_needs_and_no_more(prepared: Path, tmp_path: Path, words: str, most: int) -> None:
+    shutil.copy(prepared / "killick.db", tmp_path / "killick.db")
+    code = f"import sys; from killick.cli.main import main; main({words.split()!r}); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True
+    )  # fmt: skip
+    imported = done.stdout.splitlines()[-1].split()
+    assert len(imported) < most
+    slow = {"pydantic_core", "email.utils", "importlib.metadata", "tomllib", "rich.live"}
+    assert not (slow if words.startswith("edit") else {*slow, "killick.client.client"}) & set(imported)
+
+
 def test_an_interrupt_is_one_line_and_130(office: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "from claims_wait import main; raise SystemExit(main(['inbox']))"
     (office / "claims_wait.py").write_text(

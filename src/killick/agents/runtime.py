@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import importlib.metadata
+import importlib
 import inspect
 import math
 import os
@@ -70,8 +70,8 @@ def _build(module: str, folder: str) -> Build:
 
 def _version(package: str) -> str:
     try:
-        return importlib.metadata.version(package)
-    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return str(importlib.import_module("importlib.metadata").version(package))
+    except (ModuleNotFoundError, ValueError):
         return ""
 
 

@@ -23,6 +23,7 @@ from killick.cli import apps
 from killick.cli.exit_codes import CommandFailed, nearest
 from killick.clock import SystemClock
 from killick.errors import AgentUnknown, RunUnknown, StoreBroken
+from killick.ids import RandomIds
 from killick.log.log import Log
 from killick.permissions import open_output
 from killick.presenting.encoder import document
@@ -73,6 +74,7 @@ class Shell:
     """One invocation of the command line. A command that only reads uses its log; the client brings the engine."""
 
     clock: Final = SystemClock()
+    ids: Final = RandomIds()
 
     def __init__(
         self, *, store: str | None = None, app: str | None = None, json: bool = False, busy_seconds: float | None = None

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any, Final, Literal
 
-from pydantic_core import SchemaError, SchemaValidator, core_schema
-
 from killick.errors import ContractRefused
 
 Word = Literal["matches", "excludes"]
@@ -37,6 +35,8 @@ _LETTERS: Final = ((0x41, 0x5A, 0x20), (0x61, 0x7A, -0x20))
 @lru_cache(maxsize=1024)
 def compiled(pattern: str, word: Word = "matches") -> Callable[[str], bool]:
     """Returns a test that the whole of a text matches the pattern; for `excludes`, that a part of it does."""
+    from pydantic_core import SchemaError, SchemaValidator, core_schema  # slow to import
+
     if type(pattern) is not str:
         raise ContractRefused("bound", f"{word}={pattern!r}; give a regular expression as text")
     try:

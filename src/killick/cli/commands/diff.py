@@ -14,7 +14,7 @@ from killick.cli.commands.files import print_diff
 from killick.cli.context import Shell, command, run_argument
 from killick.cli.exit_codes import CommandFailed
 from killick.history.compare_runs import Condition, Parting, folded, parting
-from killick.history.diff import Diff, Line, shown
+from killick.history.diff import Diff, Line, across, between, shown
 from killick.history.graph.text import cells, cut
 from killick.history.phrasing import counted
 from killick.log.boundaries import is_place
@@ -62,18 +62,17 @@ def diff_command(shell: Shell, run: str, places: tuple[str, ...], at: str | None
 
 
 def _found(shell: Shell, run: str, places: tuple[str, ...], at: str | None) -> Diff | Parting:
-    kd = shell.client
     if not places or len(places) > 2:
         raise CommandFailed("name one step, two places, or another run; see killick time diff --help")
     if len(places) == 1 and not is_place(places[0]):
-        if kd.runtime.store.head(places[0]) is None:
+        if shell.store.head(places[0]) is None:
             raise CommandFailed(
                 f"{places[0]}: no run of that id, and no place in {run}; write 6, 6:before, @17, start or now"
             )
-        return parting(kd.runtime.log, run, places[0]) if at is None else kd.diff(run, at, against=places[0])
+        return parting(shell.log, run, places[0]) if at is None else across(shell.log, run, places[0], at)
     if at is not None:
         raise CommandFailed("--at is for two runs: killick time diff RUN_A RUN_B --at 6:after")
-    return kd.diff(run, *places)
+    return between(shell.log, run, *places)
 
 
 def _files(shell: Shell, found: Diff) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 from rich.console import Console
-from rich.status import Status
 from rich.text import Text
 
 from killick.cli import style as paint
 from killick.cli.context import Shell, command, complete_run, completing, named
 from killick.cli.exit_codes import CommandFailed, nearest
 from killick.errors import StoreFull, StoreReadOnly
+from killick.history.search.query import Finder
 from killick.history.search.results import (
     Findings,
     FoundAnswer,
@@ -27,6 +27,9 @@ from killick.history.search.results import (
     SearchHit,
     Standing,
 )
+
+if TYPE_CHECKING:
+    from rich.status import Status
 
 LIMIT: Final = 20
 WHY_LINES_MAX: Final = 3
@@ -68,7 +71,7 @@ def find_command(context: click.Context) -> None:
 
 @completing
 def _complete_agent(shell: Shell, context: click.Context) -> Iterable[str]:
-    return dict.fromkeys(each.agent for each in shell.client.list(limit=1_000))
+    return shell.store.agents()
 
 
 def _question(name: str) -> Callable[[Callable[..., Findings[Any]]], click.Command]:
@@ -125,7 +128,7 @@ def decisions(shell: Shell, **asked: Any) -> Findings[FoundDecision]:
     \b
       killick find decisions --choice refund --by model
     """
-    return shell.client.find.decisions(**asked)
+    return Finder(shell.log).decisions(**asked)
 
 
 _where: Final = click.option(
@@ -142,7 +145,7 @@ def calls(shell: Shell, tool: str | None, conditions: tuple[str, ...], **within:
     \b
       killick find calls send_email --where to=ada@x.org
     """
-    return shell.client.find.calls(tool, where=_conditions(conditions), **within)
+    return Finder(shell.log).calls(tool, where=_conditions(conditions), **within)
 
 
 @_question("failures")
@@ -154,7 +157,7 @@ def failures(shell: Shell, kind: str | None, tool: str | None, **within: Any) ->
     \b
       killick find failures ConnectionError --since 1d
     """
-    return shell.client.find.failures(kind, tool=tool, **within)
+    return Finder(shell.log).failures(kind, tool=tool, **within)
 
 
 @_question("effects")
@@ -171,7 +174,7 @@ def effects(
     \b
       killick find effects pay --standing --where iban=DE02
     """
-    return shell.client.find.effects(tool, status=status, where=_conditions(conditions), **within)
+    return Finder(shell.log).effects(tool, status=status, where=_conditions(conditions), **within)
 
 
 @_question("answers")
@@ -184,7 +187,7 @@ def answers(shell: Shell, **asked: Any) -> Findings[FoundAnswer]:
     \b
       killick find answers --by ann --verb approve
     """
-    return shell.client.find.answers(**asked)
+    return Finder(shell.log).answers(**asked)
 
 
 def _conditions(texts: tuple[str, ...]) -> dict[str, Any]:
@@ -203,7 +206,7 @@ def _catch_up(shell: Shell) -> None:
                 shown.append(stack.enter_context(shell.err.status(line)))
             shown[0].update(line)
 
-        shell.client.find.catch_up(tell)
+        Finder(shell.log).catch_up(tell)
 
 
 # printing -----------------------------------------------------------------------------------------

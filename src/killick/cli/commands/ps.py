@@ -11,8 +11,6 @@ from typing import Any, Final, NamedTuple
 
 import click
 from msgspec.structs import replace
-from rich.console import Group
-from rich.live import Live
 from rich.text import Text
 
 from killick.cli import style
@@ -310,6 +308,9 @@ class Watching:
         return seen, news
 
     def _table(self) -> None:
+        from rich.console import Group
+        from rich.live import Live
+
         out = self.shell.out
         counts, shown = Text(), list[Text]()
         with keys() as pressed, Live(console=out, auto_refresh=False, transient=False) as live:

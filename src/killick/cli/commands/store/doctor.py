@@ -10,8 +10,7 @@ from killick.cli import style as paint
 from killick.cli.context import Shell, command
 from killick.cli.exit_codes import Exit
 from killick.cli.style import many
-from killick.definitions.agents import AGENTS
-from killick.errors import AgentUnknown, StoreError
+from killick.errors import StoreError
 from killick.history.doctor import Diagnosis, Finding, examine
 from killick.presenting.encoder import document
 
@@ -25,9 +24,8 @@ def doctor_command(shell: Shell) -> Exit:
     finds a problem.
     """
     try:
-        kd = shell.client
         shell.load_app()
-        found = examine(kd.runtime.log, clock=kd.runtime.clock, knows=_is_declared if shell.app else None)
+        found = examine(shell.log, clock=shell.clock, knows=_is_declared if shell.app else None)
     except StoreError as error:
         if shell.json:
             shell.emit({"store": shell.url, "wrong": 1, "unreachable": str(error)})
@@ -42,11 +40,9 @@ def doctor_command(shell: Shell) -> Exit:
 
 
 def _is_declared(agent: str) -> bool:
-    try:
-        AGENTS.get(agent)
-    except AgentUnknown:
-        return False
-    return True
+    from killick.definitions.agents import AGENTS
+
+    return agent in AGENTS.names()
 
 
 def _data(shell: Shell, found: Diagnosis) -> dict[str, Any]:

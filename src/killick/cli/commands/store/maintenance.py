@@ -11,8 +11,9 @@ from typing import Any, Final
 import click
 import msgspec
 from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from killick.archive.export import export
+from killick.archive.redact import Redaction
 from killick.audit.seal import SEALS, heads
 from killick.cli.context import Shell, command, current_user, dry_run_option, run_argument, yes_option
 from killick.cli.exit_codes import CommandFailed, Exit
@@ -48,6 +49,8 @@ def progress(shell: Shell) -> Generator[Callable[[str, int, int], None]]:
 
         yield remark
         return
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f}"), TimeRemainingColumn()
     with Progress(*columns, console=shell.err, transient=True) as bars:
         known: dict[str, TaskID] = {}
@@ -71,17 +74,16 @@ def repair_command(shell: Shell, run: str, reason: str, dry_run: bool, yes: bool
     Sets the failing part of its log aside, without deleting it. Effects in that part are in doubt. The run then waits
     for a person.
     """
-    kd = shell.client
-    kept, _, what = last_good(kd.runtime.log, kd.runtime.log.head(run))
+    kept, _, what = last_good(shell.log, shell.log.head(run))
     told: dict[str, Any] = {"run": run, "kept": kept, "found": what, "dry_run": dry_run}
     if dry_run:
         shell.emit(told) if shell.json else shell.say("", f"{run} holds up to event {kept}; then: {what or 'nothing'}")
         return
     if what:
         agreed(shell, f"{run} holds up to event {kept}; then: {what}. Set aside what comes after it?", yes=yes)
-    was_apart = kd.runtime.store.quarantined(run) is not None
+    was_apart = shell.store.quarantined(run) is not None
     try:
-        event = repair(kd.runtime.log, run, at=kd.runtime.clock.now_us(), reason=reason, by=current_user())
+        event = repair(shell.log, run, at=shell.clock.now_us(), reason=reason, by=current_user())
     except LogError as said:
         if what or not was_apart:
             raise
@@ -122,21 +124,20 @@ def erase_command(
     For personal data, or a secret that leaked. Their hashes and your reason stay, so that the record can still be
     verified and shows the erasure. A value that occurs in several places is erased in all of them.
     """
-    kd = shell.client
     if (step is None) == (seq is None):
         raise CommandFailed("name what to erase: --step N or --seq N")
     if run == SEALS:
         raise CommandFailed(
             f"{run}: without its values nothing that was sealed could be proved; erase in the runs themselves"
         )
-    seqs = _seqs(kd.runtime.log, run, step, seq)
-    pieces = {digest for each in seqs for digest in kd.runtime.log.pieces_of(run, each)}
-    others = _sharing(kd.runtime.log, run, seqs, pieces)
+    seqs = _seqs(shell.log, run, step, seq)
+    pieces = {digest for each in seqs for digest in shell.log.pieces_of(run, each)}
+    others = _sharing(shell.log, run, seqs, pieces)
     what = f"the values of {many(len(seqs), 'event')}: {_listed(seqs)}"
     purged = True
     if not dry_run:
         also = f" Parts of them are in {_listed(others)} too, and go from there." if others else ""
-        row = kd.runtime.store.index(run)
+        row = shell.store.index(run)
         stuck = "" if row is not None and row.status in ENDED else " The run has not ended, and cannot go on past them."
         agreed(shell, f"Erase {what} for good?{also}{stuck}", yes=yes)
         purged = _erase(shell, run, seqs, pieces, reason)
@@ -156,10 +157,9 @@ def _listed(places: Sequence[int | str]) -> str:
 
 
 def _erase(shell: Shell, run: str, seqs: list[int], pieces: set[bytes], reason: str) -> bool:
-    kd = shell.client
-    with leased(kd.runtime.log, run, kd.runtime.ids.new("command")) as log:
-        return kd.runtime.log.erase(
-            log, at=kd.runtime.clock.now_us(), reason=reason, seqs=seqs, pieces=sorted(pieces), by=current_user()
+    with leased(shell.log, run, shell.ids.new("command")) as log:
+        return shell.log.erase(
+            log, at=shell.clock.now_us(), reason=reason, seqs=seqs, pieces=sorted(pieces), by=current_user()
         )
 
 
@@ -236,7 +236,8 @@ def export_command(shell: Shell, run: str, output: Path | None, with_children: b
     if _ALL in named and len(named) > 1:
         raise CommandFailed("--redact: is for everything, or for the fields that it names; leave one of the two out")
     redact = named == [_ALL] or named
-    data = shell.client.export(run, children=with_children, redact=redact)
+    redaction = Redaction(shell.ids.key(), () if redact is True else tuple(named)) if redact else None
+    data = export(shell.log, run, children=with_children, redaction=redaction)
     if output is None:
         sys.stdout.flush()
         sys.stdout.buffer.write(data)

@@ -41,27 +41,26 @@ def prune_command(
       killick store prune --older 90d --dry-run
       killick store prune --older 30d --status completed --to /backup/october.jsonl.gz
     """
-    kd = shell.client
-    now_us = kd.runtime.clock.now_us()
+    now_us = shell.clock.now_us()
     until_us = style.moment_of(older, now_us)
     wanted = tuple(each.strip() for text in status for each in text.split(",")) or ENDED
     path = to or name_at(now_us)
     with progress(shell) as tell:
-        chosen = choose(kd.runtime.log, until_us=until_us, status=wanted, agent=agent, progress=tell)
+        chosen = choose(shell.log, until_us=until_us, status=wanted, agent=agent, progress=tell)
     if not shell.json:
         _print_chosen(shell, chosen, until_us)
     if dry_run:
-        done = chosen.untouched(kd.runtime.log)
+        done = chosen.untouched(shell.log)
     else:
         if chosen.going:
             question = f"Move {many(len(chosen.going), 'run')} into {path}, and out of the store?"
             agreed(shell, question, yes=yes)
         with progress(shell) as tell:
             done = prune(
-                kd.runtime.log,
+                shell.log,
                 chosen,
                 path,
-                holder=kd.runtime.ids.new("prune"),
+                holder=shell.ids.new("prune"),
                 now_us=now_us,
                 by=current_user(),
                 progress=tell,

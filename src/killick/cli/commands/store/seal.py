@@ -15,8 +15,8 @@ import msgspec
 from rich.filesize import decimal
 
 from killick.audit.checkpoint import checkpoint, new_key
-from killick.audit.proof import Proved, has_grown_out_of, verify_proof
-from killick.audit.seal import SEALS, Sealed
+from killick.audit.proof import Proved, has_grown_out_of, prove, verify_proof
+from killick.audit.seal import SEALS, Sealed, seal
 from killick.cli import style
 from killick.cli.commands.store.maintenance import LISTED_MAX, progress
 from killick.cli.context import Shell, command, current_user, run_argument
@@ -49,12 +49,11 @@ def seal_command(shell: Shell, key: Path | None, new_key: Path | None, out: Path
     \b
       killick store seal --new-key seal.pem --out monday.seal
     """
-    kd = shell.client
     if out is not None and out.exists():
         _check_older(shell, out)
     signer = _key(shell, key, new_key)
     with progress(shell) as tell:
-        done = kd.seal(signer, by=current_user(), progress=tell)
+        done = seal(shell.log, signer, at_us=shell.clock.now_us(), by=current_user(), progress=tell)
     if out is not None:
         written(out, done.file.encode())
     lost = [run for run, file in done.gone.items() if file is None]
@@ -148,7 +147,7 @@ def prove_command(shell: Shell, run: str, seq: str, values: bool, since: Path | 
         raise CommandFailed(f"{seq}: is no event's number; killick show {run} --log lists them")
     number = int(seq.removeprefix("@"))
     kept = None if since is None else found_in(since)
-    proof = shell.client.prove(run, number, values=values, since=kept)
+    proof = prove(shell.log, run, number, values=values, since=kept)
     if out is None:
         click.echo(proof.file, nl=False)
         return

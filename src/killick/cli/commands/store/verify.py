@@ -14,6 +14,7 @@ import msgspec
 from killick.archive import bundle
 from killick.archive.export import read
 from killick.audit.seal import SEALS, heads, told_pruned
+from killick.audit.seal_check import verify
 from killick.cli.commands.store.maintenance import LISTED_MAX, progress
 from killick.cli.commands.store.seal import found_in, verify_file
 from killick.cli.context import Shell, command, complete_run
@@ -57,11 +58,10 @@ def verify_command(
         is_run = not bundle.is_archive(run) and shell.exists and shell.store.head(run) is not None
         if not is_run:
             return _verify_file(shell, run)
-    kd = shell.client
-    looked_at = [kd.runtime.log.head(shell.run(run))] if run else list(heads(kd.runtime.store))
+    looked_at = [shell.log.head(shell.run(run))] if run else list(heads(shell.store))
     done: Counter[str] = Counter()
     total = sum(head.seq - head.base for head in looked_at)
-    if kd.runtime.store.head(SEALS) is not None:
+    if shell.store.head(SEALS) is not None:
         total *= 2  # what was sealed is read once more
     kept, public = (None if each is None else found_in(each) for each in (checkpoint, key))
     with progress(shell) as tell:
@@ -72,13 +72,13 @@ def verify_command(
             tell("verifying", done[""], total)
 
         try:
-            report = kd.verify(run, checkpoint=kept, key=public, progress=seen)
+            report = verify(shell.log, run, checkpoint=kept, key=public, progress=seen)
         except ProofBroken as error:
             place, code = (key, Exit.MISTYPED) if error.place == "key" else (checkpoint, Exit.BAD)
             raise CommandFailed(f"{place}: {error.reason}", code) from None
     broken = _first_breaks(report)
     if checkpoint is not None and run is None:
-        broken += _unproved(kd.runtime.log, archives)
+        broken += _unproved(shell.log, archives)
     held = _verify_files(shell, [head.run for head in looked_at]) if files else None
     if shell.json:
         told = {"holds": report.holds and not broken}
