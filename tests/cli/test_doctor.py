@@ -126,7 +126,7 @@ def test_runs_of_agents_that_the_app_does_not_declare_are_told(capsys: Capture, 
 
 def test_a_store_that_cannot_be_looked_at_is_wrong(capsys: Capture, here: Path) -> None:
     (here / "killick.db").write_bytes(b"SQLite format 3\x00" + b"\xff" * 4_000)
-    assert did(capsys, code=1).startswith("✗ killick.db  cannot be looked at: ")
+    assert did(capsys, code=1).startswith("✗ killick.db  cannot be examined: ")
     assert data(capsys, code=1)["wrong"] == 1
 
 

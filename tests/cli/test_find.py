@@ -134,8 +134,8 @@ def test_json_says_all_there_is(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["failuers"], "killick: failuers: cannot be looked for; did you mean failures?"),
-        (["wibble"], "killick: wibble: cannot be looked for; ask for decisions, calls, failures, effects, answers"),
+        (["failuers"], "killick: failuers: no such search; did you mean failures?"),
+        (["wibble"], "killick: wibble: no such search; ask for decisions, calls, failures, effects, answers"),
         (["calls", "--where", "to"], "killick: 'to': no name and value; write it as name=value"),
         (["calls", "--run", "order_1"], "killick: order_1: no such run in killick.db; did you mean order_1"),
         (["calls", "--since", "tea"], "killick: 'tea'"),

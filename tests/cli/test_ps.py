@@ -312,7 +312,7 @@ def test_on_a_terminal_a_table_lives_until_q(store: Path) -> None:
     watching = watch(store, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     seen, until = b"", time.monotonic() + 300
-    while b"q leaves" not in seen and time.monotonic() < until:
+    while b"q quits" not in seen and time.monotonic() < until:
         if select.select([ours], [], [], 0.2)[0]:
             seen += os.read(ours, 65_536)
     os.write(ours, b"q")

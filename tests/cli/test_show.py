@@ -242,7 +242,7 @@ def test_a_failure_is_told_with_its_chain_its_place_and_what_was_known(show: Any
     told = show("invoice_7").partition("\nfailed at step 1, show_post")[2]
     place = r"    at .*test_show\.py:\d+ in post\n"
     assert re.search(rf"  ValueError: the books refused it\n{place}  because of \S*\.Refused: 422 from https", told)
-    assert re.search(r'    the far side answered 422 \{"error": "vat_id"', told)
+    assert re.search(r'    the service answered 422 \{"error": "vat_id"', told)
     assert '  input      customer="Möller", lines=[1, 2, 3]\n  progress   {"sent": 2}\n  context    customer=' in told
     assert "site-packages" not in told
 
@@ -468,7 +468,7 @@ def test_history_has_every_step_and_with_all_what_was_left(forked: str, show: An
     assert [line.split()[0] for line in everything.splitlines()[1:]] == [
         "1:before", "2:before", "3:before", "4~0:before", "5~0:before", "4:before", "5:before",
     ]  # fmt: skip
-    assert everything.count("done, left") == 2
+    assert everything.count("done, rewound") == 2
     found = json.loads(show(forked, "--history", "--all", "--json"))
     assert [past["step"] for past in found if past["rewound"]] == ["4", "5"]
     for past in found:

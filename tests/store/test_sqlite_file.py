@@ -462,7 +462,7 @@ def test_a_store_on_read_only_media_is_listed_shown_exported_and_verified(
     store = str(folder / "killick.db")
     for command in (["ps"], ["show", "r"], ["store", "verify"], ["store", "export", "r", "-o", str(tmp_path / "out")]):
         assert main([*command, "--store", store]) == 0, capsys.readouterr()
-    assert "the record holds: 1 run" in capsys.readouterr().out
+    assert "the record is intact: 1 run" in capsys.readouterr().out
     with killick.open(store) as kd, pytest.raises(killick.errors.StoreReadOnly):
         kd.start(media, id="other")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

@@ -45,7 +45,7 @@ def settings(start: Path | None = None) -> dict[str, Any]:
         try:
             found = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("killick")
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise CommandFailed(f"{_near(file)}: is not valid TOML ({error}); mend it") from None
+            raise CommandFailed(f"{_near(file)}: is not valid TOML ({error}); correct it") from None
         if found is not None:
             _check(file, found)
             return {**found, "folder": folder}

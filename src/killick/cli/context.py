@@ -127,7 +127,7 @@ class Shell:
         """The store, which must exist: a command that reads creates none."""
         if self._store is None:
             if self.url.startswith("memory:"):
-                raise CommandFailed("memory: holds nothing from one command to the next; --store names a file")
+                raise CommandFailed("memory: keeps nothing from one command to the next; --store names a file")
             if not self.exists:
                 raise CommandFailed(
                     f"{self.url}: no store here; `killick demo` and `killick run` make one, --store names another"
@@ -353,7 +353,7 @@ def text_of(text: str) -> str:
         why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise CommandFailed(f"{text}: cannot be read ({why}); write @@ to begin a text with @") from None
     if text.endswith(".json") and isinstance(parsed(found), Unparsed):
-        raise CommandFailed(f"{text}: is not JSON ({parsed(found).why}); mend the file")
+        raise CommandFailed(f"{text}: is not JSON ({parsed(found).why}); correct the file")
     return found.removesuffix("\n")
 
 

@@ -58,8 +58,8 @@ GROUPS: Final[dict[str, tuple[str, dict[str, str]]]] = {
     "contract": ("Rules that evaluate every intention of an agent.", {
         "check": "lint contracts", "show": "show the rules in words", "rejudge": "evaluate recorded runs again",
     }),
-    "store": ("Maintain the store, and prove what it holds.", {
-        "verify": "verify the record", "doctor": "find what is wrong", "repair": "repair a run's log",
+    "store": ("Maintain the store, and prove its contents.", {
+        "verify": "verify the record", "doctor": "diagnose problems", "repair": "repair a run's log",
         "export": "write a run to a file", "prune": "archive old runs", "erase": "erase values",
         "seal": "sign the record", "prove": "prove one event",
     }),
@@ -234,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             drop_output()
-            return _tell("the output cannot be written: no space is left there; write it to another place", Exit.BAD)
+            return _tell("the output cannot be written: the disk is full; write it to another place", Exit.BAD)
         return _tell(
             f"this is a bug in Killick ({type(error).__name__}: {error}); KILLICK_DEBUG=1 shows where", Exit.BUG
         )

@@ -35,7 +35,7 @@ def show(shell: Shell, run: str, place: RunMoment | None, *, everything: bool, f
     found = windows(shell.log, run, place, read_max=None if everything or shell.json else READ_MAX)
     if found is None:
         raise CommandFailed(
-            f"{run}: called no model, so there is no window; {shell.typed('show', run)} tells what it did"
+            f"{run}: called no model, so there is no window; {shell.typed('show', run)} shows its steps"
         )
     if shell.json:
         shell.emit(found)
@@ -75,7 +75,7 @@ def _line(label: str, told: Text | str, *, style: str = "") -> Line:
 
 def _fills(found: Windows) -> Iterator[Line]:
     at = found.at
-    told = Text.assemble((found.run, "bold"), f"  what the model was sent at step {at.step}")
+    told = Text.assemble((found.run, "bold"), f"  the model's input at step {at.step}")
     yield Text(), told.append(f", call {at.number} of {len(found.calls)}", style="dim")
     budget = f" of {found.budget:,}" if found.budget else ""
     told = Text.assemble((f"{at.sent:,}", "bold"), f"{budget} tokens in {counted(found.messages, 'message')}")
@@ -88,7 +88,7 @@ def _fills(found: Windows) -> Iterator[Line]:
 
 def _wasted(found: Windows) -> Iterator[Line]:
     wasted = sum(each.tokens for each in found.waste)
-    yield _line("wasted", f"{wasted:,} tokens over the whole run, {share(wasted, found.sent)} of what was sent")
+    yield _line("wasted", f"{wasted:,} tokens over the whole run, {share(wasted, found.sent)} of the sent tokens")
     for each in sorted(found.waste, key=lambda waste: -waste.tokens):
         if each.tokens:
             name, why = WASTES[each.kind]
@@ -141,7 +141,7 @@ def _paging(found: Windows) -> Iterator[Line]:
         yield _line("", f"the largest: {told}", style="dim")
     how = Counter(fault.how for fault in found.faults)
     ways = ", ".join(f"{count} {name}" for name, count in how.most_common())
-    rate = f"; {share(found.wanted, found.left)} of what had left was wanted" if found.left else ""
+    rate = f"; {share(found.wanted, found.left)} of the evicted tokens were wanted back" if found.left else ""
     yield _line("back", f"{counted(len(found.faults), 'fault')} ({ways}){rate}" if ways else "nothing was wanted back")
     if found.pins:
         asked = sum(pin.because == "asked" for pin in found.pins)
@@ -182,7 +182,7 @@ def _chart(found: Windows, columns: int) -> Iterator[Text]:
         left, back = any(call.evicted for call in group), any(call.faulted for call in group)
         marks.append("!" if back else "v" if left else " ", style="yellow" if back else "magenta")
     if marks.plain.strip():
-        yield marks.append("  v pages left, ! some were wanted back", style="dim")
+        yield marks.append("  v pages evicted, ! pages wanted back", style="dim")
     yield Text(f"{'calls':<9}{first}{last:>{max(len(groups) - len(str(first)), 1)}}", style="dim")
 
 
@@ -190,7 +190,7 @@ def _chart(found: Windows, columns: int) -> Iterator[Text]:
 
 
 def _evictions(found: Windows, width: int) -> Table:
-    table = paint.table(("LEFT BEFORE", "PAGE", "KIND", " TOKENS", "WHY", "WHAT"))
+    table = paint.table(("EVICTED", "PAGE", "KIND", " TOKENS", "WHY", "WHAT"))
     for each in found.evictions:
         for gone in each.pages:
             where = f"call {each.call}"

@@ -155,14 +155,14 @@ def rendered(report: Report, seconds: float) -> RenderableType:
     rate = f"\n{paint.span(seconds * 1_000_000)}, {report.stories / max(seconds, 0.001):.0f} a second"
     lines = {
         "agent": Text.assemble((report.agent, "bold"), (f"  {report.where}", "dim")),
-        "left alone": Text.assemble(paint.status(report.left_alone), f", {steps}{asked}"),
+        "baseline": Text.assemble(paint.status(report.left_alone), f", {steps}{asked}"),
         "interrupted": Text.assemble(f"{report.stories} times: {report.told_ways}", (rate, "dim")),
     }
     if report.reached.tools or report.reached.lines:
         lines["reached"] = _reached(report.reached)
     if report.sampled:
         told = f"{', '.join(report.sampled)} gave samples of their types; --fake NAME=VALUE says better"
-        lines["made up"] = Text(told, style="dim")
+        lines["sampled"] = Text(told, style="dim")
     head = Table.grid(padding=(0, 2, 0, 0))
     for name, line in lines.items():
         head.add_row(Text(f"  {name}", style="dim"), line)

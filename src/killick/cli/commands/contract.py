@@ -31,7 +31,7 @@ from killick.presenting.contracts import words
 
 _STYLES: Final = {"accept": "green", "ask": "yellow", "reject": "red"}
 _CHANGES: Final[dict[Change, str]] = {
-    "stopped": "would be stopped", "asked": "asked", "passed": "let through", "differs": "otherwise than on record",
+    "stopped": "would be stopped", "asked": "asked", "passed": "accepted", "differs": "different from the record",
     "unknown": "not known any more",
 }  # fmt: skip
 _DIGEST_CHARS: Final = 12
@@ -113,7 +113,7 @@ def _show_linted(shell: Shell, found: Linted, wide: int) -> None:
     sign, style = ("✓", "bold green") if found.contract is not None else ("✗", "bold red")
     line = Text.assemble((f"{sign} ", style), (f"{found.target:<{wide}}", "bold"), "  ")
     if found.contract is not None:
-        line.append(f"{found.contract.name} holds: {counted(len(found.contract.rules), 'rule')}")
+        line.append(f"{found.contract.name}: {counted(len(found.contract.rules), 'rule')}")
         line.append(f", sha256 {found.contract.digest[:_DIGEST_CHARS]}", style="dim")
     else:
         line.append(counted(sum(each.severity == "error" for each in found.problems), "problem"), style="red")
@@ -308,9 +308,7 @@ def _show_rejudged(
             shell.note("? comes after something that would have been stopped, and might never have been")
     for each in found:
         for name in each.changed:
-            shell.note(
-                f"{each.run}: functions of the contract {name} have changed since; what they say now counts here"
-            )
+            shell.note(f"{each.run}: functions of the contract {name} have changed since; their current code is used")
     for run, reason in refused:
         shell.print(Text.assemble(("✗ ", "bold red"), f"{run}: {reason}"))
     sign, style = ("✓", "bold green") if all_agree(found) and not refused else ("✗", "bold red")
@@ -339,7 +337,7 @@ def summary(found: Sequence[Rejudged], contract: Contract | None) -> str:
     of = f"of {counted(count.total(), 'intention')} in {counted(len(found), 'run')}"
     said = [f"{count[change]} {told}" for change, told in _CHANGES.items() if count[change]]
     if not said:
-        return f"{of}: " + ("all come out as they are on record" if contract is None else "nothing would be different")
+        return f"{of}: " + ("all verdicts are as recorded" if contract is None else "nothing would be different")
     first, *rest = said
     if contract is not None and not count["stopped"] and not count["unknown"]:
         first = first.replace(" ", " would be ", 1)

@@ -119,7 +119,7 @@ def _why(found: Parting, room: int) -> Iterator[tuple[str, list[Text]]]:
     if changed:
         several = len({condition.run for condition in changed}) > 1
         yield "changed", [_condition(condition, room, named=several) for condition in changed]
-    yield "part at", [Text(found.why(), style="bold")]
+    yield "diverge", [Text(found.why(), style="bold")]
 
 
 def _condition(condition: Condition, room: int, *, named: bool) -> Text:

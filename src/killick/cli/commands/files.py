@@ -254,13 +254,13 @@ def _print_restored(shell: Shell, done: Restoration) -> None:
     shell.print(head)
     lines = [("in", Text(done.folder))]
     did_nothing = not (done.written or done.removed or done.left)
-    told = "nothing: they are so already" if did_nothing else f"{done.written:,} written, {done.removed:,} removed"
+    told = "nothing: the files are the same" if did_nothing else f"{done.written:,} written, {done.removed:,} removed"
     lines.append(("would be" if done.dry_run else "done", Text(told)))
     lines += [("left" if not number else "", Text(each, style="yellow")) for number, each in enumerate(done.left[:12])]
     if len(done.left) > 12:
         lines.append(("", Text(f"and {len(done.left) - 12:,} more; --json lists them", style="dim")))
     if done.before is not None and not did_nothing:
-        lines.append(("before", Text.assemble((done.before[:12], "cyan"), (" has what was there:", "dim"))))
+        lines.append(("before", Text.assemble((done.before[:12], "cyan"), (" has the files from before:", "dim"))))
         lines.append(
             ("", Text(shell.typed("time", "restore", done.run, "--snapshot", done.before[:12]), style="green"))
         )

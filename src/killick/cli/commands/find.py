@@ -49,7 +49,7 @@ class _Questions(click.Group):
             args = [f"{name}s", *args[1:]]
         elif name not in self.commands and not name.startswith("-"):
             hint = nearest(name, self.commands, f"ask for {', '.join(self.commands)}")
-            raise CommandFailed(f"{name}: cannot be looked for; {hint}")
+            raise CommandFailed(f"{name}: no such search; {hint}")
         return super().resolve_command(ctx, args)
 
 
@@ -201,7 +201,7 @@ def _catch_up(shell: Shell) -> None:
         shown: list[Status] = []
 
         def tell(events: int) -> None:
-            line = f"looking at what is new … {events:,} events"
+            line = f"indexing … {events:,} new events"
             if not shown:
                 shown.append(stack.enter_context(shell.err.status(line)))
             shown[0].update(line)

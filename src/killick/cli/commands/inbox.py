@@ -294,7 +294,7 @@ def _move(refused: AnswerRefused, asked: Wait | None, verb: str, value: str | No
         return "; --by says who answers"
     if verb == "edit" and asked is not None and asked.rule is not None:
         return f"; as in --set {argument_edits.example(asked)}" if "needs a value" in str(refused) else ""
-    return "; add --value" if value is None and verb in _NEEDS_VALUE else "; `killick inbox` shows what is asked"
+    return "; add --value" if value is None and verb in _NEEDS_VALUE else "; `killick inbox` shows the questions"
 
 
 def _open_waits(shell: Shell, wait: str) -> tuple[str, list[Wait]]:
@@ -332,12 +332,12 @@ def _ask(shell: Shell, wait: str, waits: Sequence[Wait], by: str | None) -> None
     """Ask the person at the terminal."""
     if not (prompt.can_ask() and sys.stdout.isatty()) or shell.json:
         takes = "; ".join(f"{each.id} takes {', '.join(each.verbs)}" for each in waits)
-        raise CommandFailed(f"{wait}: answer what? {takes or 'nothing is asked; `killick inbox` shows what is'}")
+        raise CommandFailed(f"{wait}: answer what? {takes or 'it asks nothing; `killick inbox` lists the questions'}")
     for each in waits:
         if (refused := approvals.why_not(shell.client, each, by)) is not None:
             raise CommandFailed(f"{each.id}: {refused}; --by says who answers")
         if not prompt.ask_one(shell.client, each, by=by):
-            raise CommandFailed(f"{each.id}: not answered; it waits on")
+            raise CommandFailed(f"{each.id}: not answered; it still waits")
 
 
 def _next(shell: Shell, run: str) -> str:
@@ -367,5 +367,5 @@ def refuse_deaf(shell: Shell, run: str) -> None:
     """A run that is over takes nothing any more; one that failed does when it is resumed."""
     row = shell.store.index(run)
     if row is not None and row.status in ENDED:
-        move = f"`{shell.typed('resume', run)}` lets it go on" if row.status == "failed" else "start another"
-        raise CommandFailed(f"{run}: is over ({row.status}) and hears nothing; {move}")
+        move = f"`{shell.typed('resume', run)}` continues it" if row.status == "failed" else "start another"
+        raise CommandFailed(f"{run}: is over ({row.status}) and takes no messages; {move}")

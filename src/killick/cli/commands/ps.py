@@ -321,7 +321,7 @@ class Watching:
                 marked = frozenset(run for run, at in self.changed.items() if now - at < MARKED_US)
                 if news or not counts:
                     counts = self.listing.last_line(seen, seen[:room], moves=False)
-                hint = Text("  q leaves", style="dim")
+                hint = Text("  q quits", style="dim")
                 lines = drawn(seen[:room], now, out.width, marked)[: room + 1] if seen else [self.listing.nothing()]
                 lines.append(Text().append_text(counts).append_text(hint))
                 if lines != shown:

@@ -168,13 +168,13 @@ def verdict(replayed: Replayed) -> str:
             at = f"at step {step}"
             told = reason.removeprefix(f"{at} ")
             told = told if called in told else f"{told}; {called}"
-            return f"parted{f' {at}' if step is not None else ''}: {told}"
+            return f"diverged{f' {at}' if step is not None else ''}: {told}"
         case "beyond":
-            return f"goes on beyond the record with {replayed.beyond}; {called}"
+            return f"continues beyond the record with {replayed.beyond}; {called}"
         case "stopped" if str(replayed.stopped).startswith("the debugger"):
             return f"stopped: {replayed.stopped}; {called}"
         case "stopped":
-            return f"stopped {replayed.stopped}; what the code does next was not looked at, and {called}"
+            return f"stopped {replayed.stopped}; the code was not run further, and {called}"
         case _:
             count = len(replayed.played)
             ends = {

@@ -156,7 +156,7 @@ def _going(shell: Shell, target: str | None, text: str | None, run: str | None) 
             return Going(agent, target, recorded.input, run)
         return Going(agent, target, fitting(agent, text), run)
     if run is None:
-        raise CommandFailed("run what? Name an agent, as app.py:agent, or a run to go on with, as --id RUN")
+        raise CommandFailed("run what? Name an agent, as app.py:agent, or a run to continue, as --id RUN")
     recorded = shell.client.state(shell.run(run))
     if (found := shell.agent_of(recorded.agent)) is None:
         raise CommandFailed(

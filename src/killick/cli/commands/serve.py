@@ -102,7 +102,7 @@ def _ready(shell: Shell, url: str, link: str | None, *, opens: bool, alone: bool
         if link is not None:
             shell.print(f"sign in, once, by {link}")
     if not alone:
-        shell.note("others can reach this address, in the clear: let a proxy with TLS stand before it")
+        shell.note("other machines can reach this address, without encryption; put a proxy with TLS in front of it")
     if opens:
         webbrowser.open(url if link is None else _page_to(link).as_uri())
 

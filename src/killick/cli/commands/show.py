@@ -244,7 +244,7 @@ def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
         verify, repair = shell.typed("store", "verify", tl.run), shell.typed("store", "repair", tl.run)
         return [Text.assemble((verify, "bold green"), ("  says where; then  ", "dim"), (repair, "bold green"))]
     if tl.held_back is not None and isinstance(tl.held_back.event, e.RunDiverged):
-        return [Text.assemble("mend the code, then  ", (shell.goes_on(tl.run, tl.agent), "bold green"))]
+        return [Text.assemble("fix the code, then  ", (shell.goes_on(tl.run, tl.agent), "bold green"))]
     if status in ("failed", "paused", "abandoned") or tl.held_back is not None:
         worker = ("  or start a worker", "dim") if status == "abandoned" else ""
         return [Text.assemble((shell.typed("resume", tl.run), "bold green"), worker)]
@@ -288,7 +288,7 @@ def _foot(shell: Shell, page: Page) -> Iterator[Text]:
     tags = shown_tags(tl.tags)
     facts = {
         "parent": tl.parent and f"{tl.parent}, step {tl.parent_step}", "forked from": tl.forked_from,
-        "goes on as": tl.renewed_as, "priority": tl.priority or None, "tags": ", ".join(tags),
+        "continued as": tl.renewed_as, "priority": tl.priority or None, "tags": ", ".join(tags),
         "build": " ".join(filter(None, (tl.build.version, tl.build.commit))),
         "last held by": process(tl.holder) if tl.holder else None,
         "generation": tl.generation or None, "events": tl.seq,
@@ -399,7 +399,7 @@ def _history(shell: Shell, run: str, *, everything: bool) -> None:
         label, left = (each.label, each.left) if isinstance(each, Past) else (each.step, False)
         after = f"{label}:after" if each.after is not None else ""
         name = f"undo {each.name}" if each.sort == "undo" else each.name
-        outcome = style.status(each.outcome).append(", left" if left else "")
+        outcome = style.status(each.outcome).append(", rewound" if left else "")
         table.add_row(
             f"{label}:before", after, name, style.moment(each.at), took, outcome, style="dim" if left else None
         )

@@ -169,7 +169,7 @@ def _input(shell: Shell, run: str, given: str) -> Any:
 
 def _print_fork(shell: Shell, run: str, fork: str, place: boundaries.RunMoment, effects: e.ForkEffects) -> None:
     log = shell.log
-    head = Text().append(fork, style="bold cyan").append(f" leaves {run} at ").append(_at(place), style="bold")
+    head = Text().append(fork, style="bold cyan").append(f" branches off {run} at ").append(_at(place), style="bold")
     shell.print(head)
     steps = [step for step in log.state(fork).fold.steps if "." not in step.id]
     shared = f"steps 1 to {steps[-1].id}" if len(steps) > 1 else "step 1" if steps else "its start"
@@ -232,7 +232,7 @@ def _print_parting(shell: Shell, run: str, fork: str) -> None:
     result = shell.client.state(fork).result if status == "completed" else None
     said = Text().append("is ").append_text(paint.status(status))
     _report(shell, "now", [said.append(f": {paint.brief(result, 80)}" if result is not None else "")])
-    _report(shell, "parts at", [Text(found.why(), style="bold")])
+    _report(shell, "diverges", [Text(found.why(), style="bold")])
     if (first := found.parts_at) is not None:
         wide = max(len(run), len(fork))
         sides = zip((run, fork), first.told(max(shell.out.width - wide - LABEL - 6, 30)), strict=True)
@@ -340,7 +340,7 @@ def undo_command(
         said = state.output_of(undid[-1]) if undid else None
         _report(shell, "came to", [paint.brief(said, 200)] if said is not None else [])
         if settled != "not":
-            _report(shell, "next", ["leave it, or rewind the run to before it:"])
+            _report(shell, "next", ["keep it, or rewind the run to before it:"])
             _report(shell, "", [shell.typed("time", "rewind", run, "--to", f"{step}:before")], COMMAND)
 
 

@@ -30,7 +30,7 @@ def doctor_command(shell: Shell) -> Exit:
         if shell.json:
             shell.emit({"store": shell.url, "wrong": 1, "unreachable": str(error)})
         else:
-            shell.say("✗", (shell.url, "bold"), f"  cannot be looked at: {error}")
+            shell.say("✗", (shell.url, "bold"), f"  cannot be examined: {error}")
         return Exit.BAD
     if shell.json:
         shell.emit(_data(shell, found))
@@ -89,7 +89,7 @@ def _draw(shell: Shell, found: Diagnosis) -> None:
         _draw_finding(shell, finding)
     shell.print("")
     if found.unseen:
-        shell.row("  not looked at: ", Text("; ".join(found.unseen), style="dim"))
+        shell.row("  not checked: ", Text("; ".join(found.unseen), style="dim"))
     if found.wrong:
         shell.print(Text.assemble(bad, f"{many(found.wrong, 'thing')} {'is' if found.wrong == 1 else 'are'} wrong"))
     else:

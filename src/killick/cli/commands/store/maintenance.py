@@ -77,10 +77,12 @@ def repair_command(shell: Shell, run: str, reason: str, dry_run: bool, yes: bool
     kept, _, what = last_good(shell.log, shell.log.head(run))
     told: dict[str, Any] = {"run": run, "kept": kept, "found": what, "dry_run": dry_run}
     if dry_run:
-        shell.emit(told) if shell.json else shell.say("", f"{run} holds up to event {kept}; then: {what or 'nothing'}")
+        shell.emit(told) if shell.json else shell.say(
+            "", f"{run} is intact up to event {kept}; then: {what or 'nothing'}"
+        )
         return
     if what:
-        agreed(shell, f"{run} holds up to event {kept}; then: {what}. Set aside what comes after it?", yes=yes)
+        agreed(shell, f"{run} is intact up to event {kept}; then: {what}. Set aside what comes after it?", yes=yes)
     was_apart = shell.store.quarantined(run) is not None
     try:
         event = repair(shell.log, run, at=shell.clock.now_us(), reason=reason, by=current_user())
@@ -96,7 +98,7 @@ def repair_command(shell: Shell, run: str, reason: str, dry_run: bool, yes: bool
     shell.say("✓", (run, "bold"), f"  kept events up to {kept}, {found}")
     for doubt in event.doubts:
         shell.say("?", f"{doubt.tool} at step {doubt.step} may have happened")
-    shell.say("", "It waits for a person now. Look at it, then let it go on:")
+    shell.say("", "It waits for a person now. Look at it, then resume it:")
     shell.say_next("show", run)
     shell.say_next("resume", run)
 
@@ -138,7 +140,7 @@ def erase_command(
     if not dry_run:
         also = f" Parts of them are in {_listed(others)} too, and go from there." if others else ""
         row = shell.store.index(run)
-        stuck = "" if row is not None and row.status in ENDED else " The run has not ended, and cannot go on past them."
+        stuck = "" if row is not None and row.status in ENDED else " The run has not ended, and cannot pass them."
         agreed(shell, f"Erase {what} for good?{also}{stuck}", yes=yes)
         purged = _erase(shell, run, seqs, pieces, reason)
     if shell.json:

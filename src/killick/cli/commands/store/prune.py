@@ -82,7 +82,9 @@ def _print_vault(shell: Shell, vault: Cleaned, *, dry_run: bool) -> None:
     if not vault.snapshots and not vault.bytes_freed:
         return
     freed = f"{many(vault.snapshots, 'snapshot')} of files, {sized(vault.bytes_freed)}, "
-    shell.say("" if dry_run else "✓", freed, "would leave " if dry_run else "left ", (vault.vault, "bold"))
+    shell.say(
+        "" if dry_run else "✓", freed, "would be deleted from " if dry_run else "deleted from ", (vault.vault, "bold")
+    )
 
 
 def _print_chosen(shell: Shell, chosen: Chosen, until_us: int) -> None:

@@ -95,7 +95,7 @@ def _check_older(shell: Shell, out: Path) -> None:
         raise CommandFailed(f"{out}: is there, and is no checkpoint; name another file") from None
     if not has_grown_out_of(shell.log, older):
         raise CommandFailed(
-            f"{out}: this store is not what that checkpoint signs, so it is kept; see what is different with "
+            f"{out}: this store does not match that checkpoint, which is kept; see the differences with "
             f"killick store verify --checkpoint {shlex.quote(str(out))} --key PUB",
             Exit.BAD,
         )
@@ -106,7 +106,7 @@ def _print_sealed(shell: Shell, done: Sealed, out: Path | None) -> None:
         shell.say("✗", (run, "bold"), f"  {why}: it is not sealed")
         shell.say_next("store", "verify", run)
     for run, file in list(done.gone.items())[:LISTED_MAX]:
-        where = f"was pruned into {file}" if file else "is gone, and nothing says where to"
+        where = f"was pruned into {file}" if file else "is missing, and no archive of it is on record"
         shell.say("~" if file else "✗", (run, "bold"), f"  {where}")
     if len(done.gone) > LISTED_MAX:
         shell.say("", (f"  and {len(done.gone) - LISTED_MAX:,} more; --json lists them", "dim"))

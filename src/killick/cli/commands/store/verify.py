@@ -142,7 +142,7 @@ def _verify_file(shell: Shell, path: str) -> Exit:
     elif broken is not None:
         shell.say("✗", (path, "bold"), f"  {broken}")
     else:
-        shell.say("✓", "the file holds: ", f"{many(found.runs, 'run')}, {many(found.events, 'event')}")
+        shell.say("✓", "the file is intact: ", f"{many(found.runs, 'run')}, {many(found.events, 'event')}")
     return Exit.DONE if broken is None else Exit.BAD
 
 
@@ -166,20 +166,20 @@ def _print_report(shell: Shell, report: Report, broken: Sequence[Problem], prove
             shell.say_next("store", "repair", problem.run)
     healed = {(problem.run or shell.url, problem.where) for problem in report.problems if problem.healed}
     for name, where in sorted(healed):
-        shell.say("~", (name, "bold"), f"  {where} did not say what the log says: rebuilt")
+        shell.say("~", (name, "bold"), f"  {where} differed from the log: rebuilt")
     for problem in report.explained:
         shell.say("~", (problem.run or "", "bold"), f"  {problem.what}")
     if report.holds and not broken:
         erased = f", {many(report.erased, 'value')} erased on purpose" if report.erased else ""
         repaired = f", {many(report.repaired, 'repair')} on record" if report.repaired else ""
         counts = f"{many(report.runs, 'run')}, {many(report.events, 'event')}"
-        shell.say("✓", f"the record holds: {counts}{erased}{repaired}")
+        shell.say("✓", f"the record is intact: {counts}{erased}{repaired}")
         if report.seals:
-            shell.say("✓", f"and is what was sealed: {many(report.seals, 'seal')}{proved}")
+            shell.say("✓", f"and matches its seals: {many(report.seals, 'seal')}{proved}")
     else:
         parted = {problem.run for problem in broken if problem.run and problem.where == "seals"}
         runs = len({problem.run for problem in broken if problem.run} - parted)
         if runs or not parted:
-            shell.say("", f"{many(runs, 'run')} of {report.runs:,} {'does' if runs == 1 else 'do'} not hold")
+            shell.say("", f"{many(runs, 'run')} of {report.runs:,} {'fails' if runs == 1 else 'fail'} verification")
         if parted:
-            shell.say("", f"{many(len(parted), 'run')} {'is' if len(parted) == 1 else 'are'} not what was sealed")
+            shell.say("", f"{many(len(parted), 'run')} {'does' if len(parted) == 1 else 'do'} not match the seals")
