@@ -115,7 +115,7 @@ def test_a_contract_that_holds_is_told_with_its_rules_and_hash(cli: Cli) -> None
     code, out, _ = cli("check", "stricter.toml", f"{__name__}:claims", f"{__name__}:review")
     assert code == 0
     first, second, third = [line for line in out.splitlines() if line.startswith("✓")]
-    assert first.split()[1:6] == ["stricter.toml", "stricter", "holds:", "2", "rules,"]
+    assert first.split()[1:6] == ["stricter.toml", "stricter:", "2", "rules,", "sha256"]
     assert f"claims: 4 rules, sha256 {claims.digest[:12]}" in second
     assert f"claims: 4 rules, sha256 {claims.digest[:12]}" in third
 

@@ -139,7 +139,7 @@ def test_json_says_all_there_is(cli: Cli) -> None:
         (["calls", "--where", "to"], "killick: 'to': no name and value; write it as name=value"),
         (["calls", "--run", "order_1"], "killick: order_1: no such run in killick.db; did you mean order_1"),
         (["calls", "--since", "tea"], "killick: 'tea'"),
-        (["calls", "--limit", "0"], "killick: --limit 0: shows nothing; name at least 1, or --all"),
+        (["calls", "--limit", "0"], "killick: --limit: 0 is not in the range x>=1"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(cli: Cli, words: list[str], said: str) -> None:

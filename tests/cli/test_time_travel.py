@@ -271,7 +271,7 @@ def test_a_fork_whose_agent_is_not_known_is_made_and_says_how_to_run_it(office: 
     found = call(capsys, "time", "fork", "bill_17", "--at", "2:after", "--run")
     killick.definitions.agents.AGENTS.restore(names)
     assert found.code == 2
-    assert "bill_17-fork: is made, and is not run: its agent payer is not declared here; to run it: killick run" in (
+    assert "bill_17-fork: is made, and is not run: the code of payer is not found here; to run it: killick run" in (
         found.err
     )
 

@@ -30,7 +30,7 @@ from killick.presenting.encoder import document
 from killick.sanitizer import visible
 from killick.store import open_store
 from killick.store.protocol import Store, is_held
-from killick.store.records import OWN_AGENTS, RunQuery, RunRow
+from killick.store.records import OWN_AGENTS, RunQuery, RunRow, shown_tags
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -430,6 +430,18 @@ def complete_run(shell: Shell, context: click.Context) -> Iterable[tuple[str, st
     return [(row.run, f"{row.status} {row.agent}") for row in shell.runs(500)]
 
 
+@completing
+def complete_agent_name(shell: Shell, context: click.Context) -> Iterable[str]:
+    """Agents that have runs."""
+    return shell.store.agents()
+
+
+@completing
+def complete_tag(shell: Shell, context: click.Context) -> Iterable[str]:
+    """Tags that runs have, but for those of our own."""
+    return dict.fromkeys(tag for row in shell.runs(500) for tag in shown_tags(row.tags))
+
+
 def complete_file(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """File names, completed by the shell itself."""
     return [CompletionItem(incomplete, type="file")]
@@ -445,8 +457,9 @@ def who_options(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 yes_option: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
-agent_option: Final = click.option("--agent", "-a", metavar="NAME", help="Only runs of this agent.")
-tag_option: Final = click.option("--tag", metavar="TAG", help="Only runs with this tag.")
+agent_option: Final = click.option("--agent", "-a", metavar="NAME", help="Only runs of this agent.",
+                                   shell_complete=complete_agent_name)  # fmt: skip
+tag_option: Final = click.option("--tag", metavar="TAG", help="Only runs with this tag.", shell_complete=complete_tag)
 since_option: Final = click.option("--since", metavar="WHEN", help="Only runs that changed since: 2h, 3d, 2026-11-14.")
 dry_run_option: Final = click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
 

@@ -41,21 +41,18 @@ def show(shell: Shell, run: str, place: RunMoment | None, *, everything: bool, f
         shell.emit(found)
         return
     width = shell.out.width
-    for number, part in enumerate((_fills(found), _wasted(found), _sums(found), _paging(found))):
-        for at, (lead, body) in enumerate(part):
-            if number and at == 0:
-                shell.out.print()
-            shell.print(*paint.wrapped(lead, body, width))
-    shell.out.print()
+    for part in (_fills(found), _wasted(found), _sums(found), _paging(found)):
+        for lead, body in part:
+            shell.row(lead, body)
+        shell.print("")
     if len(found.calls) <= LINES_MAX or everything:
         shell.out.print(_calls(found))
     else:
         shell.print(*_chart(found, min(CHART_COLUMNS, max(width - 50, 10))))
     if full:
-        for table in (_evictions(found, width), _faults(found, width), _pages(found, width)):
-            if table.row_count:
-                shell.out.print()
-                shell.out.print(table)
+        for table in _details(found, width):
+            shell.out.print()
+            shell.out.print(table)
     elif found.evictions or len(found.calls) > LINES_MAX:
         more = "--full  " + ("--all" if len(found.calls) > LINES_MAX and not everything else "")
         shell.out.print()
@@ -189,34 +186,24 @@ def _chart(found: Windows, columns: int) -> Iterator[Text]:
 # what is long ---------------------------------------------------------------------------------------
 
 
-def _evictions(found: Windows, width: int) -> Table:
-    table = paint.table(("EVICTED", "PAGE", "KIND", " TOKENS", "WHY", "WHAT"))
-    for each in found.evictions:
-        for gone in each.pages:
-            where = f"call {each.call}"
-            table.add_row(
-                where, gone.page, gone.kind, f"{gone.tokens:>7,}", gone.why, paint.brief(gone.what, width - 58)
-            )
-    return table
-
-
-def _faults(found: Windows, width: int) -> Table:
-    table = paint.table(("BACK AFTER", "PAGE", "HOW", " TOKENS", "WHAT"))
-    for each in found.faults:
-        where = f"call {each.call}"
-        table.add_row(where, each.page, each.how, f"{each.tokens:>7,}", paint.brief(each.what, width - 58))
-    return table
-
-
-def _pages(found: Windows, width: int) -> Table:
-    table = paint.table(("PAGE", "KIND", " TOKENS", "AGE", "IDLE", "", "WHAT"))
-    for each in found.pages:
-        style = "dim" if each.is_out else None
-        table.add_row(
-            each.page, each.kind, f"{each.tokens:>7,}", f"{each.age:>4}", f"{each.idle:>4}",
-            "out" if each.is_out else "in", paint.brief(each.what, width - 58), style=style,
-        )  # fmt: skip
-    return table
+def _details(found: Windows, width: int) -> Iterator[Table]:
+    """What was evicted, what was wanted back, and every page, where there is any."""
+    gone = [(each.call, page) for each in found.evictions for page in each.pages]
+    parts: tuple[tuple[tuple[str, ...], list[tuple[str, ...]]], ...] = (
+        (("EVICTED", "PAGE", "KIND", " TOKENS", "WHY", "WHAT"),
+         [(f"call {call}", page.page, page.kind, f"{page.tokens:>7,}", page.why, page.what) for call, page in gone]),
+        (("BACK AFTER", "PAGE", "HOW", " TOKENS", "WHAT"),
+         [(f"call {each.call}", each.page, each.how, f"{each.tokens:>7,}", each.what) for each in found.faults]),
+        (("PAGE", "KIND", " TOKENS", "AGE", "IDLE", "", "WHAT"),
+         [(each.page, each.kind, f"{each.tokens:>7,}", f"{each.age:>4}", f"{each.idle:>4}",
+           "out" if each.is_out else "in", each.what) for each in found.pages]),
+    )  # fmt: skip
+    for heads, rows in parts:
+        table = paint.table(heads)
+        for row in rows:
+            table.add_row(*row[:-1], paint.brief(row[-1], width - 58), style="dim" if "out" in row else None)
+        if rows:
+            yield table
 
 
 # how it looks -----------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from killick.cli import apps
 from killick.cli import style as paint
-from killick.cli.context import Shell, command, complete_file
+from killick.cli.context import Shell, agent_option, command, complete_file, since_option, tag_option
 from killick.cli.exit_codes import CommandFailed, Exit
-from killick.cli.selection import STATUSES, Selection, complete_agent_name, complete_named, complete_tag, select
+from killick.cli.selection import STATUSES, Selection, complete_named, select
 from killick.contracts.contract import Contract
 from killick.contracts.lint import Problem, lint
 from killick.definitions.agents import AGENTS, Agent, read_contract
@@ -128,14 +128,10 @@ def _show_linted(shell: Shell, found: Linted, wide: int) -> None:
 
 def _document(found: Linted) -> dict[str, Any]:
     contract = found.contract
-    return {
-        "target": found.target,
-        "holds": contract is not None,
-        "name": None if contract is None else contract.name,
-        "rules": None if contract is None else len(contract.rules),
-        "digest": None if contract is None else contract.digest,
-        "problems": found.problems,
-    }
+    known = {"name": None, "rules": None, "digest": None} if contract is None else {
+        "name": contract.name, "rules": len(contract.rules), "digest": contract.digest,
+    }  # fmt: skip
+    return {"target": found.target, "holds": contract is not None, **known, "problems": found.problems}
 
 
 # showing ------------------------------------------------------------------------------------------
@@ -251,14 +247,11 @@ def _file(target: str) -> Path:
 @click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_named)
 @click.option("--contract", "target", metavar="FILE", shell_complete=complete_file,
               help="Evaluate this contract: a TOML file or module:name. [those on record]")  # fmt: skip
-@click.option("--agent", metavar="NAME", help="Runs of this agent.", shell_complete=complete_agent_name)
-@click.option("--tag", metavar="TAG", help="Runs with this tag.", shell_complete=complete_tag)
-@click.option("--since", metavar="TIME", help="Runs that changed since: 2h, 3d, 2026-11-14.")
+@agent_option
+@tag_option
+@since_option
 @click.option("--all", is_flag=True, help="All runs.")
-def rejudge_command(
-    shell: Shell, runs: tuple[str, ...], target: str | None, agent: str | None, tag: str | None, since: str | None,
-    all: bool,  # noqa: A002
-) -> Exit:  # fmt: skip
+def rejudge_command(shell: Shell, runs: tuple[str, ...], target: str | None, **limits: Any) -> Exit:
     """Evaluate contracts on the calls of recorded runs, and report each verdict that differs.
 
     Evaluates each call with the facts known just before it; calls nothing. With the recorded contracts this is an
@@ -271,8 +264,8 @@ def rejudge_command(
     """
     shell.load_app()
     contract = None if target is None else _read(target) if _is_file(target) else _declared(target)
-    selection = Selection(runs=runs, agent=agent, tag=tag, since=since, all=all)
-    if not (runs or agent or tag or since or all):
+    selection = Selection(runs=runs, **limits)
+    if not (runs or any(limits.values())):
         raise CommandFailed("rejudge what? Name runs, or select them with --all, --agent NAME, --tag TAG, --since 30d")
     chosen = select(shell, selection, "rejudge", STATUSES)
     found: list[Rejudged] = []
@@ -352,15 +345,11 @@ def _rejudged_document(found: Sequence[Rejudged], refused: Sequence[tuple[str, s
         "counts": {change: count[change] for change in _CHANGES},
         "runs": [
             {
-                "run": each.run,
-                "agent": each.agent,
-                "contract": each.contract,
-                "intentions": len(each.judged),
-                "hypothetical_from": each.hypothetical_from,
-                "changed_functions": each.changed,
+                "run": each.run, "agent": each.agent, "contract": each.contract, "intentions": len(each.judged),
+                "hypothetical_from": each.hypothetical_from, "changed_functions": each.changed,
                 "changes": [msgspec.structs.asdict(judged) for judged in each.changes],
             }
             for each in found
         ],
         "refused": [{"run": run, "reason": reason} for run, reason in refused],
-    }
+    }  # fmt: skip

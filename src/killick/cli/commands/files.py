@@ -29,9 +29,6 @@ LINES_MAX: Final = 48
 TOLD_MAX: Final = 40
 """So many changes, and so many lines of each file, are printed; `--files` prints all."""
 
-_AT_ONCE: Final = 1_000
-"""So many lines are printed at once: one by one they take longer than they were long in the making."""
-
 READ_MAX: Final = 4 << 20
 """The maximum size of a file in JSON output."""
 
@@ -61,9 +58,7 @@ def show(shell: Shell, run: str, at: str | None, path: str | None, *, everything
         folded = None
         if len(listing.entries) > LINES_MAX and not everything:
             folded = found.listing(path or "", deep=False)
-        lines = list(_listing(shell, listing, folded))
-        for first in range(0, len(lines), _AT_ONCE):
-            shell.print(Text("\n").join(lines[first : first + _AT_ONCE]))
+        shell.print(*_listing(shell, listing, folded))
 
 
 def _content(shell: Shell, found: Files, path: str, entry: tree.Entry) -> None:
@@ -213,16 +208,7 @@ def _diff_lines(change: FileChange, limit: int, width: int) -> Iterator[Text]:
 @click.option("--to", metavar="DIR", help="Write to this folder instead, which must be new or empty.")
 @by_option
 @dry_run_option
-def restore_command(
-    shell: Shell,
-    run: str,
-    paths: tuple[str, ...],
-    at: str | None,
-    snapshot: str | None,
-    to: str | None,
-    by: str | None,
-    dry_run: bool,
-) -> None:
+def restore_command(shell: Shell, run: str, at: str | None, snapshot: str | None, **how: Any) -> None:
     """Restore files of a run's workspace at a place: all, or the named ones. The run itself does not change.
 
     The current files are kept as a snapshot, whose id is printed. The folder of a leased run is not changed; --to
@@ -236,13 +222,11 @@ def restore_command(
     """
     if (at is None) == (snapshot is None):
         raise CommandFailed("name what to bring back: --at PLACE or --snapshot ID")
-    done = shell.client.restore(
-        run, at, snapshot=snapshot, paths=paths, to=to, by=by, dry_run=dry_run,
-    )  # fmt: skip
+    done = shell.client.restore(run, at, snapshot=snapshot, **how)
     if shell.json:
         shell.emit(done)
-        return
-    _print_restored(shell, done)
+    else:
+        _print_restored(shell, done)
 
 
 def _print_restored(shell: Shell, done: Restoration) -> None:

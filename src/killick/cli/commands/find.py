@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
-from rich.console import Console
 from rich.text import Text
 
 from killick.cli import style as paint
-from killick.cli.context import Shell, command, complete_run, completing, named
+from killick.cli.context import Shell, agent_option, command, complete_run, limit_option, named
 from killick.cli.exit_codes import CommandFailed, nearest
 from killick.errors import StoreFull, StoreReadOnly
 from killick.history.search.query import Finder
@@ -31,7 +30,6 @@ from killick.history.search.results import (
 if TYPE_CHECKING:
     from rich.status import Status
 
-LIMIT: Final = 20
 WHY_LINES_MAX: Final = 3
 """Lines of a reason that are shown; --json has all of it."""
 
@@ -69,11 +67,6 @@ def find_command(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-@completing
-def _complete_agent(shell: Shell, context: click.Context) -> Iterable[str]:
-    return shell.store.agents()
-
-
 def _question(name: str) -> Callable[[Callable[..., Findings[Any]]], click.Command]:
     """Declare a question: a function of a Shell, its own options and what narrows any question."""
 
@@ -85,8 +78,6 @@ def _question(name: str) -> Callable[[Callable[..., Findings[Any]]], click.Comma
             shell: Shell, agent: str | None, run: str | None, since: str | None, until: str | None, limit: int,
             everything: bool, **asking: Any,
         ) -> None:  # fmt: skip
-            if limit < 1:
-                raise CommandFailed(f"--limit {limit}: shows nothing; name at least 1, or --all")
             now = shell.clock.now_us()
             within = {
                 "agent": agent,
@@ -100,11 +91,11 @@ def _question(name: str) -> Callable[[Callable[..., Findings[Any]]], click.Comma
 
         wrapped: Any = asked
         for option in reversed((
-            click.option("--agent", metavar="NAME", help="Only runs of this agent.", shell_complete=_complete_agent),
+            agent_option,
             click.option("--run", metavar="RUN", help="Only this run.", shell_complete=complete_run),
             click.option("--since", metavar="WHEN", help="Only events since this time."),
             click.option("--until", metavar="WHEN", help="Only events before this time."),
-            click.option("--limit", metavar="N", type=int, default=LIMIT, help=f"The maximum.  [default: {LIMIT}]"),
+            limit_option(20),
             click.option("--all", "everything", is_flag=True, help="List all."),
         )):  # fmt: skip
             wrapped = option(wrapped)
@@ -245,13 +236,7 @@ def _lines(hit: SearchHit, width: int) -> Iterator[Text]:
 
 
 def _indented(text: Text, width: int) -> Iterator[Text]:
-    room = max(width - 4, 20)
-    lines = list(text.wrap(Console(width=room), room))
-    for place, line in enumerate(lines[:WHY_LINES_MAX]):
-        line.rstrip()
-        if place + 1 == WHY_LINES_MAX < len(lines):
-            line.append("…")
-        yield Text("    ").append_text(line)
+    yield from paint.wrapped(Text("    "), text, max(width, 24), WHY_LINES_MAX)
 
 
 def _said(label: str, value: Any, style: str = "") -> Text:

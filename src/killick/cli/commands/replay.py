@@ -35,12 +35,7 @@ _CHANGES_MAX: Final = 12
 @click.option("--agent", "target", metavar="TARGET", help="The agent: app.py:agent, module:agent, or its name.")
 @click.option("--run", metavar="RUN", help="A run of the file: a child, or one of an archive.")
 def replay_command(
-    shell: Shell,
-    source: str,
-    to: str | None,
-    stop_at: str | None,
-    target: str | None,
-    run: str | None,
+    shell: Shell, source: str, to: str | None, stop_at: str | None, target: str | None, run: str | None
 ) -> Exit:
     """Run the agent's code again on a run's log, without I/O, and report where they diverge.
 
@@ -215,20 +210,11 @@ def _json(value: Any) -> Any:
 
 def _document(replayed: Replayed) -> dict[str, Any]:
     """The same for a program."""
-    parted = replayed.parted
+    parted, strays = replayed.parted, [stray._asdict() for stray in replayed.strays]
     return {
-        "run": replayed.run,
-        "agent": replayed.agent,
-        "outcome": replayed.outcome,
-        "says": verdict(replayed),
-        "status": replayed.status,
-        "result": replayed.result,
-        "failure": replayed.failure,
+        "run": replayed.run, "agent": replayed.agent, "outcome": replayed.outcome, "says": verdict(replayed),
+        "status": replayed.status, "result": replayed.result, "failure": replayed.failure,
         "parted": None if parted is None else {"step": parted.step, "reason": parted.reason},
-        "beyond": replayed.beyond,
-        "stopped": replayed.stopped,
-        "redacted": replayed.is_redacted,
-        "played": replayed.played,
-        "drifts": replayed.drifts,
-        "strays": [{**stray._asdict()} for stray in replayed.strays],
-    }
+        "beyond": replayed.beyond, "stopped": replayed.stopped, "redacted": replayed.is_redacted,
+        "played": replayed.played, "drifts": replayed.drifts, "strays": strays,
+    }  # fmt: skip

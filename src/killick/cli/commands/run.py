@@ -21,14 +21,7 @@ from killick.cli.exit_codes import CommandFailed, Exit
 from killick.client.client import Client
 from killick.client.start import begin
 from killick.definitions.agents import AnyAgent
-from killick.errors import (
-    KillickError,
-    RunDiverged,
-    RunFailed,
-    RunPaused,
-    RunWaiting,
-    ValueRefused,
-)
+from killick.errors import KillickError, RunDiverged, RunFailed, RunPaused, RunWaiting, ValueRefused
 from killick.history.phrasing import counted
 from killick.model.codec import plain
 from killick.model.facts import Step
@@ -70,15 +63,9 @@ def _about_a_run(fn: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--resume", is_flag=True, help="Continue the unfinished run of the same input, if there is one.")
 @click.option("--quiet", "-q", is_flag=True, help="Print only the result.")
 def run_command(
-    shell: Shell,
-    agent: str | None,
-    text: str | None,
-    run: str | None,
-    priority: int | None,
-    tags: tuple[str, ...],
-    resume: bool,
-    quiet: bool,
-) -> Exit:
+    shell: Shell, agent: str | None, text: str | None, run: str | None, priority: int | None, tags: tuple[str, ...],
+    resume: bool, quiet: bool,
+) -> Exit:  # fmt: skip
     """Run an agent in this process: start a new run, or continue one. Prints its result.
 
     AGENT is app.py:agent, module:agent, or a name in the app of [tool.killick]. Without it, --id names the run to

@@ -65,14 +65,9 @@ def serve_command(
     if worker and not AGENTS.names():
         raise CommandFailed("no agents are declared here for a worker; name the app: `killick serve app.py --worker`")
     client = shell.creating() if target or shell.app else shell.client
-    options: dict[str, Any] = {
-        "host": host,
-        "port": port,
-        "worker": worker,
-        "redact": redact or tuple(shell.settings.get("redact", ())),
-        "webhooks": dict(map(_secret, webhooks)),
-        "host_names": host_names,
-    }
+    hidden = redact or tuple(shell.settings.get("redact", ()))
+    options: dict[str, Any] = {"host": host, "port": port, "worker": worker, "redact": hidden, "host_names": host_names}
+    options["webhooks"] = dict(map(_secret, webhooks))
     # The web is another surface: this one knows it by name only.
     server = importlib.import_module("killick.web.server")
     options["ready"] = partial(_ready, shell, opens=opens, alone=server.is_loopback(host))

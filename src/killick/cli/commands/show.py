@@ -310,21 +310,14 @@ def standing(log: Log, run: str, status: str) -> str:
     """The status of a run: broken, abandoned, or the one on record."""
     if log.store.quarantined(run) is not None:
         return "broken"
-    return "abandoned" if is_abandoned(log, run, status) else status
-
-
-def is_abandoned(log: Log, run: str, status: str) -> bool:
-    """Whether a run is marked as running and no process has it leased."""
-    if status != "running":
-        return False
-    return not is_held(log.store, log.head(run))
+    return "abandoned" if status == "running" and not is_held(log.store, log.head(run)) else status
 
 
 # the other faces ----------------------------------------------------------------------------------
 
 
 def _why(shell: Shell, found: Timeline, number: str, *, live: bool, full: bool) -> None:
-    abandoned = live and is_abandoned(shell.log, found.run, found.status)
+    abandoned = live and standing(shell.log, found.run, found.status) == "abandoned"
     zone = datetime.fromtimestamp(found.started_at / 1_000_000, UTC).astimezone().tzinfo or UTC
     told = why(found, number or None, zone=zone, chars=WHOLE if full else 160, text_of=reply_text, abandoned=abandoned)
     if not told:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Final, Literal, get_args
 
 import click
-import msgspec
+from msgspec.structs import asdict
 from rich.text import Text
 
 from killick.cli import style as paint
@@ -26,7 +26,7 @@ from killick.cli.context import (
 )
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.selection import complete_place, named_run
-from killick.definitions.agents import AGENTS, AnyAgent
+from killick.definitions.agents import AGENTS
 from killick.engine.effects.recorded_effects import effects_of
 from killick.errors import AgentUnknown, RunCancelled, RunFailed, RunWaiting, TimeRefused
 from killick.history.compare_runs import changed_in, parting
@@ -61,10 +61,6 @@ def _report(shell: Shell, label: str, lines: Iterable[Text | str], style: str = 
         lead = Text(f"  {label if number == 0 else '':<{LABEL}}", style="dim")
         whole = Text().append_text(lead).append_text(line)
         shell.print(*[whole] if style == COMMAND else paint.wrapped(lead, line, shell.out.width))
-
-
-def _fields(part: msgspec.Struct) -> dict[str, Any]:
-    return {name: getattr(part, name) for name in part.__struct_fields__}
 
 
 def _said(option: str, text: str) -> Any:
@@ -191,7 +187,7 @@ def _fork_document(shell: Shell, run: str, fork: str, place: boundaries.RunMomen
     log = shell.log
     forked = log.event(fork, log.head(fork).base + 1)
     assert isinstance(forked, e.RunForked)
-    conditions = [_fields(each) for each in changed_in(log, fork)]
+    conditions = [asdict(each) for each in changed_in(log, fork)]
     return {
         "run": fork, "parent": run, "at": place.label, "cut": forked.cut, "keep": forked.keep,
         "generation": forked.generation, "effects": forked.effects, "conditions": conditions,
@@ -207,14 +203,11 @@ def _at(place: boundaries.RunMoment) -> str:
 def _driven(shell: Shell, run: str) -> Exit | None:
     """Run it here, until it ends or waits."""
     client, state = shell.client, shell.client.state(run)
-    try:
-        agent: AnyAgent = AGENTS.get(state.agent)
-    except AgentUnknown:
+    if (agent := shell.agent_of(state.agent)) is None:
         raise CommandFailed(
-            f"{run}: is made, and is not run: its agent {state.agent} is not declared here; to run it: "
+            f"{run}: is made, and is not run: the code of {state.agent} is not found here; to run it: "
             f"{shell.goes_on(run, state.agent)}"
-        ) from None
-
+        )
     try:
         with Progress(shell, client, run, shown=shell.err.is_terminal and not shell.json):
             client.run(agent, state.input, id=run)
@@ -271,7 +264,7 @@ def rewind_command(shell: Shell, run: str, to: str, yes: bool, dry_run: bool, **
             raise CommandFailed("nothing done", Exit.BAD)
         done = shell.client.rewind(run, to, **who)
     if shell.json:
-        shell.emit({**_fields(found), "done": done})
+        shell.emit({**asdict(found), "done": done})
     elif done is None:
         shell.note("nothing done; without --dry-run, rewind does this")
     else:
@@ -330,7 +323,7 @@ def undo_command(
             line = str(refused).replace("settled='happened' or 'not'", "--settled happened, or --settled not")
             raise CommandFailed(line.replace("settled='happened'", "--settled happened"), Exit.BAD) from refused
     if shell.json:
-        shell.emit({**_fields(found), "done": done})
+        shell.emit({**asdict(found), "done": done})
     elif done is None:
         shell.note("nothing done; without --dry-run, undo does this")
     else:

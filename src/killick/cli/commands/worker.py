@@ -72,12 +72,9 @@ def worker_command(
     client = shell.creating()
     try:
         made = {
-            "agents": agents or None,
-            "concurrency": concurrency,
-            "per_agent": dict(map(_most, per_agent)),
-            "lease_seconds": seconds(lease),
-            "slice_seconds": seconds(least),
-        }
+            "agents": agents or None, "concurrency": concurrency, "per_agent": dict(map(_most, per_agent)),
+            "lease_seconds": seconds(lease), "slice_seconds": seconds(least),
+        }  # fmt: skip
         with telling(shell), _shown(client, metrics):
             asyncio.run(_serve(client, made, until_idle=until_idle))
     except (AccessRefused, AgentUnknown, DurationRefused) as error:

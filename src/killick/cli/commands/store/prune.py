@@ -57,13 +57,7 @@ def prune_command(
             agreed(shell, question, yes=yes)
         with progress(shell) as tell:
             done = prune(
-                shell.log,
-                chosen,
-                path,
-                holder=shell.ids.new("prune"),
-                now_us=now_us,
-                by=current_user(),
-                progress=tell,
+                shell.log, chosen, path, holder=shell.ids.new("prune"), now_us=now_us, by=current_user(), progress=tell
             )
     if shell.json:
         shell.emit(msgspec.to_builtins(done))

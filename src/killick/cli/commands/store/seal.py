@@ -121,8 +121,7 @@ def _print_sealed(shell: Shell, done: Sealed, out: Path | None) -> None:
     if out is None:
         shell.print(done.file.partition("\n{")[0])
         shell.say(
-            "",
-            "Keep this where no process can change it together with the store; --out FILE writes it, and more.",
+            "", "Keep this where no process can change it together with the store; --out FILE writes it, and more."
         )
     else:
         shell.say("", "  ", (str(out), "bold"), "  keep it where no process can change it together with the store")
