@@ -218,7 +218,7 @@ def test_a_broken_run_is_a_status_of_its_own_and_not_counted_as_completed(tmp_pa
             kd.run(echo, "hi", id=name)
         kd.runtime.store.quarantine("echo_2", "event 2 was changed")
     _, whole, broken, counts = listed("--store", url)
-    assert whole.startswith("echo_3  ps_echo  completed         hi in ")
+    assert whole.startswith("echo_3  ps_echo  completed         hi (")
     assert broken.startswith("echo_2  ps_echo  broken            its record does not hold; killick store verify echo_2")
     assert counts == "1 completed · 1 broken"
     assert runs(listed("--store", url, "-s", "broken")) == ["echo_2"]
@@ -228,8 +228,8 @@ def test_a_broken_run_is_a_status_of_its_own_and_not_counted_as_completed(tmp_pa
 
 def test_a_result_and_how_long_it_took_are_shown(listed: Any) -> None:
     found = {line.split()[0]: " ".join(line.split()[1:]) for line in listed()}
-    assert found["echo_1"].startswith("ps_echo completed hi in ")
-    assert " no such account in " in found["fail_1"]
+    assert found["echo_1"].startswith("ps_echo completed hi (")
+    assert " no such account (" in found["fail_1"]
 
 
 def test_where_there_is_no_room_what_a_run_waits_for_is_on_a_line_of_its_own(

@@ -264,7 +264,7 @@ def _waited(seen: Seen, now_us: int) -> str:
     line, since = seen.line, seen.line.since_us
     if line.status in ENDED:
         took = style.span((line.ended_at_us or line.changed_at_us) - line.started_at_us)
-        return f" in {took}" if seen.about else f"in {took}"
+        return f" ({took})" if seen.about else f"({took})"
     if since is None or not seen.about or seen.line.changed_at_us - since < 60_000_000:
         return ""
     return f" ({_coarse(now_us - since)})"
