@@ -21,6 +21,7 @@ from killick.archive.redact import Part, Redaction, redacted
 from killick.errors import ExportBroken, KillickError, LogError, RunBroken, RunUnknown, ValueBroken
 from killick.ids import RandomIds
 from killick.log.log import Log
+from killick.log.paging import pages
 from killick.log.verify import verify
 from killick.log.writer import index_of
 from killick.model import event_codec, hashing
@@ -200,11 +201,8 @@ def _lineage(log: Log, run: str) -> list[Ancestor]:
 
 def _rows(log: Log, ancestor: Ancestor) -> list[Row]:
     """A run's own rows that belong to the export, verified against the hash chain."""
-    rows: list[Row] = []
-    while more := log.store.read(ancestor.run, after=rows[-1].seq if rows else ancestor.base):
-        rows += [row for row in more if row.seq <= ancestor.last]
-        if more[-1].seq >= ancestor.last:
-            break
+    parts = pages(log.store, ancestor.run, after=ancestor.base, up_to=ancestor.last)
+    rows = [row for part in parts for row in part]
     before = e.from_text(ancestor.genesis)
     for row in rows:
         try:

@@ -121,14 +121,13 @@ class _Backtester:
 
     def outcome(self) -> Rejudged:
         judged: list[Judged] = []
-        folds = self._log.refold(self._run, self._head.seq)
-        fold, ledger = Fold(), Ledger()
+        fold, ledger = self._log.at_base(self._run)
         for recorded in self._events():
             self._recorded = recorded
             found = self._judged(fold, ledger)
             if found is not None:
                 judged.append(found)
-            _, _, fold, ledger = next(folds)
+            fold = self._log.applied(self._run, fold, ledger, [(recorded.seq, recorded.event)])
             self._keep_up(recorded.seq, recorded.event, fold)
             if found is None or found.name.startswith("model:"):
                 self._data.pop(recorded.seq, None)  # only what was done is looked at again

@@ -7,7 +7,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -24,6 +24,7 @@ from killick.errors import (
 )
 from killick.log.ancestry import ancestry, owner_of, segments
 from killick.log.group_commit import Committer
+from killick.log.paging import pages
 from killick.log.writer import SNAPSHOT_EVERY, Entry, RunLog, SnapshotRoot, apply_events
 from killick.model import hashing
 from killick.model.chunks import Blob, children, references, unpack
@@ -38,8 +39,6 @@ from killick.store.records import READ_LIMIT, CreateRun, Head, Opening, Row, Sna
 from killick.type_init import ready
 
 T = TypeVar("T")
-
-_ROUND: Final = 2_000
 
 
 class Recorded(NamedTuple):
@@ -157,11 +156,9 @@ class Log:
         elif head.parent is None:
             folds = Fold(), Ledger()
         events = [] if folds is None else [(row.seq, _event(head.run, row)) for row in rows]
-        if folds is None or any(goes_back(event) for _, event in events):
+        if folds is None or apply_events(*folds, events) < len(events):
             return *self.folds(head.run, head.seq), None
-        fold, ledger = folds
-        apply_events(fold, ledger, events)
-        return fold, ledger, rows if snapshot is None else None
+        return *folds, rows if snapshot is None else None
 
     def _handle(
         self, head: Head, fold: Fold, ledger: Ledger, *, birth: CreateRun | None = None, snapshot_at: int = 0
@@ -227,12 +224,8 @@ class Log:
         """Returns committed rows after a seq, undecoded, including a fork's ancestors."""
         found: list[Row] = []
         for owner, first, last in segments(self.head(run), after, self.head):
-            while first < last:
-                rows = self.store.read(owner, after=first, limit=min(READ_LIMIT, last - first))
-                if not rows:
-                    break
+            for rows in pages(self.store, owner, after=first, up_to=last):
                 found += rows
-                first = rows[-1].seq
         return found
 
     def event(self, run: str, seq: int) -> Event:
@@ -311,32 +304,38 @@ class Log:
         """Returns both folds at an event, in one pass unless a rewind intervenes."""
         head = self.head(run)
         fold, ledger, start = self._base(head, at)
-        events = list(self._events(run, start, at))
-        for seq, event in events:
-            ledger.apply(seq, event)
-        if any(goes_back(event) for _, event in events):
-            return self._fold(head, at), ledger
-        for seq, event in events:
-            fold.apply(seq, event)
-        return fold, ledger
+        is_back = False
+        for events in self._pages(run, start, at):
+            done = 0 if is_back else apply_events(fold, ledger, events)
+            is_back = is_back or done < len(events)
+            for seq, event in events[done:]:
+                ledger.apply(seq, event)
+        return self._fold(head, at) if is_back else fold, ledger
 
-    def refold(self, run: str, up_to: int) -> Iterator[tuple[bytes, int, Fold, Ledger]]:
-        """Yields both folds after every event up to a seq, from the events alone, without snapshots."""
+    def at_base(self, run: str) -> tuple[Fold, Ledger]:
+        """Returns both folds before a run's own first event, for `applied`. Uses no snapshot of this run."""
         head = self.head(run)
-        fold, ledger, start = self._base(head, head.base, trust=False)
-        for row, event in self._rows(run, start, up_to):
-            if isinstance(event, RunRewound | RunForked) and goes_back(event):
-                fold = self._rewound(run, event, trust=False)
-            fold.apply(row.seq, event)
-            ledger.apply(row.seq, event)
-            yield row.hash, row.seq, fold, ledger
+        return self._base(head, head.base, trust=False)[:2]
+
+    def applied(self, run: str, fold: Fold, ledger: Ledger, events: Sequence[tuple[int, Event]]) -> Fold:
+        """Applies the next events of a run's own log to both folds, without snapshots; returns the timeline's fold,
+        which is another one after a rewind."""
+        at = 0
+        while (at := apply_events(fold, ledger, events, at)) < len(events):
+            seq, event = events[at]
+            assert isinstance(event, RunRewound | RunForked)
+            fold = self._rewound(run, event, trust=False)
+            fold.apply(seq, event)
+            ledger.apply(seq, event)
+            at += 1
+        return fold
 
     def _fold(self, head: Head, at: int, *, trust: bool = True) -> Fold:
         """Folds from the last snapshot; after a later rewind, from the snapshot before the cut."""
         later: list[list[tuple[int, Event]]] = []
         while True:
             fold, _, start = self._base(head, at, trust=trust, wants="fold")
-            events = list(self._events(head.run, start, at)) if at > head.base else []
+            events = self._events(head.run, start, at) if at > head.base else []
             rewinds = [place for place, (_, event) in enumerate(events) if goes_back(event)]
             if not rewinds:
                 later.append(events)
@@ -396,18 +395,13 @@ class Log:
         except msgspec.DecodeError:
             return None
 
-    def _events(self, run: str, after: int, up_to: int) -> Iterator[tuple[int, Event]]:
-        return ((row.seq, event) for row, event in self._rows(run, after, up_to))
+    def _events(self, run: str, after: int, up_to: int) -> list[tuple[int, Event]]:
+        return [each for page in self._pages(run, after, up_to) for each in page]
 
-    def _rows(self, run: str, after: int, up_to: int) -> Iterator[tuple[Row, Event]]:
-        """Returns a run's own events, bodies alone."""
-        while after < up_to:
-            rows = self.store.read(run, after=after, limit=min(_ROUND, up_to - after), data=False)
-            if not rows:
-                return
-            for row in rows:
-                yield row, _event(run, row)
-            after = rows[-1].seq
+    def _pages(self, run: str, after: int, up_to: int) -> Iterator[list[tuple[int, Event]]]:
+        """Yields a run's own events, page by page, bodies alone."""
+        for rows in pages(self.store, run, after=after, up_to=up_to, data=False):
+            yield [(row.seq, _event(run, row)) for row in rows]
 
     # erasing ----------------------------------------------------------------------------------
 

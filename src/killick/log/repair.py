@@ -8,6 +8,7 @@ from typing import Final
 
 from killick.errors import EventBroken, EventUnknown, LogError
 from killick.log.log import Log
+from killick.log.paging import pages
 from killick.log.verify import last_good
 from killick.log.writer import index_of
 from killick.model import event_codec, hashing
@@ -30,7 +31,7 @@ def repair(log: Log, run: str, *, at: int, reason: str, by: str | None = None) -
         log.store.quarantine(run, None)
         log.store.reindex(run, index_of(log.state(run).fold), at=head.seq)
         raise LogError(f"{run}: its log is intact again; it left quarantine, and nothing was changed")
-    lost = _all_rows(log, run, kept)
+    lost = [row for rows in pages(log.store, run, after=kept) for row in rows]
     last = max([head.seq, *(row.seq for row in lost)])
     event = e.RunRepaired(
         at=at,
@@ -52,14 +53,6 @@ def repair(log: Log, run: str, *, at: int, reason: str, by: str | None = None) -
     log.store.quarantine(run, None)
     log.store.reindex(run, index_of(log.state(run).fold), at=moved.seq)
     return event
-
-
-def _all_rows(log: Log, run: str, after: int) -> list[Row]:
-    found: list[Row] = []
-    while rows := log.store.read(run, after=after):
-        found += rows
-        after = rows[-1].seq
-    return found
 
 
 _KEY: Final = re.compile(rb'"key":"([^"]+):step_([^":]+):([^"]+):([0-9a-f]{8})"')

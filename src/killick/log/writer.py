@@ -24,7 +24,7 @@ from killick.model.events import (
     StepIntended,
     StepStarted,
 )
-from killick.model.fold import FOLD, Fold, is_plain_step
+from killick.model.fold import FOLD, PLAIN_EVENTS, Fold, goes_back, is_plain_step
 from killick.model.ledger import Ledger
 from killick.store.protocol import Transaction
 from killick.store.records import (
@@ -442,15 +442,16 @@ class RunLog:
 
     def _fold_on(self) -> None:
         unfolded, self._unfolded = self._unfolded, []
-        for at, (_, event) in enumerate(unfolded):
+        at = 0
+        while (at := apply_events(self._fold, self._ledger, unfolded, at)) < len(unfolded):
+            seq, event = unfolded[at]
             if isinstance(event, RunRewound):
                 # Pending chunks cannot be read from the store yet.
                 self.barrier()
-                apply_events(self._fold, self._ledger, unfolded[:at])
                 self._fold = self._rewound(self.run, event)
-                unfolded = unfolded[at:]
-                break
-        apply_events(self._fold, self._ledger, unfolded)
+            self._fold.apply(seq, event)
+            self._ledger.apply(seq, event)
+            at += 1
 
     def _unknown(self, pieces: Sequence[Blob]) -> tuple[Blob, ...]:
         """Returns the chunks that this handle has not stored before; storing one again is harmless."""
@@ -473,21 +474,27 @@ class RunLog:
         return snapshot_of(self.fold, self.ledger, self._seq, self._hash)
 
 
-def apply_events(fold: Fold, ledger: Ledger, events: Sequence[tuple[int, Event]]) -> None:
-    """Applies consecutive events of one timeline to both folds, a plain step at once."""
-    at, facts = 0, ledger.facts
-    while at < len(events):
-        seq, event = events[at]
-        if type(event) is StepStarted and len(events) - at > 1 and fold.is_running and not facts.generation:
-            ended: Any = events[at + 1][1]
-            if is_plain_step(event, ended) and event.key not in facts.open and event.step not in facts.keys:
-                fold.apply_step(seq, event, ended)
-                ledger.apply_step(seq, event)
-                at += 2
+def apply_events(fold: Fold, ledger: Ledger, events: Sequence[tuple[int, Event]], at: int = 0) -> int:
+    """Applies events to both folds, a plain step at once, until the timeline goes back; returns the index of that."""
+    end, facts = len(events), ledger.facts
+    while at < end:
+        seq: int = events[at][0]
+        event: Any = events[at][1]
+        count = PLAIN_EVENTS.get(type(event), 0)
+        if count and at + count <= end and fold.is_running and not facts.generation:
+            started: Any = events[at + count - 2][1]
+            ended: Any = events[at + count - 1][1]
+            if is_plain_step(event, started, ended) and started.key not in facts.open and event.step not in facts.keys:
+                fold.apply_step(seq, seq + count - 1, event, started, ended)
+                ledger.apply_step(seq, seq + count - 1, event, started)
+                at += count
                 continue
+        if goes_back(event):
+            break
         fold.apply(seq, event)
         ledger.apply(seq, event)
         at += 1
+    return at
 
 
 class Hold:

@@ -34,7 +34,7 @@ class Attempt(msgspec.Struct, array_like=True, gc=False):
     retry_at: int | None = None
 
 
-class Step(msgspec.Struct, array_like=True):
+class Step(msgspec.Struct, array_like=True, gc=False):
     """One step. `intended`, `ended` and `output` are seqs; 0 means absent."""
 
     id: e.StepId

@@ -58,7 +58,7 @@ def shown_tags(tags: Sequence[str]) -> tuple[str, ...]:
     return tuple(tag for tag in tags if not tag.startswith(HIDDEN_TAGS))
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """One stored event. `data` holds its values; the body holds their hash. None: no values, or erased."""
 
     seq: int

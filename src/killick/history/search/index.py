@@ -13,6 +13,7 @@ from typing import Any, Final
 from killick.errors import KillickError, RunUnknown, StoreError
 from killick.history.search.terms import Marker
 from killick.log.log import Log
+from killick.log.paging import heads, pages
 from killick.model import event_codec
 from killick.model import events as e
 from killick.model.ledger import Ledger
@@ -27,9 +28,6 @@ Marked = Callable[..., list[TermPosition]]
 
 _RUNS: Final = 1_000
 """The number of runs in one read."""
-
-_ROWS: Final = 1_000
-"""The number of rows of one run in one read."""
 
 _MARKS: Final = 2_000
 """The number of terms in one commit: a concurrent writer waits some ten milliseconds for it."""
@@ -100,20 +98,15 @@ def _rows(
     log: Log, run: str, after: int, up_to: int | None = None
 ) -> Iterator[list[tuple[int, e.Event, bytes | None]]]:
     """Returns a run's own events in batches, up to the first unreadable one."""
-    while rows := log.store.read(run, after=after, limit=_ROWS):
+    for rows in pages(log.store, run, after=after, up_to=up_to):
         part: list[tuple[int, e.Event, bytes | None]] = []
-        wanted = rows if up_to is None else [row for row in rows if row.seq <= up_to]
         try:
-            part += ((row.seq, event_codec.decode(row.body), row.data) for row in wanted)
+            part += ((row.seq, event_codec.decode(row.body), row.data) for row in rows)
         except KillickError:
             if part:
                 yield part
             raise
-        if part:
-            yield part
-        if len(wanted) < _ROWS:
-            return
-        after = rows[-1].seq
+        yield part
 
 
 def marker_of(log: Log, run: str, base: int, at: int) -> Marker:
@@ -164,7 +157,7 @@ class Scan:
         self._places: list[TermPosition] = []
         self._links: defaultdict[int, list[TermPosition]] = defaultdict(list)
         if run is None:
-            for number, head in _heads(log):
+            for number, head in heads(log.store):
                 self._read(log, number, head, head.seq)
         else:
             for depth, (head, up_to) in enumerate(log.ancestry(run)):
@@ -214,10 +207,3 @@ class Scan:
             and (before is None or place < before)
         )
         return [place for place, _ in zip(fits, range(limit), strict=False)]
-
-
-def _heads(log: Log) -> Iterator[tuple[int, Head]]:
-    after = 0
-    while heads := log.store.heads(after=after):
-        yield from heads
-        after = heads[-1][0]

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from killick.audit.seal import SEALS, heads
+from killick.audit.seal import SEALS
 from killick.cli.context import Shell, command, current_user, dry_run_option, run_argument, yes_option
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.style import many
@@ -22,6 +22,7 @@ from killick.engine.commands import leased
 from killick.errors import LogError
 from killick.log import repair
 from killick.log.log import Log
+from killick.log.paging import heads
 from killick.log.verify import last_good
 from killick.model import event_codec, page_events
 from killick.model import events as e
@@ -202,7 +203,7 @@ def _sharing(log: Log, run: str, seqs: Sequence[int], pieces: set[bytes]) -> lis
         return []
     others = (row.seq for row in log.rows(run) if row.data is not None and row.seq not in seqs)
     found: list[int | str] = [seq for seq in others if not pieces.isdisjoint(log.pieces_of(run, seq))]
-    names = (head.run for head in heads(log.store) if head.run != run)
+    names = (head.run for _, head in heads(log.store) if head.run != run)
     return found + [name for name in names if not pieces.isdisjoint(log.store.references(name).log)]
 
 

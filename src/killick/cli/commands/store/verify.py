@@ -13,7 +13,7 @@ import msgspec
 
 from killick.archive import bundle
 from killick.archive.export import read
-from killick.audit.seal import SEALS, heads, told_pruned
+from killick.audit.seal import SEALS, told_pruned
 from killick.cli.commands.store.maintenance import LISTED_MAX, progress, say, say_next
 from killick.cli.commands.store.seal import found_in, verify_file
 from killick.cli.context import Shell, command, complete_run
@@ -23,6 +23,7 @@ from killick.errors import ExportBroken, ProofBroken
 from killick.history.vaults import Held
 from killick.history.vaults import verify as verify_files
 from killick.log import Log, Report
+from killick.log.paging import heads
 from killick.store.memory import MemoryStore
 from killick.store.records import Problem
 
@@ -58,7 +59,7 @@ def verify_command(
         if not is_run:
             return _verify_file(shell, run)
     kd = shell.client
-    looked_at = [kd.runtime.log.head(shell.run(run))] if run else list(heads(kd.runtime.store))
+    looked_at = [kd.runtime.log.head(shell.run(run))] if run else [head for _, head in heads(kd.runtime.store)]
     done: Counter[str] = Counter()
     total = sum(head.seq - head.base for head in looked_at)
     if kd.runtime.store.head(SEALS) is not None:
