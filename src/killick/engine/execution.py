@@ -252,9 +252,8 @@ class Execution:
 
     @cached_property
     def is_unguarded(self) -> bool:
-        """Whether its steps are neither judged, nor intercepted, nor traced, and touch no workspace."""
-        engine, workspace = self.engine, self.agent.options.workspace
-        return not (engine.stand_in or engine.tracer or self.files or workspace or self.judge.bound)
+        """Whether its steps are neither judged nor traced, and touch no workspace."""
+        return not (self.engine.tracer or self.files or self.agent.options.workspace or self.judge.bound)
 
     @cached_property
     def run_tree(self) -> RunTree:

@@ -8,6 +8,7 @@ Both write the same events.
 from __future__ import annotations
 
 from asyncio import current_task
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeGuard
 
 from killick.definitions.current import HERE
@@ -66,29 +67,26 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
         inner.hosted = ex.hosted
         live = inner.live = None if effect == "reads" else ex.engine.live.begin(ex.run_id, step, tool.name)
         ex.attempts += 1
-        token = HERE.set(place)
-        value: Any = None
-        error: BaseException | None = None
+        stand_in, touch = ex.engine.stand_in, partial(made.touch, place)
         try:
-            value = await tool.fn(**arguments)
-        except BaseException as raised:
-            error = raised
+            applied = await (touch() if stand_in is None else stand_in.apply(made.intent(), place, touch))
         finally:
-            HERE.reset(token)
             if live is not None:
                 ex.engine.live.end(live)
             branch.inner = None
             ex.inner_waits.close(inner)
             ex.attempts -= 1
         # Record: the outcome is committed with the next append, or soon.
-        kind: Any = value.__class__
-        is_flat = error is None and kind in _FLAT and tool.shape.returns in (Any, kind)
+        kind: Any = applied.value.__class__
+        is_flat = applied.error is None and kind in _FLAT and tool.shape.returns in (Any, kind)
         if not is_flat or inner.is_refused or inner.told or ex.signal or ex.parked:
-            return await made.conclude(Applied(value, error), inner)
+            return await made.conclude(applied, inner)
         ended = e.AttemptEnded(at=ex.now_us(), step=step, attempt=1, outcome="returned")
-        ex.context.see(ex.write_behind(Entry(ended, {"output": value})))
+        ex.context.see(ex.write_behind(Entry(ended, {"output": applied.value})))
+        if ex.after_death:
+            await ex.barrier()
         branch.told = None
-        return value
+        return applied.value
     except (StoreError, LogError) as failed:
         raise ex.interrupted(failed) from failed
     finally:
@@ -103,17 +101,10 @@ def is_common(branch: object, ex: Execution) -> TypeGuard[Branch]:
         and branch.execution is ex
         and ex.signal is None
         and ex.is_unguarded
-        and not (ex.left_behind or ex.after_death or ex.hosting or ex.parked or ex.interventions)
+        and not (ex.left_behind or ex.hosting or ex.parked or ex.interventions)
         and len(ex.branches) == 1
-        and not (
-            branch.path
-            or branch.scope
-            or branch.outer
-            or branch.guest
-            or branch.stopped
-            or branch.thread
-            or branch.streaming
-        )
+        and not (branch.path or branch.scope or branch.outer or branch.guest)
+        and not (branch.stopped or branch.thread or branch.streaming)
         and ex.diverged_at is None
         and ex.log.hearing is None
         and branch.count >= ex.record.last.get("", 0)
@@ -138,6 +129,20 @@ class _Attempt(NamedTuple):
     key: str
     began_us: int
 
+    async def touch(self, place: ToolStep) -> Applied:
+        token = HERE.set(place)
+        try:
+            return Applied(await self.tool.fn(**self.arguments, **dict.fromkeys(self.tool.shape.injected, place.key)))
+        except BaseException as error:
+            return Applied(error=error)
+        finally:
+            HERE.reset(token)
+
+    def intent(self) -> Intent:
+        intent = intent_of(self.tool, self.arguments, self.given)
+        intent.classify(self.step, self.ex.engine.secret_key)
+        return intent
+
     async def conclude(self, applied: Applied, inner: InnerSteps | None = None) -> Any:
         """Lets the pipeline record the attempt's outcome and decide what follows."""
         if self.ex.signal is not None:
@@ -146,9 +151,7 @@ class _Attempt(NamedTuple):
         return await concluded(execution, execution.go_on_after(applied, inner))
 
     def execution(self) -> StepExecution:
-        intent = intent_of(self.tool, self.arguments, self.given)
-        intent.classify(self.step, self.ex.engine.secret_key)
-        execution = StepExecution(self.ex, self.branch, self.step, intent, None)
+        execution = StepExecution(self.ex, self.branch, self.step, self.intent(), None)
         execution.written()
         execution.made, execution.key, execution.began_us = 1, self.key, self.began_us
         execution.progress = self.ex.progress.get(self.step)
