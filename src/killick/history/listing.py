@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from killick.errors import KillickError, ValueErased
-from killick.history.phrasing import arguments, crash_told, cut, entries_of, inline
+from killick.history.phrasing import arguments, crash_told, cut, entries_of, inline, short
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.crash_loop import Crashes
@@ -249,8 +249,7 @@ class Listing:
         failure = convert(found, Failure, at="failure")
         while failure.type.endswith((".StepFailed", ".ChildFailed")) and failure.cause is not None:
             failure = failure.cause
-        text = f"{failure.type.rpartition('.')[2]}: {failure.message}"
-        return step, (About(kind="failure", text=cut(text, CHARS_MAX)),)
+        return step, (About(kind="failure", text=cut(short(failure), CHARS_MAX)),)
 
     def _data(self, run: str, seq: int) -> Mapping[str, Any]:
         with contextlib.suppress(ValueErased):

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from killick.history.compare_runs import Pair, conditions_between, paired
+from killick.history.compare_runs import Pair, StepKeys, conditions_between, paired
 from killick.history.diff import PARTS, last_shared, passed
 from killick.history.diff import values as changed_values
 from killick.history.page import PageBuilder
@@ -163,16 +163,11 @@ class _Side:
         self.state = veiled(call, run)(self.log.state(run))
         self.fold = self.state.fold
         self._making = PageBuilder(self.log, run, self.fold, through=through_of(call, run))
-        self._owners = [(head.base, head.run) for head, _ in self.log.ancestry(run)]
+        self._keys = StepKeys(self.log, run, self.fold)
 
     def key(self, index: int) -> tuple[Any, ...]:
         """What tells the record of a step from any other."""
-        step = self.fold.steps[index]
-        intended, ended = (
-            next((run for base, run in self._owners if seq > base), "") for seq in (step.intended, step.ended)
-        )
-        own = ended if step.ended else self.run
-        return intended, step.intended, own, step.ended, step.status if not step.ended else ""
+        return self._keys.key(self.fold.steps[index].id)
 
     def steps(self, first: int, end: int) -> dict[str, Step]:
         """The run's own steps from one place to before another, and those inside them, by number."""
