@@ -311,7 +311,7 @@ def test_so_is_blocking_code_in_a_branch(here: Path) -> None:
 def test_whoever_leaves_the_debugger_leaves_the_replay(here: Path, run: str, step: str, line: str, first: str) -> None:
     after = "-> total" if run == "c17" else "-> return paid"
     screen = session(here, run, step, {line: first or "q\n", **({after: "q\n"} if first else {})})
-    assert "■ stopped: the debugger was left" in screen
+    assert "■ stopped: the debugger was quit" in screen
     assert "nothing was called" in screen
 
 

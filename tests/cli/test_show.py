@@ -428,7 +428,7 @@ def test_a_graph_has_the_run_its_forks_and_what_was_left(forked: str, show: Any)
     assert told[0] == "forked_1"
     assert "    forked_1-fork  ◀ this one" in told
     assert "      fork at 2:after" in told
-    assert told.index("    left behind, generation 0") < told.index("      left")
+    assert told.index("    rewound, generation 0") < told.index("      left")
     assert told[-1] == "  completed"
 
 

@@ -243,7 +243,7 @@ class Replay:
         if touched := next((stray for stray in self.strays[strays:] if not stray.reads), None):
             raise ReplayParted(self.run, f"the code does unrecorded I/O: {touched}")
         if advanced is not None and advanced.failure is not None and advanced.failure.type == "bdb.BdbQuit":
-            self.stopped, advanced = "the debugger was left", None
+            self.stopped, advanced = "the debugger was quit", None
         if advanced is not None and advanced.diverged is not None:
             step, recorded, found, builds = advanced.diverged
             diverged = RunDiverged(self.run, step, recorded=recorded, found=found, builds=builds)
@@ -333,7 +333,7 @@ class Replay:
         finally:
             self._debugging = False
         if not stays:
-            self._stop(ex, f"the debugger was left at step {step}")
+            self._stop(ex, f"the debugger was quit at step {step}")
             raise ex.signal or _Left(self.run)
 
     def _stop(self, ex: TracedExecution, told: str) -> None:
