@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from killick.definitions.current import in_agent
 from killick.definitions.open_tools import open_tool
 from killick.definitions.tools import AnyTool, Tool
+from killick.engine.approval.call_answer import CallAnswer
 from killick.engine.failures import describe, is_transient
 from killick.engine.steps.intention import ERROR, is_error
 from killick.errors import DeclarationRefused, KillickError, Rejected, RunWaiting, StepFailed
@@ -118,6 +119,12 @@ def answering(
             return answer(error)
 
     return awaited if iscoroutinefunction(fn) else blocking
+
+
+def edit_note(asked: Mapping[str, Any], used: Mapping[str, Any]) -> str:
+    """Returns what a model reads of an approver's edit, after the tool's result; empty if there was none."""
+    changed = {name: (asked.get(name), value) for name, value in used.items() if asked.get(name) != value}
+    return f"({CallAnswer(kind='edit', changed=changed)} before it was called)" if changed else ""
 
 
 def answered(outcome: Any) -> Any:

@@ -19,7 +19,7 @@ from killick.store.records import ENDED, Delivered
 
 def answer(
     engine: Engine, wait: str | Wait, verb: str, value: Any, *, by: str | None, comment: str | None, saw: str | None,
-    tx: Any,
+    tx: Any, via: str | None = None,
 ) -> str:  # fmt: skip
     """Answer an open wait; returns the run that has it. An approval that is not the last of a quorum is a vote."""
     found = _open_wait(engine, wait)
@@ -30,6 +30,7 @@ def answer(
         raise AnswerRefused(found.id, f"it expired at {_moment(found.deadline_us)}; the run continues without it")
     _refuse_misfit(engine, found, verb, value, by)
     body = {"kind": verb, "value": value, "comment": comment, "digest": found.digest}
+    body |= {} if via is None else {"via": via}
     message_id = inbox.answer_id(run, found.step, found.opened)
     if found.need > 1 and (found.is_agreed or (verb == "approve" and by in found.votes)):
         _refuse_closed(engine, found.id, run, found.step, only=message_id)
