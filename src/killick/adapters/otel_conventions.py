@@ -25,6 +25,9 @@ _SETTINGS: Final = {
 
 _STOPS: Final = ("stop", "stop_sequences")
 
+USAGE: Final = "gen_ai.usage."
+"""How the names of tokens' attributes begin."""
+
 
 # what was asked, and how it was answered -----------------------------------------------------------
 
