@@ -28,7 +28,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from killick.adapters.langgraph.serialization import STRICT_SERDE, Packer, Unpacker, inflated, items_of, renumbered
+from killick.adapters.langgraph.serialization import STRICT_SERDE, Packer, items_of, renumbered
 from killick.adapters.langgraph.threads import At, Draft, Thread, Threads
 from killick.client.client import AnyClient
 from killick.errors import DeclarationRefused, RunUnknown
@@ -129,7 +129,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
             metadata = self._unpacked(thread, saved["metadata"])
             if any(metadata.get(key) != value for key, value in (filter or {}).items()):
                 return None
-            unpack = Unpacker(self.serde, thread.frames(_items(saved, values))).unpack
+            unpack = thread.unpacker(self.serde, _items(saved, values)).unpack
         except RunUnknown:
             return None
         parent = saved["parent"]
@@ -142,7 +142,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
         )
 
     def _unpacked(self, thread: Thread, packed: Any) -> Any:
-        return Unpacker(self.serde, thread.frames(items_of(packed))).unpack(packed)
+        return thread.unpacker(self.serde, items_of(packed)).unpack(packed)
 
     def _thread(self, id: Any) -> Thread:  # noqa: A002
         return self._threads.log(str(id))
@@ -294,7 +294,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
             seq: {**value, "writes": [write for write in value["writes"] if write[1] in channels]}
             for seq, value in values.items()
         }
-        unpack = Unpacker(self.serde, thread.frames(_items(None, only))).unpack
+        unpack = thread.unpacker(self.serde, _items(None, only)).unpack
         found: dict[str, Writes] = {}
         for write in _ordered([(each.task, only[each.seq]) for each in written], unpack):
             found.setdefault(write[1], []).append(write)
@@ -425,7 +425,7 @@ def _copied(value: Any, frame_of: Callable[[int], bytes]) -> Callable[[Packer], 
 
     def copied(packer: Packer) -> Mapping[str, Any]:
         kept = {name: part for name, part in value.items() if name != "new"}
-        numbers = {number: packer.item(inflated(frame_of(number))) for number in items_of(kept)}
+        numbers = {number: packer.item(frame_of(number)) for number in items_of(kept)}
         return cast("Mapping[str, Any]", renumbered(kept, numbers))
 
     return copied

@@ -20,7 +20,7 @@ from killick.model.codec import digest
 SPACE: Final = "openai-agents"
 """The name prefix of this adapter's logs in a store."""
 
-_TURNS: Final = f"{SPACE}-turns"
+TURNS: Final = f"{SPACE}-turns"
 
 
 class KillickSession(Shelved):
@@ -39,7 +39,7 @@ class KillickSession(Shelved):
         self.session_id = session_id
         self.session_settings: SessionSettings | None = session_settings
         self.turn = turn
-        self._shelf = FrameworkState(store, SPACE)
+        self._shelf = FrameworkState.of(store, SPACE)
         self._said: Counter[str] = Counter()
         self._added: set[str] = set()
 
@@ -127,7 +127,7 @@ class Turns:
 
     def __init__(self, session: KillickSession, said: Any) -> None:
         self._id = session.session_id
-        self._shelf = FrameworkState(session._shelf.client, _TURNS)  # pyright: ignore[reportPrivateUsage]
+        self._shelf = FrameworkState.of(session._shelf.client, TURNS)  # pyright: ignore[reportPrivateUsage]
         self._said = digest(said).hex()[:16]
         self._ended = 0
 
