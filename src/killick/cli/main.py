@@ -36,6 +36,7 @@ COMMANDS: Final[dict[str, str]] = {
     "resume": "continue runs",
     "completion": "for your shell",
     "cancel": "end runs",
+    "mcp": "let models read runs",
 }
 """The commands that are typed as one word, each with its line; in the help, two to a line."""
 
@@ -78,6 +79,7 @@ MODULES: Final = {
         "killick.cli.commands.worker": "worker",
         "killick.cli.commands.serve": "serve",
         "killick.cli.commands.proxy": "proxy",
+        "killick.cli.commands.mcp": "mcp",
         "killick.cli.commands.trigger": ", ".join(f"trigger {word}" for word in GROUPS["trigger"][1]),
         "killick.cli.commands.ps": "ps",
         "killick.cli.commands.show": "show",

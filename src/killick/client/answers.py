@@ -29,8 +29,7 @@ def answer(
     if found.deadline_us is not None and engine.clock.now_us() > found.deadline_us:
         raise AnswerRefused(found.id, f"it expired at {_moment(found.deadline_us)}; the run continues without it")
     _refuse_misfit(engine, found, verb, value, by)
-    body = {"kind": verb, "value": value, "comment": comment, "digest": found.digest}
-    body |= {} if via is None else {"via": via}
+    body = {"kind": verb, "value": value, "comment": comment, "digest": found.digest} | ({"via": via} if via else {})
     message_id = inbox.answer_id(run, found.step, found.opened)
     if found.need > 1 and (found.is_agreed or (verb == "approve" and by in found.votes)):
         _refuse_closed(engine, found.id, run, found.step, only=message_id)

@@ -139,8 +139,7 @@ class SharedReader:
         """Returns the value, with `Erased` for erased parts. `expected`: its chunks are prefetched."""
         digest = value_hash("json", raw)
         try:
-            if not expected:
-                self.expect([raw])
+            self.expect(() if expected else [raw])
             return self._reader.value(_tree(digest, raw), digest)
         except RecursionError:
             raise ValueBroken(digest, "nested too deeply to read") from None
