@@ -53,6 +53,27 @@ class Declared:
         return self._tools[name]
 
 
+class AtWork:
+    """The concurrent calls of an agent's turn, each in an `async with` block. One that leaves with an error of this
+    kind waits here until the others rest: the framework abandons or cancels calls that still run then."""
+
+    def __init__(self, kind: type[BaseException]) -> None:
+        self._kind = kind
+        self._count = 0
+        self._rest = asyncio.Event()
+
+    async def __aenter__(self) -> None:
+        self._count += 1
+        self._rest.clear()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self._count -= 1
+        if not self._count:
+            self._rest.set()
+        if isinstance(error, self._kind):
+            await self._rest.wait()
+
+
 class Stopped(BaseException):
     """A call could not pass the gate, for a reason that is not for a model to read.
 

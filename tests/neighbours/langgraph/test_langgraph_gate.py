@@ -23,7 +23,7 @@ from killick import rules
 from killick.adapters.langgraph import Gate, KillickSaver, Stopped, Waiting
 from killick.adapters.langgraph.middleware import KillickMiddleware
 from killick.errors import AnswerRefused, DeclarationRefused
-from neighbours.trying import try_example, try_page
+from neighbours.trying import needs, try_example, try_page
 
 THREAD = {"configurable": {"thread_id": "1"}}
 
@@ -574,6 +574,7 @@ def boss(world: World, kd: killick.Client, saver: Any, *, is_async: bool = False
     return create_agent(model, [used], middleware=[KillickMiddleware(kd, **options)], checkpointer=saver)
 
 
+@needs("langgraph", 1, 2, 20)
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_wait_inside_of_an_agent_in_a_tool_interrupts_the_graph_and_is_answered_there(
     kd: killick.Client, world: World, is_async: bool

@@ -14,6 +14,7 @@ import re
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from hashlib import sha256
 from inspect import Parameter, iscoroutinefunction, signature
 from itertools import count
@@ -32,6 +33,7 @@ from langgraph.types import Command, Interrupt
 from killick.adapters import langchain_approvals
 from killick.adapters.langgraph.serialization import STRICT_SERDE
 from killick.adapters.tool_gate import (
+    AtWork,
     Declared,
     Errors,
     Stopped,
@@ -54,7 +56,7 @@ from killick.engine.views import Wait
 from killick.errors import AnswerRefused, DeclarationRefused, KillickError, Rejected, RunWaiting, Skipped, StepFailed
 from killick.history.run_info import waits_of
 from killick.llm.external import Host, here
-from killick.model.fold_data import Step
+from killick.model.facts import Step
 from killick.model.state import State
 
 P = ParamSpec("P")
@@ -103,7 +105,7 @@ class Gate:
         self._by = by
         self._errors: Errors = errors
         self._tasks: OrderedDict[int, tuple[Any, Counter[str]]] = OrderedDict()
-        self._at_work: defaultdict[int, _AtWork] = defaultdict(_AtWork)
+        self._at_work: defaultdict[int, AtWork] = defaultdict(partial(AtWork, GraphInterrupt))
         self._mutex = Lock()
 
     # tools of a ToolNode ----------------------------------------------------------------------
@@ -182,7 +184,7 @@ class Gate:
         """A function for nodes to call: `@gate.step`, or `@gate.step(effect="idempotent", …)` with the options of
         `killick.tool`. A re-executed node gets its recorded result; a graph that moves on calls it anew."""
         if fn is None:
-            return functools.partial(self.step, **options)
+            return partial(self.step, **options)
         name = options.pop("name", None) or getattr(fn, "__name__", "step")
         tool, takes = open_tool(name, fn, **options), signature(fn)
         if any(each.kind not in _BY_NAME for each in takes.parameters.values()):
@@ -278,7 +280,7 @@ class Gate:
             raise Waiting(waiting) from waiting
         response, via = self._resumed_with(wait, call)
         if response is None:
-            raise _Asked(functools.partial(self._questions, wait, call))
+            raise _Asked(partial(self._questions, wait, call))
         with _or_stopped():
             langchain_approvals.answer(self._client, [wait], response, by=self._by, via=via)
         call.again = True
@@ -330,25 +332,6 @@ class _Asked(GraphInterrupt):
     def args(self) -> tuple[Any, ...]:  # type: ignore[override]
         """The questions, as LangGraph reads them."""
         return (self._read(),)
-
-
-class _AtWork:
-    """The calls of an async task. One that interrupts the graph waits here until the others rest: LangGraph abandons
-    what is still running."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._rest = asyncio.Event()
-
-    async def __aenter__(self) -> None:
-        self._count += 1
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        self._count -= 1
-        if not self._count:
-            self._rest.set()
-        if isinstance(error, GraphInterrupt):
-            await self._rest.wait()
 
 
 class Call:

@@ -7,10 +7,10 @@ number of checkpoints.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, TypeAlias, cast
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -33,12 +33,25 @@ from killick.adapters.langgraph.threads import At, Draft, Thread, Threads
 from killick.client.client import AnyClient
 from killick.errors import DeclarationRefused, RunUnknown
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 Writes: TypeAlias = list[PendingWrite]  # in the class, `list` is a method
 
 _DELTAS: Final = "counters_since_delta_snapshot"
 _STRATEGIES: Final = ("keep_latest", "delete")
 _SHAPE: Final = ("v", "channel_versions", "versions_seen", "updated_channels")
 """The parts of a checkpoint that hardly change between turns, with versions relative to the last."""
+
+
+def _in_thread(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """Returns the async form of a method."""
+
+    @functools.wraps(method)
+    async def awaited(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.to_thread(method, self, *args, **kwargs)
+
+    return awaited
 
 
 class KillickSaver(BaseCheckpointSaver[Any]):
@@ -61,18 +74,10 @@ class KillickSaver(BaseCheckpointSaver[Any]):
     def __enter__(self) -> KillickSaver:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def __aenter__(self) -> KillickSaver:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self.close)
+    __aenter__, __aexit__ = _in_thread(__enter__), _in_thread(__exit__)
 
     # reading ----------------------------------------------------------------------------------
 
@@ -311,9 +316,14 @@ class KillickSaver(BaseCheckpointSaver[Any]):
 
     # awaited ----------------------------------------------------------------------------------
 
-    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """As `get_tuple`."""
-        return await asyncio.to_thread(self.get_tuple, config)
+    aget_tuple = _in_thread(get_tuple)
+    aput = _in_thread(put)
+    aput_writes = _in_thread(put_writes)
+    adelete_thread = _in_thread(delete_thread)
+    adelete_for_runs = _in_thread(delete_for_runs)
+    acopy_thread = _in_thread(copy_thread)
+    aprune = _in_thread(prune)
+    aget_delta_channel_history = _in_thread(get_delta_channel_history)
 
     async def alist(
         self,
@@ -327,41 +337,6 @@ class KillickSaver(BaseCheckpointSaver[Any]):
         found = self.list(config, filter=filter, before=before, limit=limit)
         while (each := await asyncio.to_thread(next, found, None)) is not None:
             yield each
-
-    async def aput(
-        self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:  # fmt: skip
-        """As `put`."""
-        return await asyncio.to_thread(self.put, config, checkpoint, metadata, new_versions)
-
-    async def aput_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
-    ) -> None:
-        """As `put_writes`."""
-        await asyncio.to_thread(self.put_writes, config, writes, task_id, task_path)
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        """As `delete_thread`."""
-        await asyncio.to_thread(self.delete_thread, thread_id)
-
-    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """As `delete_for_runs`."""
-        await asyncio.to_thread(self.delete_for_runs, run_ids)
-
-    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """As `copy_thread`."""
-        await asyncio.to_thread(self.copy_thread, source_thread_id, target_thread_id)
-
-    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """As `prune`."""
-        await asyncio.to_thread(self.prune, thread_ids, strategy=strategy)
-
-    async def aget_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        """As `get_delta_channel_history`."""
-        return await asyncio.to_thread(self.get_delta_channel_history, config=config, channels=channels)
 
 
 def _ns(at: At) -> dict[str, str]:

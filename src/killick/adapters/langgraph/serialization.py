@@ -160,14 +160,14 @@ class Packer:
 class Snapshot(NamedTuple):
     """A message's state, from which an equal one is made without the serializer."""
 
-    kind: type
+    kind: type[Any]
     fields: frozenset[str]
     state: bytes
 
     def made(self) -> Any:
         """Returns a new message."""
         _, fields, extra = ormsgpack.unpackb(self.state, option=ormsgpack.OPT_NON_STR_KEYS)
-        made: Any = self.kind.__new__(self.kind)
+        made: Any = object.__new__(self.kind)
         made.__setstate__({
             "__dict__": fields, "__pydantic_extra__": extra, "__pydantic_fields_set__": set(self.fields),
             "__pydantic_private__": None,
