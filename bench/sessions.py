@@ -92,7 +92,6 @@ async def converse(session: Any, turns: int) -> None:
 
     from agents import Agent, Runner, function_tool
 
-    @function_tool
     def look(berth: int) -> str:
         """Look at a berth."""
         return f"{berth}: {TEXT}"
@@ -100,5 +99,6 @@ async def converse(session: Any, turns: int) -> None:
     for _ in range(turns):
         at = time.monotonic_ns()
         script = [[function_call("look", {"berth": n}, call_id=f"c{at}-{n}")] for n in range(CALLS)]
-        agent = Agent(name="harbor", model=ScriptedModel([*script, [assistant_message(TEXT)]]), tools=[look])
+        model = ScriptedModel([*script, [assistant_message(TEXT)]])
+        agent = Agent(name="harbor", model=model, tools=[function_tool(look)])
         await Runner.run(agent, f"Is there a berth at {at}?", session=session)

@@ -115,7 +115,7 @@ class KillickSessionStore(SessionStore):
             try:
                 shelf.put(id, *kept, expect=head)
             except HeadMoved:
-                continue  # somebody else was faster, so what is new must be found out again
+                continue  # another process appended first: compare again
             return
 
     def _load(self, key: SessionKey) -> list[SessionStoreEntry] | None:

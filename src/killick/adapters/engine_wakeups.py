@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection
-from types import TracebackType
 from typing import Final
 
 from killick.client.client import AnyClient
@@ -55,9 +54,7 @@ class Waking:
         self._watching = asyncio.get_running_loop().create_task(self._watch(), name="killick-waking")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._watching is not None
         self._watching.cancel()
         await asyncio.wait({self._watching})

@@ -111,7 +111,7 @@ class StateEntry:
         return self._value if self._log is None else self._log.data(self._run, self.seq)["value"]
 
     def __repr__(self) -> str:
-        return f"Kept({self.name!r}, labels={self.labels!r}, seq={self.seq})"
+        return f"StateEntry({self.name!r}, labels={self.labels!r}, seq={self.seq})"
 
 
 def client_of(store: Place) -> Client:
@@ -127,7 +127,7 @@ class FrameworkState:
         self.client = client_of(store)
         self.space = space
         self._is_owner = not isinstance(store, AnyClient)
-        self._logs: OrderedDict[str, ShelfLog] = OrderedDict()
+        self._logs: OrderedDict[str, StateLog] = OrderedDict()
         self._copies: Items[bytes] = Items(CACHE_BYTES_MAX)
         self._mutex = threading.Lock()
 
@@ -216,11 +216,11 @@ class FrameworkState:
         if self._is_owner:
             self.client.close()
 
-    def opened(self, id: str) -> ShelfLog:  # noqa: A002
+    def opened(self, id: str) -> StateLog:  # noqa: A002
         """Returns an uncached log. A subclass returns its own kind of log."""
-        return ShelfLog(self.client, self.space, id)
+        return StateLog(self.client, self.space, id)
 
-    def log(self, id: str) -> ShelfLog:  # noqa: A002
+    def log(self, id: str) -> StateLog:  # noqa: A002
         """Returns the cached log of an id; the caller holds its lock."""
         with self._mutex:
             log = self._logs.get(id)
@@ -232,7 +232,7 @@ class FrameworkState:
             return log
 
 
-class Shelved:
+class StateOwner:
     """Keeps its entries in a store."""
 
     _shelf: FrameworkState
@@ -242,7 +242,7 @@ class Shelved:
         self._shelf.close()
 
 
-class ShelfLog:
+class StateLog:
     """The log of one id as cached here. Its user holds its `lock`; `seq` is the last read event.
 
     A removed log's name stays reserved, so that its successor has another: a tag finds the current one.
@@ -422,7 +422,7 @@ class ShelfLog:
             try:
                 store.remove(head.run)
             except RunUnknown:
-                continue  # somebody else forgot it
+                continue  # another process forgot it
         self._turn_to("")
 
 

@@ -193,8 +193,8 @@ class Killick(Words):
         title = click.style("Killick: the state layer for LLM agents.", bold=True)
         write(f"{title}  killick COMMAND --help says more.\n\n")
         told = [f"{click.style(f'{name:<10}', fg='cyan')} {line:<28}" for name, line in COMMANDS.items()]
-        for pair in zip(told[::2], told[1::2], strict=True):
-            write(f"  {''.join(pair).rstrip()}\n")
+        for at in range(0, len(told), 2):
+            write(f"  {''.join(told[at : at + 2]).rstrip()}\n")
         write("\n")
         for name, (_, words) in GROUPS.items():
             write(f"  {click.style(f'{name:<10}', fg='cyan')} {', '.join(words)}\n")

@@ -339,15 +339,15 @@ class ExternalBranches:
                 await self._awaited_inside(self._branches[key], work, inner)
             value = await asyncio.shield(work)
             if self.outside:
-                await ex.barrier()  # what is done with it out there, no barrier of ours waits for
+                await ex.barrier()  # no barrier of ours waits for what the caller does with it
             return value
         except asyncio.CancelledError:
             if not work.done() and self._waiting[key] == 1:
-                work.cancel()  # whoever asked gave it up, and nobody else wants it
+                work.cancel()  # its only caller gave it up
                 await asyncio.wait({work})
                 self._leave(key)
             elif work.cancelled() and not _is_cancelled():
-                self._leave(key)  # another caller gave it up, as this one came
+                self._leave(key)  # another caller gave it up as this one arrived
                 return await self.take(key, intent, do)
             raise
         except Signal as signal:

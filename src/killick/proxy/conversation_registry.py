@@ -180,7 +180,7 @@ class Conversations:
             opened = await asyncio.to_thread(Conversation.opened, self.client, last, wire, self._window(wire))
             conversation = self._keep(opened)
         if conversation.at is not None:
-            return conversation, None  # what it is at may move it to where this request goes on
+            return conversation, None  # its current request may move it to this one's position
         if conversation.wire is wire and conversation.tip in (course.asked, *course.tips):
             return conversation, None
         return None, last

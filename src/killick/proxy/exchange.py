@@ -333,7 +333,7 @@ class ProxyRequest:
         own = {each.call.id for each in answered}
         again = len(own) == len(calls) and len(self._rounds) + 1 < ROUNDS_MAX
         if len(own) == len(calls) and not again:
-            answered = []  # it asked often enough, and the client is told what there is
+            answered = []  # it asked often enough: the client gets what there is
         return Round(reply, answered, own, again, decisions)
 
     def _own(self) -> set[str]:

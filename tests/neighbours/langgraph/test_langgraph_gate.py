@@ -342,6 +342,16 @@ def test_of_two_questions_of_one_task_one_can_be_answered_before_the_other(
     assert world.paid == [6]
 
 
+def test_a_call_that_needs_two_approvers_is_asked_about_again_after_the_first(kd: killick.Client, world: World) -> None:
+    both = {"pay": {"approve": killick.Approval(["ann", "bob"], need=2)}}
+    made = agent(world, kd, calls(("pay", {"amount": 5})), tools=both, by="ann")
+    [(first, _)] = questions(made.invoke({"messages": [HumanMessage("pay")]}, THREAD))
+    assert questions(made.invoke(Command(resume={first: {"decisions": [{"type": "approve"}]}}), THREAD))
+    assert world.paid == []
+    kd.answer(kd.inbox()[0], "approve", by="bob")
+    assert heard(made.invoke(None, THREAD)) == ["paid 5"]
+
+
 def test_an_answer_to_a_tools_own_interrupt_approves_no_other_call(kd: killick.Client, world: World) -> None:
     message = calls(("pay", {"amount": 5}), ("ask", {"question": "sure?"}))
     graph = tool_graph(world, message, KillickSaver(kd), **gated(Gate(kd, tools=APPROVED, by="ann")))

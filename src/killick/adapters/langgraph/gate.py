@@ -70,7 +70,7 @@ TASKS_MAX: Final = 1_024
 
 _TASK: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _GATE: Final = "langgraph"
-"""Who skips calls of a conversation that went on. Asked for again, after time travel, such a call is another one."""
+"""The author of skips in a conversation that continued. After time travel, such a call is a new one."""
 _RESUME_MAP: Final = "__pregel_resume_map"
 _SCRATCHPAD: Final = "__pregel_scratchpad"
 _BUBBLES: Final = (GraphBubbleUp,)
@@ -284,15 +284,18 @@ class Gate:
         with _or_stopped():
             langchain_approvals.answer(self._client, [wait], response, by=self._by, via=via)
         call.again = True
+        call.answered.add(_question_id(wait))
 
     def _resumed_with(self, wait: Wait, call: Call) -> tuple[Any, str | None]:
         """Returns the answer to a wait, and an id for an answer that names no question.
 
         LangGraph delivers such an answer again with `invoke(None)`, and to any interrupt. So it is used once in a task,
-        and only if no unfinished call beside could have asked for it.
+        and only if no unfinished call of the task could have asked for it.
         """
-        conf = get_config()["configurable"]
-        named, pad = (conf.get(_RESUME_MAP) or {}).get(_question_id(wait)), conf.get(_SCRATCHPAD)
+        conf, asked = get_config()["configurable"], _question_id(wait)
+        if asked in call.answered:  # it needs another approver
+            return None, None
+        named, pad = (conf.get(_RESUME_MAP) or {}).get(asked), conf.get(_SCRATCHPAD)
         if named is not None or pad is None or (given := pad.get_null_resume(False)) is None:
             return named, None
         assert self._client is not None
@@ -351,6 +354,8 @@ class Call:
         """The key of the first attempt, and of the current one."""
         self.together = [key]
         """The first keys of the calls that its task makes at the same time."""
+        self.answered: set[str] = set()
+        """The ids of its answered questions."""
 
     def tries(self) -> Iterator[str]:
         """Yields the key of each attempt: a recorded failure is not final, because re-running the graph is a retry."""

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from killick.adapters.framework_state import CACHE_BYTES_MAX, FrameworkState, Items, ShelfLog
+from killick.adapters.framework_state import CACHE_BYTES_MAX, FrameworkState, Items, StateLog
 from killick.adapters.langgraph.serialization import Packer, Snapshot, Unpacker, digest_of, inflated
 from killick.client.client import AnyClient, Client
 from killick.errors import HeadMoved, ValueErased
@@ -65,7 +65,7 @@ class Draft(NamedTuple):
     value: Callable[[Packer], Mapping[str, Any]]
 
 
-class Thread(ShelfLog):
+class Thread(StateLog):
     """One thread."""
 
     def __init__(self, client: Client, id: str, frames: Items[bytes], snapshots: Items[Snapshot]) -> None:  # noqa: A002

@@ -12,7 +12,7 @@ from typing import Any, Final
 from agents.models.fake_id import FAKE_RESPONSES_ID
 
 from agents import SessionSettings, TResponseInputItem
-from killick.adapters.framework_state import FrameworkState, Shelved, StateEntry
+from killick.adapters.framework_state import FrameworkState, StateEntry, StateOwner
 from killick.client.client import AnyClient
 from killick.ids import RandomIds
 from killick.model.codec import digest
@@ -23,7 +23,7 @@ SPACE: Final = "openai-agents"
 TURNS: Final = f"{SPACE}-turns"
 
 
-class KillickSession(Shelved):
+class KillickSession(StateOwner):
     """A `Session`: a conversation's items on any store, deduplicated by id.
 
     A repeated item, after a resume or a crash, is the stored one. An item without an id, such as a user message, can be
