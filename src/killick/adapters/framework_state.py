@@ -7,15 +7,17 @@ part.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
 import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from copy import deepcopy
 from hashlib import sha256
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -31,6 +33,8 @@ from killick.model import events as e
 from killick.model.chunks import SharedReader
 from killick.store.records import OWN_AGENTS, OWN_RUNS, Head, Row, RunQuery
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 Place: TypeAlias = AnyClient | str | os.PathLike[str]
@@ -50,6 +54,16 @@ _ROWS: Final = 500
 _GAP: Final = 16
 """The maximum gap between two wanted events that are read together."""
 _GENERATION: Final = re.compile(r"(?<!~)(?:~~)*~(\d+)\Z")
+
+
+def in_thread(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """Returns the async form of a method."""
+
+    @functools.wraps(method)
+    async def awaited(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.to_thread(method, self, *args, **kwargs)
+
+    return awaited
 
 
 class Items(Generic[T]):

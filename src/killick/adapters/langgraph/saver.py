@@ -7,10 +7,9 @@ number of checkpoints.
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar, cast
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -28,13 +27,11 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
+from killick.adapters.framework_state import in_thread
 from killick.adapters.langgraph.serialization import STRICT_SERDE, Packer, items_of, renumbered
 from killick.adapters.langgraph.threads import At, Draft, Thread, Threads
 from killick.client.client import AnyClient
 from killick.errors import DeclarationRefused, RunUnknown
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 Writes: TypeAlias = list[PendingWrite]  # in the class, `list` is a method
 
@@ -42,16 +39,6 @@ _DELTAS: Final = "counters_since_delta_snapshot"
 _STRATEGIES: Final = ("keep_latest", "delete")
 _SHAPE: Final = ("v", "channel_versions", "versions_seen", "updated_channels")
 """The parts of a checkpoint that hardly change between turns, with versions relative to the last."""
-
-
-def _in_thread(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
-    """Returns the async form of a method."""
-
-    @functools.wraps(method)
-    async def awaited(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await asyncio.to_thread(method, self, *args, **kwargs)
-
-    return awaited
 
 
 class KillickSaver(BaseCheckpointSaver[Any]):
@@ -77,7 +64,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    __aenter__, __aexit__ = _in_thread(__enter__), _in_thread(__exit__)
+    __aenter__, __aexit__ = in_thread(__enter__), in_thread(__exit__)
 
     # reading ----------------------------------------------------------------------------------
 
@@ -316,14 +303,14 @@ class KillickSaver(BaseCheckpointSaver[Any]):
 
     # awaited ----------------------------------------------------------------------------------
 
-    aget_tuple = _in_thread(get_tuple)
-    aput = _in_thread(put)
-    aput_writes = _in_thread(put_writes)
-    adelete_thread = _in_thread(delete_thread)
-    adelete_for_runs = _in_thread(delete_for_runs)
-    acopy_thread = _in_thread(copy_thread)
-    aprune = _in_thread(prune)
-    aget_delta_channel_history = _in_thread(get_delta_channel_history)
+    aget_tuple = in_thread(get_tuple)
+    aput = in_thread(put)
+    aput_writes = in_thread(put_writes)
+    adelete_thread = in_thread(delete_thread)
+    adelete_for_runs = in_thread(delete_for_runs)
+    acopy_thread = in_thread(copy_thread)
+    aprune = in_thread(prune)
+    aget_delta_channel_history = in_thread(get_delta_channel_history)
 
     async def alist(
         self,
