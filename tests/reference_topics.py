@@ -113,6 +113,7 @@ FRAMEWORKS: Final = {
     "openai_agents": ("openai-agents.md", "KillickRunner!~ KillickSession!~ KillickRunStates!~ attempt"),
     "pydantic_ai": ("pydantic-ai.md", "KillickDurability!~ GatedToolset!~"),
     "mcp": ("mcp.md", "Server!~"),
+    "mcp_server": ("mcp.md", "server"),
     "claude_agent": ("claude-agent.md", "KillickSessionStore!~ attempt gated"),
     "crewai": ("crewai.md", "KillickFlowPersistence!~ gated recorded KillickTool!~ Waiting ToolFailed"),
     "autogen": ("autogen.md", "KillickStates!~ KillickWorkbench!~ KillickModelClient!~ run"),

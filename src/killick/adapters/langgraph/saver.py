@@ -46,6 +46,8 @@ class KillickSaver(BaseCheckpointSaver[Any]):
 
     store   an open client, or a store's location, which `close` closes
     serde   LangGraph's serializer for non-plain values; a custom one, such as an encrypting one, gets everything
+
+    Each method has an async form: `aput` for `put`.
     """
 
     def __init__(
@@ -300,8 +302,6 @@ class KillickSaver(BaseCheckpointSaver[Any]):
             number, dot, _ = current.partition(".")
             return f"{int(number) + 1:0{len(number)}}{dot}{0 if dot else ''}"
         return 1 if current is None else current + 1
-
-    # awaited ----------------------------------------------------------------------------------
 
     aget_tuple = in_thread(get_tuple)
     aput = in_thread(put)
