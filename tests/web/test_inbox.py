@@ -198,7 +198,7 @@ def test_a_hidden_argument_is_neither_shown_nor_lost_by_an_edit(tmp_path: Path) 
         wait = claim(office)
         page = office.page(f"/inbox/{wait}")
         assert "(redacted)" in page
-        assert "bob" not in page
+        assert "bob" not in page.replace("combobox", "")
         office.post(f"/inbox/{wait}", verb="edit", value={"amount": 7, "to": "(redacted)"}, digest=digest(office, wait))
         office.kd.advance("claim")
         assert office.kd.state("claim").result == "paid 7 to bob"

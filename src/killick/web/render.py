@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from functools import cache, partial
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any, Final
+from math import log1p
+from typing import Any, Final, cast
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -41,11 +42,11 @@ def environment() -> Environment:
     )
     filters: Mapping[str, Any] = {
         "brief": brief, "written": written, "json": pretty, "moment": moment, "us": us, "lasting": lasting,
-        "ago": ago, "size": size, "sized": sized, "visible": shown,
+        "ago": ago, "dollars": dollars, "size": size, "sized": sized, "visible": shown,
     }  # fmt: skip
     made.filters.update(filters)
     ours: Mapping[str, Any] = {"static": _static, "form_of": form_of, "windows": windows, "CAME_BACK": CAME_BACK,
-                               "between": between}  # fmt: skip
+                               "between": between, "log1p": log1p}  # fmt: skip
     made.globals.update(ours)
     return made
 
@@ -140,7 +141,7 @@ def moment(at: Time | None) -> str:
 
 def pretty(value: Any) -> str:
     """A value as JSON with its structure to be seen; a text as it is."""
-    text = value if isinstance(value, str) else msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    text = value if isinstance(value, str) else msgspec.json.format(written(_untagged(value)), indent=2)
     if len(text) <= VALUE_CHARS:
         return visible(text)
     return f"{visible(text[:VALUE_CHARS])}\n… {len(text):,} characters in all; the API gives them"
@@ -153,7 +154,24 @@ def shown(text: Any) -> Any:
 
 def brief(value: Any, chars: int = BRIEF_CHARS) -> str:
     """A value of a document on one line, cut where it is longer, with invisible characters written out."""
-    return visible(cut(value if isinstance(value, str) else written(value), chars))
+    return visible(cut(value if isinstance(value, str) else written(_untagged(value)), chars))
+
+
+def _untagged(value: Any) -> Any:
+    """A value with its tuples and sets as lists, as people read them."""
+    if isinstance(value, list):
+        return [_untagged(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(value, dict):
+        return value
+    given = cast("dict[str, Any]", value)
+    if len(given) == 1 and (tag := next(iter(given))) in ("$tuple", "$set", "$frozenset"):
+        return _untagged(given[tag])
+    return {name: _untagged(each) for name, each in given.items()}
+
+
+def dollars(micros: int) -> str:
+    """Money, to the cent, or as exact as less than a cent is."""
+    return f"${micros / 1_000_000:,.{2 if micros >= 10_000 or not micros else 4}f}"
 
 
 def size(count: int) -> str:

@@ -122,12 +122,6 @@ def _by(name: str) -> str:
 
 ROUTES: Final = (
     post("/hooks/{name}", receive, asks=HookAsked, gives=WebhookReceipt, scope=None, natural=True),
-    post(
-        "/hooks/{name}/runs/{run}",
-        receive_for_run,
-        asks=HookToRunAsked,
-        gives=WebhookReceipt,
-        scope=None,
-        natural=True,
-    ),
-)
+    post("/hooks/{name}/runs/{run}", receive_for_run, asks=HookToRunAsked, gives=WebhookReceipt, scope=None,
+         natural=True),
+)  # fmt: skip

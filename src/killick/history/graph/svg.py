@@ -65,9 +65,9 @@ LinkTo = Callable[[Lane, str | None], str]
 """Returns the link of a step, or of a lane's run."""
 
 
-def svg(graph: Graph, *, text_of: TextOf = lambda _: None, link_to: LinkTo | None = None) -> str:
-    """Returns the graph as one SVG document; with links, for a page that supplies the style."""
-    return "\n".join(_Svg(graph, layout(graph), text_of, link_to).document())
+def svg(graph: Graph, *, text_of: TextOf = lambda _: None, link_to: LinkTo | None = None, whole: bool = False) -> str:
+    """Returns the graph as one SVG document; with links, for a page that supplies the style; `whole` folds no steps."""
+    return "\n".join(_Svg(graph, layout(graph, whole=whole), text_of, link_to).document())
 
 
 class _Words(NamedTuple):

@@ -126,19 +126,15 @@ def _hook_line(client: Client, row: RunRow, end: int) -> HookStatus:
         each for each in reversed(tail) if isinstance(each.event, system_events.HookFailed | system_events.HookDropped)
     ]
     return HookStatus(
-        name=name,
-        to=str(spec.get("to", "")),
-        kinds=tuple(spec.get("kinds", ())),
-        agents=tuple(spec.get("agents", ())),
-        status="paused" if facts.paused else row.status,
+        name=name, to=str(spec.get("to", "")), kinds=tuple(spec.get("kinds", ())),
+        agents=tuple(spec.get("agents", ())), status="paused" if facts.paused else row.status,
         behind=max(end - cursor.cursor, 0) if cursor is not None else 0,
         failing=cursor is not None and cursor.failing > cursor.cursor,
         attempts=cursor.attempts if cursor is not None else 0,
-        retry_at_us=cursor.retry_at if cursor is not None else None,
-        last_us=took[-1] if took else None,
+        retry_at_us=cursor.retry_at if cursor is not None else None, last_us=took[-1] if took else None,
         undelivered=tuple(_undelivered(client, row.run, each) for each in refused[:RECENT_MAX]),
         declared=name in HOOKS,
-    )
+    )  # fmt: skip
 
 
 def _undelivered(client: Client, run: str, recorded: Any) -> FailedDelivery:
