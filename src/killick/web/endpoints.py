@@ -85,6 +85,7 @@ class _Endpoint:
             return await self._carried_out(call)
         finally:
             self.app.answers.forget()
+            self.context.questions.forget()
 
     async def _answered(self, call: Call[Any, Any]) -> Response:
         """What came of a call, a refusal included: that is an answer too."""

@@ -6,10 +6,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from killick.web.handlers.operations import Name
 from killick.web.idempotency import derived
 from killick.web.routes import Call, Nothing, post
-
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
 class PublishRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -62,19 +62,11 @@ def render(
     **given: Any,
 ) -> Response:
     """A page as a response, with what its forms need to prove where they come from."""
-    api = partial(_api, request)
-    may = partial(_may, person)
+    base = request.scope.get("root_path", "")
     text = environment().get_template(template).render(
-        person=person,
-        may=may,
-        csrf=context.access.csrf(request),
-        url=partial(address, request),
-        api=api,
-        base=request.scope.get("root_path", ""),
-        path=request.scope["path"].removeprefix(request.scope.get("root_path", "")),
-        login=context.access.login,
-        place=context.client.runtime.store.place,
-        **given,
+        person=person, may=partial(_may, person), csrf=context.access.csrf(request), url=partial(address, request),
+        api=partial(_api, request), base=base, path=request.scope["path"].removeprefix(base),
+        login=context.access.login, place=context.client.runtime.store.place, **given,
     )  # fmt: skip
     response = HTMLResponse(text.encode(errors="backslashreplace"), status, headers)
     context.access.dress(request, response)

@@ -12,15 +12,15 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from killick.history.listing import STATUSES, selected
+from killick.history.listing import selected
 from killick.store.protocol import Store
 from killick.store.records import ENDED, RunQuery, RunRow
 from killick.web.handlers.run_list import StatusCounts, Text, agent_of
 from killick.web.routes import Call, get
 from killick.web.tallies import READ_SECONDS, RunTally
 
-RUNS_MAX: Final = 10_000
-"""The number of runs that are counted, the newest ones."""
+RUNS_MAX: Final = 6_000
+"""The number of runs that are looked at, the newest ones."""
 
 FAILURES_MAX: Final = 12
 _PAGE: Final = 1_000
@@ -110,10 +110,8 @@ class _Slot:
         self.answers: list[float] = []
 
     def document(self, at_us: int) -> OverviewSlot:
-        counts = StatusCounts(**{name: self.statuses[name] for name in STATUSES}, total=self.statuses.total())
-        return OverviewSlot(
-            at_us=at_us, runs=counts, durations=_percentiles(self.durations), answers=_percentiles(self.answers)
-        )
+        counts, durations, answers = StatusCounts.of(self.statuses), self.durations, self.answers
+        return OverviewSlot(at_us=at_us, runs=counts, durations=_percentiles(durations), answers=_percentiles(answers))
 
 
 def overview(call: Call[OverviewAsked, Any]) -> Overview:
@@ -145,13 +143,14 @@ def overview(call: Call[OverviewAsked, Any]) -> Overview:
 
 
 def _started(store: Store, query: RunQuery, since_us: int) -> tuple[list[RunRow], bool]:
-    """The runs that started since, newest first, and whether there are more. Runs are numbered as they start."""
+    """The runs that started since, newest first, and whether there are more. Runs are numbered as they start, but for
+    those that were imported: so the end is where most are older."""
     rows, before = list[RunRow](), None
-    while len(rows) < RUNS_MAX:
+    for _ in range(0, RUNS_MAX, _PAGE):
         page = store.runs(query, before=before, limit=_PAGE)
         recent = [row for row in page if row.started_at_us >= since_us]
         rows += recent
-        if len(page) < _PAGE or not recent:
+        if len(page) < _PAGE or len(recent) * 2 < len(page):
             return rows, False
         before = page[-1].number
     return rows, True

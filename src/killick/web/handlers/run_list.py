@@ -5,13 +5,13 @@ Reads the index, and of the runs of one page what their logs say; what it read i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 import msgspec
 from msgspec.structs import replace
 
-from killick.client.client import Client
 from killick.history.listing import STATUSES, Line, counted, selected
 from killick.presenting.needs import Needs
 from killick.presenting.runs import RunSummary, run_summary
@@ -75,6 +75,11 @@ class StatusCounts(msgspec.Struct, frozen=True, kw_only=True):
     abandoned: int = 0
     total: int = 0
 
+    @classmethod
+    def of(cls, found: Counter[str]) -> Self:
+        """Every page and the API take their numbers from here."""
+        return cls(**{name: found[name] for name in STATUSES}, total=found.total())
+
 
 class RunList(msgspec.Struct, frozen=True, kw_only=True):
     """A page of runs, newest first; `next` is the cursor of the page after it. `counts` are of all that match but for
@@ -91,12 +96,14 @@ class RunList(msgspec.Struct, frozen=True, kw_only=True):
 
 def runs(call: Call[RunsAsked, Any]) -> RunList:
     """Runs, newest first: where each one is, and what it waits for or what went wrong."""
-    client, query = call.client, query_of(call)
+    store, query, person = call.client.runtime.store, query_of(call), call.person
     lines, following = _page(call, query)
+    found = counted(store, query)
+    known = found if query == RunQuery() else None
     return RunList(
-        runs=tuple(map(run_summary, lines)), counts=status_counts(client, query), next=following,
-        agents=tuple(client.runtime.store.agents()), usage=_usage(call, lines),
-        needs=call.context.questions.needs(call.person.name, may_answer=call.person.may("operator")),
+        runs=tuple(map(run_summary, lines)), counts=StatusCounts.of(found), next=following,
+        agents=tuple(store.agents()), usage=_usage(call, lines),
+        needs=call.context.questions.needs(person.name, known, may_answer=person.may("operator")),
     )  # fmt: skip
 
 
@@ -130,13 +137,7 @@ def _page(call: Call[RunsAsked, Any], query: RunQuery) -> tuple[list[Line], str 
 
 def counts(call: Call[CountsAsked, Any]) -> StatusCounts:
     """How many runs there are of each status."""
-    return status_counts(call.client, query_of(call))
-
-
-def status_counts(client: Client, query: RunQuery) -> StatusCounts:
-    """How many runs there are of each status. Every page and the API take their numbers from here."""
-    found = counted(client.runtime.store, query)
-    return StatusCounts(**{name: found[name] for name in STATUSES}, total=found.total())
+    return StatusCounts.of(counted(call.client.runtime.store, query_of(call)))
 
 
 def query_of(call: Call[Any, Any]) -> RunQuery:

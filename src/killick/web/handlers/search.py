@@ -185,11 +185,10 @@ def _by_content(asked: FindAsked) -> str | None:
 def _mark(client: Client) -> int | None:
     """Mark what is new, for a while. Gives back how many events were marked if there are more; None: that was all."""
     try:
-        client.find.catch_up(_for_a_while(client.runtime.clock))
+        with suppress(StoreReadOnly, StoreFull):  # the question itself says so, and reads every log
+            client.find.catch_up(_for_a_while(client.runtime.clock))
     except _Enough as enough:
         return int(enough.args[0])
-    except (StoreReadOnly, StoreFull):
-        return None  # the question itself says so, and reads every log
     return None
 
 

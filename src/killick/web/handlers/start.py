@@ -122,18 +122,11 @@ def start(call: Call[Any, StartRequest]) -> StartedRun:
         by=call.person.name,
     )  # fmt: skip
     row = client.runtime.store.index(handle.id)
-    did = (
-        "is there already; the same id is the same run"
-        if existed
-        else "started; it goes on as soon as a worker takes it"
-    )
+    did = "is there already; the same id is the same run" if existed else "started; it continues when a worker takes it"
     return StartedRun(
-        location=call.url("/api/v1/runs/{run}", run=handle.id),
-        run=handle.id,
-        agent=body.agent,
-        status=row.status if row is not None else "queued",
-        did=f"{handle.id} {did}",
-    )
+        location=call.url("/api/v1/runs/{run}", run=handle.id), run=handle.id, agent=body.agent,
+        status=row.status if row is not None else "queued", did=f"{handle.id} {did}",
+    )  # fmt: skip
 
 
 def send(call: Call[RunAsked, MessageRequest]) -> CommandResult:

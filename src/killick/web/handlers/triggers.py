@@ -101,10 +101,8 @@ class TriggerResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def triggers(call: Call[Nothing, Nothing]) -> Triggers:
     """Every trigger: what sets it off, when next and its last run; and how far every hook is."""
-    client = call.client
-    return Triggers(
-        triggers=tuple(present.trigger(client, each) for each in client.triggers()), hooks=tuple(hook_lines(client))
-    )
+    found = tuple(present.trigger(call.client, each) for each in call.client.triggers())
+    return Triggers(triggers=found, hooks=tuple(hook_lines(call.client)))
 
 
 def hook_lines(client: Client) -> Iterator[HookStatus]:
