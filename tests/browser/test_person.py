@@ -370,7 +370,7 @@ def test_runs_are_searched_and_filtered(kd: Client, watch: Watch) -> None:
         expect(rows).to_have_count(1)
         expect(rows).to_contain_text("claim-18")
         page.get_by_role("link", name=re.compile("^Clear")).click()
-        page.get_by_label("Agent").select_option("onboard")
+        page.locator("form.filters").get_by_label("Agent").select_option("onboard")
         page.wait_for_url("**agent=onboard*")
         expect(rows).to_have_count(2)
 

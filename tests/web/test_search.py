@@ -163,3 +163,11 @@ def test_tuples_are_shown_as_lists_and_no_tag_is_shown(kd: Client, web: TestClie
     text = web.get("/find", params={"what": "calls", "tool": "weigh"}).text
     assert "[4,5]" in unescape(text)
     assert "$tuple" not in text
+
+
+def test_what_cannot_be_asked_is_refused_before_anything_is_indexed(
+    web: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "MARKING_SECONDS", -1.0)
+    monkeypatch.setattr("killick.history.search.index._MARKS", 1)
+    assert web.get("/find", params={"what": "calls", "since": "yesterday"}).status_code == 400

@@ -101,14 +101,14 @@ def find(call: Call[FindAsked, Any]) -> SearchResults:
             f"{by}: values are redacted here, and asking by them would tell what they are; ask by tool, person or time"
         )
         raise Problem(403, told, code="redacted")
-    marked = _mark(client)
-    if marked is not None:
-        return SearchResults(what=asked.what, marked=marked, agents=agents)
     until_us, passed = _cursor(asked.cursor)
     within: dict[str, Any] = {
         "agent": asked.agent or None, "run": asked.run or None, "since_us": call.since_us(asked.since),
         "until_us": until_us, "limit": asked.limit + passed,
     }  # fmt: skip
+    marked = _mark(client)
+    if marked is not None:
+        return SearchResults(what=asked.what, marked=marked, agents=agents)
     found, began = _ask(client, asked, within), tuple[str, ...]()
     if not found and (asked.tool or asked.kind or asked.agent):
         found, began = _beginning(call, within)
