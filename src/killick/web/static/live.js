@@ -5,6 +5,7 @@
 
 const base = document.documentElement.dataset.base;
 const PATIENCE_MS = 400;
+const RETRY_MS = 2000;
 let source = null;
 let timer = 0;
 let isAsking = false;
@@ -167,6 +168,7 @@ export async function refresh() {
   try {
     const answer = await fetch(location.href, { headers: { "Killick-Live": "1" } });
     if (answer.ok) swap(new DOMParser().parseFromString(await answer.text(), "text/html"));
+    else if (answer.status === 429 || answer.status >= 500) setTimeout(soon, RETRY_MS); // no other hint may come
   } catch {
     // The stream will say when the server is back.
   } finally {
