@@ -152,7 +152,7 @@ def test_an_index_that_cannot_be_written_is_done_without_and_said(cli: Cli, monk
     def refuse(self: SqliteStore, items: object) -> None:
         raise killick.errors.StoreReadOnly(self.place)
 
-    monkeypatch.setattr(SqliteStore, "mark", refuse)
+    monkeypatch.setattr(SqliteStore, "index_terms", refuse)
     code, out, err = cli("calls", "refund", "--where", "order=18")
     assert (code, out.count("order_18")) == (0, 1)
     assert err.startswith("read every log, since the index cannot be written: ")

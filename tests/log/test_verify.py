@@ -363,7 +363,7 @@ def test_repair_keeps_what_holds_and_leaves_the_run_to_a_person(original: Path, 
     assert (event.first, event.last) == (30, head.seq)
     assert log.head("run_1").seq == head.seq + 1
     assert log.head("run_1").epoch == head.epoch + 1
-    assert len(store.aside("run_1")) == head.seq - 29
+    assert len(store.displaced("run_1")) == head.seq - 29
     state = log.state("run_1")
     assert state.status == "waiting"
     doubts = {effect.key for effect in log.ledger("run_1").in_doubt()}

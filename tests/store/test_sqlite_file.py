@@ -33,7 +33,7 @@ from killick.store import SqliteStore, open_store
 from killick.store.records import STORE_FORMAT
 from killick.store.sql import schema
 from killick.store.sqlite import file
-from store_contract.builders import birth, indexed
+from store_contract.builders import creation, indexed
 
 TESTS = Path(__file__).parent.parent
 
@@ -299,7 +299,7 @@ sys.stdin.read()
 def test_processes_that_claim_share_the_runs_and_what_a_killed_one_had_is_due_at_once(tmp_path: Path) -> None:
     path = tmp_path / "killick.db"
     store = SqliteStore(path)
-    store.append([birth(store, f"r{n}", "born", index=indexed("queued", wake_at_us=1)) for n in range(200)])
+    store.append([creation(store, f"r{n}", "born", index=indexed("queued", wake_at_us=1)) for n in range(200)])
     killed = python(CLAIM, path, "killed", 1, stdin=subprocess.PIPE)
     assert killed.stdout is not None
     assert killed.stdout.readline() == "claimed\n"

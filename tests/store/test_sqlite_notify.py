@@ -12,7 +12,7 @@ import pytest
 
 from killick.store import SqliteStore, notify
 from store_contract.builders import following, indexed, letter
-from store_contract.probes import born, commit, deliver, found
+from store_contract.probes import commit, created, deliver, found
 
 SECONDS = 300.0
 
@@ -48,7 +48,7 @@ class Child:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SqliteStore]:
     store = SqliteStore(tmp_path / "killick.db")
-    born(store, "a", index=indexed("waiting"))
+    created(store, "a", index=indexed("waiting"))
     yield store
     store.close()
 
@@ -127,7 +127,7 @@ def test_where_no_bell_can_be_hung_a_watcher_still_hears(store: SqliteStore, fol
 
 @pytest.mark.parametrize("run", ["x" * 600, "two\nlines", "ü" * 300])
 def test_a_run_whose_id_fits_no_line_is_rung_for_without_it(store: SqliteStore, run: str) -> None:
-    born(store, run, index=indexed("waiting"))
+    created(store, run, index=indexed("waiting"))
     other = SqliteStore(store.place)
     rung: Queue[str] = Queue()
     other.watch(rung.put)
@@ -156,7 +156,7 @@ def test_a_watcher_that_fails_harms_neither_the_writer_nor_the_others(store: Sql
 def test_a_watcher_may_stop_or_close_the_store_from_within(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "other.db")
     other = SqliteStore(tmp_path / "other.db")
-    born(store, "a", index=indexed("waiting"))
+    created(store, "a", index=indexed("waiting"))
     rung: Queue[str] = Queue()
 
     def end(run: str) -> None:

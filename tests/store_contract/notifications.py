@@ -8,9 +8,9 @@ from queue import Empty, Queue
 import pytest
 
 from killick.store.protocol import Store
-from killick.store.records import FEED_RANG, OutboxRow
-from store_contract.builders import birth, following, indexed, letter
-from store_contract.probes import Again, born, commit, deliver
+from killick.store.records import OUTBOX_CHANGED, OutboxRow
+from store_contract.builders import creation, following, indexed, letter
+from store_contract.probes import Again, commit, created, deliver
 
 HEARD_SECONDS = 10.0
 """How long a test waits for a notification."""
@@ -45,13 +45,13 @@ def sent(store: Store) -> None:
 
 
 def started(store: Store) -> None:
-    born(store, "new", index=indexed("queued", wake_at_us=1))
+    created(store, "new", index=indexed("queued", wake_at_us=1))
 
 
 def started_with_another(store: Store) -> None:
     head = store.head("free")
     assert head is not None
-    commit(store, following(head, "two", also=(birth(store, "new", "born", index=indexed("queued", wake_at_us=1)),)))
+    commit(store, following(head, "two", also=(creation(store, "new", "born", index=indexed("queued", wake_at_us=1)),)))
 
 
 def sent_with_another(store: Store) -> None:
@@ -80,7 +80,7 @@ def sooner(store: Store) -> None:
 def told(store: Store) -> None:
     head = store.head("free")
     assert head is not None
-    commit(store, following(head, "two", tells=(OutboxRow(2, "x"),)))
+    commit(store, following(head, "two", outbox=(OutboxRow(2, "x"),)))
 
 
 CAUSES: tuple[tuple[Callable[[Store], None], str], ...] = (
@@ -91,14 +91,14 @@ CAUSES: tuple[tuple[Callable[[Store], None], str], ...] = (
     (left, "held"),
     (parked, "held"),
     (sooner, "free"),
-    (told, FEED_RANG),
+    (told, OUTBOX_CHANGED),
 )
 
 
 def prepared(store: Store) -> None:
-    born(store, "a", index=indexed("waiting"))
-    born(store, "free", index=indexed("waiting", wake_at_us=900))
-    born(store, "held", holder="w1", index=indexed())
+    created(store, "a", index=indexed("waiting"))
+    created(store, "free", index=indexed("waiting", wake_at_us=900))
+    created(store, "held", holder="w1", index=indexed())
 
 
 class Watching:

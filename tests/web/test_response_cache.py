@@ -24,7 +24,7 @@ class Asked:
         self.made = 0
         self.go = asyncio.Event()
 
-    def standings(self, runs: tuple[str, ...]) -> dict[str, Any]:
+    def statuses(self, runs: tuple[str, ...]) -> dict[str, Any]:
         return dict.fromkeys(runs, self.stands)
 
     async def make(self, call: Any) -> Response:

@@ -93,7 +93,7 @@ def test_pages_follow_each_other_without_a_gap_or_a_repeat(kd: Client, web: Test
 
 
 def test_without_a_question_nothing_is_looked_for(kd: Client, web: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kd.runtime.store, "unmarked", None)
+    monkeypatch.setattr(kd.runtime.store, "unindexed", None)
     assert web.get("/api/v1/find").json()["found"] == []
     assert "Ask across all runs" in web.get("/find").text
 

@@ -16,7 +16,7 @@ from killick.client.client import AnyClient
 from killick.definitions.agents import AGENTS
 from killick.logger import get_logger
 from killick.store.protocol import is_held
-from killick.store.records import ENDED, FEED_RANG, READ_LIMIT, Head, RunRow
+from killick.store.records import ENDED, OUTBOX_CHANGED, READ_LIMIT, Head, RunRow
 
 logger: Final = get_logger("killick.adapters")
 
@@ -92,7 +92,7 @@ class Waking:
             stop()
 
     def _hear(self, run: str) -> None:
-        if run != FEED_RANG:
+        if run != OUTBOX_CHANGED:
             self._rung.add(run)
             self._bell.set()
 

@@ -418,7 +418,7 @@ class Export:
             before=e.from_text(ancestor.genesis),
             epoch=0,
             rows=(first,),
-            birth=CreateRun(parent=ancestor.parent),
+            create=CreateRun(parent=ancestor.parent),
             pieces=tuple(self.pieces[digest] for digest in used),
         )
         rebuild.give_birth(store, born)

@@ -90,7 +90,7 @@ class Engine:
         if kept is None:
             return None
         kept.dropped()
-        if self.log.store.keep(self.holder, [run], seconds=seconds).get(run) != kept.epoch:
+        if self.log.store.renew(self.holder, [run], seconds=seconds).get(run) != kept.epoch:
             return None
         return self.log.head(run), kept.left
 

@@ -27,7 +27,7 @@ from killick.model.fold import Fold
 from killick.model.state import State
 from killick.model.typed import convert
 from killick.store.protocol import Store
-from killick.store.records import CRASHING, Head, RunQuery, RunRow, RunStanding, shown_tags
+from killick.store.records import CRASHING, Head, RunQuery, RunRow, RunStatus, shown_tags
 
 STATUSES: Final = (*LIVE, "completed", "failed", "cancelled", "abandoned")
 """The statuses of listings; a quarantined run is also broken. `abandoned` runs are not `running`: their holder died."""
@@ -125,11 +125,11 @@ class Listing:
     def lines(self, rows: Sequence[RunRow], now_us: int) -> list[Line]:
         """Returns the lines of a listing's runs, without those removed meanwhile."""
         store = self._log.store
-        standings = store.standings([row.run for row in rows])
+        standings = store.statuses([row.run for row in rows])
         is_left = _Left(store.now_us(), cache(store.lives))
         return [self._line(row, standings[row.run], is_left, now_us) for row in rows if row.run in standings]
 
-    def _line(self, row: RunRow, standing: RunStanding, is_left: _Left, now_us: int) -> Line:
+    def _line(self, row: RunRow, standing: RunStatus, is_left: _Left, now_us: int) -> Line:
         is_read = self._whole or row.status not in _STILL or CRASHING in row.tags
         seq, status = standing.head.seq if is_read else 0, row.status
         if standing.quarantined is not None:

@@ -288,7 +288,7 @@ class _RunCheck:
         if head.epoch < self.epoch:
             self.say("heads", f"the head's epoch {head.epoch} is below the log's {self.epoch}", head.seq)
         if self.without_data or self.gone:
-            for seq, event in _readable(self.store.aside(head.run)):
+            for seq, event in _readable(self.store.displaced(head.run)):
                 if isinstance(event, e.ValueErasedOnPurpose):
                     self._event(seq, event)  # what it says stays so, though it was set aside
         for seq, _ in self.without_data:
@@ -319,7 +319,7 @@ class _RunCheck:
         fold, ledger = self._snapshots()
         self._messages()
         self._claims(ledger)
-        aside = store.aside(run)
+        aside = store.displaced(run)
         # A repair that a later one moved aside had moved rows aside itself.
         again = (event.set_aside for _, event in _readable(aside) if isinstance(event, e.RunRepaired))
         set_aside = self.set_aside + sum(again)
@@ -337,7 +337,7 @@ class _RunCheck:
         if self.used - found or (found - self.used and not hidden):
             self.say("piece_uses", f"{len(self.used ^ found)} references are lost or too many")
             wanted = self.used | found if hidden else self.used
-            refer = partial(self.store.refer, run, wanted, at=self.head.seq, delivered=self.messages)
+            refer = partial(self.store.set_references, run, wanted, at=self.head.seq, delivered=self.messages)
             self.healings.append(refer)
 
     def _snapshots(self) -> tuple[Fold, Ledger]:

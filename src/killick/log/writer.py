@@ -418,7 +418,7 @@ class RunLog:
         birth, self._birth = self._birth, None
         if birth is not None:
             self._epoch = 1 if birth.holder is not None else 0
-            more["birth"] = birth
+            more["create"] = birth
         if pieces:
             more["pieces"] = self._unknown(pieces)
         if not quiet or birth is not None:
@@ -426,7 +426,7 @@ class RunLog:
             if tells := [
                 OutboxRow(seq, str(event.__struct_config__.tag)) for seq, event in told if type(event) in TOLD
             ]:
-                more["tells"] = tuple(tells)
+                more["outbox"] = tuple(tells)
         rewound = not quiet and any(isinstance(event, RunRewound) for _, event in told)
         if rewound or self._seq - self._snapshot_at >= self._snapshot_every:
             # A rewind always writes one, so that the ended steps of the last snapshot are final.
@@ -529,7 +529,7 @@ def _encoded(event: Event, values: Mapping[str, Any] | None, secret_key: bytes) 
         raise ValueRefused(f"{_place(event)}: {printable(error.object)}", LONE_SURROGATE) from None
 
 
-_JOINED: Final = frozenset({"pieces", "index", "snapshot", "tells"})
+_JOINED: Final = frozenset({"pieces", "index", "snapshot", "outbox"})
 """The parts of an append that take no right: it cannot be refused for them."""
 
 _OURS: Final = frozenset({StepIntended, StepStarted, AttemptStarted, AttemptProgressed, AttemptEnded})

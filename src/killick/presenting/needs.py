@@ -40,7 +40,7 @@ class Questions:
         """The questions, and whether more runs ask."""
         log, known = self._client.runtime.log, self._kept
         rows = [row for _, row in inbox.asking(log.store, self._client.runtime.clock.now_us())]
-        standings = log.store.standings([row.run for row in rows[:ASKING_MAX]])
+        standings = log.store.statuses([row.run for row in rows[:ASKING_MAX]])
         self._kept = kept = dict[str, tuple[tuple[int, int], list[Wait]]]()
         for row in rows[:ASKING_MAX]:
             if row.run in standings:

@@ -235,7 +235,7 @@ class Conversations:
         """Returns the runs of dead proxies."""
         store = self.client.runtime.store
         rows = store.runs(RunQuery(agent=self.agent, status=("running",)), limit=1_000)
-        standings = store.standings([row.run for row in rows if row.run not in self._open and self._is_ours(row)])
+        standings = store.statuses([row.run for row in rows if row.run not in self._open and self._is_ours(row)])
         return [run for run, found in standings.items() if not is_held(store, found.head)]
 
     def _end(self, run: str) -> None:

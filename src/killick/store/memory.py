@@ -16,14 +16,13 @@ from killick import errors
 from killick.clock import Clock, SystemClock
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
-from killick.store.memory_runs import Runs, StoredRun, lease_end_us, marked, part
+from killick.store.memory_runs import Runs, StoredRun, indexed_to, lease_end_us, part
 from killick.store.protocol import Transaction, lease_clock_us
 from killick.store.records import (
     ENDED,
     OWN_AGENTS,
     READ_LIMIT,
     Append,
-    Behind,
     Claimed,
     Condition,
     Delivered,
@@ -40,10 +39,11 @@ from killick.store.records import (
     RunIndex,
     RunQuery,
     RunRow,
-    RunStanding,
+    RunStatus,
     Snapshot,
     TermBatch,
     TermPosition,
+    UnindexedRun,
     UniqueRight,
 )
 
@@ -113,7 +113,7 @@ class MemoryStore(Runs):
     def transaction(self) -> AbstractContextManager[Transaction]:
         raise errors.StoreError("memory: cannot join a transaction of yours; use a SQLite file or PostgreSQL")
 
-    def joining(self, connection: Any) -> Transaction:
+    def join(self, connection: Any) -> Transaction:
         raise errors.StoreError("memory: cannot join a transaction of yours; use a SQLite file or PostgreSQL")
 
     # values -----------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class MemoryStore(Runs):
             kept = self._runs[run].references
             return References(set(kept.log), set(kept.snapshots))
 
-    def refer(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
+    def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
         with self._open():
             kept = self._runs[run]
             if kept.head is None or kept.head.seq != at or len(kept.inbox) != delivered:
@@ -157,24 +157,27 @@ class MemoryStore(Runs):
             self._runs[run].snapshots.clear()
             self._runs[run].references.snapshots.clear()
 
-    # marks ------------------------------------------------------------------------------------
-    def unmarked(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[Behind]:
+    # search terms -----------------------------------------------------------------------------
+    def unindexed(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[UnindexedRun]:
         with self._open():
-            found = [(run, head, marked(run, head)) for run, head in self._present() if run.number > after]
-        behind = [(run, head, seq) for run, head, seq in found if seq < head.seq]
-        return [Behind(number=r.number, run=head.run, base=head.base, marked=seq) for r, head, seq in behind][:limit]
+            found = [
+                UnindexedRun(number=run.number, run=head.run, base=head.base, indexed_to=indexed_to(run, head))
+                for run, head in self._present()
+                if run.number > after and indexed_to(run, head) < head.seq
+            ]
+        return found[:limit]
 
-    def mark(self, items: Sequence[TermBatch]) -> None:
+    def index_terms(self, items: Sequence[TermBatch]) -> None:
         with self._open():
             for item in items:
                 run = self._runs[item.run]
-                if item.anew:
-                    run.marks, run.marked = set(), None
-                if run.head is not None and marked(run, run.head) == item.after:
-                    run.marks |= set(item.marks)
-                    run.marked = item.up_to
+                if item.reset:
+                    run.terms, run.indexed_to = set(), None
+                if run.head is not None and indexed_to(run, run.head) == item.after:
+                    run.terms |= set(item.terms)
+                    run.indexed_to = item.up_to
 
-    def marked(
+    def search(
         self,
         all_of: Sequence[Collection[int]],
         *,
@@ -186,8 +189,8 @@ class MemoryStore(Runs):
         with self._open():
             bearing: defaultdict[TermPosition, set[int]] = defaultdict(set)
             for run, head in self._present():
-                for mark in run.marks:
-                    bearing[TermPosition(mark.at_us, run.number, mark.seq, head.run)].add(mark.term)
+                for term in run.terms:
+                    bearing[TermPosition(term.at_us, run.number, term.seq, head.run)].add(term.term)
         found = [place for place, terms in bearing.items() if all(terms & set(group) for group in all_of)]
         found = [place for place in found if since_us is None or place.at_us >= since_us]
         found = [place for place in found if until_us is None or place.at_us < until_us]
@@ -223,7 +226,7 @@ class MemoryStore(Runs):
                     taken.append(Claimed(head=head, row=row, left=was.holder, left_until_us=was.lease_until_us))
         return taken
 
-    def keep(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
+    def renew(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
         with self._open():
             now_us = self.now_us()
             held = [(run, head) for run, head in self._present() if head.holder == holder and head.run in runs]
@@ -315,11 +318,11 @@ class MemoryStore(Runs):
         lines = [line for line in lines if before is None or line.number < before]
         return [line for line in lines if not query.status or line.status in query.status][:limit]
 
-    def standings(self, runs: Collection[str]) -> dict[str, RunStanding]:
+    def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
         with self._open():
             kept = [self._runs[run] for run in runs]
             return {
-                run.head.run: RunStanding(run.head, None if run.index is None else run.index.status, run.quarantined)
+                run.head.run: RunStatus(run.head, None if run.index is None else run.index.status, run.quarantined)
                 for run in kept
                 if run.head is not None
             }
@@ -388,25 +391,25 @@ class MemoryStore(Runs):
 
         return stop
 
-    # the feed ---------------------------------------------------------------------------------
-    def feed(
+    # the outbox -------------------------------------------------------------------------------
+    def outbox(
         self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
     ) -> list[OutboxItem]:
         with self._open():
-            told = [one for one in self._feed if one.position > after]
+            told = [one for one in self._outbox if one.position > after]
         return [one for one in told if kinds is None or one.kind in kinds][: min(limit, READ_LIMIT)]
 
-    def feed_end(self) -> int:
+    def outbox_end(self) -> int:
         with self._open():
             return self._told
 
-    def trim_feed(self, up_to: int) -> int:
+    def trim_outbox(self, up_to: int) -> int:
         with self._open():
-            before = len(self._feed)
-            self._feed = [one for one in self._feed if one.position > up_to]
-            return before - len(self._feed)
+            before = len(self._outbox)
+            self._outbox = [one for one in self._outbox if one.position > up_to]
+            return before - len(self._outbox)
 
-    # keeping ----------------------------------------------------------------------------------
+    # maintenance ------------------------------------------------------------------------------
     def quarantine(self, run: str, reason: str | None) -> None:
         with self._open():
             self._runs[run].quarantined = reason
@@ -423,14 +426,14 @@ class MemoryStore(Runs):
             if old is not None and any(seq <= old.seq for seq in (head.seq, *(row.seq for row in rows))):
                 raise ValueError(f"{head.run}: a repair must move the head forward from event {old.seq}")
             run.number = run.number or next(self._numbers)
-            run.aside += [row for seq, row in run.rows.items() if seq > keep]
+            run.displaced += [row for seq, row in run.rows.items() if seq > keep]
             run.rows = {seq: row for seq, row in run.rows.items() if seq <= keep}
             run.rows |= {row.seq: row for row in rows}
-            run.head, run.marks, run.marked = head, set(), None
+            run.head, run.terms, run.indexed_to = head, set(), None
 
-    def aside(self, run: str) -> list[Row]:
+    def displaced(self, run: str) -> list[Row]:
         with self._open():
-            return list(self._runs[run].aside)
+            return list(self._runs[run].displaced)
 
     def remove(self, run: str) -> None:
         with self._open():
@@ -440,7 +443,7 @@ class MemoryStore(Runs):
                     raise errors.StoreError(f"{run}: {head.run} is a fork of it; remove that run first")
             # Its claims stay: removing a run does not return its consumed rights.
             self._runs[run] = StoredRun(removed=True)
-            self._feed = [one for one in self._feed if one.run != run]
+            self._outbox = [one for one in self._outbox if one.run != run]
 
     def purge(self) -> bool:
         return True

@@ -19,7 +19,7 @@ from killick.store.protocol import lease_clock_us
 from killick.store.records import (
     ENDED,
     ERASED_BODY,
-    FEED_RANG,
+    OUTBOX_CHANGED,
     Append,
     CreateRun,
     Delivered,
@@ -48,13 +48,13 @@ class StoredRun:
     number: int = 0
     index: RunRow | None = None
     rows: dict[int, Row] = field(default_factory=dict[int, Row])
-    aside: list[Row] = field(default_factory=list[Row])
+    displaced: list[Row] = field(default_factory=list[Row])
     inbox: dict[int, Message] = field(default_factory=dict[int, Message])
     numbers: dict[str, int] = field(default_factory=dict[str, int])
     snapshots: dict[tuple[int, int], Snapshot] = field(default_factory=dict[tuple[int, int], Snapshot])
     references: References = field(default_factory=lambda: References(set(), set()))
-    marks: set[TermRow] = field(default_factory=set[TermRow])
-    marked: int | None = None
+    terms: set[TermRow] = field(default_factory=set[TermRow])
+    indexed_to: int | None = None
     quarantined: str | None = None
     removed: bool = False
 
@@ -79,7 +79,7 @@ class Runs:
         self._numbers = count(1)
         self._pieces: dict[bytes, Blob] = {}
         self._claims: dict[UniqueRight, Owner] = {}
-        self._feed: list[OutboxItem] = []
+        self._outbox: list[OutboxItem] = []
         self._told = 0
         self._rung: list[str] = []
 
@@ -102,10 +102,10 @@ class Runs:
 
     def _standing(self, item: Append, head: Head | None) -> Head:
         """Returns the head that an append builds on, or a refusal."""
-        if item.birth is not None:
+        if item.create is not None:
             if head is not None or self._runs[item.run].removed:
                 raise errors.RunExists(item.run)
-            return self._born(item, item.birth)
+            return self._born(item, item.create)
         if head is None:
             raise errors.RunUnknown(item.run)
         if head.epoch != item.epoch:
@@ -163,15 +163,15 @@ class Runs:
             run.snapshots[item.snapshot.seq, item.snapshot.fold] = replace(item.snapshot, pieces=())
         for erased in run.rows.keys() & item.erases_rows:
             run.rows[erased] = replace(run.rows[erased], data=None)
-        run.aside = [replace(row, data=None) if row.seq in item.erases_rows else row for row in run.aside]
+        run.displaced = [replace(row, data=None) if row.seq in item.erases_rows else row for row in run.displaced]
         for number in run.inbox.keys() & item.erases_messages:
             run.inbox[number] = replace(run.inbox[number], body=ERASED_BODY)
         for digest in self._pieces.keys() & item.erases_pieces:
             self._pieces[digest] = replace(self._pieces[digest], body=None)
-        for each in item.tells:
+        for each in item.outbox:
             self._told += 1
-            self._feed.append(OutboxItem(position=self._told, run=item.run, seq=each.seq, kind=each.kind))
-            self._rung.append(FEED_RANG)
+            self._outbox.append(OutboxItem(position=self._told, run=item.run, seq=each.seq, kind=each.kind))
+            self._rung.append(OUTBOX_CHANGED)
         if item.index is not None:
             before = None if run.index is None else run.index.wake_at_us
             self._write_index(item.run, item.index)
@@ -247,7 +247,7 @@ def is_there(item: Append, head: Head) -> bool:
 
     Two callers may create the same run with the same event, so only the current holder counts as its creator.
     """
-    made = item.birth is None or (item.birth.holder is not None and item.birth.holder == head.holder)
+    made = item.create is None or (item.create.holder is not None and item.create.holder == head.holder)
     return made and bool(item.rows) and (head.seq, head.hash) == item.last
 
 
@@ -263,9 +263,9 @@ def lease_end_us(head: Head) -> int:
     return 0 if head.holder is None else end
 
 
-def marked(run: StoredRun, head: Head) -> int:
+def indexed_to(run: StoredRun, head: Head) -> int:
     """Returns the seq up to which a run's search terms are indexed."""
-    return head.base if run.marked is None else run.marked
+    return head.base if run.indexed_to is None else run.indexed_to
 
 
 def part(one: object, twin: object, names: Iterable[str]) -> None:

@@ -223,7 +223,7 @@ class Hub:
     # off the loop -----------------------------------------------------------------------------
 
     def _look(self, runs: tuple[str, ...]) -> dict[str, Position]:
-        standings = self._client.runtime.store.standings(runs) if runs else {}
+        standings = self._client.runtime.store.statuses(runs) if runs else {}
         return {run: Position(found.head.seq, found.status or "") for run, found in standings.items()}
 
     def _count(self) -> dict[str, int]:

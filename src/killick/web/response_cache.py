@@ -19,7 +19,7 @@ from killick.web.routes import Call
 if TYPE_CHECKING:
     from killick.clock import Clock
     from killick.store.protocol import Store
-    from killick.store.records import RunStanding
+    from killick.store.records import RunStatus
 
 BUSY: Final = 3
 """How many answers are being made before others are shared."""
@@ -43,7 +43,7 @@ class _Made:
     def __init__(self) -> None:
         self.at: float | None = None
         self.good_at = 0.0
-        self.standing: RunStanding | None = None
+        self.standing: RunStatus | None = None
         self.answer: asyncio.Task[Response]
 
 
@@ -90,11 +90,11 @@ class Answers:
         known.good_at = now
         return True
 
-    async def _standing(self, call: Call[Any, Any]) -> RunStanding | None:
+    async def _standing(self, call: Call[Any, Any]) -> RunStatus | None:
         run: object = getattr(call.asked, "run", None)
         if self._store is None or not isinstance(run, str):
             return None
-        return (await asyncio.to_thread(self._store.standings, (run,))).get(run)
+        return (await asyncio.to_thread(self._store.statuses, (run,))).get(run)
 
     def forget(self) -> None:
         """Something was written here."""

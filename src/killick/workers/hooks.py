@@ -294,7 +294,7 @@ def ensure(engine: Engine) -> list[str]:
             row, at = engine.store.index(hook.run), engine.clock.now_us()
             if row is None:
                 started = e.RunStarted(at=at, run=hook.run, agent=hook.agent, tags=(TAG,))
-                first = system_events.HookSet(at=at, position=engine.store.feed_end())
+                first = system_events.HookSet(at=at, position=engine.store.outbox_end())
                 engine.log.begin(hook.run).append(Entry(started), Entry(first, {"spec": hook.spec}))
             elif row.status in ENDED:
                 engine.log.open(hook.run).append(Entry(e.RunResumed(at=at, by="killick")))
@@ -305,11 +305,11 @@ def trim(engine: Engine) -> int:
     """Deletes outbox entries that every hook of the store has passed; returns their number."""
     store = engine.store
     # Read before the hooks: a hook created meanwhile starts no earlier than this.
-    passed = store.feed_end()
+    passed = store.outbox_end()
     for run in _going(engine):
         cursor = engine.log.state(run).fold.facts.hook
         passed = min(passed, 0 if cursor is None else cursor.cursor)
-    return store.trim_feed(passed)
+    return store.trim_outbox(passed)
 
 
 def _going(engine: Engine) -> Iterator[str]:
@@ -354,7 +354,7 @@ class _Following:
             if backoff > 0:
                 await duty.rest(min(backoff, OBEY_SECONDS))
                 continue
-            rows = await asyncio.to_thread(self.store.feed, after=self.passed, limit=ROWS_AT_ONCE)
+            rows = await asyncio.to_thread(self.store.outbox, after=self.passed, limit=ROWS_AT_ONCE)
             for row in rows:
                 if duty.stopping or not await self._tell(row):
                     break

@@ -22,7 +22,7 @@ from killick.engine.outcome import RunOutcome
 from killick.errors import EpochStale, HandleClosed, KillickError, LeaseLost, LogError
 from killick.log.writer import RunLog
 from killick.logger import get_logger
-from killick.store.records import FEED_RANG, Claimed
+from killick.store.records import OUTBOX_CHANGED, Claimed
 from killick.workers import hooks, trigger_runner
 from killick.workers.own_process import OwnProcess
 
@@ -182,7 +182,7 @@ class Worker:
     def _rung(self, run: str) -> None:
         """The store changed: its outbox, a run that is executed here, or one that may be due."""
         executor = self._runtime.executor()
-        if run == FEED_RANG:
+        if run == OUTBOX_CHANGED:
             self._ring_duties()
             return
         if run and executor.notify(run):

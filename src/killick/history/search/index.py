@@ -17,13 +17,13 @@ from killick.model import event_codec
 from killick.model import events as e
 from killick.model.ledger import Ledger
 from killick.model.state import State
-from killick.store.records import READ_LIMIT, Behind, Head, TermBatch, TermPosition
+from killick.store.records import READ_LIMIT, Head, TermBatch, TermPosition, UnindexedRun
 
 Progress = Callable[[int], None]
 """Called with the number of events indexed so far."""
 
 Marked = Callable[..., list[TermPosition]]
-"""Finds events by groups of terms, as `Store.marked` does."""
+"""Finds events by groups of terms, as `Store.search` does."""
 
 _RUNS: Final = 1_000
 """The number of runs in one read."""
@@ -46,23 +46,23 @@ class CaughtUp:
 def catch_up(log: Log, progress: Progress | None = None) -> CaughtUp:
     """Indexes all new events."""
     done, waiting, size, after = CaughtUp(), list[TermBatch](), 0, 0
-    while behind := log.store.unmarked(after=after, limit=_RUNS):
+    while behind := log.store.unindexed(after=after, limit=_RUNS):
         after = behind[-1].number
         for marking in _markings(log, behind, done):
             waiting.append(marking)
-            size += len(marking.marks) + 1
+            size += len(marking.terms) + 1
             done.events += marking.up_to - marking.after
             if size >= _MARKS:
-                log.store.mark(waiting)
+                log.store.index_terms(waiting)
                 waiting, size = [], 0
                 if progress is not None:
                     progress(done.events)
     if waiting:
-        log.store.mark(waiting)
+        log.store.index_terms(waiting)
     return done
 
 
-def _markings(log: Log, behind: Sequence[Behind], done: CaughtUp) -> Iterator[TermBatch]:
+def _markings(log: Log, behind: Sequence[UnindexedRun], done: CaughtUp) -> Iterator[TermBatch]:
     for each in behind:
         try:
             yield from _run_markings(log, each)
@@ -74,9 +74,9 @@ def _markings(log: Log, behind: Sequence[Behind], done: CaughtUp) -> Iterator[Te
             done.unread.append(each.run)
 
 
-def _run_markings(log: Log, behind: Behind) -> Iterator[TermBatch]:
+def _run_markings(log: Log, behind: UnindexedRun) -> Iterator[TermBatch]:
     """Returns the terms of one run in batches. If values were erased since, all are rebuilt."""
-    run, base, seq, anew = behind.run, behind.base, behind.marked, False
+    run, base, seq, anew = behind.run, behind.base, behind.indexed_to, False
     while True:
         head = log.head(run)
         marker = marker_of(log, run, base, seq)
@@ -89,7 +89,7 @@ def _run_markings(log: Log, behind: Behind) -> Iterator[TermBatch]:
                 marker.take(*row)
             if rows[-1][0] >= head.seq:
                 marker.finish()
-            yield TermBatch(run=run, after=seq, up_to=rows[-1][0], marks=marker.drain(), anew=anew)
+            yield TermBatch(run=run, after=seq, up_to=rows[-1][0], terms=marker.drain(), reset=anew)
             seq, anew = rows[-1][0], False
         else:
             return
@@ -200,7 +200,7 @@ class Scan:
         before: TermPosition | None = None,
         limit: int = READ_LIMIT,
     ) -> list[TermPosition]:
-        """As `Store.marked`, for the scanned groups and for links."""
+        """As `Store.search`, for the scanned groups and for links."""
         if [frozenset(group) for group in all_of] == self._groups:
             found = self._places
         else:

@@ -56,7 +56,7 @@ def acknowledged(
     """In a resent batch, accepts the appends that are in the log, also under later ones of the same batch."""
     told: list[Head | LogError] = []
     for item, result in zip(items, results, strict=True):
-        if isinstance(result, HeadMoved) and item.birth is None and item.rows:
+        if isinstance(result, HeadMoved) and item.create is None and item.rows:
             there = session.rows(q.acknowledged, item.run, *item.last, item.epoch)
             told.append(_head(*there[0]) if there else result)
         else:
@@ -230,9 +230,9 @@ def _item(item: Append, given: Given) -> dict[str, Any]:
         "takes": [],
         "sends": [_letter(sent, given) for sent in item.sends],
     }
-    if item.birth is not None:
-        seconds = None if math.isinf(item.birth.lease_seconds) else item.birth.lease_seconds
-        told["birth"] = {"parent": item.birth.parent, "holder": item.birth.holder, "seconds": seconds}
+    if item.create is not None:
+        seconds = None if math.isinf(item.create.lease_seconds) else item.create.lease_seconds
+        told["birth"] = {"parent": item.create.parent, "holder": item.create.holder, "seconds": seconds}
     if item.pieces:
         told["pieces"] = given.places(item.pieces)
     if not item.is_plain:
@@ -250,8 +250,8 @@ def _item(item: Append, given: Given) -> dict[str, Any]:
         told["index"] = index_told(item.index)
     if item.snapshot is not None:
         told["snapshot"] = _snapshot(item.snapshot, given)
-    if item.tells:
-        told["tells"] = [(telling.seq, telling.kind) for telling in item.tells]
+    if item.outbox:
+        told["tells"] = [(telling.seq, telling.kind) for telling in item.outbox]
     return told
 
 

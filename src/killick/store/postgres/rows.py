@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from killick.store.postgres.wire import Q
-from killick.store.records import OWN_AGENTS, Claimed, Head, Message, Row, RunQuery, RunRow, Snapshot
+from killick.store.records import OWN_AGENTS, Claimed, Head, Message, RunQuery, RunRow, Snapshot
 
 
 def head_of(found: tuple[Any, ...]) -> Head:
@@ -15,10 +15,6 @@ def head_of(found: tuple[Any, ...]) -> Head:
     return Head(
         run=run, seq=seq, hash=hash_, epoch=epoch, base=base, parent=parent, holder=holder, lease_until_us=until
     )
-
-
-def row_of(found: tuple[Any, ...]) -> Row:
-    return Row(*found)
 
 
 def message_of(run: str, found: tuple[Any, ...]) -> Message:

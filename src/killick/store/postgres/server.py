@@ -266,7 +266,7 @@ class PostgresServer:
         """A transaction with an exclusive lock on the creation and migration of this schema."""
         session.script("BEGIN")
         try:
-            session.script(Q.one_at_a_time.format(schema=_literal(self.schema)))
+            session.script(Q.lock_schema.format(schema=_literal(self.schema)))
             yield
             session.script("COMMIT")
         except BaseException:

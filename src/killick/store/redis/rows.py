@@ -192,9 +192,9 @@ def _append(item: Append, given: Given) -> dict[str, Any]:
         "last": seq,
         "last_hash": given.put(hash_),
     }
-    if item.birth is not None:
-        birth = item.birth
-        told["birth"] = {"parent": birth.parent, "holder": birth.holder, "lease_us": lease_us(birth.lease_seconds)}
+    if item.create is not None:
+        birth = item.create
+        told["create"] = {"parent": birth.parent, "holder": birth.holder, "lease_us": lease_us(birth.lease_seconds)}
     if item.pieces:
         told["pieces"] = _pieces(item.pieces, given)
     for name, claims in (("claims", item.claims), ("releases", item.releases)):
@@ -209,8 +209,8 @@ def _append(item: Append, given: Given) -> dict[str, Any]:
         told["index"] = index_told(item.index)
     if item.snapshot is not None:
         told["snapshot"] = _snapshot(item.snapshot, given)
-    if item.tells:
-        told["tells"] = [(each.seq, each.kind) for each in item.tells]
+    if item.outbox:
+        told["outbox"] = [(each.seq, each.kind) for each in item.outbox]
     if item.sends:
         told["sends"] = [letter_told(sent, given) for sent in item.sends]
     return told

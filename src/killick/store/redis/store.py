@@ -28,7 +28,6 @@ from killick.store.protocol import Transaction
 from killick.store.records import (
     READ_LIMIT,
     Append,
-    Behind,
     Claimed,
     Condition,
     Delivered,
@@ -46,10 +45,11 @@ from killick.store.records import (
     RunIndex,
     RunQuery,
     RunRow,
-    RunStanding,
+    RunStatus,
     Snapshot,
     TermBatch,
     TermPosition,
+    UnindexedRun,
     UniqueRight,
 )
 from killick.store.redis.inspect import conditions, inspect, should_wait
@@ -168,7 +168,7 @@ class RedisStore:
     def _acknowledged(self, items: Sequence[Append], results: list[Head | LogError]) -> list[Head | LogError]:
         """In a resent batch, accepts the appends that are in the log, also under later ones of the same batch."""
         for at, (item, result) in enumerate(zip(items, results, strict=True)):
-            if isinstance(result, HeadMoved) and item.birth is None and item.rows:
+            if isinstance(result, HeadMoved) and item.create is None and item.rows:
                 given, (seq, hash_) = Given(), item.last
                 told = {"run": item.run, "epoch": item.epoch, "seq": seq, "hash": given.put(hash_)}
                 if there := self._server.once("acknowledged", told, given.blobs):
@@ -208,7 +208,7 @@ class RedisStore:
     def transaction(self) -> AbstractContextManager[Transaction]:
         raise self._without_transactions()
 
-    def joining(self, connection: Any) -> Transaction:
+    def join(self, connection: Any) -> Transaction:
         raise self._without_transactions()
 
     def _without_transactions(self) -> StoreError:
@@ -227,11 +227,11 @@ class RedisStore:
     def references(self, run: str) -> References:
         return References(*(set(self._command("SMEMBERS", self._key(kind, run))) for kind in ("uses", "shot_uses")))
 
-    def refer(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
+    def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
         given = Given()
         places = [given.put(hash_) for hash_ in hashes]
         told = {"run": run, "at": at, "delivered": delivered, "hashes": places}
-        return bool(self._ask("refer", told, given.blobs))
+        return bool(self._ask("set_references", told, given.blobs))
 
     def sweep(self, *, limit: int = READ_LIMIT) -> int:
         return int(self._ask("sweep", {"limit": limit}))
@@ -250,30 +250,30 @@ class RedisStore:
         if not self._ask("forget_snapshots", {"run": run}):
             raise RunUnknown(run)
 
-    # marks ------------------------------------------------------------------------------------
+    # search terms -----------------------------------------------------------------------------
 
-    def unmarked(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[Behind]:
-        found = self._ask("unmarked", {"after": str(after), "limit": limit})
+    def unindexed(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[UnindexedRun]:
+        found = self._ask("unindexed", {"after": str(after), "limit": limit})
         return [
-            Behind(number=int(number), run=run.decode(), base=int(base), marked=int(marked))
+            UnindexedRun(number=int(number), run=run.decode(), base=int(base), indexed_to=int(marked))
             for number, run, base, marked in found
         ]
 
-    def mark(self, items: Sequence[TermBatch]) -> None:
+    def index_terms(self, items: Sequence[TermBatch]) -> None:
         told = [
             {
                 "run": item.run,
                 "after": item.after,
                 "up_to": item.up_to,
-                "anew": item.anew,
+                "anew": item.reset,
                 # Terms and times are texts, because numbers in a script are doubles.
-                "marks": [(str(each.term), str(each.at_us), each.seq) for each in item.marks],
+                "marks": [(str(each.term), str(each.at_us), each.seq) for each in item.terms],
             }
             for item in items
         ]
-        self._ask("mark", told)
+        self._ask("index_terms", told)
 
-    def marked(
+    def search(
         self,
         all_of: Sequence[Collection[int]],
         *,
@@ -290,7 +290,7 @@ class RedisStore:
         places: list[TermPosition] = []
         while True:
             told = {"all_of": groups, "at_us": at_us, "name": name, "since_us": since, "limit": limit - len(places)}
-            found, on = self._ask("marked", told)
+            found, on = self._ask("search", told)
             places += [TermPosition(int(at), int(number), int(seq), run.decode()) for at, number, seq, run in found]
             if on is None:
                 return places
@@ -339,9 +339,9 @@ class RedisStore:
                 taken.append(Claimed(head=head_of(head), row=line, left=text_of(left), left_until_us=until))
         return taken
 
-    def keep(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
+    def renew(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
         told = {"holder": holder, "runs": list(runs), "lease_us": lease_us(seconds)}
-        return {run.decode(): int(epoch) for run, epoch in self._ask("keep", told)}
+        return {run.decode(): int(epoch) for run, epoch in self._ask("renew", told)}
 
     def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
         self._ask("release", {"run": run, "epoch": epoch, "holder": holder, "left": left})
@@ -408,10 +408,10 @@ class RedisStore:
                 return rows
             below = on.decode()
 
-    def standings(self, runs: Collection[str]) -> dict[str, RunStanding]:
-        found = self._ask("standings", {"runs": list(runs)})
+    def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
+        found = self._ask("run_statuses", {"runs": list(runs)})
         return {
-            head[1].decode(): RunStanding(head_of(head), text_of(status), text_of(why)) for head, status, why in found
+            head[1].decode(): RunStatus(head_of(head), text_of(status), text_of(why)) for head, status, why in found
         }
 
     def counts(self, query: RunQuery) -> dict[str, int]:
@@ -452,15 +452,15 @@ class RedisStore:
     def watch(self, ring: Callable[[str], None]) -> Callable[[], None]:
         return self._bell.watch(ring)
 
-    # the feed ---------------------------------------------------------------------------------
+    # the outbox -------------------------------------------------------------------------------
 
-    def feed(
+    def outbox(
         self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
     ) -> list[OutboxItem]:
         wanted, told, position = min(limit, READ_LIMIT), list[OutboxItem](), str(after)
         while True:
             asked = {"after": position, "kinds": None if kinds is None else list(kinds), "limit": wanted}
-            found, on = self._ask("feed", asked)
+            found, on = self._ask("outbox", asked)
             told += [
                 OutboxItem(position=int(at), run=run.decode(), seq=int(seq), kind=kind.decode())
                 for at, run, seq, kind in found
@@ -469,13 +469,13 @@ class RedisStore:
                 return told[:wanted]
             position = on.decode()
 
-    def feed_end(self) -> int:
+    def outbox_end(self) -> int:
         return int(self._command("GET", self._key("told")) or 0)
 
-    def trim_feed(self, up_to: int) -> int:
-        return int(self._ask("trim_feed", {"up_to": str(up_to)}))
+    def trim_outbox(self, up_to: int) -> int:
+        return int(self._ask("trim_outbox", {"up_to": str(up_to)}))
 
-    # keeping ----------------------------------------------------------------------------------
+    # maintenance ------------------------------------------------------------------------------
 
     def quarantine(self, run: str, reason: str | None) -> None:
         if not self._ask("quarantine", {"run": run, "reason": reason}):
@@ -509,7 +509,7 @@ class RedisStore:
 
         self._server.run(write)
 
-    def aside(self, run: str) -> list[Row]:
+    def displaced(self, run: str) -> list[Row]:
         found = self._command("LRANGE", self._key("aside", run), 0, -1)
         return [row_of(unpacked(text[8:])) for text in found]
 

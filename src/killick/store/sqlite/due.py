@@ -62,7 +62,7 @@ def due(db: sqlite3.Cursor, wanted: DueQuery, limit: int) -> list[Due]:
 def soonest_us(db: sqlite3.Cursor, agents: Collection[str] | None) -> int | None:
     """Returns the earliest wake time of some agents' unheld runs."""
     soonest: int | None = None
-    lines = [line for line in db.execute(Q.lines).fetchall() if agents is None or line[0] in agents]
+    lines = [line for line in db.execute(Q.wake_queues).fetchall() if agents is None or line[0] in agents]
     for agent, priority, wake in sorted(lines, key=lambda line: line[2]):
         # The first of a line may be held or ended, but no other wakes earlier.
         if soonest is not None and wake >= soonest:
@@ -77,7 +77,7 @@ def _waking(db: sqlite3.Cursor, wanted: DueQuery, limit: int) -> Iterator[Due]:
     """Returns the first unheld runs past their wake time, from the highest priority on."""
     lines = [
         (priority, agent)
-        for agent, priority, wake in db.execute(Q.lines).fetchall()
+        for agent, priority, wake in db.execute(Q.wake_queues).fetchall()
         if wake <= wanted.now_us and wanted.has(agent)
     ]
     for priority, level in groupby(sorted(lines, reverse=True), key=lambda line: line[0]):
@@ -94,7 +94,7 @@ def _left(db: sqlite3.Cursor, wanted: DueQuery, limit: int) -> Iterator[Due]:
     for (holder,) in db.execute(Q.holders).fetchall():
         ended_us = wanted.clock_us if wanted.lives(holder) else None
         values = (holder, ended_us, wanted.now_us, *names, limit)
-        for row in db.execute(Q.left.format(agents=agents), values).fetchall():
+        for row in db.execute(Q.abandoned.format(agents=agents), values).fetchall():
             yield _due(row, since=row[19])
 
 

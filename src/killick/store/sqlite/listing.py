@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from killick.store.records import OWN_AGENTS, Holder, RunQuery, RunRow, RunStanding
+from killick.store.records import OWN_AGENTS, Holder, RunQuery, RunRow, RunStatus
 from killick.store.sqlite.rows import SEQ_MAX, Q, head_of, run_row_of
 
 _AFTER_OWN: Final = OWN_AGENTS[:-1] + chr(ord(OWN_AGENTS[-1]) + 1)
@@ -44,19 +44,19 @@ def counted(db: sqlite3.Cursor, query: RunQuery) -> dict[str, int]:
         return dict(db.execute(Q.counts.format(source=source, conditions=conditions), values).fetchall())
     counts = Counter[str]()
     conditions, times = _demanded((query.since_us, _SINCE), (query.until_us, _UNTIL))
-    sql = Q.count_standing.format(conditions=conditions)
+    sql = Q.count_by_status.format(conditions=conditions)
     for agent in agents(db) if query.agent is None else [query.agent]:
         for status in _steps(db, Q.next_status, agent):
             counts[status] += db.execute(sql, (agent, status, *times)).fetchone()[0]
     return {status: count for status, count in counts.items() if count}
 
 
-def standings(db: sqlite3.Cursor, runs: Collection[str]) -> dict[str, RunStanding]:
+def statuses(db: sqlite3.Cursor, runs: Collection[str]) -> dict[str, RunStatus]:
     """Returns the status of some runs in one consistent read."""
     db.execute("BEGIN")
-    found = [row for run in runs for row in db.execute(Q.standing, (run,)).fetchall()]
+    found = [row for run in runs for row in db.execute(Q.run_status, (run,)).fetchall()]
     db.execute("COMMIT")
-    return {row[1]: RunStanding(head_of(row[:10]), *row[10:]) for row in found}
+    return {row[1]: RunStatus(head_of(row[:10]), *row[10:]) for row in found}
 
 
 def agents(db: sqlite3.Cursor) -> list[str]:

@@ -43,7 +43,7 @@ def is_there(item: Append, found: HeadRow) -> bool:
 
     Two creators may write the same first event at once; only the current holder is the creator.
     """
-    made = item.birth is None or (item.birth.holder is not None and item.birth.holder == found[7])
+    made = item.create is None or (item.create.holder is not None and item.create.holder == found[7])
     return made and (found[2], found[3]) == item.last
 
 
@@ -82,7 +82,7 @@ def leased(head: HeadRow, holder: str | None, until_us: int | None, *, epoch: in
 def hold(db: sqlite3.Cursor, row: HeadRow) -> None:
     """Writes a run's holder; its log is unchanged."""
     number, _, _, _, epoch, _, _, holder, until, removed = row
-    db.execute(Q.hold_head, (epoch, holder, until, removed, row_check(*row), number))
+    db.execute(Q.write_lease, (epoch, holder, until, removed, row_check(*row), number))
 
 
 def head_found(db: sqlite3.Cursor, run: str) -> HeadRow:
@@ -118,11 +118,11 @@ def put_pieces(db: sqlite3.Cursor, number: int, kind: int, pieces: Sequence[Blob
 
 
 def erase(db: sqlite3.Cursor, id_: int) -> None:
-    """Erases an event's data, also in rows moved aside by a repair."""
+    """Erases an event's data, also in displaced rows."""
     db.execute(Q.erase_event, (id_,))
-    for _, body, _, hash_ in db.execute(Q.asides, (id_ - 1, id_)).fetchall():
+    for _, body, _, hash_ in db.execute(Q.displaced, (id_ - 1, id_)).fetchall():
         columns = (id_, body, None, hash_)
-        db.execute(Q.put_aside, (*columns, row_check(*columns)))
+        db.execute(Q.put_displaced, (*columns, row_check(*columns)))
 
 
 def erase_message(db: sqlite3.Cursor, number: int, message: int) -> None:
@@ -133,10 +133,10 @@ def erase_message(db: sqlite3.Cursor, number: int, message: int) -> None:
         db.execute(Q.erase_message, (ERASED_BODY, check, number, message))
 
 
-def mark(db: sqlite3.Cursor, number: int, message: int, taken: int | None) -> None:
+def set_taken(db: sqlite3.Cursor, number: int, message: int, taken: int | None) -> None:
     found = db.execute(Q.message, (number, message)).fetchone()
     if found is not None:
-        db.execute(Q.mark_message, (taken, row_check(number, *found[:6], taken), number, message))
+        db.execute(Q.set_taken, (taken, row_check(number, *found[:6], taken), number, message))
 
 
 def message_of(run: str, row: tuple[Any, ...]) -> Message:

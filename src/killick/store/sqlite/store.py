@@ -24,7 +24,6 @@ from killick.store.records import (
     ENDED,
     READ_LIMIT,
     Append,
-    Behind,
     Claimed,
     Condition,
     Delivered,
@@ -42,15 +41,15 @@ from killick.store.records import (
     RunIndex,
     RunQuery,
     RunRow,
-    RunStanding,
+    RunStatus,
     Snapshot,
     TermBatch,
     TermPosition,
+    UnindexedRun,
     UniqueRight,
     row_check,
 )
-from killick.store.sqlite import listing
-from killick.store.sqlite import search_terms as marks
+from killick.store.sqlite import listing, search_terms
 from killick.store.sqlite.conditions import conditions
 from killick.store.sqlite.due import DueQuery, due, soonest_us
 from killick.store.sqlite.file import SqliteFile
@@ -72,7 +71,7 @@ from killick.store.sqlite.rows import (
     run_row,
     snapshot_of,
 )
-from killick.store.sqlite.transaction import SqliteTransaction, joining, transaction
+from killick.store.sqlite.transaction import SqliteTransaction, join, transaction
 from killick.store.sqlite.writes import Rung, Writes, bare
 
 
@@ -140,7 +139,7 @@ class SqliteStore:
         made = bare(self._writes.seen, items)
         if made is not None:
             try:
-                self._file.write(Q.put_event, made.inner, Q.lengthen, made.last)
+                self._file.write(Q.put_event, made.inner, Q.append_events, made.last)
             except sqlite3.IntegrityError:
                 pass  # some head is not as it was seen any more: nothing is written, and each is looked at
             else:
@@ -197,8 +196,8 @@ class SqliteStore:
     def transaction(self) -> AbstractContextManager[SqliteTransaction]:
         return transaction(self._file, self._writes, self._bells.ring)
 
-    def joining(self, connection: Any) -> SqliteTransaction:
-        return joining(connection, self._file, self._writes)
+    def join(self, connection: Any) -> SqliteTransaction:
+        return join(connection, self._file, self._writes)
 
     # values -----------------------------------------------------------------------------------
 
@@ -213,7 +212,7 @@ class SqliteStore:
             rows = [] if number is None else db.execute(Q.uses, (number,)).fetchall()
         return References(*({hash_ for kind, hash_ in rows if kind == wanted} for wanted in (LOG, SNAPSHOT)))
 
-    def refer(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
+    def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
         with self._file.writing() as db:
             found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
             if found is None or found[9] or found[2] != at:
@@ -226,7 +225,7 @@ class SqliteStore:
 
     def sweep(self, *, limit: int = READ_LIMIT) -> int:
         with self._file.writing() as db:
-            marks.sweep(db)
+            search_terms.sweep(db)
             return db.execute(Q.sweep, (limit,)).rowcount
 
     # snapshots --------------------------------------------------------------------------------
@@ -248,17 +247,17 @@ class SqliteStore:
             db.execute(Q.drop_snapshots, (number,))
             db.execute(Q.drop_snapshot_uses, (number,))
 
-    # marks ------------------------------------------------------------------------------------
+    # search terms -----------------------------------------------------------------------------
 
-    def unmarked(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[Behind]:
+    def unindexed(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[UnindexedRun]:
         with self._file.reading() as db:
-            return marks.unmarked(db, after, limit)
+            return search_terms.unindexed(db, after, limit)
 
-    def mark(self, items: Sequence[TermBatch]) -> None:
+    def index_terms(self, items: Sequence[TermBatch]) -> None:
         with self._file.writing() as db:
-            marks.mark(db, items)
+            search_terms.index_terms(db, items)
 
-    def marked(
+    def search(
         self,
         all_of: Sequence[Collection[int]],
         *,
@@ -267,9 +266,9 @@ class SqliteStore:
         before: TermPosition | None = None,
         limit: int = READ_LIMIT,
     ) -> list[TermPosition]:
-        start = marks.start_of(until_us, before)
+        start = search_terms.start_of(until_us, before)
         with self._file.reading() as db:
-            return list(islice(marks.marked(db, all_of, 0 if since_us is None else since_us, start), limit))
+            return list(islice(search_terms.search(db, all_of, 0 if since_us is None else since_us, start), limit))
 
     # leases -----------------------------------------------------------------------------------
 
@@ -321,7 +320,7 @@ class SqliteStore:
         wanted = None if agents is None else frozenset(agents)
         return DueQuery(now_us, self.now_us(), cache(self._holders.lives), wanted, barred)
 
-    def keep(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
+    def renew(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
         with self._file.writing() as db:
             until = self._writes.until_us(seconds)
             held: list[HeadRow] = db.execute(Q.held, (holder, self.now_us())).fetchall()
@@ -419,9 +418,9 @@ class SqliteStore:
         with self._file.reading() as db:
             return listing.listed(db, query, before, limit)
 
-    def standings(self, runs: Collection[str]) -> dict[str, RunStanding]:
+    def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
         with self._file.reading() as db:
-            return listing.standings(db, runs)
+            return listing.statuses(db, runs)
 
     def counts(self, query: RunQuery) -> dict[str, int]:
         with self._file.reading() as db:
@@ -446,25 +445,25 @@ class SqliteStore:
     def watch(self, ring: Callable[[str], None]) -> Callable[[], None]:
         return self._bells.watch(ring)
 
-    # the feed ---------------------------------------------------------------------------------
+    # the outbox -------------------------------------------------------------------------------
 
-    def feed(
+    def outbox(
         self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
     ) -> list[OutboxItem]:
         wanted = "" if kinds is None else f"AND kind IN ({', '.join('?' * len(kinds))})"
         with self._file.reading() as db:
-            rows = db.execute(Q.feed.format(kinds=wanted), (after, *(kinds or ()), min(limit, READ_LIMIT))).fetchall()
+            rows = db.execute(Q.outbox.format(kinds=wanted), (after, *(kinds or ()), min(limit, READ_LIMIT))).fetchall()
         return [OutboxItem(position=position, run=run, seq=seq, kind=kind) for position, run, seq, kind in rows]
 
-    def feed_end(self) -> int:
+    def outbox_end(self) -> int:
         with self._file.reading() as db:
-            return int(db.execute(Q.feed_end).fetchone()[0])
+            return int(db.execute(Q.outbox_end).fetchone()[0])
 
-    def trim_feed(self, up_to: int) -> int:
+    def trim_outbox(self, up_to: int) -> int:
         with self._file.writing() as db:
-            return db.execute(Q.trim_feed, (up_to,)).rowcount
+            return db.execute(Q.trim_outbox, (up_to,)).rowcount
 
-    # keeping ----------------------------------------------------------------------------------
+    # maintenance ------------------------------------------------------------------------------
 
     def quarantine(self, run: str, reason: str | None) -> None:
         with self._file.writing() as db:
@@ -491,7 +490,7 @@ class SqliteStore:
             first = number << SEQ_BITS
             for seq, body, data, hash_ in db.execute(Q.events, (first + keep, first + SEQ_MAX, -1)).fetchall():
                 columns = (first + seq, body, data, hash_)
-                db.execute(Q.put_aside, (*columns, row_check(*columns)))
+                db.execute(Q.put_displaced, (*columns, row_check(*columns)))
             db.execute(Q.drop_events, (first + keep, first + SEQ_MAX))
             for row in rows:
                 db.execute(Q.put_event, (first + row.seq, row.body, row.data, row.hash))
@@ -499,15 +498,15 @@ class SqliteStore:
             moved = (number, head.run, head.seq, head.hash, head.epoch, head.base, head.parent, *lease)
             db.execute(Q.drop_head, (number,))
             db.execute(Q.put_head, (*moved, row_check(*moved)))
-            marks.forget(db, [number])
+            search_terms.forget(db, [number])
 
-    def aside(self, run: str) -> list[Row]:
+    def displaced(self, run: str) -> list[Row]:
         with self._file.reading() as db:
             number = number_of(db, run)
             if number is None:
                 return []
             first = number << SEQ_BITS
-            return [Row(*row) for row in db.execute(Q.asides, (first, first + SEQ_MAX))]
+            return [Row(*row) for row in db.execute(Q.displaced, (first, first + SEQ_MAX))]
 
     def remove(self, run: str) -> None:
         with self._file.writing() as db:
@@ -524,7 +523,7 @@ class SqliteStore:
                 Q.drop_messages,
                 Q.drop_run,
                 Q.drop_quarantine,
-                Q.drop_told,
+                Q.drop_outbox,
             ):
                 db.execute(drop, (number,))
             hold(db, (*found[:7], None, None, 1))
@@ -542,7 +541,7 @@ class SqliteStore:
         if any(problem.healed for problem in found):
             with self._file.writing() as db:
                 names = {row[0]: row[1] for row in db.execute(Q.all_heads)}
-                marks.forget(db, list(marks.damaged(db, names)))
+                search_terms.forget(db, list(search_terms.damaged(db, names)))
                 db.executemany(Q.drop_piece, [(hash_,) for hash_ in damaged[1]])
                 for clear in (
                     Q.clear_uses,
@@ -550,7 +549,7 @@ class SqliteStore:
                     Q.clear_tags,
                     Q.clear_snapshots,
                     Q.clear_quarantine,
-                    Q.clear_feed,
+                    Q.clear_outbox,
                 ):
                     db.execute(clear)
         return found

@@ -93,7 +93,7 @@ def transaction(
     ring(opened.rung)
 
 
-def joining(connection: Any, file: SqliteFile, writes: Writes) -> SqliteTransaction:
+def join(connection: Any, file: SqliteFile, writes: Writes) -> SqliteTransaction:
     """Joins a transaction on the caller's connection, if that is to the same file."""
     if not isinstance(connection, sqlite3.Connection):
         kind = f"{type(connection).__module__}.{type(connection).__qualname__}"

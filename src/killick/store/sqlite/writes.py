@@ -27,7 +27,7 @@ from killick.store.liveness import Holders
 from killick.store.protocol import lease_clock_us
 from killick.store.records import (
     ENDED,
-    FEED_RANG,
+    OUTBOX_CHANGED,
     Append,
     Delivered,
     Delivery,
@@ -37,7 +37,7 @@ from killick.store.records import (
     UniqueRight,
     row_check,
 )
-from killick.store.sqlite import search_terms as marks
+from killick.store.sqlite import search_terms
 from killick.store.sqlite.rows import (
     LOG,
     SEQ_BITS,
@@ -54,11 +54,11 @@ from killick.store.sqlite.rows import (
     is_there,
     leased,
     lengthened,
-    mark,
     message_of,
     number_of,
     put_pieces,
     run_row,
+    set_taken,
 )
 
 SEEN_MAX: Final = 10_000
@@ -114,7 +114,7 @@ class Writes:
     def _refuse(
         self, db: sqlite3.Cursor, item: Append, found: HeadRow | None, wanted: dict[UniqueRight, Owner]
     ) -> LogError | None:
-        if item.birth is not None:
+        if item.create is not None:
             refused = RunExists(item.run) if found is not None else self._refuse_birth(db, item)
         elif found is None or found[9]:
             refused = RunUnknown(item.run)
@@ -127,8 +127,8 @@ class Writes:
         return refused or self._refuse_rights(db, item, found, wanted)
 
     def _refuse_birth(self, db: sqlite3.Cursor, item: Append) -> LogError | None:
-        assert item.birth is not None
-        parent = item.birth.parent
+        assert item.create is not None
+        parent = item.create.parent
         if parent is None:
             return HeadMoved(item.run, expected=item.after, actual=0) if item.after else None
         standing: HeadRow | None = db.execute(Q.head, (parent,)).fetchone()
@@ -162,7 +162,7 @@ class Writes:
 
     def _give_birth(self, db: sqlite3.Cursor, item: Append) -> HeadRow:
         """Returns the head before a new run's first event."""
-        birth = item.birth
+        birth = item.create
         assert birth is not None
         if birth.holder is not None:
             self._holders.hold(birth.holder)
@@ -180,14 +180,14 @@ class Writes:
         if item.rows:
             db.executemany(Q.put_event, inner_rows(head, item.rows))
             head, columns = lengthened(head, item.rows)
-            db.execute(Q.lengthen, columns)
+            db.execute(Q.append_events, columns)
         if item.pieces:
             put_pieces(db, number, LOG, item.pieces)
         if not item.is_plain:
             self._write_rights(db, number, item)
-        if item.tells:
-            db.executemany(Q.put_told, [(number, each.seq, each.kind) for each in item.tells])
-            rung.append(FEED_RANG)
+        if item.outbox:
+            db.executemany(Q.put_outbox, [(number, each.seq, each.kind) for each in item.outbox])
+            rung.append(OUTBOX_CHANGED)
         if item.index is not None:
             if item.index.status in ENDED and head[7] is not None:
                 head = leased(head, None, None)
@@ -199,7 +199,7 @@ class Writes:
             put_pieces(db, number, SNAPSHOT, shot.pieces)
             db.execute(Q.put_snapshot, (number, shot.fold, shot.seq, shot.hash, shot.root))
         # A creation may be rolled back, and a head without own events does not distinguish a fork from its copy.
-        if item.rows or item.birth is None:
+        if item.rows or item.create is None:
             self.see(head)
         return head_of(head)
 
@@ -213,9 +213,9 @@ class Writes:
             db.execute(Q.put_claim, (*columns, row_check(*columns)))
         for taken, messages in ((None, item.returns), (seq, item.takes)):
             for message in messages:
-                mark(db, number, message, taken)
+                set_taken(db, number, message, taken)
         if item.erases_rows:  # terms are hashes of words; the next search indexes the run again
-            marks.forget(db, [number])
+            search_terms.forget(db, [number])
         for erased in item.erases_rows:
             erase(db, (number << SEQ_BITS) + erased)
         for message in item.erases_messages:

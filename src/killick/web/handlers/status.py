@@ -266,7 +266,7 @@ def health(call: Call[Nothing, Nothing]) -> Health:
         store=store.place, id=store.id, wrong=sum(each.wrong is not None for each in conditions) + len(apart) + late,
         conditions=conditions, counts=status_counts(client, RunQuery()), due=len(due), due_more=len(due) == DUE_MAX,
         oldest_due=oldest, late=late, questions=len(questions), questions_more=more, quarantined=apart,
-        checked=looked_at, feed_end=store.feed_end(),
+        checked=looked_at, feed_end=store.outbox_end(),
         feed_behind=max((each.behind for each in hook_lines(client)), default=0), seal=last_seal(client),
         versions=Versions(killick=VERSION, python=platform.python_version(), store_format=STORE_FORMAT),
     )  # fmt: skip

@@ -109,7 +109,7 @@ def triggers(call: Call[Nothing, Nothing]) -> Triggers:
 
 def hook_lines(client: Client) -> Iterator[HookStatus]:
     """Every hook that the store knows, by name."""
-    end = client.runtime.store.feed_end()
+    end = client.runtime.store.outbox_end()
     rows = client.runtime.store.runs(RunQuery(tag=TAG), limit=HOOKS_MAX)
     for row in sorted(rows, key=lambda row: row.run):
         if row.agent.startswith(f"{OWN_AGENTS}hook:"):
