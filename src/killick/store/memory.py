@@ -16,7 +16,7 @@ from killick import errors
 from killick.clock import Clock, SystemClock
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
-from killick.store.memory_runs import Runs, StoredRun, indexed_to, lease_end_us, part
+from killick.store.memory_runs import Runs, StoredRun, indexed_to, lease_end_us, unshare
 from killick.store.protocol import Transaction, lease_clock_us
 from killick.store.records import (
     ENDED,
@@ -68,7 +68,7 @@ class MemoryStore(Runs):
         """Returns an independent copy with another clock."""
         with self._open():
             twin = copy(self)
-            part(self, twin, vars(self))
+            unshare(self, twin, vars(self))
             twin._lock, twin._clock, twin._numbers = Lock(), clock, count(len(self._runs) + 1)
             twin._watchers = []
             twin._runs = defaultdict(StoredRun, {name: run.copied() for name, run in self._runs.items()})
@@ -101,13 +101,13 @@ class MemoryStore(Runs):
 
     def opening(self, run: str, *, fold: int) -> Opening | None:
         with self._open():
-            kept = self._runs[run]
-            if kept.head is None:
+            stored = self._runs[run]
+            if stored.head is None:
                 return None
-            cached = [one for (seq, made), one in kept.snapshots.items() if made == fold and seq <= kept.head.seq]
+            cached = [one for (seq, made), one in stored.snapshots.items() if made == fold and seq <= stored.head.seq]
             newest = max(cached, key=lambda one: one.seq, default=None)
-            rows = [row for row in kept.rows.values() if newest is None or row.seq > newest.seq]
-            return Opening(head=kept.head, quarantined=kept.quarantined, snapshot=newest, rows=rows)
+            rows = [row for row in stored.rows.values() if newest is None or row.seq > newest.seq]
+            return Opening(head=stored.head, quarantined=stored.quarantined, snapshot=newest, rows=rows)
 
     # transactions of others -------------------------------------------------------------------
     def transaction(self) -> AbstractContextManager[Transaction]:
@@ -123,21 +123,21 @@ class MemoryStore(Runs):
 
     def references(self, run: str) -> References:
         with self._open():
-            kept = self._runs[run].references
-            return References(set(kept.log), set(kept.snapshots))
+            references = self._runs[run].references
+            return References(set(references.log), set(references.snapshots))
 
     def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
         with self._open():
-            kept = self._runs[run]
-            if kept.head is None or kept.head.seq != at or len(kept.inbox) != delivered:
+            stored = self._runs[run]
+            if stored.head is None or stored.head.seq != at or len(stored.inbox) != delivered:
                 return False
-            kept.references = replace(kept.references, log=set(hashes))
+            stored.references = replace(stored.references, log=set(hashes))
             return True
 
     def sweep(self, *, limit: int = READ_LIMIT) -> int:
         with self._open():
-            kept = [run.references for run in self._runs.values()]
-            alive = {digest for one in kept for digest in one.log | one.snapshots}
+            references = [run.references for run in self._runs.values()]
+            alive = {digest for one in references for digest in one.log | one.snapshots}
             dead = [digest for digest in self._pieces if digest not in alive][:limit]
             for digest in dead:
                 del self._pieces[digest]
@@ -232,23 +232,23 @@ class MemoryStore(Runs):
             held = [(run, head) for run, head in self._present() if head.holder == holder and head.run in runs]
             held = [(run, head) for run, head in held if lease_end_us(head) > now_us]
             for run, head in held:
-                run.head = self._held(head, holder, head.epoch, seconds)
+                run.head = self._with_lease(head, holder, head.epoch, seconds)
             return {head.run: head.epoch for _, head in held}
 
     def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
         with self._open():
-            kept = self._runs[run]
-            head, line = kept.head, kept.index
+            stored = self._runs[run]
+            head, line = stored.head, stored.index
             if head is None or head.holder is None or head.epoch != epoch or holder not in (None, head.holder):
                 return
-            kept.head = replace(head, lease_until_us=0) if left else self._let_go(head)
+            stored.head = replace(head, lease_until_us=0) if left else self._without_lease(head)
             if left or (line is not None and line.wake_at_us is not None and line.status not in ENDED):
-                self._rung.append(run)
+                self._to_notify.append(run)
 
     def lives(self, holder: str) -> bool:
         # All holders live in this process; a holder without leases is not listed.
         with self._open():
-            return holder not in self._gone or any(
+            return holder not in self._released or any(
                 run.head is not None and run.head.holder == holder for run in self._runs.values()
             )
 
@@ -310,7 +310,7 @@ class MemoryStore(Runs):
                 return False
             self._runs[run].index = None
             self._write_index(run, index)
-            self._ring_if_sooner(run, None)
+            self._notify_if_sooner(run, None)
             return True
 
     def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
@@ -320,10 +320,10 @@ class MemoryStore(Runs):
 
     def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
         with self._open():
-            kept = [self._runs[run] for run in runs]
+            stored = [self._runs[run] for run in runs]
             return {
                 run.head.run: RunStatus(run.head, None if run.index is None else run.index.status, run.quarantined)
-                for run in kept
+                for run in stored
                 if run.head is not None
             }
 
@@ -336,10 +336,10 @@ class MemoryStore(Runs):
     def _matching(self, query: RunQuery) -> list[RunRow]:
         """Returns the runs that match in all but their status, newest first."""
         with self._open():
-            wanted = [
+            matching = [
                 run for run, head in reversed(self._present()) if not query.holders or head.holder in query.holders
             ]
-            lines = [run.index for run in wanted if run.index is not None]
+            lines = [run.index for run in matching if run.index is not None]
         if query.agent is None and query.tag is None:
             lines = [line for line in lines if not line.agent.startswith(OWN_AGENTS)]
         lines = [line for line in lines if query.agent is None or line.agent == query.agent]
@@ -356,7 +356,7 @@ class MemoryStore(Runs):
 
     def _due(self, now_us: int, agents: Collection[str] | None) -> list[RunRow]:
         found: list[tuple[int, int, RunRow]] = []
-        for _, head, line in self._going():
+        for _, head, line in self._active():
             if lease_end_us(head) > self.now_us() or (agents is not None and line.agent not in agents):
                 continue
             left = head.holder is not None and line.status != "paused"
@@ -369,25 +369,25 @@ class MemoryStore(Runs):
         with self._open():
             free = [
                 line.wake_at_us
-                for _, head, line in self._going()
+                for _, head, line in self._active()
                 if head.holder is None and (agents is None or line.agent in agents)
             ]
         return min((at for at in free if at is not None), default=None)
 
-    def _going(self) -> Iterator[tuple[StoredRun, Head, RunRow]]:
+    def _active(self) -> Iterator[tuple[StoredRun, Head, RunRow]]:
         """Returns the runs that may become due, with their index."""
         for run, head in self._present():
             if run.index is not None and run.quarantined is None and run.index.status not in ENDED:
                 yield run, head, run.index
 
-    def watch(self, ring: Callable[[str], None]) -> Callable[[], None]:
+    def watch(self, callback: Callable[[str], None]) -> Callable[[], None]:
         with self._open():
-            self._watchers.append(ring)
+            self._watchers.append(callback)
 
         def stop() -> None:
             with self._lock:
-                if ring in self._watchers:
-                    self._watchers.remove(ring)
+                if callback in self._watchers:
+                    self._watchers.remove(callback)
 
         return stop
 
@@ -396,12 +396,12 @@ class MemoryStore(Runs):
         self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
     ) -> list[OutboxItem]:
         with self._open():
-            told = [one for one in self._outbox if one.position > after]
-        return [one for one in told if kinds is None or one.kind in kinds][: min(limit, READ_LIMIT)]
+            items = [one for one in self._outbox if one.position > after]
+        return [one for one in items if kinds is None or one.kind in kinds][: min(limit, READ_LIMIT)]
 
     def outbox_end(self) -> int:
         with self._open():
-            return self._told
+            return self._outbox_end
 
     def trim_outbox(self, up_to: int) -> int:
         with self._open():
@@ -414,7 +414,7 @@ class MemoryStore(Runs):
         with self._open():
             self._runs[run].quarantined = reason
             if reason is None:
-                self._rung.append(run)
+                self._to_notify.append(run)
 
     def quarantined(self, run: str) -> str | None:
         with self._open():
@@ -467,8 +467,8 @@ class MemoryStore(Runs):
             if self._closed:
                 raise errors.StoreClosed(self.place)
             yield
-            rung, self._rung = self._rung, []
-            watchers = list(self._watchers) if rung else []
-        for ring in watchers:
-            for run in rung:
-                ring(run)
+            to_notify, self._to_notify = self._to_notify, []
+            watchers = list(self._watchers) if to_notify else []
+        for callback in watchers:
+            for run in to_notify:
+                callback(run)

@@ -296,9 +296,9 @@ class Store(Protocol):
         """Returns the earliest wake time among the unheld runs of some agents (None: any)."""
         ...
 
-    def watch(self, ring: Callable[[str], None]) -> Callable[[], None]:
-        """Calls `ring`, in any thread, when a run may have become due or wakes earlier, when it received a message, or
-        when the outbox grew: by any process.
+    def watch(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Calls `callback`, in any thread, when a run may have become due or wakes earlier, when it received a message,
+        or when the outbox grew: by any process.
 
         The argument is the run's id, OUTBOX_CHANGED for the outbox, or "" if unknown. A notification is a hint: it may
         be missing or superfluous. Returns a function that stops it.

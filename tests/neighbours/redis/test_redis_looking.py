@@ -17,7 +17,7 @@ from killick.store.redis.store import RedisStore
 from neighbours.redis import valkeys
 from store_contract.builders import TOKEN, blob, cached, following, indexed, letter
 from store_contract.probes import commit, created, deliver, refused
-from store_contract.search_terms import RED, marking
+from store_contract.search_terms import RED, batch
 
 
 def condition(store: Store, name: str) -> Condition:
@@ -100,7 +100,7 @@ def store() -> Iterator[RedisStore]:
     deliver(made, letter("a", "m1"), letter("a", "m2"))
     index = indexed("waiting", tags=("t",), wake_at_us=7)
     commit(made, following(head, "three", takes=(1,), snapshot=cached(2), index=index))
-    made.index_terms([marking("a", 0, 3, (RED, 10, 1))])
+    made.index_terms([batch("a", 0, 3, (RED, 10, 1))])
     assert made.inspect() == []
     yield made
     made.close()

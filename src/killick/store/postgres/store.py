@@ -25,18 +25,17 @@ from killick.store.postgres.append import (
     acknowledged,
     append,
     deliver,
-    index_told,
     refuse_misnumbered,
 )
 from killick.store.postgres.inspect import conditions, damaged_pieces, damaged_terms, problems
-from killick.store.postgres.notify import Bell
+from killick.store.postgres.notify import Listener
 from killick.store.postgres.rows import (
     claimed_of,
-    counts_wanted,
+    counts_query,
     head_of,
     message_of,
     run_row_of,
-    runs_wanted,
+    runs_query,
     snapshot_of,
 )
 from killick.store.postgres.server import PostgresServer
@@ -108,7 +107,7 @@ class PostgresStore:
             new={"id": ids.new("store").encode(), "secret_key": ids.key()},
         )
         self._q = self._server.q
-        self._bell = Bell(self._server)
+        self._listener = Listener(self._server)
         self._joined: WeakSet[psycopg.Connection[Any]] = WeakSet()
         self.place: Final = self._server.place
         self.proves_life: Final = False
@@ -128,7 +127,7 @@ class PostgresStore:
     def close(self) -> None:
         # In this order, so that the listener stops waiting for an absent server.
         self._server.close()
-        self._bell.close()
+        self._listener.close()
 
     # the log ----------------------------------------------------------------------------------
 
@@ -185,7 +184,7 @@ class PostgresStore:
         self._server.refuse_closed()
         if not isinstance(connection, psycopg.Connection):
             raise StoreError(f"{self.place}: takes a psycopg.Connection, not a {type(connection).__name__}")
-        session = self._server.somebodys(connection)  # pyright: ignore[reportUnknownArgumentType]
+        session = self._server.wrap(connection)  # pyright: ignore[reportUnknownArgumentType]
         with self._server.explained():
             if session.is_idle and not connection.autocommit:
                 session.script("BEGIN")  # as psycopg does itself, before the first statement
@@ -215,7 +214,7 @@ class PostgresStore:
 
     def references(self, run: str) -> References:
         rows = self._rows(self._q.uses, run)
-        return References(*({hash_ for kind, hash_ in rows if kind == wanted} for wanted in (0, 1)))
+        return References(*({hash_ for kind, hash_ in rows if kind == use} for use in (0, 1)))
 
     def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
         def write(session: Session) -> bool:
@@ -297,17 +296,17 @@ class PostgresStore:
         agents: Collection[str] | None = None,
         room: Mapping[str, int] | None = None,
     ) -> list[Claimed]:
-        wanted = None if agents is None else list(agents)
+        names = None if agents is None else list(agents)
         rooms = (list(room), list(room.values())) if room else (None, None)
 
         def write(session: Session) -> list[Claimed]:
-            given = (holder, now_us, self._clock_us(), _seconds(seconds), limit, wanted, *rooms)
-            return [claimed_of(row) for row in session.rows(self._q.claim, *given)]
+            params = (holder, now_us, self._clock_us(), _seconds(seconds), limit, names, *rooms)
+            return [claimed_of(row) for row in session.rows(self._q.claim, *params)]
 
-        def happened(session: Session, claimed: list[Claimed]) -> bool:
+        def was_committed(session: Session, claimed: list[Claimed]) -> bool:
             return not claimed or self._is_held(session, claimed[0].head)
 
-        return self._server.transact(write, happened)
+        return self._server.transact(write, was_committed)
 
     def _is_held(self, session: Session, head: Head) -> bool:
         """Returns whether a lease was taken although the session was lost."""
@@ -375,7 +374,7 @@ class PostgresStore:
                 return False
             number = found[0][0]
             session.run(self._q.count_inbox, number, session.rows(self._q.last_message, number)[0][0])
-            session.run(self._q.write_index, number, msgspec.json.encode(index_told(index)))
+            session.run(self._q.write_index, number, msgspec.json.encode(index))
             session.run(self._q.drop_tags, number)
             session.run(self._q.put_tags, number, index.tags)
             return True
@@ -383,7 +382,7 @@ class PostgresStore:
         return self._server.transact(write)
 
     def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
-        name, sql, values = runs_wanted(query)
+        name, sql, values = runs_query(query)
         statement = self._q.of(name, lambda: sql)
         return [run_row_of(row) for row in self._rows(statement, _LAST if before is None else before, limit, *values)]
 
@@ -391,7 +390,7 @@ class PostgresStore:
         return {row[1]: RunStatus(head_of(row[:10]), *row[10:]) for row in self._rows(self._q.run_statuses, list(runs))}
 
     def counts(self, query: RunQuery) -> dict[str, int]:
-        name, sql, values = counts_wanted(query)
+        name, sql, values = counts_query(query)
         return dict(self._rows(self._q.of(name, lambda: sql), *values))
 
     def agents(self) -> list[str]:
@@ -402,15 +401,15 @@ class PostgresStore:
         return [Holder(holder=holder, runs=runs, until_us=until, lives=lives) for holder, runs, until, lives in rows]
 
     def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
-        wanted = None if agents is None else list(agents)
-        return [run_row_of(row) for row in self._rows(self._q.due, now_us, self._clock_us(), wanted, limit)]
+        names = None if agents is None else list(agents)
+        return [run_row_of(row) for row in self._rows(self._q.due, now_us, self._clock_us(), names, limit)]
 
     def soonest_us(self, *, agents: Collection[str] | None = None) -> int | None:
         found: int | None = self._rows(self._q.soonest, None if agents is None else list(agents))[0][0]
         return found
 
-    def watch(self, ring: Callable[[str], None]) -> Callable[[], None]:
-        return self._bell.watch(ring)
+    def watch(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        return self._listener.watch(callback)
 
     # the outbox -------------------------------------------------------------------------------
 
@@ -418,8 +417,8 @@ class PostgresStore:
         self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
     ) -> list[OutboxItem]:
         self._rows(self._q.place_outbox)
-        wanted = None if kinds is None else list(kinds)
-        rows = self._rows(self._q.outbox, after, wanted, min(limit, READ_LIMIT))
+        kinds = None if kinds is None else list(kinds)
+        rows = self._rows(self._q.outbox, after, kinds, min(limit, READ_LIMIT))
         return [OutboxItem(position=position, run=run, seq=seq, kind=kind) for position, run, seq, kind in rows]
 
     def outbox_end(self) -> int:
@@ -452,11 +451,11 @@ class PostgresStore:
             session.run(self._q.put_events, number, *([list(column) for column in columns] or [[]] * 4))
             search_terms.forget(session, self._q, [number])
 
-        def happened(session: Session, _: None) -> bool:
+        def was_committed(session: Session, _: None) -> bool:
             found = session.rows(self._q.head, head.run)
             return bool(found) and (found[0][2], found[0][3]) == (head.seq, head.hash)
 
-        self._server.transact(write, happened)
+        self._server.transact(write, was_committed)
 
     def displaced(self, run: str) -> list[Row]:
         return [Row(*row) for row in self._rows(self._q.displaced, run)]
@@ -477,10 +476,10 @@ class PostgresStore:
             ):
                 session.run(drop, number)
 
-        def happened(session: Session, _: None) -> bool:
+        def was_committed(session: Session, _: None) -> bool:
             return not session.rows(self._q.number, run)
 
-        self._server.transact(write, happened)
+        self._server.transact(write, was_committed)
 
     def purge(self) -> bool:
         return True

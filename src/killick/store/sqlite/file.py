@@ -79,8 +79,8 @@ class SqliteFile:
         kind: FileKind | None = None,
     ) -> None:
         if sqlite3.sqlite_version_info < SQLITE_NEEDED:
-            wanted = ".".join(map(str, SQLITE_NEEDED))
-            raise StoreUnavailable(str(path), f"SQLite {sqlite3.sqlite_version} is too old; Killick needs {wanted}")
+            needed = ".".join(map(str, SQLITE_NEEDED))
+            raise StoreUnavailable(str(path), f"SQLite {sqlite3.sqlite_version} is too old; Killick needs {needed}")
         self.path = path
         self.place = str(path)
         self._kind = kind or FileKind("sqlite", APPLICATION_ID, STORE_FORMAT, "a Killick store")
@@ -92,7 +92,7 @@ class SqliteFile:
         self._lent: set[sqlite3.Connection] = set()
         self._transacting: set[sqlite3.Connection] = set()
         self._inherited = False
-        self._resting = False
+        self._paused = False
         self._closed = False
         if not create and not path.exists():
             raise StoreUnavailable(self.place, "no such file; a run, or create=True, makes a new store")
@@ -104,7 +104,7 @@ class SqliteFile:
             self._writer = self._connect()
             self._cursor = self._writer.cursor()
             try:
-                self._patiently(partial(self._prepare, setup))
+                self._retry_busy(partial(self._prepare, setup))
             except BaseException:
                 self._writer.close()
                 raise
@@ -125,24 +125,24 @@ class SqliteFile:
     def before_fork(self) -> None:
         """Closes every connection: SQLite counts its locks by process, so a child would believe that it holds its
         parent's. Waits for other threads up to a limit."""
-        self._resting = self._mutex.acquire(timeout=_FORK_SECONDS_MAX)
+        self._paused = self._mutex.acquire(timeout=_FORK_SECONDS_MAX)
         waited = 0.0
         while self._lent and waited < _FORK_SECONDS_MAX:
             time.sleep(_LONGEST_NAP_SECONDS)
             waited += _LONGEST_NAP_SECONDS
-        if self._resting and not self._closed:
+        if self._paused and not self._closed:
             while self._readers:
                 self._readers.pop().close()
             self._writer.close()
 
     def after_fork_in_parent(self) -> None:
-        if self._resting:
+        if self._paused:
             with contextlib.suppress(KillickError):
                 self._reopen()
             self._mutex.release()
 
     def after_fork_in_child(self) -> None:
-        self._inherited = bool(self._lent or self._transacting) or not self._resting
+        self._inherited = bool(self._lent or self._transacting) or not self._paused
         keep_inherited(self._writer, *self._readers, *self._lent, *self._transacting)
         self._mutex, self._lent, self._transacting, self._readers = threading.Lock(), set(), set(), deque()
         if not self._inherited:
@@ -178,7 +178,7 @@ class SqliteFile:
         try:
             with self.explained():
                 self._tune(connection)
-                self._patiently(partial(connection.execute, "BEGIN IMMEDIATE"))
+                self._retry_busy(partial(connection.execute, "BEGIN IMMEDIATE"))
             yield connection
             with self.explained():
                 connection.execute("COMMIT")
@@ -187,11 +187,11 @@ class SqliteFile:
             self._transacting.discard(connection)
             connection.close()
 
-    def look(self) -> Looking:
+    def commit_detector(self) -> CommitDetector:
         """Returns a detector for commits by other connections, in any process."""
         with self.explained():
             self._refuse_closed()
-            return Looking(self._connect)
+            return CommitDetector(self._connect)
 
     def close(self) -> None:
         """Closes every connection. The last process checkpoints the WAL into the file."""
@@ -203,7 +203,7 @@ class SqliteFile:
             if self._copy is not None:
                 self._copy.cleanup()
 
-    # what a transaction is made of ------------------------------------------------------------
+    # parts of a transaction -------------------------------------------------------------------
 
     def write(
         self, first: str, inner: Sequence[tuple[object, ...]], sql: str, rows: Sequence[tuple[object, ...]]
@@ -221,7 +221,7 @@ class SqliteFile:
                 try:
                     self._cursor.execute(sql, rows[0])
                 except sqlite3.OperationalError:
-                    self._insist(sql, rows[0])
+                    self._execute(sql, rows[0])
             except sqlite3.IntegrityError:
                 raise
             except sqlite3.Error as error:
@@ -231,7 +231,7 @@ class SqliteFile:
         """Waits for the write lock, in this process and across processes, and begins."""
         self._mutex.acquire()
         try:
-            self._insist("BEGIN IMMEDIATE")
+            self._execute("BEGIN IMMEDIATE")
         except BaseException as error:
             self._mutex.release()
             raise self.explain(error) from error
@@ -275,14 +275,14 @@ class SqliteFile:
         self._lent.add(reader)
         return reader
 
-    def give_back(self, reader: sqlite3.Connection) -> None:
+    def return_reader(self, reader: sqlite3.Connection) -> None:
         self._lent.discard(reader)
         if self._closed or len(self._readers) >= _READERS_IDLE_MAX:
             reader.close()
         else:
             self._readers.append(reader)
 
-    def dismiss(self, reader: sqlite3.Connection) -> None:
+    def discard(self, reader: sqlite3.Connection) -> None:
         """Closes a failed connection."""
         self._lent.discard(reader)
         reader.close()
@@ -291,8 +291,8 @@ class SqliteFile:
 
     def _connect(self) -> sqlite3.Connection:
         if self._inherited:
-            told = "it was in use when this process was forked; fork when no run is active, or start processes by spawn"
-            raise StoreUnavailable(self.place, told)
+            reason = "was in use when this process was forked; fork while no run is active, or spawn processes"
+            raise StoreUnavailable(self.place, reason)
         # Autocommit, so that transactions are explicit; retries on the lock are our own.
         return sqlite3.connect(
             self._source,
@@ -307,11 +307,11 @@ class SqliteFile:
         if self._closed:
             raise StoreClosed(self.place)
 
-    def _insist(self, sql: str, columns: tuple[object, ...] = ()) -> None:
+    def _execute(self, sql: str, columns: tuple[object, ...] = ()) -> None:
         """Executes a statement that needs the write lock. SQLite's own busy handler would sleep far too long."""
-        self._patiently(partial(self._cursor.execute, sql, columns))
+        self._retry_busy(partial(self._cursor.execute, sql, columns))
 
-    def _patiently(self, do: Callable[[], object]) -> None:
+    def _retry_busy(self, do: Callable[[], object]) -> None:
         """Retries an operation while other connections hold its lock."""
         waited, nap = 0.0, _FIRST_NAP_SECONDS
         while True:
@@ -451,22 +451,22 @@ class Reading:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
-            self._file.give_back(self._reader)
+            self._file.return_reader(self._reader)
             return
-        self._file.dismiss(self._reader)
+        self._file.discard(self._reader)
         explained = self._file.explain(error)
         if explained is not error:
             raise explained from error
 
 
-class Looking:
+class CommitDetector:
     """A connection that only detects commits by others."""
 
     def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
         self._connect = connect
         self._db: sqlite3.Connection | None = connect()
         self._mutex = threading.Lock()
-        self._version = self._ask()
+        self._version = self._data_version()
         hears_of_forks(self)
 
     def before_fork(self) -> None:
@@ -479,10 +479,10 @@ class Looking:
         self._mutex.release()
 
     def after_fork_in_child(self) -> None:
-        self._mutex = threading.Lock()  # who looked is a thread of the parent's
+        self._mutex = threading.Lock()  # the polling thread belongs to the parent
 
     def changed(self) -> bool:
-        before, self._version = self._version, self._ask()
+        before, self._version = self._version, self._data_version()
         return before != self._version
 
     def close(self) -> None:
@@ -490,7 +490,7 @@ class Looking:
             if self._db is not None:
                 self._db.close()
 
-    def _ask(self) -> int | None:
+    def _data_version(self) -> int | None:
         """Reads SQLite's data version. On a new connection it starts elsewhere, which counts as a change."""
         try:
             with self._mutex:

@@ -38,7 +38,7 @@ def head_of(found: HeadRow) -> Head:
     )
 
 
-def is_there(item: Append, found: HeadRow) -> bool:
+def is_committed(item: Append, found: HeadRow) -> bool:
     """Returns whether this append was already committed and its acknowledgement lost.
 
     Two creators may write the same first event at once; only the current holder is the creator.
@@ -47,7 +47,7 @@ def is_there(item: Append, found: HeadRow) -> bool:
     return made and (found[2], found[3]) == item.last
 
 
-def lengthened(head: HeadRow, rows: Sequence[Row]) -> tuple[HeadRow, tuple[object, ...]]:
+def extended(head: HeadRow, rows: Sequence[Row]) -> tuple[HeadRow, tuple[object, ...]]:
     """Returns the head after these events, and the statement's parameters: known head, last events, checksum."""
     number, run, after, before, epoch, base, parent, holder, until, removed = head
     last = rows[-1]
@@ -73,19 +73,19 @@ def inner_rows(head: HeadRow, rows: Sequence[Row]) -> list[tuple[object, ...]]:
     return [(first + row.seq, row.body, row.data, row.hash) for row in rows[:-STATEMENT_EVENTS]]
 
 
-def leased(head: HeadRow, holder: str | None, until_us: int | None, *, epoch: int | None = None) -> HeadRow:
+def with_lease(head: HeadRow, holder: str | None, until_us: int | None, *, epoch: int | None = None) -> HeadRow:
     """Returns a head with another holder, or none."""
     number, run, seq, hash_, before, base, parent, _, _, removed = head
     return (number, run, seq, hash_, before if epoch is None else epoch, base, parent, holder, until_us, removed)
 
 
-def hold(db: sqlite3.Cursor, row: HeadRow) -> None:
+def write_lease(db: sqlite3.Cursor, row: HeadRow) -> None:
     """Writes a run's holder; its log is unchanged."""
     number, _, _, _, epoch, _, _, holder, until, removed = row
     db.execute(Q.write_lease, (epoch, holder, until, removed, row_check(*row), number))
 
 
-def head_found(db: sqlite3.Cursor, run: str) -> HeadRow:
+def require_head(db: sqlite3.Cursor, run: str) -> HeadRow:
     found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
     if found is None or found[9]:
         raise RunUnknown(run)
@@ -97,8 +97,8 @@ def number_of(db: sqlite3.Cursor, run: str) -> int | None:
     return None if found is None or found[9] else int(found[0])
 
 
-def number_known(db: sqlite3.Cursor, run: str) -> int:
-    return head_found(db, run)[0]
+def require_number(db: sqlite3.Cursor, run: str) -> int:
+    return require_head(db, run)[0]
 
 
 def hash_at(db: sqlite3.Cursor, head: HeadRow, seq: int) -> bytes | None:
@@ -106,7 +106,7 @@ def hash_at(db: sqlite3.Cursor, head: HeadRow, seq: int) -> bytes | None:
     if seq > head[2]:
         return None
     while seq <= head[5] and head[6] is not None:
-        head = head_found(db, head[6])
+        head = require_head(db, head[6])
     found = db.execute(Q.event, ((head[0] << SEQ_BITS) + seq,)).fetchone()
     return None if found is None else bytes(found[3])
 

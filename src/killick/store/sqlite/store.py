@@ -18,7 +18,7 @@ from killick.errors import LogError, RunBusy, StoreBroken, StoreError
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
 from killick.store.liveness import Holders
-from killick.store.notify import Bells
+from killick.store.notify import Notifier
 from killick.store.protocol import lease_clock_us
 from killick.store.records import (
     ENDED,
@@ -61,18 +61,18 @@ from killick.store.sqlite.rows import (
     SNAPSHOT,
     HeadRow,
     Q,
-    head_found,
     head_of,
-    hold,
-    leased,
     message_of,
-    number_known,
     number_of,
+    require_head,
+    require_number,
     run_row,
     snapshot_of,
+    with_lease,
+    write_lease,
 )
 from killick.store.sqlite.transaction import SqliteTransaction, join, transaction
-from killick.store.sqlite.writes import Rung, Writes, bare
+from killick.store.sqlite.writes import RunsToNotify, Writes, bare
 
 
 class SqliteStore:
@@ -114,7 +114,7 @@ class SqliteStore:
         self.id: str = meta["id"].decode()
         self.secret_key: bytes = meta["secret_key"]
         self._holders = Holders(path)
-        self._bells = Bells(path, look=self._file.look)
+        self._notifier = Notifier(path, detector=self._file.commit_detector)
         self._writes = Writes(self.place, holders=self._holders, clock=self._clock)
 
     @property
@@ -129,7 +129,7 @@ class SqliteStore:
         return lease_clock_us(self._clock)
 
     def close(self) -> None:
-        self._bells.close()
+        self._notifier.close()
         self._holders.close()
         self._file.close()
 
@@ -145,10 +145,10 @@ class SqliteStore:
             else:
                 self._writes.seen.update(made.moves)
                 return [head_of(moved) for moved in made.moves.values()]
-        rung = Rung()
+        to_notify = RunsToNotify()
         with self._file.writing() as db:
-            heads = [self._writes.append(db, item, rung) for item in items]
-        self._bells.ring(rung)
+            heads = [self._writes.append(db, item, to_notify) for item in items]
+        self._notifier.notify(to_notify)
         return heads
 
     def head(self, run: str) -> Head | None:
@@ -194,7 +194,7 @@ class SqliteStore:
     # transactions of others -------------------------------------------------------------------
 
     def transaction(self) -> AbstractContextManager[SqliteTransaction]:
-        return transaction(self._file, self._writes, self._bells.ring)
+        return transaction(self._file, self._writes, self._notifier.notify)
 
     def join(self, connection: Any) -> SqliteTransaction:
         return join(connection, self._file, self._writes)
@@ -210,7 +210,7 @@ class SqliteStore:
         with self._file.reading() as db:
             number = number_of(db, run)
             rows = [] if number is None else db.execute(Q.uses, (number,)).fetchall()
-        return References(*({hash_ for kind, hash_ in rows if kind == wanted} for wanted in (LOG, SNAPSHOT)))
+        return References(*({hash_ for kind, hash_ in rows if kind == use} for use in (LOG, SNAPSHOT)))
 
     def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
         with self._file.writing() as db:
@@ -243,7 +243,7 @@ class SqliteStore:
 
     def forget_snapshots(self, run: str) -> None:
         with self._file.writing() as db:
-            number = number_known(db, run)
+            number = require_number(db, run)
             db.execute(Q.drop_snapshots, (number,))
             db.execute(Q.drop_snapshot_uses, (number,))
 
@@ -274,9 +274,9 @@ class SqliteStore:
 
     def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> Head:
         with self._file.writing() as db:
-            found = head_found(db, run)
-            self._holders.hold(holder)
-            if found[4] != handed and self._held(found[7], found[8]):
+            found = require_head(db, run)
+            self._holders.lock(holder)
+            if found[4] != handed and self._is_held(found[7], found[8]):
                 raise RunBusy(run, holder=str(found[7]))
             return head_of(self._take(db, found, holder, seconds))
 
@@ -290,14 +290,14 @@ class SqliteStore:
         agents: Collection[str] | None = None,
         room: Mapping[str, int] | None = None,
     ) -> list[Claimed]:
-        wanted, room = self._wanted(now_us, agents, room or {}), dict(room or {})
+        query, room = self._due_query(now_us, agents, room or {}), dict(room or {})
         with self._file.reading() as db:
-            if not due(db, wanted, min(limit, 1)):
+            if not due(db, query, min(limit, 1)):
                 return []
         taken = list[Claimed]()
         with self._file.writing() as db:
-            self._holders.hold(holder)
-            while some := due(db, wanted, limit - len(taken)):
+            self._holders.lock(holder)
+            while some := due(db, query, limit - len(taken)):
                 for one in some:
                     agent, left = one.row.agent, one.head[7:9]
                     if room.get(agent, 1) > 0:
@@ -306,44 +306,44 @@ class SqliteStore:
                     if agent in room:
                         room[agent] -= 1
                 # If an agent's room was exhausted, runs of other agents may be due behind its own.
-                wanted = self._wanted(now_us, agents, room)
+                query = self._due_query(now_us, agents, room)
         return taken
 
     def _take(self, db: sqlite3.Cursor, found: HeadRow, holder: str, seconds: float) -> HeadRow:
-        moved = leased(found, holder, self._writes.until_us(seconds), epoch=found[4] + 1)
-        hold(db, moved)
+        moved = with_lease(found, holder, self._writes.until_us(seconds), epoch=found[4] + 1)
+        write_lease(db, moved)
         self._writes.see(moved)
         return moved
 
-    def _wanted(self, now_us: int, agents: Collection[str] | None, room: Mapping[str, int]) -> DueQuery:
+    def _due_query(self, now_us: int, agents: Collection[str] | None, room: Mapping[str, int]) -> DueQuery:
         barred = frozenset(agent for agent, free in room.items() if free <= 0)
-        wanted = None if agents is None else frozenset(agents)
-        return DueQuery(now_us, self.now_us(), cache(self._holders.lives), wanted, barred)
+        names = None if agents is None else frozenset(agents)
+        return DueQuery(now_us, self.now_us(), cache(self._holders.lives), names, barred)
 
     def renew(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
         with self._file.writing() as db:
             until = self._writes.until_us(seconds)
             held: list[HeadRow] = db.execute(Q.held, (holder, self.now_us())).fetchall()
-            kept = [leased(head, holder, until) for head in held if head[1] in runs]
-            for head in kept:
-                hold(db, head)
+            renewed = [with_lease(head, holder, until) for head in held if head[1] in runs]
+            for head in renewed:
+                write_lease(db, head)
                 self._writes.see(head)
-            return {head[1]: head[4] for head in kept}
+            return {head[1]: head[4] for head in renewed}
 
     def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
         with self._file.writing() as db:
             found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
             if found is None or found[9] or found[4] != epoch or found[7] is None or holder not in (None, found[7]):
                 return
-            hold(db, leased(found, found[7], 0) if left else leased(found, None, None))
+            write_lease(db, with_lease(found, found[7], 0) if left else with_lease(found, None, None))
             row = run_row(db, found[0])
         if left or (row is not None and row.wake_at_us is not None and row.status not in ENDED):
-            self._bells.ring([run])
+            self._notifier.notify([run])
 
     def lives(self, holder: str) -> bool:
         return self._holders.lives(holder)
 
-    def _held(self, holder: str | None, until_us: int | None) -> bool:
+    def _is_held(self, holder: str | None, until_us: int | None) -> bool:
         """A lease ends with its time or with its holder's life, whichever is first."""
         if holder is None or (until_us is not None and until_us <= self.now_us()):
             return False
@@ -352,10 +352,10 @@ class SqliteStore:
     # the inbox --------------------------------------------------------------------------------
 
     def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
-        rung = Rung()
+        to_notify = RunsToNotify()
         with self._file.writing() as db:
-            delivered = [self._writes.deliver(db, delivery, rung) for delivery in deliveries]
-        self._bells.ring(rung)
+            delivered = [self._writes.deliver(db, delivery, to_notify) for delivery in deliveries]
+        self._notifier.notify(to_notify)
         return delivered
 
     def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
@@ -411,7 +411,7 @@ class SqliteStore:
             db.execute(Q.drop_tags, (number,))
             db.execute(Q.drop_run, (number,))
             self._writes.put_index(db, number, index, delivered=counted)
-        self._bells.ring([run])
+        self._notifier.notify([run])
         return True
 
     def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
@@ -436,23 +436,23 @@ class SqliteStore:
 
     def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
         with self._file.reading() as db:
-            return [one.row for one in due(db, self._wanted(now_us, agents, {}), limit)]
+            return [one.row for one in due(db, self._due_query(now_us, agents, {}), limit)]
 
     def soonest_us(self, *, agents: Collection[str] | None = None) -> int | None:
         with self._file.reading() as db:
             return soonest_us(db, agents)
 
-    def watch(self, ring: Callable[[str], None]) -> Callable[[], None]:
-        return self._bells.watch(ring)
+    def watch(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        return self._notifier.watch(callback)
 
     # the outbox -------------------------------------------------------------------------------
 
     def outbox(
         self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
     ) -> list[OutboxItem]:
-        wanted = "" if kinds is None else f"AND kind IN ({', '.join('?' * len(kinds))})"
+        sql = Q.outbox.format(kinds="" if kinds is None else f"AND kind IN ({', '.join('?' * len(kinds))})")
         with self._file.reading() as db:
-            rows = db.execute(Q.outbox.format(kinds=wanted), (after, *(kinds or ()), min(limit, READ_LIMIT))).fetchall()
+            rows = db.execute(sql, (after, *(kinds or ()), min(limit, READ_LIMIT))).fetchall()
         return [OutboxItem(position=position, run=run, seq=seq, kind=kind) for position, run, seq, kind in rows]
 
     def outbox_end(self) -> int:
@@ -467,13 +467,13 @@ class SqliteStore:
 
     def quarantine(self, run: str, reason: str | None) -> None:
         with self._file.writing() as db:
-            number = number_known(db, run)
+            number = require_number(db, run)
             if reason is None:
                 db.execute(Q.drop_quarantine, (number,))
             else:
                 db.execute(Q.put_quarantine, (number, reason))
         if reason is None:
-            self._bells.ring([run])
+            self._notifier.notify([run])
 
     def quarantined(self, run: str) -> str | None:
         with self._file.reading() as db:
@@ -510,7 +510,7 @@ class SqliteStore:
 
     def remove(self, run: str) -> None:
         with self._file.writing() as db:
-            found = head_found(db, run)
+            found = require_head(db, run)
             if db.execute(Q.has_fork, (run,)).fetchone():
                 raise StoreError(f"{run}: a fork depends on it; remove the fork first")
             number = found[0]
@@ -526,7 +526,7 @@ class SqliteStore:
                 Q.drop_outbox,
             ):
                 db.execute(drop, (number,))
-            hold(db, (*found[:7], None, None, 1))
+            write_lease(db, (*found[:7], None, None, 1))
 
     def purge(self) -> bool:
         return self._file.truncate_wal()

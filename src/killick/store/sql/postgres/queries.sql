@@ -1,4 +1,4 @@
--- `killick.` is replaced by the schema of the store, and `:bell` by its notification channel.
+-- `killick.` is replaced by the schema of the store, and `:channel` by its notification channel.
 
 -- name: set_up_session
 SET default_transaction_isolation = 'read committed'; SET bytea_output = 'hex'; SET jit = off;
@@ -32,7 +32,7 @@ ON CONFLICT (key) DO UPDATE SET value = excluded.value, checksum = excluded.chec
 SELECT killick.time_us(NULL)
 
 -- name: listen
-LISTEN {bell}
+LISTEN {channel}
 
 -- the log -----------------------------------------------------------------------------------------
 
