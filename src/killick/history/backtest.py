@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from killick.contracts.contract import ACCEPTED, Contract, Intention, Others, PolicyInput, Ruling
-from killick.contracts.policy_input import of_change, of_edit, of_step, of_the_context, standing, together
+from killick.contracts.policy_input import of_change, of_edit, of_step, of_the_context, policy_input, together
 from killick.errors import ValueErased
 from killick.log.log import Log, Recorded
 from killick.model import events as e
@@ -244,7 +244,7 @@ class _Backtester:
             seen = event.saw if event.by == "agent" else fold.facts.context_version
         else:
             seen = self._seen
-        known = standing(
+        known = policy_input(
             fold,
             ledger,
             self,
