@@ -155,7 +155,7 @@ def test_what_is_there_is_found_whichever_way_it_is_looked_for(vault: Vault, mon
     root = publish(vault, files)
     before = packed_bytes(vault)
     for asked, known in ((0, 10**6), (100, 10**6), (10**6, 0), (0, 0)):
-        monkeypatch.setattr(snapshot_writer, "_ASKED_MAX", asked)
+        monkeypatch.setattr(snapshot_writer, "_LOOKUPS_MAX", asked)
         monkeypatch.setattr(snapshot_writer, "_KNOWN_MAX", known)
         assert publish(vault, files) == root
     assert packed_bytes(vault) == before

@@ -28,7 +28,7 @@ BLOCK_BYTES: Final = 1 << 20
 """Longer files are stored in blocks of this length."""
 
 _SPLIT_ABOVE: Final = 128
-_PIECE_MASK: Final = 0x3F
+_CHUNK_MASK: Final = 0x3F
 _OF_MODE: Final[Mapping[int, Kind]] = {
     stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", stat.S_IFIFO: "fifo", stat.S_IFSOCK: "socket",
 }  # fmt: skip
@@ -75,7 +75,7 @@ class _Folder(msgspec.Struct, array_like=True, frozen=True, tag=0):
     entries: list[Entry]
 
 
-class _Pieces(msgspec.Struct, array_like=True, frozen=True, tag=1):
+class _Chunks(msgspec.Struct, array_like=True, frozen=True, tag=1):
     refs: list[bytes]
 
 
@@ -93,7 +93,7 @@ Load = Callable[[Id], bytes]
 """Loads an object by its id; raises `SnapshotBroken` if it is missing or damaged."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(_Folder | _Pieces | _Blocks | _Root).decode
+_decode: Final = msgspec.msgpack.Decoder(_Folder | _Chunks | _Blocks | _Root).decode
 
 
 def id_of(data: bytes | memoryview) -> Id:
@@ -115,15 +115,15 @@ def store_folder(entries: Iterable[Entry], add: Add) -> Id:
     if len(ordered) <= _SPLIT_ABOVE:
         return add(_encode(_Folder(ordered)))
     refs: list[bytes] = []
-    piece: list[Entry] = []
+    chunk: list[Entry] = []
     for entry in ordered:
-        piece.append(entry)
-        if crc32(entry.name) & _PIECE_MASK == 0:
-            refs.append(add(_encode(_Folder(piece))))
-            piece = []
-    if piece:
-        refs.append(add(_encode(_Folder(piece))))
-    return add(_encode(_Pieces(refs)))
+        chunk.append(entry)
+        if crc32(entry.name) & _CHUNK_MASK == 0:
+            refs.append(add(_encode(_Folder(chunk))))
+            chunk = []
+    if chunk:
+        refs.append(add(_encode(_Folder(chunk))))
+    return add(_encode(_Chunks(refs)))
 
 
 def store_blocks(blocks: Sequence[Block], add: Add) -> Id:
@@ -157,10 +157,10 @@ def root(ref: Id, load: Load) -> Entry:
 
 def folder(ref: Id, load: Load) -> list[Entry]:
     """Returns a folder's entries, by name."""
-    found = _loaded(ref, load, (_Folder, _Pieces))
+    found = _loaded(ref, load, (_Folder, _Chunks))
     if isinstance(found, _Folder):
         return found.entries
-    return [entry for piece in found.refs for entry in _loaded(piece, load, _Folder).entries]
+    return [entry for chunk in found.refs for entry in _loaded(chunk, load, _Folder).entries]
 
 
 def blocks(ref: Id, load: Load) -> list[Block]:
@@ -206,8 +206,8 @@ def objects(ref: Id, load: Load, seen: set[Id]) -> Iterator[tuple[Id, bool]]:
             continue
         seen.add(current)
         yield current, False
-        found = _loaded(current, load, (_Folder, _Pieces, _Blocks, _Root))
-        if isinstance(found, _Pieces):
+        found = _loaded(current, load, (_Folder, _Chunks, _Blocks, _Root))
+        if isinstance(found, _Chunks):
             waiting += found.refs
         elif isinstance(found, _Blocks):
             yield from _content((block.ref for block in found.blocks), seen)

@@ -74,7 +74,7 @@ class Folders:
         facts = ledger.facts
         root = root_of(run)[0]
         with self._mutex:
-            place = str(vault_of(facts, self._store, declared.given_vault))
+            place = str(vault_of(facts, self._store, declared.configured_vault))
             vault = self._vaults.setdefault(place, Vault(place))
             found = declared.of(root, path=facts.workspace, vault=vault, hidden=hidden_of(self._store))
             key = _key(found)

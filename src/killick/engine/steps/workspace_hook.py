@@ -27,7 +27,7 @@ from killick.model import events as e
 from killick.model.facts import Step
 from killick.permissions import make_folder
 from killick.workspace import processes, tree
-from killick.workspace.processes import MARK, Process
+from killick.workspace.processes import HOLDER_ENV, Process
 from killick.workspace.restore import Restored
 from killick.workspace.tree import Change, Id
 from killick.workspace.workspace import RUN, Capture, Snapshot, Workspace
@@ -81,7 +81,7 @@ class Files:
         known = facts.workspace, facts.vault, facts.exclude, facts.gitignore
         if known != (bound.path, bound.vault, bound.exclude, bound.gitignore):
             ex.write_behind(Entry(bound))
-        os.environ[MARK] = ex.engine.holder
+        os.environ[HOLDER_ENV] = ex.engine.holder
         left = self._left_open()
         if due is not None:
             await self._restore(e.from_text(due), because)
@@ -289,12 +289,12 @@ class Files:
             if holder == self.ex.engine.holder:
                 found = [
                     each
-                    for each in processes.started_since(self.path, mark=holder, since_us=since_us)
+                    for each in processes.started_since(self.path, holder=holder, since_us=since_us)
                     # The kernel's clock is coarse. What was noticed before the attempt is not the attempt's.
                     if each.pid not in self._alive or each.started_us > since_us
                 ]
             else:
-                found = processes.marked(holder, since_us=since_us)
+                found = processes.started_by(holder, since_us=since_us)
             if not found:
                 break
             ended += processes.end(found)

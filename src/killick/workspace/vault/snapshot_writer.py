@@ -17,7 +17,7 @@ from killick.workspace.vault.packs import Packs
 _COMPRESSED_BYTES_MAX: Final = 4 << 20
 """Beyond this, new data is stored uncompressed, faster than copying files; `Vault.compress` compresses it later."""
 
-_ASKED_MAX: Final = 200
+_LOOKUPS_MAX: Final = 200
 """Up to this many objects are looked up one by one; beyond it, all ids are read at once."""
 
 _KNOWN_MAX: Final = 400_000
@@ -38,7 +38,7 @@ class SnapshotWriter:
         self._mutex = threading.Lock()
         self._added: dict[Id, object] = {}
         self._rows: list[ObjectRow] = []
-        self._asked = 0
+        self._lookups = 0
         count = index.count()
         self._may_know = count <= _KNOWN_MAX
         self._known: Collection[Id] | None = None if count else frozenset()
@@ -97,8 +97,8 @@ class SnapshotWriter:
         known = self._known
         if known is not None:
             return ref in known
-        self._asked += 1
-        if self._asked <= _ASKED_MAX or not self._may_know:
+        self._lookups += 1
+        if self._lookups <= _LOOKUPS_MAX or not self._may_know:
             return bool(self._index.has((ref,)))
         with self._mutex:
             if self._known is None:

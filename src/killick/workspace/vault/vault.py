@@ -158,8 +158,8 @@ class Vault:
             return Swept(0, 0, 0)
         with self._one_sweeper(busy_seconds=self._busy_seconds):
             if dry_run:
-                roots = index.wanted(without or (lambda owner: False))
-                return sweeping.foretold(self._packs, sweeping.mark(index, roots, self._load, self._place))
+                roots = index.live_roots(without or (lambda owner: False))
+                return sweeping.preview(self._packs, sweeping.mark(index, roots, self._load, self._place))
             try:
                 return sweeping.sweep(
                     index, self._packs, self._load, place=self._place, alone=lambda: self._writers(shared=False)
