@@ -66,13 +66,17 @@ build/mermaid.min.js: | $(VENV)/has-docs
 	  && tar xzf mermaid-11*.tgz --strip-components=2 package/dist/mermaid.min.js && rm mermaid-11*.tgz && touch mermaid.min.js
 
 # The test group is here too, because what src/killick/testing imports has to be found to be checked.
-# pyright's own question to npm, whether it is the newest, is left out: nothing here needs the network.
+# pyright's own question to npm, whether it is the newest, is left out: nothing here needs the network. It runs beside
+# the others, because it takes as long as all of them.
 lint: $(VENV)/has-test $(VENV)/has-lint  ## check style, format and types
-	@failed=0; \
-	for check in 'ruff check .' 'ruff format --check .' 'mypy' 'pyright --pythonpath $(PY)'; do \
+	@failed=0; told=$$(mktemp); \
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --pythonpath $(PY) >"$$told" 2>&1 & pyright=$$!; \
+	for check in 'ruff check .' 'ruff format --check .' 'mypy'; do \
 	  echo "-- $$check"; \
-	  PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m $$check || failed=1; \
+	  $(PY) -m $$check || failed=1; \
 	done; \
+	wait $$pyright || failed=1; \
+	echo "-- pyright"; cat "$$told"; rm "$$told"; \
 	exit $$failed
 
 clean:  ## remove everything that make made, .venv included

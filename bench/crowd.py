@@ -107,7 +107,7 @@ def _born(number: int, rows: list[Row], index: RunIndex) -> Append:
         started_at_us=index.started_at_us,
         changed_at_us=index.changed_at_us + number,
     )
-    return Append(run=run, after=0, before=bytes(32), epoch=0, rows=mine, birth=CreateRun(), index=placed)
+    return Append(run=run, after=0, before=bytes(32), epoch=0, rows=mine, create=CreateRun(), index=placed)
 
 
 def _name(number: int) -> str:

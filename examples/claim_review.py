@@ -62,7 +62,7 @@ async def review(run: killick.Run, claim: Claim) -> str:
     except killick.Rejected as no:  # by a rule, by a person, or because nobody had the time
         await run.call(send_letter, claim.name, f"We are sorry: {no.message}.")
         return f"not paid: {no.message}"
-    told = run.told  # what a person changed, if one was asked
+    told = run.call_answer  # what a person changed, if one was asked
     why = f" ({told.comment})" if told is not None and told.changed else ""
     await run.call(send_letter, claim.name, f"We {receipt}{why}.")
     return receipt

@@ -20,9 +20,9 @@ SERVERS = {"web": 0}  # how many hosts run the new version
 # The contract.
 
 
-def freeze(intention: rules.Intention, standing: rules.PolicyInput) -> str | None:
+def freeze(intention: rules.Intention, state: rules.PolicyInput) -> str | None:
     """A rule of our own: a pure function of what is intended and of what is known."""
-    day = datetime.fromtimestamp(standing.now_us / 1e6, UTC).weekday()
+    day = datetime.fromtimestamp(state.now_us / 1e6, UTC).weekday()
     return "nothing is changed on a weekend; try again on Monday" if day >= 5 else None
 
 

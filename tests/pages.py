@@ -139,6 +139,7 @@ def run(command: list[str | Path], cwd: Path) -> subprocess.CompletedProcess[str
             **kept,
             **{name: os.pathsep.join(parts) for name, parts in paths.items()},
             "COLUMNS": "100",
+            "PYTEST_ADDOPTS": "-p no:asyncio",  # its remarks are not of the page
             "NO_COLOR": "1",
             "LOGNAME": "ada",
             "USER": "ada",

@@ -207,7 +207,7 @@ class ListedRun:
     ) -> Any:
         return await self._step(f"{by} decided {choice} because {because!r}: {question} {options}", lambda: choice)
 
-    async def heard(self) -> list[Any]:
+    async def remarks(self) -> list[Any]:
         heard: list[Any] = await self._step("heard", lambda: self._heard.pop(0) if self._heard else [])
         return heard
 

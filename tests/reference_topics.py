@@ -113,6 +113,7 @@ FRAMEWORKS: Final = {
     "openai_agents": ("openai-agents.md", "KillickRunner!~ KillickSession!~ KillickRunStates!~ attempt"),
     "pydantic_ai": ("pydantic-ai.md", "KillickDurability!~ GatedToolset!~"),
     "mcp": ("mcp.md", "Server!~"),
+    "mcp_server": ("mcp.md", "server"),
     "claude_agent": ("claude-agent.md", "KillickSessionStore!~ attempt gated"),
     "crewai": ("crewai.md", "KillickFlowPersistence!~ gated recorded KillickTool!~ Waiting ToolFailed"),
     "autogen": ("autogen.md", "KillickStates!~ KillickWorkbench!~ KillickModelClient!~ run"),
@@ -139,7 +140,7 @@ GUIDES: Final = {
         "Client.skip Client.retry Client.resume",
         "keeping.md": "Secret Client.export Client.prune",
         "neighbours/durable.md": "durable",
-        "people.md": "Answer Proposed CallAnswer Wait Approval Run.ask Run.propose Run.wait Run.heard Client.answer "
+        "people.md": "Answer Proposed CallAnswer Wait Approval Run.ask Run.propose Run.wait Run.remarks Client.answer "
         "Client.inbox Client.send Client.say",
         "proof.md": "Client.seal Client.prove",
         "replaying.md": "replay Replayed Client.replay",

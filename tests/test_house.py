@@ -29,7 +29,7 @@ LAYERS: Final = {
     "contracts": 2,
     "store": 3,
     "log": 4, "window": 4, "workspace": 4,
-    "definitions": 5, "triggers": 5,
+    "definitions": 5, "encryption": 5, "triggers": 5,
     "engine": 6,
     "history": 7, "llm": 7,
     "agents": 8, "audit": 8,

@@ -134,7 +134,7 @@ def test_a_link_among_the_bells_is_not_written_through(tmp_path: Path) -> None:
         bells.mkdir(0o700)
         (bells / "1-0").symlink_to(target)
         (bells / "2-0").write_text("a file")
-        store._bells.ring(["r"])
+        store._notifier.notify(["r"])
         assert target.read_text() == "as it was"
         assert (bells / "2-0").read_text() == "a file"
 
@@ -158,7 +158,7 @@ def test_a_planted_holder_file_is_refused_in_one_line(tmp_path: Path, planted: s
     else:
         os.mkfifo(file)
     with pytest.raises(StoreUnavailable, match="remove it"):
-        holders.hold("me")
+        holders.lock("me")
     assert not (tmp_path / "made").exists()
 
 

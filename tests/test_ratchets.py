@@ -20,14 +20,14 @@ CIRCLES: Final = ()
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6749, "agents": 1213, "archive": 1864, "audit": 1279, "check": 3483, "cli": 8289, "client": 2155,
-    "contracts": 3014, "definitions": 1910, "engine": 12707, "history": 7918, "llm": 1152, "log": 2534, "model": 4807,
-    "presenting": 2376, "proxy": 2469, "replay": 739, "store": 7448, "testing": 1049, "top": 1890, "web": 8133,
-    "window": 2699, "workers": 2434, "workspace": 4903,
+    "adapters": 7101, "agents": 1200, "archive": 1896, "audit": 1259, "check": 3482, "cli": 8209, "client": 2279,
+    "contracts": 3014, "definitions": 1940, "encryption": 525, "engine": 12794, "history": 7915, "llm": 1152, "log":
+    2674, "model": 4936, "presenting": 2400, "proxy": 2469, "replay": 740, "store": 7523, "testing": 1049, "top":
+    1905, "web": 8365, "window": 2699, "workers": 2519, "workspace": 4916,
 }  # fmt: skip
 """Lines of Python by package."""
 
-FOLDER_MODULES_MAX: Final = 24
+FOLDER_MODULES_MAX: Final = 21
 FILE_LINES_MAX: Final = 600
 
 VAGUE: Final = re.compile(

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from killick.definitions.tools import Tool, tool
     from killick.engine.state_machine import Done, Next, WaitFor, machine
     from killick.engine.steps.children import Child
-    from killick.engine.steps.waits import Answer
     from killick.engine.views import RunInfo, Wait
+    from killick.engine.waits.waits import Answer
     from killick.errors import KillickError, NotDone, RateLimited, Rejected, RunFailed, RunWaiting, StepFailed
     from killick.llm.loop import loop, loop_sync
     from killick.llm.toolset import Toolset
@@ -117,7 +117,7 @@ _MODULES = {
         "definitions.tools": "Tool tool",
         "engine.state_machine": "Done Next WaitFor machine",
         "engine.steps.children": "Child",
-        "engine.steps.waits": "Answer",
+        "engine.waits.waits": "Answer",
         "engine.views": "RunInfo Wait",
         "errors": "KillickError NotDone RateLimited Rejected RunFailed RunWaiting StepFailed",
         "llm.loop": "loop loop_sync",

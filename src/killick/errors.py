@@ -51,6 +51,10 @@ class StoreUnavailable(StoreError):
         self.place, self.reason = place, reason
 
 
+class KeyRefused(StoreUnavailable):
+    """A master key is missing, wrong or unusable, or a data key was destroyed; nothing was read or written."""
+
+
 class StoreFormat(StoreError):
     """The store has a format that this build does not support."""
 
@@ -351,8 +355,7 @@ class OutsideBranch(KillickError):
     """A Run was used from a task or thread that Killick did not start, which no replay could follow."""
 
     def __init__(self, run: str, what: str) -> None:
-        instead = "run.gather(…) for concurrent work, asyncio.timeout(…) in place of asyncio.wait_for"
-        super().__init__(f"{run}: {what}; use {instead}")
+        super().__init__(f"{run}: {what}; use run.gather(…), or asyncio.timeout(…) in place of asyncio.wait_for")
         self.run = run
 
 
@@ -418,8 +421,8 @@ class Rejected(StepFailed):
 
     def __str__(self) -> str:
         rule = f" by rule {self.rule!r}" if self.rule and self.by is None else ""
-        allowed = f"; allowed: {self.allowed}" if self.allowed else ""
-        return f"{self.name} was rejected{rule} ({self.code}): {self.message}{allowed}"
+        told = f"{self.name} was rejected{rule} ({self.code}): {self.message}"
+        return f"{told}; allowed: {self.allowed}" if self.allowed else told
 
 
 class Skipped(StepFailed):

@@ -5,11 +5,14 @@ Their owners register here. They are called before a fork, and after it in the p
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import threading
+import traceback
 import weakref
 from itertools import count
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 
 class Forked(Protocol):
@@ -47,6 +50,19 @@ def hears_of_forks(owner: Forked) -> None:
 def keep_inherited(*objects: object) -> None:
     """In a child: keeps the parent's resources referenced forever, so that no destructor closes them."""
     _inherited.extend(objects)
+
+
+def end_child(error: BaseException | None) -> NoReturn:
+    """Ends a forked child whose code came back to a thread of its parent: only the parent may record the outcome."""
+    code = 0 if error is None else 1
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        traceback.print_exception(error)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
 
 
 def _before() -> None:

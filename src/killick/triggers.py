@@ -1,6 +1,6 @@
 """Triggers, declared with the agents: what sets off which agent, and what to do when it is late or not alone.
 
-Declares and describes; `firing` acts. What is declared is recorded as a spec, which any worker obeys.
+Declares and describes; `workers.trigger_runner` acts. What is declared is recorded as a spec, which any worker obeys.
 """
 
 from __future__ import annotations
@@ -164,6 +164,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
     agent: AnyAgent
     condition: Condition | None = None
     make_input: Callable[..., Any] | None = None
+    make_id: Callable[[Firing], Any] | None = None
     place: Any = None
 
     @property
@@ -315,6 +316,7 @@ def on_event(
     agent: Agent[Any, Any],
     *,
     input: Any = _UNSET,  # noqa: A002
+    id: Callable[[Firing], Any] | None = None,  # noqa: A002
     overlap: Overlap = "allow",
     name: str | None = None,
     priority: int | None = None,
@@ -325,25 +327,21 @@ def on_event(
 
     event  the name, as in `kd.publish(name)`
     input  as for `cron`; by default the body of the event
+    id     a function of the Firing that returns the id of the run; an event whose id is taken starts no run
 
-        killick.triggers.on_event("order.created", ship)
+        killick.triggers.on_event("order.created", ship, id=lambda firing: f"order-{firing.body['number']}")
     """
     called = _called(name, agent)
     if not isinstance(event, str) or not event or event.startswith("killick."):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DeclarationRefused(called, f"{event!r} is not a valid event name; use one such as 'order.created'")
+    if id is not None and (not callable(id) or _parameters(id)[0] > 1 or not _parameters(id)[1]):  # pyright: ignore
+        raise DeclarationRefused(called, f"id={_words(id)} is not a function of the firing; give lambda firing: …")
     spec = Spec(sort="event", what=event, agent=agent.name, overlap=overlap)
-    return _declare(called, agent, spec, input, priority, tags)
+    return _declare(called, agent, spec, input, priority, tags, make_id=id)
 
 
 def _declare(
-    name: str,
-    agent: AnyAgent,
-    spec: Spec,
-    given: Any,
-    priority: int | None,
-    tags: Sequence[str],
-    *,
-    condition: Condition | None = None,
+    name: str, agent: AnyAgent, spec: Spec, given: Any, priority: int | None, tags: Sequence[str], **code: Any
 ) -> Trigger:
     for option, value, allowed in (("missed", spec.missed, Missed), ("overlap", spec.overlap, Overlap)):
         if value not in get_args(allowed):
@@ -358,10 +356,8 @@ def _declare(
         priority=priority,
         tags=(tags,) if isinstance(tags, str) else tuple(tags),
     )
-    declared = Trigger(
-        name=name, spec=spec, agent=agent, condition=condition, make_input=makes or _own_input(spec, given),
-        place=_place(),
-    )  # fmt: skip
+    make_input = makes or _own_input(spec, given)
+    declared = Trigger(name=name, spec=spec, agent=agent, make_input=make_input, place=_place(), **code)
     TRIGGERS.add(declared)
     return declared
 

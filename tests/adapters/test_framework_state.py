@@ -88,6 +88,23 @@ def test_values_of_many_entries_are_read_at_once_and_share_nothing(
     assert shelf.values("nobody", ()) == []
 
 
+def test_values_that_were_read_before_come_back_whole_however_they_were_changed(shelf: FrameworkState) -> None:
+    values = [{"x": [1, {"y": "z" * 600}]}, {"x": (1, b"2")}, {"$ref": "no reference"}, 2**70, float("inf"), None]
+    shelf.put("a", *(StateEntry(str(place), value) for place, value in enumerate(values)))
+    for _ in range(3):
+        found = shelf.values("a")
+        assert found == values
+        assert type(found[1]["x"]) is tuple
+        found[0]["x"][1]["y"] = "changed"
+        found[2].clear()
+
+
+def test_those_who_share_a_client_share_what_was_read(client: killick.Client) -> None:
+    one, two = FrameworkState.of(client, "tests"), FrameworkState.of(client, "tests")
+    assert one is two
+    assert FrameworkState.of(client, "other") is not one
+
+
 def test_entries_that_cannot_be_stored_leave_nothing(shelf: FrameworkState) -> None:
     with pytest.raises(ValueRefused):
         shelf.put("a", StateEntry("one", 1), StateEntry("two", object()))

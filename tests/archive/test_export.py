@@ -15,7 +15,7 @@ from stories import Story, started
 
 import killick
 from killick.archive.export import export, load
-from killick.engine.inbox import delivery
+from killick.engine.control.inbox import delivery
 from killick.errors import ExportBroken, RunBroken, RunUnknown
 from killick.log import Entry, Log, repair, verify
 from killick.model import events as e
@@ -142,7 +142,7 @@ def test_a_fork_carries_what_it_stands_on_and_nothing_that_came_after_the_cut(kd
         ("g", cut + 1, cut + 3),
     ]
     assert log.state("g").to_json() == kd.state("g").to_json()
-    kd.runtime.store.deliver([delivery("r", "later", 1, id="m9", by=None, at_us=5)])
+    kd.runtime.store.deliver([delivery(kd.runtime.log, "r", "later", 1, id="m9", by=None, at_us=5)])
     assert kd.export("g") == data, "what happens to an elder afterwards is none of its business"
 
 

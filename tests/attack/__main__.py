@@ -1,5 +1,5 @@
-"""`python -m attack [CASE …] [--store postgres]`: a table of what was tried and what the bank paid. Fails if one case
-does not hold."""
+"""`python -m attack [CASE[:N] …] [--store postgres]`: a table of what was tried and what the bank paid. Fails if one
+case does not hold."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def tried(stage: Stage, name: str, times: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="attack", description=__doc__)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all, if none is named")
+    parser.add_argument("cases", nargs="*", metavar="CASE[:N]", help=f"of {', '.join(CASES)}; all, if none is named")
     parser.add_argument("--times", type=int, default=100, help="each case is tried")
     parser.add_argument("--store", choices=("sqlite", "postgres"), default="sqlite")
     parser.add_argument("--seed", type=int, default=random.randrange(10**9))
@@ -98,8 +98,9 @@ def main() -> int:
         stack.enter_context(the_bank())
         if not asked.json:
             _row("case", "held", "payments", "reworded", "processes", "killed", "seconds")
-        for name in asked.cases or CASES:
-            found = tried(stage, name, asked.times)
+        for case in asked.cases or CASES:
+            name, _, times = case.partition(":")
+            found = tried(stage, name, int(times or asked.times))
             failed = failed or bool(found["wrong"])
             _tell(found, asked.seed, as_json=asked.json)
     return int(failed)

@@ -256,6 +256,24 @@ def fill(kd: Client) -> None:
     CLOCK.is_open = False
 
 
+def week(kd: Client) -> None:
+    """Six more days: some claims a day, which a manager answers late in the day, and books that fail to open."""
+    CLOCK.is_open = True
+    for number in range(48):
+        CLOCK.advance(3 * 3_600)
+        for each in range(1 + number * 7 % 5):
+            ran(kd, review, Claim(100 * number + each, "Ann Berg", 400 + 700 * (each % 3)), f"claim-{number}-{each}")
+            FLAKY.clear()
+        if number % 7 == 3:
+            ran(kd, close_month, f"2026-{number}", f"close-{number}")
+        if number % 6 == 5:
+            for wait in kd.inbox():
+                if wait.run.startswith("claim-") and wait.rule is not None:
+                    kd.answer(wait, "approve", by="max")
+                    kd.advance(wait.run)
+    CLOCK.is_open = False
+
+
 def ran(kd: Client, agent: Any, given: Any, run: str, **options: Any) -> None:
     """Run an agent as far as it goes."""
     with contextlib.suppress(killick.RunWaiting, killick.RunFailed):

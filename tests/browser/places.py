@@ -29,7 +29,7 @@ def places(
     found: list[str] = []
     for route in ROUTES:
         if route.page is not None and (parts or not route.page.startswith("_")):
-            found += [filled + query for at in route.at for filled in _filled(at, runs, waits)
+            found += [filled + query for at in route.pages for filled in _filled(at, runs, waits)
                       for query in ("", *(QUERIES.get(at, ()) if whole else ()))]  # fmt: skip
     if len(runs) > 1:
         found.append(f"/compare?a={quote(runs[0], safe='')}&b={quote(runs[1], safe='')}")

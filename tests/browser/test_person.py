@@ -297,7 +297,7 @@ def test_a_trigger_is_fired_with_an_input_paused_and_resumed_from_its_page(kd: C
         page.locator("#fire-noon > summary").click()
         page.get_by_role("form", name="Fire noon").get_by_label(re.compile("^Input")).fill('"2026-11-16"')
         page.get_by_role("form", name="Fire noon").get_by_role("button", name="Fire").click()
-        expect(page.locator("#trigger-noon")).to_contain_text("noon#hand")
+        expect(page.locator("#trigger-noon")).to_contain_text("noon@hand")
         page.reload()
         for act, becomes in (("pause", "paused"), ("resume", "")):
             page.locator(f"#{act}-noon > summary").click()
@@ -370,7 +370,7 @@ def test_runs_are_searched_and_filtered(kd: Client, watch: Watch) -> None:
         expect(rows).to_have_count(1)
         expect(rows).to_contain_text("claim-18")
         page.get_by_role("link", name=re.compile("^Clear")).click()
-        page.get_by_label("Agent").select_option("onboard")
+        page.locator("form.filters").get_by_label("Agent").select_option("onboard")
         page.wait_for_url("**agent=onboard*")
         expect(rows).to_have_count(2)
 

@@ -69,7 +69,7 @@ def test_pictures_are_made(kd: Client, watch: Watch) -> None:
         watch(server, viewport=PHONE) as phone,
     ):
         for each in (window, dark, phone):
-            each.page.clock.set_fixed_time(datetime.fromtimestamp(kd.runtime.clock.now_us() / 1e6, UTC))
+            _set_clock(each, kd)
         for name, path in {
             "runs": "/runs",
             "run": "/runs/claim-18",
@@ -103,6 +103,13 @@ def test_pictures_are_made(kd: Client, watch: Watch) -> None:
         _shot(window, "act")
         kd.run(coder, {"provider": "anthropic", "calls": 60, "budget": 4_000}, id="mend-parser")
         _shot(window, "window", "/runs/mend-parser?tab=window")
+        office.week(kd)
+        _set_clock(window, kd)
+        _shot(window, "overview", "/overview?period=7d")
+
+
+def _set_clock(window: Watched, kd: Client) -> None:
+    window.page.clock.set_fixed_time(datetime.fromtimestamp(kd.runtime.clock.now_us() / 1e6, UTC))
 
 
 def _shot(window: Watched, name: str, path: str | None = None) -> None:

@@ -29,7 +29,7 @@ FAULTS = {
     "cannot_undo": ("not_undone", "book_flight is not undone", "compensate="),
     "unstorable": ("fails", "cannot store a function", "correct"),
     "writes_when_reading": ("writes", "looks like writing", "effect="),
-    "no_default": ("expires", "nobody answers", "default="),
+    "no_default": ("expires", "is not answered", "default="),
     "own_tasks": ("tasks", "asyncio.gather()", "run.gather"),
 }
 """By agent: the kind of fault, words of what is wrong, and words of what to write."""

@@ -40,3 +40,4 @@ def test_a_damaged_run_is_listed_with_its_problem(command: str, store: str, caps
     assert "whole" in told
     assert "damaged" in told
     assert "cannot be read" in told or command == "ps --json"
+    assert "1 waiting · 1 broken" in told or command != "ps"

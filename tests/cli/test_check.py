@@ -170,7 +170,7 @@ def test_ci_gets_every_finding_with_its_file_and_line(cli: Cli) -> None:
 def test_a_report_that_cannot_be_written_is_one_line(cli: Cli) -> None:
     code, _, err = cli("app.py:looks", "--junit", "nowhere/check.xml")
     assert code == 2
-    assert "nowhere/check.xml: No such file or directory" in err
+    assert "nowhere/check.xml: cannot be written (No such file or directory); name another file" in err
 
 
 def test_a_pipe_gets_no_progress(cli: Cli) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -141,7 +140,6 @@ def test_the_script_names_the_program_and_its_variable(
 
 
 @pytest.mark.gate(1)
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
 @pytest.mark.parametrize(
     ("line", "replies"),
     [

@@ -115,9 +115,9 @@ def test_a_contract_that_holds_is_told_with_its_rules_and_hash(cli: Cli) -> None
     code, out, _ = cli("check", "stricter.toml", f"{__name__}:claims", f"{__name__}:review")
     assert code == 0
     first, second, third = [line for line in out.splitlines() if line.startswith("✓")]
-    assert first.split()[1:6] == ["stricter.toml", "stricter", "holds:", "2", "rules,"]
-    assert f"claims holds: 4 rules, sha256 {claims.digest[:12]}" in second
-    assert f"claims holds: 4 rules, sha256 {claims.digest[:12]}" in third
+    assert first.split()[1:6] == ["stricter.toml", "stricter:", "2", "rules,", "sha256"]
+    assert f"claims: 4 rules, sha256 {claims.digest[:12]}" in second
+    assert f"claims: 4 rules, sha256 {claims.digest[:12]}" in third
 
 
 def test_everything_that_is_wrong_is_told_at_once_with_its_line(cli: Cli) -> None:
@@ -223,7 +223,7 @@ def test_every_kind_of_rule_has_its_words(rule: rules.Rule, said: str) -> None:
 
 def test_by_the_contracts_on_record_everything_comes_out_as_it_is_there(cli: Cli) -> None:
     code, out, _ = cli("rejudge", "--all")
-    assert (code, out) == (0, "✓ of 12 intentions in 4 runs: all come out as they are on record\n")
+    assert (code, out) == (0, "✓ of 12 intentions in 4 runs: all verdicts are as recorded\n")
 
 
 def test_another_contract_tells_what_it_would_have_stopped_and_asked(cli: Cli) -> None:
@@ -249,7 +249,7 @@ def test_a_contract_that_changes_nothing_says_so(cli: Cli) -> None:
     assert (code, out) == (0, "✓ of 1 intention in 1 run: nothing would be different\n")
     code, out, _ = cli("rejudge", "claim_7", "--contract", "lax.toml")
     assert code == 1
-    assert out.endswith("✗ of 4 intentions in 1 run: 1 would be let through\n")
+    assert out.endswith("✗ of 4 intentions in 1 run: 1 would be accepted\n")
 
 
 def test_judging_again_prints_data_for_programs(cli: Cli) -> None:

@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 import killick
-from claims import call, move_in, on_terminal, open_office, plain_environment
+from claims import call, move_in, on_terminal, open_office, plain_environment, run_killick
 from killick.cli.main import main
 
 Capture = pytest.CaptureFixture[str]
@@ -154,9 +155,10 @@ def test_why_is_on_record(office: Path) -> None:
 def test_a_run_whose_process_was_killed_is_resumed_and_a_live_one_is_not(office: Path, capsys: Capture) -> None:
     (office / "slow.py").write_text(
         "import asyncio\nfrom pathlib import Path\nimport killick\n"
-        "@killick.tool(effect='idempotent')\nasync def nap() -> None:\n    Path('asleep').touch()\n"
+        "@killick.tool(effect='idempotent')\nasync def nap_until_awake() -> None:\n    Path('asleep').touch()\n"
         "    while not Path('awake').exists():\n        await asyncio.sleep(0.01)\n"
-        "@killick.agent\nasync def sleeper(run: killick.Run) -> str:\n    await run.call(nap)\n    return 'rested'\n",
+        "@killick.agent\nasync def heavy_sleeper(run: killick.Run) -> str:\n"
+        "    await run.call(nap_until_awake)\n    return 'rested'\n",
         encoding="utf-8",
     )
     process = subprocess.Popen(
@@ -171,10 +173,65 @@ def test_a_run_whose_process_was_killed_is_resumed_and_a_live_one_is_not(office:
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert "s1        is abandoned: its process died." in call(capsys, "resume", "--all", "--dry-run").out
-    found = call(capsys, "resume", "s1")
-    assert found.out == "s1  taken from a process that is gone; to continue: killick run slow.py:sleeper --id s1\n"
     (office / "awake").touch()
-    assert call(capsys, "run", "slow.py", "--id", "s1").out == "rested\n"
+    found = call(capsys, "resume", "s1")
+    assert (found.code, found.out) == (0, "s1  taken from a process that is gone; continues here\nrested\n")
+    assert statuses()["s1"] == "completed"
+
+
+def test_one_named_run_continues_here_and_ends_as_if_it_were_run(office: Path, capsys: Capture) -> None:
+    found = call(capsys, "resume", "claim_16")
+    assert (found.code, found.out) == (
+        0,
+        "claim_16  rewound to step 1, which failed; continues here\npaid 13 to Ann\n",
+    )
+    assert found.err.startswith("claim_16: completed, 1 step in ")
+    found = call(capsys, "resume", "claim_19")
+    assert (found.code, found.out) == (3, "claim_19  resumed; continues here\n")
+    assert "killick answer claim_19:9 approve" in found.err
+
+
+def test_a_resumed_run_whose_code_is_not_here_is_queued_with_the_worker_to_start(office: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    found = run_killick("resume", "claim_16", "--store", "../killick.db", cwd=elsewhere)
+    assert (found.returncode, found.stdout) == (
+        0,
+        "claim_16  rewound to step 1, which failed; queued: no live worker takes it; start one with the code of "
+        "pay_out: killick worker APP.py --store ../killick.db\n",
+    )
+    assert statuses()["claim_16"] == "queued"
+    (elsewhere / "app.py").write_text("import nosuch_library\n@agent\ndef review(run): ...\n", encoding="utf-8")
+    found = run_killick("resume", "claim_19", "--store", "../killick.db", cwd=elsewhere)
+    assert found.stdout.startswith(
+        "claim_19  resumed; queued: no live worker takes it, and app.py: cannot be imported;"
+    )
+
+
+@pytest.mark.slow
+def test_a_live_worker_continues_a_resumed_run(office: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("killick.cli.commands.control.CLAIM_SECONDS", 300.0)
+    (office / "slow.py").write_text(
+        "import asyncio\nfrom pathlib import Path\nimport killick\n"
+        "@killick.tool(effect='idempotent')\nasync def nap() -> None:\n"
+        "    while not Path('awake').exists():\n        await asyncio.sleep(0.01)\n"
+        "@killick.agent\nasync def waker(run: killick.Run) -> str:\n    await run.call(nap)\n    return 'rested'\n",
+        encoding="utf-8",
+    )
+    for name in ("w1", "w2"):
+        assert main(["start", "slow.py:waker", "--id", name]) == 0
+    assert main(["pause", "w2"]) == 0
+    command = [sys.executable, "-u", "-m", "killick", "worker", "slow.py"]
+    with subprocess.Popen(command, cwd=office, env=plain_environment(), stdout=subprocess.PIPE, text=True) as worker:
+        guard = threading.Timer(300, worker.kill)
+        guard.start()
+        assert worker.stdout is not None
+        assert any("claimed" in line and "w1" in line for line in worker.stdout)
+        found = call(capsys, "resume", "w2")
+        (office / "awake").touch()
+        worker.terminate()
+        guard.cancel()
+    assert (found.code, found.out) == (0, f"w2  resumed; process {worker.pid} continues it\n")
 
 
 def test_a_diverged_run_is_resumed_with_mended_code(office: Path, capsys: Capture) -> None:

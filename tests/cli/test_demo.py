@@ -190,7 +190,7 @@ def test_a_second_invite_at_the_server_ends_the_demo_with_1(
     monkeypatch.setattr(demo, "calendar", doubled)
     assert main(["demo", str(tmp_path / "there")]) == 1
     told = capsys.readouterr()
-    assert told.err == "killick: the demo does not hold: one invite for each was to be out\n"
+    assert told.err == "killick: the demo failed: one invite for each was to be out\n"
     assert not answers(ADDRESS.findall(told.out)[0])
 
 

@@ -121,7 +121,7 @@ def test_a_fork_is_told_where_and_why_it_parts_before_what_differs(
     assert lines[3:6] == [
         'changed  context route="auto"',
         "         effects recorded",
-        "part at  step 2: the same call with other arguments",
+        "diverge  step 2: the same call with other arguments",
     ]
     head, first, second = (line.split("│") for line in lines[7:10])
     assert [part.strip() for part in head] == ["one", "fork"]
@@ -136,7 +136,7 @@ def test_two_runs_of_one_agent_are_told_where_they_first_differ(capsys: pytest.C
     lines = said(capsys, "one", "two").splitlines()
     assert lines[2:4] == [
         "shared   nothing: neither is a fork of the other",
-        "part at  step 1: the same call with other arguments",
+        "diverge  step 1: the same call with other arguments",
     ]
 
 

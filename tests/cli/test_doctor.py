@@ -13,6 +13,8 @@ import pytest
 
 import killick
 from killick.cli.main import main
+from killick.log.writer import Entry
+from killick.model import events as e
 from killick.store import SqliteStore
 
 Capture = pytest.CaptureFixture[str]
@@ -124,5 +126,39 @@ def test_runs_of_agents_that_the_app_does_not_declare_are_told(capsys: Capture, 
 
 def test_a_store_that_cannot_be_looked_at_is_wrong(capsys: Capture, here: Path) -> None:
     (here / "killick.db").write_bytes(b"SQLite format 3\x00" + b"\xff" * 4_000)
-    assert did(capsys, code=1).startswith("✗ killick.db  cannot be looked at: ")
+    assert did(capsys, code=1).startswith("✗ killick.db  cannot be examined: ")
     assert data(capsys, code=1)["wrong"] == 1
+
+
+def test_an_effect_in_doubt_is_named_while_it_waits_for_a_person(capsys: Capture, here: Path) -> None:
+    (here / "doubt.py").write_text(
+        "import os\nimport killick\n\n@killick.tool\nasync def pay() -> None:\n    os._exit(1)\n\n"
+        "@killick.agent\nasync def doubtful(run: killick.Run) -> None:\n    await run.call(pay)\n",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "killick", "run", "doubt.py", "--id", "d"]
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 1
+    assert main(["run", "doubt.py", "--id", "d"]) == 3
+    out = did(capsys, code=1)
+    assert "✗ 1 effect is in doubt, and waits for a person\n" in out
+    assert "\n  killick inbox\n" in out
+    [finding] = data(capsys, code=1)["findings"]
+    assert (finding["reason"], finding["runs"][0]["about"]) == ("doubt", "step 1")
+
+
+def test_a_step_in_doubt_that_waits_for_its_last_holder_is_named(capsys: Capture) -> None:
+    with killick.open("killick.db") as kd:
+        now = kd.runtime.clock.now_us()
+        kd.runtime.log.create(e.RunStarted(at=now, run="d", agent="doctored"), {"input": 1})
+        log = kd.runtime.log.open("d", holder="w", seconds=30)
+        log.append(
+            Entry(e.RunTaken(at=now, holder="w", epoch=log.epoch)),
+            Entry(e.StepStarted(at=now, step="1", sort="tool", name="pay", effect="idempotent"), {"arguments": {}}),
+            Entry(e.StepDelayed(at=now, step="1", until=now + 75_000_000)),
+        )
+        kd.runtime.store.release("d", epoch=log.epoch)
+    out = did(capsys)
+    assert "~ 1 step in doubt is not settled yet\n" in out
+    [finding] = data(capsys)["findings"]
+    assert finding["reason"] == "grace"
+    assert finding["runs"][0]["about"].startswith("step 1, pay, in 7")

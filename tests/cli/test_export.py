@@ -57,7 +57,7 @@ def test_with_children_the_file_has_them_and_says_how_many(capsys: pytest.Captur
     _, told = exported(capsys, "--with-children")
     assert ", 1 child, " in told
     assert read("a.killick").runs == ("a", "a/1")
-    assert "the file holds: 2 runs, " in call(capsys, "store", "verify", "a.killick").out
+    assert "the file is intact: 2 runs, " in call(capsys, "store", "verify", "a.killick").out
     assert call(capsys, "time", "replay", "a.killick", "--run", "a/1", "--agent", "app.py:below").code == 0
     refused = call(capsys, "time", "replay", "a.killick", "--run", "b", "--agent", "app.py:below")
     assert (refused.code, refused.err) == (2, "killick: a.killick: has no run b; it has a, a/1\n")

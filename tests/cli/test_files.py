@@ -167,7 +167,7 @@ def test_what_cannot_be_shown_is_told_in_one_line(here: Path, capsys: Capture) -
             "killick: fix: there was no x at now; the folder had logo.png, src, test.py\n",
         ),
         (("show", "fix", "--files", "--at", "9"), "killick: fix: there is no step 9; it has step 1 to 3\n"),
-        (("show", "fix", "--files", "--state"), "killick: --state and --files do not go together; choose one\n"),
+        (("show", "fix", "--files", "--state"), "killick: --files and --state do not go together; choose one\n"),
         (("time", "restore", "plain", "--at", "now"), "killick: plain: has no workspace, so no files were recorded\n"),
         (("time", "restore", "fix"), "killick: name what to bring back: --at PLACE or --snapshot ID\n"),
         (("time", "diff", "plain", "start", "now", "--files"),
@@ -263,7 +263,7 @@ def test_a_rewind_says_that_files_go_back_and_what_was_kept(here: Path, capsys: 
     told = did(capsys, "time", "rewind", "fix", "--to", "2:before", "--dry-run")
     assert re.search(r"^  files       return to snapshot [0-9a-f]{12}: 1 added, 1 removed, 1 changed$", told,
                      re.MULTILINE)  # fmt: skip
-    assert "what is there is kept first" in told
+    assert "the current files are kept first" in told
     assert "stays done" not in told
     assert (here / "shop" / "test.py").exists()
     told = did(capsys, "time", "rewind", "fix", "--to", "2:before")
@@ -357,7 +357,7 @@ def test_where_there_is_nothing_to_do_nothing_is_recorded(here: Path, capsys: Ca
     with killick.open("killick.db") as kd:
         before = kd.runtime.log.head("fix").seq
     told = did(capsys, "time", "restore", "fix", "--at", "now")
-    assert "  done     nothing: they are so already\n" in told
+    assert "  done     nothing: the files are the same\n" in told
     assert "--snapshot" not in told
     with killick.open("killick.db") as kd:
         assert kd.runtime.log.head("fix").seq == before
@@ -372,7 +372,7 @@ def test_verify_proves_files(here: Path, capsys: Capture) -> None:
     assert documents(capsys, "store", "verify", "--files")["files"]["snapshots"] == 3
     [pack] = (here / "killick.files" / "packs").iterdir()
     pack.write_bytes(bytes(byte ^ 0xFF for byte in pack.read_bytes()))
-    assert did(capsys, "store", "verify", "fix").startswith("✓ the record holds")
+    assert did(capsys, "store", "verify", "fix").startswith("✓ the record is intact")
     err = did(capsys, "time", "restore", "fix", "--at", "1:after", "--to", "look", code=1)
     assert re.match(r"killick: [0-9a-f]{64}: is damaged in the vault", err)
     assert "is not cleaned: " in did(capsys, "store", "prune", "--older", "0s", "--yes", code=1)
@@ -389,12 +389,14 @@ def test_verify_proves_files(here: Path, capsys: Capture) -> None:
 def test_pruned_runs_leave_the_vault_too(here: Path, capsys: Capture) -> None:
     did(capsys, "run", "app.py:many", "-q", "--id", "many")
     told = did(capsys, "store", "prune", "--older", "0s", "--dry-run")
-    said = re.search(r"^(\d) snapshots of files, ([\d.]+ k?B), would leave \S+/killick\.files$", told, re.MULTILINE)
+    said = re.search(
+        r"^(\d) snapshots of files, ([\d.]+ k?B), would be deleted from \S+/killick\.files$", told, re.MULTILINE
+    )
     assert said is not None
     with_them = Vault(here / "killick.files")
     assert with_them.references()
     told = did(capsys, "store", "prune", "--older", "0s", "--yes")
-    assert f"✓ {said[1]} snapshots of files, {said[2]}, left {here}/killick.files\n" in told
+    assert f"✓ {said[1]} snapshots of files, {said[2]}, deleted from {here}/killick.files\n" in told
     assert {each.owner.rpartition("/")[2] for each in with_them.references()} == {"fix"}
     with_them.close()
     did(capsys, "store", "verify", "--files")

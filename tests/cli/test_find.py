@@ -134,12 +134,12 @@ def test_json_says_all_there_is(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["failuers"], "killick: failuers: cannot be looked for; did you mean failures?"),
-        (["wibble"], "killick: wibble: cannot be looked for; ask for decisions, calls, failures, effects, answers"),
+        (["failuers"], "killick: failuers: no such search; did you mean failures?"),
+        (["wibble"], "killick: wibble: no such search; ask for decisions, calls, failures, effects, answers"),
         (["calls", "--where", "to"], "killick: 'to': no name and value; write it as name=value"),
         (["calls", "--run", "order_1"], "killick: order_1: no such run in killick.db; did you mean order_1"),
         (["calls", "--since", "tea"], "killick: 'tea'"),
-        (["calls", "--limit", "0"], "killick: --limit 0: shows nothing; name at least 1, or --all"),
+        (["calls", "--limit", "0"], "killick: --limit: 0 is not in the range x>=1"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(cli: Cli, words: list[str], said: str) -> None:
@@ -152,7 +152,7 @@ def test_an_index_that_cannot_be_written_is_done_without_and_said(cli: Cli, monk
     def refuse(self: SqliteStore, items: object) -> None:
         raise killick.errors.StoreReadOnly(self.place)
 
-    monkeypatch.setattr(SqliteStore, "mark", refuse)
+    monkeypatch.setattr(SqliteStore, "index_terms", refuse)
     code, out, err = cli("calls", "refund", "--where", "order=18")
     assert (code, out.count("order_18")) == (0, 1)
     assert err.startswith("read every log, since the index cannot be written: ")

@@ -13,7 +13,7 @@ import killick
 from claims import call, move_in, on_terminal, open_office, plain_environment
 from killick.cli.main import main
 from killick.client.inbox import urgency
-from killick.engine.inbox import body_of
+from killick.engine.control.inbox import body_of
 from killick.engine.views import Wait
 from killick.model import events as e
 
@@ -334,3 +334,26 @@ def test_what_is_said_waits_for_the_run(office: Path, capsys: Capture) -> None:
     with killick.open("killick.db") as kd:
         [message] = kd.runtime.store.messages("claim_17")
     assert (message.name, message.by) == ("killick.said", "mia")
+
+
+@killick.tool(name="inbox_wire", effect="idempotent")
+async def wire(claim: int, amount: int, fee: int) -> None: ...
+
+
+@killick.agent(
+    name="inbox_wires",
+    contract=killick.Contract("wires", [
+        killick.rules.arguments("inbox_wire", amount={"max": 100}, ask=killick.Approval("managers")),
+    ]),
+)  # fmt: skip
+async def wires(run: killick.Run) -> None:
+    await run.call(wire, 17, 900, 3)
+
+
+def test_the_suggested_edit_is_of_the_argument_that_the_rule_is_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    move_in(tmp_path, monkeypatch)
+    with killick.open("killick.db") as kd, pytest.raises(killick.RunWaiting):
+        kd.run(wires, id="w1")
+    assert "edit --set amount=100" in call(capsys, "inbox").out

@@ -102,7 +102,7 @@ MISTAKES = [
     ("ps --store data", "data: cannot be opened"),
     ("ps --store newer.db", "newer.db: format 99, this build of Killick reads up to"),
     ("ps --store mongodb://host/x", "no store has the scheme 'mongodb'"),
-    ("ps --store memory:", "memory: holds nothing from one command to the next"),
+    ("ps --store memory:", "memory: keeps nothing from one command to the next"),
     ("show", "show: needs RUN"),
     ("show claim17", "claim17: no such run in killick.db; did you mean claim_17?"),
     ("show qqqq", "qqqq: no such run in killick.db; `killick ps` lists them"),
@@ -113,7 +113,7 @@ MISTAKES = [
     ("find whatever", "whatever"),
     ("store doctr", "doctor"),
     ("check app.py:reveiw", "did you mean review?"),
-    ("run", "run what? Name an agent, as app.py:agent, or a run to go on with, as --id RUN"),
+    ("run", "run what? Name an agent, as app.py:agent, or a run to continue, as --id RUN"),
     ("run review", "review: where is it? did you mean app.py:review?"),
     ("run frobnicate", "Name it as app.py:frobnicate"),
     ("run ap.py:review", "ap.py: no such file; did you mean app.py?"),
@@ -156,8 +156,8 @@ MISTAKES = [
     ("answer claim17:9 approve", "claim17: no such run in killick.db; did you mean claim_17?"),
     ("answer done_1 approve", "done_1: nothing to answer here; the run is completed"),
     ("inbox --limit 0", "--limit: 0 is not in the range x>=1"),
-    ("message say done_1 hello", "done_1: is over (completed) and hears nothing"),
-    ("message say claim_16 hello", "`killick resume claim_16` lets it go on"),
+    ("message say done_1 hello", "done_1: is over (completed) and takes no messages"),
+    ("message say claim_16 hello", "`killick resume claim_16` continues it"),
     ("message say claim_17", "say: needs TEXT"),
     ("pause", "pause what? Name runs, or select them"),
     ("pause claim17", "did you mean claim_17?"),
@@ -170,7 +170,7 @@ MISTAKES = [
     ("cancel --failed --agent nosuch", "nothing to cancel: no run matches (failed, agent nosuch)"),
     ("resume", "resume what?"),
     ("message send claim_17", "send: needs NAME"),
-    ("message send done_1 paid", "done_1: is over (completed) and hears nothing"),
+    ("message send done_1 paid", "done_1: is over (completed) and takes no messages"),
     ("message send claim_17 killick.answer", "messages named 'killick.answer' are Killick's own"),
     ("edit set claim_17", "claim_17: set what?"),
     ("edit set claim_17 amount", "'amount': no name and value; write it as name=value"),
@@ -376,7 +376,7 @@ def test_output_that_cannot_be_written_is_told(office: Path) -> None:
             check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "no space is left" in done.stderr
+    assert "the disk is full" in done.stderr
 
 
 def test_a_pipe_carries_no_colours_and_no_remarks(office: Path) -> None:
@@ -431,6 +431,25 @@ def test_a_command_that_reads_starts_without_the_engine(office: Path, words: str
              "killick.engine.execution", "killick.llm.", "killick.workspace.")  # fmt: skip
     assert [name for name in imported if name.startswith(heavy)] == []
     assert len(imported) < 345
+
+
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [
+        ("ps", 325), ("inbox", 330), ("show claim_17", 330), ("find calls pay", 360), ("store doctor", 355),
+        ("time diff claim_17 3", 460), ("store verify", 465), ("edit note claim_17 x", 530),
+    ],
+)  # fmt: skip
+def test_a_command_imports_what_it_needs_and_no_more(prepared: Path, tmp_path: Path, words: str, most: int) -> None:
+    shutil.copy(prepared / "killick.db", tmp_path / "killick.db")
+    code = f"import sys; from killick.cli.main import main; main({words.split()!r}); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True
+    )  # fmt: skip
+    imported = done.stdout.splitlines()[-1].split()
+    assert len(imported) < most
+    slow = {"pydantic_core", "email.utils", "importlib.metadata", "tomllib", "rich.live"}
+    assert not (slow if words.startswith("edit") else {*slow, "killick.client.client"}) & set(imported)
 
 
 def test_an_interrupt_is_one_line_and_130(office: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import select
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 import killick
 from killick.cli.commands import ps
+from killick.cli.context import Shell
 from killick.cli.main import main
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -103,7 +105,7 @@ def listed(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def runs(lines: list[str]) -> list[str]:
-    return [line.split()[0] for line in lines[1:-1]]
+    return [line.split()[0] for line in lines[1:-1] if line[0] != " "]
 
 
 ALL = ["orphan_1", "paused_1", "nap_1", "ask_1", "queued_1", "fail_1", "echo_1"]
@@ -175,7 +177,7 @@ def test_the_table_fits_and_never_cuts_an_id_or_a_status(
     lines = listed()
     assert max(map(len, lines[:-1])) <= int(columns)
     assert runs(lines) == ALL
-    assert all(any(status in line for status in ps.STATUSES) for line in lines[1:-1])
+    assert all(any(status in line for status in ps.STATUSES) for line in lines[1:-1] if line[0] != " ")
 
 
 def test_json_has_the_same_runs(listed: Any) -> None:
@@ -206,8 +208,52 @@ def test_nothing_found_says_what_there_is_or_what_to_do(
 
 
 def test_a_status_that_there_is_not_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ps", "-s", "broken"]) == 2
-    assert capsys.readouterr().err.startswith("killick: broken: no such status; there are queued, running,")
+    assert main(["ps", "-s", "orphaned"]) == 2
+    assert capsys.readouterr().err.startswith("killick: orphaned: no such status; there are queued, running,")
+
+
+def test_a_broken_run_is_a_status_of_its_own_and_not_counted_as_completed(tmp_path: Path, listed: Any) -> None:
+    url = str(tmp_path / "killick.db")
+    with killick.open(url) as kd:
+        for name in ("echo_2", "echo_3"):
+            kd.run(echo, "hi", id=name)
+        kd.runtime.store.quarantine("echo_2", "event 2 was changed")
+    _, whole, broken, counts = listed("--store", url)
+    assert whole.startswith("echo_3  ps_echo  completed         hi (")
+    assert broken.startswith("echo_2  ps_echo  broken            its record does not hold; killick store verify echo_2")
+    assert counts == "1 completed · 1 broken"
+    assert runs(listed("--store", url, "-s", "broken")) == ["echo_2"]
+    assert runs(listed("--store", url, "-s", "completed")) == ["echo_3"]
+    assert runs(listed("--store", url, "-s", "completed,broken")) == ["echo_3", "echo_2"]
+
+
+def test_a_result_and_how_long_it_took_are_shown(listed: Any) -> None:
+    found = {line.split()[0]: " ".join(line.split()[1:]) for line in listed()}
+    assert found["echo_1"].startswith("ps_echo completed hi (")
+    assert " no such account (" in found["fail_1"]
+
+
+def test_where_there_is_no_room_what_a_run_waits_for_is_on_a_line_of_its_own(
+    tmp_path: Path, listed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    url, name = str(tmp_path / "killick.db"), "ask_0198f3c2-7f60-7d55-b2a1-9a55cc1a8f6e"
+    with killick.open(url) as kd:
+        kd.start(ask, "ann for the second invoice of October", id=name)
+        kd.advance(name)
+    heads, line, about, counts = listed("--store", url)
+    assert heads.split() == ["RUN", "AGENT", "STATUS", "WHERE", "CHANGED"]
+    assert line.startswith(f"{name}  ps_ask  waiting  ask 2/2")
+    assert (about, counts) == ("    managers: Pay ann for the second invoice of October?", "1 waiting")
+
+
+def test_a_live_table_begins_with_what_needs_a_person(store: Path) -> None:
+    shell = Shell(store=str(store))
+    try:
+        found = [each.line.status for each in ps.Listing(shell, ps.ListRequest()).seen(urgent=True)]
+    finally:
+        shell.close()
+    assert found == ["abandoned", "failed", "waiting", "waiting", "paused", "queued", "completed"]
 
 
 def test_only_logs_of_runs_that_are_shown_are_read(
@@ -261,13 +307,12 @@ def test_in_a_pipe_each_change_is_a_line(store: Path) -> None:
 
 @pytest.mark.slow
 def test_on_a_terminal_a_table_lives_until_q(store: Path) -> None:
-    pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "24"}
     watching = watch(store, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     seen, until = b"", time.monotonic() + 300
-    while b"q leaves" not in seen and time.monotonic() < until:
+    while b"q quits" not in seen and time.monotonic() < until:
         if select.select([ours], [], [], 0.2)[0]:
             seen += os.read(ours, 65_536)
     os.write(ours, b"q")

@@ -171,19 +171,19 @@ def test_code_that_parts_is_told_where_and_why_and_exits_with_1(capsys: pytest.C
     lines = said(capsys, "c17", code=1)
     assert '          ~ drifts: messages[0]: "Who decides?" is now "Who decides now?"' in lines
     assert lines[-1] == (
-        "✗ parted at step 5: the log has tool pay(claim=17, amount=1250), the code has tool "
+        "✗ diverged at step 5: the log has tool pay(claim=17, amount=1250), the code has tool "
         "pay(claim=17, amount=1251); nothing was called"
     )
     write(('return f"{paid} {total}"', 'return f"{paid}, {total}"'))
     assert said(capsys, "c17", code=1)[-1] == (
-        '✗ parted: the record returned "payment 17/1250 10", the code gives "payment 17/1250, 10"; nothing was called'
+        '✗ diverged: the record returned "payment 17/1250 10", the code gives "payment 17/1250, 10"; nothing was called'
     )
 
 
 def test_stray_io_parts_with_file_and_line(capsys: pytest.CaptureFixture[str]) -> None:
     write(("    total = sum(both)\n", "    total = sum(both)\n    Path('bank').write_text('stray')\n"))
     line = said(capsys, "c17", code=1)[-1]
-    assert line.startswith("✗ parted: the code does unrecorded I/O: ")
+    assert line.startswith("✗ diverged: the code does unrecorded I/O: ")
     assert f"app.py:{line_of('stray')}: open('bank', 'w') outside of a step" in line
     assert not Path("bank").exists()
 
@@ -191,7 +191,7 @@ def test_stray_io_parts_with_file_and_line(capsys: pytest.CaptureFixture[str]) -
 def test_an_unfinished_run_goes_on_beyond_its_record_by_name_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "time", "fork", "c17", "--at", "4:after", "--id", "f").code == 0
     assert said(capsys, "f")[-1] == (
-        "→ goes on beyond the record with step 5: tool pay(claim=17, amount=1250); nothing was called"
+        "→ continues beyond the record with step 5: tool pay(claim=17, amount=1250); nothing was called"
     )
     assert not Path("bank").exists()
 
@@ -207,7 +207,7 @@ def test_a_file_is_replayed_with_no_store(capsys: pytest.CaptureFixture[str]) ->
 def test_it_stops_where_it_is_told_to(capsys: pytest.CaptureFixture[str]) -> None:
     assert said(capsys, "c17", "--to", "4.2.1")[-3:] == [
         "  ✓ 4.2.1 double               4", "",
-        "■ stopped after step 4.2.1; what the code does next was not looked at, and nothing was called",
+        "■ stopped after step 4.2.1; the code was not run further, and nothing was called",
     ]  # fmt: skip
     assert said(capsys, "c17", "--to", "5:before")[-1].startswith("■ stopped before step 5;")
     assert "there is no step 9; it has step 1 to 5" in said(capsys, "c17", "--to", "9", code=2)[-1]
@@ -311,7 +311,7 @@ def test_so_is_blocking_code_in_a_branch(here: Path) -> None:
 def test_whoever_leaves_the_debugger_leaves_the_replay(here: Path, run: str, step: str, line: str, first: str) -> None:
     after = "-> total" if run == "c17" else "-> return paid"
     screen = session(here, run, step, {line: first or "q\n", **({after: "q\n"} if first else {})})
-    assert "■ stopped: the debugger was left" in screen
+    assert "■ stopped: the debugger was quit" in screen
     assert "nothing was called" in screen
 
 

@@ -135,14 +135,11 @@ def test_a_failed_run_ends_with_1_and_one_line_and_goes_on_when_resumed(office: 
     assert (found.code, found.out) == (1, "")
     assert found.err.splitlines()[-1] == (
         "killick: p1: failed at step 1 (pay): NotDone: the bank is closed; `killick show p1` says why, "
-        "`killick resume p1` lets it try again"
+        "`killick resume p1` tries again"
     )
     (office / "bank-closed").unlink()
-    assert (
-        "rewound to step 1, which failed; to continue: killick run app.py:pay_out --id p1"
-        in call(capsys, "resume", "p1").out
-    )
-    assert call(capsys, "run", "app.py:pay_out", "--id", "p1").out == "paid 13 to Ann\n"
+    resumed = call(capsys, "resume", "p1").out
+    assert resumed == "p1  rewound to step 1, which failed; continues here\npaid 13 to Ann\n"
 
 
 def test_a_run_goes_on_by_its_id_alone_where_the_app_is_known(office: Path, capsys: Capture) -> None:
@@ -154,20 +151,21 @@ def test_a_run_goes_on_by_its_id_alone_where_the_app_is_known(office: Path, caps
     assert call(capsys, "run", "--id", "claim_17", "--store", "../killick.db").out == "paid 80 to Ann\n"
 
 
-def test_a_run_whose_agent_is_not_declared_says_where_it_seems_to_be(office: Path) -> None:
+def test_a_run_finds_its_agent_in_the_one_file_here_that_declares_it(office: Path) -> None:
     assert run_killick("run", "app.py:listen", "--id", "l1", cwd=office).returncode == 3
+    assert run_killick("run", "--id", "l1", cwd=office).returncode == 3
+    (office / "other.py").write_text((office / "app.py").read_text(encoding="utf-8"), encoding="utf-8")
     done = run_killick("run", "--id", "l1", cwd=office)
     assert (done.returncode, done.stderr) == (
         2,
-        "killick: l1: is a run of listen, which is not declared here; "
-        "say where it is: killick run app.py:listen --id l1\n",
+        "killick: l1: is a run of listen, whose code is not found here; name it: killick run app.py:listen --id l1\n",
     )
 
 
 def test_a_paused_run_ends_with_3_and_names_resume(office: Path, capsys: Capture) -> None:
     open_office()
     found = call(capsys, "run", "app.py:review", "--id", "claim_19")
-    assert (found.code, found.err) == (3, "killick: claim_19: is paused; `killick resume claim_19` lets it go on\n")
+    assert (found.code, found.err) == (3, "killick: claim_19: is paused; `killick resume claim_19` continues it\n")
 
 
 def test_a_run_is_new_unless_the_unfinished_one_is_asked_for(office: Path, capsys: Capture) -> None:
@@ -286,15 +284,13 @@ def test_an_interrupt_lets_the_open_step_end_and_pauses_the_run(
 ) -> None:  # fmt: skip
     (office / "awake").touch()
     _, err = sleeping.communicate(timeout=300)
-    again = "killick resume s1 && killick run slow.py --id s1"
     assert sleeping.returncode == 130
-    assert err.splitlines()[-1] == f"killick: s1: paused between two steps; to go on: {again}"
+    assert err.splitlines()[-1] == "killick: s1: paused between two steps; to continue: killick resume s1"
     assert [each["status"] for each in json.loads(run_killick("ps", "--json", cwd=office).stdout)] == ["paused"]
     with killick.open(str(office / "killick.db")) as kd:
         assert [step.status for step in kd.state("s1").fold.steps] == ["done"]
-    run_killick("resume", "s1", cwd=office)
-    done = run_killick("run", "slow.py", "--id", "s1", cwd=office)
-    assert (done.returncode, done.stdout) == (0, "rested\n")
+    done = run_killick("resume", "s1", cwd=office)
+    assert (done.returncode, done.stdout) == (0, "s1  resumed; continues here\nrested\n")
 
 
 @pytest.mark.slow
@@ -302,5 +298,8 @@ def test_a_second_interrupt_stops_inside_the_step(office: Path, sleeping: subpro
     sleeping.send_signal(signal.SIGINT)
     _, err = sleeping.communicate(timeout=300)
     assert sleeping.returncode == 130
-    assert err.splitlines()[-1] == "killick: s1: stopped inside a step; to go on: killick run slow.py --id s1"
+    assert err.splitlines()[-1] == "killick: s1: stopped inside a step; to continue: killick resume s1"
     assert not (office / "awake").exists()
+    assert " paused  step 1 nap  a person to resume it " in run_killick("ps", cwd=office).stdout
+    (office / "awake").touch()
+    assert run_killick("resume", "s1", cwd=office).stdout.splitlines()[-1] == "rested"

@@ -106,7 +106,7 @@ def test_what_is_not_what_was_sealed_is_named_and_the_exit_code_says_so(capsys: 
     with killick.open("killick.db") as kd:
         kd.runtime.store.remove("b")
     out, _ = did(capsys, "store", "seal", "--key", "key.pem", "--out", "two.seal", code=1)
-    assert "✗ b  is gone, and nothing says where to" in out
+    assert "✗ b  is missing, and no archive of it is on record" in out
 
 
 def test_a_kept_checkpoint_gives_way_only_to_one_that_grew_out_of_it(capsys: Capture) -> None:
@@ -118,7 +118,7 @@ def test_a_kept_checkpoint_gives_way_only_to_one_that_grew_out_of_it(capsys: Cap
     shutil.copy("monday.db", "killick.db")
     grow("b")
     _, err = did(capsys, "store", "seal", "--key", "key.pem", "--out", "kept.seal", code=1)
-    assert err.startswith("killick: kept.seal: this store is not what that checkpoint signs, so it is kept; see ")
+    assert err.startswith("killick: kept.seal: this store does not match that checkpoint, which is kept; see ")
     assert Path("kept.seal").read_bytes() == kept
     assert (
         "is no checkpoint; name another file"
@@ -132,7 +132,7 @@ def test_a_kept_checkpoint_gives_way_only_to_one_that_grew_out_of_it(capsys: Cap
 def test_verify_says_that_the_record_is_what_was_sealed(capsys: Capture) -> None:
     assert "sealed" not in did(capsys, "store", "verify")[0]
     sealed(capsys, "one.seal")
-    assert did(capsys, "store", "verify")[0].splitlines()[-1] == "✓ and is what was sealed: 1 seal"
+    assert did(capsys, "store", "verify")[0].splitlines()[-1] == "✓ and matches its seals: 1 seal"
     assert data(capsys, "store", "verify", "a", "--checkpoint", "one.seal", "--key", "key.pem.pub")["holds"] is True
 
 
@@ -175,7 +175,7 @@ def test_pruned_evidence_is_needed_to_verify_what_was_sealed(capsys: Capture) ->
     for _ in range(2):  # before the next seal, and after it
         out, _ = did(capsys, *words, code=1)
         assert f"✗ b  was pruned by {getpass.getuser()} into old.gz" in out
-        assert "the record holds" not in out
+        assert "the record is intact" not in out
         assert data(capsys, *words, code=1)["holds"] is False
         did(capsys, *words, "--archive", "old.gz")
         did(capsys, "store", "seal", "--key", "key.pem", "--out", "one.seal")

@@ -242,7 +242,7 @@ def test_a_failure_is_told_with_its_chain_its_place_and_what_was_known(show: Any
     told = show("invoice_7").partition("\nfailed at step 1, show_post")[2]
     place = r"    at .*test_show\.py:\d+ in post\n"
     assert re.search(rf"  ValueError: the books refused it\n{place}  because of \S*\.Refused: 422 from https", told)
-    assert re.search(r'    the far side answered 422 \{"error": "vat_id"', told)
+    assert re.search(r'    the service answered 422 \{"error": "vat_id"', told)
     assert '  input      customer="Möller", lines=[1, 2, 3]\n  progress   {"sent": 2}\n  context    customer=' in told
     assert "site-packages" not in told
 
@@ -428,7 +428,7 @@ def test_a_graph_has_the_run_its_forks_and_what_was_left(forked: str, show: Any)
     assert told[0] == "forked_1"
     assert "    forked_1-fork  ◀ this one" in told
     assert "      fork at 2:after" in told
-    assert told.index("    left behind, generation 0") < told.index("      left")
+    assert told.index("    rewound, generation 0") < told.index("      left")
     assert told[-1] == "  completed"
 
 
@@ -468,7 +468,7 @@ def test_history_has_every_step_and_with_all_what_was_left(forked: str, show: An
     assert [line.split()[0] for line in everything.splitlines()[1:]] == [
         "1:before", "2:before", "3:before", "4~0:before", "5~0:before", "4:before", "5:before",
     ]  # fmt: skip
-    assert everything.count("done, left") == 2
+    assert everything.count("done, rewound") == 2
     found = json.loads(show(forked, "--history", "--all", "--json"))
     assert [past["step"] for past in found if past["rewound"]] == ["4", "5"]
     for past in found:
@@ -601,7 +601,7 @@ def test_following_a_run_prints_what_is_committed_until_it_ends(
         (["claim_71"], "killick: claim_71: no such run in killick.db; did you mean claim_17?"),
         (["claim_17", "--why", "9"], "killick: claim_17: has no step 9; it has 1 to 4"),
         (["queued_1", "--why", "1"], "killick: queued_1: has no step 1; it has taken none yet"),
-        (["claim_17", "--log", "--state"], "killick: --state and --log do not go together; choose one"),
+        (["claim_17", "--log", "--state"], "killick: --log and --state do not go together; choose one"),
         (["claim_17", "--follow", "--at", "1:before"], "killick: --follow and --at do not go together; choose one"),
     ],
 )

@@ -192,7 +192,7 @@ def test_a_fork_says_what_it_shares_what_differs_and_how_to_go_on(office: Path, 
     found = call(capsys, "time", "fork", "bill_17", "--at", "4:after", "--set", "limit=9", "--because", "what if?")
     assert found.code == 0
     assert found.out.splitlines() == [
-        "bill_17-fork leaves bill_17 at 4:after @13",
+        "bill_17-fork branches off bill_17 at 4:after @13",
         "  shares      steps 1 to 4, nothing is copied",
         "  differs     context limit=9",
         "  world       adopts the effects of bill_17 (5 pay, 6 mail); a new effect needs a person's approval first",
@@ -201,7 +201,7 @@ def test_a_fork_says_what_it_shares_what_differs_and_how_to_go_on(office: Path, 
     ]
     assert status("bill_17-fork") == "queued"
     assert call(capsys, "time", "fork", "bill_17", "--at", "start", "--effects", "none").out.splitlines()[:4] == [
-        "bill_17-fork-2 leaves bill_17 at start @1",
+        "bill_17-fork-2 branches off bill_17 at start @1",
         "  shares      its start, nothing is copied",
         "  differs     in nothing",
         "  world       adopts the effects of bill_17 (5 pay, 6 mail); a new effect fails its step",
@@ -214,12 +214,12 @@ def test_another_output_forks_right_after_its_step_and_the_run_says_where_they_p
     found = call(capsys, "time", "fork", "bill_17", "--output", '2={"status": "down", "rate": 0}', "--run")
     assert found.code == 0
     assert found.out.splitlines() == [
-        "bill_17-fork leaves bill_17 at 2:after @6",
+        "bill_17-fork branches off bill_17 at 2:after @6",
         "  shares      steps 1 to 2, nothing is copied",
         '  differs     2 returned {"status":"down","rate":0}',
         "  world       adopts the effects of bill_17 (5 pay, 6 mail); a new effect needs a person's approval first",
         "  now         is completed: not paid: no rate today",
-        "  parts at    step 2: the same call, and something else came of it",
+        "  diverges    step 2: the same call, and something else came of it",
         '              bill_17       rate(currency="EUR") → {"status":"up","rate":2}',
         '              bill_17-fork  rate(currency="EUR") → {"status":"down","rate":0}',
         "  next        killick time diff bill_17 bill_17-fork",
@@ -271,7 +271,7 @@ def test_a_fork_whose_agent_is_not_known_is_made_and_says_how_to_run_it(office: 
     found = call(capsys, "time", "fork", "bill_17", "--at", "2:after", "--run")
     killick.definitions.agents.AGENTS.restore(names)
     assert found.code == 2
-    assert "bill_17-fork: is made, and is not run: its agent payer is not declared here; to run it: killick run" in (
+    assert "bill_17-fork: is made, and is not run: the code of payer is not found here; to run it: killick run" in (
         found.err
     )
 
@@ -280,7 +280,7 @@ def test_a_fork_whose_agent_is_not_known_is_made_and_says_how_to_run_it(office: 
 
 LEAVES_3: Final = [
     "bill_17 would be rewound to 3:before @6",
-    "  leaves      steps 3 to 7, which stay on record",
+    "  rewinds     steps 3 to 7, which stay on record",
     '  stays done  step 5, pay(to="b-17", amount=2500, token="T-1") → {"receipt": "PA-2211", "amount": 2500}',
     '              step 6, mail(to="ann@example.org", text="Paid, see PA-2211: thanks") → M-77012',
     "              the same call again gets this result; nothing is done twice",
@@ -325,7 +325,7 @@ def test_nobody_is_asked_where_nothing_was_done_to_the_world(office: Path, capsy
     main(["run", "app.py:reader", "-q", "-i", "1", "--id", "read"])
     assert call(capsys, "time", "rewind", "read", "--to", "2:before").out.splitlines() == [
         "read would be rewound to 2:before @4",
-        "  leaves      step 2, which stays on record",
+        "  rewinds     step 2, which stays on record",
         "read  rewound to 2:before",
         "  next        killick run --id read",
     ]
@@ -369,7 +369,7 @@ def test_an_undo_says_what_it_undoes_then_undoes_it_and_says_what_came_of_it(off
         "  consumed    token; stays so",
         "bill_17  undid step 5, pay",
         "  came to     refunded PA-2211",
-        "  next        leave it, or rewind the run to before it:",
+        "  next        keep it, or rewind the run to before it:",
         "              killick time rewind bill_17 --to 5:before",
     ]
     assert bank() == ["pay 2500 to b-17", "mail", "refund PA-2211"]

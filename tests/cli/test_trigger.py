@@ -80,7 +80,7 @@ def test_triggers_are_listed_with_what_sets_them_off_and_when(office: Path, caps
 
 def test_a_trigger_is_fired_by_hand_without_a_worker(office: Path, capsys: Capture) -> None:
     found = call(capsys, "trigger", "fire", "report", "--by", "ada")
-    assert found.out.startswith("report  started report#hand_")
+    assert found.out.startswith("report  started report@hand_")
     run = found.out.split()[-1]
     fired = json.loads(call(capsys, "trigger", "fire", "report", "--input", "monday", "--json").out)
     assert fired["started"]

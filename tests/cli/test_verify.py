@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import sqlite3
 import subprocess
 import sys
@@ -85,10 +86,10 @@ def holds(path: str = "killick.db") -> bool:
 
 def test_a_record_that_holds_is_said_to_hold(capsys: Capture) -> None:
     out, err = did(capsys, "store", "verify")
-    assert out.startswith("✓ the record holds: 3 runs, ")
+    assert out.startswith("✓ the record is intact: 3 runs, ")
     assert err == "", "nothing but the outcome goes into a pipe"
     out, _ = did(capsys, "store", "verify", "odd")
-    assert out.startswith("✓ the record holds: 1 run, ")
+    assert out.startswith("✓ the record is intact: 1 run, ")
     assert data(capsys, "store", "verify")["holds"] is True
 
 
@@ -101,9 +102,9 @@ def test_every_broken_run_is_named_with_its_first_break_and_the_exit_code_says_s
     out, _ = did(capsys, "store", "verify", code=1)
     assert "✗ even  breaks at event 3: " in out
     assert "    killick store repair late" in out
-    assert out.splitlines()[-1] == "2 runs of 3 do not hold"
+    assert out.splitlines()[-1] == "2 runs of 3 fail verification"
     assert did(capsys, "store", "verify", "odd")[0].startswith("✓")
-    assert did(capsys, "store", "verify", "even", code=1)[0].splitlines()[-1] == "1 run of 1 does not hold"
+    assert did(capsys, "store", "verify", "even", code=1)[0].splitlines()[-1] == "1 run of 1 fails verification"
 
 
 def test_derived_data_that_was_wrong_is_said_to_be_rebuilt(capsys: Capture) -> None:
@@ -112,8 +113,8 @@ def test_derived_data_that_was_wrong_is_said_to_be_rebuilt(capsys: Capture) -> N
         db.execute("UPDATE runs SET status = 'failed' WHERE number = (SELECT number FROM heads WHERE run = 'even')")
     db.close()
     out, _ = did(capsys, "store", "verify")
-    assert "~ even  runs did not say what the log says: rebuilt" in out
-    assert "✓ the record holds" in out
+    assert "~ even  runs differed from the log: rebuilt" in out
+    assert "✓ the record is intact" in out
 
 
 def test_a_run_that_is_not_there_is_a_mistake(capsys: Capture) -> None:
@@ -147,7 +148,7 @@ def test_a_terminal_sees_progress_and_the_outcome_stays_clean(here: Path) -> Non
         shown += more
     os.close(ours)
     assert b"verifying" in shown
-    assert done.stdout.decode().startswith("✓ the record holds")
+    assert done.stdout.decode().startswith("✓ the record is intact")
     assert done.stdout.count(b"\n") == 1
 
 
@@ -155,7 +156,7 @@ def test_a_file_is_proved_without_a_store(capsys: Capture, here: Path) -> None:
     did(capsys, "store", "export", "even", "-o", "even.killick")
     did(capsys, "store", "prune", "--older", "30d", "--to", "old.gz", "--yes")
     here.joinpath("killick.db").rename(here / "other.db")
-    assert did(capsys, "store", "verify", "even.killick")[0].startswith("✓ the file holds: 1 run, ")
+    assert did(capsys, "store", "verify", "even.killick")[0].startswith("✓ the file is intact: 1 run, ")
     assert data(capsys, "store", "verify", "old.gz")["runs"] == 1
     packed = here.joinpath("old.gz").read_bytes()
     here.joinpath("old.gz").write_bytes(packed[:-20])
@@ -222,9 +223,9 @@ def test_a_repair_asks_first_and_only_looks_when_told_to(capsys: Capture) -> Non
     tamper("even", 4)
     before = Path("killick.db").read_bytes()
     _, err = did(capsys, "store", "repair", "even", code=2)
-    assert "even holds up to event 3; then: " in err
+    assert "even is intact up to event 3; then: " in err
     assert "add --yes" in err
-    assert "even holds up to event 3; then: " in did(capsys, "store", "repair", "even", "--dry-run")[0]
+    assert "even is intact up to event 3; then: " in did(capsys, "store", "repair", "even", "--dry-run")[0]
     assert data(capsys, "store", "repair", "even", "--dry-run")["kept"] == 3
     assert Path("killick.db").read_bytes() == before
 
@@ -272,7 +273,7 @@ def test_erasing_asks_first_and_says_what_else_goes(capsys: Capture) -> None:
     assert "Erase the values of 2 events" in err
     assert "Parts of them are in twin too, and go from there." in err
     _, err = did(capsys, "store", "erase", "odd", "--step", "1", "--reason", "x", code=2)
-    assert "The run has not ended, and cannot go on past them." in err
+    assert "The run has not ended, and cannot pass them." in err
     found = data(capsys, "store", "erase", "even", "--step", "1", "--reason", "x", "--dry-run")
     assert found["shared_with"] == ["twin"]
     assert holds()
@@ -306,3 +307,12 @@ def test_the_group_lists_its_commands(capsys: Capture) -> None:
     out, _ = did(capsys, "store")
     assert all(name in out for name in ("doctor", "repair", "prune", "erase"))
     assert "no such command" in did(capsys, "store", "polish", code=2)[1]
+
+
+def test_a_long_verification_says_on_stderr_how_far_it_is_where_that_is_no_terminal(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("killick.cli.commands.store.maintenance.REMARK_SECONDS", 0.0)
+    out, err = did(capsys, "store", "verify")
+    assert out.startswith("✓ the record is intact: 3 runs, ")
+    assert re.search(r"^verifying: \d+ of \d+$", err, re.MULTILINE)

@@ -45,11 +45,11 @@ def show(capsys: pytest.CaptureFixture[str]) -> Any:
 
 def test_a_held_window_says_what_it_saved(show: Any) -> None:
     told = show("held", "--window")
-    assert re.search(r"^held  what the model was sent at step \d+, call 60 of 60$", told, re.MULTILINE)
+    assert re.search(r"^held  the model's input at step \d+, call 60 of 60$", told, re.MULTILINE)
     assert re.search(r"^  [\d,]+ of 4,000 tokens in \d+ messages$", told, re.MULTILINE)
     assert re.search(r"^  file reads +\d+ +[\d,]+ +\d+ %  [█▏▎▍▌▋▊▉]+$", told, re.MULTILINE)
     assert re.search(r"^  tombstones +\d+ +[\d,]+ +\d+ %  ", told, re.MULTILINE)
-    assert re.search(r"^wasted   [\d,]+ tokens over the whole run, \d+ % of what was sent$", told, re.MULTILINE)
+    assert re.search(r"^wasted   [\d,]+ tokens over the whole run, \d+ % of the sent tokens$", told, re.MULTILINE)
     assert re.search(r"^  unused schemas +[\d,]+ +\d+ %  of tools that were never called: session_deploy$", told,
                      re.MULTILINE)  # fmt: skip
     assert re.search(r"^instead  [\d,]+ tokens without the window: \d+ % fewer$", told, re.MULTILINE)
@@ -66,7 +66,7 @@ def test_a_short_run_has_a_line_a_call(show: Any) -> None:
     lines = told.partition("CALL")[2].splitlines()[1:13]
     assert [line.split()[0] for line in lines] == [str(number) for number in range(1, 13)]
     assert "WITHOUT" not in told
-    assert "left     nothing: no window was held; killick.loop(…, budget=…) or killick.Window holds one" in told
+    assert "left     nothing: no window was used; killick.loop(…, budget=…) or killick.Window keeps one" in told
     assert "instead" not in told
 
 
@@ -89,7 +89,7 @@ def test_the_page_of_a_run_with_models_leads_to_it(show: Any) -> None:
 
 def test_it_is_told_as_it_was_at_any_place(show: Any) -> None:
     told = show("held", "--window", "--at", "10")
-    assert re.match(r"held  what the model was sent at step \d+, call (\d+) of \1\n", told)
+    assert re.match(r"held  the model's input at step \d+, call (\d+) of \1\n", told)
 
 
 def test_a_price_that_nobody_knows_is_said_to_be_unknown(show: Any) -> None:
@@ -109,7 +109,7 @@ def test_a_program_gets_the_document(show: Any) -> None:
     [
         (
             ["none", "--window"],
-            "none: called no model, so there is no window; killick show none tells what it did",
+            "none: called no model, so there is no window; killick show none shows its steps",
         ),
         (["held", "--window", "--log"], "--log and --window do not go together; choose one"),
     ],

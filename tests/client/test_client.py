@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 import killick
-from killick.client import start
+from killick.client import answers, start
+from killick.engine import observers
 from killick.errors import (
     AgentUnknown,
     CalledDirectly,
@@ -886,3 +887,96 @@ def test_an_agent_that_raises_generator_exit_fails_like_any_other() -> None:
         with pytest.raises(killick.RunFailed, match="GeneratorExit: of its own"):
             kd.run(raises_generator_exit, id="r")
         assert kd.info("r").status == "failed"
+
+
+# waking -------------------------------------------------------------------------------------------
+
+
+@killick.agent(name="woken")
+async def woken(run: killick.Run, number: int) -> int:
+    await run.wait("go")
+    return number
+
+
+def test_a_parked_run_is_opened_with_one_read_of_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "killick.db")
+    with killick.open(path) as kd, pytest.raises(killick.RunWaiting):
+        kd.run(woken, 17, id="r")
+    read: list[str] = []
+    monkeypatch.setattr(observers, "_observers", [])  # another test may have left one
+    with killick.open(path) as kd:
+        kd.send("r", "go")
+        for name in ("opening", "head", "read", "row"):
+            method = getattr(kd.runtime.store, name)
+            monkeypatch.setattr(
+                kd.runtime.store, name, lambda *args, n=name, m=method, **more: (read.append(n), m(*args, **more))[1]
+            )
+        assert kd.run(woken, 17, id="r") == 17
+    assert read == ["opening"]
+
+
+def test_a_run_that_another_process_changed_since_it_was_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "killick.db")
+    with killick.open(path) as kd, pytest.raises(killick.RunWaiting):
+        kd.run(woken, 17, id="r")
+    with killick.open(path) as kd, killick.open(path) as other:
+        lease = kd.runtime.store.lease
+
+        def late(*args: Any, **more: Any) -> Any:
+            monkeypatch.undo()
+            other.note("r", "between the read and the lease")
+            return lease(*args, **more)
+
+        kd.send("r", "go")
+        monkeypatch.setattr(kd.runtime.store, "lease", late)
+        assert kd.run(woken, 17, id="r") == 17
+        assert kd.verify().problems == []
+        assert any(isinstance(each.event, e.NoteMade) for each in kd.events("r"))
+
+
+def test_messages_of_concurrent_callers_share_a_commit_and_one_that_is_refused_refuses_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killick.open(str(tmp_path / "killick.db")) as kd:
+        names = [f"r{number}" for number in range(8)]
+        for name in names:
+            kd.start(woken, 17, id=name)
+        deliver, sizes = kd.runtime.store.deliver, list[int]()
+        began, proceed = threading.Event(), threading.Event()
+
+        def slow(messages: Any) -> Any:
+            sizes.append(len(messages))
+            if len(sizes) == 1:
+                began.set()
+                assert proceed.wait(300)
+            if len(messages) > 1 and any(message.run == "r7" for message in messages):
+                raise ValueRefused("r7", "cannot be stored")
+            if messages[0].run == "r7":
+                raise ValueRefused("r7", "cannot be stored")
+            return deliver(messages)
+
+        monkeypatch.setattr(kd.runtime.store, "deliver", slow)
+        refused: list[str] = []
+
+        def send(name: str) -> None:
+            try:
+                kd.send(name, "go")
+            except ValueRefused:
+                refused.append(name)
+
+        threads = [threading.Thread(target=send, args=(name,)) for name in names]
+        threads[0].start()
+        assert began.wait(300)
+        for thread in threads[1:]:
+            thread.start()
+        outgoing = answers._OUTGOING[kd.runtime.engine]
+        while len(outgoing._waiting) < 7:
+            threading.Event().wait(0.005)
+        proceed.set()
+        for thread in threads:
+            thread.join()
+        assert sizes == [1, 7, *[1] * 7]
+        assert refused == ["r7"]
+        assert all(len(kd.runtime.store.messages(name)) == 1 for name in names[:7])

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 import killick
-from killick.engine import inbox
-from killick.engine.inbox import delivery
+from killick.engine.control import inbox
+from killick.engine.control.inbox import delivery
 from killick.errors import BoundaryUnknown, RunExists, StoreUnavailable, TimeRefused, ValueRefused
 from killick.log.group_commit import Committer
 from killick.model import events as e
@@ -746,7 +746,9 @@ def test_a_rewind_that_comes_as_its_run_ends_interrupts_nobody(
 
     def rewinds() -> None:
         command = {"command": "rewind", "to": "1:before", "because": None}
-        [sent] = other.runtime.store.deliver([delivery("r", inbox.COMMAND, command, id="c", by="ann", at_us=1)])
+        [sent] = other.runtime.store.deliver(
+            [delivery(other.runtime.log, "r", inbox.COMMAND, command, id="c", by="ann", at_us=1)]
+        )
         assert not isinstance(sent, killick.KillickError)
 
     def takes() -> None:

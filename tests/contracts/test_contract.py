@@ -19,7 +19,7 @@ from killick.model.ledger import Counts
 from seeds import repeats
 
 
-def never(intention: Intention, standing: PolicyInput) -> None:
+def never(intention: Intention, state: PolicyInput) -> None:
     """A function for rules."""
 
 
@@ -298,7 +298,7 @@ def test_a_rule_that_was_granted_asks_no_more_but_still_lets_others_speak() -> N
 
 
 def test_a_grant_for_a_rule_does_not_silence_its_rejection() -> None:
-    def strict(intention: Intention, standing: PolicyInput) -> Any:
+    def strict(intention: Intention, state: PolicyInput) -> Any:
         return rules.Reject("never") if intention.arguments["n"] > 1 else rules.Ask("mia")
 
     contract = Contract("c", [rules.check(strict, name="strict")])
@@ -343,7 +343,7 @@ def nested(levels: int) -> Any:
 def test_arguments_too_large_or_too_deep_are_rejected_before_any_rule_looks() -> None:
     looked: list[Intention] = []
 
-    def look(intention: Intention, standing: PolicyInput) -> None:
+    def look(intention: Intention, state: PolicyInput) -> None:
         looked.append(intention)
 
     contract = Contract("c", [rules.check(look)])
@@ -480,11 +480,11 @@ def twenty() -> Contract:
 def test_twenty_rules_are_judged_together() -> None:
     contract, intention = twenty(), pay()
     assert len(contract.rules) == 20
-    standing = ready(
+    state = ready(
         own=Counts(calls={"assess": 1, "pay": 2, "model:gpt-4o": 9}, effects={"pay": 2}),
         past=lambda name: [{"amount": 10, "to": "bob"}, {"amount": 20, "to": "ann"}],
     )
-    assert contract.judge(intention, standing).ruling == "accept"
+    assert contract.judge(intention, state).ruling == "accept"
 
 
 def test_many_threads_may_judge_by_one_contract() -> None:

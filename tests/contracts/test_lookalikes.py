@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from killick.contracts.lookalikes import Names, drawn, folded, lies_inside, mixed_scripts, path_refused, root_of
+from killick.contracts.lookalikes import Names, folded, lies_inside, mixed_scripts, path_refused, root_of, skeleton
 from seeds import repeats
 
 ESCAPES = [
@@ -185,14 +185,14 @@ def test_names_are_folded_to_what_people_tell_them_apart_by() -> None:
 
 
 def test_names_are_drawn_alike_whatever_is_drawn_around_their_letters() -> None:
-    assert {drawn(name) for name in ("bob", "bób", "bo\u0301b", "вob", "bøb", "b0b", "🅑ob")} == {"bob"}
-    assert drawn("modern") == drawn("modem")
+    assert {skeleton(name) for name in ("bob", "bób", "bo\u0301b", "вob", "bøb", "b0b", "🅑ob")} == {"bob"}
+    assert skeleton("modern") == skeleton("modem")
 
 
 @given(st.text(max_size=12))
 def test_folding_again_changes_nothing(text: str) -> None:
     assert folded(folded(text)) == folded(text)
-    assert drawn(drawn(text)) == drawn(text)
+    assert skeleton(skeleton(text)) == skeleton(text)
 
 
 def test_scripts_that_do_not_look_alike_may_stand_together() -> None:

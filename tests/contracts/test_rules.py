@@ -19,8 +19,8 @@ from killick.model.ledger import Counts, Spend
 HOUR = 3_600_000_000
 
 
-def judged(rule: rules.Rule, intention: Intention, prices: Any = None, **standing: Any) -> Ruling:
-    return Contract("one", [rule], prices=prices).judge(intention, PolicyInput(**standing))
+def judged(rule: rules.Rule, intention: Intention, prices: Any = None, **state: Any) -> Ruling:
+    return Contract("one", [rule], prices=prices).judge(intention, PolicyInput(**state))
 
 
 def pay(effect: str | None = "at_most_once", **arguments: Any) -> Intention:
@@ -389,7 +389,7 @@ def test_the_context_has_to_be_ready_and_seen() -> None:
 # Functions
 
 
-def no_friends(intention: Intention, standing: PolicyInput) -> Any:
+def no_friends(intention: Intention, state: PolicyInput) -> Any:
     answers: dict[str, Any] = {
         "bob": "friends are not paid",
         "eve": rules.Reject("never Eve", code="eve", allowed={"to": "others"}),
@@ -402,7 +402,7 @@ def no_friends(intention: Intention, standing: PolicyInput) -> Any:
     return 1 // 0 if to == "raise" else answers.get(to)
 
 
-async def later(intention: Intention, standing: PolicyInput) -> None: ...
+async def later(intention: Intention, state: PolicyInput) -> None: ...
 
 
 def test_what_a_function_says_is_the_verdict() -> None:

@@ -14,7 +14,7 @@ import killick
 from claims import on_terminal, plain_environment
 from killick.client import answers
 from killick.client.answers import deliver
-from killick.engine.inbox import ANSWER, answer_id
+from killick.engine.control.inbox import ANSWER, answer_id
 from killick.errors import AnswerRefused
 from killick.model import events as e
 

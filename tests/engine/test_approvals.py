@@ -56,7 +56,7 @@ def paying(name: str, *given: Any, to: str = "ann", amount: int = 500, **options
     @killick.agent(name=f"approvals.{name}", contract=contract)
     async def agent(run: killick.Run) -> Any:
         try:
-            return [await run.call(pay, to, amount), str(run.told)]
+            return [await run.call(pay, to, amount), str(run.call_answer)]
         except killick.Rejected as rejected:
             return [rejected.code, rejected.rule, rejected.by, rejected.response, rejected.message]
 

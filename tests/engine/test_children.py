@@ -612,3 +612,45 @@ def test_a_child_that_ends_again_after_a_rewind_wakes_its_parent_again(processes
     for _ in range(2):
         processes.new().advance_due()
     assert kd.info("r").status == "completed"
+
+
+@killick.agent(name="waits_for_asker")
+async def waits_for_asker(run: killick.Run) -> str:
+    child = await run.spawn(asks_first, "ann")
+    return str(await child.result())
+
+
+@pytest.mark.parametrize("made", ["before the child ends", "while the child ends"])
+def test_a_fork_that_its_held_parent_has_not_recorded_hears_of_their_child(processes: Processes, made: str) -> None:
+    kd = processes.new()
+    park(kd, waits_for_asker)
+    [child] = [info.id for info in kd.list() if info.id != "r"]
+    store = kd.runtime.store
+    held = store.lease("r", "another worker", seconds=600)
+
+    def fork() -> None:
+        kd.fork("r", "1:after", id="f")
+
+    if made == "before the child ends":
+        fork()
+        assert kd.advance("f").status == "waiting"
+        kd.answer(f"{child}:1", "approve")
+        kd.advance(child)
+    else:
+        kd.answer(f"{child}:1", "approve")
+        members = kd.runtime.engine.forks.members
+        late = [fork]
+
+        def found(run: str) -> list[str]:
+            known = members(run)
+            if late:
+                thread = threading.Thread(target=late.pop())
+                thread.start()
+                thread.join()
+            return known
+
+        kd.runtime.engine.forks.members = found  # type: ignore[method-assign]
+        kd.advance(child)
+    assert "killick.child" in {message.name for message in store.messages("f")}
+    assert kd.advance("f").status == "completed"
+    store.release("r", epoch=held.epoch)

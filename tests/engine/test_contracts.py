@@ -640,7 +640,7 @@ def reading(folder: Path) -> Any:
 
     @killick.agent(name="contracts.reading", contract=bound)
     async def agent(run: killick.Run) -> Any:
-        return [await tried(run.call(reads_file, "link")), str(run.told)]
+        return [await tried(run.call(reads_file, "link")), str(run.call_answer)]
 
     return agent
 

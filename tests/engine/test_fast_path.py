@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 import killick
+from killick import rules
 from killick.engine import observers
 from killick.engine.steps import fast_path
 from killick.log import writer
@@ -50,6 +51,11 @@ async def flaky(key: str) -> int:
     return CALLS.count(key)
 
 
+@killick.tool(effect="idempotent")
+async def keyed(to: str, key: killick.Key = killick.KEY) -> str:
+    return f"{to} by {key}"
+
+
 @killick.tool
 async def refuses(reason: str) -> None:
     raise killick.NotDone(reason)
@@ -75,6 +81,7 @@ async def everything(run: killick.Run) -> list[Any]:
     found.append((await run.call(draft, "cid")).amount)
     found.append(await run.call(flaky, "k"))
     found.append(await run.call(reports, "dan"))
+    found.append(await run.call(keyed, "hal"))
     try:
         await run.call(refuses, "closed")
     except killick.StepFailed as failed:
@@ -85,14 +92,38 @@ async def everything(run: killick.Run) -> list[Any]:
     return found
 
 
+BOUNDS = killick.Contract(
+    "bounds",
+    [
+        rules.budget(calls=100, scope="run"),
+        rules.once("draft", scope="run"),
+        rules.after("reports", "look"),
+        rules.total("pay", "amount", max=10**30, scope="run"),
+        rules.deny("refuses"),
+    ],
+)
+
+judged = killick.agent(name="judged", contract=BOUNDS)(everything.fn)
+
+
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "salt", lambda: b" ")
     CALLS.clear()
 
 
+def apart(event: e.Event) -> list[e.Event]:
+    """The start of a step as two events, which is how one that waited for an approval is written."""
+    if not isinstance(event, e.StepStarted):
+        return [event]
+    fields = {name: getattr(event, name) for name in e.StepIntended.__struct_fields__}
+    intended = e.StepIntended(**{**fields, "verdict": e.Verdict(rule="small")})
+    return [intended, e.AttemptStarted(at=event.at, step=event.step, attempt=1, key=event.key, epoch=event.epoch)]
+
+
 def recorded(kd: killick.Client) -> list[tuple[Any, Any]]:
-    """The events of the run with their values, without what no two runs share."""
+    """The events of the run with their values, without what no two runs share: times, and the order of
+    parallel steps."""
     found = []
     for each in kd.events("r"):
         body = msgspec.to_builtins(each.event)
@@ -103,16 +134,42 @@ def recorded(kd: killick.Client) -> list[tuple[Any, Any]]:
             body.pop("data")
             values["failure"] = {name: values["failure"][name] for name in ("kind", "type", "message")}
         found.append((body, values))
-    return found
+    return sorted(found, key=lambda each: repr(each) if "." in each[0].get("step", "") else "")
 
 
-def test_both_ways_write_the_same_events(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("agent", [everything, judged])
+def test_both_ways_write_the_same_events(
+    agent: killick.Agent[None, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with killick.Client(MemoryStore()) as kd:
-        fast = kd.run(everything, id="r"), recorded(kd)
+        fast = kd.run(agent, id="r"), recorded(kd)
     CALLS.clear()
     monkeypatch.setattr(fast_path, "is_common", lambda branch, ex: False)
     with killick.Client(MemoryStore()) as kd:
-        assert (kd.run(everything, id="r"), recorded(kd)) == fast
+        assert (kd.run(agent, id="r"), recorded(kd)) == fast
+
+
+def test_a_call_that_the_contracts_accept_is_taken_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    long: list[str] = []
+    real = fast_path.intent_of
+
+    def noted(tool: Any, *args: Any) -> Any:
+        long.append(tool.name)
+        return real(tool, *args)
+
+    @killick.agent(contract=BOUNDS)
+    async def careful(run: killick.Run) -> None:
+        for to in "abc":
+            await run.call(pay, to)
+        with pytest.raises(killick.Rejected):
+            await run.call(refuses, "closed")
+        await run.call(pay, "d")
+
+    monkeypatch.setattr(fast_path, "intent_of", noted)
+    monkeypatch.setattr(observers, "_observers", [])  # another test may have left one
+    with killick.Client(MemoryStore()) as kd:
+        kd.run(careful, id="r")
+    assert long == ["pay", "refuses"]  # the first says which contract is in force
 
 
 def test_most_steps_are_taken_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +184,10 @@ def test_most_steps_are_taken_the_short_way(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(observers, "_observers", [])  # another test may have left one
     with killick.Client(MemoryStore()) as kd:
         kd.run(everything, id="r")
-    assert taken == [True] * 7 + [False, False, True]
+    assert taken == [True] * 8 + [False, False, True]
+    taken.clear()
+    assert killick.testing.check(everything, stories_max=40).stories == 40
+    assert sum(taken) > 40
 
 
 def test_a_result_of_another_type_than_declared_is_in_doubt_in_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,10 +206,17 @@ def test_a_result_of_another_type_than_declared_is_in_doubt_in_both_ways(monkeyp
     assert found[0] == found[1]
 
 
-def test_whole_steps_and_single_events_fold_to_the_same_snapshots(tmp_path: Path) -> None:
+@pytest.mark.parametrize("agent", [everything, judged])
+@pytest.mark.parametrize("count", [2, 3])
+def test_whole_steps_and_single_events_fold_to_the_same_snapshots(
+    agent: killick.Agent[None, list[Any]], tmp_path: Path, count: int
+) -> None:
     with killick.open(tmp_path / "killick.db") as kd:
-        kd.run(everything, id="r")
-        events = [(each.seq, each.event) for each in kd.events("r")]
+        kd.run(agent, id="r")
+        found = [each.event for each in kd.events("r")]
+    if count == 3:
+        found = [part for event in found for part in apart(event)]
+    events = list(enumerate(found, 1))
     whole, single = (Fold(), Ledger()), (Fold(), Ledger())
     apply_events(*whole, events)
     for seq, event in events:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,24 @@ def dies(method: str) -> str:
     print(pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
+@killick.tool(name="forked_forks", effect="idempotent")
+def forks(how: str) -> int:
+    """Forks a child that comes back from the tool in its own way; returns its exit code."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if how == "exits":
+        sys.exit(7)
+    if how == "raises":
+        raise ValueError("in the child")
+    return 0
+
+@killick.agent(name="forked_forking")
+async def forking(run: killick.Run, how: str) -> int:
+    code = await run.call(forks, how)
+    await run.call(pay, "ann")
+    return code
+
 @killick.agent(name="forked_dying")
 async def dying(run: killick.Run, method: str) -> str:
     return await run.call(dies, method)
@@ -88,6 +107,50 @@ kd.close()
 print("served", flush=True)
 '''
 
+BUSY = """
+from app import *
+import asyncio, threading, traceback
+
+kd = killick.open(sys.argv[1])
+stop = threading.Event()
+
+async def work():
+    async with kd.worker():
+        while not stop.is_set():
+            await asyncio.sleep(0.01)
+
+async def serve(name):
+    assert str(os.getpid()) in await kd.as_async().run(agent, "ann", id=name)
+    async with kd.worker() as worker:
+        await worker.until_idle()
+
+worker = threading.Thread(target=asyncio.run, args=(work(),))
+worker.start()
+children = []
+for number in range(4):
+    kd.start(agent, "ann", id=f"worker_{number}")
+    pid = os.fork()
+    if not pid:
+        try:
+            kd.run(agent, "ann", id=f"child_{number}")
+            asyncio.run(serve(f"async_{number}"))
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    children.append(pid)
+for pid in children:
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+for number in range(4):
+    kd.start(agent, "ann", id=f"worker_{number}").result(60)
+stop.set()
+worker.join()
+assert kd.verify().problems == []
+assert {listed.status for listed in kd.list()} == {"completed"}
+kd.close()
+print("served", flush=True)
+"""
+
 POOLS = """
 from app import *
 import concurrent.futures
@@ -116,7 +179,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name, code in (("app", APP), ("prefork", PREFORK), ("pools", POOLS)):
+    for name, code in (("app", APP), ("prefork", PREFORK), ("pools", POOLS), ("busy", BUSY)):
         (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
     return tmp_path
 
@@ -153,6 +216,33 @@ def test_a_preforking_server_runs_agents_in_every_child_and_in_its_master(folder
     done = run(folder, "prefork.py", "killick.db")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "served\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "code"), [("exits", 7), ("raises", 1), ("returns", 0)])
+def test_a_child_that_comes_back_from_a_tool_ends_and_only_its_parent_continues_the_run(
+    folder: Path, how: str, code: int
+) -> None:
+    asks = f"from app import *\nwith killick.open('killick.db') as kd: print(kd.run(forking, {how!r}, id='r'))"
+    done = run(folder, "-c", asks)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{code}\n"
+    with killick.open(str(folder / "killick.db")) as kd:
+        assert kd.verify().problems == []
+
+
+@pytest.mark.slow
+def test_children_that_are_forked_while_a_worker_reads_and_writes_run_agents_and_workers(folder: Path) -> None:
+    done = run(folder, "busy.py", "killick.db")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "served\n"
+
+
+def test_a_client_that_is_sent_to_another_process_is_refused_with_the_way_out(folder: Path) -> None:
+    with killick.open(str(folder / "killick.db")) as kd:
+        for each in (kd, kd.as_async(), kd.runtime):
+            with pytest.raises(killick.KillickError, match="open the store there"):
+                pickle.dumps(each)
 
 
 @pytest.mark.slow

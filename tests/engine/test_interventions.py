@@ -10,20 +10,22 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import killick
 import servers
-from killick.engine import commands
+from killick.engine.control import commands
 from killick.errors import AnswerRefused, RunBusy, RunUnknown, StoreUnavailable
 from killick.model import events as e
-from processes import told
+from killick.store import MemoryStore, Store
+from killick.store.records import Append
+from processes import View, kinds, told
 from world import World
 
 LATER = killick.Retry(attempts=5, first=5_000, on=(ConnectionError,))
@@ -579,6 +581,37 @@ def test_a_command_that_a_run_did_not_take_before_its_end_is_refused(kd: killick
     kd.run(agent, id="r")
     DONE[0].join(300)
     assert refused[0] in ("the run is over (completed); skip does nothing to it",) or "does not exist" in refused[0]
+
+
+def test_a_run_takes_no_command_after_its_end_because_another_process_may_lease_it_then() -> None:
+    @killick.agent(name="ends beside a command")
+    async def agent(run: killick.Run) -> str:
+        return "done"
+
+    class LeasedAtItsEnd(View):
+        """The end of the run is committed, a command is in its inbox, and another process leases it at once."""
+
+        def append(self, items: Sequence[Append]) -> list[Any]:
+            if not any(b"run.completed" in row.body for item in items for row in item.rows):
+                return store.append(items)
+            other.note("r", "it is at its end")
+            done = store.append(items)
+            kd.runtime.notify("r")
+            asyncio.run_coroutine_threadsafe(looked(), kd.runtime.own_loop).result(300)
+            store.release("r", epoch=store.lease("r", "another", seconds=30).epoch)
+            return done
+
+    async def looked() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    store = MemoryStore()
+    with killick.Client(cast("Store", LeasedAtItsEnd(store))) as kd, killick.Client(store) as other:
+        kd.runtime.log.committer.hold_off(1)  # as on a slow disk: commits are made by their own thread
+        kd.start(agent, id="r")
+        assert kd.run(agent, id="r") == "done"
+        kd.runtime.log.committer.hold_off(-1)
+        assert kinds(other, "r")[-1] == "run.completed"
 
 
 # notes, priorities, ids ---------------------------------------------------------------------------

@@ -314,6 +314,61 @@ def test_r15_a_run_stays_leased_while_a_thread_lives_that_was_waited_for_in_vain
     office.judge("paid", *(["refunded"] if transition is cancel else []))
 
 
+COLLECTED = """
+import asyncio, gc
+import killick
+
+@killick.tool(effect="reads")
+async def quick(number: int) -> None: ...
+
+@killick.tool(effect="reads")
+async def hang() -> None:
+    begun.set()
+    await asyncio.Event().wait()
+
+@killick.agent
+async def agent(run: killick.Run) -> None:
+    for number in range(20):  # so that a commit needs no loop
+        await run.call(quick, number)
+    await run.call(hang)
+
+async def begin() -> None:
+    driven.append(asyncio.ensure_future(kd.as_async().run(agent, id="r")))
+    await begun.wait()
+    kd.runtime.executor().notify("r")
+    loop.stop()
+
+def coroutine(task, name):
+    found = task.get_coro()
+    while found.__name__ != name:
+        found = found.cr_await
+    return found
+
+begun, driven = asyncio.Event(), []
+with killick.open("memory:") as kd:
+    gc.disable()
+    loop = asyncio.new_event_loop()
+    first = loop.create_task(begin())
+    loop.run_forever()
+    # The collector closes coroutines in any order, and nothing else refers to their tasks.
+    [main] = asyncio.all_tasks(loop) - {first, *driven}
+    coroutines = coroutine(main, "run_agent"), coroutine(driven[0], "until_idle")
+    del main
+    driven.clear()
+    loop.close()
+    kd.run(killick.agent(name="next")(lambda run: None), id="next")  # another loop: what the closed one had is released
+    for each in coroutines:
+        each.close()
+    gc.collect()
+    print(kd.info("r").status, kd.events("r")[-1].event.__struct_config__.tag)
+"""
+
+
+def test_the_code_of_a_closed_loop_is_collected_without_a_crash_and_without_an_end_of_its_run() -> None:
+    done = subprocess.run([sys.executable, "-c", COLLECTED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "running step.started\n"), done.stderr
+
+
 # time is up ---------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import killick
@@ -658,8 +659,6 @@ def answering(*answers: tuple[int, dict[str, str]]) -> Generator[str]:
 
 
 def getting(url: str, **options: Any) -> None:
-    httpx = pytest.importorskip("httpx")
-
     @killick.tool(name="get", **options)
     async def get() -> int:
         async with httpx.AsyncClient(verify=False) as client:

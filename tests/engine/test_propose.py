@@ -191,7 +191,7 @@ def test_a_tool_that_never_asks_is_asked_about_when_it_is_proposed_and_not_when_
 
     @killick.agent(name="propose.both")
     async def agent(run: killick.Run) -> Any:
-        return [await run.call(plain, "a"), (await run.propose(plain, "b")).result, run.told is not None]
+        return [await run.call(plain, "a"), (await run.propose(plain, "b")).result, run.call_answer is not None]
 
     wait = desk.asked(agent)
     assert (DONE, wait.to, wait.may) == (["a"], (), None)
@@ -204,12 +204,12 @@ def test_what_was_told_of_one_call_is_not_told_of_the_next(desk: Desk) -> None:
     @killick.agent(name="propose.told", contract=CONTRACT)
     async def agent(run: killick.Run) -> Any:
         await run.call(send, "ann", "one")
-        first = str(run.told)
+        first = str(run.call_answer)
         with contextlib.suppress(killick.Rejected):
             await run.call(send, "ann", "two")
-        second = str(run.told)
+        second = str(run.call_answer)
         await run.call(send, "bob", "three")
-        return [first, second, str(run.told)]
+        return [first, second, str(run.call_answer)]
 
     desk.asked(agent)
     desk.say("edit", by="mia", value={"text": "1"})
@@ -401,7 +401,7 @@ def test_what_was_agreed_to_and_is_in_doubt_is_settled_and_not_asked_about_again
 
     @killick.agent(name="propose.doubts")
     async def agent(run: killick.Run) -> Any:
-        return [await run.call(once), str(run.told)]
+        return [await run.call(once), str(run.call_answer)]
 
     desk.asked(agent)
     desk.say("approve", by="mia")

@@ -639,6 +639,7 @@ def test_r24_code_that_means_another_step_diverges_and_goes_on_when_it_is_mended
     assert on_record.event.step == "2"
     assert on_record.data == {
         "recorded": diverged.value.recorded, "found": diverged.value.found, "builds": ["1.0", "2.0"],
+        "code": diverging(after, calls).code,
     }  # fmt: skip
 
     mended = processes.new(build=built("3.0"))

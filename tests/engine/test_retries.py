@@ -285,4 +285,4 @@ def test_why_says_why_a_step_was_not_tried_again(world: Any, error: Exception, o
     with pytest.raises((killick.RunFailed, killick.RunWaiting)):
         world.kd.run(calls_that, "act", id="r")
     told = " ".join(why(timeline(world.kd.runtime.log, "r"), "1"))
-    assert re.search(rf"not tried again by itself: .*{words}", told), told
+    assert re.search(rf"not retried automatically: .*{words}", told), told

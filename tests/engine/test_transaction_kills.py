@@ -32,7 +32,7 @@ def killed(url: str, *, points: int, moments: int, seed: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_kills_around_transactions_on_a_file_leave_rows_and_record_agreeing(tmp_path: Path) -> None:
-    seed, points = draw_seed(), repeats(60, 200)
+    seed, points = draw_seed(), repeats(40, 200)
     found = killed(str(tmp_path / "killick.db"), points=points, moments=max(points // 10, 6), seed=seed)
     assert found["points"] >= points - 10, (seed, found)
 

@@ -42,5 +42,6 @@ def test_a_branch_that_awaits_something_of_its_own_gives_its_turn_up() -> None:
         order_of_turns = Turns(is_threaded=False)
         order_of_turns.computing = 1  # a branch that awaits something else for ever
         await order_of_turns.wait(7)
+        assert order_of_turns.computing == 1
 
     asyncio.run(asyncio.wait_for(play(), 60))

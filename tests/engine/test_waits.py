@@ -714,10 +714,10 @@ def test_r26_many_unread_messages_hide_neither_an_answer_nor_a_command(processes
 
     kd = processes.new()
     park(kd, agent)
-    from killick.engine.inbox import delivery
+    from killick.engine.control.inbox import delivery
 
     at = processes.clock.now_us()
-    noise = [delivery("r", "noise", n, id=f"n{n}", by=None, at_us=at) for n in range(10_050)]
+    noise = [delivery(kd.runtime.log, "r", "noise", n, id=f"n{n}", by=None, at_us=at) for n in range(10_050)]
     kd.runtime.store.deliver(noise)
     kd.answer("r", "approve")
     assert processes.new().run(agent, id="r") == "approve"
@@ -802,12 +802,12 @@ def test_r26_what_people_say_is_heard_at_the_same_place_on_replay(processes: Pro
 
     @killick.agent(name="hears")
     async def agent(run: killick.Run) -> None:
-        heard = [await run.heard()]
+        heard = [await run.remarks()]
         await run.ask("one?")
-        heard.append(await run.heard())
-        heard.append(await run.heard())
+        heard.append(await run.remarks())
+        heard.append(await run.remarks())
         await run.ask("two?")
-        heard.append(await run.heard())
+        heard.append(await run.remarks())
         await run.ask("three?")
         seen.append(heard)
 
@@ -1303,7 +1303,7 @@ def test_r31_an_answer_is_bound_to_what_was_asked(processes: Processes) -> None:
 
 
 def test_r31_an_answer_to_another_question_is_set_aside(processes: Processes) -> None:
-    from killick.engine.inbox import delivery
+    from killick.engine.control.inbox import delivery
 
     kd = processes.new()
     park(kd, asks_twice)
@@ -1311,7 +1311,7 @@ def test_r31_an_answer_to_another_question_is_set_aside(processes: Processes) ->
     forged = {"kind": "approve", "value": None, "comment": None, "digest": "AAAA"}
     where = f"answer:r:1@{opened.seq}"
     kd.runtime.store.deliver(
-        [delivery("r", "killick.answer", forged, id=where, by="eve", at_us=processes.clock.now_us())]
+        [delivery(kd.runtime.log, "r", "killick.answer", forged, id=where, by="eve", at_us=processes.clock.now_us())]
     )
     waiting = park(kd, asks_twice)
     assert [wait.step for wait in waiting.waits] == ["1"]

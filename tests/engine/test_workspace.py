@@ -247,18 +247,18 @@ class Slow:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.may_read, self.may_end, self.began = threading.Event(), threading.Event(), threading.Event()
         self.is_on = False
-        look = Scanner.look
+        scan = Scanner.scan
 
         def slowly(scanner: Scanner, writing: Any, **options: Any) -> Any:
             if not self.is_on:
-                return look(scanner, writing, **options)
+                return scan(scanner, writing, **options)
             self.began.set()
             assert self.may_read.wait(300)
-            found = look(scanner, writing, **options)
+            found = scan(scanner, writing, **options)
             assert self.may_end.wait(300)
             return found
 
-        monkeypatch.setattr(Scanner, "look", slowly)
+        monkeypatch.setattr(Scanner, "scan", slowly)
 
 
 def test_files_are_taken_while_a_model_is_asked_and_a_tool_waits_for_them(

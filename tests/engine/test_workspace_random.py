@@ -16,7 +16,7 @@ import pytest
 import killick
 from killick.errors import StoreUnavailable
 from killick.store import SqliteStore
-from seeds import draw_seed
+from seeds import draw_seed, repeats
 from world import World
 
 Order = list[str]
@@ -155,7 +155,7 @@ def outlived(world: World, orders: list[Any], run: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 5))])
+@pytest.mark.parametrize("number", range(repeats(2, 5)))
 def test_a_folder_is_as_it_must_be_at_every_boundary(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from escape.law import Tried
 from escape.stage import Stage, go
 from escape.world import Plan
 from killick import rules
-from killick.engine.inbox import ANSWER, COMMAND, answer_id, delivery
+from killick.engine.control.inbox import ANSWER, COMMAND, answer_id, delivery
 from killick.engine.steps import step_execution
 from killick.errors import AlreadyAnswered, AnswerRefused, NotAsked
 
@@ -35,7 +35,7 @@ def _question(kd: killick.Client, run: str) -> tuple[str, str, str | None]:
 
 def _slip(kd: killick.Client, run: str, body: Any, *, id: str, by: str | None, name: str = ANSWER) -> None:  # noqa: A002
     """Put a message straight into the inbox, past everything that looks at it."""
-    kd.runtime.store.deliver([delivery(run, name, body, id=id, by=by, at_us=kd.runtime.clock.now_us())])
+    kd.runtime.store.deliver([delivery(kd.runtime.log, run, name, body, id=id, by=by, at_us=kd.runtime.clock.now_us())])
 
 
 def an_approval_for_something_else(stage: Stage) -> Tried:

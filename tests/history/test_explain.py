@@ -83,7 +83,7 @@ def answer(kind: str, value: Any = None) -> dict[str, Any]:
     return {"kind": kind, "value": value}
 
 
-AWAY = Failure.told("ConnectionError", "the bank is away")
+AWAY = Failure.of("ConnectionError", "the bank is away")
 BUSY = Failure("error", "httpx.HTTPStatusError", (), "503 for https://bank", details={"status": 503, "body": "busy"})
 DIED_AT_TWO = [taken(0), tool("1", "charge", 1, "at_most_once", amount=990), begun("1", 1), taken(60, 2)]
 SETTLEMENT = {"waits_for": "settlement", "name": "settlement"}
@@ -125,7 +125,7 @@ def test_a_tool_that_returned_is_told_with_what_was_known_and_why() -> None:
 
 
 def test_each_attempt_is_told_with_what_the_far_side_said_and_the_pause_after_it() -> None:
-    late = Failure.told("TimeoutError", "no answer", kind="timeout")
+    late = Failure.of("TimeoutError", "no answer", kind="timeout")
     tl = read(
         tool("1", "hold", 0, "idempotent"),
         begun("1", 0),
@@ -135,14 +135,15 @@ def test_each_attempt_is_told_with_what_the_far_side_said_and_the_pause_after_it
         begun("1", 5, 3),
         failed("1", 35, late, 3, retry_at=at(40)),
         begun("1", 40, 4),
-        failed("1", 40.1, Failure.told("RateLimited", "slow down"), 4, "refused", limited=True, retry_at=at(100)),
+        failed("1", 40.1, Failure.of("RateLimited", "slow down"), 4, "refused", limited=True, retry_at=at(100)),
         begun("1", 100, 5),
         returned("1", 100.012, "held", 5),
     )
     assert why(tl, "1")[-2] == (
         "The first attempt began at 09:00:00 and failed after 500 milliseconds with ConnectionError: “the bank is "
         "away”. "
-        "The cause was HTTPStatusError: “503 for https://bank”. The far side answered with status 503 and said “busy”. "
+        "The cause was HTTPStatusError: “503 for https://bank”. The remote service answered with status 503 and said "
+        "“busy”. "
         "After a pause of 1.5 seconds, the second attempt began at 09:00:02 and failed after 500 milliseconds in the "
         "same way. After a pause of 2.5 seconds, the third attempt began at 09:00:05 and ran out of time after 30 "
         "seconds with TimeoutError: “no answer”. After a pause of 5 seconds, the fourth attempt began at 09:00:40 and "
@@ -155,7 +156,7 @@ def test_a_refusal_says_that_nothing_was_done() -> None:
     tl = read(
         tool("1", "pay", 0, "at_most_once"),
         begun("1", 0),
-        failed("1", 1, Failure.told("killick.errors.NotDone", "closed"), outcome="refused", retry_at=at(90)),
+        failed("1", 1, Failure.of("killick.errors.NotDone", "closed"), outcome="refused", retry_at=at(90)),
     )
     assert why(tl, "1")[-2:] == [
         "It was refused after 1 second with NotDone: “closed”. Nothing had been done by it.",
@@ -175,7 +176,7 @@ def test_a_step_that_failed_the_run_says_how_far_it_got_and_that_somebody_must_a
     assert why(tl, "1")[-2:] == [
         "It failed after 2 seconds with ValueError: “no VAT id”. The cause was HTTPStatusError: “503 for "
         "https://bank”. "
-        'The far side answered with status 503 and said “busy”. It had got as far as {"sent":2}.',
+        'The remote service answered with status 503 and said “busy”. It had got as far as {"sent":2}.',
         "The step failed. The run failed with it at 09:00:03. This could not be undone: post at step 1. Nothing more "
         "happens until a person resumes the run.",
     ]
@@ -229,7 +230,7 @@ def test_a_dead_process_leaves_a_doubt_that_a_person_settles() -> None:
         ),
     )
     assert why(tl, "1")[-2:] == [
-        "It was begun at 09:00:01, and its process was gone before it was over. Whether it had happened was not known. "
+        "It was begun at 09:00:01, and its process died before it ended. Whether it had happened was not known. "
         "People were asked at 09:01:01 whether it had happened. This was answered on 3 March 2026 at "
         "10:01:01, after 1 "
         "day and 1 hour: mia said that it had happened and added “I see it in the bank”.",
@@ -243,7 +244,7 @@ def test_a_doubt_that_nobody_settled_yet_says_what_it_waits_for() -> None:
         (e.WaitOpened(at=at(61), step="1", **SETTLEMENT), {"prompt": "Did it happen?", "verbs": ["happened", "not"]}),
     )
     assert why(tl, "1")[-2:] == [
-        "It was begun at 09:00:01, and its process was gone before it was over. Whether it had happened was not known. "
+        "It was begun at 09:00:01, and its process died before it ended. Whether it had happened was not known. "
         "People were asked at 09:01:01 whether it had happened.",
         "Nothing happens until a person says whether it happened.",
     ]
@@ -255,7 +256,7 @@ def test_a_check_of_the_tool_may_find_that_nothing_happened() -> None:
     )
     tl = read(*DIED_AT_TWO, (settled, {}), begun("1", 62, 2, 2), returned("1", 63, "charged", 2))
     assert why(tl, "1")[-2] == (
-        "The first attempt began at 09:00:01, and its process was gone before it was over. Whether it had happened was "
+        "The first attempt began at 09:00:01, and its process died before it ended. Whether it had happened was "
         "not known. It was settled at 09:01:01 that it had not happened: the tool's own check said so. The second "
         "attempt began at 09:01:02 and returned “charged” after 1 second."
     )
@@ -384,7 +385,7 @@ def test_an_open_question_says_who_may_answer_and_until_when() -> None:
             closed("1", 7205, answer("approve"), by="mia", comment="photos match"),
             "It was answered at 11:00:05, after 2 hours: mia approved it and added “photos match”.",
         ),
-        (closed("1", 7205, answer("reject")), "It was answered at 11:00:05, after 2 hours: somebody rejected it."),
+        (closed("1", 7205, answer("reject")), "It was answered at 11:00:05, after 2 hours: a person rejected it."),
         (
             closed("1", 7205, answer("edit", {"amount": 80}), by="mia"),
             'It was answered at 11:00:05, after 2 hours: mia changed it to {"amount":80}.',
@@ -397,7 +398,7 @@ def test_an_open_question_says_who_may_answer_and_until_when() -> None:
             closed("1", 72 * 3600, how="expired"),
             "It ran out unanswered on 5 March 2026 at 09:00:00, after 2 days and 23 hours, so “reject” counted.",
         ),
-        (closed("1", 7205, how="cancelled"), "It was given up at 11:00:05, after 2 hours."),
+        (closed("1", 7205, how="cancelled"), "It was cancelled at 11:00:05, after 2 hours."),
     ],
 )
 def test_how_a_question_ended(ended: Told, told: str) -> None:
@@ -498,7 +499,7 @@ def test_branches_are_told_one_by_one_and_each_knows_its_own_past() -> None:
     )
     assert why(tl, "1") == [
         "Step 1 began 2 branches of work side by side on 2 March 2026 at 09:00:00 UTC.",
-        "Branch 1 got to step 1.1.2 (read), which was given up. Branch 2 got to step 1.2.1 (look), which failed with "
+        "Branch 1 got to step 1.1.2 (read), which was cancelled. Branch 2 got to step 1.2.1 (look), which failed with "
         "ConnectionError: “the bank is away”.",
         "The step failed.",
     ]
@@ -547,11 +548,11 @@ UNDO: list[Told] = [
 
 
 def test_what_was_undone_says_by_which_step_and_why() -> None:
-    failure = Failure.told("app.Full", "the hotel is full")
+    failure = Failure.of("app.Full", "the hotel is full")
     tl = read(*UNDONE, *UNDO, (e.RunFailed(at=at(5)), {"failure": failure}))
     assert why(tl, "1")[-1] == "The step is done. It was undone by step 2, at 09:00:04. The run went on with step 2."
     assert why(tl, "2") == [
-        "Step 2 set out on 2 March 2026 at 09:00:03 UTC to undo step 1, hold with amount 5.",
+        "Step 2 began on 2 March 2026 at 09:00:03 UTC to undo step 1, hold with amount 5.",
         "This was known at that time. Step 1 (hold) returned “held”.",
         "The run had failed with Full: “the hotel is full”.",
         "It was done after 1 second.",
@@ -577,7 +578,7 @@ def test_what_was_undone_because_somebody_cancelled_names_them() -> None:
     [
         (
             [(e.StepDelayed(at=at(1), step="1", until=at(30), because="limit crm"), None)],
-            "It was put off until 09:00:30: limit crm.",
+            "It was delayed until 09:00:30: limit crm.",
         ),
         (
             [(e.StepAdopted(at=at(1), step="1", run="claim_16", key="k", seq=3), {"output": "sent"})],
@@ -659,7 +660,7 @@ def test_a_run_that_failed_in_its_own_code_says_so() -> None:
         "The run claim_17 of the agent review was started on 2 March 2026 at 09:00:00 UTC. It failed at 09:00:05, "
         "in the "
         "agent's own code, with Full: “the hotel is full”. The cause was HTTPStatusError: “503 for https://bank”. The "
-        "far side answered with status 503 and said “busy”.",
+        "remote service answered with status 503 and said “busy”.",
         "What had been done in step 1 was undone. This could not be undone: mail at step 3. Nothing more happens until "
         "a person resumes the run.",
     ]
@@ -787,7 +788,7 @@ def test_votes_an_edit_and_the_votes_after_it_are_told_in_order() -> None:
         "The contract claims (f9LOXogF) wanted people to be asked, by its rule “large sums”: “amount is 5000; at most "
         "1000 is allowed”. It was put to managers (max and mia) at 09:00:01, until 10:00:00; 2 of them had to agree. "
         "Mia agreed at 09:00:30, with the words “a roof is a roof”. Max changed amount from 5000 to 2000 at 09:01:00, "
-        "with the words “too much”. What had been agreed to until then counted no more. The contract claims (f9LOXogF) "
+        "with the words “too much”. The earlier approvals no longer counted. The contract claims (f9LOXogF) "
         "wanted people to be asked, by its rule “large sums”: “amount is 2000; at most 1000 is allowed”. It was put to "
         "managers (max and mia) at 09:01:00; 2 of them had to agree. Max agreed at 09:01:00. Mia agreed at 09:01:30.",
         "It returned “paid 2000” after 1 second.",

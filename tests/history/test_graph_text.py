@@ -50,7 +50,7 @@ def test_a_branch_is_indented_below_the_step_that_it_leaves() -> None:
         '      ✓ 2  check → {"status":"down"}',
         "      queued",
         "  ✓ 2  starts r/2",
-        "    left behind, generation 0",
+        "    rewound, generation 0",
         "      rewound to 3:before by ann",
         "      “the wrong Ann”",
         "      ✓ 3  pay  undone → paid",
@@ -113,7 +113,7 @@ def test_what_went_wrong_is_never_folded_away() -> None:
 def test_what_was_left_is_dim_what_was_undone_is_struck_and_the_one_asked_for_is_marked() -> None:
     lines = list(outline(family(claim().log, "r")))
     styles = {span.text.strip(): span.style for line in lines for span in line}
-    assert styles["left behind, generation 0"] == "left"
+    assert styles["rewound, generation 0"] == "left"
     assert styles["◀ this one"] == "asked"
     assert {span.style for line in lines for span in line if span.text == "pay"} == {"undone"}
     assert {span.style for line in lines for span in line if span.text == "mail"} == {"left"}

@@ -165,7 +165,7 @@ def test_running_and_abandoned_runs_are_listed_apart_as_they_are_counted(kd: Cli
         kd.start(agent, "done", id=run)
         kd.runtime.log.open(run, holder=f"w-{run}", seconds=30).append(killick_taken(clock))
     clock.advance(20)
-    kd.runtime.store.keep("w-held", ["held"], seconds=300)
+    kd.runtime.store.renew("w-held", ["held"], seconds=300)
     clock.advance(20)
     store = kd.runtime.store
     counts = listing.counted(store, RunQuery())

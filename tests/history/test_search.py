@@ -347,7 +347,7 @@ def test_marking_bit_by_bit_is_marking_at_once() -> None:
                         Finder(log).catch_up()
         Finder(log).catch_up()
         doubt = term("in doubt")
-        marks.append({run: {m for m in kept.marks if m.term != doubt} for run, kept in store._runs.items()})
+        marks.append({run: {m for m in kept.terms if m.term != doubt} for run, kept in store._runs.items()})
     assert marks[0] == marks[1]
 
 
@@ -365,14 +365,14 @@ def test_a_long_catch_up_tells_how_far_it_is(store: Store) -> None:
     log = Log(store)
     teller = Teller(log)
     entries: list[Entry] = []
-    for number in range(1_500):
+    for number in range(2_500):
         made = e.DecisionMade(at=START_US, step=str(number))
         entries.append(Entry(made, {"question": "?", "options": None, "choice": number, "because": None}))
     teller.handle.append(*entries)
     progress: list[int] = []
-    assert Finder(log).catch_up(progress.append) == 1_501
+    assert Finder(log).catch_up(progress.append) == 2_501
     assert progress == sorted(progress)
-    assert 0 < progress[0] < 1_501
+    assert 0 < progress[0] < 2_501
     assert len(Finder(log).decisions(choice=1_234)) == 1
     log.close()
 
@@ -384,7 +384,7 @@ def test_what_was_erased_is_found_no_more_and_leaves_no_mark(log: Log, find: Fin
     assert len(find.calls(where={"to": "ada@x.org"})) == 2
     log.erase(teller.handle, at=START_US, reason="she asked", seqs=[seq])
     assert [hit.run for hit in find.calls(where={"to": "ada@x.org"})] == ["b"]
-    [place] = store.marked([[term("argument", "is", "to", "ada@x.org")]])
+    [place] = store.search([[term("argument", "is", "to", "ada@x.org")]])
     assert place.run == "b"
     assert [hit.run for hit in find.calls("send_email")] == ["b", "a"]
     assert store.inspect() == []
@@ -415,7 +415,7 @@ def test_what_is_erased_while_it_is_being_marked_leaves_no_mark(store: Store) ->
     racing = Log(cast("Store", Erasing()))
     Finder(racing).catch_up()
     assert not Finder(log).calls(where={"to": "ada@x.org"})
-    assert store.marked([[term("argument", "is", "to", "ada@x.org")]]) == []
+    assert store.search([[term("argument", "is", "to", "ada@x.org")]]) == []
     racing.close()
     log.close()
 
@@ -427,7 +427,7 @@ def test_a_store_that_cannot_be_written_is_read_and_says_so(log: Log, store: Sto
         def __getattr__(self, name: str) -> Any:
             return getattr(store, name)
 
-        def mark(self, items: Any) -> None:
+        def index_terms(self, items: Any) -> None:
             raise StoreReadOnly(store.place)
 
     other = Log(cast("Store", ReadOnly()))

@@ -1,4 +1,7 @@
-"""A framework's loop in a process that dies, for tests: outside of any agent, or inside one. Run as a program."""
+"""A framework's loop in processes that die, for tests: outside of any agent, or inside one. Run as a program.
+
+They are forked from a process that has opened nothing, so that many deaths take seconds.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +79,8 @@ async def loop(host: Host, world: World, *, nested: bool = False) -> list[Any]:
     return messages
 
 
-def main() -> None:
-    folder, where, dies_at = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+def live(folder: Path, where: str, dies_at: int) -> None:
+    """One process. It prints the result, unless it is killed before."""
     world = World(folder / "world", dies_at)
 
     @killick.agent
@@ -91,8 +94,21 @@ def main() -> None:
 
     with killick.open(folder / "killick.db") as kd:
         result = kd.run(inside, id="thread") if "inside" in where else asyncio.run(outside(kd))
-    sys.stdout.write(json.dumps(result))
+    print(json.dumps(result), flush=True)  # noqa: T201
+
+
+def main(folder: Path, where: str, each: int) -> int:
+    """Each process lives a little longer than those before: sooner or later all moments are died at. Their deaths."""
+    deaths = 0
+    while not (child := os.fork()) or (code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])):
+        if not child:
+            live(folder, where, 2 + deaths // each)
+            os._exit(0)
+        assert code == -signal.SIGKILL
+        deaths += 1
+        assert deaths < 60
+    return deaths
 
 
 if __name__ == "__main__":
-    main()
+    print(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])))  # noqa: T201

@@ -26,11 +26,13 @@ class Watched(MemoryStore):
         self.gate.set()
         self.poison: str | None = None
         self.threads: set[str] = set()
+        self.committers: list[str] = []
 
     def append(self, items: Sequence[Append]) -> list[Head | LogError]:
         self.gate.wait(300)
         self.groups.append(len(items))
         self.threads.add(threading.current_thread().name)
+        self.committers.append(threading.current_thread().name)
         if self.poison is not None and any(item.run == self.poison for item in items):
             raise StoreFull("disk")
         return super().append(items)
@@ -39,8 +41,10 @@ class Watched(MemoryStore):
 class SlowClock(ManualClock):
     """Every commit seems to take ten milliseconds."""
 
+    slow = True
+
     def monotonic(self) -> float:
-        self.advance(0.01)
+        self.advance(0.01 if self.slow else 0.0)
         return super().monotonic()
 
 
@@ -104,6 +108,47 @@ def test_a_slow_disk_is_written_from_a_thread() -> None:
     asyncio.run(main())
     assert "killick-committer" in store.threads
     assert log.head("run_1").seq == 31
+    log.close()
+
+
+def test_a_loop_commits_for_its_tasks_again_after_the_thread_wrote_behind() -> None:
+    store = Watched()
+    log = Log(store, clock=ManualClock())  # by which every commit is quick
+    handles = [begin(log, f"run_{number}") for number in range(8)]
+    store.committers.clear()
+
+    async def main() -> None:
+        store.gate.clear()
+        handles[0].append_behind(note(0))
+        while not log.committer._leading:
+            await asyncio.sleep(0)
+        tasks = [asyncio.ensure_future(handle.append_soon(note(1))) for handle in handles]
+        while len(log.committer._queue) < 8:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the turn's flush finds the thread at work
+        store.gate.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+    assert store.committers == ["killick-committer", threading.current_thread().name]
+    assert store.groups[-1] == 8
+
+
+def test_a_disk_that_was_slow_is_tried_again() -> None:
+    store = Watched()
+    clock = SlowClock()
+    log = Log(store, clock=clock)
+    handle = begin(log, "run_1")
+
+    async def main(events: int) -> None:
+        for number in range(events):
+            await handle.append_soon(note(number))
+
+    asyncio.run(main(40))
+    assert store.committers[-1] == "killick-committer"
+    clock.slow = False
+    asyncio.run(main(100))
+    assert store.committers[-1] == threading.current_thread().name
     log.close()
 
 

@@ -17,7 +17,7 @@ from killick.log import Entry, Log, Report, repair, verify
 from killick.model import events as e
 from killick.store import SqliteStore
 from killick.store.records import Delivery, UniqueRight
-from seeds import draw_seed
+from seeds import draw_seed, repeats
 
 TRUTH = ("meta", "heads", "events", "pieces", "inbox", "claims", "aside")
 DERIVED = ("piece_uses", "runs", "tags", "snapshots")
@@ -332,7 +332,7 @@ def test_a_log_that_was_rewritten_with_its_hashes_is_found_by_the_head(original:
     assert "the head's hash is not the last event's" in {problem.what for problem in report.problems}
 
 
-@pytest.mark.parametrize("times", [30, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [30, pytest.param(repeats(75, 150), marks=pytest.mark.slow)])
 def test_any_flipped_byte_of_the_file_is_found_or_changes_nothing(original: Path, tmp_path: Path, times: int) -> None:
     seed = draw_seed()
     chance = random.Random(seed)
@@ -363,7 +363,7 @@ def test_repair_keeps_what_holds_and_leaves_the_run_to_a_person(original: Path, 
     assert (event.first, event.last) == (30, head.seq)
     assert log.head("run_1").seq == head.seq + 1
     assert log.head("run_1").epoch == head.epoch + 1
-    assert len(store.aside("run_1")) == head.seq - 29
+    assert len(store.displaced("run_1")) == head.seq - 29
     state = log.state("run_1")
     assert state.status == "waiting"
     doubts = {effect.key for effect in log.ledger("run_1").in_doubt()}

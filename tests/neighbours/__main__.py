@@ -1,7 +1,7 @@
 """Runs the tests of every neighbour, each in an environment of its own, and says what came of it.
 
 `make test-neighbours` calls it; names as arguments choose some. With `--types`, as `make lint-neighbours` does, their
-adapters are type-checked instead.
+adapters are type-checked instead. With `--oldest`, frameworks have the oldest versions that their extras allow.
 
 An environment is made anew when what it should hold changed. Two are at work at once, as there is a lot of waiting.
 """
@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -42,13 +43,16 @@ class Outcome(NamedTuple):
 def main() -> int:
     known = sorted(each.parent.name for each in HERE.glob("*/requirements.txt"))
     checks = typed if "--types" in sys.argv[1:] else tested
+    is_oldest = "--oldest" in sys.argv[1:]
+    if is_oldest:
+        known = sorted(set(known) & set(extras()))
     names = [name for name in sys.argv[1:] if not name.startswith("--")] or known
     if unknown := sorted(set(names) - set(known)):
         sys.stderr.write(f"{', '.join(unknown)}: no such neighbour; there are {', '.join(known)}\n")
         return 2
     with ThreadPoolExecutor(AT_ONCE) as pool:
         outcomes = []
-        for outcome in pool.map(partial(visit, checks), names):
+        for outcome in pool.map(partial(visit, checks, is_oldest), names):
             outcomes.append(outcome)
             sys.stdout.write(f"{outcome.name:18} {outcome.told}  ({outcome.seconds:.0f} s)\n")
             sys.stdout.flush()
@@ -65,10 +69,10 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def visit(checked: Check, name: str) -> Outcome:
+def visit(checked: Check, is_oldest: bool, name: str) -> Outcome:
     began = time.monotonic()
     try:
-        told = checked(name, environment(name))
+        told = checked(name, environment(name, is_oldest))
     except subprocess.CalledProcessError as error:
         return Outcome(name, False, "could not be installed", time.monotonic() - began, str(error.output))
     closing = told.stdout.strip().splitlines()[-1] if told.stdout.strip() else "said nothing"
@@ -87,21 +91,46 @@ def typed(name: str, python: Path) -> subprocess.CompletedProcess[str]:
     return tried([sys.executable, "-m", "mypy", *cache, "--python-executable", str(python), *map(str, sorted(files))])
 
 
-def environment(name: str) -> Path:
+def environment(name: str, is_oldest: bool = False) -> Path:
     """The interpreter of a neighbour's environment, which holds what it should."""
-    place = HOME / name
+    place = HOME / (f"{name}.oldest" if is_oldest else name)
     python = place / "bin" / "python"
-    wanted = HERE / name / "requirements.txt"
-    mark = sha256(wanted.read_bytes() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    wanted = (HERE / name / "requirements.txt").read_text()
+    if is_oldest:
+        wanted = lowered(wanted, extras()[name])
+    mark = sha256(wanted.encode() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
     stamp = place / "has"
     if stamp.exists() and stamp.read_text() == mark and python.exists():
         return python
     shutil.rmtree(place, ignore_errors=True)
     uv = [sys.executable, "-m", "uv", "--quiet"]
     tried([*uv, "venv", "--python", sys.executable, str(place)], check=True)
-    tried([*uv, "pip", "install", "--python", str(python), "-e", str(ROOT), "-r", str(wanted)], check=True)
+    (place / "wanted.txt").write_text(wanted)
+    tried(
+        [*uv, "pip", "install", "--python", str(python), "-e", str(ROOT), "-r", str(place / "wanted.txt")], check=True
+    )
     stamp.write_text(mark)
     return python
+
+
+def extras() -> dict[str, dict[str, str]]:
+    """The oldest version of each package that the extras of the neighbours allow."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    return {
+        extra.replace("-", "_"): {name: oldest for name, _, oldest in (each.partition(">=") for each in wanted)}
+        for extra, wanted in declared.items()
+    }
+
+
+def lowered(wanted: str, oldest: dict[str, str]) -> str:
+    """Requirements with the oldest versions of some packages; what else is pinned, except pytest, is as it fits."""
+    lines = []
+    for line in wanted.splitlines():
+        name, pinned, _ = line.partition("==")
+        free = line if name.startswith(("pytest", "#")) or not pinned else name
+        lines.append(f"{name}=={oldest[name]}" if name in oldest else free)
+    missing = [f"{name}=={version}" for name, version in oldest.items() if not any(x.startswith(name) for x in lines)]
+    return "\n".join([*lines, *missing]) + "\n"
 
 
 def tried(command: list[str], *, check: bool = False) -> subprocess.CompletedProcess[str]:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from pages import ROOT, run, run_page
+
+
+def needs(package: str, *version: int) -> pytest.MarkDecorator:
+    """Skips a test with an older version: it claims what the framework itself could not do before."""
+    found = tuple(int(part) for part in metadata.version(package).split(".")[: len(version)])
+    return pytest.mark.skipif(found < version, reason=f"needs {package} {'.'.join(map(str, version))}")
 
 
 def try_page(name: str, tmp_path: Path, ports: Mapping[int, int] | None = None) -> None:

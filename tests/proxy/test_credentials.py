@@ -19,7 +19,7 @@ def test_what_opens_a_server_that_the_provider_calls_is_not_on_record() -> None:
 
 
 def test_a_key_that_a_provider_repeats_is_not_on_record() -> None:
-    failure = Failure.told("api", "Incorrect API key provided: sk-very-secret-key.")
+    failure = Failure.of("api", "Incorrect API key provided: sk-very-secret-key.")
     for header in ((b"Authorization", b"Bearer sk-very-secret-key"), (b"X-Goog-Api-Key", b"sk-very-secret-key")):
         told = without(failure, [header, (b"accept", b"Incorrect")])
         assert "sk-very" not in str(told)

@@ -63,7 +63,7 @@ async def told(run: killick.Run, step: Any) -> str:
         done = await step
     except killick.Rejected as rejected:
         done = f"{rejected.code} by {rejected.by} of rule {rejected.rule}: {rejected}; instead {rejected.response}"
-    return f"{done} / {run.told}"
+    return f"{done} / {run.call_answer}"
 
 
 @killick.agent(contract=CONTRACT, name="people.in_line")
@@ -99,7 +99,7 @@ def blocking(run: killick.SyncRun) -> list[str]:
     for to, amount in (("ann", 50), ("carl", 500), ("bob", 300)):
         done = run.propose(transfer, to, amount)
         tick()
-        seen.append(f"{done.kind} {done.result} {done.changed} {done.by} {run.told}")
+        seen.append(f"{done.kind} {done.result} {done.changed} {done.by} {run.call_answer}")
     return seen
 
 

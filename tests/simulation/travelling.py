@@ -118,7 +118,7 @@ class Life:
             raise Dead(place)
 
 
-_WRITES: Final = frozenset({"append", "deliver", "lease", "release", "renew", "reindex", "refer"})
+_WRITES: Final = frozenset({"append", "deliver", "lease", "release", "renew", "reindex", "set_references"})
 
 
 class _Line:

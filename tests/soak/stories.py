@@ -196,7 +196,7 @@ async def story(run: killick.Run, told: list[int]) -> list[int]:
         elif op == "sleep":
             await run.sleep(0.3 * draw(what))
         elif op == "hears":
-            await run.heard()
+            await run.remarks()
         else:
             with contextlib.suppress(killick.StepFailed):
                 await run.call(odd, what)

@@ -10,7 +10,7 @@ import pytest
 from killick.clock import ManualClock
 from killick.errors import RunBusy
 from killick.store import MemoryStore, SqliteStore, Store
-from store_contract.probes import born
+from store_contract.probes import created
 
 DAY_US = 86_400_000_000
 
@@ -31,11 +31,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) ->
     "by_us", [DAY_US, -DAY_US // 24, DAY_US * 365], ids=["forward a day", "back an hour", "a year"]
 )
 def test_setting_the_clock_ends_no_lease_and_lengthens_none(store: Store, clock: ManualClock, by_us: int) -> None:
-    born(store, "a")
+    created(store, "a")
     held = store.lease("a", "w1", seconds=30)
     clock.advance(20)
     clock.set_wall(clock.now_us() + by_us)
-    assert store.keep("w1", ["a"], seconds=30) == {"a": held.epoch}
+    assert store.renew("w1", ["a"], seconds=30) == {"a": held.epoch}
     clock.advance(29)
     assert store.claim("w2", now_us=clock.now_us(), seconds=30, limit=10) == []
     with pytest.raises(RunBusy):

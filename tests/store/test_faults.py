@@ -20,7 +20,7 @@ from store_contract import StoreContract
 def started(store: Store, run: str) -> Append:
     before, body = genesis(store.id, run), b"{}"
     rows = (Row(1, body, None, link(before, body)),)
-    return Append(run=run, after=0, before=before, epoch=0, rows=rows, birth=CreateRun(holder="w1"))
+    return Append(run=run, after=0, before=before, epoch=0, rows=rows, create=CreateRun(holder="w1"))
 
 
 def following(head: Head) -> Append:

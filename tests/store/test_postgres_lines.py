@@ -19,8 +19,8 @@ from killick.errors import (
 )
 from killick.store.postgres.store import PostgresStore
 from killick.store.records import Append, Delivered, Head, OutboxRow
-from store_contract.builders import TOKEN, birth, blob, cached, following, indexed, letter
-from store_contract.probes import born, chained, commit, deliver, found
+from store_contract.builders import TOKEN, blob, cached, creation, following, indexed, letter
+from store_contract.probes import chained, commit, created, deliver, found
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +65,7 @@ def test_a_batch_of_events_is_one_round_trip(
     request: pytest.FixtureRequest, url: str, proxy: servers.Proxy, runs: int, rows: int
 ) -> None:
     store = PostgresStore(proxy.url)
-    heads = [born(store, name(request, f"{number}")) for number in range(runs)]
+    heads = [created(store, name(request, f"{number}")) for number in range(runs)]
     for turn in range(4):
         before = proxy.round_trips
         results = store.append([following(head, *(f"{turn}/{row}" for row in range(rows))) for head in heads])
@@ -81,15 +81,15 @@ def test_whatever_a_batch_brings_is_one_round_trip(
 ) -> None:
     store = PostgresStore(proxy.url)
     first = name(request)
-    head, other = born(store, first, holder="w1"), born(store, f"{first} other")
+    head, other = created(store, first, holder="w1"), created(store, f"{first} other")
     for turn in range(3):
         before = proxy.round_trips
         brings = {"index": indexed(), "pieces": (blob(f"{first}{turn}"),), "snapshot": cached(head.seq)}
         sends = (letter(other.run, f"m{turn}"),)
-        tells = (OutboxRow(head.seq + 1, "x"),)
-        child = birth(store, f"{first} child {turn}", "one", holder="w1", index=indexed())
-        item = following(head, "more", sends=sends, tells=tells, also=(child,), **brings)
-        results = store.append([item, following(other, "bare"), birth(store, f"{first} new {turn}", "one")])
+        outbox_rows = (OutboxRow(head.seq + 1, "x"),)
+        child = creation(store, f"{first} child {turn}", "one", holder="w1", index=indexed())
+        item = following(head, "more", sends=sends, outbox=outbox_rows, also=(child,), **brings)
+        results = store.append([item, following(other, "bare"), creation(store, f"{first} new {turn}", "one")])
         assert not turn or proxy.round_trips - before == 1
         head, other, _ = [result for result in results if isinstance(result, Head)]
     store.close()
@@ -98,7 +98,7 @@ def test_whatever_a_batch_brings_is_one_round_trip(
 def test_a_commit_is_one_flush() -> None:
     with servers.own_server(autovacuum="off", checkpoint_timeout="1h", wal_writer_delay="10s") as server:
         store = PostgresStore(server.url)
-        heads = [born(store, f"{number}") for number in range(20)]
+        heads = [created(store, f"{number}") for number in range(20)]
         store.close()
         with psycopg.connect(server.url, autocommit=True) as sql:
             before = _flushes(sql)
@@ -132,7 +132,7 @@ def test_an_append_whose_answer_was_lost_is_acknowledged_and_there_once(
     request: pytest.FixtureRequest, proxy: servers.Proxy
 ) -> None:
     store = PostgresStore(proxy.url)
-    head = commit(store, following(born(store, name(request)), "two"))
+    head = commit(store, following(created(store, name(request)), "two"))
     for item in (
         lambda head: following(head, "three"),
         lambda head: following(head, "four", claims=(replace(TOKEN, key=name(request).encode()),)),
@@ -151,7 +151,7 @@ def test_a_batch_to_one_run_whose_answer_was_lost_is_acknowledged_whole(
     request: pytest.FixtureRequest, proxy: servers.Proxy
 ) -> None:
     store = PostgresStore(proxy.url)
-    head = born(store, name(request))
+    head = created(store, name(request))
     warm = following(head, "two", index=indexed())
     [head] = [result for result in store.append([warm]) if isinstance(result, Head)]
     first = following(head, "three", index=indexed())
@@ -175,7 +175,7 @@ def test_what_an_application_sets_for_its_session_is_undone(store: PostgresStore
 def test_an_application_may_prepare_statements_and_roll_back_to_a_savepoint(
     request: pytest.FixtureRequest, store: PostgresStore
 ) -> None:
-    head = born(store, name(request))
+    head = created(store, name(request))
     for _ in range(2):
         with store.transaction() as transaction:
             [result] = transaction.append([following(head, "more")])
@@ -197,7 +197,7 @@ def test_a_lease_or_a_claim_whose_answer_was_lost_is_taken_once(
 ) -> None:
     store = PostgresStore(proxy.url)
     run, agent = name(request), name(request)
-    born(store, run, index=indexed("waiting", agent=agent, wake_at_us=1))
+    created(store, run, index=indexed("waiting", agent=agent, wake_at_us=1))
     for answers, epoch in ((1, 1), (2, 2), (3, 3), (4, 4)):
         # Begin, take, commit: whichever of the answers is lost, it is taken once and known.
         _cut_after(proxy, answers - 1)
@@ -219,7 +219,7 @@ def _cut_after(proxy: servers.Proxy, answers: int) -> None:
 def test_a_message_whose_answer_was_lost_is_still_fresh(request: pytest.FixtureRequest, proxy: servers.Proxy) -> None:
     store = PostgresStore(proxy.url)
     run = name(request)
-    born(store, run)
+    created(store, run)
     deliver(store, letter(run, "first"))
     proxy.cut_next_answer = True
     [told] = store.deliver([letter(run, "m", by="ann")])
@@ -238,7 +238,7 @@ def test_work_goes_on_across_restarts_of_the_server() -> None:
         store = PostgresStore(server.url)
         rung: Queue[str] = Queue()
         store.watch(rung.put)
-        heads = {run: born(store, run) for run in "abcd"}
+        heads = {run: created(store, run) for run in "abcd"}
         stop, done = threading.Event(), list[str]()
 
         def work(run: str) -> None:
@@ -282,7 +282,7 @@ def test_work_goes_on_across_restarts_of_the_server() -> None:
 def test_a_server_that_stays_away_is_told_of_after_a_while() -> None:
     with servers.own_server() as server:
         store = PostgresStore(server.url, busy_seconds=0.3)
-        head = born(store, "a")
+        head = created(store, "a")
         server.stop()
         with pytest.raises(StoreUnavailable):
             store.append([following(head, "two")])
@@ -324,7 +324,7 @@ def test_a_lost_session_is_not_kept(store: PostgresStore) -> None:
 def test_who_watches_while_the_server_is_away_hears_as_soon_as_it_is_back() -> None:
     with servers.own_server() as server:
         store = PostgresStore(server.url, busy_seconds=0.3)
-        born(store, "a")
+        created(store, "a")
         server.stop()
         rung: Queue[str] = Queue()
         store.watch(rung.put)

@@ -25,9 +25,9 @@ from killick.store.postgres import server as postgres_server
 from killick.store.postgres.store import PostgresStore
 from killick.store.records import ASKS, Head, RunQuery
 from killick.store.sql import schema as schema_of
-from store_contract.builders import TOKEN, birth, blob, cached, following, indexed, letter
+from store_contract.builders import TOKEN, blob, cached, creation, following, indexed, letter
 from store_contract.concurrency import in_threads
-from store_contract.probes import born, commit, deliver, event, found
+from store_contract.probes import commit, created, deliver, event, found
 
 pytestmark = pytest.mark.slow
 
@@ -66,11 +66,11 @@ def test_a_schema_may_have_any_name(schema: str) -> None:
     store = PostgresStore(f"{servers.postgres()}?schema={schema}")
     rung: Queue[str] = Queue()
     stop = store.watch(rung.put)
-    head = born(store, "a", index=indexed("waiting", wake_at_us=1), pieces=(blob("v"),))
+    head = created(store, "a", index=indexed("waiting", wake_at_us=1), pieces=(blob("v"),))
     assert rung.get(timeout=300) == "a"
     assert commit(store, following(head, "two", index=indexed("waiting", wake_at_us=1))).seq == 2
     assert [one.head.run for one in store.claim("w", now_us=5, seconds=9, limit=1)] == ["a"]
-    assert (store.inspect(), store.feed()) == ([], [])
+    assert (store.inspect(), store.outbox()) == ([], [])
     stop()
     store.close()
 
@@ -83,16 +83,16 @@ def test_a_schema_that_cannot_be_is_refused(schema: str) -> None:
 
 def test_two_schemas_are_two_stores_and_leave_the_search_path_alone() -> None:
     one, other = (PostgresStore(servers.postgres_store()) for _ in range(2))
-    born(one, "a")
+    created(one, "a")
     assert (other.head("a"), one.id != other.id) == (None, True)
     with one.transaction() as transaction:
         path = transaction.connection.execute("SHOW search_path").fetchone()
     assert path == ('"$user", public',)
     with psycopg.connect(servers.postgres()) as theirs:
         # A connection of psycopg begins by itself, so nobody has to.
-        assert one.joining(theirs).is_open
+        assert one.join(theirs).is_open
         head = commit(one, following(found(one, "a"), "two"))
-        [joined] = one.joining(theirs).append([following(head, "three")])
+        [joined] = one.join(theirs).append([following(head, "three")])
         assert isinstance(joined, Head)
         assert one.head("a") == head
         theirs.commit()
@@ -109,7 +109,7 @@ def test_a_connection_to_another_database_is_refused_and_stays_as_it_was(store: 
     with psycopg.connect(servers.postgres().removesuffix("postgres") + "elsewhere") as theirs:
         theirs.execute("SELECT 1")
         with pytest.raises(StoreError, match="another database"):
-            store.joining(theirs)
+            store.join(theirs)
         theirs.execute("SELECT 1")
         theirs.rollback()
 
@@ -158,7 +158,7 @@ def test_a_store_of_the_format_before_is_migrated_to_equal_a_new_one(
     step = "ALTER TABLE killick.heads ADD COLUMN colour text; CREATE INDEX heads_by_colour ON killick.heads (colour);"
     old, new = servers.postgres_store(), servers.postgres_store()
     before = PostgresStore(old)
-    head = born(before, "a")
+    head = created(before, "a")
     monkeypatch.setattr(postgres_server, "FORMAT", postgres_server.FORMAT + 1)
     monkeypatch.setattr(postgres_server, "migration", lambda dialect, to: step)
     monkeypatch.setattr(postgres_server, "schema", lambda dialect: schema_of(dialect) + step)
@@ -178,7 +178,7 @@ def test_in_a_store_of_format_1_every_run_that_may_ask_somebody_is_found_by_the_
     old, new = servers.postgres_store(), servers.postgres_store()
     schema, store = old.rpartition("=")[2], PostgresStore(old)
     for status in ("waiting", "completed", "paused"):
-        born(store, status, index=indexed(status, tags=("eu",)))
+        created(store, status, index=indexed(status, tags=("eu",)))
     store.close()
     sql.execute(f"DROP INDEX {schema}.heads_by_standing")
     put = f"UPDATE {schema}.meta SET value = '1', checksum = {schema}.meta_check(key, '1') WHERE key = %s"
@@ -223,6 +223,18 @@ def test_a_password_is_in_no_message() -> None:
         with pytest.raises(StoreUnavailable) as caught:
             PostgresStore(wrong, busy_seconds=0.1)
         assert "hunter2" not in str(caught.value)
+
+
+def test_a_url_without_a_host_is_opened_as_libpq_does() -> None:
+    with psycopg.connect(servers.postgres()) as sql:
+        folder, port = sql.execute(
+            "SELECT current_setting('unix_socket_directories'), current_setting('port')"
+        ).fetchone() or ("", "")
+    rest = f"host={folder}&port={port}&user=postgres&schema=hostless"
+    for url in (f"postgresql:///postgres?{rest}", f"postgres:///postgres?{rest}"):
+        store = open_store(url)
+        assert store.place == "postgresql:///postgres?schema=hostless"
+        store.close()
 
 
 def test_without_psycopg_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,20 +282,20 @@ def test_a_database_that_cannot_be_written_says_so(sql: psycopg.Connection[Any])
     PostgresStore(url).close()
     store = PostgresStore(f"{url}&options=-c%20default_transaction_read_only%3Don")
     with pytest.raises(StoreReadOnly):
-        born(store, "a")
+        created(store, "a")
     assert store.head("a") is None
     store.close()
 
 
 def test_text_that_postgresql_cannot_keep_is_refused_in_a_line(store: PostgresStore) -> None:
-    for item in (birth(store, "zero\0", "one"), birth(store, "zero", "one", index=indexed(tags=("a\0b",)))):
+    for item in (creation(store, "zero\0", "one"), creation(store, "zero", "one", index=indexed(tags=("a\0b",)))):
         with pytest.raises(StoreError, match="NUL character"):
             store.append([item])
 
 
 def test_leases_end_by_the_databases_clock(request: pytest.FixtureRequest, store: PostgresStore) -> None:
     run = name(request)
-    born(store, run)
+    created(store, run)
     before = store.now_us()
     held = store.lease(run, "w1", seconds=30)
     assert held.lease_until_us is not None
@@ -313,7 +325,7 @@ TAMPERED = (
 def test_what_was_changed_from_outside_is_found(where: str, change: str) -> None:
     url = servers.postgres_store()
     store = PostgresStore(url)
-    head = born(store, "a", "one", "two", "three", claims=(TOKEN,), pieces=(blob("v"),))
+    head = created(store, "a", "one", "two", "three", claims=(TOKEN,), pieces=(blob("v"),))
     deliver(store, letter("a", "m"))
     commit(store, following(head, "four", takes=(1,)))
     store.repair(replace(head, seq=6, hash=b"6" * 32), keep=3, rows=[replace(event(store, "a", 3), seq=6)])
@@ -331,7 +343,7 @@ def test_a_count_of_messages_that_was_changed_is_told_by_the_index(
     request: pytest.FixtureRequest, store: PostgresStore, sql: psycopg.Connection[Any]
 ) -> None:
     run = name(request)
-    head = born(store, run, index=indexed())
+    head = created(store, run, index=indexed())
     deliver(store, letter(run, "m"))
     sql.execute("UPDATE heads SET delivered = 0 WHERE run = %s", (run,))
     row = store.index(run)
@@ -346,7 +358,7 @@ def test_a_count_of_messages_that_was_changed_is_told_by_the_index(
 def test_derived_rows_that_are_nobodys_are_cleared_away() -> None:
     url = servers.postgres_store()
     store = PostgresStore(url)
-    born(store, "a", index=indexed(tags=("t",)), snapshot=cached(1))
+    created(store, "a", index=indexed(tags=("t",)), snapshot=cached(1))
     with psycopg.connect(servers.postgres()) as theirs:
         theirs.execute(f"SET search_path = {url.rpartition('=')[2]}")
         theirs.execute("INSERT INTO tags VALUES ('x', 77); INSERT INTO marks VALUES (1, 1, 77, 1)")

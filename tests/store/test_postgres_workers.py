@@ -18,9 +18,9 @@ from killick.errors import (
 )
 from killick.store.postgres.store import PostgresStore
 from killick.store.records import OutboxRow
-from store_contract.builders import birth, blob, following, indexed, letter
+from store_contract.builders import blob, creation, following, indexed, letter
 from store_contract.concurrency import in_threads
-from store_contract.probes import born, chained, found
+from store_contract.probes import chained, created, found
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +68,7 @@ store.close()
 def test_processes_that_claim_at_once_get_each_run_once(url: str, store: PostgresStore) -> None:
     runs = [f"many-{number}" for number in range(500)]
     index = indexed("waiting", agent="many", wake_at_us=1)
-    store.append([birth(store, run, "one", index=index) for run in runs])
+    store.append([creation(store, run, "one", index=index) for run in runs])
     workers = [
         subprocess.Popen([sys.executable, "-c", CLAIMING, url, f"w{number}"], stdin=-1, stdout=-1, text=True)
         for number in range(2)
@@ -87,7 +87,7 @@ def test_a_claim_passes_over_a_run_that_somebody_is_writing_to(
 ) -> None:
     agent = name(request)
     for number in range(3):
-        born(store, f"{agent}{number}", index=indexed("waiting", agent=agent, wake_at_us=number))
+        created(store, f"{agent}{number}", index=indexed("waiting", agent=agent, wake_at_us=number))
     impatient = PostgresStore(url, busy_seconds=0.1)
     with sql.transaction():
         sql.execute("SELECT * FROM heads WHERE run = %s FOR UPDATE", (f"{agent}0",))
@@ -115,7 +115,7 @@ def test_many_due_runs_of_others_and_parked_ones_do_not_slow_a_claim(counted: bo
         )
         if counted:
             sql.execute("ANALYZE heads")
-        born(store, "due", index=indexed("waiting", agent="mine", wake_at_us=5))
+        created(store, "due", index=indexed("waiting", agent="mine", wake_at_us=5))
         for _ in range(8):
             plan = sql.execute(
                 "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM due_runs(6, 6, ARRAY['mine'], NULL, NULL, 20)"
@@ -133,7 +133,7 @@ def test_batches_that_cross_each_other_never_wait_in_a_circle(
     other = PostgresStore(url)
     runs = [name(request, f"{number}") for number in range(6)]
     for run in runs:
-        born(store, run, index=indexed())
+        created(store, run, index=indexed())
     deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
     before = sql.execute(deadlocks).fetchone()
 
@@ -161,7 +161,7 @@ def test_batches_that_cross_each_other_never_wait_in_a_circle(
 def test_who_is_stopped_because_of_a_circle_tries_again_and_nobody_hears_of_it(
     request: pytest.FixtureRequest, store: PostgresStore, sql: psycopg.Connection[Any]
 ) -> None:
-    heads = [born(store, name(request, run)) for run in "ab"]
+    heads = [created(store, name(request, run)) for run in "ab"]
     results = list[Any]()
     appending = threading.Thread(target=lambda: results.extend(store.append([following(h, "two") for h in heads])))
     sql.execute("SET deadlock_timeout = '1min'")
@@ -178,12 +178,12 @@ def test_who_is_stopped_because_of_a_circle_tries_again_and_nobody_hears_of_it(
 
 def test_a_feed_that_many_write_to_loses_nothing(request: pytest.FixtureRequest, url: str) -> None:
     stores = [PostgresStore(url) for _ in range(3)]
-    first = stores[0].feed_end()
+    first = stores[0].outbox_end()
     seen, writing = list[Any](), threading.Event()
 
     def read() -> None:
         while not writing.is_set():
-            seen.extend(stores[2].feed(after=seen[-1].position if seen else first, limit=7))
+            seen.extend(stores[2].outbox(after=seen[-1].position if seen else first, limit=7))
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -192,12 +192,12 @@ def test_a_feed_that_many_write_to_loses_nothing(request: pytest.FixtureRequest,
         mine = stores[thread % 2]
         for turn in range(25):
             run = name(request, f"{thread}-{turn}")
-            mine.append([birth(mine, run, "one", tells=(OutboxRow(1, "x"),))])
+            mine.append([creation(mine, run, "one", outbox=(OutboxRow(1, "x"),))])
 
     in_threads(write)
     writing.set()
     reader.join()
-    while more := stores[2].feed(after=seen[-1].position, limit=50):
+    while more := stores[2].outbox(after=seen[-1].position, limit=50):
         seen += more
     assert sorted(one.run for one in seen) == sorted(name(request, f"{t}-{n}") for t in range(8) for n in range(25))
     assert [one.position for one in seen] == sorted({one.position for one in seen})

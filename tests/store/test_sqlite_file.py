@@ -1,7 +1,9 @@
 """What only a file on a disk can do: fill up, be read-only, be shared by processes, be somebody else's."""
 
+import contextlib
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -20,6 +22,7 @@ from killick.cli.main import main
 from killick.clock import ManualClock
 from killick.errors import (
     RunBusy,
+    RunUnknown,
     StoreBroken,
     StoreBusy,
     StoreClosed,
@@ -33,7 +36,8 @@ from killick.store import SqliteStore, open_store
 from killick.store.records import STORE_FORMAT
 from killick.store.sql import schema
 from killick.store.sqlite import file
-from store_contract.builders import birth, indexed
+from killick.store.sqlite.file import SqliteFile
+from store_contract.builders import creation, indexed
 
 TESTS = Path(__file__).parent.parent
 
@@ -212,6 +216,23 @@ except StoreReadOnly as error:
 """
 
 
+def test_a_lease_is_not_flushed_and_every_commit_after_it_is(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "killick.db")
+
+    def flushes() -> int:
+        return int(store._file._writer.execute("PRAGMA synchronous").fetchone()[0])
+
+    normal, full = 1, 2
+    assert flushes() == full
+    with store._file.leasing():
+        assert flushes() == normal
+    assert flushes() == full
+    with pytest.raises(RunUnknown):
+        store.lease("nothing", "me", seconds=1)
+    assert flushes() == full
+    store.close()
+
+
 def test_writing_to_a_read_only_file_is_a_clear_error() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "killick.db"
@@ -299,7 +320,7 @@ sys.stdin.read()
 def test_processes_that_claim_share_the_runs_and_what_a_killed_one_had_is_due_at_once(tmp_path: Path) -> None:
     path = tmp_path / "killick.db"
     store = SqliteStore(path)
-    store.append([birth(store, f"r{n}", "born", index=indexed("queued", wake_at_us=1)) for n in range(200)])
+    store.append([creation(store, f"r{n}", "born", index=indexed("queued", wake_at_us=1)) for n in range(200)])
     killed = python(CLAIM, path, "killed", 1, stdin=subprocess.PIPE)
     assert killed.stdout is not None
     assert killed.stdout.readline() == "claimed\n"
@@ -462,8 +483,31 @@ def test_a_store_on_read_only_media_is_listed_shown_exported_and_verified(
     store = str(folder / "killick.db")
     for command in (["ps"], ["show", "r"], ["store", "verify"], ["store", "export", "r", "-o", str(tmp_path / "out")]):
         assert main([*command, "--store", store]) == 0, capsys.readouterr()
-    assert "the record holds: 1 run" in capsys.readouterr().out
+    assert "the record is intact: 1 run" in capsys.readouterr().out
     with killick.open(store) as kd, pytest.raises(killick.errors.StoreReadOnly):
         kd.start(media, id="other")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     folder.chmod(0o755)
+
+
+def test_a_store_that_another_process_creates_while_it_is_opened_is_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, tune, seen = tmp_path / "killick.db", SqliteFile._tune, list[str]()
+
+    def tuned(file: SqliteFile, writer: sqlite3.Connection) -> None:
+        def looked(sql: str) -> None:
+            seen.extend(re.findall("PRAGMA (application_id|user_version)$", sql))
+            if len(seen) == 2:  # between the two reads
+                seen.clear()
+                monkeypatch.undo()
+                writer.set_trace_callback(None)
+                SqliteStore(path).close()
+
+        tune(file, writer)
+        writer.set_trace_callback(looked)
+
+    monkeypatch.setattr(SqliteFile, "_tune", tuned)
+    with contextlib.closing(SqliteStore(path)) as store:
+        assert store.heads() == []
+    assert not seen

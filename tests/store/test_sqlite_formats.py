@@ -16,8 +16,8 @@ from killick.model.hashing import genesis
 from killick.store import SqliteStore
 from killick.store.records import ASKS, OutboxItem, RunQuery, row_check
 from killick.store.sql import schema
-from store_contract.outbox import tells
-from store_contract.probes import born
+from store_contract.outbox import outbox_rows
+from store_contract.probes import created
 
 HERE = Path(__file__).parent
 LAYOUT = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
@@ -78,8 +78,8 @@ def test_in_a_store_of_format_2_runs_that_are_over_lose_their_holders_and_others
     assert [row.run for row in store.due(store.now_us())] == ["at work"]
     [taken] = store.claim("w2", now_us=store.now_us(), seconds=30, limit=9)
     assert (taken.head.run, taken.left) == ("at work", "w1")
-    born(store, "new", tells=tells("run.started"))
-    assert store.feed() == [OutboxItem(position=1, run="new", seq=1, kind="run.started")]
+    created(store, "new", outbox=outbox_rows("run.started"))
+    assert store.outbox() == [OutboxItem(position=1, run="new", seq=1, kind="run.started")]
     store.close()
 
 
@@ -131,9 +131,9 @@ def test_a_head_that_was_damaged_before_a_migration_is_found_after_it(tmp_path: 
 
 def test_rows_of_the_feed_that_belong_to_no_run_are_found_and_cleared(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "killick.db")
-    born(store, "a", tells=tells("x"))
+    created(store, "a", outbox=outbox_rows("x"))
     store._file._writer.execute("INSERT INTO feed (number, seq, kind) VALUES (77, 1, 'x')")
     assert [problem.where for problem in store.inspect()] == ["feed"]
     assert [problem.healed for problem in store.inspect(heal=True)] == [True]
-    assert (store.inspect(), [one.run for one in store.feed()]) == ([], ["a"])
+    assert (store.inspect(), [one.run for one in store.outbox()]) == ([], ["a"])
     store.close()

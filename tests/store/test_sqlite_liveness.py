@@ -34,8 +34,8 @@ def before_first_lock(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object])
 def test_a_holder_lives_until_it_is_closed(path: Path) -> None:
     ours, theirs = Holders(path), Holders(path)
     assert not theirs.lives("w1")
-    ours.hold("w1")
-    ours.hold("w1")
+    ours.lock("w1")
+    ours.lock("w1")
     assert ours.lives("w1")
     assert theirs.lives("w1")
     ours.close()
@@ -46,11 +46,11 @@ def test_a_holder_lives_until_it_is_closed(path: Path) -> None:
 def test_two_cannot_be_the_same_holder(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "_NAPS_SECONDS", (0.0,))
     ours, theirs = Holders(path), Holders(path)
-    ours.hold("w1")
+    ours.lock("w1")
     with pytest.raises(StoreUnavailable, match="another process is holder 'w1'"):
-        theirs.hold("w1")
+        theirs.lock("w1")
     ours.close()
-    theirs.hold("w1")
+    theirs.lock("w1")
     theirs.close()
 
 
@@ -60,7 +60,7 @@ def test_a_lock_on_a_file_that_was_just_cleared_away_is_not_taken_for_proof(
     ours, theirs = Holders(path), Holders(path)
     ours._file("w1").touch()
     before_first_lock(monkeypatch, lambda: theirs.lives("w1"))
-    ours.hold("w1")
+    ours.lock("w1")
     assert theirs.lives("w1")
     ours.close()
 
@@ -71,7 +71,7 @@ def test_who_finds_a_dead_holder_does_not_clear_away_its_successor(path: Path, m
 
     def succeed() -> None:
         assert not third.lives("w1")
-        ours.hold("w1")
+        ours.lock("w1")
 
     before_first_lock(monkeypatch, succeed)
     assert theirs.lives("w1")
@@ -92,7 +92,7 @@ def test_who_is_only_looked_at_can_still_become_a_holder(path: Path) -> None:
     try:
         for _ in range(200):
             ours = Holders(path)
-            ours.hold("w1")
+            ours.lock("w1")
             failed += [] if Holders(path).lives("w1") else ["dead"]
             ours.close()
     finally:
@@ -103,13 +103,13 @@ def test_who_is_only_looked_at_can_still_become_a_holder(path: Path) -> None:
 
 def test_files_of_holders_that_were_killed_are_removed_by_the_next_holder_and_no_others(path: Path) -> None:
     living, dead = Holders(path), Holders(path)
-    living.hold("w1")
-    dead.hold("w2")
+    living.lock("w1")
+    dead.lock("w2")
     for descriptor in dead._held.values():
         os.close(descriptor)  # as the system does when a process is killed
     assert len([*path.parent.iterdir()]) == 2
     third = Holders(path)
-    third.hold("w3")
+    third.lock("w3")
     assert {each.name for each in path.parent.iterdir()} == {living._file("w1").name, third._file("w3").name}
     assert third.lives("w1")
     dead._held.clear()

@@ -1,4 +1,4 @@
-"""Bells between processes: who watches hears at once, the dead leave nothing behind, and who rings is not harmed."""
+"""Notifications between processes: immediate, without leftovers of dead watchers, and harmless to writers."""
 
 import os
 import sqlite3
@@ -12,7 +12,7 @@ import pytest
 
 from killick.store import SqliteStore, notify
 from store_contract.builders import following, indexed, letter
-from store_contract.probes import born, commit, deliver, found
+from store_contract.probes import commit, created, deliver, found
 
 SECONDS = 300.0
 
@@ -48,7 +48,7 @@ class Child:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SqliteStore]:
     store = SqliteStore(tmp_path / "killick.db")
-    born(store, "a", index=indexed("waiting"))
+    created(store, "a", index=indexed("waiting"))
     yield store
     store.close()
 
@@ -58,7 +58,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "killick.db-bells"
 
 
-def test_another_process_hears_of_a_message_and_takes_its_bell_along(store: SqliteStore, folder: Path) -> None:
+def test_another_process_is_notified_of_a_message_and_removes_its_pipe(store: SqliteStore, folder: Path) -> None:
     child = Child(Path(store.place))
     assert len(os.listdir(folder)) == 1
     deliver(store, letter("a", "m"))
@@ -67,7 +67,7 @@ def test_another_process_hears_of_a_message_and_takes_its_bell_along(store: Sqli
     assert not folder.exists()
 
 
-def test_the_bell_of_a_killed_process_is_cleared_away_by_who_rings_next(store: SqliteStore, folder: Path) -> None:
+def test_the_pipe_of_a_killed_process_is_removed_by_the_next_notifier(store: SqliteStore, folder: Path) -> None:
     killed, other = Child(Path(store.place)), Child(Path(store.place))
     killed.process.kill()
     killed.process.communicate()
@@ -87,67 +87,67 @@ def test_a_killed_process_was_the_last_and_nothing_is_left_of_it(store: SqliteSt
     assert not folder.exists()
 
 
-def test_who_does_not_read_harms_nobody_who_rings(store: SqliteStore, folder: Path) -> None:
+def test_a_watcher_that_does_not_read_blocks_no_notifier(store: SqliteStore, folder: Path) -> None:
     folder.mkdir()
     os.mkfifo(folder / "stuck")
     stuck = os.open(folder / "stuck", os.O_RDWR | os.O_NONBLOCK)
     for turn in range(600):
         deliver(store, *(letter("a", f"{turn}-{number}-{'x' * 20}") for number in range(2)))
-        store._bells.ring(["r" * 400])
+        store._notifier.notify(["r" * 400])
     assert len(store.inbox("a")) == 1_200
     os.close(stuck)
     deliver(store, letter("a", "last"))
     assert not folder.exists()
 
 
-def test_a_writer_who_does_not_ring_is_heard_of_too(store: SqliteStore) -> None:
-    rung: Queue[str] = Queue()
-    stop = store.watch(rung.put)
+def test_a_write_without_a_notification_is_detected(store: SqliteStore) -> None:
+    received: Queue[str] = Queue()
+    stop = store.watch(received.put)
     other = sqlite3.connect(store.place, isolation_level=None)
     other.execute("UPDATE runs SET wake_at_us = 1")
-    assert rung.get(timeout=SECONDS) == ""
+    assert received.get(timeout=SECONDS) == ""
     with pytest.raises(Empty):
-        rung.get(timeout=2 * notify.LOOK_SECONDS)
+        received.get(timeout=2 * notify.POLL_SECONDS)
     other.close()
     stop()
 
 
-def test_where_no_bell_can_be_hung_a_watcher_still_hears(store: SqliteStore, folder: Path) -> None:
+def test_a_watcher_is_notified_where_no_pipe_can_be_created(store: SqliteStore, folder: Path) -> None:
     folder.write_text("not a folder")
     other = SqliteStore(store.place)
-    rung: Queue[str] = Queue()
-    stop = store.watch(rung.put)
+    received: Queue[str] = Queue()
+    stop = store.watch(received.put)
     deliver(other, letter("a", "m"))
-    assert rung.get(timeout=SECONDS) == ""
+    assert received.get(timeout=SECONDS) == ""
     deliver(store, letter("a", "m2"))
-    assert rung.get(timeout=SECONDS) == "a"
+    assert received.get(timeout=SECONDS) == "a"
     stop()
     other.close()
 
 
 @pytest.mark.parametrize("run", ["x" * 600, "two\nlines", "ü" * 300])
-def test_a_run_whose_id_fits_no_line_is_rung_for_without_it(store: SqliteStore, run: str) -> None:
-    born(store, run, index=indexed("waiting"))
+def test_a_run_whose_id_fits_no_line_is_notified_without_it(store: SqliteStore, run: str) -> None:
+    created(store, run, index=indexed("waiting"))
     other = SqliteStore(store.place)
-    rung: Queue[str] = Queue()
-    other.watch(rung.put)
+    received: Queue[str] = Queue()
+    other.watch(received.put)
     deliver(store, letter(run, "m"))
-    assert rung.get(timeout=SECONDS) == ""
+    assert received.get(timeout=SECONDS) == ""
     other.close()
 
 
 def test_a_watcher_that_fails_harms_neither_the_writer_nor_the_others(store: SqliteStore) -> None:
-    rung: Queue[str] = Queue()
+    received: Queue[str] = Queue()
 
     def fail(run: str) -> None:
         raise RuntimeError(run)
 
-    stops = [store.watch(fail), store.watch(rung.put)]
+    stops = [store.watch(fail), store.watch(received.put)]
     deliver(store, letter("a", "m"))
-    assert rung.get(timeout=SECONDS) == "a"
+    assert received.get(timeout=SECONDS) == "a"
     other = SqliteStore(store.place)
     deliver(other, letter("a", "m2"))
-    assert rung.get(timeout=SECONDS) == "a"
+    assert received.get(timeout=SECONDS) == "a"
     for stop in stops:
         stop()
     other.close()
@@ -156,20 +156,20 @@ def test_a_watcher_that_fails_harms_neither_the_writer_nor_the_others(store: Sql
 def test_a_watcher_may_stop_or_close_the_store_from_within(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "other.db")
     other = SqliteStore(tmp_path / "other.db")
-    born(store, "a", index=indexed("waiting"))
-    rung: Queue[str] = Queue()
+    created(store, "a", index=indexed("waiting"))
+    received: Queue[str] = Queue()
 
     def end(run: str) -> None:
         store.close()
-        rung.put(run)
+        received.put(run)
 
     store.watch(end)
     deliver(other, letter("a", "m"))
-    assert rung.get(timeout=SECONDS) in ("a", "")
+    assert received.get(timeout=SECONDS) in ("a", "")
     other.close()
 
 
-def test_bare_appends_ring_no_bell(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bare_appends_notify_nothing(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     commit(store, following(found(store, "a"), "two"))
-    monkeypatch.setattr(store._bells, "ring", None)
+    monkeypatch.setattr(store._notifier, "notify", None)
     commit(store, following(found(store, "a"), "three"))

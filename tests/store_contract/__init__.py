@@ -25,7 +25,7 @@ from store_contract.maintenance import Keeping
 from store_contract.notifications import Watching
 from store_contract.outbox import Feeding
 from store_contract.probes import Again
-from store_contract.search_terms import Marks
+from store_contract.search_terms import SearchTerms
 from store_contract.transactions import Transacting
 from store_contract.values import Values
 
@@ -41,7 +41,7 @@ class StoreContract(
     Claiming,
     Feeding,
     Watching,
-    Marks,
+    SearchTerms,
     Keeping,
     Opening,
     Together,

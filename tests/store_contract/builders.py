@@ -30,11 +30,11 @@ def chain(after: int, before: bytes, *texts: str) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def birth(store: Store, run: str, *texts: str, holder: str | None = None, **fields: Any) -> Append:
+def creation(store: Store, run: str, *texts: str, holder: str | None = None, **fields: Any) -> Append:
     """Returns an append that creates a run."""
     before = genesis(store.id, run)
-    rows, born = chain(0, before, *texts), CreateRun(holder=holder)
-    return replace(Append(run=run, after=0, before=before, epoch=0, rows=rows, birth=born), **fields)
+    rows, created = chain(0, before, *texts), CreateRun(holder=holder)
+    return replace(Append(run=run, after=0, before=before, epoch=0, rows=rows, create=created), **fields)
 
 
 def following(head: Head, *texts: str, **fields: Any) -> Append:
@@ -46,8 +46,8 @@ def following(head: Head, *texts: str, **fields: Any) -> Append:
 
 def fork(parent: str, run: str, at: Row, *texts: str) -> Append:
     """Returns an append that forks a run at an event."""
-    rows, born = chain(at.seq, at.hash, *texts), CreateRun(parent=parent)
-    return Append(run=run, after=at.seq, before=at.hash, epoch=0, rows=rows, birth=born)
+    rows, created = chain(at.seq, at.hash, *texts), CreateRun(parent=parent)
+    return Append(run=run, after=at.seq, before=at.hash, epoch=0, rows=rows, create=created)
 
 
 def moved(item: Append) -> Head:

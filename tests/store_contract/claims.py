@@ -14,7 +14,7 @@ from killick.store.protocol import Store
 from killick.store.records import ENDED, Claimed, CreateRun, Head
 from store_contract.builders import SECOND_US, following, indexed, letter
 from store_contract.concurrency import THREADS, in_threads
-from store_contract.probes import Again, born, commit, deliver, found, line
+from store_contract.probes import Again, commit, created, deliver, found, line
 
 
 def claim(store: Store, clock: ManualClock, holder: str = "w1", *, limit: int = 100, **fields: Any) -> list[Claimed]:
@@ -32,15 +32,15 @@ def due(store: Store, clock: ManualClock, **fields: Any) -> list[str]:
 
 def left(store: Store, run: str, **fields: Any) -> Head:
     """Creates a run that its holder abandoned."""
-    head = born(store, run, holder="gone", index=indexed(**fields))
+    head = created(store, run, holder="gone", index=indexed(**fields))
     store.release(run, epoch=head.epoch, left=True)
     return found(store, run)
 
 
 class Claiming:
     def test_a_claim_leases_what_is_due_and_tells_all_about_it(self, store: Store, clock: ManualClock) -> None:
-        head = born(store, "a", index=indexed("waiting", priority=3, wake_at_us=1, tags=("t",)))
-        born(store, "b", index=indexed("waiting", wake_at_us=clock.now_us() + 1))
+        head = created(store, "a", index=indexed("waiting", priority=3, wake_at_us=1, tags=("t",)))
+        created(store, "b", index=indexed("waiting", wake_at_us=clock.now_us() + 1))
         row, until = line(store, "a"), store.now_us() + 30 * SECOND_US
         held = replace(head, epoch=1, holder="w1", lease_until_us=until)
         assert claim(store, clock) == [Claimed(head=held, row=row)]
@@ -49,7 +49,7 @@ class Claiming:
         with pytest.raises(RunBusy):
             store.lease("a", "w2", seconds=30)
         assert commit(store, following(held, "two")).seq == 2
-        assert store.keep("w1", "abcde", seconds=30) == {"a": 1}
+        assert store.renew("w1", "abcde", seconds=30) == {"a": 1}
         store.release("a", epoch=1)
         [again] = claim(store, clock, "w2", seconds=inf)
         assert (again.head.epoch, again.head.lease_until_us, again.left) == (2, None, None)
@@ -58,7 +58,7 @@ class Claiming:
     def test_the_first_that_are_due_are_claimed_up_to_a_limit(self, store: Store, clock: ManualClock) -> None:
         now = clock.now_us()
         for run, priority, wake in (("low", 0, 1), ("late", 5, now), ("early", 5, 2), ("top", 9, now)):
-            born(store, run, index=indexed("waiting", priority=priority, wake_at_us=wake))
+            created(store, run, index=indexed("waiting", priority=priority, wake_at_us=wake))
         assert claimed(store, clock, limit=0) == []
         assert claimed(store, clock, limit=3) == ["top", "early", "late"]
         assert claimed(store, clock, "w2", limit=3) == ["low"]
@@ -67,7 +67,7 @@ class Claiming:
         self, store: Store, clock: ManualClock
     ) -> None:
         for run, agent in (("a", "x"), ("b", "y"), ("c", "killick.hook:z"), ("d", "x")):
-            born(store, run, index=indexed("waiting", agent=agent, wake_at_us=1))
+            created(store, run, index=indexed("waiting", agent=agent, wake_at_us=1))
         left(store, "e", agent="x")
         left(store, "f", agent="y")
         assert due(store, clock, agents=["x"]) == ["e", "a", "d"]
@@ -83,14 +83,14 @@ class Claiming:
     ) -> None:
         for number in range(4):
             for agent in "xyz":
-                born(store, f"{agent}{number}", index=indexed("waiting", agent=agent, wake_at_us=1))
+                created(store, f"{agent}{number}", index=indexed("waiting", agent=agent, wake_at_us=1))
         assert claimed(store, clock, limit=6, room={"x": 1, "y": 0}) == ["x0", "z0", "z1", "z2", "z3"]
         assert claimed(store, clock, limit=2, room={"x": 9}) == ["y0", "x1"]
         assert claimed(store, clock, agents=["y"], room={"y": 2, "x": 5}) == ["y1", "y2"]
 
     @pytest.mark.parametrize("status", [*ENDED, "quarantined"])
     def test_nothing_that_is_over_or_set_apart_is_claimed(self, store: Store, clock: ManualClock, status: str) -> None:
-        born(store, "a", index=indexed("waiting" if status == "quarantined" else status, wake_at_us=1))
+        created(store, "a", index=indexed("waiting" if status == "quarantined" else status, wake_at_us=1))
         head = left(store, "b")
         if status == "quarantined":
             store.quarantine("a", "broken")
@@ -100,7 +100,7 @@ class Claiming:
         assert (due(store, clock), claimed(store, clock)) == ([], [])
 
     def test_a_message_makes_a_run_claimable(self, store: Store, clock: ManualClock) -> None:
-        born(store, "a", index=indexed("waiting"))
+        created(store, "a", index=indexed("waiting"))
         assert claimed(store, clock) == []
         deliver(store, letter("a", "m"))
         [taken] = claim(store, clock)
@@ -112,12 +112,12 @@ class Claiming:
     def test_a_run_that_was_left_is_due_at_once_and_names_who_left_it(
         self, store: Store, clock: ManualClock, wake: int | None
     ) -> None:
-        head = born(store, "a", birth=CreateRun(holder="w1", lease_seconds=60), index=indexed(wake_at_us=wake))
+        head = created(store, "a", create=CreateRun(holder="w1", lease_seconds=60), index=indexed(wake_at_us=wake))
         assert (due(store, clock), claimed(store, clock, "w2")) == ([], [])
         clock.advance(1)
         store.release("a", epoch=1, holder="w1", left=True)
         up = replace(head, lease_until_us=0)
-        assert (store.head("a"), store.keep("w1", "abcde", seconds=60)) == (up, {})
+        assert (store.head("a"), store.renew("w1", "abcde", seconds=60)) == (up, {})
         assert due(store, clock) == ["a"]
         [taken] = claim(store, clock, "w2")
         assert (taken.head.epoch, taken.head.holder) == (2, "w2")
@@ -125,7 +125,7 @@ class Claiming:
         assert store.inspect() == []
 
     def test_a_run_whose_time_is_up_was_left(self, store: Store, clock: ManualClock) -> None:
-        head = born(store, "a", birth=CreateRun(holder="w1", lease_seconds=30), index=indexed())
+        head = created(store, "a", create=CreateRun(holder="w1", lease_seconds=30), index=indexed())
         clock.advance(29)
         assert due(store, clock) == []
         clock.advance(1)
@@ -133,11 +133,11 @@ class Claiming:
         assert [row.run for row in store.due(1)] == ["a"]
         [taken] = claim(store, clock, "w2")
         assert (taken.left, taken.left_until_us) == ("w1", head.lease_until_us)
-        assert store.keep("w1", "abcde", seconds=30) == {}
+        assert store.renew("w1", "abcde", seconds=30) == {}
 
     def test_a_run_that_was_parked_or_ended_was_not_left(self, store: Store, clock: ManualClock) -> None:
         for run, status in (("a", "waiting"), ("b", "completed")):
-            head = born(store, run, holder="w1", index=indexed())
+            head = created(store, run, holder="w1", index=indexed())
             commit(store, following(head, "over", index=indexed(status)))
         store.release("a", epoch=1)
         clock.advance(1_000)
@@ -154,9 +154,9 @@ class Claiming:
 
     def test_what_was_left_has_its_place_by_priority_and_last_change(self, store: Store, clock: ManualClock) -> None:
         left(store, "late", changed_at_us=40)
-        born(store, "third", index=indexed("waiting", wake_at_us=30, changed_at_us=1))
+        created(store, "third", index=indexed("waiting", wake_at_us=30, changed_at_us=1))
         left(store, "second", changed_at_us=20, wake_at_us=90)
-        born(store, "first", index=indexed("waiting", wake_at_us=10, changed_at_us=99))
+        created(store, "first", index=indexed("waiting", wake_at_us=10, changed_at_us=99))
         left(store, "top", priority=1, changed_at_us=99)
         order = ["top", "first", "second", "third", "late"]
         assert due(store, clock) == order
@@ -165,9 +165,9 @@ class Claiming:
 
     def test_the_soonest_wake_is_of_those_that_name_no_holder(self, store: Store, clock: ManualClock) -> None:
         left(store, "a", wake_at_us=5)
-        born(store, "b", holder="w1", index=indexed(wake_at_us=6))
+        created(store, "b", holder="w1", index=indexed(wake_at_us=6))
         assert store.soonest_us() is None
-        born(store, "c", index=indexed("waiting", wake_at_us=7))
+        created(store, "c", index=indexed("waiting", wake_at_us=7))
         assert store.soonest_us() == 7
 
     # many at once -----------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class Claiming:
         runs = [f"r{number:03}" for number in range(90)]
         for number, run in enumerate(runs):
             if number % 3:
-                born(store, run, index=indexed("waiting", wake_at_us=1, priority=number % 5))
+                created(store, run, index=indexed("waiting", wake_at_us=1, priority=number % 5))
             else:
                 left(store, run)
 

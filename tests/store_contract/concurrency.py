@@ -13,8 +13,8 @@ import pytest
 from killick.errors import AlreadyClaimed, HeadMoved, LogError, MessageGone, RunBusy, RunExists
 from killick.store.protocol import Store
 from killick.store.records import Delivered, Head
-from store_contract.builders import TOKEN, birth, blob, following, indexed, letter
-from store_contract.probes import Again, born, chained, commit, deliver, found, line
+from store_contract.builders import TOKEN, blob, creation, following, indexed, letter
+from store_contract.probes import Again, chained, commit, created, deliver, found, line
 
 T = TypeVar("T")
 THREADS: Final = 8
@@ -48,7 +48,7 @@ class Together:
     def test_appends_of_many_threads_happen_once_or_not(self, store: Store, again: Again, opened: int) -> None:
         stores, runs = [store, *(again() for _ in range(1, opened))], ["a", "b", "c", "d"]
         for run in runs:
-            born(store, run)
+            created(store, run)
 
         def hammer(thread: int) -> list[tuple[str, bytes]]:
             mine, acknowledged = stores[thread % opened], list[tuple[str, bytes]]()
@@ -71,20 +71,20 @@ class Together:
 
     @pytest.mark.parametrize("named", [True, False])
     def test_one_of_many_threads_with_the_same_birth_makes_the_run(self, store: Store, named: bool) -> None:
-        births = [birth(store, "a", "one", holder=f"w{n}" if named else None) for n in range(THREADS)]
+        births = [creation(store, "a", "one", holder=f"w{n}" if named else None) for n in range(THREADS)]
         winner, losers = race(lambda thread: store.append([births[thread]])[0])
         assert [type(loser) for loser in losers] == [RunExists] * (THREADS - 1)
         assert (store.head("a"), len(store.read("a"))) == (winner, 1)
 
     def test_one_of_many_threads_gets_a_claim(self, store: Store) -> None:
-        items = [birth(store, f"run-{thread}", "one", claims=(TOKEN,)) for thread in range(THREADS)]
+        items = [creation(store, f"run-{thread}", "one", claims=(TOKEN,)) for thread in range(THREADS)]
         winner, losers = race(lambda thread: store.append([items[thread]])[0])
         owners = [loser.owner for loser in losers if isinstance(loser, AlreadyClaimed)]
         assert owners == [winner.run] * (THREADS - 1)
         assert [head for _, head in store.heads()] == [winner]
 
     def test_one_of_many_threads_takes_a_message(self, store: Store) -> None:
-        born(store, "a")
+        created(store, "a")
         deliver(store, letter("a", "m"))
 
         def take(thread: int) -> Head | LogError:
@@ -98,7 +98,7 @@ class Together:
         assert [one.taken for one in store.messages("a")] == [winner.seq]
 
     def test_one_of_many_threads_gets_a_lease(self, store: Store) -> None:
-        born(store, "a")
+        created(store, "a")
 
         def lease(thread: int) -> Head | LogError:
             try:
@@ -110,14 +110,14 @@ class Together:
         assert (store.head("a"), winner.epoch) == (winner, 1)
 
     def test_one_of_many_threads_gives_the_first_answer(self, store: Store) -> None:
-        born(store, "a", index=indexed("waiting"))
+        created(store, "a", index=indexed("waiting"))
         results = in_threads(lambda thread: store.deliver([letter("a", "wait-1", by=f"person {thread}")])[0])
         told = [result for result in results if isinstance(result, Delivered)]
         assert sum(one.fresh for one in told) == 1
         assert [one.message for one in told] == store.messages("a") * THREADS
 
     def test_messages_from_many_threads_are_all_kept_and_numbered_once(self, store: Store) -> None:
-        born(store, "a", index=indexed("waiting"))
+        created(store, "a", index=indexed("waiting"))
         in_threads(lambda thread: deliver(store, *(letter("a", f"{thread}-{turn}") for turn in range(10))))
         messages = store.inbox("a")
         assert [one.number for one in messages] == list(range(1, 10 * THREADS + 1))
@@ -132,7 +132,7 @@ class Together:
                     store.sweep()
                     continue
                 run = f"{thread}-{turn}"
-                born(store, run, pieces=(shared,))
+                created(store, run, pieces=(shared,))
                 assert store.pieces([shared.hash]) == {shared.hash: shared}
                 store.remove(run)
 
@@ -141,7 +141,7 @@ class Together:
         assert store.pieces([shared.hash]) == {}
 
     def test_readers_see_a_log_grow_only_by_whole_appends(self, store: Store) -> None:
-        born(store, "a", "0a", "0b")
+        created(store, "a", "0a", "0b")
 
         def work(thread: int) -> None:
             for turn in range(1, 25):

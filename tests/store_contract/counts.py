@@ -11,7 +11,7 @@ from killick.clock import ManualClock
 from killick.store.protocol import Store
 from killick.store.records import RunQuery
 from store_contract.builders import SECOND_US, following, indexed, letter
-from store_contract.probes import born, commit, deliver
+from store_contract.probes import commit, created, deliver
 
 
 def names(store: Store, **fields: Any) -> list[str]:
@@ -22,22 +22,22 @@ class Counting:
     def test_runs_are_counted_by_status_whatever_statuses_the_query_names(self, store: Store) -> None:
         assert store.counts(RunQuery()) == {}
         for run, status in (("a", "running"), ("b", "failed"), ("c", "running"), ("d", "waiting")):
-            born(store, run, index=indexed(status))
-        born(store, "bare")
+            created(store, run, index=indexed(status))
+        created(store, "bare")
         everything = {"running": 2, "failed": 1, "waiting": 1}
         assert store.counts(RunQuery()) == store.counts(RunQuery(status=("failed",))) == everything
 
     def test_a_count_follows_a_run_from_one_status_to_the_next(self, store: Store) -> None:
-        head = born(store, "a", index=indexed("running"))
+        head = created(store, "a", index=indexed("running"))
         commit(store, following(head, "over", index=indexed("completed")))
         assert store.counts(RunQuery()) == {"completed": 1}
         store.remove("a")
         assert store.counts(RunQuery()) == {}
 
     def test_only_runs_that_match_in_all_else_are_counted(self, store: Store) -> None:
-        born(store, "a1", index=indexed("running", agent="x", tags=("t",), changed_at_us=10))
-        born(store, "a2", index=indexed("failed", agent="x", changed_at_us=20))
-        born(store, "b3", index=indexed("failed", agent="y", tags=("t",), changed_at_us=30))
+        created(store, "a1", index=indexed("running", agent="x", tags=("t",), changed_at_us=10))
+        created(store, "a2", index=indexed("failed", agent="x", changed_at_us=20))
+        created(store, "b3", index=indexed("failed", agent="y", tags=("t",), changed_at_us=30))
         assert store.counts(RunQuery(agent="x")) == {"running": 1, "failed": 1}
         assert store.counts(RunQuery(agent="nobody")) == {}
         assert store.counts(RunQuery(tag="t")) == {"running": 1, "failed": 1}
@@ -49,7 +49,7 @@ class Counting:
 
     def test_what_killick_keeps_for_itself_is_counted_only_by_agent_or_tag(self, store: Store) -> None:
         for run, agent in (("a", "clerk"), ("b", "killick.hook:mail"), ("c", "killickling"), ("d", "killick.on:x")):
-            born(store, run, index=indexed("waiting", agent=agent, tags=("t",)))
+            created(store, run, index=indexed("waiting", agent=agent, tags=("t",)))
         assert store.counts(RunQuery()) == store.counts(RunQuery(since_us=0)) == {"waiting": 2}
         assert store.counts(RunQuery(contains="")) == {"waiting": 2}
         assert store.counts(RunQuery(agent="killick.hook:mail")) == {"waiting": 1}
@@ -59,7 +59,7 @@ class Counting:
     def test_agents_are_named_once_and_in_order_while_they_have_runs(self, store: Store) -> None:
         assert store.agents() == []
         for number, agent in enumerate(("zoo", "b", "a", "b", "é", "Z")):
-            born(store, f"r{number}", index=indexed(agent=agent))
+            created(store, f"r{number}", index=indexed(agent=agent))
         assert store.agents() == ["Z", "a", "b", "zoo", "é"]
         store.remove("r2")
         assert store.agents() == ["Z", "b", "zoo", "é"]
@@ -67,7 +67,7 @@ class Counting:
     def test_several_statuses_are_listed_as_one(self, store: Store) -> None:
         statuses = ("failed", "running", "paused", "failed", "running", "failed")
         for number, status in enumerate(statuses):
-            born(store, f"r{number}", index=indexed(status, agent="y" if number == 3 else "x"))
+            created(store, f"r{number}", index=indexed(status, agent="y" if number == 3 else "x"))
         wanted = ("failed", "running")
         assert names(store, status=wanted) == ["r5", "r4", "r3", "r1", "r0"]
         page = store.runs(RunQuery(status=wanted), limit=2)
@@ -77,19 +77,19 @@ class Counting:
         assert names(store, status=("failed", "failed"), agent="x") == ["r5", "r0"]
 
     def test_how_some_runs_stand_is_told_at_once(self, store: Store) -> None:
-        heads = {run: born(store, run, index=indexed("running")) for run in "abc"}
-        heads["bare"] = born(store, "bare")
+        heads = {run: created(store, run, index=indexed("running")) for run in "abc"}
+        heads["bare"] = created(store, "bare")
         heads["b"] = store.lease("b", "w1", seconds=30)
         store.quarantine("c", "broken")
         store.remove("a")
-        standing = store.standings(["a", "b", "c", "bare", "nobody"])
+        standing = store.statuses(["a", "b", "c", "bare", "nobody"])
         assert {run: one.head for run, one in standing.items()} == {run: heads[run] for run in ("b", "c", "bare")}
         assert [standing[run].status for run in ("b", "c", "bare")] == ["running", "running", None]
         assert [standing[run].quarantined for run in ("b", "c", "bare")] == [None, "broken", None]
-        assert store.standings([]) == {}
+        assert store.statuses([]) == {}
 
     def test_a_message_is_found_by_its_id_taken_or_not(self, store: Store) -> None:
-        head = born(store, "a", index=indexed())
+        head = created(store, "a", index=indexed())
         deliver(store, letter("a", "m0"), letter("a", "m1"))
         assert store.message("a", "m1") == store.messages("a")[1]
         commit(store, following(head, "two", takes=(2,)))
@@ -107,18 +107,18 @@ class Counting:
     def test_runs_are_found_by_a_part_of_their_id_in_any_case(self, store: Store, part: str, found: str) -> None:
         ids = {"a": "claim-16", "b": "my-Claim-17", "c": "tree/leaf_17", "d": "100%", "e": "it's\\x"}
         for run in ids.values():
-            born(store, run, index=indexed("waiting"))
+            created(store, run, index=indexed("waiting"))
         assert names(store, contains=part) == [ids[each] for each in found]
 
     def test_only_letters_of_ascii_are_the_same_in_either_case(self, store: Store) -> None:
-        born(store, "straße-É", index=indexed())
+        created(store, "straße-É", index=indexed())
         assert names(store, contains="STRASSE") == names(store, contains="é") == []
         assert names(store, contains="STRAß") == names(store, contains="É") == ["straße-É"]
 
     def test_a_part_of_an_id_is_one_condition_among_others(self, store: Store) -> None:
         for number in range(6):
-            born(store, f"r{number}", index=indexed(tags=("even",) if number % 2 == 0 else ()))
-        born(store, "other", index=indexed("failed", tags=("even",)))
+            created(store, f"r{number}", index=indexed(tags=("even",) if number % 2 == 0 else ()))
+        created(store, "other", index=indexed("failed", tags=("even",)))
         assert names(store, contains="r", tag="even") == ["other", "r4", "r2", "r0"]
         assert names(store, contains="r", status=("failed", "paused")) == ["other"]
         found = store.runs(RunQuery(contains="r"), limit=3)
@@ -132,7 +132,7 @@ class Counting:
     ) -> None:
         assert store.holders() == []
         for run in "abcd":
-            born(store, run, index=indexed("running"))
+            created(store, run, index=indexed("running"))
         store.lease("a", "w1", seconds=30)
         store.lease("b", "w1", seconds=10)
         store.lease("c", "w2", seconds=inf)
@@ -144,7 +144,7 @@ class Counting:
 
     def test_runs_are_listed_and_counted_by_who_holds_them(self, store: Store) -> None:
         for number, status in enumerate(("running", "paused", "running", "running", "running")):
-            born(store, f"r{number}", index=indexed(status, tags=("t",) if number else ()))
+            created(store, f"r{number}", index=indexed(status, tags=("t",) if number else ()))
         for run, holder in (("r0", "w1"), ("r1", "w1"), ("r2", "w2"), ("r3", "w3")):
             store.lease(run, holder, seconds=30)
         assert names(store, holders=("w1", "w2")) == ["r2", "r1", "r0"]
@@ -156,7 +156,7 @@ class Counting:
 
     def test_a_holder_lives_until_the_last_of_its_leases_has_ended(self, store: Store, clock: ManualClock) -> None:
         for run in "ab":
-            born(store, run, index=indexed("running"))
+            created(store, run, index=indexed("running"))
         store.lease("a", "w1", seconds=30)
         store.lease("b", "w1", seconds=10)
         clock.advance(10)
@@ -166,6 +166,6 @@ class Counting:
         assert (left.runs, left.lives) == (2, False)
 
     def test_who_let_everything_go_is_no_holder_any_more(self, store: Store) -> None:
-        born(store, "a", index=indexed("running"))
+        created(store, "a", index=indexed("running"))
         store.release("a", epoch=store.lease("a", "w1", seconds=30).epoch)
         assert store.holders() == []

@@ -10,17 +10,17 @@ from killick.errors import HeadMoved, RunBusy, RunExists, RunUnknown
 from killick.model.hashing import genesis
 from killick.store.protocol import Store
 from killick.store.records import CreateRun
-from store_contract.builders import SECOND_US, birth, chain, following, fork, moved
-from store_contract.probes import born, commit, event, everything, refused
+from store_contract.builders import SECOND_US, chain, creation, following, fork, moved
+from store_contract.probes import commit, created, event, everything, refused
 
 
 class Births:
     def test_a_birth_makes_a_free_run_at_epoch_0_whatever_epoch_it_names(self, store: Store) -> None:
-        item = birth(store, "a", "one", "two", epoch=99)
+        item = creation(store, "a", "one", "two", epoch=99)
         assert commit(store, item) == store.head("a") == replace(moved(item), epoch=0)
 
     def test_a_birth_with_a_holder_has_the_lease_at_epoch_1(self, store: Store, clock: ManualClock) -> None:
-        head = born(store, "a", birth=CreateRun(holder="w1", lease_seconds=30))
+        head = created(store, "a", create=CreateRun(holder="w1", lease_seconds=30))
         assert (head.epoch, head.holder) == (1, "w1")
         assert head.lease_until_us == store.now_us() + 30 * SECOND_US
         with pytest.raises(RunBusy):
@@ -30,14 +30,14 @@ class Births:
     def test_a_birth_under_a_taken_id_is_refused_even_if_it_says_the_same(
         self, store: Store, first: str | None, second: str | None
     ) -> None:
-        born(store, "a", "one", holder=first)
+        created(store, "a", "one", holder=first)
         before = everything(store)
-        refused(store, birth(store, "a", "one", holder=second), RunExists)
-        refused(store, birth(store, "a", "other", holder=first), RunExists)
+        refused(store, creation(store, "a", "one", holder=second), RunExists)
+        refused(store, creation(store, "a", "other", holder=first), RunExists)
         assert everything(store) == before
 
     def test_a_birth_sent_again_is_acknowledged_while_its_holder_has_the_run(self, store: Store) -> None:
-        item = birth(store, "a", "one", holder="w1")
+        item = creation(store, "a", "one", holder="w1")
         head = commit(store, item)
         before = everything(store)
         assert commit(store, item) == head
@@ -46,18 +46,18 @@ class Births:
         refused(store, item, RunExists)
 
     def test_a_birth_without_rows_stands_at_its_genesis(self, store: Store) -> None:
-        head = commit(store, birth(store, "a"))
+        head = commit(store, creation(store, "a"))
         assert (head.seq, head.hash) == (0, genesis(store.id, "a"))
-        refused(store, birth(store, "a"), RunExists)
+        refused(store, creation(store, "a"), RunExists)
         assert commit(store, following(head, "one")).seq == 1
 
     def test_only_a_fork_is_born_later_than_after_0(self, store: Store) -> None:
         rows = chain(3, genesis(store.id, "a"), "four")
-        refused(store, birth(store, "a", after=3, rows=rows), HeadMoved)
+        refused(store, creation(store, "a", after=3, rows=rows), HeadMoved)
         assert store.head("a") is None
 
     def test_a_fork_starts_after_the_cut_and_has_only_its_own_rows(self, store: Store) -> None:
-        parent = born(store, "a", "one", "two", "three")
+        parent = created(store, "a", "one", "two", "three")
         item = fork("a", "b", event(store, "a", 2), "other")
         child = commit(store, item)
         assert child == replace(moved(item), base=2, parent="a")
@@ -67,12 +67,12 @@ class Births:
         assert store.read("b") == [*item.rows, *items[1].rows]
 
     def test_a_fork_may_be_born_without_rows_in_the_batch_of_its_parent(self, store: Store) -> None:
-        parent = birth(store, "a", "one", "two")
+        parent = creation(store, "a", "one", "two")
         item = fork("a", "b", parent.rows[0])
         assert store.append([parent, item])[1] == replace(moved(item), base=1, parent="a")
 
     def test_a_fork_of_a_fork_may_cut_anywhere_in_its_own_lineage_only(self, store: Store) -> None:
-        born(store, "a", "one", "two", "three")
+        created(store, "a", "one", "two", "three")
         commit(store, fork("a", "b", event(store, "a", 2), "b-three", "b-four"))
         assert commit(store, fork("b", "c", event(store, "b", 3), "c-four")).base == 3
         assert commit(store, fork("b", "d", event(store, "a", 1), "d-two")).base == 1
@@ -80,7 +80,7 @@ class Births:
         refused(store, fork("b", "f", event(store, "a", 3), "f-four"), HeadMoved)
 
     def test_a_fork_must_leave_a_known_run_at_an_event_it_has(self, store: Store) -> None:
-        born(store, "a", "one")
+        created(store, "a", "one")
         at = event(store, "a", 1)
         assert refused(store, fork("nobody", "b", at, "two"), RunUnknown).run == "nobody"
         refused(store, fork("a", "b", replace(at, seq=2), "three"), HeadMoved)

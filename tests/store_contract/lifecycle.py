@@ -12,32 +12,32 @@ from killick.errors import HeadMoved, RunBusy, RunExists, StoreClosed
 from killick.store.protocol import Store
 from killick.store.records import READ_LIMIT, RunQuery
 from killick.store.records import Opening as Opened
-from store_contract.builders import SECOND_US, TOKEN, birth, blob, cached, following, fork, indexed, letter
-from store_contract.probes import Again, absent, born, commit, deliver, everything, refused, repaired
+from store_contract.builders import SECOND_US, TOKEN, blob, cached, creation, following, fork, indexed, letter
+from store_contract.probes import Again, absent, commit, created, deliver, everything, refused, repaired
 
 OPERATIONS: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
-    ("heads sweep soonest_us inspect feed feed_end", ()),
+    ("heads sweep soonest_us inspect outbox outbox_end", ()),
     ("head read references snapshots forget_snapshots inbox messages", ("a",)),
-    ("claimed index tags quarantined aside remove", ("a",)),
+    ("claimed index tags quarantined displaced remove", ("a",)),
     ("append deliver pieces", ([],)),
     ("row", ("a", 1)),
     ("quarantine", ("a", None)),
     ("owner", (TOKEN,)),
     ("runs", (RunQuery(),)),
-    ("due trim_feed", (1,)),
+    ("due trim_outbox", (1,)),
 )
 
 
 def filled(store: Store) -> dict[str, tuple[object, ...]]:
     """Puts one of everything into a store; returns its contents."""
-    head = born(store, "a", "one", "two", pieces=(blob("v"),), claims=(TOKEN,))
+    head = created(store, "a", "one", "two", pieces=(blob("v"),), claims=(TOKEN,))
     deliver(store, letter("a", "m1", pieces=(blob("sent"),)), letter("a", "m2"))
     index = indexed(tags=("t",), wake_at_us=7)
     commit(store, following(head, "three", takes=(1,), snapshot=cached(2), index=index))
     commit(store, fork("a", "b", store.read("a")[1], "other"))
-    born(store, "c", index=indexed("waiting", priority=2, wake_at_us=5, started_at_us=1, changed_at_us=2))
+    created(store, "c", index=indexed("waiting", priority=2, wake_at_us=5, started_at_us=1, changed_at_us=2))
     store.lease("c", "w1", seconds=30)
-    born(store, "d")
+    created(store, "d")
     store.remove("d")
     store.quarantine("b", "broken")
     repaired(store, keep=2, seq=6)
@@ -53,7 +53,7 @@ class Opening:
         assert store.heads() == []
 
     def test_a_closed_store_says_so_and_can_be_closed_again(self, store: Store) -> None:
-        born(store, "a")
+        created(store, "a")
         store.close()
         for names, arguments in OPERATIONS:
             for name in names.split():
@@ -62,11 +62,11 @@ class Opening:
         for operation in (
             partial(store.lease, "a", "w1", seconds=30),
             partial(store.claim, "w1", now_us=1, seconds=30, limit=1),
-            partial(store.keep, "w1", ["a"], seconds=30),
+            partial(store.renew, "w1", ["a"], seconds=30),
             partial(store.release, "a", epoch=0),
             partial(store.opening, "a", fold=1),
             partial(store.watch, list[str]().append),
-            partial(store.refer, "a", [], at=1, delivered=0),
+            partial(store.set_references, "a", [], at=1, delivered=0),
             partial(store.reindex, "a", indexed(), at=1),
         ):
             with pytest.raises(StoreClosed):
@@ -80,16 +80,16 @@ class Opening:
         assert everything(opened) == before
         assert ((opened.id, opened.secret_key), opened.runs(RunQuery())) == (identity, listed)
         assert opened.inspect() == []
-        refused(opened, birth(opened, "d", "other"), RunExists)
+        refused(opened, creation(opened, "d", "other"), RunExists)
         [message] = deliver(opened, letter("a", "m3"))
         assert message.number == 3
-        born(opened, "e")
+        created(opened, "e")
         assert [head.run for _, head in opened.heads()] == ["a", "b", "c", "e"]
 
     # going on with a run ----------------------------------------------------------------------
 
     def test_what_is_needed_to_go_on_with_a_run_comes_in_one_reading(self, store: Store) -> None:
-        head = born(store, "a", "one", "two", holder="w1")
+        head = created(store, "a", "one", "two", holder="w1")
         rows = store.read("a")
         assert store.opening("a", fold=1) == Opened(head=head, quarantined=None, snapshot=None, rows=rows)
         for seq in (2, 3):
@@ -106,20 +106,20 @@ class Opening:
         assert (opening.snapshot, opening.rows) == (None, store.read("a"))
 
     def test_an_unknown_or_removed_run_cannot_be_gone_on_with(self, store: Store) -> None:
-        born(store, "a")
+        created(store, "a")
         store.remove("a")
         assert (store.opening("a", fold=1), store.opening("b", fold=1)) == (None, None)
         absent(store, "b")
 
     def test_a_fork_is_gone_on_with_by_its_own_rows(self, store: Store) -> None:
-        born(store, "a", "one", "two", "three", snapshot=cached(1))
+        created(store, "a", "one", "two", "three", snapshot=cached(1))
         commit(store, fork("a", "b", store.read("a")[1], "other", "more"))
         opening = store.opening("b", fold=1)
         assert opening is not None
         assert (opening.head, opening.snapshot, opening.rows) == (store.head("b"), None, store.read("b"))
 
     def test_a_long_run_is_opened_whole(self, store: Store) -> None:
-        born(store, "a", *map(str, range(READ_LIMIT + 2)))
+        created(store, "a", *map(str, range(READ_LIMIT + 2)))
         opening = store.opening("a", fold=1)
         assert opening is not None
         assert [row.seq for row in opening.rows] == list(range(1, READ_LIMIT + 3))
@@ -139,7 +139,7 @@ class Opening:
 
     def test_two_that_have_the_store_open_see_each_others_commits(self, store: Store, again: Again) -> None:
         other = again()
-        head = born(store, "a")
+        head = created(store, "a")
         assert other.head("a") == head
         assert commit(other, following(head, "two")) == store.head("a")
         refused(store, following(head, "mine"), HeadMoved)

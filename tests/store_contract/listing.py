@@ -11,7 +11,7 @@ from killick.clock import ManualClock
 from killick.store.protocol import Store
 from killick.store.records import ENDED, RunQuery
 from store_contract.builders import SECOND_US, following, indexed, letter
-from store_contract.probes import born, commit, deliver, line
+from store_contract.probes import commit, created, deliver, line
 
 
 def due(store: Store, now_us: int, limit: int = 100) -> list[str]:
@@ -21,7 +21,7 @@ def due(store: Store, now_us: int, limit: int = 100) -> list[str]:
 class Finding:
     def test_the_index_comes_back_as_it_was_written(self, store: Store) -> None:
         times = {"wake_at_us": 9, "started_at_us": 1, "changed_at_us": 2}
-        born(store, "a", index=indexed("waiting", agent="x", priority=3, tags=("u", "v"), **times))
+        created(store, "a", index=indexed("waiting", agent="x", priority=3, tags=("u", "v"), **times))
         row = line(store, "a")
         assert (row.run, row.agent, row.status, row.priority) == ("a", "x", "waiting", 3)
         assert (row.wake_at_us, row.started_at_us, row.changed_at_us) == (9, 1, 2)
@@ -29,7 +29,7 @@ class Finding:
         assert [(row.number, row.run)] == [(number, head.run) for number, head in store.heads()]
 
     def test_an_index_stays_until_another_replaces_it_whole(self, store: Store) -> None:
-        head = born(store, "a", index=indexed(tags=("old", "both"), wake_at_us=7))
+        head = created(store, "a", index=indexed(tags=("old", "both"), wake_at_us=7))
         before = line(store, "a")
         head = commit(store, following(head, "two"))
         assert (line(store, "a"), store.tags("a")) == (before, {"old", "both"})
@@ -40,7 +40,7 @@ class Finding:
         assert [store.runs(RunQuery(tag=tag)) for tag in ("old", "both", "new")] == [[], [row], [row]]
 
     def test_reindexing_writes_the_index_anew_unless_the_log_went_on(self, store: Store) -> None:
-        head = born(store, "a", index=indexed("running", tags=("old",)))
+        head = created(store, "a", index=indexed("running", tags=("old",)))
         deliver(store, letter("a", "m", at_us=50))
         before = line(store, "a")
         anew = indexed("paused", tags=("new",), wake_at_us=90)
@@ -54,8 +54,8 @@ class Finding:
 
     def test_runs_are_listed_newest_first_below_a_cursor_if_they_have_an_index(self, store: Store) -> None:
         for number in range(6):
-            born(store, f"r{number}", index=indexed(tags=("even",) if number % 2 == 0 else ()))
-        born(store, "bare")
+            created(store, f"r{number}", index=indexed(tags=("even",) if number % 2 == 0 else ()))
+        created(store, "bare")
         listed = store.runs(RunQuery())
         assert [row.run for row in listed] == ["r5", "r4", "r3", "r2", "r1", "r0"]
         assert store.runs(RunQuery(), limit=2) == listed[:2]
@@ -65,9 +65,9 @@ class Finding:
         assert store.runs(RunQuery(tag="even"), before=listed[3].number, limit=2) == listed[5:]
 
     def test_every_field_of_a_query_must_match(self, store: Store) -> None:
-        born(store, "a", index=indexed("running", agent="x", tags=("t", "u")))
-        born(store, "b", index=indexed("failed", agent="x", tags=("t",)))
-        born(store, "c", index=indexed("paused", agent="y"))
+        created(store, "a", index=indexed("running", agent="x", tags=("t", "u")))
+        created(store, "b", index=indexed("failed", agent="x", tags=("t",)))
+        created(store, "c", index=indexed("paused", agent="y"))
 
         def names(**fields: Any) -> str:
             return "".join(sorted(row.run for row in store.runs(RunQuery(**fields))))
@@ -79,7 +79,7 @@ class Finding:
 
     def test_a_listing_may_ask_for_runs_that_changed_in_a_span_of_time(self, store: Store) -> None:
         for run, at in (("a", 10), ("b", 20), ("c", 30)):
-            born(store, run, index=indexed(started_at_us=1, changed_at_us=at))
+            created(store, run, index=indexed(started_at_us=1, changed_at_us=at))
 
         def names(**fields: Any) -> str:
             return "".join(row.run for row in store.runs(RunQuery(**fields)))
@@ -95,7 +95,7 @@ class Finding:
             ("c", "killickling"),
             ("d", "killick.hook:page"),
         ):
-            born(store, run, index=indexed("waiting", agent=agent, tags=("t",), changed_at_us=5))
+            created(store, run, index=indexed("waiting", agent=agent, tags=("t",), changed_at_us=5))
         for query in (RunQuery(), RunQuery(status=("waiting",)), RunQuery(since_us=1)):
             assert [row.run for row in store.runs(query)] == ["c", "a"]
         assert [row.run for row in store.runs(RunQuery(), limit=2)] == ["c", "a"]
@@ -105,7 +105,7 @@ class Finding:
     # messages wake runs -----------------------------------------------------------------------
 
     def test_delivered_counts_every_message_ever_delivered(self, store: Store) -> None:
-        head = born(store, "a")
+        head = created(store, "a")
         deliver(store, letter("a", "m0"))
         head = commit(store, following(head, "two", index=indexed()))
         deliver(store, letter("a", "m1"), letter("a", "m2"), letter("a", "m1"))
@@ -118,7 +118,7 @@ class Finding:
     def test_a_delivery_wakes_a_run_that_has_not_ended_and_does_not_wake_sooner(
         self, store: Store, status: str, wake: int | None, expected: int
     ) -> None:
-        born(store, "a", index=indexed(status, wake_at_us=wake))
+        created(store, "a", index=indexed(status, wake_at_us=wake))
         deliver(store, letter("a", "m", at_us=50))
         row = line(store, "a")
         assert (row.wake_at_us, row.delivered) == (wake if status in ENDED else expected, 1)
@@ -131,14 +131,14 @@ class Finding:
     def test_a_run_is_due_as_of_the_first_message_its_writer_had_neither_seen_nor_taken(
         self, store: Store, status: str, seen: int, takes: tuple[int, ...], wake: int | None, expected: int
     ) -> None:
-        head = born(store, "a", index=indexed())
+        head = created(store, "a", index=indexed())
         deliver(store, *(letter("a", f"m{at}", at_us=at) for at in (40, 50, 60)))
         index = indexed(status, seen=seen, wake_at_us=wake)
         commit(store, following(head, "two", takes=takes, index=index))
         assert line(store, "a").wake_at_us == (wake if status in ENDED else expected)
 
     def test_a_message_that_was_taken_wakes_the_run_again_only_if_returned(self, store: Store) -> None:
-        head = born(store, "a", index=indexed())
+        head = created(store, "a", index=indexed())
         deliver(store, letter("a", "m", at_us=50))
         head = commit(store, following(head, "two", takes=(1,), index=indexed(seen=1)))
         deliver(store, letter("a", "m", at_us=60))
@@ -152,16 +152,16 @@ class Finding:
         now = clock.now_us()
         wanted = {"low": (0, now - 9), "late": (5, now), "twin": (5, now - 2), "younger": (5, now - 2)}
         for run, (priority, wake) in {**wanted, "top": (9, now)}.items():
-            born(store, run, index=indexed("waiting", priority=priority, wake_at_us=wake))
+            created(store, run, index=indexed("waiting", priority=priority, wake_at_us=wake))
         order = ["top", "twin", "younger", "late", "low"]
         assert (due(store, now), due(store, now, limit=2)) == (order, order[:2])
 
     def test_a_run_is_due_when_its_wake_time_has_come(self, store: Store, clock: ManualClock) -> None:
-        born(store, "a")
-        born(store, "b", index=indexed("waiting"))
+        created(store, "a")
+        created(store, "b", index=indexed("waiting"))
         assert (store.due(clock.now_us()), store.soonest_us()) == ([], None)
         for run, seconds in (("c", 9), ("d", 5)):
-            born(store, run, index=indexed("waiting", wake_at_us=clock.now_us() + seconds * SECOND_US))
+            created(store, run, index=indexed("waiting", wake_at_us=clock.now_us() + seconds * SECOND_US))
         assert (store.due(clock.now_us()), store.soonest_us()) == ([], clock.now_us() + 5 * SECOND_US)
         assert (store.soonest_us(agents=["clerk"]), store.soonest_us(agents=["other"])) == (store.soonest_us(), None)
         clock.advance(5)
@@ -169,12 +169,12 @@ class Finding:
 
     @pytest.mark.parametrize("status", ENDED)
     def test_a_run_that_ended_is_never_due(self, store: Store, clock: ManualClock, status: str) -> None:
-        born(store, "a", index=indexed(status, wake_at_us=1))
+        created(store, "a", index=indexed(status, wake_at_us=1))
         assert (store.due(clock.now_us()), store.soonest_us()) == ([], None)
 
     def test_a_quarantined_run_is_not_due_until_let_back(self, store: Store, clock: ManualClock) -> None:
         for run in "abc":
-            born(store, run, index=indexed("waiting", wake_at_us=ord(run)))
+            created(store, run, index=indexed("waiting", wake_at_us=ord(run)))
         store.quarantine("a", "broken")
         assert (due(store, clock.now_us(), limit=2), store.soonest_us()) == (["b", "c"], ord("b"))
         store.quarantine("a", None)
@@ -182,11 +182,11 @@ class Finding:
 
     @pytest.mark.parametrize("seconds", [30, inf])
     def test_a_held_run_is_not_due(self, store: Store, clock: ManualClock, seconds: float) -> None:
-        born(store, "a", index=indexed("waiting", wake_at_us=1))
+        created(store, "a", index=indexed("waiting", wake_at_us=1))
         held, soonest = store.lease("a", "w1", seconds=seconds), store.soonest_us()
         assert soonest is None or soonest > clock.now_us()
         for run in "bc":
-            born(store, run, index=indexed("waiting", wake_at_us=2))
+            created(store, run, index=indexed("waiting", wake_at_us=2))
         assert (due(store, clock.now_us(), limit=2), store.soonest_us()) == (["b", "c"], 2)
         clock.advance(30)
         assert due(store, clock.now_us(), limit=1) == (["a"] if seconds == 30 else ["b"])

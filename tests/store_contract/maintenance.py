@@ -8,14 +8,14 @@ from killick.clock import ManualClock
 from killick.errors import AlreadyClaimed, KillickError, RunExists, RunUnknown, StoreError
 from killick.store.protocol import Store
 from killick.store.records import Head, Owner, RunQuery
-from store_contract.builders import TOKEN, birth, blob, cached, chain, following, fork, indexed, letter
-from store_contract.probes import absent, born, commit, deliver, everything, refused, repaired
+from store_contract.builders import TOKEN, blob, cached, chain, creation, following, fork, indexed, letter
+from store_contract.probes import absent, commit, created, deliver, everything, refused, repaired
 
 
 class Keeping:
     def test_a_quarantined_run_is_set_apart_alone_until_it_is_let_back(self, store: Store) -> None:
-        head = born(store, "a")
-        born(store, "b")
+        head = created(store, "a")
+        created(store, "b")
         for reason in ("broken at event 1", "worse", None):
             store.quarantine("a", reason)
             # The log, not the store, refuses a quarantined run.
@@ -23,16 +23,16 @@ class Keeping:
             assert (store.quarantined("a"), store.quarantined("b")) == (reason, None)
 
     def test_a_repair_sets_rows_aside_and_goes_on_after_the_old_head(self, store: Store) -> None:
-        item = birth(store, "a", "one", "two", "three")
+        item = creation(store, "a", "one", "two", "three")
         commit(store, item)
         [(number, _)] = store.heads()
         head, rows = repaired(store, keep=1, seq=4)
         assert store.heads() == [(number, head)]
         assert store.read("a") == [item.rows[0], *rows]
-        assert (store.aside("a"), store.row("a", 2)) == (list(item.rows[1:]), None)
+        assert (store.displaced("a"), store.row("a", 2)) == (list(item.rows[1:]), None)
 
     def test_a_repair_may_leave_a_gap_be_followed_and_be_repaired(self, store: Store) -> None:
-        item = birth(store, "a", "one", "two")
+        item = creation(store, "a", "one", "two")
         commit(store, item)
         head, rows = repaired(store, keep=1, seq=7)
         assert store.read("a", after=1, limit=1) == [rows[0]]
@@ -40,11 +40,11 @@ class Keeping:
         commit(store, last)
         assert [row.seq for row in store.read("a")] == [1, 7, 8, 9]
         repaired(store, keep=7, seq=10)
-        assert store.aside("a") == [item.rows[1], rows[1], *last.rows]
+        assert store.displaced("a") == [item.rows[1], rows[1], *last.rows]
 
     @pytest.mark.parametrize("seq", [1, 2, 3, 4])
     def test_a_repair_writes_only_after_the_old_head(self, store: Store, seq: int) -> None:
-        born(store, "a", "one", "two", "three", "four")
+        created(store, "a", "one", "two", "three", "four")
         before = everything(store)
         with pytest.raises((ValueError, KillickError)):
             repaired(store, keep=1, seq=seq)
@@ -62,7 +62,7 @@ class Keeping:
 
     def test_a_removed_run_is_gone(self, store: Store, clock: ManualClock) -> None:
         index = indexed(tags=("t",), wake_at_us=1)
-        born(store, "a", "one", "two", pieces=(blob("v"),), index=index, snapshot=cached(1))
+        created(store, "a", "one", "two", pieces=(blob("v"),), index=index, snapshot=cached(1))
         deliver(store, letter("a", "m"))
         repaired(store, keep=1, seq=3)
         store.remove("a")
@@ -70,21 +70,21 @@ class Keeping:
         assert store.runs(RunQuery()) == store.runs(RunQuery(tag="t")) == store.due(clock.now_us()) == []
 
     def test_the_id_the_number_and_the_claims_of_a_removed_run_stay_taken(self, store: Store) -> None:
-        item = birth(store, "a", "one", holder="w1", claims=(TOKEN,))
+        item = creation(store, "a", "one", holder="w1", claims=(TOKEN,))
         commit(store, item)
         [(number, _)] = store.heads()
         store.quarantine("a", "broken")
         store.remove("a")
-        for again in (item, birth(store, "a", "other")):
+        for again in (item, creation(store, "a", "other")):
             refused(store, again, RunExists)
-        refused(store, birth(store, "b", "one", claims=(TOKEN,)), AlreadyClaimed)
+        refused(store, creation(store, "b", "one", claims=(TOKEN,)), AlreadyClaimed)
         assert store.owner(TOKEN) == Owner("a", 1)
         absent(store, "a")
-        born(store, "b")
+        created(store, "b")
         assert store.heads()[0][0] > number
 
     def test_a_removed_run_takes_no_appends_messages_leases_or_forks(self, store: Store) -> None:
-        item = following(born(store, "a"), "two")
+        item = following(created(store, "a"), "two")
         head = commit(store, item)
         child = fork("a", "b", item.rows[0], "three")
         store.remove("a")
@@ -97,7 +97,7 @@ class Keeping:
             store.remove("a")
 
     def test_a_run_is_not_removed_while_a_fork_stands_on_it(self, store: Store) -> None:
-        parent = birth(store, "a", "one", "two")
+        parent = creation(store, "a", "one", "two")
         store.append([parent, fork("a", "b", parent.rows[0], "other")])
         before = everything(store)
         with pytest.raises(StoreError):
@@ -111,7 +111,7 @@ class Keeping:
 
     def test_a_sound_store_has_no_problems(self, store: Store) -> None:
         index = indexed(tags=("t",))
-        head = born(store, "a", "one", "two", pieces=(blob("v"),), claims=(TOKEN,), index=index)
+        head = created(store, "a", "one", "two", pieces=(blob("v"),), claims=(TOKEN,), index=index)
         deliver(store, letter("a", "m1"), letter("a", "m2"))
         more = {"takes": (1,), "snapshot": cached(2), "erases_rows": (1,), "index": indexed()}
         head = commit(store, following(head, "three", **more))
@@ -120,7 +120,7 @@ class Keeping:
         head, _ = repaired(store, keep=3, seq=7)
         commit(store, following(head, "nine", erases_rows=(4,)))
         store.lease("a", "w1", seconds=30)
-        born(store, "c")
+        created(store, "c")
         store.remove("c")
         before = everything(store)
         assert store.inspect() == store.inspect(heal=True) == []

@@ -8,36 +8,36 @@ from queue import Empty, Queue
 import pytest
 
 from killick.store.protocol import Store
-from killick.store.records import FEED_RANG, OutboxRow
-from store_contract.builders import birth, following, indexed, letter
-from store_contract.probes import Again, born, commit, deliver
+from killick.store.records import OUTBOX_CHANGED, OutboxRow
+from store_contract.builders import creation, following, indexed, letter
+from store_contract.probes import Again, commit, created, deliver
 
-HEARD_SECONDS = 10.0
+NOTIFIED_SECONDS = 10.0
 """How long a test waits for a notification."""
 
 
-class Heard:
+class Notifications:
     """The notifications received while a store was watched."""
 
     def __init__(self, store: Store) -> None:
-        self._rung: Queue[str] = Queue()
-        self.stop = store.watch(self._rung.put)
+        self._received: Queue[str] = Queue()
+        self.stop = store.watch(self._received.put)
 
     def expect(self, run: str) -> None:
         """Waits for a notification of this run, or of none."""
         try:
-            while self._rung.get(timeout=HEARD_SECONDS) not in (run, ""):
+            while self._received.get(timeout=NOTIFIED_SECONDS) not in (run, ""):
                 pass
         except Empty:
             raise AssertionError(f"no notification for {run}") from None
 
     def forget(self) -> None:
-        while not self._rung.empty():
-            self._rung.get()
+        while not self._received.empty():
+            self._received.get()
 
     @property
     def nothing(self) -> bool:
-        return self._rung.empty()
+        return self._received.empty()
 
 
 def sent(store: Store) -> None:
@@ -45,13 +45,13 @@ def sent(store: Store) -> None:
 
 
 def started(store: Store) -> None:
-    born(store, "new", index=indexed("queued", wake_at_us=1))
+    created(store, "new", index=indexed("queued", wake_at_us=1))
 
 
 def started_with_another(store: Store) -> None:
     head = store.head("free")
     assert head is not None
-    commit(store, following(head, "two", also=(birth(store, "new", "born", index=indexed("queued", wake_at_us=1)),)))
+    commit(store, following(head, "two", also=(creation(store, "new", "born", index=indexed("queued", wake_at_us=1)),)))
 
 
 def sent_with_another(store: Store) -> None:
@@ -80,7 +80,7 @@ def sooner(store: Store) -> None:
 def told(store: Store) -> None:
     head = store.head("free")
     assert head is not None
-    commit(store, following(head, "two", tells=(OutboxRow(2, "x"),)))
+    commit(store, following(head, "two", outbox=(OutboxRow(2, "x"),)))
 
 
 CAUSES: tuple[tuple[Callable[[Store], None], str], ...] = (
@@ -91,14 +91,14 @@ CAUSES: tuple[tuple[Callable[[Store], None], str], ...] = (
     (left, "held"),
     (parked, "held"),
     (sooner, "free"),
-    (told, FEED_RANG),
+    (told, OUTBOX_CHANGED),
 )
 
 
 def prepared(store: Store) -> None:
-    born(store, "a", index=indexed("waiting"))
-    born(store, "free", index=indexed("waiting", wake_at_us=900))
-    born(store, "held", holder="w1", index=indexed())
+    created(store, "a", index=indexed("waiting"))
+    created(store, "free", index=indexed("waiting", wake_at_us=900))
+    created(store, "held", holder="w1", index=indexed())
 
 
 class Watching:
@@ -109,9 +109,9 @@ class Watching:
     ) -> None:
         other = store if opened == 1 else again()
         prepared(store)
-        heard = [Heard(store), Heard(store)]
+        notifications = [Notifications(store), Notifications(store)]
         cause(other)
-        for one in heard:
+        for one in notifications:
             one.expect(run)
             one.stop()
 
@@ -120,7 +120,7 @@ class Watching:
         seen: Queue[tuple[str, int]] = Queue()
         stop = store.watch(lambda run: seen.put((run, len(store.inbox("a")))))
         sent(store)
-        while (rung := seen.get(timeout=HEARD_SECONDS)) != ("a", 1):
+        while (rung := seen.get(timeout=NOTIFIED_SECONDS)) != ("a", 1):
             # One without a run may concern an earlier change.
             assert rung[0] != "a"
             if rung == ("", 1):
@@ -129,7 +129,7 @@ class Watching:
 
     def test_who_stopped_watching_hears_nothing_more(self, store: Store) -> None:
         prepared(store)
-        first, second = Heard(store), Heard(store)
+        first, second = Notifications(store), Notifications(store)
         first.stop()
         first.stop()
         first.forget()
@@ -141,10 +141,10 @@ class Watching:
     def test_a_watched_store_can_be_closed_and_then_rings_no_more(self, store: Store, again: Again) -> None:
         other = again()
         prepared(store)
-        heard, rest = Heard(store), Heard(other)
+        notifications, rest = Notifications(store), Notifications(other)
         store.close()
-        heard.forget()
+        notifications.forget()
         sent(other)
         rest.expect("a")
-        assert heard.nothing
-        heard.stop()
+        assert notifications.nothing
+        notifications.stop()

@@ -11,7 +11,7 @@ from killick.errors import LogError
 from killick.model.hashing import genesis, link
 from killick.store.protocol import Store
 from killick.store.records import Append, Delivered, Delivery, Head, Message, References, Row, RunRow
-from store_contract.builders import birth, chain
+from store_contract.builders import chain, creation
 
 Refusal = TypeVar("Refusal", bound=LogError)
 
@@ -31,8 +31,8 @@ def refused(store: Store, item: Append, kind: type[Refusal]) -> Refusal:
     return result
 
 
-def born(store: Store, run: str, *texts: str, **fields: Any) -> Head:
-    return commit(store, birth(store, run, *(texts or ("started",)), **fields))
+def created(store: Store, run: str, *texts: str, **fields: Any) -> Head:
+    return commit(store, creation(store, run, *(texts or ("started",)), **fields))
 
 
 def deliver(store: Store, *deliveries: Delivery) -> list[Message]:
@@ -77,7 +77,7 @@ def everything(store: Store) -> dict[str, tuple[object, ...]]:
         snapshots = sorted((one.seq, one.fold, one.hash, one.root) for one in store.snapshots(run))
         log = (number, head, store.read(run), references, pieces, snapshots)
         rest = (store.messages(run), store.claimed(run), store.index(run), store.tags(run))
-        told[run] = (*log, *rest, store.quarantined(run), store.aside(run))
+        told[run] = (*log, *rest, store.quarantined(run), store.displaced(run))
     return told
 
 
@@ -86,7 +86,7 @@ def absent(store: Store, run: str) -> None:
     assert (store.head(run), store.row(run, 1), store.index(run), store.quarantined(run)) == (None,) * 4
     assert store.snapshot(run, fold=1, at=9) is None
     assert [store.read(run), store.snapshots(run), store.inbox(run), store.messages(run)] == [[]] * 4
-    assert (store.claimed(run), store.tags(run), store.aside(run)) == ({}, set(), [])
+    assert (store.claimed(run), store.tags(run), store.displaced(run)) == ({}, set(), [])
     assert store.references(run) == References(set(), set())
     assert run not in [head.run for _, head in store.heads()]
 

@@ -11,8 +11,8 @@ import pytest
 from killick.errors import HeadMoved, RunExists, StoreClosed, StoreError
 from killick.store.protocol import Store, Transaction
 from killick.store.records import Delivered, Head
-from store_contract.builders import birth, blob, following, indexed, letter, moved
-from store_contract.probes import Again, born, chained, commit, found
+from store_contract.builders import blob, creation, following, indexed, letter, moved
+from store_contract.probes import Again, chained, commit, created, found
 
 
 def appended(transaction: Transaction, item: Any) -> Head:
@@ -57,12 +57,12 @@ class Transacting:
         with pytest.raises(StoreError), store.transaction():
             pytest.fail("a transaction began")
         with pytest.raises(StoreError):
-            store.joining(None)
+            store.join(None)
 
     # transactions of the store's own ----------------------------------------------------------
 
     def test_rows_of_an_application_and_events_commit_together(self, store: Store, theirs: Any, again: Again) -> None:
-        born(store, "a")
+        created(store, "a")
         with store.transaction() as transaction:
             assert transaction.is_open
             self.enter(transaction.connection, 1, 2)
@@ -78,7 +78,7 @@ class Transacting:
         assert self.entered(theirs) == [1, 2]
 
     def test_nothing_is_to_be_seen_before_it_is_committed(self, store: Store, theirs: Any) -> None:
-        before = born(store, "a")
+        before = created(store, "a")
         with store.transaction() as transaction:
             self.enter(transaction.connection, 1)
             appended(transaction, following(before, "two"))
@@ -86,7 +86,7 @@ class Transacting:
             assert (found(store, "a"), store.inbox("a"), self.entered(theirs)) == (before, [], [])
 
     def test_an_exception_takes_all_of_it_back_and_comes_out_as_it_is(self, store: Store, theirs: Any) -> None:
-        before = born(store, "a")
+        before = created(store, "a")
         wrong = RuntimeError("out of paper")
 
         def fails() -> None:
@@ -114,7 +114,7 @@ class Transacting:
     def test_a_statement_that_fails_ends_nothing_and_what_follows_is_never_the_stores_own_error(
         self, store: Store, theirs: Any
     ) -> None:
-        before = born(store, "a")
+        before = created(store, "a")
 
         def goes_on() -> None:
             with store.transaction() as transaction:
@@ -136,17 +136,17 @@ class Transacting:
         assert (found(store, "a").seq, self.entered(theirs)) == expected
 
     def test_a_refused_append_is_told_and_the_transaction_goes_on(self, store: Store, theirs: Any) -> None:
-        before = born(store, "a")
+        before = created(store, "a")
         commit(store, following(before, "two"))
         with store.transaction() as transaction:
             self.enter(transaction.connection, 1)
-            stale, fresh = transaction.append([following(before, "late"), birth(store, "b", "one")])
+            stale, fresh = transaction.append([following(before, "late"), creation(store, "b", "one")])
         assert isinstance(stale, HeadMoved)
         assert isinstance(fresh, Head)
         assert (found(store, "a").seq, found(store, "b"), self.entered(theirs)) == (2, fresh, [1])
 
     def test_the_next_append_goes_on_from_what_was_committed(self, store: Store, theirs: Any) -> None:
-        head = commit(store, following(born(store, "a"), "two"))
+        head = commit(store, following(created(store, "a"), "two"))
         for turn in range(3):
             with store.transaction() as transaction:
                 first = following(head, f"{turn} in it")
@@ -156,7 +156,7 @@ class Transacting:
         chained(store, "a")
 
     def test_an_application_that_ends_the_transaction_is_refused_or_found_out(self, store: Store, theirs: Any) -> None:
-        before = born(store, "a")
+        before = created(store, "a")
 
         def ends_it() -> None:
             with store.transaction() as transaction:
@@ -173,7 +173,7 @@ class Transacting:
 
     def test_transactions_of_two_threads_both_happen(self, store: Store, theirs: Any) -> None:
         for run in ("a", "b"):
-            born(store, run)
+            created(store, run)
 
         def work(run: str, first: int) -> None:
             for entry in range(first, first + 10):
@@ -199,13 +199,13 @@ class Transacting:
     # transactions of others -------------------------------------------------------------------
 
     def test_what_is_joined_to_somebodys_transaction_happens_when_they_commit(self, store: Store, theirs: Any) -> None:
-        before = born(store, "a", index=indexed("waiting"))
+        before = created(store, "a", index=indexed("waiting"))
         theirs.execute("BEGIN")
         self.enter(theirs, 1)
-        joined = store.joining(theirs)
+        joined = store.join(theirs)
         assert joined.is_open
         head = appended(joined, following(before, "two"))
-        appended(joined, birth(store, "b", "one", index=indexed("queued", wake_at_us=5)))
+        appended(joined, creation(store, "b", "one", index=indexed("queued", wake_at_us=5)))
         [told, other] = joined.deliver([letter("a", "m"), letter("b", "to one that is being born")])
         assert isinstance(told, Delivered)
         assert isinstance(other, Delivered)
@@ -218,26 +218,26 @@ class Transacting:
         commit(store, following(head, "three"))
 
     def test_what_is_joined_goes_when_they_roll_back(self, store: Store, theirs: Any) -> None:
-        before = born(store, "a")
+        before = created(store, "a")
         theirs.execute("BEGIN")
         self.enter(theirs, 1)
-        joined = store.joining(theirs)
+        joined = store.join(theirs)
         appended(joined, following(before, "two"))
-        appended(joined, birth(store, "b", "one"))
+        appended(joined, creation(store, "b", "one"))
         joined.deliver([letter("a", "m")])
         theirs.execute("ROLLBACK")
         assert not joined.is_open
         assert (found(store, "a"), store.head("b"), store.inbox("a"), self.entered(theirs)) == (before, None, [], [])
         commit(store, following(before, "another two"))
-        born(store, "b", "another one")
+        created(store, "b", "another one")
         chained(store, "a")
 
     def test_a_refusal_leaves_their_transaction_as_it_was(self, store: Store, theirs: Any) -> None:
-        born(store, "a")
+        created(store, "a")
         theirs.execute("BEGIN")
         self.enter(theirs, 1)
-        [refused] = store.joining(theirs).append([birth(store, "a", "again")])
-        [unknown] = store.joining(theirs).deliver([letter("nobody", "m")])
+        [refused] = store.join(theirs).append([creation(store, "a", "again")])
+        [unknown] = store.join(theirs).deliver([letter("nobody", "m")])
         theirs.execute("COMMIT")
         assert isinstance(refused, RunExists)
         assert not isinstance(unknown, Delivered)
@@ -245,9 +245,9 @@ class Transacting:
 
     def test_a_connection_without_a_transaction_is_refused(self, store: Store, theirs: Any) -> None:
         with pytest.raises(StoreError, match="no transaction is open"):
-            store.joining(theirs)
+            store.join(theirs)
 
     @pytest.mark.parametrize("stranger", [None, "a place", object()])
     def test_what_is_no_connection_is_refused_and_named(self, store: Store, theirs: Any, stranger: Any) -> None:
         with pytest.raises(StoreError, match=type(stranger).__name__):
-            store.joining(stranger)
+            store.join(stranger)

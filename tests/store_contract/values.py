@@ -6,13 +6,13 @@ from msgspec.structs import replace
 
 from killick.store.protocol import Store
 from killick.store.records import References, Snapshot
-from store_contract.builders import birth, blob, cached, following, fork, letter
-from store_contract.probes import born, chained, commit, deliver, event, found, repaired
+from store_contract.builders import blob, cached, creation, following, fork, letter
+from store_contract.probes import chained, commit, created, deliver, event, found, repaired
 
 
 def snapped(store: Store, *snapshots: Snapshot) -> list[Snapshot]:
     """Appends the snapshots to a new run "a"; returns them as the store should, without chunks."""
-    head = born(store, "a")
+    head = created(store, "a")
     for snapshot in snapshots:
         head = commit(store, following(head, f"at {head.seq}", snapshot=snapshot))
     return [replace(snapshot, pieces=()) for snapshot in snapshots]
@@ -21,43 +21,43 @@ def snapped(store: Store, *snapshots: Snapshot) -> list[Snapshot]:
 class Values:
     def test_a_piece_comes_back_by_its_hash_whether_rows_came_with_it_or_not(self, store: Store) -> None:
         one, late = blob("one"), blob("late")
-        commit(store, following(born(store, "a", pieces=(one,)), pieces=(late,)))
+        commit(store, following(created(store, "a", pieces=(one,)), pieces=(late,)))
         assert store.pieces([one.hash, late.hash, bytes(32)]) == {one.hash: one, late.hash: late}
         assert store.references("a") == References({one.hash, late.hash}, set())
 
     def test_many_pieces_can_be_asked_for_at_once(self, store: Store) -> None:
         values = {value.hash: value for value in (blob(str(number)) for number in range(3_000))}
-        born(store, "a", pieces=tuple(values.values()))
+        created(store, "a", pieces=tuple(values.values()))
         assert store.pieces(values.keys()) == values
         assert store.references("a").log == values.keys()
 
     def test_an_erased_piece_loses_its_body_for_all_until_it_is_given_again(self, store: Store) -> None:
         value = blob("secret")
-        head = born(store, "a", pieces=(value,))
-        born(store, "b", pieces=(value,))
+        head = created(store, "a", pieces=(value,))
+        created(store, "b", pieces=(value,))
         commit(store, following(head, "erased", erases_pieces=(value.hash, bytes(32))))
         assert store.sweep() == 0
         assert store.pieces([value.hash, bytes(32)]) == {value.hash: replace(value, body=None)}
         assert store.references("a").log == store.references("b").log == {value.hash}
-        born(store, "c", pieces=(value,))
+        created(store, "c", pieces=(value,))
         assert store.pieces([value.hash]) == {value.hash: value}
 
     def test_a_piece_given_without_its_body_does_not_erase_it(self, store: Store) -> None:
         value = blob("value")
-        born(store, "a", pieces=(value,))
-        born(store, "b", pieces=(replace(value, body=None),))
+        created(store, "a", pieces=(value,))
+        created(store, "b", pieces=(replace(value, body=None),))
         assert store.pieces([value.hash]) == {value.hash: value}
 
     def test_erasing_a_row_takes_its_data_alone_and_leaves_the_chain(self, store: Store) -> None:
-        item = birth(store, "a", "one", "two")
-        born(store, "b", "one")
+        item = creation(store, "a", "one", "two")
+        created(store, "b", "one")
         commit(store, following(commit(store, item), "erased", erases_rows=(1, 77)))
         assert store.read("a")[:2] == [replace(item.rows[0], data=None), item.rows[1]]
         assert event(store, "b", 1).data is not None
         chained(store, "a")
 
     def test_erasing_a_message_takes_its_body_alone(self, store: Store) -> None:
-        head = born(store, "a")
+        head = created(store, "a")
         store.deliver([letter("a", "m1"), letter("a", "m2")])
         before, other = store.messages("a")
         commit(store, following(head, "erased", takes=(1,), erases_messages=(1, 77)))
@@ -68,30 +68,30 @@ class Values:
         assert store.purge()
 
     def test_erasing_a_row_also_empties_one_that_a_repair_set_aside(self, store: Store) -> None:
-        item = birth(store, "a", "one", "two", "three")
+        item = creation(store, "a", "one", "two", "three")
         commit(store, item)
         head, _ = repaired(store, keep=1, seq=4)
         commit(store, following(head, "erased", erases_rows=(2,)))
-        assert store.aside("a") == [replace(item.rows[1], data=None), item.rows[2]]
+        assert store.displaced("a") == [replace(item.rows[1], data=None), item.rows[2]]
 
     def test_the_references_of_a_log_can_be_written_anew(self, store: Store) -> None:
         wrong, lost = blob("wrong"), blob("lost")
-        born(store, "a", pieces=(wrong,), snapshot=cached(1))
-        born(store, "b", pieces=(lost,))
-        assert not store.refer("a", [lost.hash], at=2, delivered=0)
-        assert not store.refer("a", [lost.hash], at=1, delivered=1)
-        assert not store.refer("nobody", [lost.hash], at=1, delivered=0)
+        created(store, "a", pieces=(wrong,), snapshot=cached(1))
+        created(store, "b", pieces=(lost,))
+        assert not store.set_references("a", [lost.hash], at=2, delivered=0)
+        assert not store.set_references("a", [lost.hash], at=1, delivered=1)
+        assert not store.set_references("nobody", [lost.hash], at=1, delivered=0)
         assert store.references("a").log == {wrong.hash}
         for _ in range(2):
-            assert store.refer("a", [lost.hash], at=1, delivered=0)
+            assert store.set_references("a", [lost.hash], at=1, delivered=0)
         assert store.references("a") == References({lost.hash}, {blob("1/1").hash})
         store.remove("b")
         assert store.sweep() == 1
         assert store.pieces([lost.hash, wrong.hash]) == {lost.hash: lost}
 
     def test_a_sweep_spares_what_a_run_or_a_message_refers_to(self, store: Store) -> None:
-        born(store, "a", pieces=(blob("a"), blob("both")))
-        born(store, "b", pieces=(blob("b"), blob("both")))
+        created(store, "a", pieces=(blob("a"), blob("both")))
+        created(store, "b", pieces=(blob("b"), blob("both")))
         deliver(store, letter("b", "m", pieces=(blob("sent"),)))
         assert store.sweep() == 0
         store.remove("a")
@@ -100,7 +100,7 @@ class Values:
         assert store.pieces([blob("a").hash, *kept]).keys() == store.references("b").log == kept
 
     def test_a_sweep_deletes_no_more_than_its_limit(self, store: Store) -> None:
-        born(store, "a", pieces=tuple(blob(str(number)) for number in range(5)))
+        created(store, "a", pieces=tuple(blob(str(number)) for number in range(5)))
         store.remove("a")
         assert [store.sweep(limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
@@ -129,7 +129,7 @@ class Values:
         snapped(store, cached(2), cached(3))
         commit(store, following(found(store, "a"), "log", pieces=(two,)))
         deliver(store, letter("a", "m", pieces=(sent,)))
-        born(store, "b", snapshot=cached(1))
+        created(store, "b", snapshot=cached(1))
         assert store.references("a") == References({two.hash, sent.hash}, {two.hash, three.hash})
         assert (store.sweep(), store.pieces([three.hash])) == (0, {three.hash: three})
         store.forget_snapshots("a")

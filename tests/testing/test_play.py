@@ -293,7 +293,7 @@ def test_messages_words_and_edits_reach_the_run() -> None:
     async def listens(run: killick.Run) -> list[Any]:
         await run.update(limit=1)
         first = await run.wait("paid")
-        return [first, await run.heard(), run.context.limit]
+        return [first, await run.remarks(), run.context.limit]
 
     with play(listens) as t:
         t.until_waiting()

@@ -129,12 +129,12 @@ def test_a_route_of_the_api_lets_in_whom_its_scope_says_and_nobody_else(
         assert headers["content-security-policy"] == CSP
 
 
-@pytest.mark.parametrize("route", [route for route in ROUTES if route.at], ids=named)
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.pages], ids=named)
 def test_a_page_lets_in_whom_its_scope_says_and_sends_others_to_sign_in(
     route: Route, kd: killick.Client, cards: dict[str, str | None]
 ) -> None:
     app = asgi(kd)
-    for at in route.at:
+    for at in route.pages:
         for card, token in cards.items():
             status, headers, _ = ask(app, "GET", at, token)
             if route.scope is None:

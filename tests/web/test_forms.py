@@ -79,8 +79,9 @@ def test_a_value_that_does_not_fit_is_kept_all_the_same(value: Any, schema: dict
 
 @given(anything)
 def test_whatever_is_said_to_be_a_schema_makes_a_form(schema: Any) -> None:
-    form_of(schema)
-    form_of({"type": "object", "properties": {"a": schema}, "$defs": schema}, {"a": 1})
+    assert form_of(schema).kind
+    [field] = form_of({"type": "object", "properties": {"a": schema}, "$defs": schema}, {"a": 1}).fields
+    assert field.name == "a"
 
 
 def test_fields_are_what_the_schema_says() -> None:

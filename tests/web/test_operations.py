@@ -98,7 +98,7 @@ def test_a_step_is_overridden_skipped_or_tried_now(office: Desk) -> None:
 def test_a_rewind_says_what_stays_done(office: Desk) -> None:
     office.at(at.waits)
     will, did = office.does("/runs/r/rewind", to="1:before", because="wrong room")
-    assert "leaves: steps 1 to 2, which stay on record" in will
+    assert "rewinds: steps 1 to 2, which stay on record" in will
     assert 'stays done: step 1, desk_book(room="attic")' in will
     assert did == "rewound to 1:before"
     assert office.post("/runs/r/rewind", 404, to="99:before")["code"] == "boundary_unknown"

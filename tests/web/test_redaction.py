@@ -238,7 +238,7 @@ def asked() -> list[str]:
         path
         for route in ROUTES
         if route.method == "GET" and route.media != "text/event-stream"
-        for path in (f"/api/v1{route.path}", *route.at)
+        for path in (f"/api/v1{route.path}", *route.pages)
     ]
     for name, place in PLACES.items():
         found = [path.replace(name, place) for path in found]

@@ -158,7 +158,7 @@ def test_runs_whose_worker_is_gone_are_abandoned_and_not_running(
         log = kd.runtime.log.open(run, holder=f"w-{run}", seconds=30)
         log.append(Entry(e.RunTaken(at=clock.now_us(), epoch=log.epoch, holder=f"w-{run}")))
     clock.advance(20)
-    kd.runtime.store.keep("w-held", ["held"], seconds=300)
+    kd.runtime.store.renew("w-held", ["held"], seconds=300)
     clock.advance(20)
     assert runs_of(web, status=["abandoned"]) == ["left"]
     assert runs_of(web, status=["running", "abandoned"]) == ["left", "held"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def test_pages_follow_each_other_without_a_gap_or_a_repeat(kd: Client, web: Test
 
 
 def test_without_a_question_nothing_is_looked_for(kd: Client, web: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kd.runtime.store, "unmarked", None)
+    monkeypatch.setattr(kd.runtime.store, "unindexed", None)
     assert web.get("/api/v1/find").json()["found"] == []
     assert "Ask across all runs" in web.get("/find").text
 
@@ -118,3 +119,55 @@ def test_where_much_is_new_a_question_says_how_far_it_is_and_the_next_goes_on(
         asked += 1
         assert asked < 100
     assert len(found(web, what="calls")) == 3
+
+
+def test_names_of_tools_arguments_errors_and_agents_are_suggested(web: TestClient) -> None:
+    names = web.get("/api/v1/find/names").json()
+    assert (names["tools"], names["arguments"], names["agents"]) == (["pay"], ["amount", "to"], ["payer"])
+    assert "ValueError" in names["errors"]
+
+
+def test_a_name_that_nothing_has_is_taken_as_the_beginning_of_one(web: TestClient) -> None:
+    assert [hit["run"] for hit in found(web, what="calls", tool="PA", agent="pay")] == ["run-300", "run-2", "run-1"]
+    assert len(found(web, what="failures", kind="value")) == len(found(web, what="failures", kind="ValueError")) > 0
+    doc = web.get("/api/v1/find", params={"what": "calls", "tool": "pa", "limit": 2}).json()
+    assert doc["began"] == ["pay"]
+    following = web.get("/api/v1/find", params={"what": "calls", "tool": "pa", "cursor": doc["next"]}).json()
+    assert [hit["run"] for hit in doc["found"] + following["found"]] == ["run-300", "run-2", "run-1"]
+    assert found(web, what="calls", tool="ay") == []
+
+
+def test_a_question_that_is_refused_keeps_its_form(web: TestClient) -> None:
+    page = web.get("/find", params={"what": "calls", "tool": "pay", "since": "yesterday", "where": "to"})
+    assert page.status_code == 400
+    assert 'role="alert"' in page.text
+    assert all(f'value="{text}"' in page.text for text in ("pay", "yesterday", "to"))
+    unknown = web.get("/find", params={"what": "calls", "tool": "pay", "run": "nobody"})
+    assert (unknown.status_code, 'value="nobody"' in unknown.text) == (404, True)
+
+
+@killick.tool(effect="reads")
+def weigh(sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    return {"sizes": sizes}
+
+
+@killick.agent
+async def weigher(run: killick.Run) -> None:
+    await run.call(weigh, (4, 5))
+
+
+def test_tuples_are_shown_as_lists_and_no_tag_is_shown(kd: Client, web: TestClient) -> None:
+    kd.run(weigher, id="w")
+    [hit] = web.get("/api/v1/find", params={"what": "calls", "tool": "weigh"}).json()["found"]
+    assert hit["output"] == {"sizes": {"$tuple": [4, 5]}}
+    text = web.get("/find", params={"what": "calls", "tool": "weigh"}).text
+    assert "[4,5]" in unescape(text)
+    assert "$tuple" not in text
+
+
+def test_what_cannot_be_asked_is_refused_before_anything_is_indexed(
+    web: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "MARKING_SECONDS", -1.0)
+    monkeypatch.setattr("killick.history.search.index._MARKS", 1)
+    assert web.get("/find", params={"what": "calls", "since": "yesterday"}).status_code == 400

@@ -400,7 +400,9 @@ def test_values_that_were_erased_are_told_as_erased(kd: killick.Client) -> None:
     asyncio.run(story())
 
 
-def test_a_page_hears_that_a_run_moved_and_how_many_there_are(kd: killick.Client) -> None:
+@pytest.mark.parametrize("clock", [killick.clock.SystemClock(), killick.clock.ManualClock()], ids=["goes", "stands"])
+def test_a_page_hears_that_a_run_moved_and_how_many_there_are(clock: killick.clock.Clock) -> None:
+    kd = killick.open("memory:", clock=clock)
     kd.start(asker, id="r")
 
     async def story() -> None:
@@ -419,7 +421,8 @@ def test_a_page_hears_that_a_run_moved_and_how_many_there_are(kd: killick.Client
             runs = {each["run"] for _, _, data in listener.heard for each in data.get("runs", ())}
             assert runs == {"r"}
 
-    asyncio.run(story())
+    with kd:
+        asyncio.run(story())
 
 
 def test_a_run_that_moves_all_the_time_gives_a_few_hints_a_second(

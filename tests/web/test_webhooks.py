@@ -119,12 +119,31 @@ def test_a_webhook_becomes_an_event_that_triggers_hear_once(desk: Desk) -> None:
     desk.orders()
     for _ in range(3):
         answer = desk.send("/hooks/orders", {"number": 17})
-        assert (answer.status_code, answer.json()) == (200, {"name": "orders", "id": "m1", "heard": 1})
+        assert (answer.status_code, answer.json()) == (202, {"name": "orders", "id": "m1", "heard": 1})
     desk.send("/hooks/orders", {"number": 18}, name="m2")
     assert desk.orders() == [{"number": 17}, {"number": 18}]
     desk.clock.advance(30 * 24 * 3600)
-    assert desk.send("/hooks/orders", {"number": 17}).status_code == 200
+    assert desk.send("/hooks/orders", {"number": 17}).status_code == 202
     assert len(desk.orders()) == 2
+
+
+def test_a_webhook_that_no_trigger_hears_is_refused_and_logged_and_counts_when_it_is_sent_again(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    declared = TRIGGERS.copy()
+    TRIGGERS.restore({})
+    answer = desk.send("/hooks/orders", {"number": 17})
+    assert (answer.status_code, answer.json()["code"]) == (404, "trigger_unknown")
+    assert "webhook orders (m1): refused, no trigger listens to this event" in caplog.text
+    TRIGGERS.restore(declared)
+    assert desk.send("/hooks/orders", {"number": 17}).status_code == 202
+    assert desk.orders() == [{"number": 17}]
+
+
+def test_a_webhook_for_a_cancelled_trigger_is_refused(desk: Desk) -> None:
+    desk.orders()
+    desk.client.cancel("trigger:receiving.orders")
+    assert desk.send("/hooks/orders", {"number": 17}).status_code == 404
 
 
 def test_one_signed_webhook_counts_for_one_address(desk: Desk) -> None:
@@ -200,7 +219,7 @@ def test_the_same_body_under_another_name_or_changed_on_its_way_is_refused(desk:
     at = str(desk.clock.now_us() // 1_000_000)
     right = hmac.new(SECRET.encode(), f"m.{at}.".encode() + b"{}", sha256).digest()
     headers = {"webhook-id": "m", "webhook-timestamp": at, "webhook-signature": f"v1,{b64encode(right).decode()}"}
-    assert desk.post("/hooks/orders", b"{}", headers).status_code == 200
+    assert desk.post("/hooks/orders", b"{}", headers).status_code == 202
     for changed in ({"webhook-id": "n"}, {"webhook-timestamp": str(int(at) + 1)}, {"webhook-signature": "v1,"}):
         assert desk.post("/hooks/orders", b"{}", headers | changed).status_code == 401
     assert desk.post("/hooks/orders", b'{"a":1}', headers).status_code == 401

@@ -120,7 +120,7 @@ def test_it_is_a_tab_of_the_run(kd: killick.Client) -> None:
 def test_a_run_without_a_window_says_how_to_hold_one_and_one_without_models_that(kd: killick.Client) -> None:
     kd.run(coder, {"provider": "openai", "calls": 3, "model": "homebrew-1"}, id="r")
     text = page(kd, "/runs/r/window")
-    assert "no window was held;" in text
+    assert "no window was used;" in text
     assert "no price is known for homebrew-1" in text
     kd.run(without_models, id="n")
     assert "No model was called" in page(kd, "/runs/n/window")

@@ -601,7 +601,7 @@ def test_a_hook_that_somebody_ended_is_over_until_it_is_declared_again(kd: killi
     attended(kd, "tell")
     assert heard == []
     assert trim(kd.runtime.engine) > 0
-    assert kd.runtime.store.feed() == []
+    assert kd.runtime.store.outbox() == []
     ensure(kd.runtime.engine)
     ensure(kd.runtime.engine)
     some_runs(kd, 2)
@@ -626,11 +626,11 @@ def test_what_all_hooks_have_passed_is_forgotten(world: World) -> None:
     # Another app's hook counts too, although it is not declared here.
     HOOKS.pop("slow")
     assert trim(world.process().runtime.engine) == 1
-    assert [told.run for told in kd.runtime.store.feed()] == ["hook:slow", "run-1", "run-1", "run-2", "run-2"]
+    assert [told.run for told in kd.runtime.store.outbox()] == ["hook:slow", "run-1", "run-1", "run-2", "run-2"]
     listening("slow")
     attended(kd, "slow")
     trim(kd.runtime.engine)
-    assert kd.runtime.store.feed() == []
+    assert kd.runtime.store.outbox() == []
     some_runs(kd, 3)
     heard = listening("later")
     ensure(kd.runtime.engine)
@@ -658,7 +658,7 @@ def test_the_cursor_passes_what_it_does_not_listen_to_without_an_event_for_each(
         recorded.event for recorded in kd.events("hook:tell") if isinstance(recorded.event, system_events.HookMoved)
     ]
     assert 1 < len(moved) <= 4
-    assert kd.runtime.store.feed_end() - cursor_of(kd, "tell").cursor < 3
+    assert kd.runtime.store.outbox_end() - cursor_of(kd, "tell").cursor < 3
     assert heard == []
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -395,7 +397,7 @@ def test_every_event_starts_one_run_and_the_id_makes_it_count_once(world: World)
     assert world.kd.publish("order.created", {"number": 2}) == 1
     assert world.kd.publish("order.paid", {"number": 2}) == 0
     assert attend(world.kd) == ["trigger:fulfil"]
-    assert runs(world.kd) == ["fulfil#1", "fulfil#2"]
+    assert runs(world.kd) == ["fulfil@1", "fulfil@2"]
     world.kd.publish("order.created", {"number": 1}, id="o1")
     assert attend(world.kd) == []
     assert [input_of(world.kd, run) for run in runs(world.kd)] == [{"number": 1}, {"number": 2}]
@@ -413,8 +415,55 @@ def test_an_event_is_heard_by_everybody_who_listens(world: World) -> None:
     firing.ensure(world.kd.runtime.engine)
     assert world.kd.publish("order.created", {"number": 7}) == 2
     attend(world.kd)
-    assert sorted(runs(world.kd)) == ["fulfil#1", "tell#1"]
-    assert input_of(world.kd, "tell#1") == "order 7"
+    assert sorted(runs(world.kd)) == ["fulfil@1", "tell@1"]
+    assert input_of(world.kd, "tell@1") == "order 7"
+
+
+def test_an_event_names_its_run_and_a_second_one_of_that_name_starts_none(world: World) -> None:
+    killick.triggers.on_event("order.created", fulfil, id=lambda firing: f"order-{firing.body['number']}")
+    firing.ensure(world.kd.runtime.engine)
+    for number in (17, 18, 17):
+        world.kd.publish("order.created", {"number": number})
+    attend(world.kd)
+    assert runs(world.kd) == ["order-17", "order-18"]
+    passed = told(world.kd, "fulfil")[-1]
+    assert isinstance(passed, system_events.TriggerPassed)
+    assert passed.because == "duplicate"
+    assert world.kd.triggers()[0].fired == 2
+
+
+@pytest.mark.parametrize("named", [lambda firing: firing.body["no such"], lambda firing: 17, lambda _: "trigger:x"])
+def test_an_event_that_cannot_name_its_run_is_passed_with_the_reason(world: World, named: Any) -> None:
+    killick.triggers.on_event("order.created", fulfil, id=named)
+    firing.ensure(world.kd.runtime.engine)
+    world.kd.publish("order.created", {"number": 17})
+    attend(world.kd)
+    assert runs(world.kd) == []
+    passed = told(world.kd, "fulfil")[-1]
+    assert isinstance(passed, system_events.TriggerPassed)
+    assert passed.because == "input failed"
+
+
+def test_the_ids_of_runs_need_no_escaping_in_a_path_or_a_shell(world: World, clock: killick.clock.LeapingClock) -> None:
+    killick.triggers.on_event("order.created", fulfil)
+    killick.triggers.cron("0 9 * * *", report, input="monday", overlap="allow")
+    attend(world.kd)
+    world.kd.publish("order.created", {"number": 1})
+    world.kd.fire("report")
+    clock.advance(HOUR)
+    attend(world.kd)
+    assert len(runs(world.kd)) == 3
+    for run in runs(world.kd):
+        assert shlex.quote(run) == run
+        assert quote(run, safe="@:") == run, "@ and : are characters of a path (RFC 3986)"
+
+
+def test_an_event_for_a_trigger_that_no_worker_has_served_waits_for_the_first_one(world: World) -> None:
+    killick.triggers.on_event("order.created", fulfil)
+    assert world.kd.publish("order.created", {"number": 1}) == 1
+    assert runs(world.kd) == []
+    attend(world.kd)
+    assert runs(world.kd) == ["fulfil@1"]
 
 
 def test_a_body_that_does_not_fit_is_passed_and_holds_up_nobody(world: World) -> None:
@@ -423,7 +472,7 @@ def test_a_body_that_does_not_fit_is_passed_and_holds_up_nobody(world: World) ->
     world.kd.publish("order.created", "nonsense")
     world.kd.publish("order.created", {"number": 2})
     attend(world.kd)
-    assert runs(world.kd) == ["fulfil#1"]
+    assert runs(world.kd) == ["fulfil@1"]
     kinds = [type(event).__name__ for event in told(world.kd, "fulfil")]
     assert kinds == ["MessageTaken", "TriggerPassed", "MessageTaken", "TriggerFired"]
     assert world.kd.runtime.store.inbox("trigger:fulfil") == []
@@ -441,7 +490,7 @@ def test_events_wait_while_the_run_before_has_not_ended(world: World, clock: kil
         world.kd.cancel(started[-1])
         world.kd.advance(started[-1])
         attend(world.kd, Duty())
-    assert started == ["asking#1", "asking#2", "asking#3"]
+    assert started == ["asking@1", "asking@2", "asking@3"]
     assert [input_of(world.kd, run) for run in started] == ["a", "b", "c"]
 
 
@@ -477,7 +526,7 @@ def test_a_condition_fires_when_it_begins_to_hold_and_only_then(
     )
     duty = Duty(clock, rests=20)
     attend(world.kd, duty)
-    assert runs(world.kd) == ["low#1", "low#2"]
+    assert runs(world.kd) == ["low@1", "low@2"]
     assert [input_of(world.kd, run) for run in runs(world.kd)] == ["5", "7"]
     turned = [event.holds for event in told(world.kd, "low") if isinstance(event, system_events.TriggerTurned)]
     assert turned == [True, False, True]
@@ -508,7 +557,7 @@ def test_a_condition_that_fails_is_no_answer_and_noted_once(world: World, clock:
 
     killick.triggers.when(low, poll, every="10s")
     attend(world.kd, Duty(clock, rests=8))
-    assert runs(world.kd) == ["poll#1"]
+    assert runs(world.kd) == ["poll@1"]
     kinds = [type(event).__name__ for event in told(world.kd, "poll")]
     assert kinds == ["NoteMade", "TriggerTurned", "TriggerFired", "NoteMade", "NoteMade"]
     assert "down" in world.kd.runtime.log.data("trigger:poll", 3)["note"]
@@ -519,7 +568,7 @@ def test_whether_it_held_outlives_who_looked(world: World, clock: killick.clock.
     attend(world.kd, Duty(clock, rests=3))
     world.process()
     attend(world.kd, Duty(clock, rests=3))
-    assert runs(world.kd) == ["poll#1"]
+    assert runs(world.kd) == ["poll@1"]
 
 
 def test_a_condition_that_is_looked_at_can_be_paused(world: World, clock: killick.clock.LeapingClock) -> None:
@@ -553,6 +602,8 @@ def low() -> bool:
         (lambda: killick.triggers.cron("0 25 * * *", poll), "bad hour"),
         (lambda: killick.triggers.cron("0 0 30 2 *", poll), "bad day-of-month"),
         (lambda: killick.triggers.cron("0 0 * 2 mon#5,tue#6", poll), "bad day-of-week"),
+        (lambda: killick.triggers.on_event("x", fulfil, id="order-17"), "is not a function of the firing"),  # type: ignore[arg-type]
+        (lambda: killick.triggers.on_event("x", fulfil, id=lambda: "x"), "is not a function of the firing"),  # type: ignore[misc, arg-type]
         (lambda: killick.triggers.cron(None, poll), "poll: cron None"),  # type: ignore[arg-type]
         (
             lambda: killick.triggers.cron("* * * * *", poll, tz="Europe/Atlantis"),
@@ -638,7 +689,7 @@ def test_a_trigger_that_listens_to_another_event_is_found_by_that(world: World) 
     assert world.kd.publish("order.created", {"number": 1}) == 0
     assert world.kd.publish("order.paid", {"number": 1}) == 1
     attend(world.kd)
-    assert runs(world.kd) == ["fulfil#1"]
+    assert runs(world.kd) == ["fulfil@1"]
 
 
 def test_a_worker_with_older_code_obeys_the_schedule_on_record(world: World, clock: killick.clock.LeapingClock) -> None:
@@ -689,7 +740,7 @@ def test_a_cancelled_trigger_is_over_until_somebody_declares_it_again(
     assert world.kd.info("trigger:fulfil").status == "waiting"
     assert world.kd.publish("order.created", {"number": 1}) == 1
     attend(world.kd)
-    assert runs(world.kd) == ["fulfil#1"]
+    assert runs(world.kd) == ["fulfil@1"]
 
 
 def test_a_trigger_whose_log_is_broken_is_left_out_alone(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -739,7 +790,7 @@ def test_a_trigger_can_be_fired_by_hand_whatever_it_waits_for(world: World, cloc
     killick.triggers.cron("0 9 * * *", asking, input="what")
     run = world.kd.fire("asking", by="ada")
     other = world.kd.fire("asking", input="else")
-    assert run.startswith("asking#hand_")
+    assert run.startswith("asking@hand_")
     assert [input_of(world.kd, each) for each in (run, other)] == ["what", "else"]
     fired = told(world.kd, "asking")[0]
     assert isinstance(fired, system_events.TriggerFired)

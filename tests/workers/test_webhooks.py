@@ -18,6 +18,8 @@ import pytest
 
 import killick
 from killick.errors import DeclarationRefused, WebhookRefused
+from killick.history.doctor import examine
+from killick.history.run_info import blocked_by
 from killick.model import events as e
 from killick.model import system_events
 from killick.store import MemoryStore, SqliteStore
@@ -144,7 +146,7 @@ def charge(card: killick.Secret) -> str:
 
 @killick.agent(name="webhooked_charges")
 async def charges(run: killick.Run) -> None:
-    await run.call(charge, killick.Secret("4242"))
+    await run.call(charge, killick.Secret("4242 is secret"))
 
 
 @killick.agent(name="webhooked_long")
@@ -252,7 +254,7 @@ def test_a_secret_goes_out_as_the_digest_that_is_on_record(kd: killick.Client) -
     event = HookEvent(kd.runtime.engine, told, agent="webhooked_charges", hook="ops", attempt=1, told_at=NOW_US)
     sent = msgspec.json.encode(document(event))
     assert json.loads(sent)["data"]["arguments"]["card"].keys() == {"$secret"}
-    assert b"4242" not in sent
+    assert b"is secret" not in sent
 
 
 def test_what_was_erased_is_not_sent(kd: killick.Client, far: FarSide) -> None:
@@ -288,9 +290,10 @@ def test_neither_secret_nor_address_is_on_record(
 def test_a_secret_of_the_environment_is_read_when_it_is_needed(
     kd: killick.Client, far: FarSide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("HOOK_SECRET", raising=False)
+    monkeypatch.setenv("HOOK_SECRET", SECRET)
     killick.webhook(far.url, "wait.opened", secret="env:HOOK_SECRET", name="ops", retry=killick.Retry(first=1))
     ensure(kd.runtime.engine)
+    monkeypatch.delenv("HOOK_SECRET")
     open_wait(kd)
     attended(kd)
     [(kind, failure)] = recorded(kd)
@@ -299,6 +302,35 @@ def test_a_secret_of_the_environment_is_read_when_it_is_needed(
     monkeypatch.setenv("HOOK_SECRET", SECRET)
     attended(kd, rests=2)
     assert webhook_verify("env:HOOK_SECRET", far.taken[0].headers, far.taken[0].body, clock=kd.runtime.clock)
+
+
+async def served(kd: killick.Client) -> None:
+    async with kd.worker() as worker:
+        await worker.until_idle()
+
+
+def test_a_worker_without_the_secret_says_so_once_and_leaves_the_events_to_one_that_has_it(
+    kd: killick.Client, far: FarSide, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("HOOK_SECRET", raising=False)
+    killick.webhook(far.url, "wait.opened", secret="env:HOOK_SECRET", name="ops")
+    for _ in range(2):
+        asyncio.run(served(kd))
+        open_wait(kd, f"claim-{len(kd.list())}")
+    lack = "the environment has no HOOK_SECRET; set it to the webhook's secret"
+    assert [record.getMessage() for record in caplog.records if "HOOK_SECRET" in record.getMessage()] == [
+        f"hook ops: this worker delivers none of its events: {lack}"
+    ] * 2, "once for each worker"
+    assert [kind for kind, _ in recorded(kd)] == ["note.made"], "once for both"
+    log = kd.runtime.log
+    assert blocked_by(log, log.head("hook:ops")) == lack
+    kd.runtime.clock.advance(3600)
+    [finding] = [each for each in examine(log, clock=kd.runtime.clock).findings if each.reason == "hook"]
+    assert [(named.run, named.about) for named in finding.runs] == [("hook:ops", lack)]
+    monkeypatch.setenv("HOOK_SECRET", SECRET)
+    asyncio.run(served(kd))
+    assert len(far.taken) == 2
+    assert blocked_by(log, log.head("hook:ops")) is None
 
 
 def test_while_secrets_are_changed_it_is_signed_with_each(kd: killick.Client, far: FarSide) -> None:

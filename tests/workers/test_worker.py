@@ -19,7 +19,7 @@ import pytest
 import killick
 from killick.definitions.current import HERE
 from killick.engine.execution import Branch
-from killick.engine.steps.waits import until_time
+from killick.engine.waits.waits import until_time
 from killick.errors import AgentUnknown
 from killick.model import events as e
 from killick.workers.worker import Worker
@@ -294,7 +294,7 @@ async def test_a_branch_that_takes_its_time_to_leave_is_not_ended_under_its_task
     worker.stop()
     await asyncio.wait_for(serving, 300)
     leaving.set()
-    await until(lambda: left == ["it"], 5)
+    await until(lambda: left == ["it"])
 
 
 @on_loop
@@ -427,6 +427,49 @@ async def test_a_lease_is_kept_while_a_step_takes_longer_than_it(kd: killick.Cli
     assert gate.calls == ["slow"]
 
 
+# code that was corrected --------------------------------------------------------------------------
+
+
+def deploy(names: list[str]) -> None:
+    """Another version of an agent's code, which takes these steps."""
+
+    @killick.agent(name="worker_deployed")
+    async def deployed(run: killick.Run) -> None:
+        for name in names:
+            await run.call(noted, name)
+        await run.wait("more")
+
+
+@on_loop
+async def test_each_version_of_the_code_tries_a_diverged_run_once(kd: killick.Client) -> None:
+    versions = ["first"]
+    kd = killick.Client(kd.runtime.store, build=lambda _: e.Build(version=versions[-1]))
+
+    async def serve(version: str, *names: str) -> tuple[str, int]:
+        """The run's status after a worker with this code was idle, and how many events it wrote."""
+        versions.append(version)
+        deploy([*names])
+        before = kd.runtime.log.head("r").seq
+        async with kd.worker(agents=["worker_deployed"]) as worker:
+            await worker.until_idle()
+        return kd.info("r").status, kd.runtime.log.head("r").seq - before
+
+    deploy(["a"])
+    kd.start("worker_deployed", id="r")  # type: ignore[call-overload]
+    assert (await serve("first", "a"))[0] == "waiting"
+    await kd.as_async().runtime.finish()  # a warm run is not replayed
+    kd.send("r", "other")
+    assert (await serve("second", "b"))[0] == "code_mismatch"
+    assert await serve("second", "b") == ("code_mismatch", 0), "this version diverged from it"
+    status, wrote = await serve("third", "c")
+    assert status == "code_mismatch"
+    assert wrote > 0
+    for version in ("third", "second", "third"):
+        assert await serve(version, "c") == ("code_mismatch", 0)
+    assert (await serve("fourth", "a"))[0] == "waiting"
+    assert CALLS == ["a"]
+
+
 @on_loop
 async def test_a_worker_is_refused_what_makes_no_sense(kd: killick.Client) -> None:
     for options in ({"concurrency": 0}, {"lease_seconds": float("inf")}, {"per_agent": {"worker_steps": -1}}):
@@ -509,6 +552,23 @@ def test_a_process_serves_until_idle_and_says_each_transition_on_a_line(folder: 
     assert worker.wait(300) == 0
     assert [each["what"] for each in told if each.get("run") == "job"] == ["claimed", "completed"]
     assert (folder / "marks").read_text() == "a\nb\n"
+
+
+@pytest.mark.slow
+def test_a_worker_with_edited_source_continues_a_run_that_diverged_from_the_old_source(
+    folder: Path, start_worker: Start
+) -> None:
+    start_marks(folder, "a", "b")
+    worker = start_worker(slow=0.7)
+    lines_until(worker, "claimed")
+    while not (folder / "marks").exists():
+        time.sleep(0.01)
+    worker.send_signal(signal.SIGTERM)
+    lines_until(worker, "stopped")
+    for source, what in ((APP.replace('in job["words"]', 'in ["x"]'), "diverged"), (APP, "completed")):
+        (folder / "app.py").write_text(source)
+        told = lines_until(start_worker("--until-idle"), "stopped")
+        assert [each["what"] for each in told if each.get("run") == "job"][-1] == what
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from seeds import draw_seed, repeats
 pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("killing.py")
-KILLS = repeats(60, 200)
+KILLS = repeats(40, 200)
 
 
 def test_kills_lose_no_snapshot_no_restore_and_nothing_done_by_hand(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from killick.clock import SystemClock
-from killick.workspace.processes import MARK, Process, alive, end, marked, started_since, written
+from killick.workspace.processes import HOLDER_ENV, Process, alive, end, started_by, started_since, written
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 
@@ -51,7 +51,7 @@ def start() -> Iterator[Start]:
         code: str, *words: str | Path, cwd: Path = Path("/"), mark: str | None = None
     ) -> subprocess.Popen[bytes]:
         said = "\nimport os, sys, time\nsys.stdout.close(); os.close(1); time.sleep(600)"
-        env = {key: value for key, value in os.environ.items() if key != MARK} | ({MARK: mark} if mark else {})
+        env = {key: os.environ[key] for key in os.environ.keys() - {HOLDER_ENV}} | ({HOLDER_ENV: mark} if mark else {})
         made = subprocess.Popen(
             [sys.executable, "-S", "-c", code + said, *words], cwd=cwd, env=env, stdout=subprocess.PIPE
         )
@@ -81,7 +81,7 @@ def appears(file: Path) -> str:
 @contextlib.contextmanager
 def daemon(folder: Path, said: Path, *, mark: str | None) -> Iterator[int]:
     """A process that left its parents and its session behind, as servers do."""
-    env = {key: value for key, value in os.environ.items() if key != MARK} | ({MARK: mark} if mark else {})
+    env = {key: value for key, value in os.environ.items() if key != HOLDER_ENV} | ({HOLDER_ENV: mark} if mark else {})
     subprocess.run([sys.executable, "-S", "-c", DAEMON, said], cwd=folder, env=env, check=True)
     pid = int(appears(said))
     try:
@@ -92,12 +92,12 @@ def daemon(folder: Path, said: Path, *, mark: str | None) -> Iterator[int]:
 
 
 def pids(folder: Path, mark: str = HOLDER) -> set[int]:
-    return {each.pid for each in alive(folder, mark=mark)}
+    return {each.pid for each in alive(folder, holder=mark)}
 
 
 def test_a_daemon_that_left_everything_behind_is_known_by_its_mark(folder: Path, tmp_path: Path) -> None:
     with daemon(folder, tmp_path / "pid", mark=HOLDER) as pid:
-        (found,) = alive(folder, mark=HOLDER)
+        (found,) = alive(folder, holder=HOLDER)
         assert found.pid == pid
         assert "import os, sys, time if os.fork()" in found.command, "in a line"
         assert found.parent != os.getpid()
@@ -110,9 +110,9 @@ def test_a_daemon_that_left_everything_behind_is_known_by_its_mark(folder: Path,
 def test_what_a_dead_holder_left_behind_is_found_wherever_it_is(folder: Path, tmp_path: Path, start: Start) -> None:
     start("", cwd=folder)
     with daemon(tmp_path, tmp_path / "pid", mark=HOLDER) as pid:
-        assert [each.pid for each in marked(HOLDER)] == [pid]
-        assert marked(HOLDER, since_us=SystemClock().now_us() + 1_000_000) == []
-        assert marked("another_holder") == []
+        assert [each.pid for each in started_by(HOLDER)] == [pid]
+        assert started_by(HOLDER, since_us=SystemClock().now_us() + 1_000_000) == []
+        assert started_by("another_holder") == []
 
 
 def test_a_copy_of_this_process_that_left_everything_behind_is_known_too(folder: Path, tmp_path: Path) -> None:
@@ -142,9 +142,9 @@ child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(6
 {DAEMON}
 """
     said = tmp_path / "pid"
-    subprocess.run([sys.executable, "-c", script, said], cwd=folder, env={**os.environ, MARK: HOLDER}, check=True)
+    subprocess.run([sys.executable, "-c", script, said], cwd=folder, env={**os.environ, HOLDER_ENV: HOLDER}, check=True)
     top = int(appears(said))
-    found = {each.pid: each for each in alive(folder, mark=HOLDER)}
+    found = {each.pid: each for each in alive(folder, holder=HOLDER)}
     try:
         assert top in found
     finally:
@@ -196,7 +196,7 @@ def test_what_was_started_since_is_told_from_what_was_there_before(folder: Path,
     time.sleep(0.05)  # The kernel tells a start to a hundredth of a second.
     since = SystemClock().now_us()
     after = start("", cwd=folder)
-    assert [each.pid for each in started_since(folder, mark=HOLDER, since_us=since)] == [after.pid]
+    assert [each.pid for each in started_since(folder, holder=HOLDER, since_us=since)] == [after.pid]
     assert pids(folder) == {before.pid, after.pid}
 
 
@@ -210,20 +210,20 @@ def test_ending_asks_first_and_kills_what_does_not_go(folder: Path, start: Start
     deaf = start("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)", cwd=folder)
     stopped = start("", cwd=folder)
     os.kill(stopped.pid, signal.SIGSTOP)
-    found = alive(folder, mark=HOLDER)
+    found = alive(folder, holder=HOLDER)
     assert {each.pid for each in found} == {asked.pid, deaf.pid, stopped.pid}
     assert end(found, seconds=0.5) == found
     assert (folder / "said").read_text() == "asked"
     assert asked.wait() == 0
     assert deaf.wait() == -signal.SIGKILL
     assert stopped.wait() < 0
-    assert alive(folder, mark=HOLDER) == []
+    assert alive(folder, holder=HOLDER) == []
     assert end(found) == found, "what is gone is gone"
 
 
 def test_another_process_with_the_number_of_one_that_is_gone_is_not_touched(folder: Path, start: Start) -> None:
     other = start("", cwd=folder)
-    (now,) = alive(folder, mark=HOLDER)
+    (now,) = alive(folder, holder=HOLDER)
     gone = Process(now.pid, now.started_us - 60_000_000, now.command, now.parent)
     assert end([gone], seconds=0.1) == [gone]
     assert other.poll() is None
@@ -275,7 +275,7 @@ def test_what_may_not_be_looked_at_is_passed_over(folder: Path, tmp_path: Path, 
         os.setuid(65534)
         mine = Path("/proc/self/environ")
         try:
-            outcome = (alive(folder, mark="nobody's"), written(folder).paths) == ([], set())
+            outcome = (alive(folder, holder="nobody's"), written(folder).paths) == ([], set())
         except BaseException:
             outcome = False
         os._exit(0 if outcome and mine else 1)

@@ -155,7 +155,7 @@ def test_what_is_there_is_found_whichever_way_it_is_looked_for(vault: Vault, mon
     root = publish(vault, files)
     before = packed_bytes(vault)
     for asked, known in ((0, 10**6), (100, 10**6), (10**6, 0), (0, 0)):
-        monkeypatch.setattr(snapshot_writer, "_ASKED_MAX", asked)
+        monkeypatch.setattr(snapshot_writer, "_LOOKUPS_MAX", asked)
         monkeypatch.setattr(snapshot_writer, "_KNOWN_MAX", known)
         assert publish(vault, files) == root
     assert packed_bytes(vault) == before
@@ -365,7 +365,7 @@ def test_one_at_a_time_has_a_folder_among_threads_and_vaults(vault: Vault) -> No
 
 def test_folders_are_locked_apart(vault: Vault) -> None:
     with vault.lock("/w"), vault.lock("/v"), vault.lock("/w\udcff"):
-        pass
+        assert len(list(vault.path.glob("workspace-*"))) == 3
 
 
 def test_a_lock_of_a_killed_process_is_free(vault: Vault) -> None:

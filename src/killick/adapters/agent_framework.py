@@ -32,7 +32,7 @@ from agent_framework import _tools as framework_tools
 from agent_framework._workflows._checkpoint_encoding import decode_checkpoint_value, encode_checkpoint_value
 from agent_framework.exceptions import ToolException, UserInputRequiredException, WorkflowCheckpointException
 
-from killick.adapters.framework_state import FrameworkState, Place, Shelved, StateEntry
+from killick.adapters.framework_state import FrameworkState, Place, StateEntry, StateOwner
 from killick.adapters.tool_gate import Declared, Errors, ToolFailed, ToolOptions, asked, called, hosted, streamed
 from killick.errors import KillickError, Rejected, RunWaiting
 from killick.ids import RandomIds
@@ -43,7 +43,7 @@ SPACE: Final = "agent-framework"
 """The default name prefix of this adapter's logs in a store."""
 
 
-class KillickCheckpointStorage(Shelved):
+class KillickCheckpointStorage(StateOwner):
     """A `CheckpointStorage` for workflow checkpoints. Each stores only what is new in it.
 
     Values that are not JSON use the framework's own checkpoint encoding, which pickles them. They are read under its
@@ -108,7 +108,7 @@ class KillickCheckpointStorage(Shelved):
         return WorkflowCheckpoint.from_dict(decode_checkpoint_value(written, allowed_types=self._allowed))
 
 
-class KillickSessions(Shelved):
+class KillickSessions(StateOwner):
     """A `SessionStore`: agent sessions under ids that callers choose, as `AgentSession.to_dict` writes them."""
 
     def __init__(self, store: Place, *, space: str = f"{SPACE}-sessions") -> None:
@@ -129,7 +129,7 @@ class KillickSessions(Shelved):
         await asyncio.to_thread(self._shelf.forget, _session(session_id))
 
 
-class KillickHistory(Shelved, HistoryProvider):  # type: ignore[misc,unused-ignore]
+class KillickHistory(StateOwner, HistoryProvider):  # type: ignore[misc,unused-ignore]
     """A `HistoryProvider`: the messages of each session, one entry each, in order."""
 
     DEFAULT_SOURCE_ID: ClassVar[str] = "killick"
@@ -160,11 +160,11 @@ class KillickHistory(Shelved, HistoryProvider):  # type: ignore[misc,unused-igno
         if fresh:
             self._shelf.put(session, *fresh)
 
-    @staticmethod
-    def _name(message: Mapping[str, Any]) -> str:
+    def _name(self, message: Mapping[str, Any]) -> str:
         # Providers give one id to several messages of a reply, so the id alone is not unique.
         told = message.get("message_id")
-        return f"{told}:{digest(message).hex()[:16]}" if told else RandomIds().new("message")
+        key = self._shelf.client.runtime.store.secret_key
+        return f"{told}:{digest(message, secret_key=key).hex()[:16]}" if told else RandomIds().new("message")
 
 
 def _session(session_id: str | None) -> str:

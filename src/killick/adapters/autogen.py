@@ -17,7 +17,7 @@ from autogen_core.models import ChatCompletionClient, CreateResult, LLMMessage, 
 from autogen_core.tools import BaseTool, FunctionTool, TextResultContent, ToolResult, ToolSchema, Workbench
 from pydantic import ValidationError
 
-from killick.adapters.framework_state import FrameworkState, Place, Shelved, StateEntry
+from killick.adapters.framework_state import FrameworkState, Place, StateEntry, StateOwner
 from killick.adapters.tool_gate import Declared, Errors, ToolFailed, ToolOptions, asked, called, hosted, streamed
 from killick.errors import KillickError, Rejected
 from killick.llm.external import Host, here
@@ -42,7 +42,7 @@ class Runnable(Protocol):
     async def run(self, **given: Any) -> TaskResult: ...
 
 
-class KillickStates(Shelved):
+class KillickStates(StateOwner):
     """The states of agents and teams, one log for each id, with its history."""
 
     def __init__(self, store: Place, *, space: str = SPACE) -> None:

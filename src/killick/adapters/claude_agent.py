@@ -5,7 +5,6 @@ Treats transcript entries as opaque, and leaves Claude Code's own tools to Claud
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +22,7 @@ from claude_agent_sdk import (
     fold_session_summary,
 )
 
-from killick.adapters.framework_state import FrameworkState, Place, StateEntry, client_of
+from killick.adapters.framework_state import FrameworkState, Place, StateEntry, client_of, in_thread
 from killick.adapters.tool_gate import Errors, ToolFailed, called, hinted, hosted
 from killick.client.client import AnyClient
 from killick.definitions.open_tools import open_tool
@@ -56,37 +55,10 @@ class KillickSessionStore(SessionStore):
         self._shelves: dict[str, FrameworkState] = {}
         self._mutex = threading.Lock()
 
-    async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
-        """Stores a batch of a transcript."""
-        if entries:
-            await asyncio.to_thread(self._append, key, entries)
-
-    async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
-        """Returns a whole transcript; None if there is none."""
-        return await asyncio.to_thread(self._load, key)
-
-    async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
-        """Returns a project's sessions, with the time of their last addition."""
-        return await asyncio.to_thread(self._sessions, project_key)
-
-    async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
-        """Returns the summaries of a project's sessions, as the SDK made them."""
-        return await asyncio.to_thread(self._summaries, project_key)
-
-    async def delete(self, key: SessionKey) -> None:
-        """Deletes a session and its subagents, or one subagent's transcript."""
-        await asyncio.to_thread(self._delete, key)
-
-    async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
-        """Returns the subagent transcripts of a session."""
-        return await asyncio.to_thread(self._subkeys, key["project_key"], key["session_id"])
-
     def close(self) -> None:
         """Closes the store, if opened here."""
         if self._is_owner:
             self._client.close()
-
-    # the blocking side ------------------------------------------------------------------------
 
     def _shelf(self, project: str) -> FrameworkState:
         """Returns the transcripts of one project, separately listed."""
@@ -95,7 +67,9 @@ class KillickSessionStore(SessionStore):
                 self._shelves[project] = FrameworkState(self._client, f"{self._space}.{quote(project, safe='')}")
             return self._shelves[project]
 
-    def _append(self, key: SessionKey, entries: Sequence[SessionStoreEntry]) -> None:
+    @in_thread
+    def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
+        """Stores a batch of a transcript."""
         shelf, id = self._shelf(key["project_key"]), _id(key)  # noqa: A001
         while True:
             head = shelf.head(id)  # before the entries are read: whatever comes between moves it
@@ -115,20 +89,26 @@ class KillickSessionStore(SessionStore):
             try:
                 shelf.put(id, *kept, expect=head)
             except HeadMoved:
-                continue  # somebody else was faster, so what is new must be found out again
+                continue  # another process appended first: compare again
             return
 
-    def _load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
+    @in_thread
+    def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
+        """Returns a whole transcript; None if there is none."""
         shelf, id = self._shelf(key["project_key"]), _id(key)  # noqa: A001
         return shelf.values(id, [each for each in shelf.entries(id) if each.name != _SUMMARY]) or None
 
-    def _sessions(self, project: str) -> list[SessionStoreListEntry]:
-        return [{"session_id": session, "mtime": kept.at_us // 1000} for session, kept in self._mains(project)]
+    @in_thread
+    def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
+        """Returns a project's sessions, with the time of their last addition."""
+        return [{"session_id": session, "mtime": kept.at_us // 1000} for session, kept in self._mains(project_key)]
 
-    def _summaries(self, project: str) -> list[SessionSummaryEntry]:
+    @in_thread
+    def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
+        """Returns the summaries of a project's sessions, as the SDK made them."""
         return [
             {"session_id": session, "mtime": kept.at_us // 1000, "data": kept.value}
-            for session, kept in self._mains(project)
+            for session, kept in self._mains(project_key)
         ]
 
     def _mains(self, project: str) -> Iterator[tuple[str, StateEntry]]:
@@ -139,11 +119,18 @@ class KillickSessionStore(SessionStore):
             if summary is not None:
                 yield unquote(id), summary
 
+    @in_thread
+    def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
+        """Returns the subagent transcripts of a session."""
+        return self._subkeys(key["project_key"], key["session_id"])
+
     def _subkeys(self, project: str, session: str) -> list[str]:
         of = f"{quote(session, safe='')}/"
         return [each.removeprefix(of) for each in self._shelf(project).ids() if each.startswith(of)]
 
-    def _delete(self, key: SessionKey) -> None:
+    @in_thread
+    def delete(self, key: SessionKey) -> None:
+        """Deletes a session and its subagents, or one subagent's transcript."""
         shelf, below = self._shelf(key["project_key"]), list[str]()
         if not key.get("subpath"):
             below = [f"{_id(key)}/{each}" for each in self._subkeys(key["project_key"], key["session_id"])]

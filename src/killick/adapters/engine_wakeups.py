@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection
-from types import TracebackType
 from typing import Final
 
 from killick.client.client import AnyClient
 from killick.definitions.agents import AGENTS
 from killick.logger import get_logger
 from killick.store.protocol import is_held
-from killick.store.records import ENDED, FEED_RANG, READ_LIMIT, Head, RunRow
+from killick.store.records import ENDED, OUTBOX_CHANGED, READ_LIMIT, Head, RunRow
 
 logger: Final = get_logger("killick.adapters")
 
@@ -55,9 +54,7 @@ class Waking:
         self._watching = asyncio.get_running_loop().create_task(self._watch(), name="killick-waking")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._watching is not None
         self._watching.cancel()
         await asyncio.wait({self._watching})
@@ -92,7 +89,7 @@ class Waking:
             stop()
 
     def _hear(self, run: str) -> None:
-        if run != FEED_RANG:
+        if run != OUTBOX_CHANGED:
             self._rung.add(run)
             self._bell.set()
 

@@ -7,15 +7,20 @@ part.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
 import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from copy import deepcopy
 from hashlib import sha256
-from typing import Any, Final, TypeAlias
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
+
+import msgspec
 
 from killick.audit import seal
 from killick.client.client import AnyClient, Client
@@ -28,6 +33,10 @@ from killick.model import events as e
 from killick.model.chunks import SharedReader
 from killick.store.records import OWN_AGENTS, OWN_RUNS, Head, Row, RunQuery
 
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
 Place: TypeAlias = AnyClient | str | os.PathLike[str]
 """An open client, or a store's location."""
 
@@ -37,11 +46,52 @@ OPEN_MAX: Final = 256
 TRIES: Final = 200
 """How often an append is retried after a conflict."""
 
+CACHE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""The size of a cache of values in this process."""
+
 _PAUSE_SECONDS: Final = 0.002
 _ROWS: Final = 500
 _GAP: Final = 16
 """The maximum gap between two wanted events that are read together."""
 _GENERATION: Final = re.compile(r"(?<!~)(?:~~)*~(\d+)\Z")
+
+
+def in_thread(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """Returns the async form of a method."""
+
+    @functools.wraps(method)
+    async def awaited(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.to_thread(method, self, *args, **kwargs)
+
+    return awaited
+
+
+class Items(Generic[T]):
+    """An LRU cache by log and number, limited in bytes. For any thread."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._known: OrderedDict[tuple[str, int], tuple[T, int]] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    def get(self, place: tuple[str, int]) -> T | None:
+        """Returns a cached item."""
+        with self._mutex:
+            found = self._known.get(place)
+            if found is None:
+                return None
+            self._known.move_to_end(place)
+            return found[0]
+
+    def add(self, place: tuple[str, int], item: T, size: int) -> None:
+        """Adds an item, and evicts the least recently used."""
+        with self._mutex:
+            if place not in self._known:
+                self._known[place] = item, size
+                self._bytes += size
+            while self._bytes > self._bytes_max:
+                self._bytes -= self._known.popitem(last=False)[1][1]
 
 
 class StateEntry:
@@ -64,8 +114,9 @@ class StateEntry:
     @classmethod
     def on_record(cls, log: Log, run: str, seq: int, event: system_events.EntryKept) -> StateEntry:
         """Returns an entry from a log's event."""
-        kept = cls(event.name, None, event.labels, seq, event.at)
-        kept._log, kept._run = log, run
+        kept = cls.__new__(cls)
+        kept.name, kept.labels, kept.seq, kept.at_us = event.name, dict(event.labels), seq, event.at
+        kept._value, kept._log, kept._run = None, log, run
         return kept
 
     @property
@@ -74,7 +125,7 @@ class StateEntry:
         return self._value if self._log is None else self._log.data(self._run, self.seq)["value"]
 
     def __repr__(self) -> str:
-        return f"Kept({self.name!r}, labels={self.labels!r}, seq={self.seq})"
+        return f"StateEntry({self.name!r}, labels={self.labels!r}, seq={self.seq})"
 
 
 def client_of(store: Place) -> Client:
@@ -90,8 +141,17 @@ class FrameworkState:
         self.client = client_of(store)
         self.space = space
         self._is_owner = not isinstance(store, AnyClient)
-        self._logs: OrderedDict[str, ShelfLog] = OrderedDict()
+        self._logs: OrderedDict[str, StateLog] = OrderedDict()
+        self._copies: Items[bytes] = Items(CACHE_BYTES_MAX)
         self._mutex = threading.Lock()
+
+    @classmethod
+    def of(cls, store: Place, space: str) -> FrameworkState:
+        """Returns the state of a space, which all users of an open client share."""
+        if not isinstance(store, AnyClient):
+            return cls(store, space)
+        with _SHARING:
+            return _SHARED.setdefault((id(store.runtime), space), cls(store, space))
 
     def put(self, id: str, *kept: StateEntry, expect: int | None = None) -> int:  # noqa: A002
         """Puts entries under an id atomically, each replacing the one of its name; returns the head's seq.
@@ -118,8 +178,7 @@ class FrameworkState:
         """Returns the values of an id's entries, or of some, in one read. The caller may mutate them."""
         log, wanted = self.log(id), self.entries(id) if entries is None else entries
         with log.lock:
-            found = log.values({each.seq for each in wanted})
-        return [deepcopy(found[each.seq]) for each in wanted]
+            return log.copies([each.seq for each in wanted], self._copies)
 
     def get(self, id: str, name: str) -> StateEntry | None:  # noqa: A002
         """Returns the entry of this name."""
@@ -171,11 +230,11 @@ class FrameworkState:
         if self._is_owner:
             self.client.close()
 
-    def opened(self, id: str) -> ShelfLog:  # noqa: A002
+    def opened(self, id: str) -> StateLog:  # noqa: A002
         """Returns an uncached log. A subclass returns its own kind of log."""
-        return ShelfLog(self.client, self.space, id)
+        return StateLog(self.client, self.space, id)
 
-    def log(self, id: str) -> ShelfLog:  # noqa: A002
+    def log(self, id: str) -> StateLog:  # noqa: A002
         """Returns the cached log of an id; the caller holds its lock."""
         with self._mutex:
             log = self._logs.get(id)
@@ -187,7 +246,7 @@ class FrameworkState:
             return log
 
 
-class Shelved:
+class StateOwner:
     """Keeps its entries in a store."""
 
     _shelf: FrameworkState
@@ -197,7 +256,7 @@ class Shelved:
         self._shelf.close()
 
 
-class ShelfLog:
+class StateLog:
     """The log of one id as cached here. Its user holds its `lock`; `seq` is the last read event.
 
     A removed log's name stays reserved, so that its successor has another: a tag finds the current one.
@@ -269,6 +328,22 @@ class ShelfLog:
 
         RunUnknown if the log was removed since.
         """
+        return self._read(self._raws(seqs))
+
+    def copies(self, seqs: Sequence[int], cache: Items[bytes]) -> list[Any]:
+        """Returns the values at some events, for the caller to mutate. What is plain JSON is cached as such."""
+        known = {seq: cache.get((self._run, seq)) for seq in seqs}
+        raws, odd = self._raws({seq for seq, raw in known.items() if raw is None}), dict[int, Any]()
+        shared = self._read({seq: raw for seq, raw in raws.items() if raw.find(_TAG) >= 0})
+        for seq, raw in raws.items():
+            known[seq] = _as_json(shared[seq]) if seq in shared else raw
+            if (plain := known[seq]) is None:
+                odd[seq] = deepcopy(shared[seq])
+            else:
+                cache.add((self._run, seq), plain, len(plain))
+        return [odd[seq] if raw is None else _DECODE(raw)["value"] for seq, raw in known.items()]
+
+    def _raws(self, seqs: Collection[int]) -> dict[int, bytes]:
         store, raws = self._client.runtime.store, dict[int, bytes]()
         for first, last in _stretches(seqs):
             after = first - 1
@@ -277,9 +352,12 @@ class ShelfLog:
                 after = rows[-1].seq
         if len(raws) < len(seqs):
             raise RunUnknown(self._run)
-        sharing = SharedReader(store.pieces)
+        return raws
+
+    def _read(self, raws: Mapping[int, bytes]) -> dict[int, Any]:
+        sharing = SharedReader(self._client.runtime.store.pieces)
         sharing.expect(raws.values())
-        return {seq: sharing.unpack(raw)["value"] for seq, raw in raws.items()}
+        return {seq: sharing.unpack(raw, expected=True)["value"] for seq, raw in raws.items()}
 
     # writing ----------------------------------------------------------------------------------
 
@@ -358,8 +436,25 @@ class ShelfLog:
             try:
                 store.remove(head.run)
             except RunUnknown:
-                continue  # somebody else forgot it
+                continue  # another process forgot it
         self._turn_to("")
+
+
+def _as_json(value: Any) -> bytes | None:
+    """Returns a value as JSON, if that has all of it."""
+    try:
+        raw = _ENCODE({"value": value})
+        return raw if _DECODE(raw)["value"] == value else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+_TAG: Final = b'"$'
+"""In JSON without it, nothing is a reference or of another type."""
+_ENCODE: Final = msgspec.json.Encoder().encode
+_DECODE: Final = msgspec.json.Decoder().decode
+_SHARED: Final[WeakValueDictionary[tuple[int, str], FrameworkState]] = WeakValueDictionary()
+_SHARING: Final = threading.Lock()
 
 
 def _data(row: Row) -> bytes:

@@ -18,9 +18,9 @@ import msgspec
 from killick.agents.run import Run
 from killick.client import answers
 from killick.client.client import AnyClient
-from killick.engine.inbox import Verb
-from killick.engine.steps.waits import Answer
+from killick.engine.control.inbox import Verb
 from killick.engine.views import Wait
+from killick.engine.waits.waits import Answer
 from killick.errors import AnswerRefused
 from killick.llm.external import Host
 
@@ -63,8 +63,13 @@ def human_interrupts(waits: Sequence[Wait]) -> list[dict[str, Any]]:
     return found
 
 
-def answer(client: AnyClient, waits: Sequence[Wait], response: Shape, *, by: str | None = None) -> None:
-    """Passes the answers to a `hitl_request` or `human_interrupts` to the waits, in order."""
+def answer(
+    client: AnyClient, waits: Sequence[Wait], response: Shape, *, by: str | None = None, via: str | None = None
+) -> None:
+    """Passes the answers to a `hitl_request` or `human_interrupts` to the waits, in order.
+
+    via   is recorded with the answers, to recognize a repeated response
+    """
     decisions = _decided(response)
     if len(decisions) != len(waits):
         raise AnswerRefused(
@@ -76,7 +81,7 @@ def answer(client: AnyClient, waits: Sequence[Wait], response: Shape, *, by: str
         if verb is None:
             allowed = ", ".join(_decisions(wait))
             raise AnswerRefused(wait.id, f"{decision.kind!r} is not a possible decision here; give one of {allowed}")
-        given = {"by": by, "comment": decision.comment, "saw": None, "tx": None}
+        given = {"by": by, "comment": decision.comment, "saw": None, "tx": None, "via": via}
         client.runtime.notify(answers.answer(client.runtime.engine, wait, verb, decision.value, **given))
 
 

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from contextvars import Context
-from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import anyio
@@ -95,7 +94,7 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -290,7 +289,7 @@ class _Link:
         except BaseException as error:
             if not self._ready.done():
                 self._ready.set_exception(error)
-                self._ready.exception()  # looked at here: whoever waited may have given up
+                self._ready.exception()  # retrieved here: the caller that waited may have given up
             raise
         finally:
             self.is_up = False
@@ -333,9 +332,7 @@ class _Watched:
     async def __aenter__(self) -> _Watched:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 

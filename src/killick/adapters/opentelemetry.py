@@ -18,7 +18,7 @@ from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from killick.adapters.otel_conventions import asked_by, asked_with, called_with, maker_of, replied, said_by
+from killick.adapters.otel_conventions import USAGE, asked_by, asked_with, called_with, maker_of, replied, said_by
 from killick.engine.observers import Attempt, Observer, RunSpan, Waited, observe
 from killick.model import events as e
 from killick.model.failure import Failure
@@ -47,10 +47,13 @@ class _Spanned(NamedTuple):
 class Telemetry(Observer):
     """Spans and metrics. `stop()` ends it; so does leaving it as a `with` block."""
 
-    def __init__(self, tracers: TracerProvider | None, meters: MeterProvider | None, *, content: bool) -> None:
+    def __init__(
+        self, tracers: TracerProvider | None, meters: MeterProvider | None, *, content: bool, usage: bool = True
+    ) -> None:
         self._tracer = trace.get_tracer("killick", tracer_provider=tracers)
-        self._meters = _Meters(meters)
+        self._meters = _Meters(meters, usage)
         self._content = content
+        self._usage = usage
         self._stop = observe(self)
 
     def stop(self) -> None:
@@ -177,7 +180,8 @@ class Telemetry(Observer):
         if attempt.retry_at is not None:
             attributes["killick.attempt.retry_in_seconds"] = round((attempt.retry_at - attempt.ended_us) / 1e6, 3)
         if attempt.sort == "model":
-            attributes |= replied(attempt)
+            found = replied(attempt)
+            attributes |= {name: found[name] for name in found if self._usage or not name.startswith(USAGE)}
         if self._content and span.is_recording():
             attributes |= said_by(attempt)
         span.set_attributes(_given(attributes))
@@ -280,7 +284,8 @@ def _written(context: Context) -> str | None:
 class _Meters:
     """The metrics. They contain no run names, to bound cardinality."""
 
-    def __init__(self, provider: MeterProvider | None) -> None:
+    def __init__(self, provider: MeterProvider | None, usage: bool) -> None:
+        self._usage = usage
         meter = metrics.get_meter("killick", meter_provider=provider)
 
         def histogram(name: str, unit: str, told: str, bounds: tuple[float, ...]) -> metrics.Histogram:
@@ -328,11 +333,13 @@ class _Meters:
         told = asked_by(attempt) | replied(attempt)
         names = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.response.model")
         asked = _given({name: told.get(name) for name in names})
-        self._calls.record(seconds, asked | failed)
         self._attempts.add(1, agent | outcome)
+        if self._usage:
+            self._calls.record(seconds, asked | failed)
         if (usage := attempt.usage) is not None:
-            self._tokens.record(usage.tokens_in, {**asked, "gen_ai.token.type": "input"})
-            self._tokens.record(usage.tokens_out, {**asked, "gen_ai.token.type": "output"})
+            if self._usage:
+                self._tokens.record(usage.tokens_in, {**asked, "gen_ai.token.type": "input"})
+                self._tokens.record(usage.tokens_out, {**asked, "gen_ai.token.type": "output"})
             if usage.cost_micros:
                 self._cost.add(usage.cost_micros / 1e6, agent | asked)
 
@@ -353,12 +360,15 @@ def instrument(
     tracer_provider: TracerProvider | None = None,
     meter_provider: MeterProvider | None = None,
     content: bool | None = None,
+    usage: bool = True,
 ) -> Telemetry:
     """Traces and measures every run in this process, from now on.
 
         tracer_provider  for spans, and meter_provider for metrics; default: OpenTelemetry's global ones
         content          also include arguments, results, messages, error texts and approvers. Default: the variable
                          OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT; else off
+        usage            whether spans of model calls have `gen_ai.usage.*`, and `gen_ai.client.*` is measured. False if
+                         another instrumentation of the model's client reports them, so that no token counts twice
 
     A second call replaces the first.
     """
@@ -366,5 +376,5 @@ def instrument(
         _on.pop().stop()
     if content is None:
         content = os.environ.get(CONTENT, "").lower() in ("1", "true", "span_only", "span_and_event")
-    _on.append(Telemetry(tracer_provider, meter_provider, content=content))
+    _on.append(Telemetry(tracer_provider, meter_provider, content=content, usage=usage))
     return _on[-1]

@@ -25,6 +25,9 @@ _SETTINGS: Final = {
 
 _STOPS: Final = ("stop", "stop_sequences")
 
+USAGE: Final = "gen_ai.usage."
+"""How the names of tokens' attributes begin."""
+
 
 # what was asked, and how it was answered -----------------------------------------------------------
 
@@ -34,7 +37,7 @@ def maker_of(fn: Callable[..., Any] | None) -> str | None:
     while isinstance(fn, partial):
         fn = fn.func
     if isinstance(told := getattr(fn, "maker", None), str):
-        return told  # of a client that was made durable, of which only the sending is called
+        return told  # of a recording client, which passes on its send method alone
     owner: Any = getattr(fn, "__self__", None)
     homes = {cls.__module__.partition(".")[0] for cls in owner.__class__.__mro__}
     return next((maker for maker in _MAKERS if maker in homes), None)

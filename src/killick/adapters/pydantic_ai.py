@@ -166,7 +166,7 @@ class Backend(JournalCallableOperationBackend[Options]):
         if isinstance(operation_id, ToolsetCallToolId):
             return _formed(await _tool_called(host, params, _plainly(body), config, self._errors))
         if not in_agent() and not isinstance(operation_id, CapabilityOperationId):
-            return await body()  # What only looks is not on record for whoever comes next.
+            return await body()  # A read is not recorded: a later caller reads again.
         if isinstance(operation_id, ModelCompactMessagesId | ModelCancelSuspendedResponseId):
             return await host.model(_named(body, name), key=_nth_key(host, params, name), model=operation_id.model_name)
         if isinstance(operation_id, CapabilityOperationId):

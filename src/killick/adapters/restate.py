@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from functools import partial
-from types import TracebackType
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -126,9 +125,7 @@ class Restate:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._serving.aclose()
 
     async def drain(self) -> None:
@@ -233,7 +230,7 @@ class Restate:
     def _over(self, work: asyncio.Task[TurnOutcome]) -> None:
         self._turns.pop(work, None)
         if not work.cancelled():
-            work.exception()  # told to Restate, or nobody waits for it any more
+            work.exception()  # reported to Restate, or no caller waits for it
 
     async def _cancel(self, run: str) -> None:
         with contextlib.suppress(AnswerRefused):  # it is over

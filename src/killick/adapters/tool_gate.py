@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from killick.definitions.current import in_agent
 from killick.definitions.open_tools import open_tool
 from killick.definitions.tools import AnyTool, Tool
+from killick.engine.approval.call_answer import CallAnswer
 from killick.engine.failures import describe, is_transient
 from killick.engine.steps.intention import ERROR, is_error
 from killick.errors import DeclarationRefused, KillickError, Rejected, RunWaiting, StepFailed
@@ -50,6 +51,27 @@ class Declared:
             said = self._options.get(name, {})
             self._tools[name] = said if isinstance(said, Tool) else open_tool(name, schema=schema, doc=doc, **said)
         return self._tools[name]
+
+
+class AtWork:
+    """The concurrent calls of an agent's turn, each in an `async with` block. One that leaves with an error of this
+    kind waits here until the others rest: the framework abandons or cancels calls that still run then."""
+
+    def __init__(self, kind: type[BaseException]) -> None:
+        self._kind = kind
+        self._count = 0
+        self._rest = asyncio.Event()
+
+    async def __aenter__(self) -> None:
+        self._count += 1
+        self._rest.clear()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self._count -= 1
+        if not self._count:
+            self._rest.set()
+        if isinstance(error, self._kind):
+            await self._rest.wait()
 
 
 class Stopped(BaseException):
@@ -118,6 +140,12 @@ def answering(
             return answer(error)
 
     return awaited if iscoroutinefunction(fn) else blocking
+
+
+def edit_note(asked: Mapping[str, Any], used: Mapping[str, Any]) -> str:
+    """Returns what a model reads of an approver's edit, after the tool's result; empty if there was none."""
+    changed = {name: (asked.get(name), value) for name, value in used.items() if asked.get(name) != value}
+    return f"({CallAnswer(kind='edit', changed=changed)} before it was called)" if changed else ""
 
 
 def answered(outcome: Any) -> Any:

@@ -9,16 +9,7 @@ import asyncio
 import inspect
 import sys
 import threading
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -34,13 +25,14 @@ from killick.engine import completion, parallel
 from killick.engine.approval.call_answer import CallAnswer, Proposed, declined, proposed
 from killick.engine.execution import Branch, Execution
 from killick.engine.parallel import First
-from killick.engine.steps import children, decisions, facts, messages, questions, streams
+from killick.engine.steps import children, decisions, facts, streams
 from killick.engine.steps.children import Child
 from killick.engine.steps.fast_path import call_tool, intent_of
 from killick.engine.steps.intention import Intent, model_intent
 from killick.engine.steps.pipeline import execute_step, run_step
-from killick.engine.steps.questions import MISSING
-from killick.engine.steps.waits import Answer
+from killick.engine.waits import messages, questions
+from killick.engine.waits.questions import MISSING
+from killick.engine.waits.waits import Answer
 from killick.errors import OutsideBranch, Rejected, WorkspaceRefused
 from killick.llm import context_window
 from killick.llm.external import ExternalSteps
@@ -62,7 +54,7 @@ Step: TypeAlias = Coroutine[Any, Any, T]
 
 OnParentEnd = Literal["cancel", "abandon", "wait"]
 Escalate: TypeAlias = Sequence[tuple[str | Sequence[str], Duration | None]]
-_UNNUMBERED: Final = frozenset({decisions.plan, decisions.at, decisions.note, decisions.update, messages.heard})
+_UNNUMBERED: Final = frozenset({decisions.plan, decisions.at, decisions.note, decisions.update, messages.remarks})
 """Operations between two steps, without a step number."""
 
 
@@ -111,9 +103,9 @@ class _Common(Generic[C]):
         return self._execution.branch_here().replaying
 
     @property
-    def told(self) -> CallAnswer | None:
+    def call_answer(self) -> CallAnswer | None:
         """The approver's answer to the last call, with their changes; None if no approver was asked."""
-        return self._execution.branch_here().told
+        return self._execution.branch_here().answer
 
     @property
     def received(self) -> Any:
@@ -170,7 +162,7 @@ async def _proposed(ex: Execution, branch: Branch, intent: Intent) -> Proposed[A
         result = await execute_step(ex, branch, intent)
     except Rejected as rejected:
         return declined(rejected)
-    return proposed(result, branch.told)
+    return proposed(result, branch.answer)
 
 
 class Run(_Common[C]):
@@ -300,9 +292,9 @@ class Run(_Common[C]):
         """
         return self._steps(questions.wait, name, timeout, default, returns)
 
-    def heard(self) -> Step[list[Any]]:
+    def remarks(self) -> Step[list[Any]]:
         """Returns the messages from people since the last call; does not wait."""
-        return self._steps(messages.heard)
+        return self._steps(messages.remarks)
 
     def sleep(self, duration: Duration) -> Step[None]:
         """Sleeps for a duration of any length; the run leaves memory meanwhile."""
@@ -467,9 +459,9 @@ class SyncRun(_Common[C]):
         """Waits for a message and returns its body. Raises WaitExpired at the timeout if there is no default."""
         return self._await(questions.wait, name, timeout, default, returns)
 
-    def heard(self) -> list[Any]:
+    def remarks(self) -> list[Any]:
         """Returns the messages from people since the last call; does not wait."""
-        return self._await(messages.heard)
+        return self._await(messages.remarks)
 
     def sleep(self, duration: Duration) -> None:
         """Sleeps for a duration of any length; the run leaves memory meanwhile."""
@@ -517,7 +509,7 @@ class SyncRun(_Common[C]):
         """Closes this log and continues in a new one, from the top. Never returns. For long-lived agents, so that no
         log grows without limit. Context, tags, priority and unread messages move."""
         self._await(completion.renew, input)
-        raise AssertionError("a renewed run goes on in another log")
+        raise AssertionError("a renewed run continues in another log")
 
     # inside -----------------------------------------------------------------------------------
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import importlib.metadata
-import inspect
+import importlib
 import math
 import os
 from collections.abc import Callable, Coroutine, Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 from weakref import WeakSet
 
 from killick.agents.run import run_of
@@ -53,14 +52,7 @@ def _close_open() -> None:
 def build_of(agent: AnyAgent) -> Build:
     """The build of an agent. `KILLICK_BUILD` names it where neither a package nor a repository does."""
     given = os.environ.get("KILLICK_BUILD")
-    return Build(version=given) if given else _build(agent.fn.__module__, _folder(agent))
-
-
-def _folder(agent: AnyAgent) -> str:
-    try:
-        return str(Path(inspect.getfile(inspect.unwrap(agent.fn))).parent)
-    except (TypeError, OSError):
-        return ""
+    return Build(version=given) if given else _build(agent.fn.__module__, agent.folder)
 
 
 @lru_cache(maxsize=256)
@@ -70,8 +62,8 @@ def _build(module: str, folder: str) -> Build:
 
 def _version(package: str) -> str:
     try:
-        return importlib.metadata.version(package)
-    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return str(importlib.import_module("importlib.metadata").version(package))
+    except (ModuleNotFoundError, ValueError):
         return ""
 
 
@@ -155,6 +147,9 @@ class Runtime:
         """Starts again."""
         keep_inherited(self.log, self.engine, self._executors)
         self._begin()
+
+    def __reduce__(self) -> NoReturn:
+        raise KillickError("a client cannot be sent to another process; open the store there, with killick.open")
 
     # loops ------------------------------------------------------------------------------------
 

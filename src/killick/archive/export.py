@@ -15,19 +15,23 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from killick.archive import rebuild
 from killick.archive.redact import Part, Redaction, redacted
 from killick.errors import ExportBroken, KillickError, LogError, RunBroken, RunUnknown, ValueBroken
 from killick.ids import RandomIds
+from killick.log.derived import index_of
 from killick.log.log import Log
+from killick.log.paging import pages
 from killick.log.verify import verify
-from killick.log.writer import index_of
 from killick.model import event_codec, hashing
 from killick.model import events as e
 from killick.model.chunks import Blob, Fetch, children, references
+from killick.model.cipher import is_encrypted
 from killick.store.memory import MemoryStore
-from killick.store.records import Append, CreateRun, Delivery, Message, Row
+from killick.store.protocol import Store, keys_of, opened, opened_piece, raw_store
+from killick.store.records import ERASED_BODY, Append, CreateRun, Delivery, Message, Row
 
 M = TypeVar("M", bound=MemoryStore)
 
@@ -125,18 +129,24 @@ def export(log: Log, run: str, *, children: bool = False, redaction: Redaction |
     count = len(lineage)
     if children:
         lineage += [each for child in _children(log, run) for each in _lineage(log, child)]
-    parts = [_part(log, each, whole=place >= count - 1) for place, each in enumerate(dict.fromkeys(lineage))]
+    # An encrypted run is exported as it is stored; a redacted one is made to be read elsewhere, and is in clear.
+    raw = raw_store(log.store) if redaction is None else log.store
+    parts = [_part(log, raw, each, whole=place >= count - 1) for place, each in enumerate(dict.fromkeys(lineage))]
     original, found = parts[count - 1].rows[-1].hash, dict[bytes, Blob]()
     if redaction is not None:
-        parts = redacted(parts, log.store.pieces, redaction, found)
+        parts = redacted(parts, log.store.pieces, redaction, found, log.secret_key(run))
     events: list[EventLine] = []
     messages: list[MessageLine] = []
     for part in parts:
         events += [_event_line(part.run, row) for row in part.rows]
         messages += [_message_line(message) for message in part.messages]
         if redaction is None:
-            _gather(log.store.pieces, (row.data for row in part.rows if row.data is not None), found)
-            _gather(log.store.pieces, (message.body for message in part.messages), found)
+            written = [row.data for row in part.rows if row.data is not None]
+            written += [message.body for message in part.messages]
+            _gather(log.store.pieces, [opened(log.store, each) or b"" for each in written], found)
+    if raw is not log.store:
+        stored = raw.pieces(found)
+        found = {digest: stored[digest] for digest in found}
     there = tuple(
         Ancestor(part.run, part.base, part.rows[-1].seq, e.to_text(part.genesis), part.parent) for part in parts
     )
@@ -158,10 +168,10 @@ def export(log: Log, run: str, *, children: bool = False, redaction: Redaction |
     return b"".join(_encode(line) + b"\n" for line in lines)
 
 
-def _part(log: Log, ancestor: Ancestor, *, whole: bool) -> Part:
+def _part(log: Log, store: Store, ancestor: Ancestor, *, whole: bool) -> Part:
     """A run's own rows and messages that belong to the export."""
-    rows = _rows(log, ancestor)
-    messages = log.store.messages(ancestor.run)
+    rows = _rows(store, ancestor)
+    messages = store.messages(ancestor.run)
     if not whole:  # what came to an elder after the cut is none of the run's
         taken = {number for row in rows for number in rebuild.rights(event_codec.decode(row.body)).takes}
         messages = messages[: max(taken, default=0)]
@@ -198,13 +208,10 @@ def _lineage(log: Log, run: str) -> list[Ancestor]:
     return found[::-1]
 
 
-def _rows(log: Log, ancestor: Ancestor) -> list[Row]:
+def _rows(store: Store, ancestor: Ancestor) -> list[Row]:
     """A run's own rows that belong to the export, verified against the hash chain."""
-    rows: list[Row] = []
-    while more := log.store.read(ancestor.run, after=rows[-1].seq if rows else ancestor.base):
-        rows += [row for row in more if row.seq <= ancestor.last]
-        if more[-1].seq >= ancestor.last:
-            break
+    parts = pages(store, ancestor.run, after=ancestor.base, up_to=ancestor.last)
+    rows = [row for part in parts for row in part]
     before = e.from_text(ancestor.genesis)
     for row in rows:
         try:
@@ -242,6 +249,12 @@ def _value_line(piece: Blob) -> ValueLine:
             return msgspec.structs.replace(line, json=msgspec.Raw(piece.body))
         case _:
             return msgspec.structs.replace(line, base64=b64encode(piece.body).decode())
+
+
+def _used(pieces: dict[bytes, Blob], written: list[bytes]) -> list[bytes]:
+    """The chunks of data in a file: all of them, if the data hides which."""
+    hides = any(map(is_encrypted, written))
+    return list(pieces) if hides else _gather(_among(pieces), written, {})
 
 
 def _gather(fetch: Fetch, written: Iterable[bytes], found: dict[bytes, Blob]) -> list[bytes]:
@@ -295,6 +308,8 @@ class Export:
         self.rows: dict[str, list[Row]] = {}
         self.messages: dict[str, list[Delivery]] = {}
         self.pieces: dict[bytes, Blob] = {}
+        self.secret_key: bytes | None = None
+        self._is_verified = False
         first, *rest = text.removesuffix(b"\n").split(b"\n")
         self.header = self._header(first)
         for number, line in enumerate(rest, 2):
@@ -351,6 +366,8 @@ class Export:
 
     def verify(self, store: MemoryStore) -> None:
         """Raises unless the log in a store built from this export verifies."""
+        if self._is_verified:
+            return
         log = Log(store)
         problems = verify(log).problems
         log.close()
@@ -361,6 +378,23 @@ class Export:
             erased = elsewhere and problem.what.endswith("no event says it was erased")
             if not (problem.healed or erased or problem.where == "aside"):
                 raise ExportBroken(self.place, f"its log does not verify: {problem}")
+
+    def decrypt(self, store: Store) -> Export:
+        """Verifies the file, and decrypts its values by the keys of the store that it comes from. A store without keys
+        changes nothing."""
+        if (keys := keys_of(store)) is None:
+            return self
+        self.verify(self.store(MemoryStore))
+        first = event_codec.decode(self.rows[self.header.lineage[0].run][0].body)
+        if isinstance(first, e.RunStarted) and first.key is not None:
+            self.secret_key = keys.cipher(first.key).digest_key
+        for run, rows in self.rows.items():
+            self.rows[run] = [replace(row, data=row.data and opened(store, row.data)) for row in rows]
+        for run, sent in self.messages.items():
+            self.messages[run] = [replace(each, body=opened(store, each.body) or ERASED_BODY) for each in sent]
+        self.pieces = {digest: opened_piece(store, piece) for digest, piece in self.pieces.items()}
+        self._is_verified = True  # hashes are of what is stored
+        return self
 
     @property
     def is_hollow(self) -> bool:
@@ -410,7 +444,7 @@ class Export:
         messages = self.messages.get(run, [])
         if not rows:
             raise LogError(f"{run}: none of its events are in this store; import the whole export")
-        used = _gather(_among(self.pieces), (row.data for row in rows if row.data is not None), {})
+        used = _used(self.pieces, [row.data for row in rows if row.data is not None])
         first, *rest = rows
         born = Append(
             run=run,
@@ -418,13 +452,12 @@ class Export:
             before=e.from_text(ancestor.genesis),
             epoch=0,
             rows=(first,),
-            birth=CreateRun(parent=ancestor.parent),
+            create=CreateRun(parent=ancestor.parent),
             pieces=tuple(self.pieces[digest] for digest in used),
         )
         rebuild.give_birth(store, born)
         for message in messages:
-            below = _gather(_among(self.pieces), [message.body], {})
-            pieces = tuple(self.pieces[digest] for digest in below)
+            pieces = tuple(self.pieces[digest] for digest in _used(self.pieces, [message.body]))
             [outcome] = store.deliver([msgspec.structs.replace(message, pieces=pieces)])
             if isinstance(outcome, LogError):
                 raise outcome

@@ -19,6 +19,7 @@ from killick.audit import seal
 from killick.errors import ArchiveRefused, ExportBroken, LogError, RunBusy, RunUnknown, StoreError, ValueBroken
 from killick.history import vaults
 from killick.log.log import Log
+from killick.log.paging import heads, pages
 from killick.log.progress import Progress, untold
 from killick.model import event_codec
 from killick.model import events as e
@@ -72,9 +73,9 @@ def choose(
     for count, row in enumerate(rows, 1):
         ties[row.run] = _ties(log.store, row.run)
         progress("looking", count, len(rows))
-    heads = {head.run: head for head in seal.heads(log.store)}
-    going, kept = _Choice(log.store, heads, ties).made()
-    events = sum(heads[run].seq - heads[run].base for run in going)
+    known = {head.run: head for _, head in heads(log.store)}
+    going, kept = _Choice(log.store, known, ties).made()
+    events = sum(known[run].seq - known[run].base for run in going)
     return Chosen(going=tuple(row for row in rows if row.run in going), kept=kept, events=events)
 
 
@@ -96,11 +97,11 @@ def _ties(store: Store, run: str) -> _Ties:
     if reason is not None:
         found.stays = f"it is quarantined ({reason})"
         return found
-    for body in _bodies(store, run):
-        if not body.startswith(_BEGINNINGS):
+    for row in (row for rows in pages(store, run, data=False) for row in rows):
+        if not row.body.startswith(_BEGINNINGS):
             continue
         try:
-            event = event_codec.decode(body)
+            event = event_codec.decode(row.body)
         except LogError:
             found.stays = "its record cannot be read"
             return found
@@ -116,13 +117,6 @@ def _ties(store: Store, run: str) -> _Ties:
             case _:
                 pass
     return found
-
-
-def _bodies(store: Store, run: str) -> Iterator[bytes]:
-    after = 0
-    while rows := store.read(run, after=after, data=False):
-        yield from (row.body for row in rows)
-        after = rows[-1].seq
 
 
 class _Choice:

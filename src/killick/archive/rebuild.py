@@ -136,7 +136,7 @@ def _raised(store: MemoryStore, run: str, event: e.Event) -> Head:
     assert head is not None
     if isinstance(event, e.RunTaken | e.Started):
         for _ in range(head.epoch, event.epoch):
-            head = store.lease(run, getattr(event, "holder", "somebody"), seconds=60)
+            head = store.lease(run, getattr(event, "holder", "a person"), seconds=60)
             store.release(run, epoch=head.epoch)
     return head
 

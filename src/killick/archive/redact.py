@@ -18,7 +18,7 @@ import msgspec
 
 from killick.archive.pseudonyms import LEAVES, StandIns
 from killick.archive.rebuild import Written, chained
-from killick.engine.steps.questions import identity_and_wording
+from killick.engine.waits.questions import identity_and_wording
 from killick.errors import FieldUnknown
 from killick.model import event_codec, page_events
 from killick.model import events as e
@@ -36,7 +36,7 @@ WORD_CHARS: Final = 3
 """The shortest value of a named field that is searched in the rest of the log: as a value of another field, and as a
 word of a text."""
 
-_OWN_WORDS: Final = frozenset({"agent", "model", "killick", "somebody", "reconcile", "late result"})
+_OWN_WORDS: Final = frozenset({"agent", "model", "killick", "a person", "reconcile", "late result"})
 _KEPT: Final = frozenset(
     {"reply", "verbs", "schema", "form", "builds", "unset", "contract", "under", "grants", "adopts", "since"}
 )
@@ -78,13 +78,15 @@ class Part(NamedTuple):
     messages: list[Message]
 
 
-def redacted(parts: Sequence[Part], fetch: Fetch, redaction: Redaction, found: dict[bytes, Blob]) -> list[Part]:
+def redacted(
+    parts: Sequence[Part], fetch: Fetch, redaction: Redaction, found: dict[bytes, Blob], secret_key: bytes
+) -> list[Part]:
     """The runs, redacted; the chunks of their values are added to `found`.
 
     Each comes after its fork parent.
     """
     told = [_Told.of(part, fetch) for part in parts]
-    redactor = _Redactor(redaction, told, (part.run for part in parts))
+    redactor = _Redactor(redaction, told, (part.run for part in parts), secret_key)
     known: dict[str, Part] = {}
     hashes: dict[tuple[str, int], bytes] = {}
     for part, heard in zip(parts, told, strict=True):
@@ -159,7 +161,8 @@ class Sought:
 class _Redactor:
     """Redacts the events of a file in order."""
 
-    def __init__(self, redaction: Redaction, told: Sequence[_Told], runs: Iterable[str]) -> None:
+    def __init__(self, redaction: Redaction, told: Sequence[_Told], runs: Iterable[str], secret_key: bytes) -> None:
+        self._secret_key = secret_key
         self._standins = StandIns(redaction.key)
         self._fields = redaction.fields
         nodes = [node for each in told for node in each.values()] if redaction.fields else []
@@ -346,7 +349,9 @@ class _Redactor:
         if "reason" in fields:
             changes["reason"] = self._leaf(event.reason, ("reason",))
         changes |= self._weighed(seq, event, old, new) if isinstance(event, e.StepIntended) else {}
-        if isinstance(key := getattr(event, "key", None), str):
+        if isinstance(event, e.RunStarted):
+            changes["key"] = None  # what is redacted is in clear
+        elif isinstance(key := getattr(event, "key", None), str):
             changes["key"] = self._key(event.step, key)  # the digest in it is known by now
         if isinstance(event, e.StepEdited) and not self._fields:
             for name in ("digest", "identity"):
@@ -403,7 +408,7 @@ class _Redactor:
         if event.sort == "child":
             # Its id is part of the digest only if the code gave one.
             weight = {"agent": event.name, "input": before.get("input"), "id": None}
-            given = None if e.to_text(digest(weight)) == event.digest else ahead
+            given = None if e.to_text(digest(weight, secret_key=self._secret_key)) == event.digest else ahead
             before, after = {**weight, "id": given}, {**weight, "input": after.get("input"), "id": given}
         self._arguments[event.step] = after
         found, identity = (self._again(each, before, after) for each in (event.digest, event.identity))
@@ -417,7 +422,7 @@ class _Redactor:
         names = list(before)
         choices = (chosen for left in range(len(names), -1, -1) for chosen in combinations(names, left))
         for chosen in islice(choices, _GIVEN_MAX):
-            if e.to_text(digest({name: before[name] for name in chosen})) == recorded:
+            if e.to_text(digest({name: before[name] for name in chosen}, secret_key=self._secret_key)) == recorded:
                 return e.to_text(digest({name: after[name] for name in chosen}))
         return e.to_text(self._standins.hash(e.from_text(recorded)))
 

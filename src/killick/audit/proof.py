@@ -157,6 +157,8 @@ def _path(log: Log, run: str, seq: int, entry: SealedRun) -> list[bytes]:
 
 def _values(log: Log, run: str, recorded: Recorded) -> tuple[str | None, tuple[Piece, ...]]:
     seq, event, data = recorded.seq, recorded.event, recorded.row.data
+    if log.keys is not None:
+        raise SealRefused(run, "its values are encrypted, and a proof holds no key; prove the event without its values")
     if data is None:
         if event.data is None:
             return None, ()

@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from killick.audit.checkpoint import Listed, SealedRun, checkpoint, entries_in, frontier, key_id, private_key, signed
+from killick.engine.control.inbox import delivery
 from killick.errors import HeadMoved, KillickError, ProofBroken, RunExists, SealRefused, ValueErased
 from killick.log.ancestry import segments
 from killick.log.log import Log
+from killick.log.paging import heads, pages
 from killick.log.progress import Progress, untold
 from killick.log.writer import Entry, RunLog
 from killick.model import event_codec, hashing, system_events
 from killick.model import events as e
-from killick.model.chunks import pack, unpack
+from killick.model.chunks import unpack
 from killick.model.merkle import Frontier
 from killick.store.protocol import Store
-from killick.store.records import OWN_AGENTS, Delivery, Head, Message, Row
+from killick.store.records import OWN_AGENTS, Head, Message, Row
 from killick.type_init import ready
 
 if TYPE_CHECKING:
@@ -41,7 +43,6 @@ PRUNED: Final = f"{OWN_AGENTS}pruned"
 GAP: Final = hashing.leaf(b"")
 """The leaf of an event that a repair removed."""
 
-_ROUND: Final = 2_000
 _REPAIRED: Final = b'{"kind":"run.repaired"'
 _TAKEN: Final = b'{"kind":"message.taken"'
 _encode: Final = msgspec.json.Encoder().encode
@@ -119,11 +120,8 @@ def last(log: Log) -> Made | None:
 
 
 def _bodies(log: Log) -> Iterator[tuple[int, bytes]]:
-    head = log.store.head(SEALS)
-    after = 0
-    while head is not None and (rows := log.store.read(SEALS, after=after, limit=_ROUND, data=False)):
+    for rows in pages(log.store, SEALS, data=False):
         yield from ((row.seq, row.body) for row in rows)
-        after = rows[-1].seq
 
 
 def told_pruned(log: Log) -> dict[str, tuple[Pruned, int, e.Digest]]:
@@ -150,11 +148,7 @@ def _waiting(store: Store) -> list[tuple[Message, Pruned]]:
 def tell_pruned(log: Log, pruned: Pruned, *, at_us: int) -> None:
     """Records for the next seal which runs are removed. Does nothing if the store was never sealed."""
     if pruned.runs and log.store.head(SEALS) is not None:
-        packed = pack(pruned, at="body")
-        told = Delivery(
-            run=SEALS, id=pruned.sha256, name=PRUNED, body=packed.raw, by=pruned.by, at_us=at_us, pieces=packed.blobs
-        )
-        log.store.deliver([told])
+        log.store.deliver([delivery(log, SEALS, PRUNED, pruned, id=pruned.sha256, by=pruned.by, at_us=at_us)])
 
 
 # the leaves of a run ------------------------------------------------------------------------------
@@ -198,7 +192,7 @@ def leaves(store: Store, head: Head, *, after: int = 0, before: bytes | None = N
     hash_ = hashing.genesis(store.id, parts[0][0]) if before is None else before
     seq, start = after, after
     for run, begin, end in parts:
-        for row in _rows(store, run, begin, end):
+        for row in (row for rows in pages(store, run, after=begin, up_to=end, data=False) for row in rows):
             if row.body.startswith(_REPAIRED):
                 repaired = _repair(row)
                 if repaired.first <= start and start:
@@ -225,23 +219,6 @@ def _repair(row: Row) -> e.RunRepaired:
         raise Parted(row.seq, str(error)) from None
     assert isinstance(found, e.RunRepaired)
     return found
-
-
-def _rows(store: Store, run: str, after: int, up_to: int) -> Iterator[Row]:
-    while after < up_to:
-        rows = store.read(run, after=after, limit=min(_ROUND, up_to - after), data=False)
-        yield from (row for row in rows if row.seq <= up_to)
-        if not rows:
-            return
-        after = rows[-1].seq
-
-
-def heads(store: Store) -> Iterator[Head]:
-    """Every run's head, in order of creation, so that a fork comes after its parent."""
-    after = 0
-    while found := store.heads(after=after):
-        yield from (head for _, head in found)
-        after = found[-1][0]
 
 
 # sealing ------------------------------------------------------------------------------------------
@@ -377,7 +354,7 @@ class _Changes:
         """Compares every head, and finds removed runs."""
         there: set[str] = set()
         changed: list[tuple[Head, Known | None]] = []
-        for head in heads(self._store):
+        for _, head in heads(self._store):
             there.add(head.run)
             known = self._past.known.get(head.run)
             if known is None or (known.seq, known.hash) != (head.seq, e.to_text(head.hash)) or known.gone:

@@ -13,9 +13,10 @@ import msgspec
 
 from killick.audit.checkpoint import Checkpoint, SealedRun, checked, frontier, public_key
 from killick.audit.checkpoint import checkpoint as read_checkpoint
-from killick.audit.seal import SEALS, Leaf, Made, Parted, heads, leaves, seals, told_pruned
+from killick.audit.seal import SEALS, Leaf, Made, Parted, leaves, seals, told_pruned
 from killick.errors import ProofBroken
 from killick.log.log import Log
+from killick.log.paging import heads
 from killick.log.verify import Progress, Report
 from killick.log.verify import verify as verify_logs
 from killick.model import events as e
@@ -175,7 +176,7 @@ class _Check:
 
     def runs(self, only: str | None, progress: Progress | None) -> None:
         """Every sealed run, parents before their forks; then those that no longer exist."""
-        there = {head.run: head for head in heads(self._store)}
+        there = {head.run: head for _, head in heads(self._store)}
         named = [only] if only is not None else list(self._wanted)
         needed = {each.run for run in named if run in there for each in self._elders(there[run], there)}
         cuts: defaultdict[str, set[int]] = defaultdict(set)

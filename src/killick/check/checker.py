@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, get_args
 
-from killick.check.comparison import Alike, FindingCollector, brief, place_of
+from killick.check.comparison import Alike, FindingCollector, brief, place_of, stage_of
 from killick.check.coverage import Coverage
 from killick.check.crashes import WRITES, Ended, Saved, Scenario, Story, World, simulate
 from killick.check.default_replies import Calls
@@ -164,7 +164,7 @@ class _Checking:
             saved: list[Saved] = []
             self.judge = FindingCollector(self.agent, self.spots)
             story = self._story(ALONE, None, saving=saved)
-            if story.status == "completed" or not _stage(story).offered or self.judge.touches:
+            if story.status == "completed" or not stage_of(story).offered or self.judge.touches:
                 self.unless = brief(first[0]) if first is not None else ""
                 return story, saved
             first = first or (story, saved)
@@ -175,7 +175,7 @@ class _Checking:
         return first
 
     def _everything(self, base: Story, saved: list[Saved]) -> None:
-        stage = _stage(base)
+        stage = stage_of(base)
         self.draws = _draws(base)
         twice = saved[:: max(1, len(saved) // TWICE_DEAD)]
         paths = [*self._failures(stage.called), *self._answers(stage.asked)]
@@ -252,12 +252,12 @@ class _Checking:
         self.judge.take(expected or story, story, "count" if alike == "state" and self.draws else alike)
         self.progress(way, self.ways.total(), max(self.expected, self.ways.total()))
         if self.judge.hangs:
-            raise _Enough("stopped at the first rehearsal that did not come to its end")
+            raise _Enough("stopped at the first rehearsal that did not end")
         return story
 
     def _report(self, base: Story | None) -> Report:
         findings = self.judge.findings()
-        stage = _stage(base) if base is not None else None
+        stage = stage_of(base) if base is not None else None
         explained = self.judge.touches or any(finding.kind == "tasks" for finding in findings)
         if base is not None and isinstance(base.outcome, Ended) and stage is not None and not explained:
             findings.insert(0, _fails(self.agent, base.outcome, stage))
@@ -303,11 +303,6 @@ def _alike(trouble: Trouble | None, *, again: bool) -> Alike:
 
 def _outside(client: Any, waits: Sequence[Wait], world: Any) -> bool:
     return bool(world.respond(client, waits))
-
-
-def _stage(story: Story) -> Stage:
-    assert isinstance(story.world, Stage)
-    return story.world
 
 
 def _acts(called: Called) -> bool:

@@ -40,7 +40,7 @@ class Observed(msgspec.Struct, frozen=True):
 
 def told(story: Story) -> str:
     """Describes a rehearsal's interruption."""
-    stage = _stage(story)
+    stage = stage_of(story)
     parts: list[str] = []
     if stage.trouble is not None and stage.struck is not None:
         struck = stage.struck if isinstance(stage.struck, Called) else f'"{stage.struck.prompt}"'
@@ -69,7 +69,8 @@ def _place(place: str) -> str:
     return f"{when} {known.get(kind, kind).format(step)} is on record"
 
 
-def _stage(story: Story) -> Stage:
+def stage_of(story: Story) -> Stage:
+    """Returns the world of a rehearsal."""
     assert isinstance(story.world, Stage)
     return story.world
 
@@ -89,9 +90,9 @@ def observe(base: Story, story: Story, alike: Alike) -> Iterator[Observed]:
     if story.status == "RunDiverged":
         yield Observed("diverges", "", str(story.outcome))
         return
-    yield from _overdone(_stage(base), _stage(story), strictly=alike in ("count", "state"))
+    yield from _overdone(stage_of(base), stage_of(story), strictly=alike in ("count", "state"))
     if isinstance(story.outcome, Ended) and story.outcome.not_undone:
-        acted = _stage(story).by_tool()
+        acted = stage_of(story).by_tool()
         for left in story.outcome.not_undone:
             if acted[tool := left.partition(" at step ")[0]]:
                 yield Observed("not_undone", tool, left)
@@ -214,7 +215,7 @@ class FindingCollector:
 
     def take(self, base: Story, story: Story, alike: Alike) -> None:
         """Examines one rehearsal."""
-        stage = _stage(story)
+        stage = stage_of(story)
         self._used = {**stage.declared, **self._used}
         self._offered |= stage.offered
         self._models |= {called.name for called in stage.called if called.sort == "model"}
@@ -282,12 +283,12 @@ class FindingCollector:
         titles = {
             "differs": (
                 f"{spot.what} differs each time the code runs",
-                "After a crash the agent's code runs again from the top, and what it decides by this is not what it "
-                "decided before.",
+                "After a crash the agent's code runs again from its start, and a decision by this value may be "
+                "another one.",
             ),
             "keeps": (
                 f"{spot.what} keeps state in the process",
-                "It is gone when the process dies, and so is what it knew.",
+                "It is lost when the process dies.",
             ),
             "sleeps": (
                 f"{spot.what} waits in memory",
@@ -295,23 +296,23 @@ class FindingCollector:
             ),
             "swallows": (
                 f"{spot.what} swallows the signals that stop a run",
-                "Parking, pausing and cancelling come as BaseException. Caught, they leave code running on nothing.",
+                "Parking, pausing and cancelling come as BaseException. Code that catches them cannot be stopped.",
             ),
             "tasks": (
                 f"{spot.what} uses the run in a task that Killick did not start",
-                "Nobody could tell on replay in which order its steps came.",
+                "On replay the order of its steps is not known.",
             ),
         }
         title, why = titles[spot.kind]
         return Finding(kind=spot.kind, title=title, where=place, why=why, fix=spot.instead, seen=seen, times=times)
 
     def _outside(self, stray: UnrecordedIO, count: int) -> Finding:
-        refused = "" if stray.reads else " Here it was refused, and nothing happened."
+        refused = "" if stray.reads else " Here it was refused."
         return Finding(
             kind="outside",
             title=f"{call_at(stray.file, stray.line, stray.what)} outside of a step",
             where=f"{relative(stray.file)}:{stray.line}",
-            why=f"It is done again every time the code runs again, and what it gives is not on record.{refused}",
+            why=f"It is repeated each time the code runs again, and its result is not recorded.{refused}",
             fix='put it into a tool, @killick.tool(effect="reads") or what it is, and use run.call',
             seen="the agent's own code runs",
             times=count,
@@ -334,7 +335,7 @@ class FindingCollector:
                 return self._twice(observed, story, times, explained=explained)
             case "hangs":
                 return Finding(
-                    kind="hangs", title="it does not come to its end", where=agent, seen=seen, times=times,
+                    kind="hangs", title="it does not end", where=agent, seen=seen, times=times,
                     why="The agent neither ends nor waits for anything that Killick knows of.",
                     fix="wait by run.wait, run.ask or run.sleep, and catch nothing wider than Exception",
                 )  # fmt: skip
@@ -353,34 +354,32 @@ class FindingCollector:
                 return Finding(
                     kind="differs", title="the code asks for something else when it runs again", where=agent,
                     why=observed.detail, seen=seen, times=times,
-                    fix="decide by the input, by what steps returned, and by run.now, run.random and run.uuid alone",
+                    fix="decide only by the input, the results of steps, run.now, run.random and run.uuid",
                 )  # fmt: skip
             case "lost" | "missing":
                 return Finding(
                     kind="lost", title=f"step {observed.subject} is lost", where=agent, why=observed.detail, seen=seen,
-                    times=times, fix="let the code take the same steps however often it runs",
+                    times=times, fix="let the code take the same steps each time it runs",
                 )  # fmt: skip
             case _:
                 return Finding(
-                    kind="differs", title="it ends otherwise than without the interruption", where=agent,
+                    kind="differs", title="it ends differently after the interruption", where=agent,
                     why=observed.detail, seen=seen, times=times,
-                    fix="keep in the run what has to be known: run.update(…), or the result of a step",
+                    fix="keep state in the run: run.update(…), or the result of a step",
                 )  # fmt: skip
 
     def _twice(self, observed: Observed, story: Story, times: int, *, explained: bool) -> Finding | None:
         tool = self._used.get(observed.subject)
         title, seen = f"{observed.subject} is done twice: {observed.detail}", told(story)
         where = place_of(tool.fn) if tool is not None else place_of(self.agent.fn)
-        steps = sorted({called.step for called in _stage(story).called if called.name == observed.subject})
+        steps = sorted({called.step for called in stage_of(story).called if called.name == observed.subject})
         policy = tool.policy if tool is not None else None
         if tool is not None and policy is not None and policy.effect == "idempotent" and not tool.keyed:
             why = (
-                'It says effect="idempotent", so it is run again when its outcome is not known. But it takes no key, '
-                "so the far side cannot tell the second call from the first."
+                'It says effect="idempotent", so it is repeated when its outcome is unknown. But it takes no key, '
+                "so the remote service cannot tell the second call from the first."
             )
-            fix = (
-                'add `key: killick.Key = killick.KEY` to its parameters and send it along, or say effect="at_most_once"'
-            )
+            fix = 'add `key: killick.Key = killick.KEY` to its parameters and pass it on, or say effect="at_most_once"'
         elif policy is not None and any(issubclass(TimeoutError, kind) for kind in policy.nothing_happened):
             names = ", ".join(kind.__name__ for kind in policy.nothing_happened)
             why = f"nothing_happened=({names},) says that a timeout proves it. Here only the answer was lost."
@@ -389,8 +388,8 @@ class FindingCollector:
             return None  # a sample model asked again: that is not the agent's code
         elif len(steps) > 1:
             why = (
-                f"When step {steps[0]} failed the agent called it again by itself, at step {steps[-1]}. "
-                "A new step has a new key, so the far side takes it for another action."
+                f"When step {steps[0]} failed, the agent called it again, at step {steps[-1]}. "
+                "A new step has a new key, so the remote service takes it for another action."
             )
             fix = "let the tool try again, retry=killick.Retry(attempts=4), and give up when the step has failed"
             where = self._step(observed.subject, last=True)
@@ -411,11 +410,11 @@ class FindingCollector:
         )  # fmt: skip
 
     def _is_fragile(self, story: Story) -> bool:
-        kind = getattr(_stage(story).trouble, "kind", None)
+        kind = getattr(stage_of(story).trouble, "kind", None)
         return story.status == "failed" and kind in ("timeout", "limited", "unheard")
 
     def _fragile(self, story: Story, times: int) -> Finding:
-        stage = _stage(story)
+        stage = stage_of(story)
         name = getattr(stage.struck, "name", "it")
         tool = self._used.get(name)
         once = "rate limit" if getattr(stage.trouble, "kind", None) == "limited" else "timeout"
@@ -442,7 +441,7 @@ class FindingCollector:
                     kind="writes",
                     title=f"{name} says that it reads, but {spot.what} looks like writing",
                     where=f"{relative(spot.file)}:{spot.line}",
-                    why="What reads is run again whenever that is convenient.",
+                    why="A reading tool may be repeated at any time.",
                     fix='effect="idempotent" with a key, or effect="at_most_once"; or end the line with # killick: ok',
                 )
 
@@ -456,7 +455,7 @@ class FindingCollector:
             kind="undeclared" if not tool.policy.says_effect else "wakes",
             title=f"{name} would wake a person",
             where=place_of(tool.fn),
-            why=f"It says {said}, and has no reconcile=…: when its outcome is not known, only a person can tell.",
+            why=f"It says {said}, and has no reconcile=…: when its outcome is unknown, only a person can resolve it.",
             fix=_declaration(name, tool),
             seen=told(story),
             times=times,
@@ -473,7 +472,7 @@ class FindingCollector:
             kind="wakes",
             title=f"undoing {name} would wake a person",
             where=place_of(fn),
-            why=f"{fn.__name__} counts as at_most_once: when its outcome is not known, only a person can tell.",
+            why=f"{fn.__name__} counts as at_most_once: when its outcome is unknown, only a person can resolve it.",
             fix=f'@killick.tool(effect="idempotent") on {fn.__name__}, if undoing twice does no harm',
             seen=told(story),
             times=times,
@@ -482,20 +481,20 @@ class FindingCollector:
     def _undeclared(self, name: str, tool: Declared) -> Finding:
         return Finding(
             kind="undeclared",
-            title=f"{name} does not say what it does to the world",
+            title=f"{name} does not declare its effect",
             where=place_of(tool.fn),
-            why="Nothing said counts as at_most_once.",
+            why="Without a declaration it counts as at_most_once.",
             fix=_declaration(name, tool),
         )
 
     def _expires(self, story: Story) -> Finding:
-        prompt = getattr(_stage(story).struck, "prompt", "a question")
+        prompt = getattr(stage_of(story).struck, "prompt", "a question")
         return Finding(
             kind="expires",
-            title=f'the run fails when nobody answers "{prompt}" in time',
+            title=f'the run fails when "{prompt}" is not answered in time',
             where=self._step(str(prompt)),
             why="The question has a deadline and no default.",
-            fix='default="reject" (or what is right) beside timeout=…, or catch killick.errors.WaitExpired',
+            fix='default="reject" (or another answer) with timeout=…, or catch killick.errors.WaitExpired',
             seen=told(story),
             times=1,
         )
@@ -506,5 +505,5 @@ def _declaration(name: str, tool: Declared) -> str:
     if not tool.policy.says_effect and name.split("_")[0] in _READING:
         return '@killick.tool(effect="reads"), if it changes nothing'
     if tool.keyed:
-        return '@killick.tool(effect="idempotent"), if the far side honours the key'
+        return '@killick.tool(effect="idempotent"), if the remote service honors the key'
     return f'@killick.tool(effect="at_most_once", reconcile=find_{name}), a function that looks whether it happened'

@@ -108,6 +108,8 @@ class Fakes:
 
     def for_(self, intent: Intent) -> Fake | None:
         """Returns the fake for a call, or None."""
+        if intent.sort == "tool" and not (self._by_name or self._by_function):
+            return None
         found = self._by_function_of(intent.fn)
         if intent.sort == "undo":
             named = self._by_name.get(name_of(intent.fn))

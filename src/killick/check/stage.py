@@ -97,6 +97,8 @@ class Around:
     messages: Mapping[str, Any] = field(default_factory=dict[str, Any])
     calls: Calls = "each"
     """The tools that a model without a fake calls."""
+    samples: dict[tuple[str, Any], Any] = field(default_factory=dict[tuple[str, Any], Any])
+    """The samples of tools without a fake, by name and type. The engine copies a tool's value before code sees it."""
 
     def answer_to(self, wait: Wait) -> tuple[str, Any]:
         """Returns a question's answer: the configured one, or the first that fits."""
@@ -215,7 +217,10 @@ class Stage(World):
         self.sampled.add(intent.name)
         if intent.sort == "model":
             return sample_reply(intent, self.around.calls)
-        return None if intent.returns is Any else sample(intent.returns, intent.name)
+        samples, kind = self.around.samples, (intent.name, intent.returns)
+        if intent.returns is not Any and kind not in samples:
+            samples[kind] = sample(intent.returns, intent.name)
+        return samples.get(kind)
 
     def _count(self, intent: Intent, place: ToolStep, value: Any) -> None:
         if intent.effect in (None, "reads"):
@@ -330,5 +335,5 @@ class Stage(World):
 
 def _people(wait: Wait) -> list[str]:
     """Returns the answering people: those permitted who have not yet answered, or enough of them if anyone may."""
-    anybody = ["rehearsal", *(f"rehearsal {number}" for number in range(2, wait.need + 1)), "somebody else"]
+    anybody = ["rehearsal", *(f"rehearsal {number}" for number in range(2, wait.need + 1)), "another person"]
     return [name for name in (anybody if wait.may is None else wait.may) if name not in wait.votes]

@@ -257,12 +257,12 @@ class _Reader(ast.NodeVisitor):
         if not isinstance(owner, ast.Name) or owner.id in self._locals:
             return
         if isinstance(self.source.names.get(owner.id), list | dict | set):
-            instead = f"run.update(…): {owner.id} is gone with the process"
+            instead = f"run.update(…): {owner.id} is lost with the process"
             self._say("keeps", node, f"the module's {owner.id}", instead)
 
     def visit_Global(self, node: ast.Global) -> None:
         names = ", ".join(node.names)
-        self._say("keeps", node, f"global {names}", f"run.update(…): {names} is gone with the process")
+        self._say("keeps", node, f"global {names}", f"run.update(…): {names} is lost with the process")
 
     def _visit_loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
         if not isinstance(node, ast.While):

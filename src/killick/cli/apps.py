@@ -9,7 +9,6 @@ import ast
 import importlib
 import importlib.util
 import sys
-import tomllib
 import traceback
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -41,10 +40,12 @@ def settings(start: Path | None = None) -> dict[str, Any]:
         file = folder / "pyproject.toml"
         if not file.is_file():
             continue
+        import tomllib
+
         try:
             found = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("killick")
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise CommandFailed(f"{_near(file)}: is not valid TOML ({error}); mend it") from None
+            raise CommandFailed(f"{_near(file)}: is not valid TOML ({error}); correct it") from None
         if found is not None:
             _check(file, found)
             return {**found, "folder": folder}

@@ -21,7 +21,7 @@ _BASH: Final = """\
 %(complete_func)s() {
     local IFS=$'\\n' line="${COMP_LINE:0:COMP_POINT}" type value
     local word="${line##*[[:space:]]}" before=""
-    # Bash breaks words at a colon: what is before it stands already and must not be given again.
+    # Bash breaks words at a colon: the part before it is already on the line.
     [[ $COMP_WORDBREAKS == *:* && $word == *:* ]] && before="${word%%"${word##*:}"}"
     COMPREPLY=()
     while IFS=',' read -r type value; do

@@ -22,16 +22,20 @@ from click.shell_completion import CompletionItem
 from killick.cli import apps
 from killick.cli.exit_codes import CommandFailed, nearest
 from killick.clock import SystemClock
-from killick.errors import RunUnknown, StoreBroken
+from killick.encryption.store import decrypting
+from killick.errors import AgentUnknown, RunUnknown, StoreBroken
+from killick.ids import RandomIds
 from killick.log.log import Log
+from killick.permissions import open_output
 from killick.presenting.encoder import document
 from killick.sanitizer import visible
 from killick.store import open_store
-from killick.store.protocol import Store
-from killick.store.records import OWN_AGENTS, RunQuery, RunRow
+from killick.store.protocol import Store, is_held
+from killick.store.records import OWN_AGENTS, RunQuery, RunRow, shown_tags
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.text import Text
 
     from killick.client.client import Client
     from killick.definitions.agents import AnyAgent
@@ -39,6 +43,9 @@ if TYPE_CHECKING:
 DEFAULT_STORE: Final = "killick.db"
 PIPE_COLUMNS: Final = 160
 """The line width where output is no terminal."""
+
+AT_ONCE: Final = 1_000
+"""How many lines are printed together."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -68,6 +75,7 @@ class Shell:
     """One invocation of the command line. A command that only reads uses its log; the client brings the engine."""
 
     clock: Final = SystemClock()
+    ids: Final = RandomIds()
 
     def __init__(
         self, *, store: str | None = None, app: str | None = None, json: bool = False, busy_seconds: float | None = None
@@ -120,7 +128,7 @@ class Shell:
         """The store, which must exist: a command that reads creates none."""
         if self._store is None:
             if self.url.startswith("memory:"):
-                raise CommandFailed("memory: holds nothing from one command to the next; --store names a file")
+                raise CommandFailed("memory: keeps nothing from one command to the next; --store names a file")
             if not self.exists:
                 raise CommandFailed(
                     f"{self.url}: no store here; `killick demo` and `killick run` make one, --store names another"
@@ -166,9 +174,9 @@ class Shell:
 
     def _opened(self, *, create: bool) -> Store:
         if self.url.startswith("memory:"):
-            return open_store(self.url)
+            return decrypting(open_store(self.url))
         try:
-            return open_store(self.url, create=create, **self._options)
+            return decrypting(open_store(self.url, create=create, **self._options))
         except StoreBroken:
             if self._file is not None and self._file.is_file() and self._file.read_bytes()[:6] != b"SQLite":
                 raise CommandFailed(f"{self.url}: is a file, but no store; --store names another") from None
@@ -195,6 +203,47 @@ class Shell:
         """A text as it is, with a newline, but for characters that a terminal obeys."""
         sys.stdout.write(visible(text) + "\n")
 
+    def print(self, *lines: Text | str, err: bool = False) -> None:
+        """Lines as they are: a longer one is not wrapped. Many together, since rich takes long to print one by one."""
+        from rich.text import Text
+
+        texts = [Text(line) if isinstance(line, str) else line for line in lines]
+        for first in range(0, len(texts), AT_ONCE):
+            (self.err if err else self.out).print(Text("\n").join(texts[first : first + AT_ONCE]), soft_wrap=True)
+
+    def row(self, lead: Text | str, body: Text | str, *, style: str = "dim") -> None:
+        """A label and its text, wrapped next to it; a label that is a string is dim."""
+        from rich.text import Text
+
+        from killick.cli.style import wrapped
+
+        label = Text(lead, style=style) if isinstance(lead, str) else lead
+        self.print(*wrapped(label, Text(body) if isinstance(body, str) else body, self.out.width))
+
+    def save(self, file: str | Path, data: bytes) -> None:
+        """Write a file that the person named."""
+        try:
+            with open_output(file) as output:
+                output.write(data)
+        except OSError as error:
+            raise CommandFailed(f"{file}: cannot be written ({error.strerror}); name another file") from None
+
+    def is_held(self, run: str) -> bool:
+        """Whether a process has the run leased."""
+        head = self.store.head(run)
+        return head is not None and is_held(self.store, head)
+
+    def say(self, sign: str, *parts: str | tuple[str, str]) -> None:
+        """A line with a sign before it, in the colour of what the sign says."""
+        from rich.text import Text
+
+        style = {"✓": "bold green", "✗": "bold red", "?": "bold red", "~": "yellow"}.get(sign, "")
+        self.print(Text.assemble((f"{sign} " if sign else "", style), *parts))
+
+    def say_next(self, *words: str) -> None:
+        """The command to type next."""
+        self.say("", (f"    {self.typed(*words)}", "green"))
+
     def note(self, line: str) -> None:
         """A remark that is no data, on stderr, so that a pipe never carries it."""
         self.err.print(line, style="dim", soft_wrap=True, markup=False)
@@ -212,10 +261,14 @@ class Shell:
         if agent and agent.startswith(OWN_AGENTS):
             return self.typed("worker")  # which attends to what Killick keeps for itself
         if agent and not self.app:
-            here = [each for each in apps.declared_here() if each.endswith(f":{agent}")]
-            target = (here[0] if here else f"APP.py:{agent}",)
+            target = ([*self.targets_of(agent), f"APP.py:{agent}"][0],)
         named = ("--app", self._app) if self._app else ()
         return self.typed("run", *target, "--id", run, *named)
+
+    def worker_for(self, agent: str) -> str:
+        """The command that starts a worker for an agent. Without a configured app it names the agent's app."""
+        here = "" if self.app else [*self.targets_of(agent), "APP.py:"][0].rpartition(":")[0]
+        return self.typed("worker", *filter(None, (self._app or here,)))
 
     def continues(self, run: str) -> str:
         """What continues a run: a command, by the agent on record; for a framework's run the program that hosts it."""
@@ -232,6 +285,21 @@ class Shell:
     def agent(self, target: str) -> AnyAgent:
         """An agent by `app.py:agent`, `module:agent`, or its name in the app."""
         return apps.load_agent(target, self.app)
+
+    def agent_of(self, name: str) -> AnyAgent | None:
+        """The code of a recorded agent: in the app, or in the one file here that declares it. None: not found."""
+        from killick.definitions.agents import AGENTS
+
+        self.load_app()
+        with contextlib.suppress(AgentUnknown):
+            return AGENTS.get(name)
+        here = self.targets_of(name)
+        return self.agent(here[0]) if len(here) == 1 else None
+
+    @staticmethod
+    def targets_of(agent: str) -> list[str]:
+        """Where an agent is declared in files here, as `app.py:agent`."""
+        return [each for each in apps.declared_here() if each.endswith(f":{agent}")]
 
     def load_app(self) -> None:
         """Import the app, if one is named, so that its agents are known."""
@@ -286,7 +354,7 @@ def text_of(text: str) -> str:
         why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise CommandFailed(f"{text}: cannot be read ({why}); write @@ to begin a text with @") from None
     if text.endswith(".json") and isinstance(parsed(found), Unparsed):
-        raise CommandFailed(f"{text}: is not JSON ({parsed(found).why}); mend the file")
+        raise CommandFailed(f"{text}: is not JSON ({parsed(found).why}); correct the file")
     return found.removesuffix("\n")
 
 
@@ -363,17 +431,36 @@ def complete_run(shell: Shell, context: click.Context) -> Iterable[tuple[str, st
     return [(row.run, f"{row.status} {row.agent}") for row in shell.runs(500)]
 
 
+@completing
+def complete_agent_name(shell: Shell, context: click.Context) -> Iterable[str]:
+    """Agents that have runs."""
+    return shell.store.agents()
+
+
+@completing
+def complete_tag(shell: Shell, context: click.Context) -> Iterable[str]:
+    """Tags that runs have, but for those of our own."""
+    return dict.fromkeys(tag for row in shell.runs(500) for tag in shown_tags(row.tags))
+
+
 def complete_file(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """File names, completed by the shell itself."""
     return [CompletionItem(incomplete, type="file")]
 
 
 run_argument: Final = click.argument("run", shell_complete=complete_run)
-because_option: Final = click.option("--because", metavar="TEXT", help="The reason, for the record.")
 by_option: Final = click.option("--by", metavar="NAME", default=current_user, help="Your name.  [default: your login]")
+
+
+def who_options(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Who acts and why, for the record: `because` and `by`."""
+    return click.option("--because", metavar="TEXT", help="The reason, for the record.")(by_option(fn))
+
+
 yes_option: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
-agent_option: Final = click.option("--agent", "-a", metavar="NAME", help="Only runs of this agent.")
-tag_option: Final = click.option("--tag", metavar="TAG", help="Only runs with this tag.")
+agent_option: Final = click.option("--agent", "-a", metavar="NAME", help="Only runs of this agent.",
+                                   shell_complete=complete_agent_name)  # fmt: skip
+tag_option: Final = click.option("--tag", metavar="TAG", help="Only runs with this tag.", shell_complete=complete_tag)
 since_option: Final = click.option("--since", metavar="WHEN", help="Only runs that changed since: 2h, 3d, 2026-11-14.")
 dry_run_option: Final = click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
 
@@ -390,14 +477,19 @@ def limit_option(default: int) -> Callable[[Callable[..., Any]], Callable[..., A
 def command(name: str, *, json: bool = True, app: bool = False) -> Callable[[Callable[..., Any]], click.Command]:
     """Declare a command: a function of a Shell and its own parameters, with --store and, where it prints data, --json.
 
-    Returns an exit code, or None for 0.
+    A required argument RUN names a run that exists. Returns an exit code, or None for 0.
     """
 
     def declare(fn: Callable[..., Any]) -> click.Command:
+        own: list[click.Parameter] = getattr(fn, "__click_params__", [])
+        has_run = any(isinstance(each, click.Argument) and each.name == "run" and each.required for each in own)
+
         @functools.wraps(fn)
         def invoked(store: str | None, json: bool = False, app: str | None = None, **parameters: Any) -> Any:
             shell = Shell(store=store, app=app, json=json)
             try:
+                if has_run:
+                    shell.run(parameters["run"])
                 return fn(shell, **parameters)
             finally:
                 shell.close()

@@ -36,6 +36,7 @@ COMMANDS: Final[dict[str, str]] = {
     "resume": "continue runs",
     "completion": "for your shell",
     "cancel": "end runs",
+    "mcp": "let models read runs",
 }
 """The commands that are typed as one word, each with its line; in the help, two to a line."""
 
@@ -58,10 +59,10 @@ GROUPS: Final[dict[str, tuple[str, dict[str, str]]]] = {
     "contract": ("Rules that evaluate every intention of an agent.", {
         "check": "lint contracts", "show": "show the rules in words", "rejudge": "evaluate recorded runs again",
     }),
-    "store": ("Maintain the store, and prove what it holds.", {
-        "verify": "verify the record", "doctor": "find what is wrong", "repair": "repair a run's log",
+    "store": ("Maintain the store, and prove its contents.", {
+        "verify": "verify the record", "doctor": "diagnose problems", "repair": "repair a run's log",
         "export": "write a run to a file", "prune": "archive old runs", "erase": "erase values",
-        "seal": "sign the record", "prove": "prove one event",
+        "seal": "sign the record", "prove": "prove one event", "rotate": "wrap the data keys again",
     }),
     "token": ("Access to the server. Lists the tokens without a command.", {
         "create": "create a token", "list": "list the tokens", "revoke": "revoke a token",
@@ -78,6 +79,7 @@ MODULES: Final = {
         "killick.cli.commands.worker": "worker",
         "killick.cli.commands.serve": "serve",
         "killick.cli.commands.proxy": "proxy",
+        "killick.cli.commands.mcp": "mcp",
         "killick.cli.commands.trigger": ", ".join(f"trigger {word}" for word in GROUPS["trigger"][1]),
         "killick.cli.commands.ps": "ps",
         "killick.cli.commands.show": "show",
@@ -92,6 +94,7 @@ MODULES: Final = {
         "killick.cli.commands.store.verify": "store verify",
         "killick.cli.commands.store.doctor": "store doctor",
         "killick.cli.commands.store.maintenance": "store repair, store erase, store export",
+        "killick.cli.commands.store.keys": "store rotate",
         "killick.cli.commands.store.prune": "store prune",
         "killick.cli.commands.store.seal": "store seal, store prove",
         "killick.cli.commands.contract": ", ".join(f"contract {word}" for word in GROUPS["contract"][1]),
@@ -107,6 +110,7 @@ COMPLETING: Final = "_KILLICK_COMPLETE"
 
 VARIABLES: Final = {
     "KILLICK_STORE": "the store, if `--store` is not given",
+    "KILLICK_KEYS": "the master keys of an encrypted store: files, or `env:NAME`, with commas between them",
     "KILLICK_SEAL_KEY": "the private key of `killick store seal`, if `--key` is not given",
     "KILLICK_DEBUG": "any value: errors are printed with their traceback",
     "NO_COLOR": "any value: no colors",
@@ -191,8 +195,8 @@ class Killick(Words):
         title = click.style("Killick: the state layer for LLM agents.", bold=True)
         write(f"{title}  killick COMMAND --help says more.\n\n")
         told = [f"{click.style(f'{name:<10}', fg='cyan')} {line:<28}" for name, line in COMMANDS.items()]
-        for pair in zip(told[::2], told[1::2], strict=True):
-            write(f"  {''.join(pair).rstrip()}\n")
+        for at in range(0, len(told), 2):
+            write(f"  {''.join(told[at : at + 2]).rstrip()}\n")
         write("\n")
         for name, (_, words) in GROUPS.items():
             write(f"  {click.style(f'{name:<10}', fg='cyan')} {', '.join(words)}\n")
@@ -234,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             drop_output()
-            return _tell("the output cannot be written: no space is left there; write it to another place", Exit.BAD)
+            return _tell("the output cannot be written: the disk is full; write it to another place", Exit.BAD)
         return _tell(
             f"this is a bug in Killick ({type(error).__name__}: {error}); KILLICK_DEBUG=1 shows where", Exit.BUG
         )

@@ -23,7 +23,7 @@ _MEANING: Final = {
     "reject": "reject, perhaps with why",
     "edit": "edit VALUE",
     "respond": "respond VALUE",
-    "happened": "happened, perhaps with what it returned",
+    "happened": "happened, with its result if known",
     "not": "not, it did not happen",
 }
 _BOLD, _DIM = "1", "2"

@@ -259,6 +259,6 @@ class Page:
             for note in each.notes:
                 yield from self.beside(Text("    note ", style="dim"), Text(note), lines=6)
             if (answered := steps.response(each)) is not None:
-                yield from self.beside(Text("    the far side answered "), Text(answered, style="bold"), lines=6)
+                yield from self.beside(Text("    the service answered "), Text(answered, style="bold"), lines=6)
             for member in each.members:
                 yield from self.beside(Text("    inside: "), Text(short(member), style="red"), lines=6)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, get_args
 
 import click
 import msgspec
 
 from killick.cli import style
-from killick.cli.context import Shell, completing, dry_run_option, yes_option
+from killick.cli.context import Shell, agent_option, completing, dry_run_option, since_option, tag_option, yes_option
 from killick.cli.exit_codes import CommandFailed
 from killick.engine.views import Listed
 from killick.errors import RunUnknown
@@ -36,6 +36,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     tag: str | None = None
     since: str | None = None
     all: bool = False
+    dry_run: bool = False
+    yes: bool = False
 
     @property
     def is_named(self) -> bool:
@@ -43,11 +45,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.runs)
 
     def __str__(self) -> str:
-        said = [*self.status, *(f"{name} {value}" for name, value in self._limits() if value)]
-        return ", ".join(said) or "all"
-
-    def _limits(self) -> Iterator[tuple[str, str | None]]:
-        yield from (("agent", self.agent), ("tag", self.tag), ("since", self.since))
+        limits = {"agent": self.agent, "tag": self.tag, "since": self.since}
+        return ", ".join([*self.status, *(f"{name} {value}" for name, value in limits.items() if value)]) or "all"
 
 
 @completing
@@ -55,19 +54,6 @@ def complete_named(shell: Shell, context: click.Context) -> Iterable[tuple[str, 
     """Runs that are not named yet, those first that the command may be meant for."""
     named = context.params.get("runs") or ()
     return [(row.run, f"{row.status} {row.agent}") for row in shell.runs(500) if row.run not in named]
-
-
-@completing
-def complete_agent_name(shell: Shell, context: click.Context) -> Iterable[str]:
-    """Agents that have runs."""
-    return dict.fromkeys(each.agent for each in shell.client.list(limit=500))
-
-
-@completing
-def complete_tag(shell: Shell, context: click.Context) -> Iterable[str]:
-    """Tags that runs have, but for those of our own."""
-    tags = (tag for each in shell.client.list(limit=500) for tag in each.tags)
-    return dict.fromkeys(tag for tag in tags if not tag.startswith("input:"))
 
 
 def named_run(context: click.Context) -> str:
@@ -84,12 +70,12 @@ def complete_place(shell: Shell, context: click.Context) -> Iterable[tuple[str, 
 
 
 def selecting(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command runs to act on: it gets a Selection, and `dry_run` and `yes`."""
+    """Give a command runs to act on: it gets a Selection."""
 
     @functools.wraps(fn)
     def with_selection(*args: Any, runs: tuple[str, ...], status: tuple[str, ...], **rest: Any) -> Any:
         flags = tuple(flag for flag in FLAGS if rest.pop(flag))
-        limits = {name: rest.pop(name) for name in ("agent", "tag", "since", "all")}
+        limits = {name: rest.pop(name) for name in ("agent", "tag", "since", "all", "dry_run", "yes")}
         return fn(*args, selection=Selection(runs=runs, status=(*flags, *status), **limits), **rest)
 
     wrapped: Any = with_selection
@@ -99,9 +85,7 @@ def selecting(fn: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--status", metavar="STATUS", type=click.Choice(STATUSES), multiple=True, help="Select runs of this status."
         ),
-        click.option("--agent", metavar="NAME", help="Select runs of this agent.", shell_complete=complete_agent_name),
-        click.option("--tag", metavar="TAG", help="Select runs with this tag.", shell_complete=complete_tag),
-        click.option("--since", metavar="TIME", help="Select runs that changed since: 2h, 3d, 2026-11-14."),
+        agent_option, tag_option, since_option,
         click.option("--all", is_flag=True, help="Select every run that the command applies to."),
         dry_run_option,
         yes_option,

@@ -85,8 +85,10 @@ def wrapped(lead: Text, body: Text, width: int, lines: int | None = None) -> lis
     room = max(width - lead.cell_len, 20)
     found = list(body.wrap(Console(width=room), room))
     if lines is not None and len(found) > lines:
-        found[lines - 1].append("…").truncate(room)
         del found[lines:]
+        found[-1].rstrip()
+        found[-1].truncate(room - 1)
+        found[-1].append("…")
     blank = Text(" " * lead.cell_len)
     for each in found:
         each.rstrip()

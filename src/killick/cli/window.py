@@ -35,29 +35,24 @@ def show(shell: Shell, run: str, place: RunMoment | None, *, everything: bool, f
     found = windows(shell.log, run, place, read_max=None if everything or shell.json else READ_MAX)
     if found is None:
         raise CommandFailed(
-            f"{run}: called no model, so there is no window; {shell.typed('show', run)} tells what it did"
+            f"{run}: called no model, so there is no window; {shell.typed('show', run)} shows its steps"
         )
     if shell.json:
         shell.emit(found)
         return
     width = shell.out.width
-    for number, part in enumerate((_fills(found), _wasted(found), _sums(found), _paging(found))):
-        for at, (lead, body) in enumerate(part):
-            if number and at == 0:
-                shell.out.print()
-            for line in paint.wrapped(lead, body, width):
-                shell.out.print(line, soft_wrap=True)
-    shell.out.print()
+    for part in (_fills(found), _wasted(found), _sums(found), _paging(found)):
+        for lead, body in part:
+            shell.row(lead, body)
+        shell.print("")
     if len(found.calls) <= LINES_MAX or everything:
         shell.out.print(_calls(found))
     else:
-        for line in _chart(found, min(CHART_COLUMNS, max(width - 50, 10))):
-            shell.out.print(line, soft_wrap=True)
+        shell.print(*_chart(found, min(CHART_COLUMNS, max(width - 50, 10))))
     if full:
-        for table in (_evictions(found, width), _faults(found, width), _pages(found, width)):
-            if table.row_count:
-                shell.out.print()
-                shell.out.print(table)
+        for table in _details(found, width):
+            shell.out.print()
+            shell.out.print(table)
     elif found.evictions or len(found.calls) > LINES_MAX:
         more = "--full  " + ("--all" if len(found.calls) > LINES_MAX and not everything else "")
         shell.out.print()
@@ -77,7 +72,7 @@ def _line(label: str, told: Text | str, *, style: str = "") -> Line:
 
 def _fills(found: Windows) -> Iterator[Line]:
     at = found.at
-    told = Text.assemble((found.run, "bold"), f"  what the model was sent at step {at.step}")
+    told = Text.assemble((found.run, "bold"), f"  the model's input at step {at.step}")
     yield Text(), told.append(f", call {at.number} of {len(found.calls)}", style="dim")
     budget = f" of {found.budget:,}" if found.budget else ""
     told = Text.assemble((f"{at.sent:,}", "bold"), f"{budget} tokens in {counted(found.messages, 'message')}")
@@ -90,7 +85,7 @@ def _fills(found: Windows) -> Iterator[Line]:
 
 def _wasted(found: Windows) -> Iterator[Line]:
     wasted = sum(each.tokens for each in found.waste)
-    yield _line("wasted", f"{wasted:,} tokens over the whole run, {share(wasted, found.sent)} of what was sent")
+    yield _line("wasted", f"{wasted:,} tokens over the whole run, {share(wasted, found.sent)} of the sent tokens")
     for each in sorted(found.waste, key=lambda waste: -waste.tokens):
         if each.tokens:
             name, why = WASTES[each.kind]
@@ -143,7 +138,7 @@ def _paging(found: Windows) -> Iterator[Line]:
         yield _line("", f"the largest: {told}", style="dim")
     how = Counter(fault.how for fault in found.faults)
     ways = ", ".join(f"{count} {name}" for name, count in how.most_common())
-    rate = f"; {share(found.wanted, found.left)} of what had left was wanted" if found.left else ""
+    rate = f"; {share(found.wanted, found.left)} of the evicted tokens were wanted back" if found.left else ""
     yield _line("back", f"{counted(len(found.faults), 'fault')} ({ways}){rate}" if ways else "nothing was wanted back")
     if found.pins:
         asked = sum(pin.because == "asked" for pin in found.pins)
@@ -184,41 +179,31 @@ def _chart(found: Windows, columns: int) -> Iterator[Text]:
         left, back = any(call.evicted for call in group), any(call.faulted for call in group)
         marks.append("!" if back else "v" if left else " ", style="yellow" if back else "magenta")
     if marks.plain.strip():
-        yield marks.append("  v pages left, ! some were wanted back", style="dim")
+        yield marks.append("  v pages evicted, ! pages wanted back", style="dim")
     yield Text(f"{'calls':<9}{first}{last:>{max(len(groups) - len(str(first)), 1)}}", style="dim")
 
 
 # what is long ---------------------------------------------------------------------------------------
 
 
-def _evictions(found: Windows, width: int) -> Table:
-    table = paint.table(("LEFT BEFORE", "PAGE", "KIND", " TOKENS", "WHY", "WHAT"))
-    for each in found.evictions:
-        for gone in each.pages:
-            where = f"call {each.call}"
-            table.add_row(
-                where, gone.page, gone.kind, f"{gone.tokens:>7,}", gone.why, paint.brief(gone.what, width - 58)
-            )
-    return table
-
-
-def _faults(found: Windows, width: int) -> Table:
-    table = paint.table(("BACK AFTER", "PAGE", "HOW", " TOKENS", "WHAT"))
-    for each in found.faults:
-        where = f"call {each.call}"
-        table.add_row(where, each.page, each.how, f"{each.tokens:>7,}", paint.brief(each.what, width - 58))
-    return table
-
-
-def _pages(found: Windows, width: int) -> Table:
-    table = paint.table(("PAGE", "KIND", " TOKENS", "AGE", "IDLE", "", "WHAT"))
-    for each in found.pages:
-        style = "dim" if each.is_out else None
-        table.add_row(
-            each.page, each.kind, f"{each.tokens:>7,}", f"{each.age:>4}", f"{each.idle:>4}",
-            "out" if each.is_out else "in", paint.brief(each.what, width - 58), style=style,
-        )  # fmt: skip
-    return table
+def _details(found: Windows, width: int) -> Iterator[Table]:
+    """What was evicted, what was wanted back, and every page, where there is any."""
+    gone = [(each.call, page) for each in found.evictions for page in each.pages]
+    parts: tuple[tuple[tuple[str, ...], list[tuple[str, ...]]], ...] = (
+        (("EVICTED", "PAGE", "KIND", " TOKENS", "WHY", "WHAT"),
+         [(f"call {call}", page.page, page.kind, f"{page.tokens:>7,}", page.why, page.what) for call, page in gone]),
+        (("BACK AFTER", "PAGE", "HOW", " TOKENS", "WHAT"),
+         [(f"call {each.call}", each.page, each.how, f"{each.tokens:>7,}", each.what) for each in found.faults]),
+        (("PAGE", "KIND", " TOKENS", "AGE", "IDLE", "", "WHAT"),
+         [(each.page, each.kind, f"{each.tokens:>7,}", f"{each.age:>4}", f"{each.idle:>4}",
+           "out" if each.is_out else "in", each.what) for each in found.pages]),
+    )  # fmt: skip
+    for heads, rows in parts:
+        table = paint.table(heads)
+        for row in rows:
+            table.add_row(*row[:-1], paint.brief(row[-1], width - 58), style="dim" if "out" in row else None)
+        if rows:
+            yield table
 
 
 # how it looks -----------------------------------------------------------------------------------------

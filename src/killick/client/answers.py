@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
+from weakref import WeakKeyDictionary
 
-from killick.engine import inbox, renewals
+import msgspec
+
+from killick.engine import renewals
 from killick.engine.approval import approvals
+from killick.engine.control import inbox
+from killick.engine.control.inbox import delivery
 from killick.engine.engine import Engine
-from killick.engine.inbox import delivery
-from killick.engine.steps import waits
 from killick.engine.steps.transaction import joining
 from killick.engine.views import Wait, needs_value
-from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused, KillickError, NotAsked, RunUnknown
+from killick.engine.waits import waits
+from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused, NotAsked, RunUnknown
 from killick.history.run_info import waits_of
-from killick.store.records import ENDED, Delivered
+from killick.store.protocol import Store
+from killick.store.records import ENDED, Delivered, Delivery
 
 
 def answer(
     engine: Engine, wait: str | Wait, verb: str, value: Any, *, by: str | None, comment: str | None, saw: str | None,
-    tx: Any,
+    tx: Any, via: str | None = None,
 ) -> str:  # fmt: skip
     """Answer an open wait; returns the run that has it. An approval that is not the last of a quorum is a vote."""
     found = _open_wait(engine, wait)
@@ -29,7 +37,7 @@ def answer(
     if found.deadline_us is not None and engine.clock.now_us() > found.deadline_us:
         raise AnswerRefused(found.id, f"it expired at {_moment(found.deadline_us)}; the run continues without it")
     _refuse_misfit(engine, found, verb, value, by)
-    body = {"kind": verb, "value": value, "comment": comment, "digest": found.digest}
+    body = {"kind": verb, "value": value, "comment": comment, "digest": found.digest} | ({"via": via} if via else {})
     message_id = inbox.answer_id(run, found.step, found.opened)
     if found.need > 1 and (found.is_agreed or (verb == "approve" and by in found.votes)):
         _refuse_closed(engine, found.id, run, found.step, only=message_id)
@@ -106,8 +114,10 @@ def send(engine: Engine, run: str, name: str, body: Any, *, id: str, by: str | N
 
     A run that has ended receives nothing new. A message that it had already is not refused.
     """
-    run = renewals.latest(engine.log, run)
     row = engine.store.index(run)
+    if row is None or row.status in ENDED:
+        run = renewals.latest(engine.log, run)
+        row = engine.store.index(run)
     if row is not None and row.status in ENDED and all(known.id != id for known in engine.store.messages(run)):
         raise AnswerRefused(run, f"the run is over ({row.status}) and accepts no messages; start another")
     deliver(engine, run, name, body, id=id, by=by, tx=tx)
@@ -118,12 +128,57 @@ def deliver(
     engine: Engine, run: str, name: str, body: Any, *, id: str, by: str | None, tx: Any = None,  # noqa: A002
 ) -> Delivered:  # fmt: skip
     """Put a message into a run's inbox, in the caller's own transaction where `tx` is given."""
-    store = engine.store if tx is None else joining(engine.store, tx)
-    message = delivery(run, name, body, id=id, by=waits.who(by, run), at_us=engine.clock.now_us())
-    [outcome] = store.deliver([message])
-    if isinstance(outcome, KillickError):
+    message = delivery(engine.log, run, name, body, id=id, by=waits.who(by, run), at_us=engine.clock.now_us())
+    if tx is None:
+        outcome = _OUTGOING.setdefault(engine, Outgoing(engine.store)).deliver(message)
+    else:
+        [outcome] = joining(engine.store, tx).deliver([message])
+    if isinstance(outcome, Exception):
         raise outcome
     return outcome
+
+
+class Outgoing:
+    """The messages of concurrent callers: one caller delivers all that wait, in one commit."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._turn = threading.Lock()
+        self._waiting: deque[_Sent] = deque()
+
+    def deliver(self, message: Delivery) -> Delivered | Exception:
+        """Delivers a message, with those of the callers that wait meanwhile."""
+        mine = _Sent(message)
+        self._waiting.append(mine)
+        with self._turn:
+            if mine.outcome is None:
+                batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
+                # A caller that was interrupted took this message along. Delivered again, it counts once.
+                self._deliver(batch if mine in batch else [mine, *batch])
+        assert mine.outcome is not None
+        return mine.outcome
+
+    def _deliver(self, batch: list[_Sent]) -> None:
+        try:
+            outcomes: Sequence[Delivered | Exception] = self._store.deliver([each.message for each in batch])
+        except Exception as error:
+            if len(batch) > 1:
+                for each in batch:  # an error that concerns one message refuses that one alone
+                    self._deliver([each])
+                return
+            outcomes = [error]
+        for each, outcome in zip(batch, outcomes, strict=True):
+            each.outcome = outcome
+
+
+class _Sent(msgspec.Struct, eq=False):
+    """A message on its way, and what became of it."""
+
+    message: Delivery
+    outcome: Delivered | Exception | None = None
+
+
+_OUTGOING: Final[WeakKeyDictionary[Engine, Outgoing]] = WeakKeyDictionary()
 
 
 def _moment(at_us: int) -> str:

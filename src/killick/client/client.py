@@ -32,15 +32,14 @@ from killick.client.start import (
 )
 from killick.clock import Clock
 from killick.definitions.agents import AnyAgent, read_contract
-from killick.engine.inbox import SAID, Verb
+from killick.encryption.keyring import ErasedSubject, Keyring
+from killick.encryption.store import decrypting
+from killick.engine.control.inbox import SAID, Verb
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome, ended
-from killick.engine.steps import waits
 from killick.engine.views import Listed, RunInfo, Wait
-from killick.errors import (
-    AnswerRefused,
-    KillickError,
-)
+from killick.engine.waits import waits
+from killick.errors import AnswerRefused, KeyRefused, KillickError
 from killick.history.diff import Diff, across, between
 from killick.history.run_info import info
 from killick.history.search.query import AsyncFinder, Finder
@@ -79,33 +78,35 @@ class AnyClient(Operations):
     @run_method
     async def run(
         self, agent: AnyAgent, input: Any = None, *, id: str | None = None, priority: int | None = None,  # noqa: A002
-        tags: Sequence[str] = (), resume: bool = False,
+        tags: Sequence[str] = (), resume: bool = False, subject: str | None = None,
     ) -> Any:  # fmt: skip
         """Runs an agent in this process and returns its result. Timers, backoffs and rate limits are waited out. Raises
         RunWaiting if only a person or an event can wake the run, RunFailed if it fails, RunCancelled, RunPaused,
         RunDiverged if the code does not match the log, RunMismatch if the id has another agent or input.
 
-        id      the run's id; a known id continues that run, and an ended run returns its recorded result
-        resume  without an id: continue an unfinished run of the same agent and input that no process holds
+        id       the run's id; a known id continues that run, and an ended run returns its recorded result
+        resume   without an id: continue an unfinished run of the same agent and input that no process holds
+        subject  in an encrypted store, the person whose data it is; `erase` destroys their key
 
             total = kd.run(settle, {"claim": 17}, id="claim_17")
         """
-        return await run_to_outcome(self.runtime, agent, input, id, priority, tags, resume)
+        return await run_to_outcome(self.runtime, agent, input, id, priority, tags, resume, subject)
 
     @start_method
     def start(
         self, agent: AnyAgent, input: Any = None, *, id: str | None = None, priority: int | None = None,  # noqa: A002
-        tags: Sequence[str] = (), by: str | None = None, tx: Any = None,
+        tags: Sequence[str] = (), by: str | None = None, tx: Any = None, subject: str | None = None,
     ) -> AnyHandle[Any]:  # fmt: skip
         """Creates a run durably and returns its handle. A worker, or `advance`, executes it. Raises RunMismatch if the
         id has another agent or input.
 
-        id  the run's id; the same id again returns the same run
+        id       the run's id; the same id again returns the same run
+        subject  in an encrypted store, the person whose data it is; `erase` destroys their key
 
             handle = kd.start(settle, {"claim": 17}, id="claim_17", tags=["eu"])
         """
         agent = named(agent)
-        return self._handle(agent, create_run(self.runtime, agent, input, id, priority, tags, by, tx))
+        return self._handle(agent, create_run(self.runtime, agent, input, id, priority, tags, by, tx, subject))
 
     @OnLoop
     async def advance(self, run: str) -> RunOutcome:
@@ -356,6 +357,26 @@ class AnyClient(Operations):
             return chosen.untouched(log)
         return prune(log, chosen, to, holder=self.runtime.ids.new("prune"), now_us=now_us)
 
+    @InThread
+    def erase(self, subject: str, *, by: str | None = None) -> ErasedSubject:
+        """Destroys the key of a data subject. Everything of theirs is unreadable at once, in forks and archives too;
+        logs still verify. Raises KeyRefused if the subject is unknown, or has runs that have not ended.
+
+        subject  the `subject` that `start` or `run` got
+        """
+        return self._keyring().erase(subject, by=by)
+
+    @InThread
+    def rotate_keys(self, *, by: str | None = None) -> int:
+        """Wraps every data key by the first of the master keys that the store was opened with. No value is written
+        again. Returns the number of data keys."""
+        return self._keyring().rotate(by=by)
+
+    def _keyring(self) -> Keyring:
+        if not isinstance(self.runtime.log.keys, Keyring):
+            raise KeyRefused(self.runtime.store.place, "is not encrypted and has no keys; open a new store with keys=")
+        return self.runtime.log.keys
+
     # people -----------------------------------------------------------------------------------
 
     @InThread
@@ -500,6 +521,8 @@ def open(url: str = "killick.db", *, clock: Clock | None = None, ids: Ids | None
     StoreFormat if a newer version wrote the store.
 
     url            a path, or a URL: `sqlite:///path`, `postgresql://…`, `redis://…` or `memory:`
+    keys           the master key of an encrypted store: a file, `env:NAME`, 32 bytes, or an object with `wrap` and
+                   `unwrap`; or several, of which the first wraps. By default those that `KILLICK_KEYS` names
     durability     "power" (the default): a commit survives a power failure; "process": only the end of the process
     busy_seconds   how long to wait for the write lock, or for a server that is away; 60 by default
     create         whether to create a missing store; True by default
@@ -522,8 +545,10 @@ def open_async(
 
 
 def _runtime(url: str, clock: Clock | None, ids: Ids | None, options: dict[str, Any]) -> ClientRuntime:
+    keys = options.pop("keys", None)
     given: Mapping[str, Any] = {"clock": clock} if clock is not None else {}
     ours = ("build", "lease_seconds", "grace_seconds", "behind", "roles")
     own = {name: options.pop(name) for name in ours if name in options}
-    store = open_store(str(url), **given, **options)
-    return ClientRuntime(store, clock=clock, ids=ids, url=None if isinstance(store, MemoryStore) else str(url), **own)
+    raw = open_store(str(url), **given, **options)
+    store = decrypting(raw, keys, clock=clock)
+    return ClientRuntime(store, clock=clock, ids=ids, url=None if isinstance(raw, MemoryStore) else str(url), **own)

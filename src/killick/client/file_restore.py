@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from killick.engine.commands import leased
+from killick.engine.control.commands import leased
 from killick.engine.engine import Engine
 from killick.engine.leases import LEASE_SECONDS, Leases
 from killick.engine.steps.workspace_folders import hidden_of, owner_of

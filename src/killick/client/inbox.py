@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from killick.engine import inbox
+from killick.engine.control import inbox
 from killick.engine.views import Wait
 from killick.errors import KillickError, ValueRefused
 from killick.history.run_info import waits_of

@@ -17,9 +17,9 @@ from killick.client.start import AnyHandle, handle_method
 from killick.definitions.agents import AnyAgent
 from killick.definitions.tools import TOOLS
 from killick.engine import renewals
-from killick.engine.commands import command
+from killick.engine.control.commands import command
 from killick.engine.effects.fork import UNCHANGED, Conditions
-from killick.engine.steps import waits
+from killick.engine.waits import waits
 from killick.errors import AnswerRefused, RunUnknown
 from killick.history.undo_preview import Undoing, undoing
 from killick.model import events as e

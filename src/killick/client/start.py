@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
@@ -13,16 +13,18 @@ from killick.agents.runtime import Runtime
 from killick.blocking import Awaits, Blocks, InThread, OnLoop, Twin
 from killick.definitions.agents import AGENTS, Agent, AnyAgent
 from killick.engine import renewals
-from killick.engine.claims import Start
+from killick.engine.claims import ReadRun, Start
 from killick.engine.engine import Engine
 from killick.engine.observers import trace_here
 from killick.engine.outcome import RunOutcome, ended, paused_because
-from killick.engine.steps import waits
 from killick.engine.steps.children import first_entries
 from killick.engine.steps.transaction import joining
+from killick.engine.steps.workspace_folders import OF_THE_STORE
 from killick.engine.views import RunInfo, Wait
+from killick.engine.waits import waits
 from killick.errors import (
     DeclarationRefused,
+    KeyRefused,
     LogError,
     RunCancelled,
     RunDiverged,
@@ -31,17 +33,19 @@ from killick.errors import (
     RunMismatch,
     RunPaused,
     RunWaiting,
+    WorkspaceRefused,
 )
 from killick.history.run_info import info, waits_of
 from killick.log import Recorded
 from killick.logger import get_logger
 from killick.model import events as e
-from killick.model.chunks import through_codec
+from killick.model.chunks import through_codec, unpack
 from killick.model.facts import LIVE
+from killick.model.fold import FOLD
 from killick.model.state import State
 from killick.model.typed import convert
-from killick.store.protocol import is_held
-from killick.store.records import ENDED, RunQuery
+from killick.store.protocol import Keys, is_held
+from killick.store.records import ENDED, Opening, RunQuery
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,6 +63,7 @@ class RunOptions(TypedDict, total=False):
     priority: int | None
     tags: Sequence[str]
     resume: bool
+    subject: str | None
 
 
 class StartOptions(TypedDict, total=False):
@@ -69,6 +74,7 @@ class StartOptions(TypedDict, total=False):
     tags: Sequence[str]
     by: str | None
     tx: Any
+    subject: str | None
 
 
 class RunMethod(Protocol):
@@ -127,18 +133,22 @@ def handle_method(
 
 async def run_to_outcome(
     runtime: Runtime, agent: AnyAgent, input: Any, id: str | None, priority: int | None, tags: Sequence[str],  # noqa: A002
-    resume: bool,
+    resume: bool, subject: str | None,
 ) -> Any:  # fmt: skip
     """Runs an agent on the running loop; returns its result."""
     agent = named(agent)
-    run, start = begin(runtime.engine, agent, input, id, priority, tags, resume=resume)
-    if start is None:
-        row = runtime.store.index(run)
+    engine, executor = runtime.engine, runtime.executor()
+    looks = id is not None and id not in executor.warm
+    opening = runtime.store.opening(id, fold=FOLD) if id is not None and looks else None
+    run, start, read = id or "", None, _read(engine, agent, input, opening)
+    if read is None:
+        is_new = looks and opening is None
+        run, start = begin(engine, agent, input, id, priority, tags, resume=resume, is_new=is_new, subject=subject)
+        row = runtime.store.index(run) if start is None else None
         if row is not None and row.status in ENDED:
             logger.warning("%s: %s earlier; this is its recorded outcome", run, row.status)
-            return outcome(runtime.engine, agent, ended(runtime.engine, run))
-    executor = runtime.executor()
-    advanced = await executor.advance(run, start=start, agent=agent, sit_out=True)
+            return outcome(engine, agent, ended(engine, run))
+    advanced = await executor.advance(run, start=start, agent=agent, sit_out=True, read=read)
     while advanced.renewed_as is not None:
         advanced = await executor.advance(advanced.renewed_as, agent=agent, sit_out=True)
     return outcome(runtime.engine, agent, advanced)
@@ -146,10 +156,10 @@ async def run_to_outcome(
 
 def create_run(
     runtime: Runtime, agent: AnyAgent, input: Any, id: str | None, priority: int | None, tags: Sequence[str],  # noqa: A002
-    by: str | None, tx: Any,
+    by: str | None, tx: Any, subject: str | None,
 ) -> str:  # fmt: skip
     """Creates a run, durably, and returns its id."""
-    run, start = begin(runtime.engine, agent, input, id, priority, tags, by=by)
+    run, start = begin(runtime.engine, agent, input, id, priority, tags, by=by, subject=subject)
     if start is not None:
         log = runtime.log.begin(run)
         if tx is None:
@@ -274,29 +284,50 @@ def begin(
     *,
     resume: bool = False,
     by: str | None = None,
+    is_new: bool = False,
+    subject: str | None = None,
 ) -> tuple[str, Start | None]:
-    """The run's id, and how to create the run if the store does not have it."""
+    """The run's id, and how to create the run if the store does not have it. `is_new`: the caller has looked."""
     waits.refuse_own(id)
+    if subject is not None and agent.options.workspace is not None:
+        raise WorkspaceRefused(agent.name, OF_THE_STORE)
     value = agent.checked(through_codec(input, at="input"))  # as the agent sees it, now and on replay
-    if id is None and resume:
-        id = _unfinished(engine, agent, value)  # noqa: A001
+    tag = _input_tag(engine, agent, value, subject) if id is None else None
+    if tag is not None and resume:
+        id = _unfinished(engine, agent, tag)  # noqa: A001
     run = id or engine.ids.new(agent.name)
-    if engine.store.head(run) is not None:
+    if id is not None and not is_new and engine.store.head(run) is not None:
         _refuse_mismatch(engine, run, agent, value)
         return renewals.latest(engine.log, run), None
-    if id is not None and (latest := renewals.latest(engine.log, run)) != run:
-        return latest, None  # its first logs are archived
+    if id is not None and renewals.last_renewal(engine.log, run) is not None:
+        return renewals.latest(engine.log, run), None  # its first logs are archived
     started = e.RunStarted(
         at=engine.clock.now_us(),
         run=run,
         agent=agent.name,
         build=engine.build(agent),
         priority=agent.options.priority if priority is None else priority,
-        tags=tuple(tags) if id is not None else (*tags, _input_tag(agent, value)),
+        tags=tuple(tags) if id is not None or tag is None else (*tags, tag),
         by=waits.who(by, run),
         trace=trace_here(),
+        key=None if subject is None else _keys(engine, subject).key_for(subject, run),
     )
     return run, Start(started, agent, value)
+
+
+def _read(engine: Engine, agent: AnyAgent, input: Any, opening: Opening | None) -> ReadRun | None:  # noqa: A002
+    """A run that has not ended, from one read of its whole log; None for any other."""
+    if opening is None or opening.snapshot is not None:
+        return None
+    waits.refuse_own(run := opening.head.run)
+    log = engine.log.opened(opening)
+    facts, rows = log.fold.facts, log.rows
+    row = rows[facts.input - 1] if rows is not None and facts.input <= len(rows) else None
+    if facts.ended or row is None or row.data is None:
+        return None
+    value = agent.checked(through_codec(input, at="input"))
+    _refuse_other(run, agent, value, facts.agent, unpack(row.data, engine.store.pieces))
+    return opening.head, log
 
 
 def _refuse_mismatch(engine: Engine, run: str, agent: AnyAgent, value: Any) -> None:
@@ -304,17 +335,27 @@ def _refuse_mismatch(engine: Engine, run: str, agent: AnyAgent, value: Any) -> N
     log = engine.log
     first = log.event(run, 1)
     recorded = first.agent if isinstance(first, e.RunStarted) else ""
-    if recorded != agent.name and recorded not in agent.options.aliases:
-        raise RunMismatch(run, f"agent ({recorded})")
     forked = log.head(run).parent is not None
     seq = log.state(run).fold.facts.input if forked else 1  # a fork may have an input of its own
-    if agent.digest_of(agent.checked(log.data(run, seq).get("input"))) != agent.digest_of(value):
+    _refuse_other(run, agent, value, recorded, log.data(run, seq))
+
+
+def _refuse_other(run: str, agent: AnyAgent, value: Any, recorded: str, data: Mapping[str, Any]) -> None:
+    if recorded != agent.name and recorded not in agent.options.aliases:
+        raise RunMismatch(run, f"agent ({recorded})")
+    if agent.digest_of(agent.checked(data.get("input"))) != agent.digest_of(value):
         raise RunMismatch(run, "input")
 
 
-def _unfinished(engine: Engine, agent: AnyAgent, value: Any) -> str | None:
+def _keys(engine: Engine, subject: str) -> Keys:
+    if engine.log.keys is None:
+        raise KeyRefused(engine.store.place, f"subject={subject!r} needs an encrypted store; open a new one with keys=")
+    return engine.log.keys
+
+
+def _unfinished(engine: Engine, agent: AnyAgent, tag: str) -> str | None:
     """A run of the same agent and input that has not ended and that no process holds."""
-    query = RunQuery(agent=agent.name, tag=_input_tag(agent, value), status=LIVE)
+    query = RunQuery(agent=agent.name, tag=tag, status=LIVE)
     for row in engine.store.runs(query, limit=10):
         head = engine.store.head(row.run)
         if head is not None and not is_held(engine.store, head):
@@ -322,9 +363,13 @@ def _unfinished(engine: Engine, agent: AnyAgent, value: Any) -> str | None:
     return None
 
 
-def _input_tag(agent: AnyAgent, value: Any) -> str:
-    """The tag by which an unfinished run of the same input is found again."""
-    return f"input:{agent.digest_of(value).hex()[:16]}"
+def _input_tag(engine: Engine, agent: AnyAgent, value: Any, subject: str | None) -> str:
+    """The tag by which an unfinished run of the same input, and of the same data subject, is found again."""
+    key = engine.store.secret_key
+    if subject is not None:
+        keys = _keys(engine, subject)
+        key = keys.cipher(keys.key_for(subject, "")).digest_key
+    return f"input:{agent.digest_of(value, key).hex()[:16]}"
 
 
 def outcome(engine: Engine, agent: AnyAgent, advanced: RunOutcome) -> Any:

@@ -16,18 +16,18 @@ from msgspec.structs import replace
 from killick.client.answers import deliver
 from killick.definitions.agents import AGENTS
 from killick.definitions.tools import TOOLS
-from killick.engine import inbox
 from killick.engine.approval.contracts_in_force import ContractsInForce, Looked, judge_change
-from killick.engine.commands import lease_or_send, leased
 from killick.engine.context import Context
+from killick.engine.control import inbox
+from killick.engine.control.commands import lease_or_send, leased
+from killick.engine.control.inbox import delivery
 from killick.engine.effects.branch_point import cut
 from killick.engine.effects.fork import UNCHANGED, Conditions, Fork, fork
 from killick.engine.effects.rewind import rewind
 from killick.engine.engine import Engine
-from killick.engine.inbox import delivery
-from killick.engine.steps import waits
 from killick.engine.steps.workspace_folders import owner_of, workspace_of
-from killick.engine.steps.workspace_hook import restored, told
+from killick.engine.steps.workspace_hook import describe_restore, restored
+from killick.engine.waits import waits
 from killick.errors import (
     AgentUnknown,
     AnswerRefused,
@@ -90,9 +90,9 @@ def _files_back(engine: Engine, run: RunLog, by: str | None) -> str:
     except (KillickError, OSError) as error:
         return f"; its files are restored when it is resumed ({error})"
     if done.again:
-        return f"; its files are restored when it is resumed (a process writes to them; {told(done)})"
+        return f"; its files are restored when it is resumed (a process writes to them; {describe_restore(done)})"
     run.append(restored(done, due, "rewound", at=engine.clock.now_us(), by=by))
-    return f", and its files with it ({told(done)})"
+    return f", and its files with it ({describe_restore(done)})"
 
 
 def forked(
@@ -179,7 +179,8 @@ def _born(engine: Engine, found: Fork) -> None:
         )
     else:
         told = {"command": "forked", "fork": forked.run, "cut": forked.cut}
-        message = delivery(parent.run, inbox.COMMAND, told, id=f"forked:{forked.run}", by=forked.by, at_us=forked.at)
+        name = inbox.FORKED + forked.run
+        message = delivery(log, parent.run, inbox.COMMAND, told, id=name, by=forked.by, at_us=forked.at)
         rights["sends"] = (*found.sends, message)
     log.fork_at(forked, found.fold, Ledger()).append(*found.entries, **rights)
 
@@ -210,7 +211,7 @@ def checked(engine: Engine, run: str, agent: str, conditions: Conditions, by: st
     if conditions.set:
         refuse_misfit(engine.log, run, dict(conditions.set))
     if conditions.set or conditions.unset:
-        _refuse_rejected(engine, run, agent, conditions, by or "somebody")
+        _refuse_rejected(engine, run, agent, conditions, by or "a person")
     fold = engine.log.state(run).fold if conditions.output else Fold()
     for name, output in conditions.output.items():
         step = fold.step(name)
@@ -239,13 +240,11 @@ def resumed(engine: Engine, run: str, *, by: str | None, because: str | None) ->
         facts = handle.fold.facts
         if facts.status in ("completed", "cancelled"):
             raise AnswerRefused(run, f"the run is over ({facts.status}); start another")
-        if facts.paused or facts.mend:
+        is_held_back = facts.paused or facts.mend
+        if is_held_back or facts.status == "running":
+            # The lease of a running one was free, so its holder died: from now on it is due.
             handle.append(Entry(e.RunResumed(at=at, by=by), told))
-            return "resumed"
-        if facts.status == "running":
-            # Its lease was free, so its holder died: from now on it is due.
-            handle.append(Entry(e.RunResumed(at=at, by=by), told))
-            return "taken from a process that is gone"
+            return "resumed" if is_held_back else "taken from a process that is gone"
         if facts.status != "failed":
             return f"{facts.status}, nothing holds it back"
         failed: Any = log.event(run, facts.ended)

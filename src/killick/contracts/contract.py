@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from killick.contracts import declarations
-from killick.contracts.evaluate import deciding, governing
+from killick.contracts.evaluate import applies_to, compiled_rule
 from killick.contracts.facts import Approval, Decide, Escalation, Finding, Intention, Others, PolicyInput, Ruling
 from killick.contracts.prices import Prices, PricesLike
 from killick.contracts.rules import Rule, rule_of
@@ -63,7 +63,7 @@ class Contract:
     prices: Prices
     digest: Digest
     spec: dict[str, Any]
-    """The whole contract as plain data in canonical form."""
+    """The contract as plain data in canonical form."""
 
     def __init__(
         self,
@@ -88,15 +88,15 @@ class Contract:
         self.prices = Prices(prices)
         self.spec = self._spec()
         self.digest = to_text(codec.digest(self.spec))
-        self._decides = tuple((governing(rule), rule, deciding(rule, self.prices)) for rule in self.rules)
+        self._decides = tuple((applies_to(rule), rule, compiled_rule(rule, self.prices)) for rule in self.rules)
         self._paths: dict[str, Mapping[str, tuple[str, ...]]] = {}
         self._plans: dict[tuple[str, str], tuple[tuple[Rule, Decide], ...]] = {}
 
-    def judge(self, intention: Intention, standing: PolicyInput, granted: Collection[str] = frozenset()) -> Ruling:
+    def judge(self, intention: Intention, state: PolicyInput, granted: Collection[str] = frozenset()) -> Ruling:
         """Returns the verdict on an intention. A rejecting rule takes precedence over a rule that requires approval.
 
         intention  the call
-        standing   what rules may know of the run
+        state      what rules may know of the run
         granted    the names of rules whose approval was given
         """
         plan = self._plans.get((intention.sort, intention.name))
@@ -106,10 +106,10 @@ class Contract:
             message = oversized(intention.arguments, self.arguments_bytes_max, self.arguments_depth_max)
             if message is not None:
                 return Ruling(ruling="reject", code="arguments_too_large", message=message)
-        asked: Ruling | None = None
+        pending: Ruling | None = None
         for rule, decide in plan:
             try:
-                finding = decide(intention, standing)
+                finding = decide(intention, state)
             except Exception as error:
                 finding = _failed(rule, error)
             if finding is None:
@@ -117,9 +117,9 @@ class Contract:
             approval = None if finding.final else finding.approval or rule.ask
             if approval is None:
                 return _ruling("reject", rule, finding)
-            if asked is None and rule.name not in granted:
-                asked = _ruling("ask", rule, finding, approval)
-        return ACCEPTED if asked is None else asked
+            if pending is None and rule.name not in granted:
+                pending = _ruling("ask", rule, finding, approval)
+        return ACCEPTED if pending is None else pending
 
     def path_arguments(self, name: str) -> Mapping[str, tuple[str, ...]]:
         """Returns a tool's path arguments, with their permitted roots."""
@@ -151,19 +151,19 @@ class Contract:
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Contract:
         """Returns a contract from plain data, as recorded or read from a file. Raises ContractRefused."""
-        said = dict(spec)
-        name = said.pop("name", None)
+        options = dict(spec)
+        name = options.pop("name", None)
         label = f"contract {name}" if isinstance(name, str) else "contract"
-        rules = said.pop("rules", [])
-        for word in said:
+        rules = options.pop("rules", [])
+        for word in options:
             if word not in WORDS:
                 raise ContractRefused(label, declarations.unknown(word, {"name", "rules", *WORDS}))
         if not isinstance(rules, list | tuple) or not all(isinstance(rule, Mapping) for rule in cast(Any, rules)):
             raise ContractRefused(label, "its rules are not a list of tables; write each under [[rules]]")
         for word in ("people", "prices"):
-            if word in said and not isinstance(said[word], Mapping):
+            if word in options and not isinstance(options[word], Mapping):
                 raise ContractRefused(label, f"{word} is not a table; write [{word}] and its keys below")
-        return cls(cast(str, name), [rule_of(rule) for rule in cast(Any, rules)], **said)
+        return cls(cast(str, name), [rule_of(rule) for rule in cast(Any, rules)], **options)
 
     @classmethod
     def parse(cls, text: str) -> Contract:
@@ -229,17 +229,17 @@ def _failed(rule: Rule, error: Exception) -> Finding:
 def named(contract: str, rules: Iterable[Rule]) -> tuple[Rule, ...]:
     """Gives each rule a name: its own, or one derived from its terms."""
     taken: dict[str, None] = {}
-    kept: list[Rule] = []
-    given = list(rules)
-    for rule in given:
+    result: list[Rule] = []
+    listed = list(rules)
+    for rule in listed:
         if not isinstance(rule, Rule):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ContractRefused(
                 f"contract {contract}", f"{rule!r} is not a rule; make one with a function of killick.rules"
             )
-        if rule.name and sum(rule.name == other.name for other in given) > 1:
+        if rule.name and sum(rule.name == other.name for other in listed) > 1:
             raise ContractRefused(f"contract {contract}", f"two rules are called {rule.name}; give one another name")
-    chosen = {rule.name for rule in given if rule.name}
-    for rule in given:
+    chosen = {rule.name for rule in listed if rule.name}
+    for rule in listed:
         name = rule.name
         if not name:
             base = " ".join((rule.kind, *rule.tools[:3]))
@@ -247,18 +247,18 @@ def named(contract: str, rules: Iterable[Rule]) -> tuple[Rule, ...]:
             while name in taken or name in chosen:
                 name, number = f"{base} {number}", number + 1
         taken[name] = None
-        kept.append(rule if rule.name else msgspec.structs.replace(rule, name=name))
-    return tuple(kept)
+        result.append(rule if rule.name else msgspec.structs.replace(rule, name=name))
+    return tuple(result)
 
 
-def _people(role: str, given: object) -> tuple[str, ...]:
-    names = declarations.texts(given)
+def _people(role: str, value: object) -> tuple[str, ...]:
+    names = declarations.texts(value)
     if not names:
-        raise ContractRefused("people", f"{role}={given!r} names no person; give the names of people")
+        raise ContractRefused("people", f"{role}={value!r} names no person; give the names of people")
     return names
 
 
-# How large ----------------------------------------------------------------------------------------
+# Size limits --------------------------------------------------------------------------------------
 
 
 def oversized(arguments: Mapping[str, Any], bytes_max: int, depth_max: int) -> str | None:
@@ -271,7 +271,7 @@ def oversized(arguments: Mapping[str, Any], bytes_max: int, depth_max: int) -> s
         elif kind is int or kind is bool:
             left -= len(name) + 8 + (value.bit_length() >> 3)
         else:
-            left, is_deep = _weighed(value, left - len(name), depth_max)
+            left, is_deep = _remaining(value, left - len(name), depth_max)
             if is_deep:
                 return f"{name} is nested deeper than {depth_max} levels; send less of it, or flatten it"
         if left < 0:
@@ -279,7 +279,7 @@ def oversized(arguments: Mapping[str, Any], bytes_max: int, depth_max: int) -> s
     return None
 
 
-def _weighed(value: Any, left: int, depth_max: int) -> tuple[int, bool]:
+def _remaining(value: Any, left: int, depth_max: int) -> tuple[int, bool]:
     """Returns the remaining byte budget after a value, and whether it is too deep. Stops at the first excess."""
     level: list[Any] = [value]
     for _ in range(depth_max + 1):

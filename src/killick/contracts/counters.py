@@ -12,7 +12,7 @@ from killick.contracts.lookalikes import Names, folded
 from killick.contracts.prices import MICROS, Prices
 from killick.contracts.rules import Rule
 from killick.contracts.schema import decimal_of, number_of, plain_number
-from killick.contracts.schema_check import finding, key_of, shown
+from killick.contracts.schema_check import key_of, shown, values_at
 from killick.model.ledger import Counts
 
 Count = Callable[[Counts], int]
@@ -37,9 +37,9 @@ def budget(rule: Rule, prices: Prices) -> Decide:
         limits.append(_spent(rule, "money", micros, lambda counts: counts.spend.cost_micros))
         limits.append(_priced(prices))
 
-    def decide(intention: Intention, standing: PolicyInput) -> Finding | None:
+    def decide(intention: Intention, state: PolicyInput) -> Finding | None:
         for limit in limits:
-            message = limit(intention, standing)
+            message = limit(intention, state)
             if message is not None:
                 return message
         return None
@@ -54,8 +54,8 @@ def _over(message: str, **allowed: Any) -> Finding:
 def _time(lasts: Any) -> Decide:
     lasts_us = int(Fraction(number_of(lasts)) * MICROS)
 
-    def decide(intention: Intention, standing: PolicyInput) -> Finding | None:
-        passed_us = standing.now_us - standing.started_us
+    def decide(intention: Intention, state: PolicyInput) -> Finding | None:
+        passed_us = state.now_us - state.started_us
         if passed_us < lasts_us:
             return None
         return _over(f"the time is used up: {passed_us // MICROS} of {lasts} seconds have passed", time=lasts)
@@ -67,12 +67,12 @@ def _counted(rule: Rule, what: str, limit: int, count: Count, *, acting: bool = 
     """Counts calls, or only those with effects."""
     family, measure = rule.scope == "lineage", "effects" if acting else "calls"
 
-    def decide(intention: Intention, standing: PolicyInput) -> Finding | None:
+    def decide(intention: Intention, state: PolicyInput) -> Finding | None:
         if acting and not intention.acts:
             return None
-        used = count(standing.own) - (_mine(standing) if acting else standing.mine)
-        if family and standing.others is not None:
-            used += count(standing.others.counts)
+        used = count(state.own) - (_mine(state) if acting else state.mine)
+        if family and state.others is not None:
+            used += count(state.others.counts)
         if used < limit:
             return None
         return _over(f"the {what} are used up: {used} of {limit} were made", **{measure: limit})
@@ -83,17 +83,17 @@ def _counted(rule: Rule, what: str, limit: int, count: Count, *, acting: bool = 
 def _spent(rule: Rule, what: str, limit: int, count: Count) -> Decide:
     family, is_for_all = rule.scope == "lineage", not rule.tools
 
-    def decide(intention: Intention, standing: PolicyInput) -> Finding | None:
+    def decide(intention: Intention, state: PolicyInput) -> Finding | None:
         if is_for_all and intention.sort != "model" and intention.sort != "child":
             return None
-        used = count(standing.own)
-        if family and standing.others is not None:
-            used += count(standing.others.counts)
+        used = count(state.own)
+        if family and state.others is not None:
+            used += count(state.others.counts)
         if used < limit:
             return None
         if what == "money":
-            said = rule.terms["money"]
-            return _over(f"the money is used up: {_text(Fraction(used, MICROS))} of {said} were spent", money=said)
+            money = rule.terms["money"]
+            return _over(f"the money is used up: {_text(Fraction(used, MICROS))} of {money} were spent", money=money)
         return _over(f"the tokens are used up: {used} of {limit} were spent", tokens=limit)
 
     return decide
@@ -102,11 +102,11 @@ def _spent(rule: Rule, what: str, limit: int, count: Count) -> Decide:
 def _priced(prices: Prices) -> Decide:
     """Refuses a money budget for a model without a known price."""
 
-    def decide(intention: Intention, standing: PolicyInput) -> Finding | None:
+    def decide(intention: Intention, state: PolicyInput) -> Finding | None:
         if intention.sort != "model":
             return None
         model = intention.model or intention.name.removeprefix("model:")
-        if prices.of(model, standing.now_us) is not None:
+        if prices.of(model, state.now_us) is not None:
             return None
         table = f'[prices."{model}"]'
         return _over(f"{model} has no price, so its cost is unknown; add {table} to the contract")
@@ -114,21 +114,21 @@ def _priced(prices: Prices) -> Decide:
     return decide
 
 
-# What was done ------------------------------------------------------------------------------------
+# Counts of past calls -----------------------------------------------------------------------------
 
 
-def _mine(standing: PolicyInput) -> int:
+def _mine(state: PolicyInput) -> int:
     """Returns how many of the counted effects are this intention itself."""
-    return standing.mine if standing.mine_acts is None else standing.mine_acts
+    return state.mine if state.mine_acts is None else state.mine_acts
 
 
-def _is_told(name: str) -> bool:
+def _counts_as_call(name: str) -> bool:
     """Children and messages are effects too, but the ledger counts them as calls."""
     return name == "send" or name.startswith("spawn:")
 
 
 def _done(counts: Counts, name: str) -> int:
-    return counts.calls.get(name, 0) if _is_told(name) else counts.effects.get(name, 0)
+    return counts.calls.get(name, 0) if _counts_as_call(name) else counts.effects.get(name, 0)
 
 
 def _called(names: Names | None) -> Count:
@@ -144,8 +144,8 @@ def _acted(names: Names | None) -> Count:
         return lambda counts: sum([_done(counts, name) for name in names.literal])
 
     def count(counts: Counts) -> int:
-        told = [name for name in counts.calls if _is_told(name)]
-        return sum([_done(counts, name) for name in (*told, *counts.effects) if names is None or names.match(name)])
+        messages = [name for name in counts.calls if _counts_as_call(name)]
+        return sum([_done(counts, name) for name in (*messages, *counts.effects) if names is None or names.match(name)])
 
     return count
 
@@ -154,19 +154,19 @@ def once(rule: Rule) -> Decide:
     """Counts each name separately."""
     family = rule.scope == "lineage"
 
-    def decide(intention: Intention, standing: PolicyInput) -> Finding | None:
+    def decide(intention: Intention, state: PolicyInput) -> Finding | None:
         if not intention.acts:
             return None
         name = intention.name
-        done = _done(standing.own, name) - _mine(standing)
-        if family and standing.others is not None:
-            done += _done(standing.others.counts, name)
+        done = _done(state.own, name) - _mine(state)
+        if family and state.others is not None:
+            done += _done(state.others.counts, name)
         return None if done < 1 else Finding(f"{name} was done already; it is allowed once", None, "budget_spent")
 
     return decide
 
 
-# What an argument adds up to ----------------------------------------------------------------------
+# Sums of an argument ------------------------------------------------------------------------------
 
 _ADDED_MAX: Final = 10**30
 _DIGITS_MAX: Final = 400
@@ -177,50 +177,50 @@ def total(rule: Rule) -> Decide:
     argument, by, most = rule.terms["argument"], rule.terms.get("by"), number_of(rule.terms["max"])
     amount_of = _amount(argument, by)
 
-    def decide(intention: Intention, standing: PolicyInput) -> Finding | None:
-        complaint, wanted, group = amount_of(intention.arguments)
+    def decide(intention: Intention, state: PolicyInput) -> Finding | None:
+        complaint, requested, group = amount_of(intention.arguments)
         if complaint is not None:
             return Finding(complaint, {argument: {"type": "number", "min": 0}}, "total_exceeded")
         before: int | Fraction = 0
-        mine = _mine(standing)
-        for given in _earlier(names, intention, standing, family):
-            complaint, amount, its_group = amount_of(given)
+        mine = _mine(state)
+        for arguments in _earlier(names, intention, state, family):
+            complaint, amount, its_group = amount_of(arguments)
             if complaint is not None:
                 return Finding(f"the total is not known: of an earlier call, {complaint}", None, "total_exceeded")
             if its_group != group:
                 continue
-            if mine and amount == wanted:
+            if mine and amount == requested:
                 # This is the intention itself, which began before.
                 mine -= 1
             else:
                 before += amount
-        if before + wanted <= most:
+        if before + requested <= most:
             return None
         left = plain_number(decimal_of(max(Fraction(most) - before, Fraction(0))))
         whose = "" if by is None else f" for this {by}"
-        sum_, at_most = _text(before + wanted), rule.terms["max"]
+        sum_, at_most = _text(before + requested), rule.terms["max"]
         message = f"{argument} would add up to {sum_}{whose}; at most {at_most} is allowed"
         return Finding(message, {argument: {"max": left}}, "total_exceeded")
 
     return decide
 
 
-def _earlier(names: Names, intention: Intention, standing: PolicyInput, family: bool) -> Iterable[Mapping[str, Any]]:
-    others = standing.others.past if family and standing.others is not None else {}
+def _earlier(names: Names, intention: Intention, state: PolicyInput, family: bool) -> Iterable[Mapping[str, Any]]:
+    others = state.others.past if family and state.others is not None else {}
     known: Iterable[str] = names.literal
     if not names.is_literal:
-        known = {*names.literal, *filter(names.match, (intention.name, *standing.own.effects, *others))}
+        known = {*names.literal, *filter(names.match, (intention.name, *state.own.effects, *others))}
     for name in sorted(known):
-        yield from standing.past(name)
+        yield from state.past(name)
         yield from others.get(name, ())
 
 
 def _amount(argument: str, by: str | None) -> Callable[[Mapping[str, Any]], tuple[str | None, int | Fraction, Any]]:
     """Returns the amount of a call, and its group."""
-    amounts, groups = finding(argument), None if by is None else finding(by)
+    amounts, groups = values_at(argument), None if by is None else values_at(by)
 
-    def amount(given: Mapping[str, Any]) -> tuple[str | None, int | Fraction, Any]:
-        complaint, values = amounts(given)
+    def amount(arguments: Mapping[str, Any]) -> tuple[str | None, int | Fraction, Any]:
+        complaint, values = amounts(arguments)
         added: int | Fraction = 0
         for value in values if complaint is None else ():
             one = _added(value)
@@ -229,7 +229,7 @@ def _amount(argument: str, by: str | None) -> Callable[[Mapping[str, Any]], tupl
             added += one
         if complaint is not None or groups is None:
             return complaint, added, None
-        complaint, values = groups(given)
+        complaint, values = groups(arguments)
         return complaint, added, _grouped(values[0]) if values else None
 
     return amount

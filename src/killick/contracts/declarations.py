@@ -6,26 +6,26 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 
-def table(given: object) -> dict[str, Any] | None:
+def table(value: object) -> dict[str, Any] | None:
     """Returns a mapping with string keys."""
-    if not isinstance(given, Mapping):
+    if not isinstance(value, Mapping):
         return None
-    found: dict[Any, Any] = dict(given)  # pyright: ignore[reportUnknownArgumentType]
+    found: dict[Any, Any] = dict(value)  # pyright: ignore[reportUnknownArgumentType]
     return found if all(type(name) is str for name in found) else None
 
 
-def items(given: object) -> list[Any] | None:
+def items(value: object) -> list[Any] | None:
     """Returns a list; a set in a fixed order."""
-    if isinstance(given, list | tuple):
-        return list(cast("list[Any]", given))
-    if isinstance(given, set | frozenset):
-        return sorted(cast("set[Any]", given), key=lambda item: (type(item).__name__, repr(item)))
+    if isinstance(value, list | tuple):
+        return list(cast("list[Any]", value))
+    if isinstance(value, set | frozenset):
+        return sorted(cast("set[Any]", value), key=lambda item: (type(item).__name__, repr(item)))
     return None
 
 
-def texts(given: object) -> tuple[str, ...]:
+def texts(value: object) -> tuple[str, ...]:
     """Returns one or several texts, deduplicated; nothing if an item is blank or no text."""
-    several = [given] if isinstance(given, str) else items(given) or []
+    several = [value] if isinstance(value, str) else items(value) or []
     if not all(isinstance(text, str) and text and text == text.strip() for text in several):
         return ()
     return tuple(dict.fromkeys(cast("list[str]", several)))

@@ -13,10 +13,10 @@ from killick.contracts.lookalikes import WILD, Names, lies_inside, path_refused
 from killick.contracts.prices import Prices
 from killick.contracts.rules import Ask, Reject, Rule
 from killick.contracts.schema import bound_of
-from killick.contracts.schema_check import Test, as_test, reaching, shown
+from killick.contracts.schema_check import Test, as_test, at_path, shown
 
 
-def governing(rule: Rule) -> Callable[[Intention], bool]:
+def applies_to(rule: Rule) -> Callable[[Intention], bool]:
     """Returns a predicate: does the rule apply to intentions of a name and a sort? A pattern that starts with a
     wildcard matches tools, children and messages. Models and context changes must be named."""
     if rule.kind == "allow":
@@ -37,20 +37,20 @@ def _is_act(intention: Intention) -> bool:
     return intention.sort not in ("model", "context")
 
 
-def deciding(rule: Rule, prices: Prices) -> Decide:
+def compiled_rule(rule: Rule, prices: Prices) -> Decide:
     """Compiles a rule to a function."""
     return budget(rule, prices) if rule.kind == "budget" else _MAKERS[rule.kind](rule)
 
 
 def _allow(rule: Rule) -> Decide:
     names = list(rule.terms)
-    return lambda intention, standing: Finding(
+    return lambda intention, state: Finding(
         f"{intention.name} is not one of the allowed tools: {', '.join(names)}", {"tools": names}, "tool_not_allowed"
     )
 
 
 def _deny(rule: Rule) -> Decide:
-    return lambda intention, standing: Finding(f"{intention.name} is not allowed", None, "tool_denied")
+    return lambda intention, state: Finding(f"{intention.name} is not allowed", None, "tool_denied")
 
 
 # Arguments and context ----------------------------------------------------------------------------
@@ -68,19 +68,19 @@ def jsonable(value: Any) -> Any:
 
 
 def _compiled(terms: Mapping[str, Any]) -> list[tuple[Test, dict[str, Any]]]:
-    bounds = {name: bound_of(said) for name, said in terms.items()}
+    bounds = {name: bound_of(term) for name, term in terms.items()}
     return [
-        (reaching(name, as_test(bound), bound.optional), {name: jsonable(bound.spec)}) for name, bound in bounds.items()
+        (at_path(name, as_test(bound), bound.optional), {name: jsonable(bound.spec)}) for name, bound in bounds.items()
     ]
 
 
 def _arguments(rule: Rule) -> Decide:
     tests = _compiled(rule.terms)
 
-    def decide(intention: Intention, standing: PolicyInput) -> Finding | None:
-        given = intention.arguments
+    def decide(intention: Intention, state: PolicyInput) -> Finding | None:
+        arguments = intention.arguments
         for test, allowed in tests:
-            complaint = test(given)
+            complaint = test(arguments)
             if complaint is not None:
                 return Finding(complaint, allowed, "argument_refused")
         return None
@@ -91,17 +91,17 @@ def _arguments(rule: Rule) -> Decide:
 def _context(rule: Rule) -> Decide:
     tests, latest = _compiled(rule.terms), rule.latest
 
-    def decide(intention: Intention, standing: PolicyInput) -> Finding | None:
-        if latest and standing.context_seen < standing.context_version:
-            seen, version = standing.context_seen, standing.context_version
+    def decide(intention: Intention, state: PolicyInput) -> Finding | None:
+        if latest and state.context_seen < state.context_version:
+            seen, version = state.context_seen, state.context_version
             return Finding(
                 f"the context changed: it is at version {version}, not {seen}; read it again",
                 {"context_version": version},
                 "context_stale",
             )
-        held: Mapping[str, Any] = standing.context() if tests else {}
+        context: Mapping[str, Any] = state.context() if tests else {}
         for test, allowed in tests:
-            complaint = test(held)
+            complaint = test(context)
             if complaint is not None:
                 return Finding(f"context.{complaint}", {"context": allowed}, "context_not_ready")
         return None
@@ -123,7 +123,7 @@ def _paths(rule: Rule) -> Decide:
             complaint = f"is {shown(text)}, which is not inside {' or '.join(roots)}"
         return Finding(f"{name} {complaint}", {argument: {"inside": list(roots)}}, "path_outside")
 
-    def decide(intention: Intention, standing: PolicyInput) -> Finding | None:
+    def decide(intention: Intention, state: PolicyInput) -> Finding | None:
         for argument, roots in terms.items():
             value: Any = intention.arguments.get(argument)
             kind = type(value)  # pyright: ignore[reportUnknownVariableType]
@@ -147,8 +147,8 @@ def _paths(rule: Rule) -> Decide:
 def _after(rule: Rule) -> Decide:
     needed = [(pattern, Names([pattern])) for pattern in rule.terms]
 
-    def decide(intention: Intention, standing: PolicyInput) -> Finding | None:
-        done = standing.done
+    def decide(intention: Intention, state: PolicyInput) -> Finding | None:
+        done = state.done
         for pattern, names in needed:
             if done.get(pattern, 0) > 0:
                 continue
@@ -167,19 +167,19 @@ def _check(rule: Rule) -> Decide:
     function: Any = rule.function
     code = rule.code or "check_failed"
 
-    def decide(intention: Intention, standing: PolicyInput) -> Finding | None:
-        said = function(intention, standing)
-        if said is None:
+    def decide(intention: Intention, state: PolicyInput) -> Finding | None:
+        result = function(intention, state)
+        if result is None:
             return None
-        if isinstance(said, str):
-            return Finding(said, None, "check_failed")
+        if isinstance(result, str):
+            return Finding(result, None, "check_failed")
         # The function's own message takes precedence over the rule's.
-        if isinstance(said, Reject):
-            return Finding(said.message, said.allowed, said.code or code, final=True)
-        if isinstance(said, Ask):
-            message = said.message or rule.message or f"{intention.name} needs a person's approval"
-            return Finding(message, said.allowed, said.code or code, said.to)
-        message = f"{rule.terms['function']} returned {shown(said)}; it has to return None, text, Reject or Ask"
+        if isinstance(result, Reject):
+            return Finding(result.message, result.allowed, result.code or code, final=True)
+        if isinstance(result, Ask):
+            message = result.message or rule.message or f"{intention.name} needs a person's approval"
+            return Finding(message, result.allowed, result.code or code, result.to)
+        message = f"{rule.terms['function']} returned {shown(result)}; it has to return None, text, Reject or Ask"
         return Finding(message, None, "check_failed", final=True)
 
     return decide

@@ -85,7 +85,7 @@ class Escalation(msgspec.Struct, frozen=True):
 
     @property
     def spec(self) -> dict[str, Any]:
-        return {"to": list(self.to)} | ({} if self.timeout is None else {"timeout": _whole(self.timeout)})
+        return {"to": list(self.to)} | ({} if self.timeout is None else {"timeout": _shortest(self.timeout)})
 
 
 EscalationLike: TypeAlias = "Escalation | str | tuple[str | Sequence[str], Duration | None] | Mapping[str, Any]"
@@ -126,12 +126,12 @@ class Approval(msgspec.Struct, frozen=True):
             raise ContractRefused("Approval", f"need={self.need!r}; give a whole number of people from 1")
         if self.prompt is not None and type(self.prompt) is not str:
             raise ContractRefused("Approval", f"prompt={self.prompt!r}; give text")
-        kept = {
+        normalized = {
             "to": _names(self.to) if self.to else (),
             "timeout": _timeout(self.timeout),
             "escalate": _escalations(self.escalate),
         }
-        for name, value in kept.items():
+        for name, value in normalized.items():
             msgspec.structs.force_setattr(self, name, value)
         if self.escalate and self.timeout is None:
             raise ContractRefused("Approval", "escalates, but has no timeout; give timeout=")
@@ -139,16 +139,16 @@ class Approval(msgspec.Struct, frozen=True):
     @property
     def spec(self) -> dict[str, Any]:
         """Returns plain data without defaults."""
-        kept: dict[str, Any] = {"to": list(self.to)} if self.to else {}
+        spec: dict[str, Any] = {"to": list(self.to)} if self.to else {}
         if self.need != 1:
-            kept["need"] = self.need
+            spec["need"] = self.need
         if self.timeout is not None:
-            kept["timeout"] = _whole(self.timeout)
+            spec["timeout"] = _shortest(self.timeout)
         if self.escalate:
-            kept["escalate"] = [each.spec for each in self.escalate]
+            spec["escalate"] = [each.spec for each in self.escalate]
         if self.prompt is not None:
-            kept["prompt"] = self.prompt
-        return kept
+            spec["prompt"] = self.prompt
+        return spec
 
 
 Asking: TypeAlias = "str | Sequence[str] | Approval | Mapping[str, Any]"
@@ -158,13 +158,13 @@ def approval_of(ask: object) -> Approval:
     """Parses an approval requirement: a name, names, or a full table."""
     if isinstance(ask, Approval):
         return ask
-    said = declarations.table(ask)
-    if said is None:
+    table = declarations.table(ask)
+    if table is None:
         return Approval(_names(ask))
-    for word in said:
+    for word in table:
         if word not in Approval.__struct_fields__:
             raise ContractRefused("ask", declarations.unknown(word, Approval.__struct_fields__))
-    return Approval(**said)
+    return Approval(**table)
 
 
 class Ruling(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,14 +194,14 @@ Decide: TypeAlias = Callable[[Intention, PolicyInput], "Finding | None"]
 """A compiled rule."""
 
 
-def _escalations(given: object) -> tuple[Escalation, ...]:
+def _escalations(value: object) -> tuple[Escalation, ...]:
     """Parses one or several escalations: a name, names with a timeout, or a table."""
-    one = _escalation(given)
+    one = _escalation(value)
     if one is not None:
         return (one,)
     found: list[Escalation] = []
-    several = declarations.items(given)
-    for each in [given] if several is None else several:
+    several = declarations.items(value)
+    for each in [value] if several is None else several:
         escalation = _escalation(each)
         if escalation is None:
             raise ContractRefused("Approval", f"escalate={each!r}; give a name and a time, as in ('directors', '48h')")
@@ -209,38 +209,38 @@ def _escalations(given: object) -> tuple[Escalation, ...]:
     return tuple(found)
 
 
-def _escalation(given: object) -> Escalation | None:
-    if isinstance(given, Escalation):
-        return given
-    if isinstance(given, str):
-        return Escalation(given)
-    said = declarations.table(given)
-    if said is not None:
-        return Escalation(**said) if {"to"} <= said.keys() <= {"to", "timeout"} else None
-    pair = declarations.items(given) or []
+def _escalation(value: object) -> Escalation | None:
+    if isinstance(value, Escalation):
+        return value
+    if isinstance(value, str):
+        return Escalation(value)
+    table = declarations.table(value)
+    if table is not None:
+        return Escalation(**table) if {"to"} <= table.keys() <= {"to", "timeout"} else None
+    pair = declarations.items(value) or []
     # Two names are two escalations; a name with a timeout is one.
     return Escalation(pair[0], pair[1]) if len(pair) == 2 and _is_duration(pair[1]) else None
 
 
-def _is_duration(given: Any) -> bool:
+def _is_duration(value: Any) -> bool:
     try:
-        _timeout(given)
+        _timeout(value)
     except DurationRefused:
         return False
     return True
 
 
-def _timeout(given: Any) -> float | None:
-    return None if given is None else seconds(given)
+def _timeout(value: Any) -> float | None:
+    return None if value is None else seconds(value)
 
 
-def _whole(count: float) -> float:
+def _shortest(count: float) -> float:
     """Returns one number for one duration, in any spelling."""
     return int(count) if count == int(count) else count
 
 
-def _names(given: object) -> tuple[str, ...]:
-    names = declarations.texts(given)
+def _names(value: object) -> tuple[str, ...]:
+    names = declarations.texts(value)
     if not names:
-        raise ContractRefused("ask", f"{given!r} names no person; give a person, a role, or a list of them")
+        raise ContractRefused("ask", f"{value!r} names no person; give a person, a role, or a list of them")
     return names

@@ -43,18 +43,18 @@ class _Placed(NamedTuple):
 def lint(text: str) -> list[Problem]:
     """Returns all problems of a contract in TOML. Without an error, `Contract.parse` accepts it."""
     try:
-        said = tomllib.loads(text)
+        document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         at = re.search(r"at line (\d+)", str(error))
         return [Problem("error", f"is not valid TOML ({error}); correct the file", None, int(at[1]) if at else None)]
-    problems = list(_of_contract(said, text))
+    problems = list(_of_contract(document, text))
     placed: list[_Placed] = []
     lines = [number for number, line in enumerate(text.splitlines(), 1) if _HEADER.match(line)]
-    given = declarations.items(said.get("rules", []))
-    if given is None:
+    tables = declarations.items(document.get("rules", []))
+    if tables is None:
         problems.append(Problem("error", "its rules are not a list of tables; write each under [[rules]]"))
-    for number, each in enumerate(given or []):
-        line = lines[number] if number < len(lines) == len(given or []) else None
+    for number, each in enumerate(tables or []):
+        line = lines[number] if number < len(lines) == len(tables or []) else None
         found = _of_rule(each, number + 1, line)
         problems += [problem for problem in found if isinstance(problem, Problem)]
         placed += [rule for rule in found if isinstance(rule, _Placed)]
@@ -64,7 +64,7 @@ def lint(text: str) -> list[Problem]:
         problems.append(Problem("error", refused.reason))
         return problems
     placed = [_Placed(rule, each.line) for rule, each in zip(rules, placed, strict=True)]
-    problems += _together(placed, declarations.table(said.get("people")) or {}, said.get("prices"))
+    problems += _together(placed, declarations.table(document.get("people")) or {}, document.get("prices"))
     if not any(problem.severity == "error" for problem in problems):
         # The parser decides last, so that lint never approves a contract that would be refused.
         try:
@@ -82,33 +82,33 @@ def _line_of(text: str, word: str) -> int | None:
     return next((number for number, line in enumerate(text.splitlines(), 1) if start.match(line)), None)
 
 
-def _of_contract(said: Mapping[str, Any], text: str) -> Iterator[Problem]:
+def _of_contract(document: Mapping[str, Any], text: str) -> Iterator[Problem]:
     known = {"name", "rules", *CONTRACT_WORDS}
-    for word in said.keys() - known:
+    for word in document.keys() - known:
         yield Problem("error", declarations.unknown(word, known), None, _line_of(text, word))
-    for word in sorted(CONTRACT_WORDS & said.keys()):
+    for word in sorted(CONTRACT_WORDS & document.keys()):
         try:
-            Contract.from_spec({"name": "contract", word: said[word]})
+            Contract.from_spec({"name": "contract", word: document[word]})
         except KillickError as refused:
             reason = refused.reason if isinstance(refused, ContractRefused) else str(refused)
             where = refused.where if isinstance(refused, ContractRefused) and word in refused.where else word
             message = reason if reason.startswith(word) else f"{where}: {reason}"
             yield Problem("error", message, None, _line_of(text, word))
-    if not isinstance(said.get("name"), str) or not said["name"].strip():
+    if not isinstance(document.get("name"), str) or not document["name"].strip():
         yield Problem("error", 'has no name; begin with name = "…"', None, _line_of(text, "name"))
-    if not said.get("rules"):
+    if not document.get("rules"):
         yield Problem("warning", "has no rules, so everything is allowed; write some under [[rules]]")
 
 
-def _of_rule(given: object, number: int, line: int | None) -> list[Problem | _Placed]:
-    said = declarations.table(given)
-    if said is None:
+def _of_rule(value: object, number: int, line: int | None) -> list[Problem | _Placed]:
+    table = declarations.table(value)
+    if table is None:
         return [Problem("error", "is not a table; write it under [[rules]]", str(number), line)]
-    kinds = [kind for kind in KINDS if kind in said]
-    label = said["name"] if isinstance(said.get("name"), str) else " ".join([str(number), *kinds[:1]])
-    unknown = [declarations.unknown(word, WORDS) for word in said if word not in WORDS]
+    kinds = [kind for kind in KINDS if kind in table]
+    label = table["name"] if isinstance(table.get("name"), str) else " ".join([str(number), *kinds[:1]])
+    unknown = [declarations.unknown(word, WORDS) for word in table if word not in WORDS]
     found: list[Problem | _Placed] = [Problem("error", message, label, line) for message in unknown]
-    bounds = declarations.table(said.get(kinds[0])) if kinds and kinds[0] in ("arguments", "context") else None
+    bounds = declarations.table(table.get(kinds[0])) if kinds and kinds[0] in ("arguments", "context") else None
     for argument, bound in (bounds or {}).items():
         try:
             bound_of(bound)
@@ -116,13 +116,13 @@ def _of_rule(given: object, number: int, line: int | None) -> list[Problem | _Pl
             found.append(Problem("error", f"{argument}: {refused.reason}", label, line))
     if not found:
         try:
-            found.append(_Placed(rule_of(said), line))
+            found.append(_Placed(rule_of(table), line))
         except ContractRefused as refused:
             found.append(Problem("error", refused.reason, label, line))
     return found
 
 
-# What is hardly meant -----------------------------------------------------------------------------
+# Likely mistakes ----------------------------------------------------------------------------------
 
 
 def _together(placed: list[_Placed], people: Mapping[str, Any], prices: object) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ PATH_CHARS_MAX: Final = 4096
 
 
 # Lookalike letters that neither a normal form nor a Unicode name reveals.
-_DRAWN_AS: Final = str.maketrans(
+_LOOKS_LIKE: Final = str.maketrans(
     {
         letter: latin
         for latin, letters in {
@@ -55,18 +55,18 @@ def _is_seen(char: str) -> bool:
     return char not in _BLANK and unicodedata.category(char) not in _UNSEEN
 
 
-def drawn(text: str) -> str:
+def skeleton(text: str) -> str:
     """Returns a skeleton that is equal for texts which a reader would confuse."""
     text = folded(text)
     if not text.isascii():
-        apart = unicodedata.normalize("NFKD", text)
-        plain = [char if char.isascii() else _plainly(char) for char in apart]
+        decomposed = unicodedata.normalize("NFKD", text)
+        plain = [char if char.isascii() else _base_letter(char) for char in decomposed]
         text = folded("".join(plain))
-    return text.translate(_DRAWN_AS).replace("rn", "m")
+    return text.translate(_LOOKS_LIKE).replace("rn", "m")
 
 
 @lru_cache(maxsize=4096)
-def _plainly(char: str) -> str:
+def _base_letter(char: str) -> str:
     """Returns a letter without strokes and diacritics."""
     if unicodedata.category(char) in ("Mn", "Me"):
         return ""
@@ -100,9 +100,9 @@ class Names:
     __slots__ = ("_match", "literal")
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        kept = tuple(patterns)
-        self.literal = frozenset(pattern for pattern in kept if WILD.isdisjoint(pattern))
-        wild = [translate(pattern) for pattern in kept if pattern not in self.literal]
+        names = tuple(patterns)
+        self.literal = frozenset(pattern for pattern in names if WILD.isdisjoint(pattern))
+        wild = [translate(pattern) for pattern in names if pattern not in self.literal]
         self._match = re.compile("|".join(wild)).match if wild else None
 
     @property

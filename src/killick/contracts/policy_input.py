@@ -23,7 +23,7 @@ UPDATE: Final = "update"
 _THERE: Final = frozenset({"open", "happened", "in_doubt"})
 
 
-def standing(
+def policy_input(
     fold: Fold,
     ledger: Ledger,
     reader: Reader,
@@ -97,9 +97,9 @@ def pasts(
 ) -> dict[str, list[dict[str, Any]]]:
     """The same for all tools that match the patterns, by tool name, so that no effect occurs twice."""
     found: dict[str, list[dict[str, Any]]] = {}
-    wanted = tuple(patterns)
-    for effect in _there(ledger, after) if wanted else ():
-        if any(fnmatchcase(effect.tool, pattern) for pattern in wanted):
+    tools = tuple(patterns)
+    for effect in _there(ledger, after) if tools else ():
+        if any(fnmatchcase(effect.tool, pattern) for pattern in tools):
             found.setdefault(effect.tool, []).append(dict(reader.data(effect.intended).get("arguments") or {}))
     return found
 
@@ -110,7 +110,7 @@ def _there(ledger: Ledger, after: int, first: int = 0) -> Iterator[Effect]:
             yield effect
 
 
-# intentions, as they are on record ----------------------------------------------------------------
+# intentions from recorded events ------------------------------------------------------------------
 
 
 def of_step(event: e.StepIntended, data: Mapping[str, Any]) -> Intention:
@@ -145,8 +145,8 @@ def of_the_context(ruling: Ruling, by: str, people: Mapping[str, Sequence[str]] 
     to = () if ruling.approval is None else ruling.approval.to
     known = {name for role in to for name in (people or {}).get(role, (role,))} if people and to else None
     may = by != "agent" and (known is None or by in known)
-    told = f"{ruling.message or 'people are to be asked'}; let {' or '.join(sorted(known or ('a person',)))} set it"
-    return replace(ruling, ruling="accept" if may else "reject", message=told, approval=None)
+    message = f"{ruling.message or 'people are to be asked'}; let {' or '.join(sorted(known or ('a person',)))} set it"
+    return replace(ruling, ruling="accept" if may else "reject", message=message, approval=None)
 
 
 def of_edit(step: Step, event: e.StepEdited, data: Mapping[str, Any]) -> Intention:
@@ -165,11 +165,11 @@ def of_edit(step: Step, event: e.StepEdited, data: Mapping[str, Any]) -> Intenti
 
 def of_change(event: e.ContextChanged | e.ContextRefused, data: Mapping[str, Any]) -> Intention:
     """Returns the intention of a context change: the values set, and None for the removed ones."""
-    gone: dict[str, Any] = dict.fromkeys(data.get("unset") or ())
+    removed: dict[str, Any] = dict.fromkeys(data.get("unset") or ())
     return Intention(
         name=UPDATE,
         sort="context",
-        arguments={**(data.get("set") or {}), **gone},
+        arguments={**(data.get("set") or {}), **removed},
         step=event.step or "",
         because=data.get("because"),
         by=event.by,

@@ -59,7 +59,7 @@ class Prices:
 
     def __init__(self, own: PricesLike | None = None) -> None:
         self.own: dict[str, tuple[Price, ...]] = {
-            str(pattern): _dated(str(pattern), given) for pattern, given in (own or {}).items()
+            str(pattern): _dated(str(pattern), value) for pattern, value in (own or {}).items()
         }
         self._found: dict[str, tuple[Price, ...]] = {}
 
@@ -106,10 +106,10 @@ def _day(at_us: int) -> str:
     return datetime.fromtimestamp(at_us // MICROS, UTC).date().isoformat()
 
 
-def _dated(pattern: str, given: object) -> tuple[Price, ...]:
+def _dated(pattern: str, value: object) -> tuple[Price, ...]:
     """Returns the prices under one pattern, the latest first."""
     prices = sorted(
-        (_price(pattern, each) for each in declarations.items(given) or [given]),
+        (_price(pattern, each) for each in declarations.items(value) or [value]),
         key=lambda price: price.since,
         reverse=True,
     )
@@ -118,18 +118,18 @@ def _dated(pattern: str, given: object) -> tuple[Price, ...]:
     return tuple(prices)
 
 
-def _price(pattern: str, given: object) -> Price:
-    if isinstance(given, Price):
-        return given
+def _price(pattern: str, value: object) -> Price:
+    if isinstance(value, Price):
+        return value
     where = f"prices of {pattern}"
-    said = declarations.table(given) or {}
-    if not {"input", "output"} <= said.keys() <= {"input", "output", "cached", "since"}:
+    table = declarations.table(value) or {}
+    if not {"input", "output"} <= table.keys() <= {"input", "output", "cached", "since"}:
         raise ContractRefused(where, "give input and output, in USD per million tokens; cached, since are optional")
-    said.setdefault("cached", said["input"])
-    since = said.pop("since", "")
+    table.setdefault("cached", table["input"])
+    since = table.pop("since", "")
     try:
         day = since.isoformat() if isinstance(since, date) else since and date.fromisoformat(since).isoformat()
-        micros = {name: int(Fraction(number_of(dollars)) * MICROS) for name, dollars in said.items()}
+        micros = {name: int(Fraction(number_of(dollars)) * MICROS) for name, dollars in table.items()}
     except (ContractRefused, TypeError, ValueError) as error:
         raise ContractRefused(where, f"{error}; give US dollars, and since as a date such as 2026-01-31") from None
     if min(micros.values()) < 0 or len(str(day)) > 10:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any, Final, Literal
 
-from pydantic_core import SchemaError, SchemaValidator, core_schema
-
 from killick.errors import ContractRefused
 
 Word = Literal["matches", "excludes"]
@@ -37,6 +35,8 @@ _LETTERS: Final = ((0x41, 0x5A, 0x20), (0x61, 0x7A, -0x20))
 @lru_cache(maxsize=1024)
 def compiled(pattern: str, word: Word = "matches") -> Callable[[str], bool]:
     """Returns a test that the whole of a text matches the pattern; for `excludes`, that a part of it does."""
+    from pydantic_core import SchemaError, SchemaValidator, core_schema  # slow to import
+
     if type(pattern) is not str:
         raise ContractRefused("bound", f"{word}={pattern!r}; give a regular expression as text")
     try:
@@ -46,8 +46,8 @@ def compiled(pattern: str, word: Word = "matches") -> Callable[[str], bool]:
         written, size = _written(tree, tree.state.flags)
         if size > SIZE_MAX:
             raise ValueError(f"it has {size} signs with its repeats written out, and {SIZE_MAX} are the most")
-        whole = rf"\A(?:{written})\z" if word == "matches" else written
-        schema = core_schema.str_schema(pattern=whole, strict=True, regex_engine="rust-regex")
+        anchored = rf"\A(?:{written})\z" if word == "matches" else written
+        schema = core_schema.str_schema(pattern=anchored, strict=True, regex_engine="rust-regex")
         return SchemaValidator(schema).isinstance_python
     except (re.error, RecursionError, OverflowError, SchemaError, ValueError) as error:
         raise ContractRefused("bound", f"{word}: {pattern} does not compile ({error}); correct it") from None
@@ -55,29 +55,29 @@ def compiled(pattern: str, word: Word = "matches") -> Callable[[str], bool]:
 
 def _written(nodes: Iterable[Any], flags: int) -> tuple[str, int]:
     """Returns the pattern of these nodes and its size."""
-    parts = [_node(str(op), said, flags) for op, said in nodes]
+    parts = [_node(str(op), operand, flags) for op, operand in nodes]
     return "".join(text for text, _ in parts), sum(size for _, size in parts)
 
 
-def _node(word: str, said: Any, flags: int) -> tuple[str, int]:
+def _node(word: str, operand: Any, flags: int) -> tuple[str, int]:
     match word:
         case "LITERAL" | "NOT_LITERAL":
-            return _class([("LITERAL", said)], flags, negated=word == "NOT_LITERAL"), 1
+            return _class([("LITERAL", operand)], flags, negated=word == "NOT_LITERAL"), 1
         case "IN":
-            negated = str(said[0][0]) == "NEGATE"
-            return _class([(str(op), value) for op, value in said[negated:]], flags, negated=negated), 1
+            negated = str(operand[0][0]) == "NEGATE"
+            return _class([(str(op), value) for op, value in operand[negated:]], flags, negated=negated), 1
         case "ANY":
             return "(?s:.)" if flags & re.DOTALL else r"[^\n]", 1
         case "AT":
-            return _edge(str(said), flags), 1
+            return _edge(str(operand), flags), 1
         case "SUBPATTERN":
-            text, size = _written(said[3], _inner(flags, said[1], said[2]))
+            text, size = _written(operand[3], _inner(flags, operand[1], operand[2]))
             return f"(?:{text})", size
         case "BRANCH":
-            branches = [_written(branch, flags) for branch in said[1]]
+            branches = [_written(branch, flags) for branch in operand[1]]
             return f"(?:{'|'.join(text for text, _ in branches)})", sum(size for _, size in branches)
         case "MAX_REPEAT" | "MIN_REPEAT":
-            low, high, (text, size) = said[0], said[1], _written(said[2], flags)
+            low, high, (text, size) = operand[0], operand[1], _written(operand[2], flags)
             endless = high == _PARSER.MAXREPEAT
             return f"(?:{text}){{{low},{'' if endless else high}}}", max(size, 1) * (low + 1 if endless else high)
         case _:
@@ -98,18 +98,18 @@ def _edge(word: str, flags: int) -> str:
 
 
 def _class(members: Iterable[tuple[str, Any]], flags: int, *, negated: bool) -> str:
-    text = "".join(part for op, said in members for part in _member(op, said, flags))
+    text = "".join(part for op, operand in members for part in _member(op, operand, flags))
     folded = "i:" if flags & re.IGNORECASE and not flags & re.ASCII else ":"
     return f"(?{folded}[{'^' * negated}{text}])"
 
 
-def _member(op: str, said: Any, flags: int) -> Iterator[str]:
+def _member(op: str, operand: Any, flags: int) -> Iterator[str]:
     if op == "CATEGORY":
-        word = str(said).removeprefix("CATEGORY_")
+        word = str(operand).removeprefix("CATEGORY_")
         signs = (_ASCII if flags & re.ASCII else _UNICODE)[word.removeprefix("NOT_")]
         yield f"[^{signs}]" if word.startswith("NOT_") else signs
         return
-    low, high = (said, said) if op == "LITERAL" else said
+    low, high = (operand, operand) if op == "LITERAL" else operand
     yield rf"\x{{{low:x}}}-\x{{{high:x}}}"
     if flags & re.IGNORECASE and flags & re.ASCII:
         for first, last, other in _LETTERS:

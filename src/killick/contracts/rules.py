@@ -104,15 +104,15 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def spec(self) -> dict[str, Any]:
         """Returns plain data without defaults."""
-        kept: dict[str, Any] = {"name": self.name, self.kind: self.terms}
+        spec: dict[str, Any] = {"name": self.name, self.kind: self.terms}
         if self.tools:
-            kept["tools"] = list(self.tools)
+            spec["tools"] = list(self.tools)
         if self.ask is not None:
-            kept["ask"] = self.ask.spec
-        kept |= {name: value for name in ("code", "message") if (value := getattr(self, name)) is not None}
+            spec["ask"] = self.ask.spec
+        spec |= {name: value for name in ("code", "message") if (value := getattr(self, name)) is not None}
         if self.scope != "lineage":
-            kept["scope"] = self.scope
-        return kept | ({"latest": True} if self.latest else {})
+            spec["scope"] = self.scope
+        return spec | ({"latest": True} if self.latest else {})
 
 
 # The rules ----------------------------------------------------------------------------------------
@@ -207,8 +207,8 @@ def budget(
     money    the price of model calls, such as "5 USD"
     time     the time since the start
     """
-    said = {"calls": calls, "effects": effects, "tokens": tokens, "money": money, "time": time}
-    terms = {measure: limit for measure, limit in said.items() if limit is not None}
+    limits = {"calls": calls, "effects": effects, "tokens": tokens, "money": money, "time": time}
+    terms = {measure: limit for measure, limit in limits.items() if limit is not None}
     return _rule("budget", terms, tools, scope=scope, **options)
 
 
@@ -276,9 +276,9 @@ def check(function: Check | str, /, *, tools: Tools = (), **options: Unpack[Rule
     return _rule("check", function, tools, **options)
 
 
-def _rule(kind: Kind, terms: Any, tools: Tools, **said: Any) -> Rule:
+def _rule(kind: Kind, terms: Any, tools: Tools, **options: Any) -> Rule:
     named = {} if not tools else {"tools": tools}
-    return rule_of({kind: terms} | named | {name: value for name, value in said.items() if value not in (None, "")})
+    return rule_of({kind: terms} | named | {name: value for name, value in options.items() if value not in (None, "")})
 
 
 # One rule from plain data -------------------------------------------------------------------------
@@ -287,31 +287,31 @@ WORDS: Final = frozenset({"name", "tools", "ask", "code", "message", "scope", "l
 """The permitted keys in a rule's table."""
 
 
-def rule_of(given: Mapping[str, Any]) -> Rule:
+def rule_of(spec: Mapping[str, Any]) -> Rule:
     """Returns a rule from a table, as in TOML. Raises ContractRefused, with the rule's name."""
-    kinds: list[Kind] = [kind for kind in KINDS if kind in given]
-    label = given.get("name") or (kinds[0] if kinds else "rule")
+    kinds: list[Kind] = [kind for kind in KINDS if kind in spec]
+    label = spec.get("name") or (kinds[0] if kinds else "rule")
     where = f"rule {label}"
     if len(kinds) != 1:
         raise ContractRefused(where, f"says {' and '.join(kinds) or 'nothing'}; give exactly one of {', '.join(KINDS)}")
     kind = kinds[0]
     try:
-        return _made(kind, given)
+        return _parsed(kind, spec)
     except (ContractRefused, DurationRefused) as refused:
         inner = refused.reason if isinstance(refused, ContractRefused) else str(refused)
         what = refused.where if isinstance(refused, ContractRefused) and refused.where not in ("bound", "rule") else ""
         raise ContractRefused(where, f"{what}: {inner}" if what else inner) from None
 
 
-def _made(kind: Kind, given: Mapping[str, Any]) -> Rule:
-    for word in given:
+def _parsed(kind: Kind, spec: Mapping[str, Any]) -> Rule:
+    for word in spec:
         if word not in WORDS:
             raise ContractRefused("rule", declarations.unknown(word, WORDS))
     for word in ("name", "code", "message"):
-        if word in given and (not isinstance(given[word], str) or not given[word].strip()):
-            raise ContractRefused("rule", f"{word}={given[word]!r}; give text")
-    tools = _patterns("tools", given["tools"]) if "tools" in given else ()
-    terms, function = given[kind], None
+        if word in spec and (not isinstance(spec[word], str) or not spec[word].strip()):
+            raise ContractRefused("rule", f"{word}={spec[word]!r}; give text")
+    tools = _patterns("tools", spec["tools"]) if "tools" in spec else ()
+    terms, function = spec[kind], None
     if kind in ("allow", "deny", "once"):
         if tools and terms is True:
             terms, tools = tools, ()
@@ -324,7 +324,7 @@ def _made(kind: Kind, given: Mapping[str, Any]) -> Rule:
         terms = _TERMS[kind](terms)
     if kind in ("arguments", "paths", "total", "after", "context") and not tools:
         raise ContractRefused("rule", f'{kind} of which tools? give tools, as in tools = "pay"')
-    scope, latest = given.get("scope", "lineage"), given.get("latest", False)
+    scope, latest = spec.get("scope", "lineage"), spec.get("latest", False)
     if scope not in ("lineage", "run") or (scope == "run" and kind not in ("budget", "total", "once")):
         raise ContractRefused("rule", f"scope={scope!r}; give lineage or run, to a budget, a total or once")
     if type(latest) is not bool or (latest and kind != "context"):
@@ -332,45 +332,45 @@ def _made(kind: Kind, given: Mapping[str, Any]) -> Rule:
     if kind == "context" and not terms and not latest:
         raise ContractRefused("rule", "has no condition on the context; give one, or latest = true")
     return Rule(
-        kind=kind, terms=terms, tools=tools, name=given.get("name", ""),
-        ask=None if given.get("ask") is None else approval_of(given["ask"]),
-        code=given.get("code"), message=given.get("message"), scope=scope, latest=latest, function=function,
+        kind=kind, terms=terms, tools=tools, name=spec.get("name", ""),
+        ask=None if spec.get("ask") is None else approval_of(spec["ask"]),
+        code=spec.get("code"), message=spec.get("message"), scope=scope, latest=latest, function=function,
     )  # fmt: skip
 
 
-def _patterns(what: str, given: object) -> tuple[str, ...]:
-    names = declarations.texts(given)
+def _patterns(what: str, value: object) -> tuple[str, ...]:
+    names = declarations.texts(value)
     if not names:
-        raise ContractRefused("rule", f"{what}={given!r}; give the names of tools, or patterns such as delete_*")
+        raise ContractRefused("rule", f"{what}={value!r}; give the names of tools, or patterns such as delete_*")
     return names
 
 
-def _bounds(given: object) -> dict[str, Any]:
-    said = declarations.table(given)
-    if said is None:
-        raise ContractRefused("rule", f"{given!r}; give a table of names and what each may be")
-    kept: dict[str, Any] = {}
-    for argument, bound in said.items():
+def _bounds(value: object) -> dict[str, Any]:
+    table = declarations.table(value)
+    if table is None:
+        raise ContractRefused("rule", f"{value!r}; give a table of names and what each may be")
+    terms: dict[str, Any] = {}
+    for argument, bound in table.items():
         steps_of(argument)
         try:
-            kept[argument] = bound_of(bound).spec
+            terms[argument] = bound_of(bound).spec
         except ContractRefused as refused:
             raise ContractRefused("rule", f"{argument}: {refused.reason}") from None
-    return kept
+    return terms
 
 
-def _arguments(given: object) -> dict[str, Any]:
-    kept = _bounds(given)
-    if not kept:
+def _arguments(value: object) -> dict[str, Any]:
+    terms = _bounds(value)
+    if not terms:
         raise ContractRefused("rule", "bounds no argument; give at least one")
-    return kept
+    return terms
 
 
-def _paths(given: object) -> dict[str, Any]:
-    said = declarations.table(given)
-    if not said:
-        raise ContractRefused("rule", f"paths={given!r}; give a table of arguments and their roots")
-    for argument, roots in said.items():
+def _paths(value: object) -> dict[str, Any]:
+    table = declarations.table(value)
+    if not table:
+        raise ContractRefused("rule", f"paths={value!r}; give a table of arguments and their roots")
+    for argument, roots in table.items():
         if not argument.isidentifier():
             raise ContractRefused(
                 "rule", f"{argument!r} is not an argument; name one that is a path or a list of paths"
@@ -380,60 +380,60 @@ def _paths(given: object) -> dict[str, Any]:
             complaint = path_refused("/".join(part for part in root.split("/") if part != "..") or root[:1])
             if complaint is not None:
                 raise ContractRefused("rule", f"{argument}: the root {root!r} {complaint}")
-    return {argument: [root_of(root) for root in declarations.texts(roots)] for argument, roots in said.items()}
+    return {argument: [root_of(root) for root in declarations.texts(roots)] for argument, roots in table.items()}
 
 
 _MEASURES: Final = ("calls", "effects", "tokens", "money", "time")
 
 
-def _budget(given: object) -> dict[str, Any]:
-    said = declarations.table(given)
-    if not said:
-        raise ContractRefused("rule", f"budget={given!r}; give one or more of {', '.join(_MEASURES)}")
-    kept: dict[str, Any] = {}
-    for measure, limit in said.items():
+def _budget(value: object) -> dict[str, Any]:
+    table = declarations.table(value)
+    if not table:
+        raise ContractRefused("rule", f"budget={value!r}; give one or more of {', '.join(_MEASURES)}")
+    terms: dict[str, Any] = {}
+    for measure, limit in table.items():
         if measure not in _MEASURES:
             raise ContractRefused("rule", declarations.unknown(measure, _MEASURES))
         if measure == "money":
-            kept[measure] = f"{plain_number(dollars_of(limit))} USD"
+            terms[measure] = f"{plain_number(dollars_of(limit))} USD"
         elif measure == "time":
-            kept[measure] = plain_number(seconds(limit))
+            terms[measure] = plain_number(seconds(limit))
         elif type(limit) is int and limit >= 0:
-            kept[measure] = limit
+            terms[measure] = limit
         else:
             raise ContractRefused("rule", f"{measure}={limit!r}; give a whole number from 0")
-    return kept
+    return terms
 
 
-def dollars_of(given: object) -> int | Decimal:
+def dollars_of(value: object) -> int | Decimal:
     """Parses an amount of US dollars: "5 USD", or a number."""
-    amount: object = given
-    if isinstance(given, str):
-        number, _, currency = given.strip().partition(" ")
+    amount: object = value
+    if isinstance(value, str):
+        number, _, currency = value.strip().partition(" ")
         if currency.strip() not in ("USD", ""):
-            raise ContractRefused("rule", f"money={given!r}; prices are in US dollars, so give USD")
+            raise ContractRefused("rule", f"money={value!r}; prices are in US dollars, so give USD")
         amount = number
     try:
         found = number_of(amount)
     except ContractRefused:
-        raise ContractRefused("rule", f"money={given!r}; give an amount such as 5 USD") from None
-    if found < 0 or isinstance(given, bool):
-        raise ContractRefused("rule", f"money={given!r}; give an amount from 0")
+        raise ContractRefused("rule", f"money={value!r}; give an amount such as 5 USD") from None
+    if found < 0 or isinstance(value, bool):
+        raise ContractRefused("rule", f"money={value!r}; give an amount from 0")
     return found
 
 
-def _total(given: object) -> dict[str, Any]:
-    said = declarations.table(given) or {}
-    if not {"argument", "max"} <= said.keys() <= {"argument", "max", "by"}:
-        raise ContractRefused("rule", f"total={given!r}; give argument and max, and optionally by")
-    steps_of(said["argument"])
-    if "by" in said and "[]" in steps_of(said["by"]):
-        raise ContractRefused("rule", f"by={said['by']!r}; a total is kept by one value, not by those of a list")
-    return said | {"max": plain_number(said["max"])}
+def _total(value: object) -> dict[str, Any]:
+    table = declarations.table(value) or {}
+    if not {"argument", "max"} <= table.keys() <= {"argument", "max", "by"}:
+        raise ContractRefused("rule", f"total={value!r}; give argument and max, and optionally by")
+    steps_of(table["argument"])
+    if "by" in table and "[]" in steps_of(table["by"]):
+        raise ContractRefused("rule", f"by={table['by']!r}; a total is kept by one value, not by those of a list")
+    return table | {"max": plain_number(table["max"])}
 
 
-def _after(given: object) -> list[str]:
-    return list(_patterns("after", given))
+def _after(value: object) -> list[str]:
+    return list(_patterns("after", value))
 
 
 _TERMS: Final[dict[str, Callable[[Any], Any]]] = {
@@ -444,10 +444,10 @@ _TERMS: Final[dict[str, Callable[[Any], Any]]] = {
 # Functions ----------------------------------------------------------------------------------------
 
 
-def _checked(given: object) -> tuple[dict[str, Any], Check]:
+def _checked(value: object) -> tuple[dict[str, Any], Check]:
     """Returns a function and its identity: its location and its source, so that a changed function is another rule."""
-    recorded = declarations.table(given)
-    named: object = recorded.get("function") if recorded is not None else given
+    recorded = declarations.table(value)
+    named: object = recorded.get("function") if recorded is not None else value
     function: Any = function_at(named) if isinstance(named, str) else named
     if not callable(function) or iscoroutinefunction(function):
         raise ContractRefused("rule", f"check={named!r}; give a plain function of an intention and a PolicyInput")

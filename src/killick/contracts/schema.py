@@ -82,7 +82,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        kept: dict[str, Any] = {
+        normalized: dict[str, Any] = {
             "type": _types(self.type),
             "min": _limit("min", self.min),
             "max": _limit("max", self.max),
@@ -92,7 +92,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
             "each": None if self.each is None else bound_of(self.each),
             "fields": None if self.fields is None else _fields(self.fields),
         }
-        for name, value in kept.items():
+        for name, value in normalized.items():
             msgspec.structs.force_setattr(self, name, value)
         for word in ("matches", "excludes"):
             if getattr(self, word) is not None:
@@ -109,53 +109,53 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     def spec(self) -> dict[str, Any]:
         """Returns plain data without defaults."""
         names = ("min", "max", "matches", "excludes")
-        kept = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        spec = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.type:
-            kept["type"] = self.type[0] if len(self.type) == 1 else list(self.type)
+            spec["type"] = self.type[0] if len(self.type) == 1 else list(self.type)
         if self.length is not None:
-            kept["length"] = self.length[1] if not self.length[0] else list(self.length)
+            spec["length"] = self.length[1] if not self.length[0] else list(self.length)
         for name in ("one_of", "none_of"):
             if getattr(self, name) is not None:
-                kept[name] = list(getattr(self, name))
+                spec[name] = list(getattr(self, name))
         if self.each is not None:
-            kept["each"] = self.each.spec
+            spec["each"] = self.each.spec
         if self.fields is not None:
-            kept["fields"] = {name: bound.spec for name, bound in self.fields.items()}
-        return kept | {name: True for name in ("others", "optional") if getattr(self, name)}
+            spec["fields"] = {name: bound.spec for name, bound in self.fields.items()}
+        return spec | {name: True for name in ("others", "optional") if getattr(self, name)}
 
 
-def bound_of(given: object) -> Bound:
+def bound_of(value: object) -> Bound:
     """Parses a bound: a single one, or a table."""
-    if isinstance(given, Bound):
-        return given
-    said = declarations.table(given)
-    if said is None:
-        raise ContractRefused("bound", f"{given!r}; give a table such as {{max = 1000}}")
-    for name in said:
+    if isinstance(value, Bound):
+        return value
+    table = declarations.table(value)
+    if table is None:
+        raise ContractRefused("bound", f"{value!r}; give a table such as {{max = 1000}}")
+    for name in table:
         if name not in Bound.__struct_fields__:
             raise ContractRefused("bound", declarations.unknown(name, Bound.__struct_fields__))
-    return Bound(**said)
+    return Bound(**table)
 
 
-# What is said, made plain -------------------------------------------------------------------------
+# Parsing ------------------------------------------------------------------------------------------
 
 
-def number_of(given: object) -> int | Decimal:
+def number_of(value: object) -> int | Decimal:
     """Parses an exact number: 0.1 is a tenth."""
-    if type(given) is int:
-        return given
+    if type(value) is int:
+        return value
     number = None
-    if isinstance(given, float | Decimal | str):
+    if isinstance(value, float | Decimal | str):
         with suppress(ArithmeticError):
-            number = Decimal(repr(given) if isinstance(given, float) else given)
+            number = Decimal(repr(value) if isinstance(value, float) else value)
     if number is None or not number.is_finite() or abs(number.adjusted()) > 400:
-        raise ContractRefused("bound", f"{given!r} is not a number; give one such as 1000 or 0.5")
+        raise ContractRefused("bound", f"{value!r} is not a number; give one such as 1000 or 0.5")
     return int(number) if number == number.to_integral_value() else number
 
 
-def plain_number(given: object) -> int | float | str:
+def plain_number(value: object) -> int | float | str:
     """Returns a number in canonical form."""
-    number = number_of(given)
+    number = number_of(value)
     if isinstance(number, int):
         return number
     near = float(number)
@@ -171,9 +171,9 @@ def decimal_of(number: int | Decimal | Fraction) -> Decimal:
 _WRITING: Final = Context(prec=120)
 
 
-def _limit(name: str, given: object) -> int | float | str | None:
+def _limit(name: str, value: object) -> int | float | str | None:
     try:
-        return None if given is None else plain_number(given)
+        return None if value is None else plain_number(value)
     except ContractRefused as refused:
         raise ContractRefused("bound", f"{name}: {refused.reason}") from None
 
@@ -182,29 +182,29 @@ _SYNONYMS: Final = {"int": "integer", "float": "number", "decimal": "number", "s
                     "bool": "boolean", "list": "array", "dict": "object", "none": "null"}  # fmt: skip
 
 
-def _types(given: object) -> tuple[str, ...]:
-    kept = [_SYNONYMS.get(name, name) for name in declarations.texts(given)]
-    unknown = [name for name in kept if name not in TYPES]
-    if unknown or (given and not kept):
-        raise ContractRefused("bound", f"type={given!r} is not known; give one of {', '.join(TYPES)}")
-    return tuple(sorted(set(kept)))
+def _types(value: object) -> tuple[str, ...]:
+    types = [_SYNONYMS.get(name, name) for name in declarations.texts(value)]
+    unknown = [name for name in types if name not in TYPES]
+    if unknown or (value and not types):
+        raise ContractRefused("bound", f"type={value!r} is not known; give one of {', '.join(TYPES)}")
+    return tuple(sorted(set(types)))
 
 
-def _length(given: object) -> tuple[int, int | None] | None:
-    if given is None:
+def _length(value: object) -> tuple[int, int | None] | None:
+    if value is None:
         return None
-    pair = [0, given] if type(given) is int else declarations.items(given) or []
+    pair = [0, value] if type(value) is int else declarations.items(value) or []
     if len(pair) != 2 or not all(type(end) is int and end >= 0 for end in pair if end is not None) or pair[0] is None:
-        raise ContractRefused("bound", f"length={given!r}; give the most there may be, or [least, most]")
+        raise ContractRefused("bound", f"length={value!r}; give the most there may be, or [least, most]")
     if pair[1] is not None and pair[0] > pair[1]:
-        raise ContractRefused("bound", f"length={given!r}; the least is above the most")
+        raise ContractRefused("bound", f"length={value!r}; the least is above the most")
     return pair[0], pair[1]
 
 
-def _values(name: str, given: object) -> tuple[Any, ...] | None:
-    values = declarations.items(given)
-    if given is not None and not values:
-        raise ContractRefused("bound", f"{name}={given!r}; give a list of values")
+def _values(name: str, value: object) -> tuple[Any, ...] | None:
+    values = declarations.items(value)
+    if value is not None and not values:
+        raise ContractRefused("bound", f"{name}={value!r}; give a list of values")
     return None if values is None else tuple(_plain(name, value) for value in values)
 
 
@@ -228,12 +228,12 @@ def _plain(name: str, value: Any) -> Any:
 _LISTED: Final = frozenset({str, int, bool, type(None), bytes, date, datetime, time})
 
 
-def _fields(given: object) -> dict[str, Bound]:
-    said = declarations.table(given)
-    if said is None:
-        raise ContractRefused("bound", f"fields={given!r}; give a table of names and what each may be")
+def _fields(value: object) -> dict[str, Bound]:
+    table = declarations.table(value)
+    if table is None:
+        raise ContractRefused("bound", f"fields={value!r}; give a table of names and what each may be")
     found: dict[str, Bound] = {}
-    for name, bound in said.items():
+    for name, bound in table.items():
         try:
             found[name] = bound_of(bound)
         except ContractRefused as refused:

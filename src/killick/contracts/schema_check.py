@@ -12,7 +12,7 @@ from decimal import Decimal
 from math import isfinite
 from typing import Any, Final, TypeAlias
 
-from killick.contracts.lookalikes import drawn, kind_of, mixed_scripts
+from killick.contracts.lookalikes import kind_of, mixed_scripts, skeleton
 from killick.contracts.regex import CHARS_MAX, Word, compiled
 from killick.contracts.schema import TYPES, Bound, number_of
 from killick.errors import ContractRefused
@@ -146,15 +146,15 @@ def _of_length(least: int, most: int | None) -> Test:
 
 
 def _matching(pattern: str, word: Word) -> Test:
-    match, wanted = compiled(pattern, word), word == "matches"
-    needed = f"it has to match {pattern}" if wanted else f"nothing in it may match {pattern}"
+    match, expected = compiled(pattern, word), word == "matches"
+    needed = f"it has to match {pattern}" if expected else f"nothing in it may match {pattern}"
 
     def test(value: Any) -> str | None:
         if type(value) is not str:
             return f" is {shown(value)}; text is needed"
         if len(value) > CHARS_MAX:
             return f" is {len(value)} characters long; at most {CHARS_MAX} are compared with a pattern"
-        return None if match(value) is wanted else f" is {shown(value)}; {needed}"
+        return None if match(value) is expected else f" is {shown(value)}; {needed}"
 
     return test
 
@@ -194,7 +194,7 @@ def _among(values: tuple[Any, ...]) -> Test:
 
 def _unlike(values: tuple[Any, ...]) -> Test:
     keys = frozenset(key_of(value) for value in values)
-    seen = frozenset(drawn(value) for value in values if isinstance(value, str))
+    seen = frozenset(skeleton(value) for value in values if isinstance(value, str))
     allowed: set[type] = {type(value) for value in values}
     if not allowed.isdisjoint(_NUMBERS):
         allowed |= _NUMBERS
@@ -211,7 +211,7 @@ def _unlike(values: tuple[Any, ...]) -> Test:
             return f" is {len(value)} characters long; at most {most} are compared with what is not allowed"
         if scripts := mixed_scripts(value):
             return f" mixes {' and '.join(scripts)} letters, which can be taken for one another; use one script"
-        return f" is {shown(value)}, which looks like what is not allowed" if drawn(value) in seen else None
+        return f" is {shown(value)}, which looks like what is not allowed" if skeleton(value) in seen else None
 
     return test
 
@@ -252,7 +252,7 @@ def _having(fields: Mapping[str, Bound], others: bool) -> Test:
     return test
 
 
-# Names that reach inside --------------------------------------------------------------------------
+# Nested names -------------------------------------------------------------------------------------
 
 _NAME: Final = re.compile(r"[^.\[\]]+(?:\[\])*(?:\.[^.\[\]]+(?:\[\])*)*")
 _STEP: Final = re.compile(r"[^.\[\]]+|\[\]")
@@ -265,19 +265,19 @@ def steps_of(name: object) -> list[str]:
     return _STEP.findall(name)
 
 
-def reaching(name: str, test: Test, optional: bool = False) -> Test:
+def at_path(name: str, test: Test, optional: bool = False) -> Test:
     """Tests the values at a name in a mapping. Its complaint is a complete sentence."""
     first, *inner = steps_of(name)
     for step in reversed(inner):
         test = each_of(test) if step == "[]" else _inside(step, test, optional)
 
-    def whole(values: Mapping[str, Any]) -> str | None:
+    def checked(values: Mapping[str, Any]) -> str | None:
         if first not in values:
             return None if optional else f"{first} is missing; it is needed"
         complaint = test(values[first])
         return None if complaint is None else f"{first}{complaint}"
 
-    return whole
+    return checked
 
 
 def _inside(step: str, test: Test, optional: bool) -> Test:
@@ -293,7 +293,7 @@ def _inside(step: str, test: Test, optional: bool) -> Test:
     return inside
 
 
-def finding(name: str) -> Callable[[Mapping[str, Any]], tuple[str | None, list[Any]]]:
+def values_at(name: str) -> Callable[[Mapping[str, Any]], tuple[str | None, list[Any]]]:
     """Returns a finder for the values at a name; it returns a complaint, or all values."""
     if len(steps_of(name)) == 1:
         complaint = f"{name} is missing; it is needed"
@@ -301,6 +301,6 @@ def finding(name: str) -> Callable[[Mapping[str, Any]], tuple[str | None, list[A
 
     def find(values: Mapping[str, Any]) -> tuple[str | None, list[Any]]:
         found: list[Any] = []
-        return reaching(name, found.append)(values), found
+        return at_path(name, found.append)(values), found
 
     return find

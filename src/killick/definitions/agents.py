@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
+import sys
 from collections.abc import Callable, Coroutine, Sequence
+from functools import cached_property, lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, get_origin, overload
 
@@ -50,9 +54,22 @@ class Agent(Generic[I, O]):
     def __repr__(self) -> str:
         return f"<killick.Agent {self.name}>"
 
-    def digest_of(self, input: Any) -> bytes:  # noqa: A002
+    @cached_property
+    def folder(self) -> str:
+        """The folder of its source file; empty without one."""
+        try:
+            return os.path.dirname(inspect.getfile(inspect.unwrap(self.fn)))
+        except (TypeError, OSError):
+            return ""
+
+    @cached_property
+    def code(self) -> str:
+        """A digest of the source files that this process loaded with the agent's own, as they are at the first call."""
+        return _source_digest(self.folder, self.fn.__module__.partition(".")[0]) if self.folder else ""
+
+    def digest_of(self, input: Any, key: bytes | None = None) -> bytes:  # noqa: A002
         """What tells two inputs apart."""
-        return digest(input, at="input")
+        return digest(input, at="input", secret_key=key)
 
     def checked(self, value: Any) -> Any:
         """An input as the type that the agent takes. ValueRefused when it does not fit."""
@@ -61,6 +78,18 @@ class Agent(Generic[I, O]):
     def first_context(self) -> Any:
         """The context that a run starts with; None without one."""
         return None if self.options.context is None else self.options.context()
+
+
+@lru_cache
+def _source_digest(folder: str, package: str) -> str:
+    """A digest of the loaded modules of a package, and of those in a folder."""
+    found: dict[str, bytes] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if file.endswith(".py") and (os.path.dirname(file) == folder or name.partition(".")[0] == package):
+            with contextlib.suppress(OSError):
+                found[os.path.relpath(file, folder)] = Path(file).read_bytes()
+    return sha256(b"\0".join(each for file in sorted(found) for each in (file.encode(), found[file]))).hexdigest()[:12]
 
 
 class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):

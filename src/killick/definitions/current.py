@@ -130,7 +130,7 @@ def watch_io(watcher: Callable[[UnrecordedIO], None]) -> Callable[[], None]:
     """
     global _hooked
     if not _hooked:
-        # Audit hooks cannot be taken away again, so there is one, and it looks whether anybody watches.
+        # Audit hooks cannot be taken away again, so there is one, which checks for watchers.
         _hooked = True
         sys.addaudithook(_audit)
     if not _watchers:
@@ -208,7 +208,7 @@ def _awaiting(here: CurrentCode | None) -> tuple[str, int]:
             frame: FrameType | None = getattr(coroutine, "cr_frame", None)
             if frame is not None:
                 ours = str(frame.f_globals.get("__name__", "")).startswith("killick.")
-                found = frame if within and is_somebodys(frame) else found
+                found = frame if within and is_user_code(frame) else found
                 within = within or ours
             coroutine = getattr(coroutine, "cr_await", None)
         if found is not None:
@@ -217,7 +217,7 @@ def _awaiting(here: CurrentCode | None) -> tuple[str, int]:
 
 
 def _submit_marked(submit: Callable[..., Any]) -> Callable[..., Any]:
-    """The threads of a pool work for everybody: while one works for agent code, it is remembered here."""
+    """The threads of a pool are shared: while one works for agent code, it is registered here."""
 
     def submit_marked(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         place = _place()
@@ -241,7 +241,7 @@ def _submit_marked(submit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _start_marked(start: Callable[..., None]) -> Callable[..., None]:
-    """A thread does not know who started it: if that is agent code, it is remembered here."""
+    """A thread does not know what started it: one that agent code starts is registered here."""
 
     def start_marked(self: threading.Thread) -> None:
         if (place := _place()) is not None:
@@ -298,8 +298,8 @@ _ASIDE: Final = ("importlib", "linecache", "tracemalloc", "pdb", "bdb")
 """Modules that read for the sake of the interpreter, or of a debugger."""
 
 
-def is_somebodys(frame: FrameType) -> bool:
-    """Whether a frame is people's own code: neither Python's, nor a library's, nor ours."""
+def is_user_code(frame: FrameType) -> bool:
+    """Whether a frame is user code: neither Python's, nor a library's, nor Killick's."""
     module = str(frame.f_globals.get("__name__", ""))
     return not (module.startswith("killick.") or module == "killick" or _is_library(frame.f_code.co_filename))
 

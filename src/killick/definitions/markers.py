@@ -47,7 +47,7 @@ class InnerSteps:
         "outer",
         "running",
         "step",
-        "told",
+        "waits",
     )
 
     def __init__(self, step: str, effect: str | None, guest: str | None, outer: InnerSteps | None) -> None:
@@ -66,7 +66,7 @@ class InnerSteps:
         self.is_open = True
         self.is_refused = False
         """Whether its code met what closed the run's handle."""
-        self.told: set[str] = set()
+        self.waits: set[str] = set()
         """Steps that wait, that its code was notified of."""
         self.nth: dict[str, int] = {}
         """How often each call without a key was made, since the attempt began."""

@@ -241,9 +241,9 @@ def _indented(line: str) -> bool:
     return not line.strip() or line[0].isspace()
 
 
-def _taken(lines: list[str], goes_on: Callable[[int], bool]) -> list[str]:
-    """Takes lines from the front, as long as they go on."""
-    count = next((at for at in range(len(lines)) if not goes_on(at)), len(lines))
+def _taken(lines: list[str], continues: Callable[[int], bool]) -> list[str]:
+    """Removes and returns the leading lines of a block."""
+    count = next((at for at in range(len(lines)) if not continues(at)), len(lines))
     taken = lines[:count]
     del lines[:count]
     return taken

@@ -15,7 +15,7 @@ from typing_extensions import TypeVar
 
 from killick.contracts.facts import approval_of
 from killick.definitions.current import in_agent
-from killick.definitions.markers import TX, Injected, is_marker
+from killick.definitions.markers import KEY, TX, Injected, is_marker
 from killick.definitions.policy import (
     CHANGES,
     DEFAULT_RETRY,
@@ -55,7 +55,7 @@ class Tool(Generic[P, R]):
         self.policy = policy
         self.shape = shape or Shape(fn, name)
         self.is_plain = _is_plain(policy, self.shape)
-        """Whether a call needs nothing besides its arguments: no injection, limit, right, approval or timeout."""
+        """Whether a call needs nothing besides its arguments and its key: no limit, right, approval or timeout."""
         self.__name__ = name
         self.__doc__ = fn.__doc__
         self.__wrapped__ = fn
@@ -236,7 +236,8 @@ def _is_plain(policy: Policy, shape: Shape) -> bool:
         changes=policy.changes, patience=policy.patience, nothing_happened=policy.nothing_happened,
         says_effect=policy.says_effect,
     )  # fmt: skip
-    fits = type(shape) is Shape and shape.is_async and shape.is_plain and not shape.injected
+    keyed = all(marker is KEY for marker in shape.injected.values())
+    fits = keyed and type(shape) is Shape and shape.is_async and shape.is_plain
     return fits and policy.effect in ("reads", "idempotent", "at_most_once") and policy == usual
 
 

@@ -70,12 +70,12 @@ async def run_agent(ex: Execution, branch: Branch, point: state_machine.Resumed,
     except Signal:
         raise
     except BaseException as raised:
-        if isinstance(raised, GeneratorExit) and not _is_running(ex):
-            raise  # the agent did not raise it: its coroutine is being collected
         error = raised
     finally:
         ex.inert_steps.close()
         ex.turns.computing -= 1
+    if not _is_running(ex):
+        return  # its coroutine is being collected, after its loop: the agent neither raised nor returned anything
     if isinstance(error, asyncio.CancelledError):
         await ex.raise_if_closing()
     if ex.signal is not None:

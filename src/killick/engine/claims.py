@@ -18,6 +18,8 @@ from killick.store.records import DIED_ALONE, ENDED, Head, RunQuery
 
 _CULPRITS_MAX: Final = 100
 
+ReadRun = tuple[Head, RunLog]  # as it was read, without a lease
+
 
 class Start(NamedTuple):
     """A run to be created."""
@@ -83,10 +85,10 @@ def touch_after(ex: Execution, claim: ClaimedRun) -> int:
     """
     store = ex.engine.log.store
     grace = round(ex.engine.grace_seconds * 1_000_000)
-    open_ones = [step for step in ex.record.steps.values() if step.attempts and not step.attempts[-1].ended]
     latest = 0
-    for step in open_ones:
-        if step.status in OVER or step.effect in ("reads", None):
+    for step in ex.record.steps.values():
+        is_open = step.attempts and not step.attempts[-1].ended and step.status not in OVER
+        if not is_open or step.effect in ("reads", None):
             continue
         started: e.Started = ex.record.event(step.attempts[-1].started)
         holder = ex.record.holder_of(started.epoch)
@@ -97,14 +99,14 @@ def touch_after(ex: Execution, claim: ClaimedRun) -> int:
     return latest
 
 
-def claim_run(engine: Engine, run: str) -> ClaimedRun:
-    """Lease a run for this engine's holder. RunBusy if another worker holds it."""
+def claim_run(engine: Engine, run: str, known: Head | None = None) -> ClaimedRun:
+    """Lease a run for this engine's holder. RunBusy if another worker holds it. `known` is its head just now."""
     engine.leases.await_release(run)
     since = engine.clock.monotonic()
     if (kept := engine.take_over(run, seconds=engine.lease_seconds)) is not None:
         head, left_open = kept
         return ClaimedRun(head, since, engine.lease_seconds, engine.holder if left_open else None, 0)
-    left = engine.log.head(run)
+    left = known or engine.log.head(run)
     try:
         head = engine.log.store.lease(run, engine.holder, seconds=engine.lease_seconds)
     except StoreError:
@@ -115,12 +117,8 @@ def claim_run(engine: Engine, run: str) -> ClaimedRun:
 
 
 def idle_outcome(engine: Engine, log: RunLog, claim: ClaimedRun) -> RunOutcome | None:
-    """The outcome of a leased run that does not continue now; None if it does."""
-    return _stays(engine, log) or _rests(engine, log, claim)
-
-
-def _stays(engine: Engine, log: RunLog) -> RunOutcome | None:
-    """The outcome of a run that does not continue: ended, paused, or repaired and not looked at yet."""
+    """The outcome of a leased run that does not continue now: ended, paused, repaired and not looked at yet; or its
+    holders died, and it backs off or has to run alone. None if it continues."""
     facts = log.fold.facts
     if facts.ended:
         return ended(engine, log.run)
@@ -128,17 +126,12 @@ def _stays(engine: Engine, log: RunLog) -> RunOutcome | None:
         return RunOutcome(run=log.run, status="paused")
     if facts.mend and not isinstance(engine.log.event(log.run, facts.mend), e.RunDiverged):
         return RunOutcome(run=log.run, status="waiting")
-    return None
-
-
-def _rests(engine: Engine, log: RunLog, claim: ClaimedRun) -> RunOutcome | None:
-    """The outcome of a run whose holders died: it backs off, or has to run alone. None: it continues here."""
-    crashes = log.fold.facts.crashes
+    crashes, now = facts.crashes, engine.clock.now_us()
     if not claim.patient or crashes is None:
         return None
-    if crashes.until > engine.clock.now_us():
-        return RunOutcome(run=log.run, status=log.fold.facts.status, wake_at_us=log.fold.wake_at)
-    if crashes.is_suspect and not clear_suspect(engine.log, log, engine.clock.now_us()):
+    if crashes.until > now:
+        return RunOutcome(run=log.run, status=facts.status, wake_at_us=log.fold.wake_at)
+    if crashes.is_suspect and not clear_suspect(engine.log, log, now):
         return RunOutcome(run=log.run, status=log.fold.facts.status, suspect=True)
     return None
 
@@ -168,10 +161,8 @@ def record_death(log: RunLog, holder: str, at: int, *, quarantines: bool) -> Non
         # A taking that is not on record was in company: one alone is durable before its code begins.
         alone=facts.alone and facts.epoch == log.epoch - 1,
     )
-    entries: list[Entry] = [Entry(lapsed)]
-    if quarantines and deaths >= QUARANTINE_AFTER:
-        entries.append(Entry(e.RunQuarantined(at=at, deaths=deaths)))
-    log.append(*entries)
+    is_over = quarantines and deaths >= QUARANTINE_AFTER
+    log.append(Entry(lapsed), *([Entry(e.RunQuarantined(at=at, deaths=deaths))] if is_over else []))
 
 
 def clear_suspect(store_log: Log, log: RunLog, at: int) -> bool:

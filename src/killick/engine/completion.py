@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from killick.definitions.agents import AGENTS
 from killick.definitions.tools import TOOLS
-from killick.engine.commands import request_cancel
+from killick.engine.control.commands import request_cancel
+from killick.engine.control.inbox import CHILD, child_id, delivery
 from killick.engine.divergence import diverge
 from killick.engine.effects import compensation as undoing
 from killick.engine.effects import reconcile
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe
-from killick.engine.inbox import CHILD, child_id, delivery
 from killick.engine.observers import trace_here
 from killick.engine.renewals import forwarded, moving, renewals, root_of
 from killick.engine.replay import OVER
@@ -20,12 +21,13 @@ from killick.engine.signals import Renewed
 from killick.engine.steps.children import Child, child_result, first_entries
 from killick.engine.steps.intention import Intent
 from killick.engine.steps.step_execution import StepExecution
-from killick.engine.steps.waits import child_outcome
-from killick.errors import KillickError, StepFailed
+from killick.engine.waits.waits import child_outcome
+from killick.errors import KillickError, StepFailed, StoreError
 from killick.log.writer import Entry
 from killick.model import event_codec, ledger
 from killick.model import events as e
 from killick.model.chunks import through_codec
+from killick.store.records import Delivery
 
 
 async def finish(ex: Execution, branch: Branch, result: Any, error: BaseException | None) -> None:
@@ -51,16 +53,18 @@ async def finish(ex: Execution, branch: Branch, result: Any, error: BaseExceptio
 
 
 async def _end(ex: Execution, last: Entry) -> None:
-    """The last event, and with it the message that wakes a parent which waits for this run."""
-    await ex.write(last, **_message_to_parent(ex))
+    """The last event, and with it the messages that wake the parent and the runs of its tree, which may wait for the
+    same child."""
+    log, forks, parent = ex.engine.log, ex.engine.forks, ex.log.fold.facts.parent
+    message, at, runs = child_id(ex.run_id, ex.log.seq + 1), ex.now_us(), forks.members(parent) if parent else []
 
+    def wakes(runs: list[str]) -> tuple[Delivery, ...]:
+        return tuple(delivery(log, run, CHILD, None, id=message, by=ex.run_id, at_us=at) for run in runs)
 
-def _message_to_parent(ex: Execution) -> dict[str, Any]:
-    """Wakes the parent, and the runs of its tree, which may wait for the same child."""
-    if (parent := ex.log.fold.facts.parent) is None:
-        return {}
-    told, at, runs = child_id(ex.run_id, ex.log.seq + 1), ex.now_us(), ex.engine.forks.members(parent)
-    return {"sends": tuple(delivery(run, CHILD, None, id=told, by=ex.run_id, at_us=at) for run in runs)}
+    await ex.write(last, **({"sends": wakes(runs)} if runs else {}))
+    if parent and (late := [run for run in forks.members(parent) if run not in runs]):
+        with suppress(StoreError):  # a fork that was made meanwhile looked before this run had ended
+            log.store.deliver(wakes(late))
 
 
 async def renew(ex: Execution, branch: Branch, input: Any) -> NoReturn:  # noqa: A002

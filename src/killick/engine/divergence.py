@@ -52,9 +52,9 @@ async def agree(ex: Execution, branch: Branch, past: Step, asked: RequestedStep,
         return recorded
     was = _recorded_arguments(ex, past)
     if verdict == "diverged":
-        told = f"{past.sort} {past.name}({short(was)})"
+        recorded_call = f"{past.sort} {past.name}({short(was)})"
         here = f"{asked.sort} {asked.name}({short(found)})"
-        diverge(ex, past.id, told, here)
+        diverge(ex, past.id, recorded_call, here)
     drifts = ex.record.of(past.id, e.StepDrifted)
     if not drifts or drifts[-1][1].digest != asked.digest:
         event = e.StepDrifted(at=ex.now_us(), step=past.id, digest=asked.digest)
@@ -73,19 +73,18 @@ def _recorded_arguments(ex: Execution, past: Step) -> Any:
 
 def diverge(ex: Execution, step: e.StepId, recorded: str, found: str) -> None:
     """Record a divergence, with both sides, and stop: the run waits for corrected code."""
-    now = ex.engine.build(ex.agent)
     before = ex.log.fold.facts.build if ex.first_build is None else ex.first_build
-    builds = [_build_name(before), _build_name(now)]
+    builds = [build_name(before), build_name(ex.engine.build(ex.agent))]
     ex.diverged = (step, recorded, found, (builds[0], builds[1]))
     event = e.RunDiverged(at=ex.now_us(), step=step)
     if ex.diverged_at != step:
-        ex.write_behind(Entry(event, {"recorded": recorded, "found": found, "builds": builds}))
+        ex.write_behind(Entry(event, {"recorded": recorded, "found": found, "builds": builds, "code": ex.agent.code}))
     signal = Diverging(f"step {step}")
     ex.close(signal)
     raise signal
 
 
-def _build_name(build: e.Build) -> str:
+def build_name(build: e.Build) -> str:
     return " ".join(filter(None, [build.version, build.commit])) or "unknown"
 
 

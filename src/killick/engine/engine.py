@@ -60,10 +60,6 @@ class Engine:
         self.folders = Folders(log.store)
         self.forks = Forks(log)
 
-    @property
-    def secret_key(self) -> bytes:
-        return self.log.store.secret_key
-
     def release(self, run: str, epoch: int, *, left: bool, dropped: Callable[[], object] = lambda: None) -> None:
         """Release a run. While a call of it still runs here, the lease is kept, and its outcome is recorded first.
 
@@ -90,7 +86,7 @@ class Engine:
         if kept is None:
             return None
         kept.dropped()
-        if self.log.store.keep(self.holder, [run], seconds=seconds).get(run) != kept.epoch:
+        if self.log.store.renew(self.holder, [run], seconds=seconds).get(run) != kept.epoch:
             return None
         return self.log.head(run), kept.left
 

@@ -28,10 +28,10 @@ from killick.engine.leases import Lease
 from killick.engine.replay import Record
 from killick.engine.signals import Interrupted, Signal, Stopped
 from killick.engine.steps import live_calls
-from killick.engine.steps.inner_waits import InnerWaits
 from killick.engine.steps.intention import Intent
-from killick.engine.steps.open_wait import Intervened, Waiter
 from killick.engine.steps.turns import InertSteps, Turns, end_all, end_with
+from killick.engine.waits.inner_waits import InnerWaits
+from killick.engine.waits.open_wait import Intervened, Waiter
 from killick.errors import KillickError, LeaseLost, OutsideBranch, StillRunning, ValueRefused
 from killick.log.group_commit import Ticket
 from killick.log.writer import Entry, Hold, RunLog
@@ -59,9 +59,10 @@ class Written(NamedTuple):
 class Branch:
     """One line of an agent's code: the main one, or one of a gather. Numbers its own steps."""
 
+    in_agent = True
     __slots__ = (
-        "applying", "awaited_by", "count", "dormant", "execution", "guest", "inner", "outer", "path", "scope",
-        "stopped", "streaming", "task", "thread", "told",
+        "answer", "applying", "awaited_by", "count", "dormant", "execution", "guest", "inner", "outer", "path", "scope",
+        "stopped", "streaming", "task", "thread",
     )  # fmt: skip
 
     def __init__(self, execution: Execution, path: str = "", scope: Scope | None = None) -> None:
@@ -75,7 +76,7 @@ class Branch:
         self.stopped: Stopped | None = None
         self.dormant: asyncio.Future[None] | None = None  # pending while it replays a cancelled step
         self.streaming = False
-        self.told: CallAnswer | None = None
+        self.answer: CallAnswer | None = None
         """The approver's answer to the last call, with their edits."""
         self.guest: str | None = None
         """The key by which external code finds this branch again."""
@@ -101,10 +102,6 @@ class Branch:
     def position(self) -> str:
         """The id of the next step."""
         return f"{self.path}.{self.count + 1}" if self.path else str(self.count + 1)
-
-    @property
-    def in_agent(self) -> bool:
-        return True
 
     @property
     def replaying(self) -> bool:
@@ -184,6 +181,10 @@ class Execution:
         self.interventions: dict[e.StepId, Intervened] = {}
         """Steps that a person ended since this execution began."""
         self.main: asyncio.Future[Any] | None = None
+        self.is_after_end = bool(log.fold.facts.ended)
+        """Whether the run had ended before: one of its effects is being undone."""
+        self.driver: asyncio.Task[Any] | None = None
+        """The task that drives it. Kept, because Python 3.11 may crash when it collects one whose loop was closed."""
         self.busy = 0
         self.hosting = False
         """Whether a framework's own loop runs in a block of the agent: its calls come in no order."""
@@ -252,9 +253,8 @@ class Execution:
 
     @cached_property
     def is_unguarded(self) -> bool:
-        """Whether its steps are neither judged, nor intercepted, nor traced, and touch no workspace."""
-        engine, workspace = self.engine, self.agent.options.workspace
-        return not (engine.stand_in or engine.tracer or self.files or workspace or self.judge.bound)
+        """Whether its steps are not traced, and touch no workspace."""
+        return not (self.engine.tracer or self.files or self.agent.options.workspace)
 
     @cached_property
     def run_tree(self) -> RunTree:
@@ -449,20 +449,20 @@ class Execution:
     @contextmanager
     def awaiting_commit(self, hold: Hold) -> Generator[None]:
         """While a step ends in a transaction, whose commit is on record before this loop learns of it."""
-        heard = asyncio.Event()
-        self._ahead = hold, heard
+        committed = asyncio.Event()
+        self._ahead = hold, committed
         try:
             yield
         finally:
             self._ahead = None
-            heard.set()
+            committed.set()
 
     async def recorded(self, seq: int) -> None:
         """Wait until the code may see an outcome that is on record now."""
         if self._ahead is not None:
-            hold, heard = self._ahead
+            hold, committed = self._ahead
             if hold.seq is not None and hold.seq < seq:
-                await heard.wait()
+                await committed.wait()
         if self.turns.is_threaded or self.record.unplayed:
             await self.await_turn(seq)
         self.context.see(seq)

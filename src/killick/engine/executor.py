@@ -14,11 +14,12 @@ from functools import partial
 from typing import Any, Final
 
 from killick.definitions.agents import AGENTS, AnyAgent
-from killick.engine import commands, completion, observers, renewals, state_machine
+from killick.engine import completion, observers, renewals, state_machine
 from killick.engine.agent_code import RunOf, begin, raise_own_error, run_agent
 from killick.engine.child_tasks import ChildTasks
 from killick.engine.claims import (
     ClaimedRun,
+    ReadRun,
     Start,
     claim_run,
     context_base,
@@ -30,6 +31,7 @@ from killick.engine.claims import (
     touch_after,
 )
 from killick.engine.context import initial_context, recorded_context
+from killick.engine.control import commands
 from killick.engine.effects import compensation
 from killick.engine.effects.rewind import record_rewind
 from killick.engine.engine import Engine
@@ -37,9 +39,9 @@ from killick.engine.execution import UNWIND_SECONDS, Branch, Execution
 from killick.engine.outcome import RunOutcome, ended, outcome_of
 from killick.engine.replay import Record
 from killick.engine.signals import Cancelling, Diverging, Interrupted, Parked, Rewinding, Signal
-from killick.engine.steps import waits
 from killick.engine.steps.children import first_entries
 from killick.engine.steps.workspace_hook import Files
+from killick.engine.waits import waits
 from killick.errors import (
     AlreadyClaimed,
     HeadMoved,
@@ -86,7 +88,7 @@ class Executor:
         self.poll_seconds = POLL_SECONDS
         self._warm_max = warm_max
         self._live: dict[str, Execution | None] = {}
-        self._warm: OrderedDict[str, Execution] = OrderedDict()
+        self.warm: OrderedDict[str, Execution] = OrderedDict()
         self._children = ChildTasks(engine, self._live, partial(self.advance, sit_out=True))
         self._left = asyncio.Event()
 
@@ -94,11 +96,12 @@ class Executor:
 
     async def advance(
         self, run: str, *, start: Start | None = None, agent: AnyAgent | None = None, sit_out: bool = False,
-        claim: ClaimedRun | None = None,
+        claim: ClaimedRun | None = None, read: ReadRun | None = None,
     ) -> RunOutcome:  # fmt: skip
         """Drive a run until it has ended or waits. With `sit_out`, timers and backoffs are waited for here.
 
-        With a claim the run is leased already, and its children are left to the workers that claim them.
+        With a claim the run is leased already, and its children are left to the workers that claim them. `read` is
+        the run as the caller has just read it.
         """
         if run in self._live:
             raise RunBusy(run, holder=self.engine.holder)
@@ -108,15 +111,15 @@ class Executor:
         try:
             while True:
                 try:
-                    return await self._advanced(run, start, agent, sit_out=sit_out, hosts=hosts, claim=claim)
+                    return await self._advanced(run, start, agent, read, sit_out=sit_out, hosts=hosts, claim=claim)
                 except _Rewound as rewound:
-                    start, claim = None, rewound.claim
+                    start, claim, read = None, rewound.claim, None
                 except _AGAIN:
                     again += 1
                     if again == _AGAIN_MAX:
                         raise
                     await asyncio.sleep(self.engine.clock.nap_seconds(min(0.005 * 2**again, 1.0)))
-                    start = claim = None
+                    start = claim = read = None
                 except Interrupted as interrupted:
                     raise interrupted.error(run) from None
         finally:
@@ -124,19 +127,20 @@ class Executor:
             self._left.set()
 
     async def _advanced(
-        self, run: str, start: Start | None, agent: AnyAgent | None, *, sit_out: bool, hosts: bool,
-        claim: ClaimedRun | None,
+        self, run: str, start: Start | None, agent: AnyAgent | None, read: ReadRun | None, *, sit_out: bool,
+        hosts: bool, claim: ClaimedRun | None,
     ) -> RunOutcome:  # fmt: skip
         taken = self._warmed(run, claim, hosts=hosts) if start is None else self._begun(start)
-        ex = taken or self._opened(run, agent, claim, hosts=hosts)
+        ex = taken or self._opened(run, agent, claim, read, hosts=hosts)
         if isinstance(ex, RunOutcome):
             return ex
-        self._live[run] = ex
+        self._live[run], ex.driver = ex, asyncio.current_task()
         try:
             advanced = await self._driven(ex, sit_out=sit_out, hosts=hosts)
         except BaseException as error:
             observers.end_span(ex, error=error)
             raise
+        ex.driver = None
         observers.end_span(ex, advanced)
         return advanced
 
@@ -193,7 +197,7 @@ class Executor:
         It waits a few seconds for a blocking tool, and records its outcome; a run whose tool takes longer stays leased.
         """
         self._children.cancel()
-        closing = [ex for ex in (*self._live.values(), *self._warm.values()) if ex is not None and ex.signal is None]
+        closing = [ex for ex in (*self._live.values(), *self.warm.values()) if ex is not None and ex.signal is None]
         for ex in closing:
             ex.close(Parked() if ex.parked else Interrupted(), cut=not ex.parked)
         await asyncio.gather(*(ex.unwind() for ex in closing))
@@ -203,11 +207,12 @@ class Executor:
                 while self._live:
                     self._left.clear()
                     await self._left.wait()
-        self._warm.clear()
+        self.warm.clear()
 
     def abandon(self) -> None:
         """Release the runs of a loop that is closed, of which only threads still run."""
         for ex in [ex for ex in self._live.values() if ex is not None]:
+            ex.signal = ex.signal or Interrupted()
             self._release(ex, left=True)
         self._live.clear()
 
@@ -232,7 +237,7 @@ class Executor:
 
     def _warmed(self, run: str, claim: ClaimedRun | None, *, hosts: bool) -> Execution | None:
         """A run that waits in memory, if its log has not changed since."""
-        ex = self._warm.pop(run, None)
+        ex = self.warm.pop(run, None)
         if ex is None or ex.signal is not None:
             return None
         engine = self.engine
@@ -249,7 +254,7 @@ class Executor:
             self._children.unwind(ex)
             return None
         ex.parked = False
-        ex.log.go_on(head)
+        ex.log.renew_epoch(head)
         self._leased(ex, head.epoch, claim.since, claim.seconds)
         if ex.files is not None:
             ex.files.begin()
@@ -268,15 +273,17 @@ class Executor:
         return ex
 
     def _opened(
-        self, run: str, agent: AnyAgent | None, claim: ClaimedRun | None, *, hosts: bool
+        self, run: str, agent: AnyAgent | None, claim: ClaimedRun | None, read: ReadRun | None, *, hosts: bool
     ) -> Execution | RunOutcome:
         """A run from its record. After a refusal it is released as it was found, unless the caller claimed it."""
         engine = self.engine
         ours = claim is None
-        claim = claim or claim_run(self.engine, run)
+        claim = claim or claim_run(self.engine, run, None if read is None else read[0])
         ex: Execution | None = None
         try:
-            log = engine.log.open(run, head=claim.head)
+            is_current = read is not None and (read[1].seq, read[1].hash) == (claim.head.seq, claim.head.hash)
+            log = read[1] if read is not None and is_current else engine.log.open(run, head=claim.head)
+            log.renew_epoch(claim.head)
             if claim.lapsed not in (None, engine.holder) and not log.fold.facts.ended:
                 record_death(log, claim.lapsed, engine.clock.now_us(), quarantines=claim.patient)
             stays = idle_outcome(engine, log, claim)
@@ -504,10 +511,10 @@ class Executor:
         branch = Branch(ex, path=OUT_OF_BAND[:-1])
         branch.count = len(log.fold.facts.beside)
         observers.watch(ex)
-        told: list[str] = []
+        results: list[str] = []
 
         async def work() -> None:
-            told.append(await undo(ex, branch, step))
+            results.append(await undo(ex, branch, step))
 
         main = begin(ex, branch, work)
         try:
@@ -527,7 +534,7 @@ class Executor:
             raise
         finally:
             observers.end_span(ex)
-        return told[0]
+        return results[0]
 
     def _retaken(self, ex: Execution) -> bool:
         """Lease a run again that has just ended here; False: another process was first, and rewinds it itself."""
@@ -538,7 +545,7 @@ class Executor:
         if (claim.head.seq, claim.head.hash) != (ex.log.seq, ex.log.hash):
             self.engine.release(ex.run_id, claim.head.epoch, left=False)
             return False
-        ex.log.go_on(claim.head)
+        ex.log.renew_epoch(claim.head)
         self._drop_lease(ex)
         self._leased(ex, claim.head.epoch, claim.since, claim.seconds)
         return True
@@ -565,9 +572,9 @@ class Executor:
 
     def _keep_warm(self, ex: Execution) -> None:
         ex.parked = True
-        self._warm[ex.run_id] = ex
-        while len(self._warm) > self._warm_max:
-            _, coldest = self._warm.popitem(last=False)
+        self.warm[ex.run_id] = ex
+        while len(self.warm) > self._warm_max:
+            _, coldest = self.warm.popitem(last=False)
             self._children.unwind(coldest)
 
 

@@ -13,8 +13,8 @@ import linecache
 import math
 import re
 from collections.abc import Callable, Mapping
-from datetime import UTC
-from email.utils import parsedate_to_datetime
+from datetime import UTC, datetime
+from importlib import import_module
 from itertools import zip_longest
 from types import TracebackType
 from typing import Any, Final, cast
@@ -345,7 +345,7 @@ def _retry_after(headers: Mapping[str, str], now_us: int) -> float | None:
     if text is None or found is not None:
         return found
     try:
-        moment = parsedate_to_datetime(text)
+        moment: datetime = import_module("email.utils").parsedate_to_datetime(text)
         at = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, TypeError, OverflowError):
         return None

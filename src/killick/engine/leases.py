@@ -140,7 +140,7 @@ class Leases:
         seconds = max(lease.seconds for lease in held)
         since = self._clock.monotonic()
         try:
-            kept = self._store.keep(self._holder, [lease.run for lease in held], seconds=seconds)
+            kept = self._store.renew(self._holder, [lease.run for lease in held], seconds=seconds)
             lost = [lease for lease in held if kept.get(lease.run) != lease.epoch]
             heads = {lease.run: self._store.head(lease.run) for lease in lost}
         except Exception as error:  # the thread that renews leases must survive any error of one try

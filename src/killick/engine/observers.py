@@ -201,17 +201,17 @@ def _excuse() -> None:
     logger.warning("an observer failed, and the run continues", exc_info=True)
 
 
-# hearing ------------------------------------------------------------------------------------------
+# listening ------------------------------------------------------------------------------------------
 
 
 def watch(ex: Execution) -> Watch | None:
     """Listen to what an execution writes, if there are observers."""
     if not _observers or ex.engine.stand_in is not None:
-        ex.log.hearing = None
+        ex.log.listener = None
         return None
-    known = ex.log.hearing
+    known = ex.log.listener
     if not isinstance(known, Watch):
-        known = ex.log.hearing = Watch(ex)
+        known = ex.log.listener = Watch(ex)
     known.ex = ex
     return known
 
@@ -225,13 +225,13 @@ def taken(ex: Execution, event: e.RunTaken, *, started: e.RunStarted | None = No
 
 def end_span(ex: Execution | None, advanced: RunOutcome | None = None, *, error: BaseException | None = None) -> None:
     """A run is released. One that waits in memory is observed again when it is leased again."""
-    if ex is not None and isinstance(ex.log.hearing, Watch):
-        ex.log.hearing.end(advanced, error)
+    if ex is not None and isinstance(ex.log.listener, Watch):
+        ex.log.listener.end(advanced, error)
 
 
 def applying(ex: Execution, place: ToolStep, intent: Intent) -> AbstractContextManager[Any]:
     """Around what an attempt calls."""
-    found = ex.log.hearing
+    found = ex.log.listener
     attempt = found.attempts.get((place.id, place.attempt)) if isinstance(found, Watch) else None
     if attempt is None:
         return _NOWHERE
@@ -279,9 +279,9 @@ class Watch:
             stretch.replayed = 0 if warm else sum(step.status in OVER for step in ex.record.steps.values())
         for wait in facts.waits.values():
             self._open.setdefault(wait.step, self._waited(wait, wait.at)).stretch = stretch
-        told: list[str] = []
-        self._tell(lambda observer: told.extend(filter(None, [observer.began(stretch)])))
-        return told[0] if told else None
+        traces: list[str] = []
+        self._tell(lambda observer: traces.extend(filter(None, [observer.began(stretch)])))
+        return traces[0] if traces else None
 
     def end(self, advanced: RunOutcome | None, error: BaseException | None) -> None:
         stretch, self.stretch = self.stretch, None
@@ -309,7 +309,7 @@ class Watch:
 
     # what is written --------------------------------------------------------------------------
 
-    def heard(self, entries: Sequence[Entry]) -> None:
+    def appended(self, entries: Sequence[Entry]) -> None:
         """Something was written, or is about to be committed."""
         try:
             for event, values in entries:

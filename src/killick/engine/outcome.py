@@ -75,8 +75,8 @@ def paused_because(log: Log, run: str) -> str | None:
         event = log.event(run, seq)
         found = seq if isinstance(event, e.RunPaused) else None
         seq -= 1
-    told = {} if found is None else log.data(run, found)
-    because = told.get("because")
+    values = {} if found is None else log.data(run, found)
+    because = values.get("because")
     return str(because) if because else None
 
 

@@ -13,9 +13,9 @@ from killick.engine.divergence import diverge, recorded_step
 from killick.engine.execution import Branch, Execution, Scope
 from killick.engine.replay import OVER, RequestedStep
 from killick.engine.signals import Signal, Stopped
-from killick.engine.steps.open_wait import Closed
 from killick.engine.steps.turns import end_all
-from killick.engine.steps.waits import end
+from killick.engine.waits.open_wait import Closed
+from killick.engine.waits.waits import end
 from killick.errors import KillickError
 from killick.log.writer import Entry
 from killick.model import events as e

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from killick.engine.inbox import SAID
+from killick.engine.control.inbox import SAID, body_of, delivery
 from killick.log.log import Log
 from killick.model import events as e
-from killick.store.records import Delivery, Message, RunQuery
+from killick.store.records import Delivery, Message, RunQuery, RunRow
 
 
 def renewals(root: str) -> str:
@@ -24,9 +24,8 @@ def root_of(run: str) -> tuple[str, int]:
 def latest(log: Log, run: str) -> str:
     """The latest run in a chain of renewals, also where logs on the way are gone."""
     row = log.store.index(run)
-    if row is None:
-        later = log.store.runs(RunQuery(tag=renewals(root_of(run)[0])), limit=1)
-        run, row = (later[0].run, later[0]) if later else (run, None)
+    if row is None and (row := last_renewal(log, run)) is not None:
+        run = row.run
     while row is not None and row.status == "completed":
         last = log.event(run, log.head(run).seq)
         if not isinstance(last, e.RunRenewed):
@@ -34,6 +33,11 @@ def latest(log: Log, run: str) -> str:
         run = last.run
         row = log.store.index(run)
     return run
+
+
+def last_renewal(log: Log, run: str) -> RunRow | None:
+    """The last renewal of a run whose own log may be archived."""
+    return next(iter(log.store.runs(RunQuery(tag=renewals(root_of(run)[0])), limit=1)), None)
 
 
 def goes_along(message: Message) -> bool:
@@ -51,10 +55,8 @@ def moving(log: Log, run: str) -> Iterator[Message]:
 
 def forwarded(log: Log, message: Message, run: str) -> Delivery:
     """A message to a run, readdressed to its renewal. It keeps its id, so that it counts once."""
-    pieces = tuple(log.blobs(message.body).values())
-    return Delivery(
-        run=run, id=message.id, name=message.name, body=message.body, by=message.by, at_us=message.at_us, pieces=pieces
-    )
+    body, by = body_of(log, message), message.by
+    return delivery(log, run, message.name, body, id=message.id, by=by, at_us=message.at_us, key_of=message.run)
 
 
 def bring_along(log: Log, run: str, follows: str) -> None:

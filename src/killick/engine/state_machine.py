@@ -12,7 +12,7 @@ from killick.definitions.policy import Duration, signed
 from killick.engine.divergence import diverge, recorded_step
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import RequestedStep
-from killick.engine.steps import questions
+from killick.engine.waits import questions
 from killick.errors import DeclarationRefused
 from killick.log.log import Log
 from killick.log.writer import Entry

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from killick.contracts.contract import ACCEPTED, Contract, Intention, Others, PolicyInput, Ruling
-from killick.contracts.policy_input import of_change, of_edit, of_step, of_the_context, standing, together
+from killick.contracts.policy_input import of_change, of_edit, of_step, of_the_context, policy_input, together
 from killick.errors import ValueErased
 from killick.log.log import Log, Recorded
 from killick.model import events as e
@@ -121,14 +121,13 @@ class _Backtester:
 
     def outcome(self) -> Rejudged:
         judged: list[Judged] = []
-        folds = self._log.refold(self._run, self._head.seq)
-        fold, ledger = Fold(), Ledger()
+        fold, ledger = self._log.at_base(self._run)
         for recorded in self._events():
             self._recorded = recorded
             found = self._judged(fold, ledger)
             if found is not None:
                 judged.append(found)
-            _, _, fold, ledger = next(folds)
+            fold = self._log.applied(self._run, fold, ledger, [(recorded.seq, recorded.event)])
             self._keep_up(recorded.seq, recorded.event, fold)
             if found is None or found.name.startswith("model:"):
                 self._data.pop(recorded.seq, None)  # only what was done is looked at again
@@ -244,7 +243,7 @@ class _Backtester:
             seen = event.saw if event.by == "agent" else fold.facts.context_version
         else:
             seen = self._seen
-        known = standing(
+        known = policy_input(
             fold,
             ledger,
             self,

@@ -12,7 +12,6 @@ import msgspec
 
 from killick.history.diff import Diff, across, last_shared, shown
 from killick.history.narration import led_to
-from killick.history.page import RedactData
 from killick.history.phrasing import entries_of
 from killick.history.timeline import Timeline, timeline
 from killick.history.timeline_parts import Step
@@ -20,6 +19,7 @@ from killick.log.log import Log
 from killick.model import events as e
 from killick.model.codec import plain
 from killick.model.facts import OUT_OF_BAND, StepStatus
+from killick.model.fold import Fold
 
 How = Literal["call", "arguments", "outcome", "output", "absent"]
 Changed = Literal["output", "input", "context", "model", "effects"]
@@ -255,29 +255,34 @@ def changed_in(log: Log, run: str) -> tuple[Condition, ...]:
 # timelines ----------------------------------------------------------------------------------------
 
 
-class Path:
-    """One timeline of a run, with the identities of its steps."""
+class StepKeys:
+    """The identities of the steps of one timeline."""
 
-    def __init__(self, log: Log, run: str, at: int | None = None, *, through: RedactData | None = None) -> None:
-        self.timeline = timeline(log, run, at, through=through)
-        self.steps = [entry for entry in self.timeline.entries if isinstance(entry, Step)]
-        self._folded = {step.id: step for step in self.timeline.state.fold.steps}
+    def __init__(self, log: Log, run: str, fold: Fold) -> None:
+        self.run, self.fold = run, fold
         self._owners = [(head.base, head.run) for head, _ in log.ancestry(run)]
 
     def key(self, number: str) -> tuple[Any, ...]:
         """Returns a key that is equal for steps with the same events; an open step is unique to its run."""
-        step = self._folded[number]
+        step = self.fold.step(number)
+        assert step is not None
         intended = self.owner(step.intended), step.intended
         if not step.ended:
-            return *intended, self.timeline.run, step.status, len(step.attempts)
+            return *intended, self.run, step.status, len(step.attempts)
         return *intended, self.owner(step.ended), step.ended
 
     def owner(self, seq: int) -> str:
         """Returns the ancestor that wrote an event."""
         return next(run for base, run in self._owners if seq > base)
 
-    def ended(self, number: str) -> int:
-        return self._folded[number].ended
+
+class Path(StepKeys):
+    """One timeline of a run, with the identities of its steps."""
+
+    def __init__(self, log: Log, run: str) -> None:
+        self.timeline = timeline(log, run)
+        self.steps = [entry for entry in self.timeline.entries if isinstance(entry, Step)]
+        super().__init__(log, run, self.timeline.state.fold)
 
     def numbered(self) -> Mapping[str, Step]:
         return {step.number: step for step in self.timeline.steps()}
@@ -304,7 +309,9 @@ def _shared(log: Log, one: Path, two: Path) -> Shared:
         last, count = mine.number, count + 1
     if last is None:
         return Shared(one.owner(1), 1, "start", 0)
-    seq = one.ended(last)
+    step = one.fold.step(last)
+    assert step is not None
+    seq = step.ended
     return Shared(one.owner(seq), seq, f"{last}:after", count)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -16,12 +17,13 @@ import msgspec
 from killick.clock import Clock
 from killick.errors import KillickError
 from killick.history import vaults
+from killick.history.run_info import blocked_by
 from killick.log.log import Log
-from killick.model import event_codec
 from killick.model import events as e
-from killick.model.facts import LIVE, Facts
+from killick.model.facts import LIVE
+from killick.model.fold import Fold
 from killick.store.protocol import Store
-from killick.store.records import ENDED, READ_LIMIT, Condition, Head, RunQuery, RunRow
+from killick.store.records import ENDED, OWN_AGENTS, READ_LIMIT, Condition, RunQuery, RunRow
 from killick.version import VERSION
 
 COUNTED_MAX: Final = 100_000
@@ -45,7 +47,6 @@ LATE_US: Final = 60_000_000
 SILENT_US: Final = 3_600_000_000
 PAUSED_US: Final = 7 * 86_400_000_000
 SKEW_US: Final = 1_000_000
-_OWN: Final = "killick."
 
 Words = tuple[str, ...]
 
@@ -130,9 +131,13 @@ _REASONS: Final = {
         "run waits for a child that is over", "runs wait for children that are over",
         "Its end was not delivered, or it was removed. A resumed run looks again.", (_BY_HAND,),
     ),
+    "doubt": _Reason(
+        "effect is in doubt, and waits for a person", "effects are in doubt, and wait for a person",
+        "Its process died during it. Look for its idempotency key in the remote system, then answer.", (("inbox",),),
+    ),
     "diverged": _Reason(
         "run waits for fixed code", "runs wait for fixed code",
-        "The code diverges from the record. Fix it, then resume the run.",
+        "The code diverges from the record. Fix it and restart the workers, or resume the run.",
         (("show", "RUN"), ("resume", "RUN")),
     ),
     "quarantined": _Reason(
@@ -162,11 +167,16 @@ _REASONS: Final = {
     ),
     "hook": _Reason(
         "hook is behind", "hooks are behind",
-        "Events were not delivered yet. Is a worker running, with the app that declares it?", (_WORKER,),
+        "Events were not delivered yet. Is a worker running, with the app that declares it and its secret?", (_WORKER,),
     ),
     "silent": _Reason(
         "run is held by a process that lives and says nothing", "runs are held by processes that live and say nothing",
         "A long step, or a process that hangs. When that process ends, another can continue the run.",
+        (("show", "RUN"),), wrong=False,
+    ),
+    "grace": _Reason(
+        "step in doubt is not settled yet", "steps in doubt are not settled yet",
+        "Its last process died or hangs. The step is settled when that process can no longer be active.",
         (("show", "RUN"),), wrong=False,
     ),
     "paused": _Reason(
@@ -219,20 +229,15 @@ class _Look:
     def findings(self) -> Iterator[Finding]:
         """Returns all findings, the worst first, and within each the oldest first."""
         for name, reason in _REASONS.items():
-            runs = sorted(self._found[name], key=lambda named: named.since_us)
-            if not runs:
+            if not (runs := sorted(self._found[name], key=lambda named: named.since_us)):
                 continue
             agents = list(dict.fromkeys(named.agent for named in runs))
             stands_for = {"RUN": runs[0].run, "AGENT": runs[0].agent}
             yield Finding(
-                reason=name,
-                wrong=reason.wrong,
-                count=len(runs),
-                what=reason.one if len(runs) == 1 else reason.several,
-                means=reason.means.format(agents=_listed(agents)),
+                reason=name, wrong=reason.wrong, count=len(runs), runs=tuple(runs[:NAMED_MAX]),
+                what=reason.several if runs[1:] else reason.one, means=reason.means.format(agents=_listed(agents)),
                 next=tuple(tuple(stands_for.get(word, word) for word in words) for words in reason.next),
-                runs=tuple(runs[:NAMED_MAX]),
-            )
+            )  # fmt: skip
 
     def at_everything(self, knows: Callable[[str], bool] | None) -> None:
         """Checks each run that may be stuck, and files it under the first matching reason."""
@@ -309,8 +314,9 @@ class _Look:
             if self._now_us - since < LATE_US:
                 continue
             head = self._store.head(row.run) if count < LOOKED_MAX else None
-            if row.agent.startswith(_OWN):
-                self._say("hook" if row.agent.startswith(f"{_OWN}hook:") else "trigger", row, since)
+            if row.agent.startswith(OWN_AGENTS):
+                about = (head and self._event(row.run, head.seq) and blocked_by(self._log, head)) or ""
+                self._say("hook" if row.agent.startswith(f"{OWN_AGENTS}hook:") else "trigger", row, since, about)
             elif head is not None and head.holder is not None:
                 self._say("left", row, since, f"by {head.holder}")
             elif row.status in ("queued", "running"):
@@ -320,8 +326,8 @@ class _Look:
                 self._say("expired" if folds >= 0 and self._has_expired(row.run) else "due", row, since)
 
     def _has_expired(self, run: str) -> bool:
-        facts = self._facts(run)
-        asked = [wait for wait in facts.waits.values() if wait.waits_for in ("answer", "settlement")] if facts else []
+        waits = fold.facts.waits.values() if (fold := self._fold(run)) is not None else ()
+        asked = [wait for wait in waits if wait.waits_for in ("answer", "settlement")]
         return any(wait.deadline is not None and wait.deadline <= self._now_us for wait in asked)
 
     def _running(self, row: RunRow) -> None:
@@ -334,20 +340,13 @@ class _Look:
         elif head.lease_until_us is None and self._store.lives(head.holder):
             if not self._store.proves_life:
                 self._say("endless", row, row.changed_at_us, f"by {head.holder}")
-            elif self._now_us - (said := self._last_at_us(head)) > SILENT_US:
-                self._say("silent", row, said, f"by {head.holder}")
-
-    def _last_at_us(self, head: Head) -> int:
-        row = self._store.row(head.run, head.seq)
-        try:
-            return event_codec.decode(row.body).at if row is not None else self._now_us
-        except KillickError:
-            return self._now_us
+            elif (last := self._event(row.run, head.seq)) is not None and self._now_us - last.at > SILENT_US:
+                self._say("silent", row, last.at, f"by {head.holder}")
 
     def _waiting(self, row: RunRow) -> None:
-        facts = self._facts(row.run)
-        if facts is None:
+        if (fold := self._fold(row.run)) is None:
             return
+        facts = fold.facts
         if facts.mend:
             what = self._event(row.run, facts.mend)
             at = f"at step {what.step}" if isinstance(what, e.RunDiverged) else ""
@@ -359,6 +358,12 @@ class _Look:
         for wait in facts.waits.values():
             if wait.waits_for == "child" and self._is_over(wait.name) and self._now_us - wait.at > LATE_US:
                 self._say("child", row, wait.at, wait.name)
+            elif wait.waits_for == "settlement":
+                self._say("doubt", row, wait.at, f"step {wait.step}")
+        for step in (fold.steps[index] for index in facts.pending.values()):
+            if step.delayed_until is not None and step.attempts and not step.attempts[-1].ended:
+                left = max(step.delayed_until - self._now_us, 0) // 1_000_000
+                self._say("grace", row, step.attempts[-1].at, f"step {step.id}, {step.name}, in {left} s")
 
     def _is_over(self, run: str) -> bool:
         """Returns whether a run and its continuations have ended or are gone."""
@@ -371,18 +376,16 @@ class _Look:
         last = self._event(run, head.seq) if head is not None else None
         return self._is_over(last.run) if isinstance(last, e.RunRenewed) else True
 
-    def _facts(self, run: str) -> Facts | None:
-        """Returns the folded facts of a log; None if unreadable, which `verify` reports."""
-        try:
-            return self._log.state(run).fold.facts
-        except KillickError:
-            return None
+    def _fold(self, run: str) -> Fold | None:
+        """Returns the fold of a log; None if unreadable, which `verify` reports."""
+        with suppress(KillickError):
+            return self._log.state(run).fold
+        return None
 
     def _event(self, run: str, seq: int) -> e.Event | None:
-        try:
+        with suppress(KillickError):
             return self._log.event(run, seq)
-        except KillickError:
-            return None
+        return None
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ BEFORE_MAX: Final = 5
 
 _EFFECTS: Final = {
     "reads": "It only reads, so it may be done as often as needed.",
-    "idempotent": "It may be repeated safely: the far side counts it once.",
+    "idempotent": "It may be repeated safely: the remote service counts it once.",
     "workspace": "It changes only the run's own files, which can be put back.",
     "transaction": "What it writes is kept together with this record, or not at all.",
     "at_most_once": "It must not happen twice, so it is repeated only when it is known not to have happened.",
@@ -158,7 +158,7 @@ class _Why(StepNarrator):
             case "undo":
                 undone = self.timeline.step(str(step.undoes))
                 given = self.given(undone.arguments) if undone is not None else ""
-                told = f"set out {when} to undo step {step.undoes}, {step.name}{' with ' * bool(given)}{given}."
+                told = f"began {when} to undo step {step.undoes}, {step.name}{' with ' * bool(given)}{given}."
             case "child":
                 run = f" as {step.child.run}" if step.child is not None else ""
                 told = f"started a run of the agent {step.name}{run} {when},{given}."
@@ -206,7 +206,7 @@ class _Why(StepNarrator):
     def waiting(self, step: Step, when: str) -> str:
         wait = step.waits[0] if step.waits else None
         if wait is None:
-            return f"set out to wait {when}."
+            return f"began to wait {when}."
         if wait.waits_for == "time":
             return f"began to wait {when}, until {self.time(wait.deadline or 0)}."
         if wait.waits_for == "child":
@@ -311,7 +311,7 @@ class _Why(StepNarrator):
 
     def next(self, step: Step) -> list[str]:
         if step.is_over:
-            over = {"done": "The step is done.", "failed": "The step failed.", "cancelled": "The step was given up."}
+            over = {"done": "The step is done.", "failed": "The step failed.", "cancelled": "The step was cancelled."}
             nothing = step.status == "failed" and not step.attempts and self.judged_first(step)
             told = ["Nothing was done." if nothing else over[step.status], *self.after(step)]
             undoing = self.timeline.step(step.undone_by) if step.undone_by is not None else None

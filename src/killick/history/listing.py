@@ -11,13 +11,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec.structs import replace
 
 from killick.errors import KillickError, ValueErased
-from killick.history.phrasing import arguments, crash_told, cut, entries_of, inline
+from killick.history.phrasing import arguments, crash_told, cut, entries_of, inline, short
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.crash_loop import Crashes
@@ -27,7 +27,7 @@ from killick.model.fold import Fold
 from killick.model.state import State
 from killick.model.typed import convert
 from killick.store.protocol import Store
-from killick.store.records import CRASHING, Head, RunQuery, RunRow, RunStanding, shown_tags
+from killick.store.records import CRASHING, Head, RunQuery, RunRow, RunStatus, shown_tags
 
 STATUSES: Final = (*LIVE, "completed", "failed", "cancelled", "abandoned")
 """The statuses of listings; a quarantined run is also broken. `abandoned` runs are not `running`: their holder died."""
@@ -41,7 +41,7 @@ ABOUT_MAX: Final = 20
 CHARS_MAX: Final = 400
 """The maximum length of a wait's or a failure's text."""
 
-_STILL: Final = ("queued", "completed", "cancelled")
+_STILL: Final = ("queued", "cancelled")
 
 Kind = Literal[
     "person", "doubt", "time", "message", "child", "backoff", "crash", "failure", "code", "worker", "record", "more",
@@ -100,18 +100,6 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         return f"step {self.step} {self.step_name or ''}".rstrip() if self.step is not None else ""
 
 
-class _Left(NamedTuple):
-    """Tests whether a run's holder is dead."""
-
-    clock_us: int
-    lives: Callable[[str], bool]
-
-    def __call__(self, head: Head) -> bool:
-        if head.holder is None or (head.lease_until_us is not None and head.lease_until_us <= self.clock_us):
-            return True
-        return not self.lives(head.holder)
-
-
 class Listing:
     """Runs in lines, thread-safe. `whole` also reads runs whose index suffices for a short table."""
 
@@ -125,19 +113,23 @@ class Listing:
     def lines(self, rows: Sequence[RunRow], now_us: int) -> list[Line]:
         """Returns the lines of a listing's runs, without those removed meanwhile."""
         store = self._log.store
-        standings = store.standings([row.run for row in rows])
-        is_left = _Left(store.now_us(), cache(store.lives))
+        standings = store.statuses([row.run for row in rows])
+        clock_us, lives = store.now_us(), cache(store.lives)
+
+        def is_left(head: Head) -> bool:
+            has_ended = head.lease_until_us is not None and head.lease_until_us <= clock_us
+            return head.holder is None or has_ended or not lives(head.holder)
+
         return [self._line(row, standings[row.run], is_left, now_us) for row in rows if row.run in standings]
 
-    def _line(self, row: RunRow, standing: RunStanding, is_left: _Left, now_us: int) -> Line:
+    def _line(self, row: RunRow, standing: RunStatus, is_left: Callable[[Head], bool], now_us: int) -> Line:
         is_read = self._whole or row.status not in _STILL or CRASHING in row.tags
         seq, status = standing.head.seq if is_read else 0, row.status
         if standing.quarantined is not None:
             status = "broken"
         elif status == "running" and is_left(standing.head):
             status = "abandoned"
-        with self._mutex:
-            kept = self._kept.get(row.run)
+        kept = self._kept.get(row.run)
         if kept is None or kept[:2] != (seq, status):
             kept = (seq, status, self._read(row, seq, status))
             with self._mutex:
@@ -161,10 +153,13 @@ class Listing:
             if not self._whole and row.status == "failed":
                 step, about = self._failed(row.run, seq, None)
                 return replace(line, step=step, about=about)
+            if not self._whole and row.status == "completed":
+                return replace(line, about=self._result(row.run, seq))
             return line if not seq else self._standing(line, row.status)
         except KillickError as error:
             # One unreadable log must not hide the other runs.
-            return replace(line, about=(About(kind="record", text=cut(f"cannot be read: {error}", CHARS_MAX)),))
+            text = cut(f"cannot be read: {error}", CHARS_MAX)
+            return replace(line, status="broken", about=(About(kind="record", text=text),))
 
     def _standing(self, line: Line, status: str) -> Line:
         state = self._log.state(line.run, line.seq)
@@ -185,9 +180,8 @@ class Listing:
             parent=facts.parent, forked_from=facts.forked_from,
             ended_at_us=self._log.event(line.run, facts.ended).at if facts.ended else None,
         )  # fmt: skip
-        if status == "completed" and (result := self._data(line.run, facts.ended).get("result")) is not None:
-            told = result if isinstance(result, str) else inline(result)
-            return replace(line, about=(About(kind="result", text=cut(told, CHARS_MAX)),))
+        if status == "completed":
+            return replace(line, about=self._result(line.run, facts.ended))
         if status not in ("running", "waiting", "code_mismatch", "paused") and facts.crashes is None:
             return line
         about = tuple(islice(self._about(state), ABOUT_MAX + 1))
@@ -249,8 +243,12 @@ class Listing:
         failure = convert(found, Failure, at="failure")
         while failure.type.endswith((".StepFailed", ".ChildFailed")) and failure.cause is not None:
             failure = failure.cause
-        text = f"{failure.type.rpartition('.')[2]}: {failure.message}"
-        return step, (About(kind="failure", text=cut(text, CHARS_MAX)),)
+        return step, (About(kind="failure", text=cut(short(failure), CHARS_MAX)),)
+
+    def _result(self, run: str, seq: int) -> tuple[About, ...]:
+        result = self._data(run, seq).get("result")
+        told = result if isinstance(result, str) else inline(result)
+        return (About(kind="result", text=cut(told, CHARS_MAX)),) if result is not None else ()
 
     def _data(self, run: str, seq: int) -> Mapping[str, Any]:
         with contextlib.suppress(ValueErased):

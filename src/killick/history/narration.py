@@ -62,7 +62,7 @@ class VerdictNarrator(Prose):
     def asking(self, wait: Wait, before: Wait | None) -> Iterator[str]:
         """Describes an approval request: its rule and reason, its approvers, and their answers."""
         if before is not None and before.votes and before.how != "expired":
-            yield "what had been agreed to until then counted no more"
+            yield "the earlier approvals no longer counted"
         if before is None or (wait.rule, wait.reason) != (before.rule, before.reason):
             by = f", by its rule {self.quoted(wait.rule)}" if wait.contract else ""
             why = f": {self.whole(wait.reason)}" if wait.reason else ""
@@ -88,7 +88,7 @@ class VerdictNarrator(Prose):
         if wait.how == "expired":
             return f"{'not enough of them' if wait.votes else 'none of them'} had answered {when}"
         if wait.how != "answered":
-            return f"the question was given up {when}"
+            return f"the question was cancelled {when}"
         answer = entries_of(wait.answer)
         kind = answer.get("kind")
         if kind == "respond":
@@ -134,7 +134,7 @@ class StepNarrator(VerdictNarrator):
         self.text_of = text_of
 
     def course(self, step: Step) -> list[str]:
-        told = [f"It was put off until {self.time(delay.until)}: {delay.because}" for delay in step.delays[:3]]
+        told = [f"It was delayed until {self.time(delay.until)}: {delay.because}" for delay in step.delays[:3]]
         told += self.tried(step)
         for wait in (wait for wait in step.waits if wait.rule is None):
             if step.sort != "wait":
@@ -196,7 +196,7 @@ class StepNarrator(VerdictNarrator):
         if attempt.outcome == "unknown" and step.effect in ("at_most_once", "transaction"):
             told.append("Whether it had happened was not known")
         if attempt.not_retried is not None:
-            told.append(f"It was not tried again by itself: {NOT_RETRIED[attempt.not_retried]}")
+            told.append(f"It was not retried automatically: {NOT_RETRIED[attempt.not_retried]}")
         return told + self.settled(step, attempt.settled)
 
     def unended(self, step: Step, attempt: Attempt, name: str) -> list[str]:
@@ -204,7 +204,7 @@ class StepNarrator(VerdictNarrator):
         begun = f"it was begun {self.when(attempt.started_at)}" if name == "it" else name.removesuffix(" and")
         if not attempt.died:
             return [begun]
-        told = [f"{begun}, and its process was gone before it was over"]
+        told = [f"{begun}, and its process died before it ended"]
         if step.effect == "transaction":
             told.append("Nothing of it had happened, for its rows are kept together with its outcome")
         elif step.effect not in ("reads", None):
@@ -258,7 +258,7 @@ class StepNarrator(VerdictNarrator):
             said = f", with the words {self.whole(wait.comment)}" if wait.comment else ""
             return f"was skipped by {who(wait.by)} {after}{said}"
         if wait.how in ("cancelled", "voided"):
-            return f"was given up {after}"
+            return f"was cancelled {after}"
         answer = entries_of(wait.answer)
         if wait.waits_for == "child":
             return f"was over {after}: the run {wait.name} ended as {answer.get('status')}"
@@ -310,7 +310,7 @@ class StepNarrator(VerdictNarrator):
         if not step.is_over:
             return "is not over yet"
         if step.status == "cancelled":
-            return "was given up"
+            return "was cancelled"
         if step.status == "failed" and step.failure is not None and not step.attempts:
             if step.failure.type == "killick.Rejected":
                 return f"was rejected: {self.quoted(step.failure.message)}"

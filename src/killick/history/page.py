@@ -386,7 +386,7 @@ class _StepParts:
             case e.StepDrifted():
                 self.drifts.append(Drift(at=event.at, values=values))
             case e.StepOverridden():
-                self.single |= {"overridden_by": event.by or "somebody", "overriding": values}
+                self.single |= {"overridden_by": event.by or "a person", "overriding": values}
             case e.EffectConfirmed():
                 self.single["confirmed"] = event.confirmed
             case e.DecisionMade():

@@ -206,9 +206,9 @@ def who(by: str | None) -> str:
     """Returns a person's recorded name."""
     known = {
         "agent": "the agent's code", "model": "the model", "killick": "Killick", "reconcile": "the tool's own check",
-        "contract": "its contract",
+        "contract": "its contract", "a person": "a person",
     }  # fmt: skip
-    return "somebody" if by is None else known.get(by, by)
+    return "a person" if by is None else known.get(by, by)
 
 
 def entries_of(value: Any) -> Mapping[str, Any]:
@@ -252,7 +252,7 @@ def arguments(given: Any, chars: int = 60) -> str:
 
 def short(failure: Failure) -> str:
     """An error on one line: its type without its module, and the first line of its message."""
-    return f"{failure.type.rpartition('.')[2]}: {failure.message.strip().partition(chr(10))[0]}"
+    return f"{failure.type.rpartition('.')[2]}: {failure.message.strip().partition(chr(10))[0]}".removesuffix(": ")
 
 
 class Prose:
@@ -331,7 +331,7 @@ class Prose:
             answered = [f"answered with status {status}"] if status is not None else []
             answered += [f"said {self.quoted(body)}"] if body else []
             if answered:
-                return [*told, sentence(f"The far side {' and '.join(answered)}")]
+                return [*told, sentence(f"The remote service {' and '.join(answered)}")]
         return told
 
 

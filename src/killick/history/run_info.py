@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from killick.engine import inbox
+from killick.engine.control import inbox
 from killick.engine.views import RunInfo, Wait
 from killick.log.log import Log
+from killick.model import events as e
 from killick.model import facts
 from killick.model.codec import Erased
 from killick.model.state import State
 from killick.store.protocol import Store
+from killick.store.records import Head
 
 
 def info(log: Log, run: str) -> RunInfo:
@@ -53,6 +55,12 @@ def because_of(state: State, step: str) -> Any:
         if because is not None and (found := because.get("because")) is not None:
             return None if isinstance(found, Erased) else found
     return None
+
+
+def blocked_by(log: Log, head: Head) -> str | None:
+    """What the last worker lacked to serve a hook that no worker holds, such as a secret."""
+    last = log.event(head.run, head.seq) if head.holder is None else None
+    return log.data(head.run, head.seq).get("note") if isinstance(last, e.NoteMade) and last.by == "killick" else None
 
 
 def _votes(store: Store, run: str, wait: facts.Wait) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ class SaidFailure(Said):
     def __get__(self, part: Any, owner: type) -> Any:
         found = super().__get__(part, owner)
         if isinstance(found, Erased):
-            return Failure.told("killick.Erased", "what was recorded of the error was erased on purpose")
+            return Failure.of("killick.Erased", "what was recorded of the error was erased on purpose")
         return found if found is None or found is self else convert(found, Failure, at="failure")
 
 
@@ -296,7 +296,7 @@ class Step(Part, frozen=True):
         last = self.attempts[-1] if self.attempts else None
         if last is not None and last.settled is not None and last.settled.how == "stopped":
             because = f": {last.settled.because}" if last.settled.because else ""
-            return Failure.told("killick.Stopped", f"stopped by {last.settled.by or 'a person'}{because}")
+            return Failure.of("killick.Stopped", f"stopped by {last.settled.by or 'a person'}{because}")
         found: Any = self.ended.get("failure")
         own = convert(found, Failure, at="failure") if isinstance(found, dict) else None
         return own or (last.failure if last is not None else None)

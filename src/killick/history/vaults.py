@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from killick.engine.steps import workspace_folders
-from killick.engine.steps.workspace_folders import owner_of, vault_place
+from killick.engine.steps.workspace_folders import opened_vault, owner_of, vault_place
 from killick.errors import KillickError, WorkspaceRefused
 from killick.history.phrasing import counted, sized
 from killick.log.log import Log
@@ -43,7 +43,7 @@ def vault_of(log: Log, run: str, ledger: Ledger | None = None) -> Vault:
         raise WorkspaceRefused(run, "has no workspace, so no files were recorded")
     path = workspace_folders.vault_of(facts, log.store)
     if path.is_dir():
-        return Vault(path)
+        return opened_vault(path, log.store)
     raise WorkspaceRefused(run, f"the vault of its files, {facts.vault}, is not here; restore it, or look there")
 
 
@@ -144,12 +144,13 @@ def clean(log: Log, vaults: Iterable[Path], *, going: Collection[str] = (), dry_
         run = owner.removeprefix(prefix)
         return run not in going and log.store.head(run) is not None
 
-    return [_cleaned(path, prefix, stays, dry_run=dry_run) for path in sorted(vaults)]
+    return [_cleaned(opened_vault(path, log.store), prefix, stays, dry_run=dry_run) for path in sorted(vaults)]
 
 
-def _cleaned(path: Path, prefix: str, stays: Callable[[str], bool], *, dry_run: bool) -> Cleaned:
+def _cleaned(vault: Vault, prefix: str, stays: Callable[[str], bool], *, dry_run: bool) -> Cleaned:
+    path = vault.path
     try:
-        with Vaults([vault := Vault(path)]):
+        with Vaults([vault]):
             if dry_run:
                 wanted = [each.owner for each in vault.references() if each.owner.startswith(prefix)]
                 gone = {owner for owner in set(wanted) if not stays(owner)}
@@ -181,7 +182,7 @@ def condition(log: Log, runs: Iterable[str]) -> Condition | None:
             wrong.append(f"{place} is not here, and runs have their files there; bring it back")
             continue
         try:
-            with Vaults([vault := Vault(place)]):
+            with Vaults([vault := opened_vault(place, log.store)]):
                 kept = len({each.root for each in vault.references()})
                 told.append(f"{place}, {counted(kept, 'snapshot')}, {sized(vault.size_bytes())}")
                 wrong += [

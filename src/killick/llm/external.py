@@ -24,11 +24,11 @@ from killick.engine.divergence import recorded_step
 from killick.engine.execution import Branch, Execution, Scope
 from killick.engine.replay import OVER, RequestedStep
 from killick.engine.signals import Cancelling, Interrupted, Signal
-from killick.engine.steps import questions
-from killick.engine.steps.inner_waits import InnerCaller
 from killick.engine.steps.intention import Intent, is_async, model_intent
 from killick.engine.steps.pipeline import execute_step, run_step
-from killick.engine.steps.waits import Answer
+from killick.engine.waits import questions
+from killick.engine.waits.inner_waits import InnerCaller
+from killick.engine.waits.waits import Answer
 from killick.errors import KillickError
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -167,7 +167,7 @@ class Host:
             raise TypeError(f"a host calls tools; declare {getattr(tool, '__name__', tool)!r} with killick.tool")
         shape = tool.shape.given(arguments)
         bound, told = shape.bind((), arguments)
-        intent = Intent("tool", tool.name, tool.fn, shape, bound, tool.policy, returns=tool.returns, told=told)
+        intent = Intent("tool", tool.name, tool.fn, shape, bound, tool.policy, returns=tool.returns, given=told)
         self._called(intent, fn or tool.fn)
         intent.bubbles = bubbles
         return intent
@@ -196,7 +196,7 @@ class Host:
 
     async def _performed(self, intent: Intent, key: str | None, hosted: ExternalBranches) -> Any:
         if key is None:
-            intent.classify("of a guest", hosted.ex.engine.secret_key)
+            intent.classify("of a guest", hosted.ex.log.secret_key)
             named = f"{intent.name}#{e.to_text(intent.digest)[:22]}"
             inner = _inner(self.run)
             with self._mutex:
@@ -339,15 +339,15 @@ class ExternalBranches:
                 await self._awaited_inside(self._branches[key], work, inner)
             value = await asyncio.shield(work)
             if self.outside:
-                await ex.barrier()  # what is done with it out there, no barrier of ours waits for
+                await ex.barrier()  # no barrier of ours waits for what the caller does with it
             return value
         except asyncio.CancelledError:
             if not work.done() and self._waiting[key] == 1:
-                work.cancel()  # whoever asked gave it up, and nobody else wants it
+                work.cancel()  # its only caller gave it up
                 await asyncio.wait({work})
                 self._leave(key)
             elif work.cancelled() and not _is_cancelled():
-                self._leave(key)  # another caller gave it up, as this one came
+                self._leave(key)  # another caller gave it up as this one arrived
                 return await self.take(key, intent, do)
             raise
         except Signal as signal:
@@ -382,13 +382,13 @@ class ExternalBranches:
         if self.how is not None:
             ex.inner_waits.callers.append(caller)
         try:
-            await asyncio.wait({work, caller.told}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, caller.notified}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if self.how is not None:
                 ex.inner_waits.callers.remove(caller)
             ex.inner_waits.end(inner, branch)
         if not work.done() and self.how is not None:
-            inner.told.add(f"{branch.path}.1")
+            inner.waits.add(f"{branch.path}.1")
             raise self.how()
 
     def _start(
@@ -431,7 +431,7 @@ class ExternalBranches:
         return None
 
     def _asked(self, intent: Intent) -> RequestedStep:
-        intent.classify("of a guest", self.ex.engine.secret_key)
+        intent.classify("of a guest", self.ex.log.secret_key)
         return intent.asked()
 
     def _refuse_other(self, key: str, intent: Intent, known: tuple[str, str, e.Digest | None]) -> None:

@@ -136,7 +136,7 @@ async def _fitted(run: AnyRun, window: Window, asked: Mapping[str, Any]) -> dict
 
 async def _heard(run: AnyRun) -> list[Any]:
     """The messages from people since the last call, as the user's messages."""
-    return [_message(each) for each in await settled(run.heard())]
+    return [_message(each) for each in await settled(run.remarks())]
 
 
 def _message(heard: Any) -> Any:

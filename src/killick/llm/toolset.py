@@ -150,7 +150,7 @@ async def _answered(run: AnyRun, tools: Toolset, call: ToolCall, why: str | None
     except StepFailed as failed:
         return _Answer(call.id, f"error: {failed.failure}", True)
     text = result if isinstance(result, str) else json.dumps(spoken(plain(result)), ensure_ascii=False)
-    told = getattr(run, "told", None)
+    told = getattr(run, "call_answer", None)
     if isinstance(told, CallAnswer) and told.changed:
         text += f"\n({told} before it was called)"
     return _Answer(call.id, text)

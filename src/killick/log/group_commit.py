@@ -8,16 +8,16 @@ one run commit in submission order.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from killick.clock import Clock, SystemClock
 from killick.errors import LogError
 from killick.fork_safety import hears_of_forks
+from killick.log.switch_interval import hurry, reset_hurry
 from killick.store.protocol import Store
 from killick.store.records import Append, Head, Row
 
@@ -33,13 +33,15 @@ QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 BEHIND_SECONDS_MAX: Final = 0.001
 """How long a write-behind append may wait for others to join its commit."""
 
-HURRIED_SECONDS: Final = 0.0002
-"""The thread switch interval while a write-behind append is pending."""
+TURN_SECONDS_MAX: Final = 0.01
+"""How long appends wait for the end of the loop's turn, which commits those of all its tasks at once."""
 
 SLOW_COMMIT_SECONDS: Final = 0.001
 _IDLE_ROUNDS: Final = 40
 _MIXED: Final = 8
 _MEASURED: Final = 16
+_TRIED_AGAIN: Final = 64
+"""After so many commits by the thread, a loop commits again: the disk may be quick now."""
 
 
 class Ticket:
@@ -105,11 +107,13 @@ class Committer:
         self._tails: dict[Tail, float] = {}
         self._behind_bytes = 0
         self._leading = False
-        self._wait_seconds = 0.0
+        self._slow_disk = False
+        self._suspected = False
         self._commits = -1
         self._last_run = ""
         self._mixed = 0
-        self._flush_scheduled = False
+        self._flush_due = 0.0
+        self._flush_loop: asyncio.AbstractEventLoop | None = None
         self._urgent = False
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
@@ -128,7 +132,7 @@ class Committer:
         self._mutex, self._closed, self._thread = threading.Lock(), True, None
         self._queue.clear()
         self._tails.clear()
-        _unhurried()
+        reset_hurry()
 
     # three ways in ----------------------------------------------------------------------------
 
@@ -148,15 +152,14 @@ class Committer:
         The ticket is done already, or has a future to await.
         """
         ticket = Ticket(item)
-        slow = self._is_slow
-        behind = self._lead_alone(item.run) if not slow and self._is_alone(item.run) else None
+        behind = self._lead_alone(item.run) if not self._is_slow and self._is_alone(item.run) else None
         if behind is not None:
             ticket.head, ticket.done = self._commit_alone(item, behind), True
         else:
             loop = running_loop()
             ticket.future = loop.create_future()
             self._enqueue(ticket, waits=False, lead=False)
-            self._flush_soon(loop, slow=slow)
+            self._flush_soon(loop, loop.call_soon)
         return ticket
 
     def submit(self, *tickets: Ticket, urgent: bool = False) -> None:
@@ -164,7 +167,9 @@ class Committer:
         with self._mutex:
             for ticket in tickets:
                 self._refuse_closed(ticket.item.run)
-                ticket.size_bytes, ticket.due = ticket.item.size_bytes, SystemClock.monotonic() + BEHIND_SECONDS_MAX
+                # A new run has no outcome to lose yet, and waits for the first append that it must wait for.
+                seconds = BEHIND_SECONDS_MAX if ticket.item.create is None else TURN_SECONDS_MAX
+                ticket.size_bytes, ticket.due = ticket.item.size_bytes, SystemClock.monotonic() + seconds
                 self._behind_bytes += ticket.size_bytes
             self._queue.extend(tickets)
         self._added(urgent=urgent)
@@ -272,7 +277,7 @@ class Committer:
                     ticket.future = loop.create_future()
                     ticket.future.add_done_callback(_heard)  # the ticket keeps what became of it
                 future = ticket.future
-            self._flush_soon(loop, slow=self._is_slow)
+            self._flush_soon(loop, loop.call_soon)
             await asyncio.wait({future})
 
     def close(self) -> None:
@@ -339,20 +344,28 @@ class Committer:
         return ticket.result()
 
     def _append(self, items: Sequence[Append]) -> list[Head | LogError]:
-        """Appends to the store, and samples its wait time: waiting, not CPU work, indicates a slow disk."""
+        """Appends to the store, and samples its wait time: two waits in a row, not CPU work, indicate a slow disk.
+
+        The thread's own commits also wait for the interpreter's lock, so they tell nothing about the disk.
+        """
         self._commits += 1
-        if self._commits % _MEASURED:
+        if threading.current_thread() is self._thread:
+            if not self._commits % _TRIED_AGAIN:
+                self._slow_disk = False
+            return self._store.append(items)
+        if self._commits % _MEASURED and not self._suspected:
             return self._store.append(items)
         clock = self._clock
         began, worked = clock.monotonic(), clock.thread_seconds()
         results = self._store.append(items)
         waited = clock.monotonic() - began - (clock.thread_seconds() - worked)
-        self._wait_seconds += (waited - self._wait_seconds) * 0.3
+        slow = waited > SLOW_COMMIT_SECONDS
+        self._slow_disk, self._suspected = slow and self._suspected, slow
         return results
 
     @property
     def _is_slow(self) -> bool:
-        return self._open > 0 or self._wait_seconds > SLOW_COMMIT_SECONDS
+        return self._open > 0 or self._slow_disk
 
     def _is_alone(self, run: str) -> bool:
         if run != self._last_run:
@@ -361,15 +374,17 @@ class Committer:
             self._mixed -= 1
         return not self._mixed
 
-    def _flush_soon(self, loop: asyncio.AbstractEventLoop, *, slow: bool) -> None:
-        if slow:
+    def _flush_soon(self, loop: asyncio.AbstractEventLoop, schedule: Callable[[Callable[[], None]], object]) -> None:
+        """Lets a loop commit at the end of its turn, or the thread where the loop must not block."""
+        now = SystemClock.monotonic()
+        if self._is_slow:
             self._stir(urgent=True)
-        elif not self._flush_scheduled:
-            self._flush_scheduled = True
-            loop.call_soon(self._flush)
+        elif now >= self._flush_due or loop is not self._flush_loop:
+            self._flush_due, self._flush_loop = now + TURN_SECONDS_MAX, loop
+            schedule(self._flush)
 
     def _flush(self) -> None:
-        self._flush_scheduled = False
+        self._flush_due = 0.0
         if self._open:
             self._stir(urgent=True)
         else:
@@ -410,7 +425,12 @@ class Committer:
             heir.promoted = True
             heir.gate.release()
         else:
-            self._stir(urgent=True)
+            future = self._queue[0].future
+            self._stir(urgent=future is None)
+            if future is not None:
+                loop = future.get_loop()
+                with contextlib.suppress(RuntimeError):  # a closed loop leaves it to the thread
+                    self._flush_soon(loop, loop.call_soon_threadsafe)
 
     def _commit(self, batch: list[Ticket], *, hand_on: bool = True) -> None:
         lone = len({ticket.item.run for ticket in batch}) == len(batch)
@@ -421,14 +441,14 @@ class Committer:
             if lone:
                 results: Sequence[Head | BaseException] = self._append([ticket.item for ticket in batch])
             else:
-                results = _told(groups, self._append([_joined(group) for group in groups]))
+                results = _results(groups, self._append([_joined(group) for group in groups]))
         except BaseException as error:
             results = self._fail(batch, error)
             if not isinstance(error, Exception):
                 self.finish(batch, results)
                 if hand_on:
                     with self._mutex:
-                        self._hand_on()  # whoever else waits must not wait for somebody who was interrupted
+                        self._hand_on()  # other waiters must not wait for a leader that was interrupted
                 raise
         self.finish(batch, results)
 
@@ -456,18 +476,18 @@ class Committer:
 
     def _write_behind(self) -> None:
         idle = 0
-        _hurry(+1)
+        hurry(+1)
         while True:
             oldest = self._oldest()
             if oldest is None and self._closed:
-                _hurry(-1)
+                hurry(-1)
                 return
             if oldest is None and idle >= _IDLE_ROUNDS:
-                _hurry(-1)
+                hurry(-1)
                 self._wake.clear()
                 if not self._queue and not self._tails and not self._closed:
                     self._wake.wait()
-                _hurry(+1)
+                hurry(+1)
                 idle = 0
                 continue
             idle = 0 if oldest is not None else idle + 1
@@ -479,35 +499,10 @@ class Committer:
                 self._lead_if_free()
 
     def _oldest(self) -> tuple[Ticket | Tail, float] | None:
-        """Returns what has waited longest, and when it is due."""
+        """Returns what has waited longest, and when it is due: not before the loop's turn has had its time to end."""
         with self._mutex:
-            if self._queue:
-                return self._queue[0], self._queue[0].due
-            return next(iter(self._tails.items()), None)
-
-
-_hurrying = 0
-_usual_seconds = 0.0
-_hurry_mutex = threading.Lock()
-
-
-def _hurry(change: int) -> None:
-    """Shortens the thread switch interval while a write-behind append is pending."""
-    global _hurrying, _usual_seconds
-    with _hurry_mutex:
-        if not _hurrying:
-            _usual_seconds = sys.getswitchinterval()
-        _hurrying += change
-        sys.setswitchinterval(min(_usual_seconds, HURRIED_SECONDS) if _hurrying else _usual_seconds)
-
-
-def _unhurried() -> None:
-    """Resets the interval in a forked child, which has no committer thread."""
-    global _hurrying, _hurry_mutex
-    _hurry_mutex = threading.Lock()
-    if _hurrying:
-        _hurrying = 0
-        sys.setswitchinterval(_usual_seconds)
+            first = (self._queue[0], self._queue[0].due) if self._queue else next(iter(self._tails.items()), None)
+            return first and (first[0], max(first[1], self._flush_due))
 
 
 def _grouped(batch: Sequence[Ticket]) -> list[list[Ticket]]:
@@ -525,7 +520,7 @@ def _grouped(batch: Sequence[Ticket]) -> list[list[Ticket]]:
     return groups
 
 
-def _told(groups: Sequence[Sequence[Ticket]], done: Sequence[Head | LogError]) -> list[Head | BaseException]:
+def _results(groups: Sequence[Sequence[Ticket]], done: Sequence[Head | LogError]) -> list[Head | BaseException]:
     """Returns each ticket's result. After a refusal, the run's later appends are refused for the same reason."""
     refused: dict[str, LogError] = {}
     results: list[Head | BaseException] = []

@@ -7,7 +7,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -15,6 +15,7 @@ from killick.clock import Clock, SystemClock
 from killick.errors import (
     EpochStale,
     EventBroken,
+    KeyRefused,
     KillickError,
     LogError,
     RunBroken,
@@ -23,23 +24,24 @@ from killick.errors import (
     ValueErased,
 )
 from killick.log.ancestry import ancestry, owner_of, segments
+from killick.log.derived import SnapshotRoot
 from killick.log.group_commit import Committer
-from killick.log.writer import SNAPSHOT_EVERY, Entry, RunLog, SnapshotRoot, apply_events
+from killick.log.paging import pages
+from killick.log.writer import SNAPSHOT_EVERY, Entry, RunLog, apply_events
 from killick.model import hashing
 from killick.model.chunks import Blob, children, references, unpack
+from killick.model.cipher import Cipher
 from killick.model.event_codec import decode
 from killick.model.events import Event, RunForked, RunRewound, RunStarted, ValueErasedOnPurpose, from_text, to_text
 from killick.model.fold import FOLD, Fold, goes_back
 from killick.model.ledger import Ledger
 from killick.model.state import State
 from killick.model.typed import convert
-from killick.store.protocol import Store
+from killick.store.protocol import Store, keys_of
 from killick.store.records import READ_LIMIT, CreateRun, Head, Opening, Row, Snapshot
 from killick.type_init import ready
 
 T = TypeVar("T")
-
-_ROUND: Final = 2_000
 
 
 class Recorded(NamedTuple):
@@ -57,6 +59,7 @@ class Log:
         self, store: Store, *, clock: Clock | None = None, snapshot_every: int = SNAPSHOT_EVERY, behind: bool = True
     ) -> None:
         self.store = store
+        self.keys = keys_of(store)
         self.committer = Committer(store, clock or SystemClock(), behind=behind)
         self._snapshot_every = snapshot_every
         self._folds: FoldCache | None = None
@@ -72,12 +75,7 @@ class Log:
     # opening ----------------------------------------------------------------------------------
 
     def create(
-        self,
-        started: RunStarted,
-        values: Mapping[str, Any],
-        *,
-        holder: str | None = None,
-        seconds: float = math.inf,
+        self, started: RunStarted, values: Mapping[str, Any], *, holder: str | None = None, seconds: float = math.inf
     ) -> RunLog:
         """Creates a run and commits its first event. With a holder, the creator holds the lease."""
         log = self.begin(started.run, holder=holder, seconds=seconds)
@@ -135,19 +133,24 @@ class Log:
             if head is not None and opening.head.epoch != head.epoch:
                 # Another worker took it over; a process that was suspended must not continue under that epoch.
                 raise EpochStale(run, held=head.epoch, actual=opening.head.epoch)
-            self._refuse_broken(opening)
-            fold, ledger, rows = self._opened(opening)
+            return self.opened(opening)
         except BaseException:
             if holder is not None and head is not None:
                 with contextlib.suppress(KillickError):
                     self.store.release(run, epoch=head.epoch, holder=holder)
             raise
-        snapshot = opening.snapshot
-        log = self._handle(opening.head, fold, ledger, snapshot_at=snapshot.seq if snapshot else opening.head.base)
+
+    def opened(self, opening: Opening) -> RunLog:
+        """The log of a run, from one read. It appends under the lease of that read."""
+        self._refuse_broken(opening)
+        fold, ledger, rows = self._folded(opening)
+        self._refuse_keyless(opening.head, fold)
+        at = opening.snapshot.seq if opening.snapshot else opening.head.base
+        log = self._handle(opening.head, fold, ledger, snapshot_at=at)
         log.rows = rows
         return log
 
-    def _opened(self, opening: Opening) -> tuple[Fold, Ledger, Sequence[Row] | None]:
+    def _folded(self, opening: Opening) -> tuple[Fold, Ledger, Sequence[Row] | None]:
         """Returns both folds at the head from one read; and the rows, if they are the whole log."""
         head, snapshot, rows = opening.head, opening.snapshot, opening.rows
         folds = None
@@ -157,11 +160,9 @@ class Log:
         elif head.parent is None:
             folds = Fold(), Ledger()
         events = [] if folds is None else [(row.seq, _event(head.run, row)) for row in rows]
-        if folds is None or any(goes_back(event) for _, event in events):
+        if folds is None or apply_events(*folds, events) < len(events):
             return *self.folds(head.run, head.seq), None
-        fold, ledger = folds
-        apply_events(fold, ledger, events)
-        return fold, ledger, rows if snapshot is None else None
+        return *folds, rows if snapshot is None else None
 
     def _handle(
         self, head: Head, fold: Fold, ledger: Ledger, *, birth: CreateRun | None = None, snapshot_at: int = 0
@@ -176,7 +177,28 @@ class Log:
             snapshot_at=snapshot_at,
             birth=birth,
             snapshot_every=self._snapshot_every,
+            keys=self.keys,
         )
+
+    def cipher(self, run: str) -> Cipher | None:
+        """Returns the key of a run's values; None in a store without encryption."""
+        return None if self.keys is None else self.keys.cipher(self.keys.key_of(run))
+
+    def secret_key(self, run: str) -> bytes:
+        """Returns the key for digests of a run's values."""
+        cipher = self.cipher(run)
+        return self.store.secret_key if cipher is None else cipher.digest_key
+
+    def _refuse_keyless(self, head: Head, fold: Fold) -> None:
+        """Quarantines an open run whose key was destroyed: no worker can continue it."""
+        facts = fold.facts
+        if self.keys is None or facts.key is None or facts.ended:
+            return
+        try:
+            self.keys.cipher(facts.key)
+        except KeyRefused as refused:
+            self.store.quarantine(head.run, refused.reason)
+            raise RunBroken(head.run, seq=head.seq, reason=refused.reason) from None
 
     def _refuse_broken(self, opening: Opening) -> None:
         head, rows = opening.head, opening.rows
@@ -227,12 +249,8 @@ class Log:
         """Returns committed rows after a seq, undecoded, including a fork's ancestors."""
         found: list[Row] = []
         for owner, first, last in segments(self.head(run), after, self.head):
-            while first < last:
-                rows = self.store.read(owner, after=first, limit=min(READ_LIMIT, last - first))
-                if not rows:
-                    break
+            for rows in pages(self.store, owner, after=first, up_to=last):
                 found += rows
-                first = rows[-1].seq
         return found
 
     def event(self, run: str, seq: int) -> Event:
@@ -311,32 +329,38 @@ class Log:
         """Returns both folds at an event, in one pass unless a rewind intervenes."""
         head = self.head(run)
         fold, ledger, start = self._base(head, at)
-        events = list(self._events(run, start, at))
-        for seq, event in events:
-            ledger.apply(seq, event)
-        if any(goes_back(event) for _, event in events):
-            return self._fold(head, at), ledger
-        for seq, event in events:
-            fold.apply(seq, event)
-        return fold, ledger
+        is_back = False
+        for events in self._pages(run, start, at):
+            done = 0 if is_back else apply_events(fold, ledger, events)
+            is_back = is_back or done < len(events)
+            for seq, event in events[done:]:
+                ledger.apply(seq, event)
+        return self._fold(head, at) if is_back else fold, ledger
 
-    def refold(self, run: str, up_to: int) -> Iterator[tuple[bytes, int, Fold, Ledger]]:
-        """Yields both folds after every event up to a seq, from the events alone, without snapshots."""
+    def at_base(self, run: str) -> tuple[Fold, Ledger]:
+        """Returns both folds before a run's own first event, for `applied`. Uses no snapshot of this run."""
         head = self.head(run)
-        fold, ledger, start = self._base(head, head.base, trust=False)
-        for row, event in self._rows(run, start, up_to):
-            if isinstance(event, RunRewound | RunForked) and goes_back(event):
-                fold = self._rewound(run, event, trust=False)
-            fold.apply(row.seq, event)
-            ledger.apply(row.seq, event)
-            yield row.hash, row.seq, fold, ledger
+        return self._base(head, head.base, trust=False)[:2]
+
+    def applied(self, run: str, fold: Fold, ledger: Ledger, events: Sequence[tuple[int, Event]]) -> Fold:
+        """Applies the next events of a run's own log to both folds, without snapshots; returns the timeline's fold,
+        which is another one after a rewind."""
+        at = 0
+        while (at := apply_events(fold, ledger, events, at)) < len(events):
+            seq, event = events[at]
+            assert isinstance(event, RunRewound | RunForked)
+            fold = self._rewound(run, event, trust=False)
+            fold.apply(seq, event)
+            ledger.apply(seq, event)
+            at += 1
+        return fold
 
     def _fold(self, head: Head, at: int, *, trust: bool = True) -> Fold:
         """Folds from the last snapshot; after a later rewind, from the snapshot before the cut."""
         later: list[list[tuple[int, Event]]] = []
         while True:
             fold, _, start = self._base(head, at, trust=trust, wants="fold")
-            events = list(self._events(head.run, start, at)) if at > head.base else []
+            events = self._events(head.run, start, at) if at > head.base else []
             rewinds = [place for place, (_, event) in enumerate(events) if goes_back(event)]
             if not rewinds:
                 later.append(events)
@@ -396,18 +420,13 @@ class Log:
         except msgspec.DecodeError:
             return None
 
-    def _events(self, run: str, after: int, up_to: int) -> Iterator[tuple[int, Event]]:
-        return ((row.seq, event) for row, event in self._rows(run, after, up_to))
+    def _events(self, run: str, after: int, up_to: int) -> list[tuple[int, Event]]:
+        return [each for page in self._pages(run, after, up_to) for each in page]
 
-    def _rows(self, run: str, after: int, up_to: int) -> Iterator[tuple[Row, Event]]:
-        """Returns a run's own events, bodies alone."""
-        while after < up_to:
-            rows = self.store.read(run, after=after, limit=min(_ROUND, up_to - after), data=False)
-            if not rows:
-                return
-            for row in rows:
-                yield row, _event(run, row)
-            after = rows[-1].seq
+    def _pages(self, run: str, after: int, up_to: int) -> Iterator[list[tuple[int, Event]]]:
+        """Yields a run's own events, page by page, bodies alone."""
+        for rows in pages(self.store, run, after=after, up_to=up_to, data=False):
+            yield [(row.seq, _event(run, row)) for row in rows]
 
     # erasing ----------------------------------------------------------------------------------
 

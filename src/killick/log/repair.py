@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from killick.errors import EventBroken, EventUnknown, LogError
+from killick.log.derived import index_of
 from killick.log.log import Log
+from killick.log.paging import pages
 from killick.log.verify import last_good
-from killick.log.writer import index_of
 from killick.model import event_codec, hashing
 from killick.model import events as e
 from killick.model.chunks import pack
@@ -30,7 +31,7 @@ def repair(log: Log, run: str, *, at: int, reason: str, by: str | None = None) -
         log.store.quarantine(run, None)
         log.store.reindex(run, index_of(log.state(run).fold), at=head.seq)
         raise LogError(f"{run}: its log is intact again; it left quarantine, and nothing was changed")
-    lost = _all_rows(log, run, kept)
+    lost = [row for rows in pages(log.store, run, after=kept) for row in rows]
     last = max([head.seq, *(row.seq for row in lost)])
     event = e.RunRepaired(
         at=at,
@@ -42,7 +43,8 @@ def repair(log: Log, run: str, *, at: int, reason: str, by: str | None = None) -
         doubts=tuple(_doubts(lost)),
         by=by,
     )
-    data = pack({"because": reason, "found": what}).raw
+    data, cipher = pack({"because": reason, "found": what}).raw, log.cipher(run)
+    data = data if cipher is None else cipher.encrypt_json(data)
     body = event_codec.encode(event, hashing.data_hash(data))
     row = Row(last + 1, body, data, hashing.link(head.hash, body))
     # The epoch rises, so that a current holder appends nothing more.
@@ -52,14 +54,6 @@ def repair(log: Log, run: str, *, at: int, reason: str, by: str | None = None) -
     log.store.quarantine(run, None)
     log.store.reindex(run, index_of(log.state(run).fold), at=moved.seq)
     return event
-
-
-def _all_rows(log: Log, run: str, after: int) -> list[Row]:
-    found: list[Row] = []
-    while rows := log.store.read(run, after=after):
-        found += rows
-        after = rows[-1].seq
-    return found
 
 
 _KEY: Final = re.compile(rb'"key":"([^"]+):step_([^":]+):([^"]+):([0-9a-f]{8})"')

@@ -7,26 +7,32 @@ runs are unaffected.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 from msgspec import structs
 
 from killick.errors import EventBroken, EventUnknown
+from killick.log.derived import index_of, snapshot_of
 from killick.log.log import Log
-from killick.log.writer import index_of, snapshot_of
+from killick.log.paging import heads, pages
 from killick.model import event_codec, hashing
 from killick.model import events as e
 from killick.model.chunks import Blob, children, references
+from killick.model.cipher import is_encrypted
 from killick.model.fold import FOLD, Fold
 from killick.model.ledger import Ledger
-from killick.store.records import Head, Problem, Row
+from killick.store.protocol import opened, opened_piece, raw_store
+from killick.store.records import Head, Problem, Row, Snapshot
 
-_ROUND: Final = 2_000
 _TRIES: Final = 20
 _DERIVED: Final = ("piece_uses", "snapshots", "runs")
+_NOTED: Final = frozenset({
+    e.MessageTaken, e.WaitClosed, e.WaitVoted, e.RunRewound, e.ValueErasedOnPurpose, e.RunTaken, *get_args(e.Started),
+})  # fmt: skip
+"""The events whose parts are compared at the end."""
 Progress = Callable[[str, int], None]
 
 
@@ -62,7 +68,7 @@ def verify(log: Log, run: str | None = None, *, heal: bool = True, progress: Pro
         _verify_run(log, log.head(run), report, heal=heal, progress=progress)
         return report
     report.problems += log.store.inspect(heal=heal)
-    for head in _heads(log):
+    for _, head in heads(log.store):
         _verify_run(log, head, report, heal=heal, progress=progress)
     return report
 
@@ -123,6 +129,8 @@ class _RunCheck:
 
     def __init__(self, log: Log, head: Head) -> None:
         self.log, self.store, self.head = log, log.store, head
+        self.raw = raw_store(log.store)
+        self.hidden = False
         self.problems: list[Problem] = []
         self.seq: int = head.base
         self.hash = b""
@@ -139,6 +147,12 @@ class _RunCheck:
         self.without_data: list[tuple[int, str]] = []
         self.gone: list[tuple[int, bytes]] = []
         self.checked: set[bytes] = set()
+        self.fold, self.ledger = Fold(), Ledger()
+        self.snapshots: dict[int, Snapshot] = {}
+        """The stored snapshots that the log does not fold to, as far as it was read."""
+        self.snapshot_pieces: set[bytes] = set()
+        self.unfolded: Exception | None = None
+        """Why the log cannot be folded."""
 
     def say(self, where: str, what: str, seq: int | None = None) -> None:
         self.problems.append(Problem(where=where, what=what, run=self.head.run, seq=seq))
@@ -148,17 +162,21 @@ class _RunCheck:
     def walk(self) -> Iterator[int]:
         """Checks every row in order up to the first chain break, then the invariants at the end."""
         self._start()
-        after = self.seq
-        while not self.problems and after < self.head.seq:
-            rows = self.store.read(self.head.run, after=after, limit=min(_ROUND, self.head.seq - after))
-            if not rows:
-                break
+        for rows in pages(self.raw, self.head.run, after=self.seq, up_to=self.head.seq) if not self.problems else ():
+            events: list[tuple[int, e.Event]] = []
             for row in rows:
-                self._row(row)
-                if self.problems:
+                event = self._row(row)
+                if event is None or self.problems:
                     break
-            after = rows[-1].seq
+                events.append((row.seq, event))
+            if not self.problems and self.unfolded is None:
+                try:
+                    self._fold(rows, events)
+                except Exception as error:  # reported once the chain is known to hold
+                    self.unfolded = error
             yield self.events
+            if self.problems:
+                return
         if not self.problems:
             self._end()
 
@@ -173,39 +191,59 @@ class _RunCheck:
             self.hash = self.log.hash_at(head.parent, head.base)
         self.good_hash = self.hash
 
-    def _row(self, row: Row) -> None:
+    def _fold(self, rows: Sequence[Row], events: Sequence[tuple[int, e.Event]]) -> None:
+        """Folds the next events, and compares each snapshot there: hash, root and all chunks."""
+        run, done = self.head.run, 0
+        if rows[0].seq == self.head.base + 1:
+            self.fold, self.ledger = self.log.at_base(run)
+            self.snapshots = {shot.seq: shot for shot in self.store.snapshots(run)}
+        for at, row in enumerate(rows, 1):
+            shot = self.snapshots.get(row.seq)
+            if shot is not None and shot.fold == FOLD:
+                self.fold = self.log.applied(run, self.fold, self.ledger, events[done:at])
+                done, fresh = at, snapshot_of(self.fold, self.ledger, row.seq, row.hash)
+                self.snapshot_pieces.update(piece.hash for piece in fresh.pieces)
+                if (fresh.hash, fresh.root) == (shot.hash, shot.root) and self._whole(fresh.pieces):
+                    del self.snapshots[row.seq]
+        self.fold = self.log.applied(run, self.fold, self.ledger, events[done:])
+
+    def _row(self, row: Row) -> e.Event | None:
+        """Checks one row; None if it does not continue the chain."""
         try:
             event = event_codec.decode(row.body)
         except (EventBroken, EventUnknown) as error:
             self.say("events", str(error), row.seq)
-            return
-        if isinstance(event, e.RunRepaired) and row.seq == event.last + 1 and self.seq == event.first - 1:
+            return None
+        if type(event) is e.RunRepaired and row.seq == event.last + 1 and self.seq == event.first - 1:
             if e.to_text(self.hash) != event.hash_before:
                 self.say("events", "a repair does not fit the events before it", row.seq)
-                return
+                return None
             self.seq, self.hash = event.last, e.from_text(event.hash_head)
             self.repaired += 1
             self.gaps.append(range(event.first, event.last + 1))
             self.set_aside += event.set_aside
-        if row.seq != self.seq + 1:
-            self.say("events", f"events {self.seq + 1} to {row.seq - 1} are missing", self.seq + 1)
-            return
-        self.hash = hashing.link(self.hash, row.body)
-        self.seq = row.seq
-        if self.hash != row.hash:
-            self.say("events", "body and hash do not fit the chain", row.seq)
-            return
-        self._first(row.seq, event)
-        self._data(row, event)
-        self._event(row.seq, event)
+        seq = row.seq
+        if seq != self.seq + 1:
+            self.say("events", f"events {self.seq + 1} to {seq - 1} are missing", self.seq + 1)
+            return None
+        self.hash = hash_ = hashing.link(self.hash, row.body)
+        self.seq = seq
+        if hash_ != row.hash:
+            self.say("events", "body and hash do not fit the chain", seq)
+            return None
+        if seq == self.head.base + 1:
+            self._first(seq, event)
+        if event.data is not None or row.data is not None:
+            self._data(row, event)
+        if type(event) in _NOTED:
+            self._event(seq, event)
         if not self.problems:
-            self.good_seq, self.good_hash = self.seq, self.hash
+            self.good_seq, self.good_hash = seq, hash_
             self.events += 1
+        return event
 
     def _first(self, seq: int, event: e.Event) -> None:
         """Checks the first own event against its copies in the head."""
-        if seq != self.head.base + 1:
-            return
         head = self.head
         if isinstance(event, e.RunStarted):
             fits = (event.run, None, 0) == (head.run, head.parent, head.base)
@@ -229,7 +267,18 @@ class _RunCheck:
         if e.to_text(hashing.data_hash(row.data)) != event.data:
             self.say("events", "the data does not match its hash", row.seq)
             return
-        self._pieces(row.seq, references(row.data))
+        data = self._opened(row.data)
+        if b'{"$' in data:
+            self._pieces(row.seq, references(data))
+
+    def _opened(self, data: bytes) -> bytes:
+        """Returns data in clear, as far as its key is here; a destroyed key erased it."""
+        if not is_encrypted(data):
+            return data
+        found = opened(self.store, data)
+        self.hidden |= found is None or found is data
+        self.erased += found is None
+        return found or b""
 
     def _pieces(self, seq: int, wanted: Collection[bytes]) -> None:
         """Checks every chunk below, each once: present, and equal to its hash."""
@@ -237,7 +286,7 @@ class _RunCheck:
             self.used.update(wanted)
             fresh = [digest for digest in wanted if digest not in self.checked]
             self.checked.update(fresh)
-            found = self.store.pieces(fresh)
+            found = self.raw.pieces(fresh)
             below: dict[bytes, None] = {}
             for digest in fresh:
                 piece = found.get(digest)
@@ -248,7 +297,7 @@ class _RunCheck:
                 elif hashing.value_hash(piece.codec, piece.body) != digest:
                     self.say("pieces", f"value {digest.hex()[:12]} does not match its hash", seq)
                 else:
-                    below.update(dict.fromkeys(children(piece)))
+                    below.update(dict.fromkeys(children(opened_piece(self.store, piece))))
             wanted = list(below)
 
     def _keep(self, wanted: Collection[bytes]) -> None:
@@ -260,6 +309,8 @@ class _RunCheck:
 
     def _event(self, seq: int, event: e.Event) -> None:
         match event:
+            case e.AttemptStarted() | e.StepStarted():
+                self.epoch = max(self.epoch, event.epoch)
             case e.MessageTaken():
                 self.taken[event.message] = seq
             case e.WaitClosed() | e.WaitVoted() if event.message is not None:
@@ -272,8 +323,6 @@ class _RunCheck:
                 self.erased_pieces.update(map(e.from_text, event.pieces))
             case e.RunTaken():
                 self.epoch = event.epoch
-            case e.AttemptStarted() | e.StepStarted():
-                self.epoch = max(self.epoch, event.epoch)
             case _:
                 pass
 
@@ -288,7 +337,7 @@ class _RunCheck:
         if head.epoch < self.epoch:
             self.say("heads", f"the head's epoch {head.epoch} is below the log's {self.epoch}", head.seq)
         if self.without_data or self.gone:
-            for seq, event in _readable(self.store.aside(head.run)):
+            for seq, event in _readable(self.store.displaced(head.run)):
                 if isinstance(event, e.ValueErasedOnPurpose):
                     self._event(seq, event)  # what it says stays so, though it was set aside
         for seq, _ in self.without_data:
@@ -305,21 +354,22 @@ class _RunCheck:
     def _erased_elsewhere(self, digest: bytes) -> bool:
         """Returns whether another run erased a shared chunk; that erases it for all runs."""
         text = e.to_text(digest)
-        for head in _heads(self.log):
-            for recorded in _own_events(self.log, head):
-                if isinstance(recorded, e.ValueErasedOnPurpose) and text in recorded.pieces:
-                    return True
-        return False
+        runs = (pages(self.store, head.run, data=False) for _, head in heads(self.store))
+        bodies = (row.body for run in runs for rows in run for row in rows)
+        erased = (event_codec.decode(body) for body in bodies if body.startswith(b'{"kind":"value.erased"'))
+        return any(isinstance(event, e.ValueErasedOnPurpose) and text in event.pieces for event in erased)
 
     # what is derived from it ------------------------------------------------------------------
 
     def compare(self) -> None:
         """Compares messages, claims, snapshots, references and the index with the fold of the log."""
         run, store = self.head.run, self.store
-        fold, ledger = self._snapshots()
+        if self.unfolded is not None:
+            raise self.unfolded
+        self._snapshots()
         self._messages()
-        self._claims(ledger)
-        aside = store.aside(run)
+        self._claims(self.ledger)
+        aside = store.displaced(run)
         # A repair that a later one moved aside had moved rows aside itself.
         again = (event.set_aside for _, event in _readable(aside) if isinstance(event, e.RunRepaired))
         set_aside = self.set_aside + sum(again)
@@ -328,35 +378,22 @@ class _RunCheck:
         for row in aside:
             self._keep(references(row.data or b""))
         self._references()
-        self._index(fold)
+        self._index(self.fold)
 
     def _references(self) -> None:
         """Checks that the references are exactly the chunks that the log uses; erased chunks hide their children."""
         run, found = self.head.run, self.store.references(self.head.run).log
-        hidden = bool(self.gone or self.without_data)
+        hidden = bool(self.gone or self.without_data or self.hidden)
         if self.used - found or (found - self.used and not hidden):
             self.say("piece_uses", f"{len(self.used ^ found)} references are lost or too many")
             wanted = self.used | found if hidden else self.used
-            refer = partial(self.store.refer, run, wanted, at=self.head.seq, delivered=self.messages)
+            refer = partial(self.store.set_references, run, wanted, at=self.head.seq, delivered=self.messages)
             self.healings.append(refer)
 
-    def _snapshots(self) -> tuple[Fold, Ledger]:
-        """Folds the whole log and compares each snapshot: seq, hash, root and all chunks."""
-        run, store = self.head.run, self.store
-        stored = {shot.seq: shot for shot in store.snapshots(run)}
-        count, used = len(stored), set[bytes]()
-        fold, ledger = Fold(), Ledger()
-        for row_hash, seq, fold, ledger in self.log.refold(run, self.head.seq):
-            shot = stored.get(seq)
-            if shot is not None and shot.fold == FOLD:
-                fresh = snapshot_of(fold, ledger, seq, row_hash)
-                used.update(piece.hash for piece in fresh.pieces)
-                if (fresh.hash, fresh.root) == (shot.hash, shot.root) and self._whole(fresh.pieces):
-                    del stored[seq]
-        if stored or used != store.references(run).snapshots:
-            self.say("snapshots", f"some of {count} snapshots are not what the log folds to")
-            self.healings.append(partial(store.forget_snapshots, run))
-        return fold, ledger
+    def _snapshots(self) -> None:
+        if self.snapshots or self.snapshot_pieces != self.store.references(self.head.run).snapshots:
+            self.say("snapshots", "some snapshots are not what the log folds to")
+            self.healings.append(partial(self.store.forget_snapshots, self.head.run))
 
     def _whole(self, pieces: Collection[Blob]) -> bool:
         found = self.store.pieces([piece.hash for piece in pieces])
@@ -421,18 +458,3 @@ def _readable(rows: Collection[Row]) -> Iterator[tuple[int, e.Event]]:
     for row in rows:
         with contextlib.suppress(EventBroken, EventUnknown):
             yield row.seq, event_codec.decode(row.body)
-
-
-def _heads(log: Log) -> Iterator[Head]:
-    after = 0
-    while heads := log.store.heads(after=after):
-        yield from (head for _, head in heads)
-        after = heads[-1][0]
-
-
-def _own_events(log: Log, head: Head) -> Iterator[e.Event]:
-    after = head.base
-    while rows := log.store.read(head.run, after=after, limit=_ROUND, data=False):
-        for row in rows:
-            yield event_codec.decode(row.body)
-        after = rows[-1].seq

@@ -11,26 +11,26 @@ import msgspec
 
 from killick.errors import HandleClosed, LogError, ValueRefused
 from killick.ids import salt
+from killick.log.derived import index_of, snapshot_of
 from killick.log.group_commit import Committer, Tail, Ticket, running_loop
 from killick.model import hashing
 from killick.model.chunks import Blob, pack
-from killick.model.event_codec import TOLD, check, encode
+from killick.model.cipher import Cipher
+from killick.model.event_codec import OUTBOX_EVENTS, check, encode
 from killick.model.events import (
     AttemptEnded,
     AttemptProgressed,
     AttemptStarted,
     Event,
     RunRewound,
+    RunStarted,
     StepIntended,
     StepStarted,
 )
-from killick.model.fold import FOLD, Fold, is_plain_step
+from killick.model.fold import PLAIN_EVENTS, Fold, goes_back, is_plain_step
 from killick.model.ledger import Ledger
-from killick.store.protocol import Transaction
+from killick.store.protocol import Keys, Transaction
 from killick.store.records import (
-    ASKS,
-    CRASHING,
-    DIED_ALONE,
     Append,
     CreateRun,
     Delivery,
@@ -73,7 +73,7 @@ class AppendExtras(TypedDict, total=False):
 class AppendListener(Protocol):
     """Receives appended events."""
 
-    def heard(self, entries: Sequence[Entry]) -> None:
+    def appended(self, entries: Sequence[Entry]) -> None:
         """Called once the events are chained and submitted. Must neither raise nor append."""
         ...
 
@@ -97,6 +97,7 @@ class RunLog:
         snapshot_at: int = 0,
         birth: CreateRun | None = None,
         snapshot_every: int = SNAPSHOT_EVERY,
+        keys: Keys | None = None,
     ) -> None:
         self.run = head.run
         self.parent = head.parent
@@ -105,7 +106,7 @@ class RunLog:
         self.seen = 0
         self.rows: Sequence[Row] | None = None
         """The whole log as read on opening, for replay; or None."""
-        self.hearing: AppendListener | None = None
+        self.listener: AppendListener | None = None
         self._fold = fold
         self._ledger = ledger
         self._unfolded: list[tuple[int, Event]] = []
@@ -115,6 +116,8 @@ class RunLog:
         self._birth = birth
         self._committer = committer
         self._secret_key = secret_key
+        self._keys = keys
+        self._key = fold.facts.key
         self._rewound = rewound
         self._snapshot_at = snapshot_at
         self._snapshot_every = snapshot_every
@@ -130,13 +133,15 @@ class RunLog:
     @property
     def fold(self) -> Fold:
         """The fold of the timeline so far, computed lazily in batches."""
-        self._catch_up()
+        if self._unfolded:
+            self._catch_up()
         return self._fold
 
     @property
     def ledger(self) -> Ledger:
         """The fold of the whole log so far."""
-        self._catch_up()
+        if self._unfolded:
+            self._catch_up()
         return self._ledger
 
     @property
@@ -154,7 +159,17 @@ class RunLog:
         """The epoch under which this handle appends."""
         return self._epoch
 
-    def go_on(self, head: Head) -> None:
+    @property
+    def secret_key(self) -> bytes:
+        """The key for digests of secrets, and in an encrypted store for all digests."""
+        if self._keys is None or (cipher := self._cipher()) is None:
+            return self._secret_key
+        return cipher.digest_key
+
+    def _cipher(self) -> Cipher | None:
+        return None if self._keys is None or self._key is None else self._keys.cipher(self._key)
+
+    def renew_epoch(self, head: Head) -> None:
         """Continues under a new lease; the head must be unchanged."""
         self._epoch = head.epoch
 
@@ -299,7 +314,7 @@ class RunLog:
 
         The block ends when it is committed, or raises. Until then it changes nothing that other threads read.
         """
-        encoded = _encoded(entry.event, entry.values, self._secret_key)
+        encoded = _encoded(entry.event, entry.values, self._secret_key, self._cipher())
         with hold.mutex:
             if self._hold is not hold or self._failure is not None:
                 raise HandleClosed(self.run, self._failure or GivenUp())
@@ -314,8 +329,8 @@ class RunLog:
             self._known.update(piece.hash for piece in item.pieces)
             self._indexed = item.index or self._indexed
             hold.seq = self._seq
-            if self.hearing is not None:
-                self.hearing.heard((entry,))
+            if self.listener is not None:
+                self.listener.appended((entry,))
             self._let_go()
             self._committer.finish(hold.tickets, heads)
 
@@ -390,44 +405,50 @@ class RunLog:
         """
         if self._failure is not None or self._tail.last is not None:
             self._check()
+        if self._keys is not None and self._birth is not None and isinstance(entries[0].event, RunStarted):
+            started = self._keys.started(entries[0].event)
+            self._key, entries = started.key, (Entry(started, entries[0].values), *entries[1:])
+        cipher = self._cipher() if self._keys is not None else None
         seq, hash_ = self._seq, self._hash
         rows: list[Row] = []
         pieces: list[Blob] = []
-        told: list[tuple[int, Event]] = []
+        numbered: list[tuple[int, Event]] = []
         for event, values in entries:
-            body, data, blobs = _encoded(event, values, self._secret_key)
+            body, data, blobs = _encoded(event, values, self._secret_key, cipher)
             pieces += blobs
             hash_ = hashing.link(hash_, body)
             seq += 1
             rows.append(Row(seq, body, data, hash_))
-            told.append((seq, event))
+            numbered.append((seq, event))
         self._seq, self._hash = seq, hash_
-        quiet = not self._fold.facts.waits and self._fold.are_quiet(told)
-        self._unfolded += told
+        quiet = not self._fold.facts.waits and self._fold.are_quiet(numbered)
+        self._unfolded += numbered
         lone = quiet and not (pieces or rights or self._birth) and seq - self._snapshot_at < self._snapshot_every
-        more = {} if lone else self._more(quiet, pieces, rights, told)
-        if self.hearing is not None:
-            self.hearing.heard(entries)
+        more = {} if lone else self._more(quiet, pieces, rights, numbered)
+        if self.listener is not None:
+            self.listener.appended(entries)
         return rows, more
 
     def _more(
-        self, quiet: bool, pieces: Sequence[Blob], rights: AppendExtras | None, told: Sequence[tuple[int, Event]]
+        self, quiet: bool, pieces: Sequence[Blob], rights: AppendExtras | None, numbered: Sequence[tuple[int, Event]]
     ) -> dict[str, Any]:
         """Returns the parts of an append besides its rows; most have none."""
         more: dict[str, Any] = {**rights} if rights else {}
         birth, self._birth = self._birth, None
         if birth is not None:
             self._epoch = 1 if birth.holder is not None else 0
-            more["birth"] = birth
+            more["create"] = birth
         if pieces:
             more["pieces"] = self._unknown(pieces)
         if not quiet or birth is not None:
             more["index"] = self._index()
             if tells := [
-                OutboxRow(seq, str(event.__struct_config__.tag)) for seq, event in told if type(event) in TOLD
+                OutboxRow(seq, str(event.__struct_config__.tag))
+                for seq, event in numbered
+                if type(event) in OUTBOX_EVENTS
             ]:
-                more["tells"] = tuple(tells)
-        rewound = not quiet and any(isinstance(event, RunRewound) for _, event in told)
+                more["outbox"] = tuple(tells)
+        rewound = not quiet and any(isinstance(event, RunRewound) for _, event in numbered)
         if rewound or self._seq - self._snapshot_at >= self._snapshot_every:
             # A rewind always writes one, so that the ended steps of the last snapshot are final.
             more["snapshot"] = self._snapshot()
@@ -442,15 +463,16 @@ class RunLog:
 
     def _fold_on(self) -> None:
         unfolded, self._unfolded = self._unfolded, []
-        for at, (_, event) in enumerate(unfolded):
+        at = 0
+        while (at := apply_events(self._fold, self._ledger, unfolded, at)) < len(unfolded):
+            seq, event = unfolded[at]
             if isinstance(event, RunRewound):
                 # Pending chunks cannot be read from the store yet.
                 self.barrier()
-                apply_events(self._fold, self._ledger, unfolded[:at])
                 self._fold = self._rewound(self.run, event)
-                unfolded = unfolded[at:]
-                break
-        apply_events(self._fold, self._ledger, unfolded)
+            self._fold.apply(seq, event)
+            self._ledger.apply(seq, event)
+            at += 1
 
     def _unknown(self, pieces: Sequence[Blob]) -> tuple[Blob, ...]:
         """Returns the chunks that this handle has not stored before; storing one again is harmless."""
@@ -473,21 +495,27 @@ class RunLog:
         return snapshot_of(self.fold, self.ledger, self._seq, self._hash)
 
 
-def apply_events(fold: Fold, ledger: Ledger, events: Sequence[tuple[int, Event]]) -> None:
-    """Applies consecutive events of one timeline to both folds, a plain step at once."""
-    at, facts = 0, ledger.facts
-    while at < len(events):
-        seq, event = events[at]
-        if type(event) is StepStarted and len(events) - at > 1 and fold.is_running and not facts.generation:
-            ended: Any = events[at + 1][1]
-            if is_plain_step(event, ended) and event.key not in facts.open and event.step not in facts.keys:
-                fold.apply_step(seq, event, ended)
-                ledger.apply_step(seq, event)
-                at += 2
+def apply_events(fold: Fold, ledger: Ledger, events: Sequence[tuple[int, Event]], at: int = 0) -> int:
+    """Applies events to both folds, a plain step at once, until the timeline goes back; returns the index of that."""
+    end, facts = len(events), ledger.facts
+    while at < end:
+        seq, first = events[at]
+        event: Any = first
+        count = PLAIN_EVENTS.get(type(first), 0)
+        if count and at + count <= end and fold.is_running and not facts.generation:
+            started: Any = events[at + count - 2][1]
+            ended: Any = events[at + count - 1][1]
+            if is_plain_step(event, started, ended) and started.key not in facts.open and event.step not in facts.keys:
+                fold.apply_step(seq, seq + count - 1, event, started, ended)
+                ledger.apply_step(seq, seq + count - 1, event, started)
+                at += count
                 continue
+        if goes_back(event):
+            break
         fold.apply(seq, event)
         ledger.apply(seq, event)
         at += 1
+    return at
 
 
 class Hold:
@@ -514,14 +542,16 @@ Encoded = tuple[bytes, bytes | None, Sequence[Blob]]
 """An event's body, with its values and their chunks."""
 
 
-def _encoded(event: Event, values: Mapping[str, Any] | None, secret_key: bytes) -> Encoded:
+def _encoded(event: Event, values: Mapping[str, Any] | None, secret_key: bytes, cipher: Cipher | None) -> Encoded:
     if type(event) not in _OURS:
         _refuse_unreadable(event)
     try:
         if not values:
             return encode(event), None, ()
-        packed = pack(values, at="", secret_key=secret_key)
+        packed = pack(values, at="", secret_key=cipher.digest_key if cipher else secret_key, cipher=cipher)
         data = hashing.salted(packed.raw, salt())
+        if cipher is not None:
+            data = cipher.encrypt_json(data)
         return encode(event, hashing.data_hash(data)), data, packed.blobs
     except ValueRefused as refused:
         raise ValueRefused(f"{_place(event)}: {refused.path.lstrip('.')}", refused.reason) from None
@@ -529,7 +559,7 @@ def _encoded(event: Event, values: Mapping[str, Any] | None, secret_key: bytes) 
         raise ValueRefused(f"{_place(event)}: {printable(error.object)}", LONE_SURROGATE) from None
 
 
-_JOINED: Final = frozenset({"pieces", "index", "snapshot", "tells"})
+_JOINED: Final = frozenset({"pieces", "index", "snapshot", "outbox"})
 """The parts of an append that take no right: it cannot be refused for them."""
 
 _OURS: Final = frozenset({StepIntended, StepStarted, AttemptStarted, AttemptProgressed, AttemptEnded})
@@ -544,46 +574,6 @@ def _refuse_unreadable(event: Event) -> None:
         raise ValueRefused(_place(event), str(error)) from None
     except UnicodeEncodeError as error:
         raise ValueRefused(f"{_place(event)}: {printable(error.object)}", LONE_SURROGATE) from None
-
-
-_OF_PEOPLE: Final = ("answer", "settlement")
-
-
-def index_of(fold: Fold, *, seen: int = 0) -> RunIndex:
-    """Returns a run's index entry."""
-    facts = fold.facts
-    tags = facts.tags
-    if not facts.ended and any(wait.waits_for in _OF_PEOPLE for wait in facts.waits.values()):
-        tags += (ASKS,)
-    if facts.crashes is not None and not facts.ended:
-        tags += (CRASHING, DIED_ALONE) if facts.crashes.alone else (CRASHING,)
-    return RunIndex(
-        agent=facts.agent,
-        status=facts.status,
-        priority=facts.priority,
-        wake_at_us=fold.wake_at,
-        started_at_us=facts.started_at,
-        changed_at_us=facts.changed_at,
-        tags=tags,
-        seen=seen,
-    )
-
-
-class SnapshotRoot(msgspec.Struct):
-    """A stored snapshot: both folds at one seq."""
-
-    fold: msgspec.Raw
-    ledger: msgspec.Raw
-
-
-def snapshot_of(fold: Fold, ledger: Ledger, seq: int, hash_: bytes) -> Snapshot:
-    """Returns a snapshot of both folds, with only the chunks that changed."""
-    pieces: list[Blob] = []
-    root = SnapshotRoot(msgspec.Raw(fold.save(pieces)), msgspec.Raw(ledger.save(pieces)))
-    body = msgspec.json.encode(root)
-    digest = hashing.value_hash("json", body)
-    pieces.append(Blob(digest, "json", body))
-    return Snapshot(seq=seq, fold=FOLD, hash=hash_, root=digest, pieces=tuple(pieces))
 
 
 def _place(event: Event) -> str:

@@ -23,7 +23,8 @@ from zlib import crc32
 import msgspec
 from msgspec import Raw
 
-from killick.errors import ValueBroken, ValueErased, ValueRefused
+from killick.errors import KeyRefused, ValueBroken, ValueErased, ValueRefused
+from killick.model.cipher import SUFFIX, Cipher, is_encrypted
 from killick.model.codec import Erased, plain, restore
 from killick.model.hashing import value_hash
 from killick.model.typed import convert
@@ -79,8 +80,11 @@ Fetch: TypeAlias = Callable[[Collection[bytes]], Mapping[bytes, Blob]]
 """Fetches chunks by hash. A hash absent from the result is missing."""
 
 
-def pack(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> Packed:
-    """Returns the stored form of an object. Raises `ValueRefused`, with the path, for a value that cannot be stored."""
+def pack(obj: object, *, at: str = "value", secret_key: bytes | None = None, cipher: Cipher | None = None) -> Packed:
+    """Returns the stored form of an object. Raises `ValueRefused`, with the path, for a value that cannot be stored.
+
+    A cipher encrypts the chunks; `raw` names them, and is for the caller to encrypt.
+    """
     raw = _plainly(obj)
     if raw is not None:
         return Packed(raw, ())
@@ -89,7 +93,7 @@ def pack(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> 
         raw = _encode(tree)
         if len(raw) <= STRING_BYTES_MAX:
             return Packed(raw, ())
-        packer = _Packer()
+        packer = _Packer(cipher)
         return Packed(packer.fragment(tree), tuple(packer.blobs.values()))
     except RecursionError:
         raise ValueRefused(at, "is nested too deeply; flatten it") from None
@@ -111,6 +115,8 @@ def _plainly(obj: object) -> bytes | None:
 def unpack(raw: bytes, fetch: Fetch, type: Any = Any) -> Any:  # noqa: A002
     """Returns the value, converted to the declared type if given. Without one, erased parts become `Erased`."""
     digest = value_hash("json", raw)
+    if is_encrypted(raw):
+        raise KeyRefused(f"value {digest.hex()[:12]}", _ENCRYPTED)
     try:
         value = _tree(digest, raw)
         if b'"$' in raw:
@@ -135,11 +141,11 @@ class SharedReader:
         """Prefetches the chunks of these values in one batch. Values that are never read do no harm."""
         _gathered(b"\n".join(raws), self._fetch, self._pieces)
 
-    def unpack(self, raw: bytes) -> Any:
-        """Returns the value, with `Erased` for erased parts."""
+    def unpack(self, raw: bytes, *, expected: bool = False) -> Any:
+        """Returns the value, with `Erased` for erased parts. `expected`: its chunks are prefetched."""
         digest = value_hash("json", raw)
         try:
-            self.expect([raw])
+            self.expect(() if expected else [raw])
             return self._reader.value(_tree(digest, raw), digest)
         except RecursionError:
             raise ValueBroken(digest, "nested too deeply to read") from None
@@ -151,7 +157,9 @@ def references(raw: bytes) -> list[bytes]:
 
 
 def children(blob: Blob) -> list[bytes]:
-    """Returns the hashes that a chunk names directly."""
+    """Returns the hashes that a chunk names directly; an encrypted one hides them."""
+    if blob.codec.endswith(SUFFIX):
+        return []
     _known(blob)
     return references(blob.body) if blob.codec == "json" and blob.body is not None else []
 
@@ -160,6 +168,8 @@ def check(blob: Blob) -> bool:
     """Returns whether the body matches its hash. An erased chunk always matches."""
     return blob.body is None or value_hash(blob.codec, blob.body) == blob.hash
 
+
+_ENCRYPTED: Final = "is encrypted; read it through its store, opened with keys="
 
 _CODECS: Final = {"$text": "text", "$blob": "bytes"}
 
@@ -186,6 +196,8 @@ def _hash(name: str) -> bytes:
 
 
 def _known(blob: Blob) -> None:
+    if blob.codec.endswith(SUFFIX) and blob.body is not None:
+        raise KeyRefused(f"value {blob.hash.hex()[:12]}", _ENCRYPTED)
     if blob.codec not in ("json", "text", "bytes"):
         raise ValueBroken(blob.hash, f"codec {blob.codec!r} is not known to this build of Killick")
 
@@ -251,8 +263,9 @@ _SMALL: Final = frozenset((type(None), bool, int, float))
 class _Packer:
     """Encodes plain JSON bottom-up and moves large parts into chunks."""
 
-    def __init__(self) -> None:
+    def __init__(self, cipher: Cipher | None = None) -> None:
         self.blobs: dict[bytes, Blob] = {}
+        self._cipher = cipher
 
     def fragment(self, node: Any) -> bytes:
         """Returns the bytes of a node. Consumes the node: its parts are replaced by their bytes."""
@@ -304,6 +317,8 @@ class _Packer:
 
     def put(self, codec: str, body: bytes) -> bytes:
         """Adds one chunk and returns its hash in written form."""
+        if self._cipher is not None:
+            codec, body = codec + SUFFIX, self._cipher.encrypt(body, codec.encode())
         digest = value_hash(codec, body)
         if digest not in self.blobs:
             self.blobs[digest] = Blob(digest, codec, body)

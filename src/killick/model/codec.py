@@ -31,7 +31,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import partial
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 from uuid import UUID
 from weakref import WeakSet
@@ -155,9 +155,24 @@ def _flat(obj: Any) -> bytes | None:
     return None if marked or len(raw) > _FLAT_BYTES_MAX or not raw.isascii() else raw
 
 
+class DigestKey(bytes):
+    """The key of secrets in an encrypted store, which keys every digest too, so that none confirms a guess."""
+
+    store_wide: bytes
+    """The key for what is compared between unrelated runs."""
+
+    @classmethod
+    def of(cls, key: bytes, store_wide: bytes | None = None) -> DigestKey:
+        made = cls(key)
+        made.store_wide = made if store_wide is None else store_wide
+        return made
+
+
 def digest(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> bytes:
-    """Returns the SHA-256 of the canonical bytes."""
-    return sha256(canonical(obj, at=at, secret_key=secret_key)).digest()
+    """Returns the SHA-256 of the canonical bytes; keyed, in an encrypted store."""
+    body = canonical(obj, at=at, secret_key=secret_key)
+    is_keyed = type(secret_key) is DigestKey
+    return blake2b(body, digest_size=32, key=secret_key).digest() if is_keyed else sha256(body).digest()  # type: ignore[arg-type]
 
 
 def restore(tag: str, payload: Any) -> Any:

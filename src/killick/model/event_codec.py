@@ -31,7 +31,7 @@ AnyEvent = (
 KINDS: Final[dict[str, type[e.Event]]] = {str(event.__struct_config__.tag): event for event in get_args(AnyEvent)}
 """Every stored kind and its type."""
 
-TOLD: Final[frozenset[type[e.Event]]] = frozenset(
+OUTBOX_EVENTS: Final[frozenset[type[e.Event]]] = frozenset(
     {
         e.LeaseLapsed, e.RunQuarantined, e.RunStarted, e.RunForked, e.RunPaused, e.RunResumed, e.RunDiverged,
         e.RunRewound, e.RunRepaired, e.RunRenewed, e.CancelRequested, e.RunCompleted, e.RunFailed, e.RunCancelled,

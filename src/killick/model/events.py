@@ -88,7 +88,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
 
 
 class RunStarted(Event, frozen=True, tag="run.started"):
-    """A run started. `trace` is its W3C trace context, if tracing is on. Data: `input`."""
+    """A run started. `trace` is its W3C trace context. `key` names the key of its encrypted values. Data: `input`."""
 
     run: str
     agent: str
@@ -100,6 +100,7 @@ class RunStarted(Event, frozen=True, tag="run.started"):
     follows: str | None = None
     by: str | None = None
     trace: str | None = None
+    key: Digest | None = None
 
 
 class RunForked(Event, frozen=True, tag="run.forked"):
@@ -168,7 +169,7 @@ class RunPaused(Event, frozen=True, tag="run.paused"):
 
 
 class RunResumed(Event, frozen=True, tag="run.resumed"):
-    """A person resumed a paused, failed or diverged run. Data: `because`."""
+    """A person, or for a diverged run a worker, resumed a run. Data: `because`; of a worker `builds`, `code`."""
 
     by: str | None = None
 
@@ -188,7 +189,7 @@ class RunTagged(Event, frozen=True, tag="run.tagged"):
 
 
 class RunDiverged(Event, frozen=True, tag="run.diverged"):
-    """Code and log diverge at a step; the run waits for corrected code. Data: `recorded`, `found`, `builds`."""
+    """Code and log diverge at a step; the run waits for corrected code. Data: `recorded`, `found`, `builds`, `code`."""
 
     step: StepId
 

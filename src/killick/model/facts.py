@@ -34,7 +34,7 @@ class Attempt(msgspec.Struct, array_like=True, gc=False):
     retry_at: int | None = None
 
 
-class Step(msgspec.Struct, array_like=True):
+class Step(msgspec.Struct, array_like=True, gc=False):
     """One step. `intended`, `ended` and `output` are seqs; 0 means absent."""
 
     id: e.StepId
@@ -142,6 +142,7 @@ class Facts(msgspec.Struct, omit_defaults=True):
     fork_effects: e.ForkEffects | None = None
     model: str | None = None
     follows: str | None = None
+    key: e.Digest | None = None
     renewed_as: str | None = None
     started_at: int = 0
     changed_at: int = 0

@@ -54,7 +54,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     """Other attributes of the error, such as `status`, `headers` and `body` of an HTTP response."""
 
     @classmethod
-    def told(cls, type: str, message: str = "", *, kind: FailureKind = "error") -> Failure:  # noqa: A002
+    def of(cls, type: str, message: str = "", *, kind: FailureKind = "error") -> Failure:  # noqa: A002
         """Creates a failure that no exception caused."""
         return cls(kind, type, (type,), message)
 
@@ -87,11 +87,11 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
         return made.with_traceback(_traceback(self.frames))
 
     def __str__(self) -> str:
-        told = f"{self.type}: {self.message}" if self.message else self.type
+        text = f"{self.type}: {self.message}" if self.message else self.type
         if self.members:
             count = len(self.members) + self.details.get("left_out", 0)
-            told += f" ({count} inside: {'; '.join(map(str, self.members))})"
-        line = " ".join(told.split())
+            text += f" ({count} inside: {'; '.join(map(str, self.members))})"
+        line = " ".join(text.split())
         return line if len(line) <= LINE_CHARS_MAX else line[: LINE_CHARS_MAX - 1] + "…"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -58,19 +58,21 @@ class Fold(FoldData):
             facts.status = status
             facts.changed_at = event.at
 
-    def apply_step(self, seq: int, started: e.StepStarted, ended: e.AttemptEnded) -> None:
-        """Applies both events of a plain step at once, from the seq of its start; see `is_plain_step`."""
-        facts, name, last = self.facts, started.name, seq + 1
-        attempt = Attempt(seq, started.at, started.epoch, last, ended.at, "returned")
-        step = Step(
-            started.step, "tool", name, seq, started.at, "done", started.effect, last, ended.at, last, [attempt]
-        )
+    def apply_step(
+        self, seq: int, last: int, intended: e.StepIntended, started: e.Started, ended: e.AttemptEnded
+    ) -> None:
+        """Applies the events of a plain step at once, from its first seq to its last; see `is_plain_step`."""
+        facts, name, effect = self.facts, intended.name, intended.effect
+        attempt = Attempt(last - 1, started.at, started.epoch, last, ended.at, "returned")
+        step = Step(intended.step, "tool", name, seq, intended.at, "done", effect, last, ended.at, last, [attempt])
         index = self.steps.append(step)
         self.tops.append(index)
         self.trace.append(index)
-        if started.effect != "reads":
+        if effect != "reads":
             self.effects.append(index)
-        facts.seq, facts.current = last, started.step
+        if intended.verdict is not None:
+            facts.rejected = 0
+        facts.seq, facts.current = last, intended.step
         facts.committed += 1
         facts.done[name] = facts.done.get(name, 0) + 1
 
@@ -83,18 +85,24 @@ class Fold(FoldData):
         return twin
 
 
-def is_plain_step(started: e.Event, ended: e.Event) -> bool:
-    """Whether two consecutive events are a tool call at the top level that returned at its first attempt, of a run
-    that was never rewound: `apply_step` of both folds then does what their `apply` does."""
+PLAIN_EVENTS: Final[dict[type[e.Event], int]] = {e.StepStarted: 2, e.StepIntended: 3}
+"""The number of events of a plain step, by the first."""
+
+
+def is_plain_step(intended: Any, started: Any, ended: Any) -> bool:
+    """Whether consecutive events, of which the first two may be one, are an accepted tool call at the top level that
+    returned at its first attempt: `apply_step` of both folds then does what their `apply` does."""
     return (
-        type(started) is e.StepStarted
-        and type(ended) is e.AttemptEnded
-        and started.step == ended.step
-        and started.sort == "tool"
-        and started.effect in _PLAIN_EFFECTS
-        and started.step.isdigit()
-        and not (started.verdict or started.undoes or started.within or started.claims)
-        and ended.attempt == 1
+        type(ended) is e.AttemptEnded
+        and (started is intended or type(started) is e.AttemptStarted)
+        and intended.step == started.step == ended.step
+        and intended.sort == "tool"
+        and intended.effect in _PLAIN_EFFECTS
+        and intended.step.isdigit()
+        and (intended.verdict is None or intended.verdict.ruling == "accept")
+        and not (intended.undoes or intended.within or intended.claims)
+        and not (started is not intended and (started.claims or started.action))
+        and started.attempt == ended.attempt == 1
         and ended.outcome == "returned"
         and not (ended.usage or ended.released or ended.key)
     )
@@ -114,7 +122,8 @@ _QUIET: Final = frozenset(
 
 def goes_back(event: e.Event) -> bool:
     """Returns whether the timeline jumps at this event: a rewind, or a fork that kept later events."""
-    return isinstance(event, e.RunRewound) or (isinstance(event, e.RunForked) and bool(event.keep))
+    kind = type(event)
+    return kind is e.RunRewound or (kind is e.RunForked and bool(event.keep))  # type: ignore[attr-defined]
 
 
 def timeline(log: Sequence[tuple[int, e.Event]]) -> list[tuple[int, e.Event]]:

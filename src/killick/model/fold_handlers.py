@@ -30,7 +30,7 @@ def _run_started(fold: FoldData, seq: int, event: e.RunStarted) -> None:
     facts.priority, facts.tags = event.priority, event.tags
     facts.parent, facts.parent_step, facts.follows = event.parent, event.parent_step, event.follows
     facts.started_at = facts.changed_at = event.at
-    facts.input = seq
+    facts.input, facts.key = seq, event.key
 
 
 def _kept(fold: FoldData, seq: int, event: e.RunForked | e.RunRewound) -> None:

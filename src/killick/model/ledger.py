@@ -160,18 +160,17 @@ class Ledger:
         if handler is not None:
             handler(self, seq, event)
 
-    def apply_step(self, seq: int, started: e.StepStarted) -> None:
-        """Applies the events of a plain step that returned, from the seq of its start."""
-        facts, name, last = self.facts, started.name, seq + 1
+    def apply_step(self, seq: int, last: int, intended: e.StepIntended, started: e.Started) -> None:
+        """Applies the events of a plain step that returned, from its first seq to its last."""
+        facts, name, effect = self.facts, intended.name, intended.effect
         counts = facts.counts
         counts.spend.attempts += 1
         counts.calls[name] = counts.calls.get(name, 0) + 1
-        effect = started.effect
         if effect is not None and effect != "reads":
             counts.effects[name] = counts.effects.get(name, 0) + 1
-            identity = started.identity or started.digest
+            identity = intended.identity or intended.digest
             self.effects.append(
-                Effect(started.key, started.step, 0, name, effect, identity, seq, seq, 1, last, "happened")
+                Effect(started.key, started.step, 0, name, effect, identity, seq, last - 1, 1, last, "happened")
             )
         facts.seq = last
 

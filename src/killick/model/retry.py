@@ -159,6 +159,6 @@ def exception_types(about: str, option: str, given: object) -> tuple[type[BaseEx
     listed: tuple[object, ...] = tuple(given) if isinstance(given, tuple | list | set | frozenset) else (given,)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     kept = tuple(kind for kind in listed if isinstance(kind, type) and issubclass(kind, BaseException))
     if len(kept) < len(listed):
-        told = f"{option}={given!r}; give exception classes, as in {option}=(ConnectionError,)"
-        raise DeclarationRefused(about, told)
+        problem = f"{option}={given!r}; give exception classes, as in {option}=(ConnectionError,)"
+        raise DeclarationRefused(about, problem)
     return kept

@@ -11,7 +11,7 @@ from killick.model.events import Digest, Event
 # triggers -----------------------------------------------------------------------------------------
 
 TriggerSort = Literal["cron", "every", "when", "event"]
-PassedBecause = Literal["missed", "paused", "overlap", "input failed"]
+PassedBecause = Literal["missed", "paused", "overlap", "input failed", "duplicate"]
 
 
 class TriggerSet(Event, frozen=True, tag="trigger.set"):
@@ -44,7 +44,7 @@ class TriggerQueued(Event, frozen=True, tag="trigger.queued"):
 
 class TriggerPassed(Event, frozen=True, tag="trigger.passed"):
     """Firings due from `first` to `last` were skipped, with the reason; at most 10,000 are counted. `number` is that of
-    a queued firing. Data: `failure` of the input; `body`, `value`."""
+    a queued firing. Data: `failure` of the input; the `run` that a duplicate names; `body`, `value`."""
 
     first: int
     last: int

@@ -6,7 +6,8 @@ value reader can read them. Loading is lazy: opening reads nothing, and an acces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import cache
 from typing import Any, Final, Generic, TypeVar, overload
 
 import msgspec
@@ -47,11 +48,16 @@ class _Inner(msgspec.Struct, rename={"children": "$list"}):
 _inner: Final = msgspec.json.Decoder(_Inner).decode
 
 
+@cache
+def _decoder(of: Hashable) -> Callable[[bytes], list[Any]]:
+    return msgspec.json.Decoder(list[of]).decode  # type: ignore[valid-type]
+
+
 class Vector(Sequence[T], Generic[T]):
     """An append-only sequence. Items may be mutated if fetched with `changing`."""
 
     def __init__(self, of: type[T], saved: Saved | None = None, fetch: Fetch | None = None) -> None:
-        self._decode: Callable[[bytes], list[T]] = msgspec.json.Decoder(list[of]).decode  # type: ignore[valid-type]
+        self._decode: Callable[[bytes], list[T]] = _decoder(of)  # type: ignore[arg-type]
         self._fetch = fetch
         self._length = saved.length if saved else 0
         self._height = saved.height if saved else 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from killick.client.inbox import agreement, lacking, whom
 from killick.engine import views
 from killick.engine.approval.argument_edits import ARGUMENT_CHARS, call, shown, visible
-from killick.engine.inbox import APPROVE, may_answer
+from killick.engine.control.inbox import APPROVE, may_answer
 from killick.history.phrasing import entries_of, inline, listed, process
 from killick.history.timeline_parts import Edit, Step, Wait
 from killick.presenting.phrase import Phrase, remark

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from killick.engine import views
-from killick.engine.inbox import APPROVE
+from killick.engine.control.inbox import APPROVE
 from killick.errors import ValueErased
 from killick.history import timeline_parts as parts
 from killick.history.page import RedactData

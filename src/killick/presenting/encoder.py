@@ -19,6 +19,8 @@ from killick.text import printable
 _POINTS: Final = frozenset({"at", "since", "until", "deadline"})
 """Times whose names need no `_at`."""
 
+_SCALARS: Final = frozenset({int, float, bool})
+
 
 def json_name(field: str) -> str:
     """The name of a field in JSON: `next_us` is `next_at`, `since_us` is `since`."""
@@ -28,21 +30,24 @@ def json_name(field: str) -> str:
 
 def document(data: Any) -> Any:
     """Plain JSON. What a field declares as Any is a value of an agent: tagged as it is in the log."""
+    if data is None or type(data) in _SCALARS:
+        return data
+    if isinstance(data, str):
+        return printable(data)
     if isinstance(data, msgspec.Struct):
         config = type(data).__struct_config__
         made: dict[str, Any] = {} if config.tag is None else {str(config.tag_field): config.tag}
         for field, name, kind in _fields(type(data)):
             value = getattr(data, field)
-            made[name] = _value(value) if kind == "value" else _time(value) if kind == "time" else document(value)
+            if value is None or (not kind and type(value) in _SCALARS):
+                made[name] = value
+            else:
+                made[name] = _value(value) if kind == "value" else _time(value) if kind == "time" else document(value)
         return made
-    if isinstance(data, Mapping):
-        return {printable(str(name)): document(value) for name, value in data.items()}  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
     if isinstance(data, list | tuple):
         return [document(value) for value in data]  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(data, str):
-        return printable(data)
-    if data is None or type(data) in (int, float, bool):
-        return data
+    if isinstance(data, Mapping):
+        return {printable(str(name)): document(value) for name, value in data.items()}  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
     return _value(data)
 
 

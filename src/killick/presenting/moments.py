@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from killick.engine.inbox import ANSWER, CHILD, COMMAND, SAID, VOTE
+from killick.engine.control.inbox import ANSWER, CHILD, COMMAND, SAID, VOTE
 from killick.history.phrasing import counted, entries_of, filed, lapse_told, paged, process, snapshot
 from killick.history.timeline_parts import Entry, Moment
 from killick.model import events as e

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from killick.client import inbox
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
 
 ASKING_MAX: Final = 200
 """The number of runs whose questions are counted, the most urgent ones."""
+
+
+SHARE: Final = 10
+"""Where counting takes long, its result holds for so many times as long."""
+
+LONG_SECONDS: Final = 0.02
 
 
 class Needs(Document, frozen=True):
@@ -35,12 +42,26 @@ class Questions:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._kept: dict[str, tuple[tuple[int, int], list[Wait]]] = {}
+        self._last: tuple[list[Wait], bool] = [], False
+        self._until = 0.0
+
+    def forget(self) -> None:
+        """Count again at once: something was written here."""
+        self._until = 0.0
 
     def now(self) -> tuple[list[Wait], bool]:
-        """The questions, and whether more runs ask."""
+        """The questions, and whether more runs ask; where very many do, as they were a moment ago."""
+        clock = self._client.runtime.clock
+        if (began := clock.monotonic()) >= self._until:
+            self._last = self._counted()
+            took = clock.monotonic() - began
+            self._until = began + took * SHARE if took > LONG_SECONDS else 0.0
+        return self._last
+
+    def _counted(self) -> tuple[list[Wait], bool]:
         log, known = self._client.runtime.log, self._kept
         rows = [row for _, row in inbox.asking(log.store, self._client.runtime.clock.now_us())]
-        standings = log.store.standings([row.run for row in rows[:ASKING_MAX]])
+        standings = log.store.statuses([row.run for row in rows[:ASKING_MAX]])
         self._kept = kept = dict[str, tuple[tuple[int, int], list[Wait]]]()
         for row in rows[:ASKING_MAX]:
             if row.run in standings:
@@ -54,9 +75,9 @@ class Questions:
         waits, more = self.now()
         return f"{len(waits)}{'+' * more}" if waits else ""
 
-    def needs(self, person: str, *, may_answer: bool) -> Needs:
-        """What needs a person, as this one sees it."""
-        (waits, more), counts = self.now(), counted(self._client.runtime.store, RunQuery())
+    def needs(self, person: str, counts: Counter[str] | None = None, *, may_answer: bool) -> Needs:
+        """What needs a person, as this one sees it. `counts` are those of all runs, where they are known."""
+        (waits, more), counts = self.now(), counts or counted(self._client.runtime.store, RunQuery())
         asks = [each for each in waits if each.waits_for == "answer"]
         mine = [each for each in asks if may_answer and approvals.why_not(self._client, each, person) is None]
         return Needs.of(None, **{name: counts[name] for name in ("abandoned", "code_mismatch", "failed")},

@@ -14,9 +14,9 @@ from killick.client import time_travel
 from killick.client.client import Client
 from killick.engine import renewals
 from killick.engine.approval.argument_edits import shown
+from killick.engine.control.interventions import entries_of
 from killick.engine.effects.fork import UNCHANGED, Conditions, fork
-from killick.engine.interventions import entries_of
-from killick.engine.steps import waits
+from killick.engine.waits import waits
 from killick.errors import AnswerRefused, RunBroken, RunExists, RunUnknown, TimeRefused
 from killick.history.phrasing import counted, listed, span
 from killick.history.rewind_preview import leaving
@@ -238,7 +238,7 @@ def rewind(run: RunPreview, to: str) -> Will:
         raise TimeRefused(run.given, f"continues as {run.run}; rewind that run, or fork this one")
     head = run.client.runtime.log.head(run.run)
     if head.parent is not None and boundaries.at(run.client.runtime.log, run.run, to).seq <= head.base:
-        raise TimeRefused(run.run, f"what is before {to} belongs to the run that it was forked from; fork that run")
+        raise TimeRefused(run.run, f"the part before {to} belongs to the run that it was forked from; fork that run")
     found = leaving(run.client.runtime.log, run.run, to)
     told = f"{run.run} is rewound to {found.to}, and continues from there."
     return Will(told, _cut([*_lines(report.rewind(found, CHARS)), run.lands]))
@@ -284,7 +284,7 @@ def undo(found: Undoing, settled: str | None) -> Will:
     if found.refuses is not None and settled is None:
         by_hand = "; undo it by hand, then settle it" if found.compensated_by is None else ""
         raise TimeRefused(found.run, f"step {found.step} cannot be undone: {found.refuses}{by_hand}")
-    how = {"happened": "is recorded as undone, as you say", "not": "is recorded as not undone"}.get(
+    how = {"happened": "is recorded as undone", "not": "is recorded as not undone"}.get(
         settled or "", f"is undone by {found.compensated_by or 'its compensation'}"
     )
     told = f"Step {found.step}, {report.call_line(found.tool, found.arguments)}, {how}. The run itself continues."

@@ -181,10 +181,10 @@ def position(tl: Timeline, status: str, broken: str | None = None) -> Position:
         since = step.intended_at
     match status:
         case "broken":
-            where, following = "The record does not hold", f"{broken}. Verify it to see where; then repair it."
+            where, following = "The log fails verification", f"{broken}. Verify it to see where; then repair it."
         case "completed" | "cancelled":
             where = status.capitalize()
-            following = f"It goes on as {tl.renewed_as}." if tl.renewed_as else "Nothing more will happen."
+            following = f"It continues as {tl.renewed_as}." if tl.renewed_as else "Nothing more will happen."
             since = tl.ended_at or since
         case "failed":
             where, since = f"Failed at {named}" if number else "Failed in the agent's own code", tl.ended_at or since

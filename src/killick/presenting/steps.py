@@ -131,7 +131,7 @@ def attempts(step: Step) -> Iterator[Phrase]:
             yield Phrase(f"{name} ", "quiet").add(short(last.failure), "bad").add(f" ({took})", "quiet")
             if own := own_frames(last.failure.frames):
                 yield Phrase("  at ", "quiet").add(", ".join(map(place, reversed(own))))
-            if (said := far_side(last.failure)) is not None:
+            if (said := service_response(last.failure)) is not None:
                 yield Phrase("  answered ", "quiet").add(said)
             if last.not_retried is not None and last.not_retried != "no_attempts_left":
                 yield Phrase(f"  not tried again: {NOT_RETRIED[last.not_retried]}", "quiet")
@@ -153,7 +153,7 @@ def _grouped(attempts: Iterable[Attempt]) -> list[list[Attempt]]:
     return groups
 
 
-def far_side(failure: Failure) -> str | None:
+def service_response(failure: Failure) -> str | None:
     """What the remote service answered, by the first error of a chain that has it."""
     return next(filter(None, map(response, chain(failure))), None)
 

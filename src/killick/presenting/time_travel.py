@@ -46,7 +46,7 @@ def steps_between(steps: Sequence[str]) -> str:
 def rewind(found: Leaving, chars: int) -> Report:
     """What a rewind takes back, and what stays as it is."""
     kept = f", which {'stay' if len(found.steps) > 1 else 'stays'} on record" if found.steps else ""
-    yield "leaves", [Phrase(steps_between(found.steps)).add(kept, "quiet")]
+    yield "rewinds", [Phrase(steps_between(found.steps)).add(kept, "quiet")]
     for status, label, means in _STAYS:
         if effects := [effect for effect in found.effects if effect.status in status]:
             yield label, [*(_effect(effect, chars) for effect in effects), Phrase(means, "quiet")]
@@ -57,7 +57,7 @@ def rewind(found: Leaving, chars: int) -> Report:
     yield "returns", [Phrase(f"to the inbox: {', '.join(returned)}")] if returned else []
     if found.files is not None:
         there = Phrase(f"return to snapshot {found.files.snapshot[:12]}: ").join(changed_files(found.files.counts))
-        yield "files", [there, Phrase(f"in {found.files.folder}; what is there is kept first", "quiet")]
+        yield "files", [there, Phrase(f"in {found.files.folder}; the current files are kept first", "quiet")]
     yield "asks again", [Phrase(f"step {one.step}: {one.by} answered {one.answer}") for one in found.answers]
 
 

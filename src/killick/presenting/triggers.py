@@ -26,11 +26,9 @@ _BETWEEN: Final = (e.RunStarted, e.MessageTaken, e.RunTagged)
 """Events of a trigger's log that come with another one, and say nothing beyond it."""
 _DID: Final = {"cancel.requested": "cancelled", "note.made": "noted"}
 _PASSED: Final = {
-    "missed": "no worker was running",
-    "paused": "it was paused",
-    "overlap": "the run before had not ended",
-    "input failed": "no input could be made",
-}
+    "missed": "no worker was running", "paused": "it was paused", "overlap": "the run before had not ended",
+    "input failed": "no input could be made", "duplicate": "a run with the id that it names exists",
+}  # fmt: skip
 
 
 class TriggerActivity(Document, frozen=True):

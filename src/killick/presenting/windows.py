@@ -21,7 +21,7 @@ EVICTIONS: Final = {
     "pays": "it pays", "budget": "for the budget", "duplicate": "already elsewhere", "unused": "not in use",
     "superseded": "superseded by a later read", "written": "written since",
 }  # fmt: skip
-NOT_HELD: Final = "no window was held; killick.loop(…, budget=…) or killick.Window holds one"
+NOT_HELD: Final = "no window was used; killick.loop(…, budget=…) or killick.Window keeps one"
 
 
 def share(part: int, whole: int) -> str:

@@ -40,8 +40,8 @@ EXCHANGE: Final = "exchange"
 
 BY: Final = "proxy"
 _PRICES: Final = Prices()
-_DIED: Final = Failure.told("killick.proxy", "the proxy ended before the reply did", kind="died")
-GONE: Final = Failure.told("killick.proxy", "the client went away before the reply was over", kind="cancelled")
+_DIED: Final = Failure.of("killick.proxy", "the proxy ended before the reply did", kind="died")
+GONE: Final = Failure.of("killick.proxy", "the client went away before the reply was over", kind="cancelled")
 
 
 class Exchange(msgspec.Struct, frozen=True):
@@ -223,7 +223,7 @@ class Conversation:
 
     def _intention(self, step: str, arguments: Mapping[str, Any], decisions: Sequence[Decision], note: str) -> None:
         now = self.client.runtime.clock.now_us()
-        digest = arguments_digest(arguments)
+        digest = arguments_digest(arguments, secret_key=self.client.runtime.store.secret_key)
         key = action_key(self.run, step, self.wire.step, digest, generation=self.log.fold.facts.generation)
         entries = [*self._first, *self._decided(decisions, step)]
         if note and note != self.noted:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from killick.engine.steps.waits import refuse_own
+from killick.engine.waits.waits import refuse_own
 from killick.errors import AccessRefused, KillickError, LogError
 from killick.logger import get_logger
 from killick.proxy.conversation import Conversation
@@ -180,7 +180,7 @@ class Conversations:
             opened = await asyncio.to_thread(Conversation.opened, self.client, last, wire, self._window(wire))
             conversation = self._keep(opened)
         if conversation.at is not None:
-            return conversation, None  # what it is at may move it to where this request goes on
+            return conversation, None  # its current request may move it to this one's position
         if conversation.wire is wire and conversation.tip in (course.asked, *course.tips):
             return conversation, None
         return None, last
@@ -235,7 +235,7 @@ class Conversations:
         """Returns the runs of dead proxies."""
         store = self.client.runtime.store
         rows = store.runs(RunQuery(agent=self.agent, status=("running",)), limit=1_000)
-        standings = store.standings([row.run for row in rows if row.run not in self._open and self._is_ours(row)])
+        standings = store.statuses([row.run for row in rows if row.run not in self._open and self._is_ours(row)])
         return [run for run, found in standings.items() if not is_held(store, found.head)]
 
     def _end(self, run: str) -> None:

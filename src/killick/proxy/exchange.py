@@ -232,7 +232,7 @@ class ProxyRequest:
             return False
         reply = _json(body)
         if not is_map(reply):
-            self._fail(conversation, step, Failure.told("killick.proxy", "the answer is not a JSON object"))
+            self._fail(conversation, step, Failure.of("killick.proxy", "the answer is not a JSON object"))
             await self._caller.answer(response.status_code, answering(response.headers.raw, whole=True), body)
             return False
         if await self._ended(conversation, step, sending, reply):
@@ -268,7 +268,7 @@ class ProxyRequest:
         reply = splice.reply()
         if reply is None or not splice.is_whole:
             told = f"{_CUT}: {_line(splice.error)}" if splice.error else _CUT
-            self._fail(conversation, step, Failure.told("killick.proxy", told))
+            self._fail(conversation, step, Failure.of("killick.proxy", told))
             await caller.write(splice.release(()) + splice.finish())
             await caller.end()
             return False
@@ -333,7 +333,7 @@ class ProxyRequest:
         own = {each.call.id for each in answered}
         again = len(own) == len(calls) and len(self._rounds) + 1 < ROUNDS_MAX
         if len(own) == len(calls) and not again:
-            answered = []  # it asked often enough, and the client is told what there is
+            answered = []  # it asked often enough: the client gets what there is
         return Round(reply, answered, own, again, decisions)
 
     def _own(self) -> set[str]:

@@ -9,7 +9,7 @@ import sys
 from types import FrameType, FunctionType
 from typing import Any
 
-from killick.definitions.current import HERE, is_somebodys
+from killick.definitions.current import HERE, is_user_code
 from killick.engine.execution import Branch
 
 
@@ -17,13 +17,13 @@ class _Debugger(pdb.Pdb):
     """A debugger that steps through user code and skips Killick's frames."""
 
     def stop_here(self, frame: FrameType) -> bool:
-        return is_somebodys(frame) and super().stop_here(frame)
+        return is_user_code(frame) and super().stop_here(frame)
 
 
 def frame_here() -> FrameType | None:
     """The frame of user code at the current step: the caller, or the code that gathers its branch."""
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and not is_somebodys(frame):
+    while frame is not None and not is_user_code(frame):
         frame = frame.f_back
     branch = HERE.get()
     while frame is None and isinstance(branch, Branch) and branch.scope is not None:
@@ -38,7 +38,7 @@ def _waiting(task: asyncio.Task[Any]) -> FrameType | None:
     awaited: Any = task.get_coro()
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None)
-        if frame is not None and is_somebodys(frame):
+        if frame is not None and is_user_code(frame):
             found = frame
         awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None)
     return found

@@ -67,7 +67,7 @@ class Replay:
         self.export = export
         self.agent = agent
         self.run = run or export.header.run
-        self.secret_key = secret_key
+        self.secret_key = secret_key = secret_key or export.secret_key
         self.asked_for = asked or ReplayRequest()
         self._tell = tell
         export.lineage(self.run)
@@ -243,7 +243,7 @@ class Replay:
         if touched := next((stray for stray in self.strays[strays:] if not stray.reads), None):
             raise ReplayParted(self.run, f"the code does unrecorded I/O: {touched}")
         if advanced is not None and advanced.failure is not None and advanced.failure.type == "bdb.BdbQuit":
-            self.stopped, advanced = "the debugger was left", None
+            self.stopped, advanced = "the debugger was quit", None
         if advanced is not None and advanced.diverged is not None:
             step, recorded, found, builds = advanced.diverged
             diverged = RunDiverged(self.run, step, recorded=recorded, found=found, builds=builds)
@@ -333,7 +333,7 @@ class Replay:
         finally:
             self._debugging = False
         if not stays:
-            self._stop(ex, f"the debugger was left at step {step}")
+            self._stop(ex, f"the debugger was quit at step {step}")
             raise ex.signal or _Left(self.run)
 
     def _stop(self, ex: TracedExecution, told: str) -> None:
@@ -405,7 +405,8 @@ def replayed(
     if agent is None:
         agent = str(event_codec.decode(found.rows[found.header.lineage[0].run][0].body).agent)  # type: ignore[attr-defined]
     code = AGENTS.get(agent) if isinstance(agent, str) else agent
-    return Replay(found, code, secret_key=key, asked=asked).outcome(check)
+    found.decrypt(log.store)
+    return Replay(found, code, secret_key=found.secret_key or key, asked=asked).outcome(check)
 
 
 def _running() -> asyncio.AbstractEventLoop | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -20,27 +21,28 @@ def open_store(url: str, **options: Any) -> Store:
     options  the options of the store's class
     """
     parts = urlsplit(url)
-    if parts.scheme == "memory":
-        return MemoryStore(**options)
+    kind: Callable[..., Store] = SqliteStore
     if parts.scheme == "sqlite":
-        path = unquote(parts.path)
-        # sqlite:///killick.db is relative, sqlite:////var/killick.db is absolute.
-        return SqliteStore(path.removeprefix("/"), **options)
-    if parts.scheme in ("postgresql", "postgres"):
+        url = unquote(parts.path).removeprefix("/")  # sqlite:////var/killick.db is absolute
+    elif parts.scheme == "memory":
+        kind = MemoryStore
+    elif parts.scheme in ("postgresql", "postgres"):
         try:
             from killick.store.postgres.store import PostgresStore
         except ImportError as error:
-            reason = f"a store in PostgreSQL needs psycopg ({error}); pip install 'killick[postgres]'"
-            raise StoreUnavailable("postgresql:", reason) from None
-        return PostgresStore(url, **options)
-    if parts.scheme in ("redis", "rediss", "unix", "valkey", "valkeys"):
+            raise StoreUnavailable("postgresql", f"needs psycopg ({error}); pip install 'killick[postgres]'") from None
+        kind = PostgresStore
+    elif parts.scheme in ("redis", "rediss", "unix", "valkey", "valkeys"):
         try:
             from killick.store.redis.store import RedisStore
         except ImportError as error:
-            reason = f"a store on Redis or Valkey needs the redis package ({error}); pip install 'killick[redis]'"
-            raise StoreUnavailable("redis:", reason) from None
-        return RedisStore(url, **options)
-    if "://" in url:
+            raise StoreUnavailable("redis", f"needs redis-py ({error}); pip install 'killick[redis]'") from None
+        kind = RedisStore
+    elif "://" in url:
         known = "use sqlite:///path, a path, postgresql://host/database, redis://host/0, or memory:"
         raise StoreUnavailable(f"{parts.scheme}:", f"no store has the scheme {parts.scheme!r}; {known}")
-    return SqliteStore(url, **options)
+    takes = vars(kind)["__init__"].__kwdefaults__
+    if unknown := [name for name in options if name not in takes]:
+        raise StoreUnavailable(parts.scheme or url, f"has no option {unknown[0]!r}; it has {', '.join(takes)}")
+    place = () if parts.scheme == "memory" else (url,)
+    return kind(*place, **options)

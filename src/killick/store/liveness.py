@@ -45,7 +45,7 @@ class Holders:
         self._held.clear()
         self._mutex = threading.Lock()
 
-    def hold(self, holder: str) -> None:
+    def lock(self, holder: str) -> None:
         """Locks this holder's file until close or process death."""
         with self._mutex:
             if holder in self._held:

@@ -16,14 +16,13 @@ from killick import errors
 from killick.clock import Clock, SystemClock
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
-from killick.store.memory_runs import Runs, StoredRun, lease_end_us, marked, part
+from killick.store.memory_runs import Runs, StoredRun, indexed_to, lease_end_us, unshare
 from killick.store.protocol import Transaction, lease_clock_us
 from killick.store.records import (
     ENDED,
     OWN_AGENTS,
     READ_LIMIT,
     Append,
-    Behind,
     Claimed,
     Condition,
     Delivered,
@@ -40,10 +39,11 @@ from killick.store.records import (
     RunIndex,
     RunQuery,
     RunRow,
-    RunStanding,
+    RunStatus,
     Snapshot,
     TermBatch,
     TermPosition,
+    UnindexedRun,
     UniqueRight,
 )
 
@@ -68,7 +68,7 @@ class MemoryStore(Runs):
         """Returns an independent copy with another clock."""
         with self._open():
             twin = copy(self)
-            part(self, twin, vars(self))
+            unshare(self, twin, vars(self))
             twin._lock, twin._clock, twin._numbers = Lock(), clock, count(len(self._runs) + 1)
             twin._watchers = []
             twin._runs = defaultdict(StoredRun, {name: run.copied() for name, run in self._runs.items()})
@@ -101,19 +101,19 @@ class MemoryStore(Runs):
 
     def opening(self, run: str, *, fold: int) -> Opening | None:
         with self._open():
-            kept = self._runs[run]
-            if kept.head is None:
+            stored = self._runs[run]
+            if stored.head is None:
                 return None
-            cached = [one for (seq, made), one in kept.snapshots.items() if made == fold and seq <= kept.head.seq]
+            cached = [one for (seq, made), one in stored.snapshots.items() if made == fold and seq <= stored.head.seq]
             newest = max(cached, key=lambda one: one.seq, default=None)
-            rows = [row for row in kept.rows.values() if newest is None or row.seq > newest.seq]
-            return Opening(head=kept.head, quarantined=kept.quarantined, snapshot=newest, rows=rows)
+            rows = [row for row in stored.rows.values() if newest is None or row.seq > newest.seq]
+            return Opening(head=stored.head, quarantined=stored.quarantined, snapshot=newest, rows=rows)
 
     # transactions of others -------------------------------------------------------------------
     def transaction(self) -> AbstractContextManager[Transaction]:
         raise errors.StoreError("memory: cannot join a transaction of yours; use a SQLite file or PostgreSQL")
 
-    def joining(self, connection: Any) -> Transaction:
+    def join(self, connection: Any) -> Transaction:
         raise errors.StoreError("memory: cannot join a transaction of yours; use a SQLite file or PostgreSQL")
 
     # values -----------------------------------------------------------------------------------
@@ -123,21 +123,21 @@ class MemoryStore(Runs):
 
     def references(self, run: str) -> References:
         with self._open():
-            kept = self._runs[run].references
-            return References(set(kept.log), set(kept.snapshots))
+            references = self._runs[run].references
+            return References(set(references.log), set(references.snapshots))
 
-    def refer(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
+    def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
         with self._open():
-            kept = self._runs[run]
-            if kept.head is None or kept.head.seq != at or len(kept.inbox) != delivered:
+            stored = self._runs[run]
+            if stored.head is None or stored.head.seq != at or len(stored.inbox) != delivered:
                 return False
-            kept.references = replace(kept.references, log=set(hashes))
+            stored.references = replace(stored.references, log=set(hashes))
             return True
 
     def sweep(self, *, limit: int = READ_LIMIT) -> int:
         with self._open():
-            kept = [run.references for run in self._runs.values()]
-            alive = {digest for one in kept for digest in one.log | one.snapshots}
+            references = [run.references for run in self._runs.values()]
+            alive = {digest for one in references for digest in one.log | one.snapshots}
             dead = [digest for digest in self._pieces if digest not in alive][:limit]
             for digest in dead:
                 del self._pieces[digest]
@@ -157,24 +157,27 @@ class MemoryStore(Runs):
             self._runs[run].snapshots.clear()
             self._runs[run].references.snapshots.clear()
 
-    # marks ------------------------------------------------------------------------------------
-    def unmarked(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[Behind]:
+    # search terms -----------------------------------------------------------------------------
+    def unindexed(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[UnindexedRun]:
         with self._open():
-            found = [(run, head, marked(run, head)) for run, head in self._present() if run.number > after]
-        behind = [(run, head, seq) for run, head, seq in found if seq < head.seq]
-        return [Behind(number=r.number, run=head.run, base=head.base, marked=seq) for r, head, seq in behind][:limit]
+            found = [
+                UnindexedRun(number=run.number, run=head.run, base=head.base, indexed_to=indexed_to(run, head))
+                for run, head in self._present()
+                if run.number > after and indexed_to(run, head) < head.seq
+            ]
+        return found[:limit]
 
-    def mark(self, items: Sequence[TermBatch]) -> None:
+    def index_terms(self, items: Sequence[TermBatch]) -> None:
         with self._open():
             for item in items:
                 run = self._runs[item.run]
-                if item.anew:
-                    run.marks, run.marked = set(), None
-                if run.head is not None and marked(run, run.head) == item.after:
-                    run.marks |= set(item.marks)
-                    run.marked = item.up_to
+                if item.reset:
+                    run.terms, run.indexed_to = set(), None
+                if run.head is not None and indexed_to(run, run.head) == item.after:
+                    run.terms |= set(item.terms)
+                    run.indexed_to = item.up_to
 
-    def marked(
+    def search(
         self,
         all_of: Sequence[Collection[int]],
         *,
@@ -186,8 +189,8 @@ class MemoryStore(Runs):
         with self._open():
             bearing: defaultdict[TermPosition, set[int]] = defaultdict(set)
             for run, head in self._present():
-                for mark in run.marks:
-                    bearing[TermPosition(mark.at_us, run.number, mark.seq, head.run)].add(mark.term)
+                for term in run.terms:
+                    bearing[TermPosition(term.at_us, run.number, term.seq, head.run)].add(term.term)
         found = [place for place, terms in bearing.items() if all(terms & set(group) for group in all_of)]
         found = [place for place in found if since_us is None or place.at_us >= since_us]
         found = [place for place in found if until_us is None or place.at_us < until_us]
@@ -223,29 +226,29 @@ class MemoryStore(Runs):
                     taken.append(Claimed(head=head, row=row, left=was.holder, left_until_us=was.lease_until_us))
         return taken
 
-    def keep(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
+    def renew(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
         with self._open():
             now_us = self.now_us()
             held = [(run, head) for run, head in self._present() if head.holder == holder and head.run in runs]
             held = [(run, head) for run, head in held if lease_end_us(head) > now_us]
             for run, head in held:
-                run.head = self._held(head, holder, head.epoch, seconds)
+                run.head = self._with_lease(head, holder, head.epoch, seconds)
             return {head.run: head.epoch for _, head in held}
 
     def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
         with self._open():
-            kept = self._runs[run]
-            head, line = kept.head, kept.index
+            stored = self._runs[run]
+            head, line = stored.head, stored.index
             if head is None or head.holder is None or head.epoch != epoch or holder not in (None, head.holder):
                 return
-            kept.head = replace(head, lease_until_us=0) if left else self._let_go(head)
+            stored.head = replace(head, lease_until_us=0) if left else self._without_lease(head)
             if left or (line is not None and line.wake_at_us is not None and line.status not in ENDED):
-                self._rung.append(run)
+                self._to_notify.append(run)
 
     def lives(self, holder: str) -> bool:
         # All holders live in this process; a holder without leases is not listed.
         with self._open():
-            return holder not in self._gone or any(
+            return holder not in self._released or any(
                 run.head is not None and run.head.holder == holder for run in self._runs.values()
             )
 
@@ -307,7 +310,7 @@ class MemoryStore(Runs):
                 return False
             self._runs[run].index = None
             self._write_index(run, index)
-            self._ring_if_sooner(run, None)
+            self._notify_if_sooner(run, None)
             return True
 
     def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
@@ -315,12 +318,12 @@ class MemoryStore(Runs):
         lines = [line for line in lines if before is None or line.number < before]
         return [line for line in lines if not query.status or line.status in query.status][:limit]
 
-    def standings(self, runs: Collection[str]) -> dict[str, RunStanding]:
+    def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
         with self._open():
-            kept = [self._runs[run] for run in runs]
+            stored = [self._runs[run] for run in runs]
             return {
-                run.head.run: RunStanding(run.head, None if run.index is None else run.index.status, run.quarantined)
-                for run in kept
+                run.head.run: RunStatus(run.head, None if run.index is None else run.index.status, run.quarantined)
+                for run in stored
                 if run.head is not None
             }
 
@@ -333,10 +336,10 @@ class MemoryStore(Runs):
     def _matching(self, query: RunQuery) -> list[RunRow]:
         """Returns the runs that match in all but their status, newest first."""
         with self._open():
-            wanted = [
+            matching = [
                 run for run, head in reversed(self._present()) if not query.holders or head.holder in query.holders
             ]
-            lines = [run.index for run in wanted if run.index is not None]
+            lines = [run.index for run in matching if run.index is not None]
         if query.agent is None and query.tag is None:
             lines = [line for line in lines if not line.agent.startswith(OWN_AGENTS)]
         lines = [line for line in lines if query.agent is None or line.agent == query.agent]
@@ -353,7 +356,7 @@ class MemoryStore(Runs):
 
     def _due(self, now_us: int, agents: Collection[str] | None) -> list[RunRow]:
         found: list[tuple[int, int, RunRow]] = []
-        for _, head, line in self._going():
+        for _, head, line in self._active():
             if lease_end_us(head) > self.now_us() or (agents is not None and line.agent not in agents):
                 continue
             left = head.holder is not None and line.status != "paused"
@@ -366,52 +369,52 @@ class MemoryStore(Runs):
         with self._open():
             free = [
                 line.wake_at_us
-                for _, head, line in self._going()
+                for _, head, line in self._active()
                 if head.holder is None and (agents is None or line.agent in agents)
             ]
         return min((at for at in free if at is not None), default=None)
 
-    def _going(self) -> Iterator[tuple[StoredRun, Head, RunRow]]:
+    def _active(self) -> Iterator[tuple[StoredRun, Head, RunRow]]:
         """Returns the runs that may become due, with their index."""
         for run, head in self._present():
             if run.index is not None and run.quarantined is None and run.index.status not in ENDED:
                 yield run, head, run.index
 
-    def watch(self, ring: Callable[[str], None]) -> Callable[[], None]:
+    def watch(self, callback: Callable[[str], None]) -> Callable[[], None]:
         with self._open():
-            self._watchers.append(ring)
+            self._watchers.append(callback)
 
         def stop() -> None:
             with self._lock:
-                if ring in self._watchers:
-                    self._watchers.remove(ring)
+                if callback in self._watchers:
+                    self._watchers.remove(callback)
 
         return stop
 
-    # the feed ---------------------------------------------------------------------------------
-    def feed(
+    # the outbox -------------------------------------------------------------------------------
+    def outbox(
         self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
     ) -> list[OutboxItem]:
         with self._open():
-            told = [one for one in self._feed if one.position > after]
-        return [one for one in told if kinds is None or one.kind in kinds][: min(limit, READ_LIMIT)]
+            items = [one for one in self._outbox if one.position > after]
+        return [one for one in items if kinds is None or one.kind in kinds][: min(limit, READ_LIMIT)]
 
-    def feed_end(self) -> int:
+    def outbox_end(self) -> int:
         with self._open():
-            return self._told
+            return self._outbox_end
 
-    def trim_feed(self, up_to: int) -> int:
+    def trim_outbox(self, up_to: int) -> int:
         with self._open():
-            before = len(self._feed)
-            self._feed = [one for one in self._feed if one.position > up_to]
-            return before - len(self._feed)
+            before = len(self._outbox)
+            self._outbox = [one for one in self._outbox if one.position > up_to]
+            return before - len(self._outbox)
 
-    # keeping ----------------------------------------------------------------------------------
+    # maintenance ------------------------------------------------------------------------------
     def quarantine(self, run: str, reason: str | None) -> None:
         with self._open():
             self._runs[run].quarantined = reason
             if reason is None:
-                self._rung.append(run)
+                self._to_notify.append(run)
 
     def quarantined(self, run: str) -> str | None:
         with self._open():
@@ -423,14 +426,14 @@ class MemoryStore(Runs):
             if old is not None and any(seq <= old.seq for seq in (head.seq, *(row.seq for row in rows))):
                 raise ValueError(f"{head.run}: a repair must move the head forward from event {old.seq}")
             run.number = run.number or next(self._numbers)
-            run.aside += [row for seq, row in run.rows.items() if seq > keep]
+            run.displaced += [row for seq, row in run.rows.items() if seq > keep]
             run.rows = {seq: row for seq, row in run.rows.items() if seq <= keep}
             run.rows |= {row.seq: row for row in rows}
-            run.head, run.marks, run.marked = head, set(), None
+            run.head, run.terms, run.indexed_to = head, set(), None
 
-    def aside(self, run: str) -> list[Row]:
+    def displaced(self, run: str) -> list[Row]:
         with self._open():
-            return list(self._runs[run].aside)
+            return list(self._runs[run].displaced)
 
     def remove(self, run: str) -> None:
         with self._open():
@@ -440,7 +443,7 @@ class MemoryStore(Runs):
                     raise errors.StoreError(f"{run}: {head.run} is a fork of it; remove that run first")
             # Its claims stay: removing a run does not return its consumed rights.
             self._runs[run] = StoredRun(removed=True)
-            self._feed = [one for one in self._feed if one.run != run]
+            self._outbox = [one for one in self._outbox if one.run != run]
 
     def purge(self) -> bool:
         return True
@@ -464,8 +467,8 @@ class MemoryStore(Runs):
             if self._closed:
                 raise errors.StoreClosed(self.place)
             yield
-            rung, self._rung = self._rung, []
-            watchers = list(self._watchers) if rung else []
-        for ring in watchers:
-            for run in rung:
-                ring(run)
+            to_notify, self._to_notify = self._to_notify, []
+            watchers = list(self._watchers) if to_notify else []
+        for callback in watchers:
+            for run in to_notify:
+                callback(run)

@@ -19,7 +19,7 @@ from killick.store.protocol import lease_clock_us
 from killick.store.records import (
     ENDED,
     ERASED_BODY,
-    FEED_RANG,
+    OUTBOX_CHANGED,
     Append,
     CreateRun,
     Delivered,
@@ -48,20 +48,20 @@ class StoredRun:
     number: int = 0
     index: RunRow | None = None
     rows: dict[int, Row] = field(default_factory=dict[int, Row])
-    aside: list[Row] = field(default_factory=list[Row])
+    displaced: list[Row] = field(default_factory=list[Row])
     inbox: dict[int, Message] = field(default_factory=dict[int, Message])
     numbers: dict[str, int] = field(default_factory=dict[str, int])
     snapshots: dict[tuple[int, int], Snapshot] = field(default_factory=dict[tuple[int, int], Snapshot])
     references: References = field(default_factory=lambda: References(set(), set()))
-    marks: set[TermRow] = field(default_factory=set[TermRow])
-    marked: int | None = None
+    terms: set[TermRow] = field(default_factory=set[TermRow])
+    indexed_to: int | None = None
     quarantined: str | None = None
     removed: bool = False
 
     def copied(self) -> StoredRun:
         """Returns an independent copy."""
         twin = copy(self)
-        part(self, twin, [each.name for each in fields(self)])
+        unshare(self, twin, [each.name for each in fields(self)])
         twin.references = References(set(self.references.log), set(self.references.snapshots))
         return twin
 
@@ -69,30 +69,30 @@ class StoredRun:
 class Runs:
     """All runs, with their appends and deliveries. The caller holds the lock.
 
-    `_rung` collects the runs to notify for, and the outbox if it grew.
+    `_to_notify` collects the runs to notify for, and the outbox if it grew.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._runs: defaultdict[str, StoredRun] = defaultdict(StoredRun)
-        self._gone: set[str | None] = set()
+        self._released: set[str | None] = set()
         self._numbers = count(1)
         self._pieces: dict[bytes, Blob] = {}
         self._claims: dict[UniqueRight, Owner] = {}
-        self._feed: list[OutboxItem] = []
-        self._told = 0
-        self._rung: list[str] = []
+        self._outbox: list[OutboxItem] = []
+        self._outbox_end = 0
+        self._to_notify: list[str] = []
 
     def _append(self, item: Append) -> Head | errors.LogError:
         """Checks everything, then writes everything."""
         head = self._runs[item.run].head
-        if head is not None and is_there(item, head):
+        if head is not None and is_committed(item, head):
             return head
-        group, heads, wanted = item.group, list[Head](), dict[UniqueRight, Owner]()
+        group, heads, claimed = item.group, list[Head](), dict[UniqueRight, Owner]()
         try:
             for one in group:
-                heads.append(self._standing(one, self._runs[one.run].head))
-                self._check_rights(one, wanted)
+                heads.append(self._checked_head(one, self._runs[one.run].head))
+                self._check_rights(one, claimed)
         except errors.LogError as refusal:
             return refusal
         first, *_ = [self._write(one, head) for one, head in zip(group, heads, strict=True)]
@@ -100,12 +100,12 @@ class Runs:
             self._deliver(sent)
         return first
 
-    def _standing(self, item: Append, head: Head | None) -> Head:
+    def _checked_head(self, item: Append, head: Head | None) -> Head:
         """Returns the head that an append builds on, or a refusal."""
-        if item.birth is not None:
+        if item.create is not None:
             if head is not None or self._runs[item.run].removed:
                 raise errors.RunExists(item.run)
-            return self._born(item, item.birth)
+            return self._new_head(item, item.create)
         if head is None:
             raise errors.RunUnknown(item.run)
         if head.epoch != item.epoch:
@@ -114,14 +114,14 @@ class Runs:
             raise errors.HeadMoved(item.run, expected=item.after, actual=head.seq)
         return head
 
-    def _born(self, item: Append, birth: CreateRun) -> Head:
-        if birth.parent is None and item.after != 0:
+    def _new_head(self, item: Append, create: CreateRun) -> Head:
+        if create.parent is None and item.after != 0:
             raise errors.HeadMoved(item.run, expected=item.after, actual=0)
-        parent = None if birth.parent is None else self._known(birth.parent)
+        parent = None if create.parent is None else self._known(create.parent)
         if parent is not None and self._hash_at(parent, item.after) != item.before:
             raise errors.HeadMoved(parent.run, expected=item.after, actual=parent.seq)
-        head = Head(run=item.run, seq=0, hash=item.before, epoch=0, base=item.after, parent=birth.parent)
-        return head if birth.holder is None else self._held(head, birth.holder, 1, birth.lease_seconds)
+        head = Head(run=item.run, seq=0, hash=item.before, epoch=0, base=item.after, parent=create.parent)
+        return head if create.holder is None else self._with_lease(head, create.holder, 1, create.lease_seconds)
 
     def _hash_at(self, head: Head, seq: int) -> bytes | None:
         """Returns the chain hash at an event, from the ancestor that owns it."""
@@ -130,13 +130,13 @@ class Runs:
         row = self._runs[head.run].rows.get(seq)
         return None if row is None else row.hash
 
-    def _check_rights(self, item: Append, wanted: dict[UniqueRight, Owner]) -> None:
+    def _check_rights(self, item: Append, claimed: dict[UniqueRight, Owner]) -> None:
         """Refuses consumed claims and messages. The append may consume again what it returns itself."""
         for claim in item.claims:
-            owner = wanted.get(claim) or self._claims.get(claim)
+            owner = claimed.get(claim) or self._claims.get(claim)
             if owner is not None and not (owner.run == item.run and claim in item.releases):
                 raise errors.AlreadyClaimed(item.run, space=claim.space, owner=owner.run, seq=owner.seq)
-        wanted |= {claim: Owner(item.run, item.last[0]) for claim in item.claims}
+        claimed |= {claim: Owner(item.run, item.last[0]) for claim in item.claims}
         for number in item.takes:
             message = self._runs[item.run].inbox.get(number)
             if message is None or (message.taken is not None and number not in item.returns):
@@ -146,10 +146,10 @@ class Runs:
         """Writes an accepted append. Returns come before takes, and erasure after storage."""
         run, (seq, last) = self._runs[item.run], item.last
         run.head = head = replace(head, seq=seq, hash=last)
-        self._gone.discard(head.holder)
+        self._released.discard(head.holder)
         run.number = run.number or next(self._numbers)
         run.rows |= {row.seq: row for row in item.rows}
-        self._keep(item.pieces, run.references.log)
+        self._store_pieces(item.pieces, run.references.log)
         for claim in item.releases:
             if (owner := self._claims.get(claim)) is not None and owner.run == item.run:
                 del self._claims[claim]
@@ -159,25 +159,25 @@ class Runs:
         for number in item.takes:
             run.inbox[number] = replace(run.inbox[number], taken=seq)
         if item.snapshot is not None:
-            self._keep(item.snapshot.pieces, run.references.snapshots)
+            self._store_pieces(item.snapshot.pieces, run.references.snapshots)
             run.snapshots[item.snapshot.seq, item.snapshot.fold] = replace(item.snapshot, pieces=())
         for erased in run.rows.keys() & item.erases_rows:
             run.rows[erased] = replace(run.rows[erased], data=None)
-        run.aside = [replace(row, data=None) if row.seq in item.erases_rows else row for row in run.aside]
+        run.displaced = [replace(row, data=None) if row.seq in item.erases_rows else row for row in run.displaced]
         for number in run.inbox.keys() & item.erases_messages:
             run.inbox[number] = replace(run.inbox[number], body=ERASED_BODY)
         for digest in self._pieces.keys() & item.erases_pieces:
             self._pieces[digest] = replace(self._pieces[digest], body=None)
-        for each in item.tells:
-            self._told += 1
-            self._feed.append(OutboxItem(position=self._told, run=item.run, seq=each.seq, kind=each.kind))
-            self._rung.append(FEED_RANG)
+        for each in item.outbox:
+            self._outbox_end += 1
+            self._outbox.append(OutboxItem(position=self._outbox_end, run=item.run, seq=each.seq, kind=each.kind))
+            self._to_notify.append(OUTBOX_CHANGED)
         if item.index is not None:
             before = None if run.index is None else run.index.wake_at_us
             self._write_index(item.run, item.index)
             if item.index.status in ENDED:
-                run.head = self._let_go(head)
-            self._ring_if_sooner(item.run, before)
+                run.head = self._without_lease(head)
+            self._notify_if_sooner(item.run, before)
         return run.head
 
     def _write_index(self, name: str, index: RunIndex) -> None:
@@ -197,26 +197,26 @@ class Runs:
         fields = {name: value for name, value in asdict(sent).items() if name != "pieces"}
         message = run.inbox[number] = Message(number=number, **fields)
         run.numbers[sent.id] = number
-        self._keep(sent.pieces, run.references.log)
+        self._store_pieces(sent.pieces, run.references.log)
         if run.index is not None:
             run.index = woken(replace(run.index, delivered=number), sent.at_us)
-        self._rung.append(sent.run)
+        self._to_notify.append(sent.run)
         return Delivered(message, fresh=True)
 
     def _take(self, head: Head, holder: str, seconds: float) -> Head:
-        self._gone.discard(holder)
-        self._runs[head.run].head = head = self._held(head, holder, head.epoch + 1, seconds)
+        self._released.discard(holder)
+        self._runs[head.run].head = head = self._with_lease(head, holder, head.epoch + 1, seconds)
         return head
 
-    def _let_go(self, head: Head) -> Head:
-        self._gone.add(head.holder)
+    def _without_lease(self, head: Head) -> Head:
+        self._released.add(head.holder)
         return replace(head, holder=None, lease_until_us=None)
 
-    def _held(self, head: Head, holder: str, epoch: int, seconds: float) -> Head:
+    def _with_lease(self, head: Head, holder: str, epoch: int, seconds: float) -> Head:
         until_us = None if isinf(seconds) else lease_clock_us(self._clock) + round(seconds * 1_000_000)
         return replace(head, holder=holder, epoch=epoch, lease_until_us=until_us)
 
-    def _keep(self, pieces: Sequence[Blob], references: set[bytes]) -> None:
+    def _store_pieces(self, pieces: Sequence[Blob], references: set[bytes]) -> None:
         """Stores new or erased values, and references all of them."""
         for piece in pieces:
             held = self._pieces.get(piece.hash)
@@ -224,12 +224,12 @@ class Runs:
                 self._pieces[piece.hash] = piece
             references.add(piece.hash)
 
-    def _ring_if_sooner(self, name: str, before: int | None) -> None:
+    def _notify_if_sooner(self, name: str, before: int | None) -> None:
         """Notifies if an unheld run wakes earlier than before. For a held run, the release notifies."""
         run = self._runs[name]
         wake = None if run.index is None or run.index.status in ENDED else run.index.wake_at_us
         if wake is not None and (before is None or wake < before) and run.head is not None and run.head.holder is None:
-            self._rung.append(name)
+            self._to_notify.append(name)
 
     def _known(self, name: str) -> Head:
         if (head := self._runs[name].head) is None:
@@ -242,12 +242,12 @@ class Runs:
         return sorted(found, key=lambda one: one[0].number)
 
 
-def is_there(item: Append, head: Head) -> bool:
+def is_committed(item: Append, head: Head) -> bool:
     """Returns whether this append was already committed and its acknowledgement lost.
 
     Two callers may create the same run with the same event, so only the current holder counts as its creator.
     """
-    made = item.birth is None or (item.birth.holder is not None and item.birth.holder == head.holder)
+    made = item.create is None or (item.create.holder is not None and item.create.holder == head.holder)
     return made and bool(item.rows) and (head.seq, head.hash) == item.last
 
 
@@ -263,12 +263,12 @@ def lease_end_us(head: Head) -> int:
     return 0 if head.holder is None else end
 
 
-def marked(run: StoredRun, head: Head) -> int:
+def indexed_to(run: StoredRun, head: Head) -> int:
     """Returns the seq up to which a run's search terms are indexed."""
-    return head.base if run.marked is None else run.marked
+    return head.base if run.indexed_to is None else run.indexed_to
 
 
-def part(one: object, twin: object, names: Iterable[str]) -> None:
+def unshare(one: object, twin: object, names: Iterable[str]) -> None:
     """Separates data that a copy shares."""
     for name in names:
         value: Any = getattr(one, name)

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from killick.fork_safety import hears_of_forks
 from killick.permissions import FILE_MODE, FOLDER_MODE, is_own_folder
 
-LOOK_SECONDS: Final = 0.25
+POLL_SECONDS: Final = 0.25
 """The polling interval for writes without a notification."""
 
 _LINE_BYTES_MAX: Final = 512
@@ -29,10 +29,10 @@ _LINE_BYTES_MAX: Final = 512
 _READ_BYTES: Final = 65_536
 _NAMES_MAX: Final = 1_000
 
-Ring = Callable[[str], None]
+Callback = Callable[[str], None]
 
 
-class Look(Protocol):
+class ChangeDetector(Protocol):
     """Detects writes by any connection."""
 
     def changed(self) -> bool:
@@ -42,15 +42,15 @@ class Look(Protocol):
     def close(self) -> None: ...
 
 
-class Bells:
+class Notifier:
     """One store's notifications: its own pipe, if watched, and the pipes of others."""
 
-    def __init__(self, path: Path, *, look: Callable[[], Look]) -> None:
+    def __init__(self, path: Path, *, detector: Callable[[], ChangeDetector]) -> None:
         self._folder = f"{path}-bells"
-        self._look = look
+        self._detector = detector
         self._mutex = threading.Lock()
-        self._watchers: list[Ring] = []
-        self._own: _Bell | None = None
+        self._watchers: list[Callback] = []
+        self._own: _Pipe | None = None
         hears_of_forks(self)
 
     def before_fork(self) -> None:
@@ -63,12 +63,12 @@ class Bells:
         """The pipe and its thread belong to the parent."""
         self._mutex = threading.Lock()
         if self._own is not None:
-            self._own.leave()
+            self._own.close_inherited()
         self._watchers, self._own = [], None
 
-    def watch(self, ring: Ring) -> Callable[[], None]:
-        """Calls `ring` with a run's id, or "", on each notification. Returns a function that stops it."""
-        watcher = [ring]
+    def watch(self, callback: Callback) -> Callable[[], None]:
+        """Calls `callback` with a run's id, or "", on each notification. Returns a function that stops it."""
+        watcher = [callback]
 
         def call(run: str) -> None:
             for each in watcher:
@@ -76,22 +76,22 @@ class Bells:
 
         with self._mutex:
             if self._own is None:
-                self._own = _Bell(self._folder, self._call, self._look())
+                self._own = _Pipe(self._folder, self._call, self._detector())
             self._watchers = [*self._watchers, call]
 
         def stop() -> None:
             watcher.clear()
             with self._mutex:
                 self._watchers = [each for each in self._watchers if each is not call]
-                bell = None if self._watchers else self._own
-                if bell is not None:
+                pipe = None if self._watchers else self._own
+                if pipe is not None:
                     self._own = None
-            if bell is not None:
-                bell.take_down()
+            if pipe is not None:
+                pipe.stop_reading()
 
         return stop
 
-    def ring(self, runs: Iterable[str]) -> None:
+    def notify(self, runs: Iterable[str]) -> None:
         """Notifies watchers of some runs, in this process and in others."""
         runs = list(dict.fromkeys(runs))
         if not runs:
@@ -103,96 +103,96 @@ class Bells:
         if not is_own_folder(self._folder):
             return
         try:
-            hung = os.listdir(self._folder)
+            names = os.listdir(self._folder)
         except OSError:
             return
         line = _line(runs)
-        for name in hung:
+        for name in names:
             if not name.startswith(".") and (own is None or name != own.name):
-                _strike(self._folder, name, line)
+                _write_pipe(self._folder, name, line)
 
     def close(self) -> None:
         with self._mutex:
-            self._watchers, bell, self._own = [], self._own, None
-        if bell is not None:
-            bell.take_down()
+            self._watchers, pipe, self._own = [], self._own, None
+        if pipe is not None:
+            pipe.stop_reading()
 
     def _call(self, runs: Iterable[str]) -> None:
         for run in runs:
-            for ring in self._watchers:
+            for callback in self._watchers:
                 # A failing callback must not affect the notifier or other watchers.
                 with contextlib.suppress(Exception):
-                    ring(run)
+                    callback(run)
 
 
-class _Bell:
+class _Pipe:
     """A named pipe next to the store, and the thread that reads it."""
 
-    def __init__(self, folder: str, call: Callable[[Iterable[str]], None], look: Look) -> None:
-        self._folder, self._call, self._look = folder, call, look
-        self.name, self._reads, self._writes = _hang(folder)
-        self._down = False
+    def __init__(self, folder: str, call: Callable[[Iterable[str]], None], detector: ChangeDetector) -> None:
+        self._folder, self._call, self._detector = folder, call, detector
+        self.name, self._reads, self._writes = _create_pipe(folder)
+        self._stopped = False
         self._closing = threading.Lock()
-        self._thread = threading.Thread(target=self._listen, name="killick-bell", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="killick-notify", daemon=True)
         self._thread.start()
 
-    def take_down(self) -> None:
+    def stop_reading(self) -> None:
         # The reader may have finished and closed its descriptors.
         with self._closing:
-            if not self._down:
-                self._down = True
+            if not self._stopped:
+                self._stopped = True
                 # A full pipe also wakes its reader.
                 with contextlib.suppress(BlockingIOError):
                     os.write(self._writes, b"\n")
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0)
 
-    def leave(self) -> None:
+    def close_inherited(self) -> None:
         """Closes an inherited pipe in a forked child, so that it ends with its reader."""
         for descriptor in {self._reads, self._writes}:
             os.close(descriptor)
 
     def _listen(self) -> None:
-        heard = select.poll()
-        heard.register(self._reads, select.POLLIN)
+        poller = select.poll()
+        poller.register(self._reads, select.POLLIN)
         rest = b""
-        while not self._down:
-            if heard.poll(LOOK_SECONDS * 1_000):
+        while not self._stopped:
+            if poller.poll(POLL_SECONDS * 1_000):
                 *lines, rest = (rest + os.read(self._reads, _READ_BYTES)).split(b"\n")
-                if not self._down:
+                if not self._stopped:
                     self._call([line.decode(errors="replace") for line in dict.fromkeys(lines)])
-            elif self._look.changed():
+            elif self._detector.changed():
                 self._call([""])
-        self._look.close()
+        self._detector.close()
         if self.name:
-            _unhang(self._folder, self.name)
+            _remove_pipe(self._folder, self.name)
         with self._closing:
             for descriptor in {self._reads, self._writes}:
                 os.close(descriptor)
 
 
-def _hang(folder: str) -> tuple[str, int, int]:
+def _create_pipe(folder: str) -> tuple[str, int, int]:
     """Creates a uniquely named pipe. If that fails, uses an anonymous pipe that other processes cannot notify."""
     for number in range(_NAMES_MAX):
         name = f"{os.getpid()}-{number}"
-        making = f"{folder}/.{name}"
+        hidden = f"{folder}/.{name}"
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder, FOLDER_MODE)
             if not is_own_folder(folder):
                 break
-            os.mkfifo(making, FILE_MODE)
+            os.mkfifo(hidden, FILE_MODE)
             try:
                 # Opened for reading and writing, so that it never ends. It is published only when open: writers remove
                 # a pipe without a reader.
-                descriptor = os.open(making, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+                descriptor = os.open(hidden, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
-                    os.link(making, f"{folder}/{name}")
+                    os.link(hidden, f"{folder}/{name}")
                 except OSError:
                     os.close(descriptor)
                     raise
             finally:
-                os.unlink(making)
+                os.unlink(hidden)
         except (FileExistsError, FileNotFoundError):
             # The name exists, or another process removed the empty folder.
             continue
@@ -202,20 +202,20 @@ def _hang(folder: str) -> tuple[str, int, int]:
     return "", *os.pipe()
 
 
-def _unhang(folder: str, name: str) -> None:
+def _remove_pipe(folder: str, name: str) -> None:
     with contextlib.suppress(OSError):
         os.unlink(f"{folder}/{name}")
     with contextlib.suppress(OSError):
         os.rmdir(folder)
 
 
-def _strike(folder: str, name: str, line: bytes) -> None:
+def _write_pipe(folder: str, name: str, line: bytes) -> None:
     try:
         descriptor = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
         # A pipe without a reader belongs to a dead process.
         if error.errno == errno.ENXIO:
-            _unhang(folder, name)
+            _remove_pipe(folder, name)
         return
     with contextlib.suppress(OSError):
         # Never write to a foreign file in this folder.
@@ -225,7 +225,7 @@ def _strike(folder: str, name: str, line: bytes) -> None:
 
 
 def _line(runs: list[str]) -> bytes:
-    """Returns the runs, one a line; an empty line if they do not fit, which means "look at all"."""
+    """Returns the runs, one a line; an empty line if they do not fit, which means any run."""
     line = "".join(f"{run}\n" for run in runs).encode(errors="replace")
     fits = len(line) <= _LINE_BYTES_MAX and line.count(b"\n") == len(runs)
     return line if fits else b"\n"

@@ -13,10 +13,11 @@ from typing import Any, Protocol
 from killick.clock import Clock
 from killick.errors import LogError
 from killick.model.chunks import Blob
+from killick.model.cipher import Cipher
+from killick.model.events import RunStarted
 from killick.store.records import (
     READ_LIMIT,
     Append,
-    Behind,
     Claimed,
     Condition,
     Delivered,
@@ -33,10 +34,11 @@ from killick.store.records import (
     RunIndex,
     RunQuery,
     RunRow,
-    RunStanding,
+    RunStatus,
     Snapshot,
     TermBatch,
     TermPosition,
+    UnindexedRun,
     UniqueRight,
 )
 
@@ -120,7 +122,7 @@ class Store(Protocol):
         """Begins a transaction for one thread: committed at the end, rolled back by any exception."""
         ...
 
-    def joining(self, connection: Any) -> Transaction:
+    def join(self, connection: Any) -> Transaction:
         """Joins the open transaction on the caller's own connection. The caller commits it.
 
         Raises StoreError if the connection is to another database, or has no open transaction.
@@ -135,7 +137,7 @@ class Store(Protocol):
 
     def references(self, run: str) -> References: ...
 
-    def refer(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
+    def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
         """Rewrites the references of a run's log and inbox after verification found them wrong.
 
         Returns False, and writes nothing, if the head or the inbox changed meanwhile.
@@ -157,17 +159,17 @@ class Store(Protocol):
 
     def forget_snapshots(self, run: str) -> None: ...
 
-    # marks (derived) --------------------------------------------------------------------------
+    # search terms (derived) -------------------------------------------------------------------
 
-    def unmarked(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[Behind]:
+    def unindexed(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[UnindexedRun]:
         """Returns the runs with events that are not indexed yet, in creation order."""
         ...
 
-    def mark(self, items: Sequence[TermBatch]) -> None:
+    def index_terms(self, items: Sequence[TermBatch]) -> None:
         """Writes the search terms of some runs. Skips a run whose index position is no longer `after`."""
         ...
 
-    def marked(
+    def search(
         self,
         all_of: Sequence[Collection[int]],
         *,
@@ -205,7 +207,7 @@ class Store(Protocol):
         """
         ...
 
-    def keep(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
+    def renew(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
         """Renews a holder's unexpired leases on these runs.
 
         Returns the renewed runs with their epochs. A run that is missing was lost.
@@ -267,7 +269,7 @@ class Store(Protocol):
         """Returns matching runs, newest first, below a cursor."""
         ...
 
-    def standings(self, runs: Collection[str]) -> dict[str, RunStanding]:
+    def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
         """Returns the status of some runs in one consistent read, without unknown ones."""
         ...
 
@@ -296,32 +298,32 @@ class Store(Protocol):
         """Returns the earliest wake time among the unheld runs of some agents (None: any)."""
         ...
 
-    def watch(self, ring: Callable[[str], None]) -> Callable[[], None]:
-        """Calls `ring`, in any thread, when a run may have become due or wakes earlier, when it received a message, or
-        when the outbox grew: by any process.
+    def watch(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Calls `callback`, in any thread, when a run may have become due or wakes earlier, when it received a message,
+        or when the outbox grew: by any process.
 
-        The argument is the run's id, FEED_RANG for the outbox, or "" if unknown. A notification is a hint: it may be
-        missing or superfluous. Returns a function that stops it.
+        The argument is the run's id, OUTBOX_CHANGED for the outbox, or "" if unknown. A notification is a hint: it may
+        be missing or superfluous. Returns a function that stops it.
         """
         ...
 
-    # the feed ---------------------------------------------------------------------------------
+    # the outbox -------------------------------------------------------------------------------
 
-    def feed(
+    def outbox(
         self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
     ) -> list[OutboxItem]:
         """Returns outbox events after a position. No later event can appear before a returned one."""
         ...
 
-    def feed_end(self) -> int:
+    def outbox_end(self) -> int:
         """Returns the position of the last outbox event; 0 at first."""
         ...
 
-    def trim_feed(self, up_to: int) -> int:
+    def trim_outbox(self, up_to: int) -> int:
         """Deletes outbox events up to a position, which all hooks received. Returns their number."""
         ...
 
-    # keeping ----------------------------------------------------------------------------------
+    # maintenance ------------------------------------------------------------------------------
 
     def quarantine(self, run: str, reason: str | None) -> None:
         """Quarantines a run, or with None ends its quarantine."""
@@ -330,11 +332,11 @@ class Store(Protocol):
     def quarantined(self, run: str) -> str | None: ...
 
     def repair(self, head: Head, *, keep: int, rows: Sequence[Row]) -> None:
-        """Moves a run's rows after `keep` aside, writes these rows instead and moves the head onto them."""
+        """Displaces a run's rows after `keep`, writes these rows instead and moves the head onto them."""
         ...
 
-    def aside(self, run: str) -> list[Row]:
-        """Returns the rows that repairs moved aside."""
+    def displaced(self, run: str) -> list[Row]:
+        """Returns the rows that repairs displaced from the log."""
         ...
 
     def remove(self, run: str) -> None:
@@ -357,6 +359,45 @@ class Store(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Keys(Protocol):
+    """The data keys of an encrypted store, by name.
+
+    `started` adds the name to a run's first event, `key_of` finds it by run, `key_for` makes one for a data subject's
+    new run. `cipher` raises KeyRefused if the key was destroyed. `vault` encrypts the files of workspaces.
+    """
+
+    @property
+    def vault(self) -> Cipher: ...
+    def started(self, event: RunStarted) -> RunStarted: ...
+    def key_of(self, run: str) -> str: ...
+    def key_for(self, subject: str | None, run: str) -> str: ...
+    def cipher(self, key: str) -> Cipher: ...
+
+
+def keys_of(store: Store) -> Keys | None:
+    """Returns the keys of an encrypted store; None: its values are in clear."""
+    found: Keys | None = getattr(store, "keys", None)
+    return found
+
+
+def raw_store(store: Store) -> Store:
+    """Returns the store below encryption, whose reads return what is stored."""
+    found: Store = getattr(store, "raw", store)
+    return found
+
+
+def opened(store: Store, data: bytes) -> bytes | None:
+    """Returns stored data in clear, as far as the store has its key; None if that was destroyed."""
+    found: Callable[[bytes], bytes | None] | None = getattr(store, "opened", None)
+    return data if found is None else found(data)
+
+
+def opened_piece(store: Store, piece: Blob) -> Blob:
+    """Returns a stored chunk in clear, as far as the store has its key; erased if that was destroyed."""
+    found: Callable[[Blob], Blob] | None = getattr(store, "opened_piece", None)
+    return piece if found is None else found(piece)
 
 
 def is_held(store: Store, head: Head) -> bool:

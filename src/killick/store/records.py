@@ -34,7 +34,7 @@ def is_own(run: str) -> bool:
     return run == "seal" or run.startswith((OWN_RUNS, "trigger:", "hook:"))
 
 
-FEED_RANG: Final = "killick:feed"
+OUTBOX_CHANGED: Final = "killick:feed"
 """Notified instead of a run id when the outbox grows."""
 
 
@@ -53,12 +53,19 @@ DIED_ALONE: Final = "killick:died_alone"
 """The tag of a run that crashed alone in its process, which explains the crashes that it shared."""
 
 
+SUBJECT: Final = "killick:subject:"
+"""The prefix of the tag of a run under the key of a data subject; the key's owner follows."""
+
+STORE_OWNER: Final = "A" * 16
+"""The owner of the store's own key, as a key's name begins with it."""
+
+
 def shown_tags(tags: Sequence[str]) -> tuple[str, ...]:
     """Returns a run's tags without the internal ones."""
     return tuple(tag for tag in tags if not tag.startswith(HIDDEN_TAGS))
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """One stored event. `data` holds its values; the body holds their hash. None: no values, or erased."""
 
     seq: int
@@ -156,7 +163,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     lives: bool
 
 
-class RunStanding(msgspec.Struct, frozen=True):
+class RunStatus(msgspec.Struct, frozen=True):
     """The status of a run: its head, its index status (None: no index), and the quarantine reason, if any."""
 
     head: Head
@@ -236,22 +243,22 @@ class TermRow(msgspec.Struct, frozen=True):
 
 
 class TermBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """The search terms of a run's events between two seqs. `anew` drops all existing ones first."""
+    """The search terms of a run's events between two seqs. `reset` drops all existing ones first."""
 
     run: str
     after: int
     up_to: int
-    marks: tuple[TermRow, ...] = ()
-    anew: bool = False
+    terms: tuple[TermRow, ...] = ()
+    reset: bool = False
 
 
-class Behind(msgspec.Struct, frozen=True, kw_only=True):
+class UnindexedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run with events that are not indexed yet. `number` is the cursor; `base` is its head's."""
 
     number: int
     run: str
     base: int
-    marked: int
+    indexed_to: int
 
 
 class TermPosition(msgspec.Struct, frozen=True, order=True):
@@ -319,7 +326,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
 
     `pieces` are the values of the rows that the run may not have stored yet; the store deduplicates them. `takes` and
     `returns` are inbox numbers, `erases_rows` seqs whose data is erased, `erases_messages` inbox numbers whose body is
-    erased, `erases_pieces` values whose bytes are erased. `tells` puts events of its rows into the outbox.
+    erased, `erases_pieces` values whose bytes are erased. `outbox` puts events of its rows into the outbox.
 
     `also` are appends to other runs, and `sends` messages, in the same transaction. If one of `also` is refused, all
     are, for that reason. Each must fit the state before any of them, and no two may claim the same right. The order is:
@@ -333,7 +340,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     before: bytes
     epoch: int
     rows: tuple[Row, ...] = ()
-    birth: CreateRun | None = None
+    create: CreateRun | None = None
     pieces: tuple[Blob, ...] = ()
     index: RunIndex | None = None
     takes: tuple[int, ...] = ()
@@ -344,7 +351,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     erases_rows: tuple[int, ...] = ()
     erases_messages: tuple[int, ...] = ()
     erases_pieces: tuple[bytes, ...] = ()
-    tells: tuple[OutboxRow, ...] = ()
+    outbox: tuple[OutboxRow, ...] = ()
     also: tuple[Append, ...] = ()
     sends: tuple[Delivery, ...] = ()
 
@@ -379,7 +386,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
 
         A snapshot needs the chunks of the previous one, and an append holds one snapshot.
         """
-        return self.is_plain and later.is_plain and later.birth is None and later.snapshot is None
+        return self.is_plain and later.is_plain and later.create is None and later.snapshot is None
 
     def joined(self, later: Append) -> Append:
         """Merges the run's next append into this one."""
@@ -389,11 +396,11 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
             before=self.before,
             epoch=later.epoch,
             rows=self.rows + later.rows,
-            birth=self.birth,
+            create=self.create,
             pieces=self.pieces + later.pieces,
             index=later.index or self.index,
             snapshot=later.snapshot or self.snapshot,
-            tells=self.tells + later.tells,
+            outbox=self.outbox + later.outbox,
         )
 
     @property

@@ -24,7 +24,7 @@ from killick.definitions.agents import Agent, AnyAgent
 from killick.definitions.current import refuse_io
 from killick.definitions.markers import ToolStep
 from killick.definitions.policy import Duration
-from killick.engine.inbox import Verb
+from killick.engine.control.inbox import Verb
 from killick.engine.outcome import RunOutcome, ended
 from killick.engine.steps.attempt import Applied
 from killick.engine.steps.intention import Intent

@@ -32,6 +32,7 @@ from killick.web.handlers import (
     inbox,
     metrics,
     operations,
+    overview,
     record,
     run_detail,
     run_list,
@@ -57,8 +58,8 @@ if TYPE_CHECKING:
     from killick.client.client import Client
 
 SLICES: Final[tuple[Any, ...]] = (
-    operations, compare, graph, search, streams, status, inbox, metrics, boundary, events, receiving, record,
-    run_detail, run_list, start, step_detail, step_list, tokens, trace, triggers, window, workspace,
+    operations, compare, graph, search, streams, status, inbox, metrics, boundary, events, receiving, overview,
+    record, run_detail, run_list, start, step_detail, step_list, tokens, trace, triggers, window, workspace,
 )  # fmt: skip
 """The modules whose routes make up the app."""
 

@@ -10,9 +10,11 @@ from weakref import WeakValueDictionary
 from starlette.requests import Request
 from starlette.responses import Response
 
+from killick.history.listing import Listing
 from killick.presenting.needs import Questions
 from killick.web.hub import Hub
 from killick.web.redaction import Redaction
+from killick.web.tallies import Tallies
 from killick.workers.tokens import Person
 
 if TYPE_CHECKING:
@@ -72,7 +74,14 @@ class AppContext:
         self.webhooks = dict(webhooks or {})
         self.hub = Hub(client, veil=veil)
         self.questions = Questions(client)
+        self.listing = Listing(client.runtime.log, whole=True, through=self._seen if veil else None)
+        self.tallies = Tallies(client, self._seen if veil else None)
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    def _seen(self, run: str, values: dict[str, Any]) -> dict[str, Any]:
+        """What is to be seen of a run's values."""
+        seen: dict[str, Any] = values if self.veil is None else self.veil.over(values, run=run)
+        return seen
 
     def turn(self, person: Person) -> asyncio.Semaphore:
         """Limits how many requests of one person are served at once, so that the others get a turn."""

@@ -46,7 +46,7 @@ class Endpoints:
         made: list[StarletteRoute] = []
         for route in sorted(routes, key=_order):
             made.append(self.at(API + route.path, route))
-            made += [StarletteRoute(at, _Endpoint(self, route).page, methods=["GET"]) for at in route.at]
+            made += [StarletteRoute(at, _Endpoint(self, route).page, methods=["GET"]) for at in route.pages]
         return sorted(made, key=lambda route: _order(route))
 
     def at(self, path: str, route: Route) -> StarletteRoute:
@@ -85,6 +85,7 @@ class _Endpoint:
             return await self._carried_out(call)
         finally:
             self.app.answers.forget()
+            self.context.questions.forget()
 
     async def _answered(self, call: Call[Any, Any]) -> Response:
         """What came of a call, a refusal included: that is an answer too."""
@@ -94,13 +95,17 @@ class _Endpoint:
             return (await self._problem(call.request, error)).response()
 
     async def page(self, request: Request) -> Response:
+        call = None
         try:
-            return await self._finished(await self._call(request), self._drawn)
+            call = await self._call(request)
+            return await self._finished(call, self._drawn)
         except Exception as error:
             problem = await self._problem(request, error)
             if problem.status == 401 and self.context.access.login is not None:
                 wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
                 return RedirectResponse(address(request, self.context.access.login, next=wanted), 303)
+            if call is not None and self.route.blank is not None:
+                return self._rendered(call, document(self.route.blank(call)), problem)
             return problem_page(self.context, request, problem)
 
     async def _problem(self, request: Request, error: Exception) -> Problem:
@@ -181,14 +186,15 @@ class _Endpoint:
         sent = {name: getattr(call.asked, name) for name in call.asked.__struct_fields__ if name in doc}
         return veiled | {name: value for name, value in sent.items() if isinstance(value, str) and doc[name] == value}
 
-    def _rendered(self, call: Call[Any, Any], doc: Any) -> Response:
-        """The page of a document, with the address of its twin in the API."""
+    def _rendered(self, call: Call[Any, Any], doc: Any, problem: Problem | None = None) -> Response:
+        """The page of a document, with the address of its twin in the API; or of a form whose question was refused."""
         given: dict[str, Any] = {name: getattr(call.asked, name) for name in call.request.path_params}
         query = call.request.url.query
         twin = address(call.request, API + self.route.path, **given) + (f"?{query}" if query else "")
         return render(
             self.context, call.request, str(self.route.page), person=call.person, doc=doc, asked=call.asked,
-            now=timestamp(call.now_us), twin=twin, questions=self.context.questions.badge,
+            now=timestamp(call.now_us), twin=twin, questions=self.context.questions.badge, problem=problem,
+            status=200 if problem is None else problem.status,
         )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from killick.web.handlers.operations import Name
 from killick.web.idempotency import derived
 from killick.web.routes import Call, Nothing, post
 
@@ -13,20 +14,11 @@ from killick.web.routes import Call, Nothing, post
 class PublishRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An event, by its name."""
 
-    name: Annotated[
-        str,
-        msgspec.Meta(description="What triggers listen to.", min_length=1, max_length=200, examples=["order.created"]),
-    ]
+    name: Annotated[Name, msgspec.Meta(description="What triggers listen to.", examples=["order.created"])]
     body: Annotated[Any, msgspec.Meta(description="What it says; any JSON.")] = None
-    id: (
-        Annotated[
-            str,
-            msgspec.Meta(
-                description="Makes it count once: the same id again is passed over.", min_length=1, max_length=200
-            ),
-        ]
-        | None
-    ) = None
+    id: Annotated[Name, msgspec.Meta(description="Makes it count once: the same id again is passed over.")] | None = (
+        None
+    )
 
 
 class PublishResult(msgspec.Struct, frozen=True, kw_only=True):

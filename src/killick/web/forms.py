@@ -88,18 +88,12 @@ class _Making:
         if hidden and kind in ("list", "object", "choice"):
             kind = "json"
         made = Field(
-            name=name,
-            kind=kind,
-            label=label or str(wanted.get("title") or name.replace("_", " ")),
-            help=str(schema.get("description") or wanted.get("description") or ""),
-            required=required,
-            nullable=nullable,
-            hidden=hidden,
-            was=None if value is NOTHING else written(value),
-            takes=_takes(wanted),
+            name=name, kind=kind, label=label or str(wanted.get("title") or name.replace("_", " ")),
+            help=str(schema.get("description") or wanted.get("description") or ""), required=required,
+            nullable=nullable, hidden=hidden, was=None if value is NOTHING else written(value), takes=_takes(wanted),
             shown="" if hidden else _shown(kind, value),
             length_max=_int(wanted.get("maxLength")) if kind in ("text", "long") else None,
-        )
+        )  # fmt: skip
         if kind == "object":
             return replace(made, fields=tuple(self._members(wanted, value, depth)))
         if kind == "list":

@@ -197,14 +197,14 @@ class Hub:
     # the poller -------------------------------------------------------------------------------
 
     async def _poll(self) -> None:
-        clock = self._client.runtime.clock
+        now = asyncio.get_running_loop().time  # its sleeps are real, also where the client's clock is not
         while self._followers:
-            begun = clock.monotonic()
+            begun = now()
             try:
                 await self._look_once(begun)
             except Exception as error:  # whatever it is, those who follow are still there
                 logger.warning("cannot look at what is followed: %s", error)
-            took = clock.monotonic() - begun
+            took = now() - begun
             await asyncio.sleep(max(TICK_SECONDS, took / SHARE))
 
     async def _look_once(self, now: float) -> None:
@@ -223,7 +223,7 @@ class Hub:
     # off the loop -----------------------------------------------------------------------------
 
     def _look(self, runs: tuple[str, ...]) -> dict[str, Position]:
-        standings = self._client.runtime.store.standings(runs) if runs else {}
+        standings = self._client.runtime.store.statuses(runs) if runs else {}
         return {run: Position(found.head.seq, found.status or "") for run, found in standings.items()}
 
     def _count(self) -> dict[str, int]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from starlette.responses import Response
 
-from killick.engine.inbox import delivery
+from killick.engine.control.inbox import delivery
 from killick.errors import KillickError, RunExists
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -102,7 +102,7 @@ class Once:
             raise Problem(422, "this Idempotency-Key was used for another request; take a new one", code="key_reused")
         if known.kept is not None:
             return known.kept.response()
-        if known.at_us and not route.is_natural:
+        if known.at_us and not route.natural:
             begun = datetime.fromtimestamp(known.at_us / 1_000_000, UTC).isoformat(timespec="seconds")
             told = f"a request with this key was begun at {begun} and may have been carried out"
             raise Problem(409, f"{told}; look at what it was about, then take a new key", code="in_doubt")
@@ -110,7 +110,7 @@ class Once:
         if response.status_code == 503:
             # The store was busy or away, so nothing was written: the key is as if it had not been used.
             with contextlib.suppress(KillickError):
-                await asyncio.to_thread(self._deliver, known.log, {}, call, id=_let_go_id(named))
+                await asyncio.to_thread(self._deliver, known.log, {}, call, id=f"{named}#let-go")
         if response.status_code >= 500:
             return response
         first = await asyncio.to_thread(self._done, known.log, named, StoredResponse.of(response), call)
@@ -146,7 +146,7 @@ class Once:
         """A key as it is on record now: those of its requests that were let go count no more."""
         store, logs = self._client.runtime.store, self._logs()
         for number in count(1):
-            if not any(store.message(log, _let_go_id(named)) for log in logs):
+            if not any(store.message(log, f"{named}#let-go") for log in logs):
                 return named
             named = f"{named.partition('~')[0]}~{number}"
         raise AssertionError
@@ -156,14 +156,14 @@ class Once:
         intended = store.message(log, named)
         if intended is None or intended.name != AGENT:
             return None
-        done = store.message(log, _done_id(named))
+        done = store.message(log, f"{named}#done")
         digest = self._body(intended)["digest"]
         kept = None if done is None else msgspec.convert(self._body(done), ready(StoredResponse))
         return _Known(log, digest, intended.at_us, kept)
 
     def _done(self, log: str, named: str, kept: StoredResponse, call: Call[Any, Any]) -> StoredResponse | None:
         """Record a response. Returns the recorded one, if another process was first."""
-        message = self._deliver(log, msgspec.to_builtins(kept), call, id=_done_id(named))
+        message = self._deliver(log, msgspec.to_builtins(kept), call, id=f"{named}#done")
         return None if message is None else msgspec.convert(self._body(message), ready(StoredResponse))
 
     def _deliver(self, log: str, body: Any, call: Call[Any, Any], *, id: str) -> Message | None:  # noqa: A002
@@ -172,7 +172,7 @@ class Once:
     def _record(self, log: str, body: Any, *, id: str, by: str | None, at_us: int) -> Message | None:  # noqa: A002
         """None: it is the first of its id. Otherwise, the first."""
         self._ensure(log)
-        sent: Delivery = delivery(log, AGENT, body, id=id, by=by, at_us=at_us)
+        sent: Delivery = delivery(self._client.runtime.log, log, AGENT, body, id=id, by=by, at_us=at_us)
         [outcome] = self._client.runtime.store.deliver([sent])
         if isinstance(outcome, KillickError):
             raise outcome
@@ -202,14 +202,6 @@ class Once:
 def _named(call: Call[Any, Any]) -> str:
     """A key as it is on record: everybody has their own."""
     return sha256(f"{call.person.name}\0{call.key}".encode()).hexdigest()[:40]
-
-
-def _done_id(named: str) -> str:
-    return f"{named}#done"
-
-
-def _let_go_id(named: str) -> str:
-    return f"{named}#let-go"
 
 
 async def _digest(call: Call[Any, Any]) -> str:

@@ -85,7 +85,7 @@ def route_of(routes: Callable[[], tuple[Route, ...]]) -> Route:
         """This document: everything that can be asked for, as OpenAPI 3.1 describes it."""
         return {**openapi(routes()), "servers": [{"url": call.request.scope.get("root_path", "") or "/"}]}
 
-    return get("/openapi.json", described, gives=dict[str, Any], page="api.html", at="/api", veils=False)
+    return get("/openapi.json", described, gives=dict[str, Any], page="api.html", at=("/api",), veils=False)
 
 
 @cache

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from functools import cache, partial
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any, Final
+from math import log1p
+from typing import Any, Final, cast
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -41,11 +42,11 @@ def environment() -> Environment:
     )
     filters: Mapping[str, Any] = {
         "brief": brief, "written": written, "json": pretty, "moment": moment, "us": us, "lasting": lasting,
-        "ago": ago, "size": size, "sized": sized, "visible": shown,
+        "ago": ago, "dollars": dollars, "size": size, "sized": sized, "visible": shown,
     }  # fmt: skip
     made.filters.update(filters)
     ours: Mapping[str, Any] = {"static": _static, "form_of": form_of, "windows": windows, "CAME_BACK": CAME_BACK,
-                               "between": between}  # fmt: skip
+                               "between": between, "log1p": log1p}  # fmt: skip
     made.globals.update(ours)
     return made
 
@@ -61,19 +62,11 @@ def render(
     **given: Any,
 ) -> Response:
     """A page as a response, with what its forms need to prove where they come from."""
-    api = partial(_api, request)
-    may = partial(_may, person)
+    base = request.scope.get("root_path", "")
     text = environment().get_template(template).render(
-        person=person,
-        may=may,
-        csrf=context.access.csrf(request),
-        url=partial(address, request),
-        api=api,
-        base=request.scope.get("root_path", ""),
-        path=request.scope["path"].removeprefix(request.scope.get("root_path", "")),
-        login=context.access.login,
-        place=context.client.runtime.store.place,
-        **given,
+        person=person, may=partial(_may, person), csrf=context.access.csrf(request), url=partial(address, request),
+        api=partial(_api, request), base=base, path=request.scope["path"].removeprefix(base),
+        login=context.access.login, place=context.client.runtime.store.place, **given,
     )  # fmt: skip
     response = HTMLResponse(text.encode(errors="backslashreplace"), status, headers)
     context.access.dress(request, response)
@@ -140,7 +133,7 @@ def moment(at: Time | None) -> str:
 
 def pretty(value: Any) -> str:
     """A value as JSON with its structure to be seen; a text as it is."""
-    text = value if isinstance(value, str) else msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    text = value if isinstance(value, str) else msgspec.json.format(written(_untagged(value)), indent=2)
     if len(text) <= VALUE_CHARS:
         return visible(text)
     return f"{visible(text[:VALUE_CHARS])}\n… {len(text):,} characters in all; the API gives them"
@@ -153,7 +146,24 @@ def shown(text: Any) -> Any:
 
 def brief(value: Any, chars: int = BRIEF_CHARS) -> str:
     """A value of a document on one line, cut where it is longer, with invisible characters written out."""
-    return visible(cut(value if isinstance(value, str) else written(value), chars))
+    return visible(cut(value if isinstance(value, str) else written(_untagged(value)), chars))
+
+
+def _untagged(value: Any) -> Any:
+    """A value with its tuples and sets as lists, as people read them."""
+    if isinstance(value, list):
+        return [_untagged(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(value, dict):
+        return value
+    given = cast("dict[str, Any]", value)
+    if len(given) == 1 and (tag := next(iter(given))) in ("$tuple", "$set", "$frozenset"):
+        return _untagged(given[tag])
+    return {name: _untagged(each) for name, each in given.items()}
+
+
+def dollars(micros: int) -> str:
+    """Money, to the cent, or as exact as less than a cent is."""
+    return f"${micros / 1_000_000:,.{2 if micros >= 10_000 or not micros else 4}f}"
 
 
 def size(count: int) -> str:

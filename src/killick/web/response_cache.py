@@ -1,8 +1,9 @@
 """Request coalescing: a document that many clients request at once is made once. Caches nothing on an idle server.
 
 A document is made from a store that other processes write to, so it is always slightly stale. When more are in progress
-than this process can make in parallel, a request that equals a recent one gets the same response: many equal requests
-cost about as much as one. A write through this server is visible to every later request.
+than this process can make in parallel, or making them takes much of its time, a request that equals a recent one gets
+the same response: many equal requests cost about as much as one. A write through this server is visible to every later
+request.
 """
 
 from __future__ import annotations
@@ -19,10 +20,15 @@ from killick.web.routes import Call
 if TYPE_CHECKING:
     from killick.clock import Clock
     from killick.store.protocol import Store
-    from killick.store.records import RunStanding
+    from killick.store.records import RunStatus
 
 BUSY: Final = 3
 """How many answers are being made before others are shared."""
+
+LOAD: Final = 0.3
+CROWD: Final = 60
+"""How many seconds of making, and how many requests, in the last few seconds make a crowd, for which answers are shared
+as well: workers on the same machine need the rest of the time."""
 
 KEPT_SECONDS: Final = 0.3
 """How old a shared answer may be. Pages wait for longer than this before they ask for what they heard of."""
@@ -43,7 +49,7 @@ class _Made:
     def __init__(self) -> None:
         self.at: float | None = None
         self.good_at = 0.0
-        self.standing: RunStanding | None = None
+        self.standing: RunStatus | None = None
         self.answer: asyncio.Task[Response]
 
 
@@ -55,6 +61,7 @@ class Answers:
         self._store = store
         self._made: OrderedDict[tuple[bytes | str, ...], _Made] = OrderedDict()
         self._making = 0
+        self._lately = (0.0, 0.0, 0.0)  # requests and seconds of making, each counting half after a second, and when
         self.shared = 0
         """How many requests got a response that was made for another one."""
 
@@ -65,7 +72,7 @@ class Answers:
         """
         person = call.person
         asked = (call.written, call.request.scope.get("root_path", ""), person.name, person.scope)
-        known = self._made.get(asked) if self._making >= BUSY else None
+        known = self._made.get(asked) if self._is_busy(requests=1) else None
         if known is not None and (self._is_fresh(known) or await self._is_still(known, call)):
             self.shared += 1
             return await asyncio.shield(known.answer)
@@ -76,6 +83,13 @@ class Answers:
         while len(self._made) > ANSWERS_MAX:
             self._made.popitem(last=False)
         return await asyncio.shield(made.answer)
+
+    def _is_busy(self, *, requests: int = 0, seconds: float = 0.0) -> bool:
+        """Whether answers are shared now, after so many more requests and seconds of making."""
+        (count, load, at), now = self._lately, self._clock.monotonic()
+        count, load = (each * 0.5 ** (now - at) for each in (count, load))
+        self._lately = count + requests, load + seconds, now
+        return self._making >= BUSY or (count > CROWD and load > LOAD)
 
     def _is_fresh(self, known: _Made) -> bool:
         return known.at is None or self._clock.monotonic() - known.good_at <= KEPT_SECONDS
@@ -90,11 +104,11 @@ class Answers:
         known.good_at = now
         return True
 
-    async def _standing(self, call: Call[Any, Any]) -> RunStanding | None:
+    async def _standing(self, call: Call[Any, Any]) -> RunStatus | None:
         run: object = getattr(call.asked, "run", None)
         if self._store is None or not isinstance(run, str):
             return None
-        return (await asyncio.to_thread(self._store.standings, (run,))).get(run)
+        return (await asyncio.to_thread(self._store.statuses, (run,))).get(run)
 
     def forget(self) -> None:
         """Something was written here."""
@@ -106,11 +120,12 @@ class Answers:
             if before is not None:
                 await asyncio.wait([before.answer])
             made.at = made.good_at = self._clock.monotonic()
-            if self._making > BUSY:
+            if self._is_busy():
                 made.standing = await self._standing(call)
             return await make(call)
         finally:
             self._making -= 1
+            self._is_busy(seconds=0.0 if made.at is None else self._clock.monotonic() - made.at)
 
     def _unkept(self, asked: tuple[bytes | str, ...], made: _Made) -> None:
         """A failed or large response is not kept."""

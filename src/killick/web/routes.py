@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
+from killick.errors import DurationRefused
+from killick.model.retry import seconds
 from killick.model.system_events import Scope as Scope
 from killick.web.addresses import address
 from killick.web.app_context import AppContext
+from killick.web.problems import Problem
 from killick.workers.tokens import Person as Person
 
 if TYPE_CHECKING:
@@ -25,6 +29,15 @@ Method = Literal["GET", "POST", "DELETE"]
 
 class Nothing(msgspec.Struct, frozen=True):
     """No parameters, or no body."""
+
+
+RunId = Annotated[str, msgspec.Meta(min_length=1, max_length=1000, description="A run, by its id.")]
+
+
+class RunAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """A run."""
+
+    run: RunId
 
 
 class Call(Generic[A, B]):
@@ -50,6 +63,13 @@ class Call(Generic[A, B]):
     def now_us(self) -> int:
         return self.context.client.runtime.clock.now_us()
 
+    def since_us(self, text: str) -> int | None:
+        """The time that a duration of a request goes back to. Raises a Problem for no duration."""
+        try:
+            return max(self.now_us - round(seconds(text) * 1_000_000), 0) if text else None
+        except DurationRefused as error:
+            raise Problem(400, f"since: {error}", code="parameter_refused") from None
+
     @property
     def written(self) -> bytes:
         """The request line, byte for byte: two different requests never compare equal."""
@@ -61,8 +81,8 @@ class Call(Generic[A, B]):
         return address(self.request, path, **parameters)
 
 
-class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """One route of the API. A `page` is the template over its document; `at` is where that page is."""
+class Route(msgspec.Struct, frozen=True):
+    """One route of the API. A `page` is the template over its document; `at` is where that page is, if elsewhere."""
 
     method: Method
     path: str
@@ -75,12 +95,19 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     media: str = "application/json"
     page: str | None = None
     at: tuple[str, ...] = ()
-    is_natural: bool = False
+    natural: bool = False
     """Whether doing it twice with the same key does it once by itself."""
     keeps: bool = True
     """Whether its answer may be kept for its key; not where it tells a secret."""
     veils: bool = True
     """Whether its response may contain redacted values; one that is made of no run's values does not."""
+    blank: Callable[[Call[Any, Any]], Any] | None = None
+    """Makes the document of the page that has the form again, where a question was refused."""
+
+    @property
+    def pages(self) -> tuple[str, ...]:
+        """The paths of its page."""
+        return () if self.page is None else self.at or (self.path,)
 
     @property
     def summary(self) -> str:
@@ -91,71 +118,14 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
         return self.method != "GET"
 
 
-def get(
-    path: str,
-    handler: Callable[[Call[Any, Any]], Any],
-    *,
-    asks: type[msgspec.Struct] = Nothing,
-    gives: Any = None,
-    scope: Scope | None = "viewer",
-    page: str | None = None,
-    at: str | Sequence[str] | None = None,
-    veils: bool = True,
-) -> Route:
-    """A document, and its page where there is one: at the same path, unless it says where."""
-    places = (path,) if at is None else (at,) if isinstance(at, str) else tuple(at)
-    return Route(
-        method="GET", path=path, handler=handler, asks=asks, gives=gives, scope=scope, page=page,
-        at=places if page else (), veils=veils,
-    )  # fmt: skip
+get: Final = partial(Route, "GET")
+"""A document, and its page where there is one; or a stream, a drawing, a file, which its handler returns itself."""
 
+post: Final = partial(Route, "POST", scope="operator")
+"""A write."""
 
-def post(
-    path: str,
-    handler: Callable[[Call[Any, Any]], Any],
-    *,
-    asks: type[msgspec.Struct] = Nothing,
-    takes: type[msgspec.Struct] = Nothing,
-    gives: Any = None,
-    scope: Scope | None = "operator",
-    status: int = 200,
-    natural: bool = False,
-    keeps: bool = True,
-) -> Route:
-    """A write."""
-    return Route(
-        method="POST", path=path, handler=handler, asks=asks, takes=takes, gives=gives, scope=scope, status=status,
-        is_natural=natural, keeps=keeps,
-    )  # fmt: skip
-
-
-def delete(
-    path: str,
-    handler: Callable[[Call[Any, Any]], Any],
-    *,
-    asks: type[msgspec.Struct] = Nothing,
-    gives: Any = None,
-    scope: Scope | None = "admin",
-    status: int = 204,
-) -> Route:
-    """A write that takes something away."""
-    return Route(
-        method="DELETE", path=path, handler=handler, asks=asks, gives=gives, scope=scope, status=status,
-        is_natural=True,
-    )  # fmt: skip
-
-
-def raw(
-    path: str,
-    handler: Callable[[Call[Any, Any]], Any],
-    *,
-    asks: type[msgspec.Struct] = Nothing,
-    scope: Scope | None = "viewer",
-    media: str,
-    method: Method = "GET",
-) -> Route:
-    """Something that is no document: a stream, a drawing, a file. Its handler returns the response itself."""
-    return Route(method=method, path=path, handler=handler, asks=asks, scope=scope, media=media)
+delete: Final = partial(Route, "DELETE", scope="admin", status=204, natural=True)
+"""A write that takes something away."""
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):

@@ -203,15 +203,9 @@ async def serve(
     guard = asgi(client, access=access, redact=redact, webhooks=webhooks, limits=limits)
     bound = bind(host, port)
     config = uvicorn.Config(
-        guard,
-        http=_protocol(),
-        ws="none",
-        loop="asyncio",
-        log_config=None,
-        access_log=False,
-        server_header=False,
+        guard, http=_protocol(), ws="none", loop="asyncio", log_config=None, access_log=False, server_header=False,
         timeout_graceful_shutdown=DRAIN_SECONDS,
-    )
+    )  # fmt: skip
     server = _Server(config)
     server.guard = guard
     at_work = client.worker() if worker else None

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from killick.web.hub import Position, frame
 from killick.web.problems import Problem
-from killick.web.routes import Call, Nothing, Person, raw
+from killick.web.routes import Call, Nothing, Person, RunAsked, get
 
 if TYPE_CHECKING:
     from killick.web.hub import Hub
@@ -96,10 +96,9 @@ async def _quietly(work: Awaitable[Any]) -> None:
 # a run's events -----------------------------------------------------------------------------------
 
 
-class FollowAsked(msgspec.Struct, frozen=True, kw_only=True):
+class FollowAsked(RunAsked, frozen=True, kw_only=True):
     """Which run, and from where on."""
 
-    run: Annotated[str, msgspec.Meta(description="The run's id.")]
     after: Annotated[
         int, msgspec.Meta(description="The seq of the last event that is known; `Last-Event-ID` says the same.", ge=0)
     ] = 0
@@ -205,6 +204,6 @@ async def _hints(hub: Hub, runs: frozenset[str], *, by: str, counts: bool) -> Fr
 
 
 ROUTES: Final = (
-    raw("/runs/{run}/follow", follow, asks=FollowAsked, media="text/event-stream"),
-    raw("/live", live, asks=LiveAsked, media="text/event-stream"),
+    get("/runs/{run}/follow", follow, asks=FollowAsked, media="text/event-stream"),
+    get("/live", live, asks=LiveAsked, media="text/event-stream"),
 )

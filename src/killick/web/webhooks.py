@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from killick.clock import ManualClock
 from killick.errors import DeclarationRefused, RunUnknown, WebhookRefused
+from killick.logger import get_logger
 from killick.model import events as e
 from killick.store.records import OWN_AGENTS
 from killick.web.idempotency import Once
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 
 KEY_BYTES_MIN: Final = 16
+logger: Final = get_logger("killick")
 
 
 class HookAsked(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,18 +49,26 @@ class WebhookReceipt(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     id: str
-    heard: Annotated[int, msgspec.Meta(description="How many triggers listen to it; 1 where it was for a run.")]
+    heard: Annotated[
+        int,
+        msgspec.Meta(
+            description="How many triggers received it, each of which starts a run; 1 where it was for a run."
+        ),
+    ]
 
 
 async def receive(call: Call[HookAsked, Nothing]) -> WebhookReceipt:
     """Take a webhook: publish what it says as the event of its name.
 
     Its body is a JSON object; `webhook-id`, `webhook-timestamp` and `webhook-signature` are as Standard Webhooks has
-    them, not older than five minutes. The id makes it count once.
+    them, not older than five minutes. The id makes it count once. 404 if no trigger listens to the event.
     """
     name = call.asked.name
     id_, body = await _verified(call, name)
-    heard = await call.client.as_async().publish(name, body, id=_taken_as(name, id_), by=_by(name))
+    heard = await call.client.as_async().publish(name, body, id=_taken_as(name, id_), by=f"webhook:{name}")
+    if not heard:
+        logger.warning("webhook %s (%s): refused, no trigger listens to this event; start a worker with one", name, id_)
+        raise Problem(404, f"{name}: no trigger listens to this event; send it again later", code="trigger_unknown")
     return WebhookReceipt(name=name, id=id_, heard=heard)
 
 
@@ -86,7 +96,7 @@ def _send(client: Client, run: str, name: str, body: Any, message: str) -> None:
             break
         run = last.run
         row = client.runtime.store.index(run)
-    client.send(run, name, body, id=message, by=_by(name))
+    client.send(run, name, body, id=message, by=f"webhook:{name}")
 
 
 async def _verified(call: Call[Any, Any], name: str) -> tuple[str, Any]:
@@ -116,18 +126,8 @@ def _taken_as(name: str, id_: str) -> str:
     return f"webhook:{name}:{id_}"
 
 
-def _by(name: str) -> str:
-    return f"webhook:{name}"
-
-
 ROUTES: Final = (
-    post("/hooks/{name}", receive, asks=HookAsked, gives=WebhookReceipt, scope=None, natural=True),
-    post(
-        "/hooks/{name}/runs/{run}",
-        receive_for_run,
-        asks=HookToRunAsked,
-        gives=WebhookReceipt,
-        scope=None,
-        natural=True,
-    ),
-)
+    post("/hooks/{name}", receive, asks=HookAsked, gives=WebhookReceipt, scope=None, status=202, natural=True),
+    post("/hooks/{name}/runs/{run}", receive_for_run, asks=HookToRunAsked, gives=WebhookReceipt, scope=None,
+         natural=True),
+)  # fmt: skip

@@ -19,10 +19,10 @@ from typing import Any, Final, TypeAlias, TypeVar, get_args
 import msgspec
 
 from killick.definitions.agents import AnyAgent
-from killick.engine import inbox
+from killick.engine.control import inbox
+from killick.engine.control.interventions import entries_of
 from killick.engine.engine import Engine
 from killick.engine.failures import describe, excluded_by, rate_limit_seconds
-from killick.engine.interventions import entries_of
 from killick.engine.steps.attempt import waited_for
 from killick.engine.views import RunInfo
 from killick.errors import (
@@ -35,8 +35,9 @@ from killick.errors import (
     WebhookFailed,
     WebhookGone,
 )
-from killick.history.run_info import because_of, info
+from killick.history.run_info import because_of, blocked_by, info
 from killick.log.writer import Entry, RunLog
+from killick.logger import get_logger
 from killick.model import event_codec, system_events
 from killick.model import events as e
 from killick.model.facts import Hook as Cursor
@@ -44,7 +45,9 @@ from killick.model.retry import Duration, Retry, retry_of, seconds
 from killick.store.records import ENDED, OutboxItem, RunQuery
 from killick.workers.background import Duty
 
-HOOK_KINDS: Final = frozenset(str(kind.__struct_config__.tag) for kind in event_codec.TOLD)
+logger: Final = get_logger("killick")
+
+HOOK_KINDS: Final = frozenset(str(kind.__struct_config__.tag) for kind in event_codec.OUTBOX_EVENTS)
 """The event kinds that a hook can listen to."""
 
 RETRY: Final = Retry(attempts=8, first=10, factor=4, max="3h")
@@ -158,6 +161,8 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float = TIMEOUT_SECONDS
     to: str
     same: object
+    lacks: Callable[[], str | None] = lambda: None
+    """Returns what this process lacks to deliver, such as a secret."""
 
     @property
     def run(self) -> str:
@@ -228,14 +233,13 @@ def declare_hook(
     fn: Callable[[HookEvent], Any],
     kinds: Sequence[str],
     *,
-    to: str,
-    same: object,
     agent: Agents = (),
     waits_for: str | Sequence[str] = (),
     retry: Retry | int | None = None,
     timeout: Duration = TIMEOUT_SECONDS,
+    **own: Any,
 ) -> Hook:
-    """Checks a declaration and registers it."""
+    """Checks a declaration and registers it. `own` are further fields of the Hook."""
     listed = [agent] if isinstance(agent, str) or not isinstance(agent, Sequence) else agent
     hook = Hook(
         name=name,
@@ -245,8 +249,7 @@ def declare_hook(
         waits_for=frozenset([waits_for] if isinstance(waits_for, str) else waits_for),
         retry=RETRY if retry is None else retry_of(name, retry, RETRY),
         timeout=seconds(timeout),
-        to=to,
-        same=same,
+        **own,
     )
     _check(hook)
     HOOKS[name] = hook
@@ -284,32 +287,47 @@ def _check_takes_one(name: str, fn: Callable[..., Any]) -> None:
 
 
 def ensure(engine: Engine) -> list[str]:
-    """Creates the log of every hook declared here, if it is missing; returns the tags that find these logs.
+    """Creates the log of every hook declared here, if it is missing; returns the agents of those that this process can
+    serve. Events of the others wait for a worker that can.
 
     A new hook receives events from now on. A hook that was ended and is declared again continues at its cursor.
     """
+    served: list[str] = []
     for hook in list(HOOKS.values()):
         # Without a lease: a concurrent writer appends the same.
         with contextlib.suppress(RunExists, HeadMoved, EpochStale):
             row, at = engine.store.index(hook.run), engine.clock.now_us()
             if row is None:
                 started = e.RunStarted(at=at, run=hook.run, agent=hook.agent, tags=(TAG,))
-                first = system_events.HookSet(at=at, position=engine.store.feed_end())
+                first = system_events.HookSet(at=at, position=engine.store.outbox_end())
                 engine.log.begin(hook.run).append(Entry(started), Entry(first, {"spec": hook.spec}))
             elif row.status in ENDED:
                 engine.log.open(hook.run).append(Entry(e.RunResumed(at=at, by="killick")))
-    return [hook.agent for hook in HOOKS.values()]
+        if (lack := hook.lacks()) is None:
+            served.append(hook.agent)
+        else:
+            logger.warning("hook %s: this worker delivers none of its events: %s", hook.name, lack)
+            _note(engine, hook, lack)
+    return served
+
+
+def _note(engine: Engine, hook: Hook, lack: str) -> None:
+    """Records, once, what a worker lacks to serve a hook that no other worker serves."""
+    with contextlib.suppress(LogError):
+        head = engine.log.head(hook.run)
+        if head.holder is None and blocked_by(engine.log, head) != lack:
+            engine.log.open(hook.run).append(Entry(e.NoteMade(at=engine.clock.now_us(), by="killick"), {"note": lack}))
 
 
 def trim(engine: Engine) -> int:
     """Deletes outbox entries that every hook of the store has passed; returns their number."""
     store = engine.store
     # Read before the hooks: a hook created meanwhile starts no earlier than this.
-    passed = store.feed_end()
+    passed = store.outbox_end()
     for run in _going(engine):
         cursor = engine.log.state(run).fold.facts.hook
         passed = min(passed, 0 if cursor is None else cursor.cursor)
-    return store.trim_feed(passed)
+    return store.trim_outbox(passed)
 
 
 def _going(engine: Engine) -> Iterator[str]:
@@ -354,7 +372,7 @@ class _Following:
             if backoff > 0:
                 await duty.rest(min(backoff, OBEY_SECONDS))
                 continue
-            rows = await asyncio.to_thread(self.store.feed, after=self.passed, limit=ROWS_AT_ONCE)
+            rows = await asyncio.to_thread(self.store.outbox, after=self.passed, limit=ROWS_AT_ONCE)
             for row in rows:
                 if duty.stopping or not await self._tell(row):
                     break

@@ -264,7 +264,7 @@ def _handler(text: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         """Handles requests to one address."""
 
-        timeout = 10  # nobody keeps a thread for longer by saying nothing
+        timeout = 10  # a client that sends nothing keeps its thread no longer
 
         def do_GET(self) -> None:
             found = self.path.partition("?")[0] == "/metrics"

@@ -22,10 +22,13 @@ import msgspec
 from killick.agents.runtime import Runtime
 from killick.clock import SystemClock
 from killick.definitions.agents import AGENTS
+from killick.encryption.master_key import VARIABLE
+from killick.encryption.store import decrypting
 from killick.engine.claims import ClaimedRun
 from killick.errors import KillickError
 from killick.logger import get_logger
 from killick.store import open_store
+from killick.store.protocol import Store
 from killick.store.records import Head
 
 logger: Final = get_logger("killick")
@@ -66,7 +69,7 @@ class OwnProcess:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", "from killick.workers.own_process import main; main()",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, **_keys(runtime.store), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )  # fmt: skip
         own = cls(process)
         try:
@@ -94,7 +97,7 @@ class OwnProcess:
         try:
             assert self._process.stdout is not None
             while await self._process.stdout.read(65_536):
-                pass  # what the agent's code writes there is nobody's, but must not fill the pipe
+                pass  # the output of the agent's code is discarded, and must not fill the pipe
             return await self._process.wait()
         except BaseException:
             self.kill()
@@ -103,6 +106,12 @@ class OwnProcess:
     def _tell(self, line: bytes) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(line + b"\n")
+
+
+def _keys(store: Store) -> dict[str, str]:
+    """Returns the variable that names the master keys; without it, the process reads the same as this one."""
+    described: str | None = getattr(store, "described", None)
+    return {} if described is None else {VARIABLE: described}
 
 
 # the other process --------------------------------------------------------------------------------
@@ -115,7 +124,7 @@ def main() -> None:
     orders = cast("BinaryIO", open(0, "rb", buffering=0, closefd=False))  # noqa: SIM115
     order = msgspec.json.decode(orders.readline(), type=_Order)
     _import(order)
-    with contextlib.closing(Runtime(open_store(order.url), url=order.url)) as runtime:
+    with contextlib.closing(Runtime(decrypting(open_store(order.url)), url=order.url)) as runtime:
         asyncio.run(_advance(runtime, order, orders, out))
 
 

@@ -17,25 +17,18 @@ import msgspec
 
 from killick.definitions.agents import AGENTS, AnyAgent
 from killick.definitions.schedules import decide, moment, stamp
-from killick.engine import inbox, renewals
-from killick.engine.commands import command, leased
+from killick.engine import renewals
+from killick.engine.control import inbox
+from killick.engine.control.commands import command, leased
+from killick.engine.control.inbox import delivery
+from killick.engine.control.interventions import entries_of
 from killick.engine.engine import Engine
 from killick.engine.failures import describe
-from killick.engine.inbox import delivery
-from killick.engine.interventions import entries_of
 from killick.engine.outcome import ended
 from killick.engine.steps.attempt import waited_for
 from killick.engine.steps.children import first_entries
-from killick.errors import (
-    AnswerRefused,
-    EpochStale,
-    HeadMoved,
-    KillickError,
-    RunBroken,
-    RunBusy,
-    RunExists,
-    RunUnknown,
-)
+from killick.engine.waits import waits
+from killick.errors import AnswerRefused, EpochStale, HeadMoved, KillickError, RunBroken, RunBusy, RunExists, RunUnknown
 from killick.log.log import Log
 from killick.log.writer import Entry, RunLog
 from killick.logger import get_logger
@@ -151,7 +144,7 @@ async def attend(engine: Engine, log: RunLog, duty: Duty) -> None:
         await duty.rest(min(rest))
         head = engine.store.head(log.run)
         if head is None or head.seq != log.seq:
-            return  # Somebody declared it otherwise: it is due, and is opened anew.
+            return  # another process changed the declaration: the log is due, and is opened again
 
 
 class _Cause(NamedTuple):
@@ -296,13 +289,19 @@ class _AtWork:
     async def _fire(self, cause: _Cause, *first: Entry) -> BaseException | None:
         now, name = self._now_us(), self.trigger.name
         number = cause.number or self.known.number + 1
-        run = cause.run or (f"{name}#{number}" if cause.due is None else f"{name}@{stamp(cause.due)}")
+        run = cause.run or f"{name}@{number if cause.due is None else stamp(cause.due)}"
         due, at = moment(cause.at, self.spec.tz), moment(now, self.spec.tz)
         body, value = cause.told.get("body"), cause.told.get("value")
         firing = Firing(trigger=name, number=number, due=due, at=at, run=run, body=body, value=value)
         agent = self.trigger.agent if self.trigger.agent.name == self.spec.agent else AGENTS.get(self.spec.agent)
         previous = _previous(self.engine, self.known.run) if self.trigger.wants_previous else None
         try:
+            if self.trigger.make_id is not None and cause.run is None:
+                waits.refuse_own(run := await self._call(self.trigger.make_id, firing) or run)
+                if self.engine.store.head(run) is not None:
+                    await self._pass(cause, "duplicate", *first, run=run)
+                    return None
+                firing = msgspec.structs.replace(firing, run=run)
             birth = await self._birth(agent, firing, previous, cause.given)
         except Exception as error:
             await self._pass(cause, "input failed", *first, failure=describe(error))
@@ -394,18 +393,23 @@ def spec_of(log: Log, run: str, known: facts.Trigger) -> Spec:
 
 
 def publish(engine: Engine, name: str, body: Any, *, id: str | None, by: str | None) -> int:  # noqa: A002
-    """Delivers an event to every trigger that listens to it; returns their number."""
-    message = id or engine.ids.new("event")
-    at = engine.clock.now_us()
+    """Delivers an event to every trigger that listens to it; returns their number. A trigger that is declared here and
+    that no worker has served yet keeps the event for the first one."""
+    message, at = id or engine.ids.new("event"), engine.clock.now_us()
+    for trigger in TRIGGERS:
+        if EVENT + name in trigger.tags and engine.store.head(trigger.log) is None:
+            _ensure(engine, trigger)
     there = [row.run for row in _rows(engine.store, EVENT + name) if row.status not in ENDED]
-    outcomes = engine.store.deliver([delivery(run, name, body, id=message, by=by, at_us=at) for run in there])
+    outcomes = engine.store.deliver(
+        [delivery(engine.log, run, name, body, id=message, by=by, at_us=at) for run in there]
+    )
     return sum(not isinstance(outcome, KillickError) for outcome in outcomes)
 
 
 async def fire(engine: Engine, name: str, *, by: str | None, given: Any) -> str:
     """Fire a trigger by hand: here, where its log is free, else by the worker that holds it."""
     trigger = TRIGGERS.get(name)
-    run, log_id = f"{name}#{engine.ids.new('hand')}", LOG + name
+    run, log_id = f"{name}@{engine.ids.new('hand')}", LOG + name
     if trigger is not None:
         _ensure(engine, trigger)
         if given is not msgspec.UNSET:
@@ -422,7 +426,7 @@ async def fire(engine: Engine, name: str, *, by: str | None, given: Any) -> str:
                 raise AnswerRefused(name, f"no input could be made for it: {describe(failed)}") from failed
             return run
     wish = {"run": run} if given is msgspec.UNSET else {"run": run, "input": given}
-    message = delivery(log_id, FIRE, wish, id=run, by=by, at_us=engine.clock.now_us())
+    message = delivery(engine.log, log_id, FIRE, wish, id=run, by=by, at_us=engine.clock.now_us())
     [outcome] = engine.store.deliver([message])
     if isinstance(outcome, KillickError):
         raise outcome

@@ -72,9 +72,10 @@ def webhook(
     address = _checked(called, url, insecure=insecure)
     secrets = (secret,) if isinstance(secret, str) else tuple(secret)
     _check_secrets(called, secrets)
+    sending = _Sending(url, address, secrets, seconds(timeout))
     return declare_hook(
-        called, _Sending(url, address, secrets, seconds(timeout)), kinds, to=_origin(address),
-        same=sha256(url.encode()).digest(), agent=agent, waits_for=waits_for, retry=retry,
+        called, sending, kinds, to=_origin(address), same=sha256(url.encode()).digest(), lacks=sending.lacks,
+        agent=agent, waits_for=waits_for, retry=retry,
         timeout=seconds(timeout) + _SPARE_SECONDS if seconds(timeout) else 0,
     )  # fmt: skip
 
@@ -204,6 +205,13 @@ class _Sending:
             if isinstance(reason, TimeoutError):
                 raise WebhookFailed(self._to, f"no answer within {self._timeout:g} s") from None
             raise WebhookFailed(self._to, f"could not be reached: {reason or type(broken).__name__}") from None
+
+    def lacks(self) -> str | None:
+        """Why this process cannot sign; None if it can."""
+        try:
+            return None if all(map(signing_key, self._secrets)) else ""
+        except DeclarationRefused as error:
+            return error.reason
 
     def _headers(self, id: str, timestamp: str, body: bytes) -> dict[str, str]:  # noqa: A002
         return {

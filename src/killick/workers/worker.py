@@ -22,8 +22,9 @@ from killick.engine.outcome import RunOutcome
 from killick.errors import EpochStale, HandleClosed, KillickError, LeaseLost, LogError
 from killick.log.writer import RunLog
 from killick.logger import get_logger
-from killick.store.records import FEED_RANG, Claimed
+from killick.store.records import OUTBOX_CHANGED, Claimed
 from killick.workers import hooks, trigger_runner
+from killick.workers.code_versions import resume_diverged
 from killick.workers.own_process import OwnProcess
 
 logger: Final = get_logger("killick.worker")
@@ -112,14 +113,16 @@ class Worker:
         # The bell tells runs that are live of what comes.
         usual, executor.poll_seconds = executor.poll_seconds, self._poll_seconds * 2
         _tell("started", worker=self.name, concurrency=self._concurrency)
-        trimmed = self._runtime.clock.monotonic()
+        trimmed, diverged = self._runtime.clock.monotonic(), dict[str, int]()
+        await self._quietly(resume_diverged, self._runtime.engine, self._known(), diverged)
         try:
             while not self._draining:
                 self._bell.clear()
                 found = await self._look(executor)
                 if self._runtime.clock.monotonic() - trimmed > TRIM_SECONDS:
                     trimmed = self._runtime.clock.monotonic()
-                    await self._quietly(partial(hooks.trim, self._runtime.engine))
+                    await self._quietly(hooks.trim, self._runtime.engine)
+                    await self._quietly(resume_diverged, self._runtime.engine, self._known(), diverged)
                 if not self._draining:
                     await self._rest(calm=not found)
             await self._drained(executor)
@@ -182,7 +185,7 @@ class Worker:
     def _rung(self, run: str) -> None:
         """The store changed: its outbox, a run that is executed here, or one that may be due."""
         executor = self._runtime.executor()
-        if run == FEED_RANG:
+        if run == OUTBOX_CHANGED:
             self._ring_duties()
             return
         if run and executor.notify(run):
@@ -444,9 +447,9 @@ class Worker:
                 runtime.engine.leases.release(head.run, head.epoch, left=left)
                 self._bell.set()
 
-    async def _quietly(self, do: Any) -> None:
+    async def _quietly(self, do: Callable[..., Any], *args: Any) -> None:
         with contextlib.suppress(Exception):
-            await asyncio.to_thread(do)
+            await asyncio.to_thread(do, *args)
 
 
 class _Slot:

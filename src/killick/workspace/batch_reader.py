@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from killick.clock import Clock
-from killick.workspace.file_reader import CapturedFile, UnstableFile, taken
+from killick.workspace.file_reader import CapturedFile, UnstableFile, read_file
 from killick.workspace.scan_cache import Folder
 from killick.workspace.vault.snapshot_writer import SnapshotWriter
 
@@ -40,15 +40,15 @@ class BatchReader:
         self._reading: list[tuple[FileRequest, Future[Found]]] = []
         self._pool: ThreadPoolExecutor | None = None
 
-    def want(self, wanted: FileRequest, sizes: Mapping[str, int], writing: SnapshotWriter) -> None:
+    def add(self, request: FileRequest, sizes: Mapping[str, int], writing: SnapshotWriter) -> None:
         """Queues files of a folder. If long files add up, starts reading those at once."""
-        long = {name: each for name, each in wanted.names.items() if sizes[name] > _LONG_BYTES}
-        short = {name: each for name, each in wanted.names.items() if name not in long} if long else wanted.names
+        long = {name: each for name, each in request.names.items() if sizes[name] > _LONG_BYTES}
+        short = {name: each for name, each in request.names.items() if name not in long} if long else request.names
         if short:
-            self._short.append(wanted._replace(names=short))
+            self._short.append(request._replace(names=short))
         if not long:
             return
-        self._long.append(wanted._replace(names=long))
+        self._long.append(request._replace(names=long))
         self._bytes += sum(sizes[name] for name in long)
         if self._bytes <= _ALONE_BYTES:
             return
@@ -58,12 +58,12 @@ class BatchReader:
             self._reading.append((each, self._pool.submit(self._read, each, writing)))
         self._long.clear()
 
-    def taken(self, writing: SnapshotWriter) -> Iterator[tuple[FileRequest, Found]]:
+    def read_all(self, writing: SnapshotWriter) -> Iterator[tuple[FileRequest, Found]]:
         """Returns all queued files, as read."""
-        wanted, self._short, self._long, self._bytes = [*self._short, *self._long], [], [], 0
+        request, self._short, self._long, self._bytes = [*self._short, *self._long], [], [], 0
         reading, self._reading = self._reading, []
         try:
-            for each in wanted:
+            for each in request:
                 yield each, self._read(each, writing)
             for each, future in reading:
                 yield each, future.result()
@@ -80,18 +80,18 @@ class BatchReader:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
 
-    def _read(self, wanted: FileRequest, writing: SnapshotWriter) -> Found:
+    def _read(self, request: FileRequest, writing: SnapshotWriter) -> Found:
         """Reads the files of one folder by name; None for an unreadable or vanished one."""
         try:
-            fd = self._opened(wanted.path)
+            fd = self._opened(request.path)
         except OSError:
-            return dict.fromkeys(wanted.names)
+            return dict.fromkeys(request.names)
         try:
             clock, add = self._clock, writing.add
             at_ns = clock.now_us() * 1_000
             return {
-                name: taken(fd, name, add, clock, at_ns, regular=is_regular)
-                for name, is_regular in wanted.names.items()
+                name: read_file(fd, name, add, clock, at_ns, regular=is_regular)
+                for name, is_regular in request.names.items()
             }
         finally:
             os.close(fd)

@@ -62,7 +62,7 @@ def is_racy(key: Key, at_ns: int) -> bool:
     return latest > at_ns - (COARSE_NS if is_coarse else FINE_NS)
 
 
-def taken(
+def read_file(
     above: int, name: str, add: Add, clock: Clock, at_ns: int, *, regular: bool
 ) -> CapturedFile | UnstableFile | None:
     """Reads and stores a non-folder entry; None if it vanished. Opens only `regular` files: opening a pipe or a device
@@ -73,9 +73,9 @@ def taken(
             time.sleep(0.002 * (again - 1))
             at_ns = clock.now_us() * 1_000
         try:
-            look = _regular(above, name, add) if regular else None
-            regular = look is not None
-            before, ref, after = look or _other(above, name)
+            content = _regular(above, name, add) if regular else None
+            regular = content is not None
+            before, ref, after = content or _other(above, name)
         except FileNotFoundError:
             regular = True
             continue  # replaced just now, or gone
@@ -107,7 +107,7 @@ def decoded(name: bytes) -> str:
     return name.decode(_ENCODING, "surrogateescape")
 
 
-_Look = tuple[os.stat_result, bytes | None, os.stat_result]
+_Read = tuple[os.stat_result, bytes | None, os.stat_result]
 """A file's stat data before reading, its content, and its stat data after; None: its size changed."""
 
 
@@ -121,7 +121,7 @@ class _Own(threading.local):
 _own: Final = _Own()
 
 
-def _regular(above: int, name: str, add: Add) -> _Look | None:
+def _regular(above: int, name: str, add: Add) -> _Read | None:
     """Reads a regular file; None for another kind."""
     try:
         file = os.open(name, _READ, dir_fd=above)
@@ -147,7 +147,7 @@ def _regular(above: int, name: str, add: Add) -> _Look | None:
         os.close(file)
 
 
-def _other(above: int, name: str) -> _Look:
+def _other(above: int, name: str) -> _Read:
     before = os.stat(name, dir_fd=above, follow_symlinks=False)
     ref = os.readlink(os.fsencode(name), dir_fd=above) if stat.S_ISLNK(before.st_mode) else b""
     if stat.S_ISREG(before.st_mode):
@@ -166,10 +166,10 @@ def _blocks(file: int, size: int, add: Add) -> bytes | None:
             if error.errno == errno.ENXIO:
                 break  # nothing but a hole up to its end
             # The file system does not report holes: all of it is data.
-        wanted = min(BLOCK_BYTES, size - offset)
-        data = os.pread(file, wanted, offset)
-        if len(data) != wanted:
+        length = min(BLOCK_BYTES, size - offset)
+        data = os.pread(file, length, offset)
+        if len(data) != length:
             return None
-        found.append(Block(offset, wanted, add(data)))
-        offset += wanted
+        found.append(Block(offset, length, add(data)))
+        offset += length
     return tree.store_blocks(found, add)

@@ -34,8 +34,8 @@ class Rules:
     """A workspace's ignore rules: patterns for all of it, and its own ignore files."""
 
     def __init__(self, exclude: Sequence[str] = (), *, gitignore: bool = True) -> None:
-        given = os.fsencode("\n".join(exclude))
-        self._above = (_Layer(b"", False, _patterns(given)),) if given else ()
+        text = os.fsencode("\n".join(exclude))
+        self._above = (_Layer(b"", False, _patterns(text)),) if text else ()
         self._names = IGNORE_FILES if gitignore else (KILLICKIGNORE,)
 
     def scope(self, above: Scope | None, path: bytes, read: Callable[[bytes], bytes | None]) -> Scope:
@@ -53,8 +53,8 @@ class Rules:
             text = read(name)
             if text is not None and (patterns := _patterns(text)).ordered:
                 own.insert(0, _Layer(path, is_git, patterns))
-        given = len(self._above)
-        return Scope(path, (*layers[:given], *own, *layers[given:]) if own else layers, above)
+        first = len(self._above)
+        return Scope(path, (*layers[:first], *own, *layers[first:]) if own else layers, above)
 
 
 class Scope:
@@ -66,17 +66,17 @@ class Scope:
         self.layers: Final = layers
         self._path: Final = path
         if above is None or above.layers != layers:
-            candidates, names = layers, tuple(_names(asked, layers) for asked in _ASKED)
+            candidates, names = layers, tuple(_names(which, layers) for which in _CASES)
         else:
             # A pattern that cannot match in a folder cannot match below it.
             candidates, names = above._places, above._quick
         self._places: Final[tuple[_Layer, ...]] = tuple(
-            layer for layer in candidates if layer.patterns.may_reach(self._beside(layer))
+            layer for layer in candidates if layer.patterns.may_reach(self._prefix(layer))
         )
         self._quick: Final[tuple[_Quick, ...]] = (
             names
             if not candidates
-            else tuple(_Quick(quick.names, self._reaching(asked)) for asked, quick in zip(_ASKED, names, strict=True))
+            else tuple(_Quick(quick.names, self._reaching(which)) for which, quick in zip(_CASES, names, strict=True))
         )
 
     def ignores(self, name: bytes, *, is_folder: bool) -> bool:
@@ -90,18 +90,18 @@ class Scope:
         for layer in self.layers:
             if layer.is_git and name == _GIT:
                 continue
-            decided = layer.patterns.decide(name, self._beside(layer) + name, is_folder)
+            decided = layer.patterns.decide(name, self._prefix(layer) + name, is_folder)
             if decided is not None:
                 return decided
         return False
 
-    def _beside(self, layer: _Layer) -> bytes:
+    def _prefix(self, layer: _Layer) -> bytes:
         """Returns the prefix of this folder's names, relative to a layer's folder."""
         below = self._path[len(layer.folder) :].lstrip(b"/") if layer.folder else self._path
         return below + b"/" if below else b""
 
-    def _reaching(self, asked: tuple[bool, bool]) -> tuple[tuple[bytes, Test], ...]:
-        found = [(self._beside(layer), layer.patterns.placed[asked]) for layer in self._places]
+    def _reaching(self, which: tuple[bool, bool]) -> tuple[tuple[bytes, Test], ...]:
+        found = [(self._prefix(layer), layer.patterns.placed[which]) for layer in self._places]
         return tuple((before, test) for before, test in found if test is not None)
 
 
@@ -112,8 +112,8 @@ class _Quick(NamedTuple):
     places: tuple[tuple[bytes, Test], ...]
 
     def matches(self, name: bytes) -> bool:
-        whole, ends, test = self.names
-        if name in whole or name.endswith(ends) or (test is not None and test(name)):
+        exact, ends, test = self.names
+        if name in exact or name.endswith(ends) or (test is not None and test(name)):
             return True
         for before, placed in self.places:  # noqa: SIM110 - any() would take twice as long
             if placed(before + name):
@@ -121,7 +121,7 @@ class _Quick(NamedTuple):
         return False
 
 
-_ASKED: Final = ((False, False), (False, True), (True, False), (True, True))
+_CASES: Final = ((False, False), (False, True), (True, False), (True, True))
 """Whether the entry is a folder, and whether negated patterns (`!x`) are tested."""
 
 
@@ -142,7 +142,7 @@ class _Pattern(NamedTuple):
     placed: bool
     lead: bytes
     regex: bytes
-    whole: bytes | None = None
+    exact: bytes | None = None
     end: bytes | None = None
 
 
@@ -153,7 +153,7 @@ class _Patterns:
         self.ordered: Final = tuple(found)[::-1]
         self._leads: Final = tuple(each.lead for each in self.ordered if each.placed)
         self.placed: Final = {
-            asked: _any([each.regex for each in self.chosen(*asked) if each.placed]) for asked in _ASKED
+            which: _any([each.regex for each in self.chosen(*which) if each.placed]) for which in _CASES
         }
 
     def chosen(self, is_folder: bool, negated: bool) -> list[_Pattern]:
@@ -171,11 +171,11 @@ class _Patterns:
         return None
 
 
-def _names(asked: tuple[bool, bool], layers: Sequence[_Layer]) -> _Quick:
-    patterns = [each for layer in layers for each in layer.patterns.chosen(*asked) if not each.placed]
-    whole = frozenset(each.whole for each in patterns if each.whole is not None)
+def _names(which: tuple[bool, bool], layers: Sequence[_Layer]) -> _Quick:
+    patterns = [each for layer in layers for each in layer.patterns.chosen(*which) if not each.placed]
+    exact = frozenset(each.exact for each in patterns if each.exact is not None)
     ends = tuple(dict.fromkeys(each.end for each in patterns if each.end is not None))
-    return _Quick((whole, ends, _any([each.regex for each in patterns if each.whole is None and each.end is None])), ())
+    return _Quick((exact, ends, _any([each.regex for each in patterns if each.exact is None and each.end is None])), ())
 
 
 def _any(regexes: Sequence[bytes]) -> Test | None:
@@ -194,14 +194,12 @@ def _compiled(regex: bytes) -> Test:
 def _patterns(text: bytes) -> _Patterns:
     """Parses a file; lines that git cannot parse match nothing."""
     lines = [line.removesuffix(b"\r").partition(b"\0")[0] for line in text.removeprefix(_BOM).split(b"\n")]
-    said = [_pattern(_trimmed(line)) for line in lines if not line.startswith(b"#")]
-    return _Patterns(each for each in said if each is not None)
+    parsed = [_pattern(_trimmed(line)) for line in lines if not line.startswith(b"#")]
+    return _Patterns(each for each in parsed if each is not None)
 
 
 def _trimmed(line: bytes) -> bytes:
-    """Strips trailing spaces from a line, except an escaped one. #232 A star is lazy and does not backtrack, except the
-    last one of a name: the rest after it has a fixed length, so that its first match is as good as any, and matching is
-    fast for any number of stars. The same holds for `**/` and the names after it."""
+    """Strips trailing spaces from a line, except an escaped one."""
     bare = line.rstrip(b" ")
     backslashes = len(bare) - len(bare.rstrip(b"\\"))
     return line[: len(bare) + 1] if backslashes % 2 and len(bare) < len(line) else bare
@@ -220,7 +218,7 @@ def _pattern(line: bytes) -> _Pattern | None:
         return None
     special = _SPECIAL.search(glob)
     if special is None:
-        return _Pattern(negated, folders_only, placed, glob, re.escape(glob), whole=glob)
+        return _Pattern(negated, folders_only, placed, glob, re.escape(glob), exact=glob)
     lead, rest = glob[: special.start()], glob[special.start() :]
     regex = _regex(rest)
     if regex is None:
@@ -231,9 +229,8 @@ def _pattern(line: bytes) -> _Pattern | None:
 
 # patterns as regular expressions ------------------------------------------------------------------
 #
-# A star takes as little as it can and gives nothing back, except the last one of a name: what comes after it has a
-# fixed length, so that the first place where it fits is as good as any, and no pattern takes long however many stars
-# it has. The same goes for `**/` and the names that follow it.
+# A star is lazy and does not backtrack, except the last one of a name: the rest after it has a fixed length, so its
+# first match is as good as any, and matching is fast for any number of stars. The same holds for `**/`.
 
 
 def _regex(glob: bytes) -> bytes | None:
@@ -307,8 +304,8 @@ def _split(tokens: Iterable[bytes], separator: bytes) -> list[list[bytes]]:
     return parts
 
 
-def _ascii(wanted: Callable[[str], bool]) -> frozenset[int]:
-    return frozenset(code for code in range(128) if wanted(chr(code)))
+def _ascii(accepts: Callable[[str], bool]) -> frozenset[int]:
+    return frozenset(code for code in range(128) if accepts(chr(code)))
 
 
 _CLASSES: Final = {

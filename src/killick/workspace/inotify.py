@@ -52,7 +52,7 @@ _SELF: Final = _DELETE_SELF | _MOVE_SELF | _UNMOUNT | _IGNORED
 # Not IN_EXCL_UNLINK: it also silences names that a stacked file system dropped from its cache and still has.
 _MASK: Final = _MODIFY | _ATTRIB | _CLOSE_WRITE | _PLACES | _DELETE_SELF | _MOVE_SELF | _ONLYDIR | _DONT_FOLLOW
 
-_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+_VANISHED: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _EVENT: Final = struct.Struct("iIII")
 _READ_BYTES_MIN: Final = 4096
 _LOCAL: Final = frozenset({
@@ -92,7 +92,7 @@ class Watch:
         self._watched: dict[bytes, int] = {}
         self._below: dict[bytes, set[bytes]] = {}
         self._tops: dict[bytes, _Identity] = {}
-        self._untold: set[bytes] = set()
+        self._unreported: set[bytes] = set()
         self._trusted: dict[int, bool] = {}
         self._mounts = _Mounts()
 
@@ -108,15 +108,15 @@ class Watch:
                 return True
             if path in self._watched or path in self._below:
                 # It replaced another folder, whose subfolders are no longer watched; that is reported.
-                self._untold.update(self._drop(path))
+                self._unreported.update(self._drop(path))
                 number, identity = self._begin(path)
             if number < 0:
                 # It vanished, and the parent reports if it returns. The caller, who has just listed it, cannot know
                 # about later changes, so it is reported the next time.
-                is_told = -number in _GONE and os.path.dirname(path) in self._watched
-                if is_told:
-                    self._untold.add(path)
-                return is_told
+                is_reported = -number in _VANISHED and os.path.dirname(path) in self._watched
+                if is_reported:
+                    self._unreported.add(path)
+                return is_reported
             self._place(path)
             self._paths[number] = (*self._paths.get(number, ()), path)
             self._watched[path] = number
@@ -134,8 +134,8 @@ class Watch:
         replaced folder is returned with all watched ones below it, and is unwatched until it is added again. None:
         anything may have changed, and nothing is watched any more."""
         with self._lock:
-            found, self._untold = self._untold, set()
-            if not self._is_open() or not self._drain(found) or not self._stands():
+            found, self._unreported = self._unreported, set()
+            if not self._is_open() or not self._drain(found) or not self._is_intact():
                 self._clear()
                 return None
             return found
@@ -145,7 +145,7 @@ class Watch:
         with self._lock:
             if self._is_open():
                 self._drop(path)
-                self._untold -= {each for each in self._untold if each == path or each.startswith(path + b"/")}
+                self._unreported -= {each for each in self._unreported if each == path or each.startswith(path + b"/")}
 
     def close(self) -> None:
         with self._lock:
@@ -155,7 +155,7 @@ class Watch:
                 os.close(self._descriptor)
                 self._descriptor = -1
 
-    # what is told ---------------------------------------------------------------------------------
+    # events ---------------------------------------------------------------------------------------
 
     def _drain(self, found: set[bytes]) -> bool:
         """Reads the events queued so far, and no more: a constant writer must not block us here."""
@@ -206,7 +206,7 @@ class Watch:
                 found.update((path, place), self._drop(place) if mask & _PLACES else ())
         return True
 
-    def _stands(self) -> bool:
+    def _is_intact(self) -> bool:
         """Returns whether the topmost folders are still the added ones, without new mounts."""
         is_same = all(_identity(path) == identity for path, identity in self._tops.items())
         return is_same and self._mounts.stand(self._tops)
@@ -232,10 +232,10 @@ class Watch:
     def _place(self, path: bytes) -> None:
         while True:
             above = os.path.dirname(path)
-            beside = self._below.setdefault(above, set())
-            if path in beside or above == path:
+            siblings = self._below.setdefault(above, set())
+            if path in siblings or above == path:
                 return
-            beside.add(path)
+            siblings.add(path)
             path = above
 
     def _drop(self, path: bytes) -> list[bytes]:
@@ -258,7 +258,7 @@ class Watch:
         return dropped
 
     def _clear(self) -> None:
-        self._untold.clear()
+        self._unreported.clear()
         # Later events of these have no path, and are dropped.
         for known in (self._paths, self._watched, self._below, self._tops, self._trusted):
             known.clear()

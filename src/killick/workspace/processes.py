@@ -27,7 +27,7 @@ import msgspec
 
 from killick.clock import SystemClock
 
-MARK: Final = "KILLICK_HOLDER"
+HOLDER_ENV: Final = "KILLICK_HOLDER"
 """The environment variable of our processes: the name of the holder that started them."""
 
 _COMMAND_CHARS_MAX: Final = 200
@@ -36,9 +36,9 @@ _KILLED_SECONDS: Final = 2.0
 _SAME_US: Final = 1_000_000
 """Two readings of a process's start time differ by less; pids are not reused so soon."""
 
-_ASK_MAPS: Final = 0xC0686611
+_QUERY_MAPS: Final = 0xC0686611
 # The next mapping from address 0 on that is writable (2), shared (8) and of a file (32).
-_SHARED_ASKED: Final = struct.pack("=9Q4I2Q", 104, 0x02 | 0x08 | 0x10 | 0x20, *[0] * 13)
+_SHARED_QUERY: Final = struct.pack("=9Q4I2Q", 104, 0x02 | 0x08 | 0x10 | 0x20, *[0] * 13)
 _READ_BYTES: Final = 1 << 16
 _ENDED: Final = (b"Z", b"X")
 _DELETED: Final = b" (deleted)"
@@ -70,57 +70,57 @@ class _Seen(NamedTuple):
     image: tuple[bytes, ...]
 
 
-def alive(folder: Path, *, mark: str) -> list[Process]:
+def alive(folder: Path, *, holder: str) -> list[Process]:
     """Returns our processes that work in a folder: their working directory, or an open or mapped file, is in it. Ours
-    are the marked ones, those that this process started, and their descendants."""
+    are those with the holder's variable, those that this process started, and their descendants."""
     here = _Place(folder)
     return [
         Process(pid, seen.started_us, _command(pid), seen.parent)
-        for pid, seen in sorted(_ours(mark).items())
+        for pid, seen in sorted(_ours(holder).items())
         if seen.state not in _ENDED and here.is_used_by(pid)
     ]
 
 
-def marked(mark: str, *, since_us: int = 0) -> list[Process]:
-    """Returns the processes with a mark and their descendants, in any folder, started since a time. For a dead holder:
-    its leftover processes have no owner."""
-    everybody = _everybody()
-    carrying = {pid for pid in everybody if _carries(pid, mark)}
+def started_by(holder: str, *, since_us: int = 0) -> list[Process]:
+    """Returns the processes that a holder started since a time, and their descendants, in any folder. If the holder is
+    dead, no other process owns them."""
+    every = _all_processes()
+    started = {pid for pid in every if _has_holder(pid, holder)}
     return [
-        Process(pid, everybody[pid].started_us, _command(pid), everybody[pid].parent)
-        for pid in sorted(_below(carrying, everybody) - {os.getpid()})
-        if everybody[pid].state not in _ENDED and everybody[pid].started_us + _TICKS_US >= since_us
+        Process(pid, every[pid].started_us, _command(pid), every[pid].parent)
+        for pid in sorted(_below(started, every) - {os.getpid()})
+        if every[pid].state not in _ENDED and every[pid].started_us + _TICKS_US >= since_us
     ]
 
 
-def started_since(folder: Path, *, mark: str, since_us: int) -> list[Process]:
+def started_since(folder: Path, *, holder: str, since_us: int) -> list[Process]:
     """Returns those started since a time. One that started up to a hundredth of a second earlier may be included, since
     the kernel reports no finer time."""
-    return [each for each in alive(folder, mark=mark) if each.started_us + _TICKS_US >= since_us]
+    return [each for each in alive(folder, holder=holder) if each.started_us + _TICKS_US >= since_us]
 
 
 def end(processes: Sequence[Process], *, seconds: float = 2.0) -> list[Process]:
     """Terminates processes, and returns those that ended: SIGTERM first, SIGKILL after a while. A process with a reused
     pid is not touched."""
-    held: dict[int, Process] = {}
-    gone: list[Process] = []
+    pidfds: dict[int, Process] = {}
+    ended: list[Process] = []
     try:
         for each in processes:
-            descriptor = _held(each)
+            descriptor = _pidfd(each)
             if descriptor is None:
-                gone.append(each)
+                ended.append(each)
             elif descriptor >= 0:
-                held[descriptor] = each
-        waiting = set(held)
+                pidfds[descriptor] = each
+        waiting = set(pidfds)
         for number, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, _KILLED_SECONDS)):
             for descriptor in waiting:
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(descriptor, number)
             waiting = _still(waiting, patience)
-        gone += [each for descriptor, each in held.items() if descriptor not in waiting]
-        return [each for each in processes if each in gone]
+        ended += [each for descriptor, each in pidfds.items() if descriptor not in waiting]
+        return [each for each in processes if each in ended]
     finally:
-        for descriptor in held:
+        for descriptor in pidfds:
             os.close(descriptor)
 
 
@@ -185,23 +185,23 @@ class _Place:
         return target == self._path or target.startswith(self._below)
 
 
-def _ours(mark: str) -> dict[int, _Seen]:
-    """Returns our processes without this one: by descent, by the mark, or as a fork without its own program yet."""
+def _ours(holder: str) -> dict[int, _Seen]:
+    """Returns our processes without this one: by descent, by the variable, or as a fork without its own program yet."""
     me = os.getpid()
-    everybody = _everybody()
-    image = everybody[me].image if me in everybody else ()
-    known = {pid for pid, seen in everybody.items() if seen.image == image or _carries(pid, mark)}
-    return {pid: everybody[pid] for pid in _below(known | {me}, everybody) - {me}}
+    every = _all_processes()
+    image = every[me].image if me in every else ()
+    known = {pid for pid, seen in every.items() if seen.image == image or _has_holder(pid, holder)}
+    return {pid: every[pid] for pid in _below(known | {me}, every) - {me}}
 
 
-def _everybody() -> dict[int, _Seen]:
+def _all_processes() -> dict[int, _Seen]:
     return {pid: seen for pid in _pids() if (seen := _seen(pid)) is not None}
 
 
-def _below(known: set[int], everybody: dict[int, _Seen]) -> set[int]:
+def _below(known: set[int], every: dict[int, _Seen]) -> set[int]:
     """Returns some processes with all their descendants."""
     children: dict[int, list[int]] = {}
-    for pid, seen in everybody.items():
+    for pid, seen in every.items():
         children.setdefault(seen.parent, []).append(pid)
     found, waiting = set(known), list(known)
     while waiting:
@@ -249,7 +249,7 @@ def _shared(pid: int) -> list[tuple[int, int, bytes]]:
     without listing all mappings."""
     with _opened(pid, b"maps") as descriptor:
         try:
-            fcntl.ioctl(descriptor, _ASK_MAPS, _SHARED_ASKED)
+            fcntl.ioctl(descriptor, _QUERY_MAPS, _SHARED_QUERY)
         except OSError as error:
             if error.errno == errno.ENOENT:
                 return []
@@ -272,9 +272,9 @@ def _seen(pid: int) -> _Seen | None:
         return None
 
 
-def _carries(pid: int, mark: str) -> bool:
+def _has_holder(pid: int, holder: str) -> bool:
     try:
-        return b"%s=%s" % (MARK.encode(), os.fsencode(mark)) in _read(pid, b"environ").split(b"\0")
+        return b"%s=%s" % (HOLDER_ENV.encode(), os.fsencode(holder)) in _read(pid, b"environ").split(b"\0")
     except OSError:
         return False
 
@@ -306,7 +306,7 @@ def _booted_us() -> int:
 # ending -------------------------------------------------------------------------------------------
 
 
-def _held(process: Process) -> int | None:
+def _pidfd(process: Process) -> int | None:
     """Returns a pidfd; None: the process is gone; -1: unsupported, so it is not touched."""
     if process.pid in (os.getpid(), 0, 1):
         return -1

@@ -20,7 +20,7 @@ import msgspec
 
 from killick.ids import RandomIds
 from killick.workspace import tree
-from killick.workspace.restore_plan import HOLDS_MORE, Plan, Steps, Task, deeply, joined, plan, same_content, shown
+from killick.workspace.restore_plan import HOLDS_MORE, Plan, Steps, Task, joined, plan, run_steps, same_content, shown
 from killick.workspace.tree import BLOCK_BYTES, FIFO, FILE, FOLDER, LINK, Entry, Id, Load
 
 __all__ = ["PREFIX", "Plan", "Restored", "Task", "apply", "clear", "plan"]
@@ -31,16 +31,16 @@ PREFIX: Final = b".killick-restoring-"
 _FEW: Final = 64
 """Up to this many changes are synced one by one; beyond it, syncing the file system is faster."""
 
-_HOPELESS: Final = frozenset({
+_FATAL: Final = frozenset({
     errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE,
 })  # fmt: skip
 """Errors that concern everything, not one name: the restore stops, and is finished later."""
 
-_MEANWHILE: Final = "changed while the files were being restored, and was left as it is"
+_CHANGED: Final = "changed while the files were being restored, and was left as it is"
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _ENTER: Final = _READ | os.O_DIRECTORY
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-_LOOK: Final = getattr(os, "O_PATH", 0) | os.O_CLOEXEC | os.O_NOFOLLOW
+_PATH_ONLY: Final = getattr(os, "O_PATH", 0) | os.O_CLOEXEC | os.O_NOFOLLOW
 _FDS: Final = "/proc/self/fd"
 """Addresses an inode by its descriptor, to set its mode under any name."""
 
@@ -65,13 +65,13 @@ def apply(plan: Plan, folder: Path, load: Load, *, resuming: bool = False, captu
     """
     if resuming:
         clear(folder)
-    hand = _Hand(load, inline=plan.count <= _FEW or _syncfs is None, captured_us=captured_us)
+    restorer = _Restorer(load, inline=plan.count <= _FEW or _syncfs is None, captured_us=captured_us)
     if plan.root is not None:
         place = os.fsencode(os.path.realpath(folder))
-        with hand.opened(None, place) as top:
-            deeply(hand.fill(top, plan.root, b""))
-            hand.flush(top)
-    return Restored(hand.written, hand.removed, (*plan.left, *hand.left), hand.again)
+        with restorer.opened(None, place) as top:
+            run_steps(restorer.fill(top, plan.root, b""))
+            restorer.flush(top)
+    return Restored(restorer.written, restorer.removed, (*plan.left, *restorer.left), restorer.again)
 
 
 def clear(folder: Path) -> int:
@@ -86,11 +86,11 @@ def clear(folder: Path) -> int:
     return removed
 
 
-class _Meanwhile(Exception):
+class _Changed(Exception):
     """The entry is not the one that the plan saw."""
 
 
-class _Hand:
+class _Restorer:
     """Applies a plan to a folder."""
 
     def __init__(self, load: Load, *, inline: bool, captured_us: int | None) -> None:
@@ -148,11 +148,11 @@ class _Hand:
         path = joined(above, task.name)
         try:
             yield do(fd, task, path)
-        except _Meanwhile:
+        except _Changed:
             self.again = True
-            self.left.append(f"{shown(path)}: {_MEANWHILE}")
+            self.left.append(f"{shown(path)}: {_CHANGED}")
         except OSError as error:
-            if error.errno in _HOPELESS:
+            if error.errno in _FATAL:
                 raise
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 self.left.append(f"{shown(path)}: {HOLDS_MORE}")
@@ -167,7 +167,7 @@ class _Hand:
         if found is None:
             return
         if task.now is None or not self._is_known(fd, task, found):
-            raise _Meanwhile
+            raise _Changed
         if task.now.is_folder:
             yield self._remove_folder(fd, task, path)
         else:
@@ -197,31 +197,31 @@ class _Hand:
             yield self._put_folder(fd, task, path, found)
         elif found is not None and stat.S_ISDIR(found.st_mode):
             if task.now is None or not task.now.is_folder:
-                raise _Meanwhile
+                raise _Changed
             yield self._remove_folder(fd, task, path)
             self.removed += 1
             self._place(fd, task, None)
         elif found is None or self._is_known(fd, task, found):
             if found is not None and task.now is not None and same_content(task.now, task.target):
-                self._dress(fd, task, found)
+                self._set_metadata(fd, task, found)
             else:
                 self._place(fd, task, found)
-        elif not self._is_there(fd, task.name, found, task.target):
-            raise _Meanwhile
+        elif not self._is_written(fd, task.name, found, task.target):
+            raise _Changed
 
     def _put_folder(self, fd: int, task: Task, path: bytes, found: os.stat_result | None) -> Steps[None]:
         if found is None or not stat.S_ISDIR(found.st_mode):
             if task.now is not None and task.now.is_folder:
-                raise _Meanwhile  # What is the same in both would be missing.
+                raise _Changed  # What is the same in both would be missing.
             if found is not None:
                 if not self._is_known(fd, task, found):
-                    raise _Meanwhile
+                    raise _Changed
                 os.unlink(task.name, dir_fd=fd)
                 self.removed += 1
             os.mkdir(task.name, stat.S_IRWXU, dir_fd=fd)
         with self.opened(fd, task.name) as inside:
             if found is None or not stat.S_ISDIR(found.st_mode):
-                _give(inside, found or os.fstat(fd))
+                _set_owner(inside, found or os.fstat(fd))
             yield self.fill(inside, task, path)
         self.written += not task.passes
 
@@ -230,8 +230,8 @@ class _Hand:
         assert task.target is not None
         try:
             self._make(fd, task.target, found or os.fstat(fd))
-            if _marks(_stat(fd, task.name)) != _marks(found):
-                raise _Meanwhile
+            if _identity(_stat(fd, task.name)) != _identity(found):
+                raise _Changed
             os.rename(self._temporary, task.name, src_dir_fd=fd, dst_dir_fd=fd)
         except BaseException:
             with suppress(OSError):
@@ -255,7 +255,7 @@ class _Hand:
         try:
             if entry.kind == FILE:
                 self._write(made, entry)
-            _give(made, like)
+            _set_owner(made, like)
             os.fchmod(made, entry.mode)
             os.utime(made, ns=times)
             if self._inline and entry.kind == FILE:
@@ -280,7 +280,7 @@ class _Hand:
         elif entry.size:
             yield 0, self._load(entry.ref)
 
-    def _dress(self, fd: int, task: Task, found: os.stat_result) -> None:
+    def _set_metadata(self, fd: int, task: Task, found: os.stat_result) -> None:
         """Sets mode and time in place, unless the file has other names too."""
         assert task.now is not None
         assert task.target is not None
@@ -321,7 +321,7 @@ class _Hand:
         grain_us = 50_000 if found.st_ctime_ns % 1_000_000_000 else 2_100_000
         return self._captured_us is not None and found.st_ctime_ns // 1000 >= self._captured_us - grain_us
 
-    def _is_there(self, fd: int, name: bytes, found: os.stat_result, entry: Entry) -> bool:
+    def _is_written(self, fd: int, name: bytes, found: os.stat_result, entry: Entry) -> bool:
         """Returns whether it already equals its target, byte by byte: an earlier attempt wrote it."""
         if tree.kind_of(found.st_mode) != entry.kind or found.st_mtime_ns != entry.mtime_ns:
             return False
@@ -333,19 +333,19 @@ class _Hand:
 
     def _holds(self, fd: int, name: bytes, entry: Entry) -> bool:
         """Returns whether a file's content equals an entry's, byte by byte."""
-        there = os.open(name, _READ | os.O_NONBLOCK, dir_fd=fd)
+        file = os.open(name, _READ | os.O_NONBLOCK, dir_fd=fd)
         try:
             at = 0
             for offset, data in self._content(entry):
-                if not _is_zero(there, at, offset) or os.pread(there, len(data), offset) != data:
+                if not _is_zero(file, at, offset) or os.pread(file, len(data), offset) != data:
                     return False
                 at = offset + len(data)
-            return _is_zero(there, at, entry.size)
+            return _is_zero(file, at, entry.size)
         finally:
-            os.close(there)
+            os.close(file)
 
 
-def _marks(found: os.stat_result | None) -> tuple[int, ...] | None:
+def _identity(found: os.stat_result | None) -> tuple[int, ...] | None:
     return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns) if found is not None else None
 
 
@@ -369,16 +369,16 @@ def _set_mode(parent: int | None, name: bytes, mode: int, *, only: int) -> None:
     if os.chmod in os.supports_follow_symlinks:
         os.chmod(name, mode, dir_fd=parent, follow_symlinks=False)
         return
-    looking = os.open(name, _LOOK, dir_fd=parent)
+    opened = os.open(name, _PATH_ONLY, dir_fd=parent)
     try:
-        if tree.kind_of(os.fstat(looking).st_mode) != only:
-            raise _Meanwhile
-        os.chmod(f"{_FDS}/{looking}", mode)
+        if tree.kind_of(os.fstat(opened).st_mode) != only:
+            raise _Changed
+        os.chmod(f"{_FDS}/{opened}", mode)
     finally:
-        os.close(looking)
+        os.close(opened)
 
 
-def _give(fd: int, like: os.stat_result) -> None:
+def _set_owner(fd: int, like: os.stat_result) -> None:
     """As root, restores the former owner, or else the folder's owner: never gives root more than before. Other users
     own what they write."""
     if os.geteuid() == 0:

@@ -56,19 +56,19 @@ def plan(
     `hidden` paths are skipped. `before` is the folder at the start of the same, interrupted restore: folders that were
     opened on the way to a path get their modes from it.
     """
-    planning = _Planning(load, keeps, frozenset(hidden))
-    root = deeply(planning.pair(b"", now, target, _trie(paths), before))
-    return Plan(root, planning.count, tuple(planning.left))
+    planner = _Planner(load, keeps, frozenset(hidden))
+    root = run_steps(planner.pair(b"", now, target, _trie_of(paths), before))
+    return Plan(root, planner.count, tuple(planner.left))
 
 
-_Wanted = dict[bytes, "_Wanted | None"]
+_Trie = dict[bytes, "_Trie | None"]
 """The requested names of a folder: None means everything below."""
 
 
-def _trie(paths: Sequence[bytes] | None) -> _Wanted | None:
+def _trie_of(paths: Sequence[bytes] | None) -> _Trie | None:
     if paths is None:
         return None
-    top: _Wanted = {}
+    top: _Trie = {}
     for path in paths:
         names = [name for name in path.split(b"/") if name not in (b"", b".")]
         if b".." in names or path.startswith(b"/"):
@@ -86,7 +86,7 @@ def _trie(paths: Sequence[bytes] | None) -> _Wanted | None:
     return top
 
 
-class _Planning:
+class _Planner:
     """Compares two folders, name by name."""
 
     def __init__(self, load: Load, keeps: Keeps, hidden: frozenset[bytes]) -> None:
@@ -97,14 +97,14 @@ class _Planning:
         self.count = 0
 
     def pair(
-        self, path: bytes, now: Entry | None, target: Entry | None, wanted: _Wanted | None, before: Entry | None = None
+        self, path: bytes, now: Entry | None, target: Entry | None, trie: _Trie | None, before: Entry | None = None
     ) -> Steps[Task | None]:
         """Returns the change of the name at a path; None: none."""
         if path in self._hidden:
             return None
-        if wanted is not None:
-            some: Task | None = yield self._on_the_way(path, now, target, wanted, before)
-            return some
+        if trie is not None:
+            partial: Task | None = yield self._partial_folder(path, now, target, trie, before)
+            return partial
         if now == target:
             return None
         if target is not None and target.sort not in KEPT:
@@ -119,10 +119,10 @@ class _Planning:
         if target is None:
             return (yield self._removal(path, now)) if now is not None else None
         if target.is_folder:
-            whole: Task | None = yield self._folder(path, now, target)
-            return whole
+            task: Task | None = yield self._folder(path, now, target)
+            return task
         if now is None or not now.is_folder:
-            same = now is not None and same_content(now, target) and same_dress(now, target)
+            same = now is not None and same_content(now, target) and same_metadata(now, target)
             return None if same else self._task(path, now, target)
         if self._keeps(path, True):
             self.left.append(f"{shown(path)}: {HOLDS_MORE}")
@@ -135,20 +135,20 @@ class _Planning:
         below: tuple[Task, ...] = ()
         if now.ref != target.ref:
             below = yield self._pairs(path, self._entries(now), self._entries(target), None)
-        return self._task(path, now, target, below) if below or not same_dress(now, target) else None
+        return self._task(path, now, target, below) if below or not same_metadata(now, target) else None
 
-    def _on_the_way(
-        self, path: bytes, now: Entry | None, target: Entry | None, wanted: _Wanted, before: Entry | None
+    def _partial_folder(
+        self, path: bytes, now: Entry | None, target: Entry | None, trie: _Trie, before: Entry | None
     ) -> Steps[Task | None]:
         """Plans a folder of which only some contents are requested."""
         new = self._entries(target) if target is not None and target.is_folder else {}
         if now is not None and now.is_folder:
             was = self._entries(before) if before is not None and before.is_folder else {}
-            below: tuple[Task, ...] = yield self._pairs(path, self._entries(now), new, wanted, was)
+            below: tuple[Task, ...] = yield self._pairs(path, self._entries(now), new, trie, was)
             mode = before.mode if before is not None and now.mode == before.mode | stat.S_IRWXU else now.mode
             to = msgspec.structs.replace(now, mode=mode)
             return self._task(path, now, to, below, passes=True) if below or mode != now.mode else None
-        below = yield self._pairs(path, {}, new, wanted)
+        below = yield self._pairs(path, {}, new, trie)
         if not below or target is None:
             return None
         if now is not None:
@@ -161,13 +161,13 @@ class _Planning:
         path: bytes,
         old: Mapping[bytes, Entry],
         new: Mapping[bytes, Entry],
-        wanted: _Wanted | None,
+        trie: _Trie | None,
         was: Mapping[bytes, Entry] | None = None,
     ) -> Steps[tuple[Task, ...]]:
-        names = old.keys() | new.keys() if wanted is None else wanted.keys() & (old.keys() | new.keys())
+        names = old.keys() | new.keys() if trie is None else trie.keys() & (old.keys() | new.keys())
         found: list[Task] = []
         for name in sorted(names):
-            deeper, before = wanted[name] if wanted is not None else None, was.get(name) if was else None
+            deeper, before = trie[name] if trie is not None else None, was.get(name) if was else None
             task = yield self.pair(joined(path, name), old.get(name), new.get(name), deeper, before)
             if task is not None:
                 found.append(task)
@@ -207,7 +207,7 @@ class _Planning:
         return found
 
 
-def deeply(steps: Steps[T]) -> T:
+def run_steps(steps: Steps[T]) -> T:
     """Runs a generator of recursive calls."""
     stack: list[Steps[Any]] = [steps]
     value: Any = None
@@ -234,7 +234,7 @@ def same_content(one: Entry, other: Entry) -> bool:
     return one.kind == other.kind and one.ref == other.ref and (one.size == other.size or one.kind != FILE)
 
 
-def same_dress(one: Entry, other: Entry) -> bool:
+def same_metadata(one: Entry, other: Entry) -> bool:
     """Returns whether mode and time are equal. A link's mode is ignored."""
     return one.mtime_ns == other.mtime_ns and (one.mode == other.mode or one.kind == other.kind == LINK)
 

@@ -43,16 +43,16 @@ _UNWATCHED_MAX: Final = 200
 _OWN: Final = os.fsdecode(PREFIX)
 
 
-class _Sifted:
+class _Listing:
     """A folder's entries: known files, files to read, folders, and the new ones among them."""
 
-    __slots__ = ("files", "folders", "ignored", "is_linked", "new", "wanted")
+    __slots__ = ("files", "folders", "ignored", "is_linked", "new", "to_read")
 
     def __init__(self) -> None:
         self.files: dict[str, CapturedFile] = {}
         self.folders: dict[str, Folder] = {}
         self.ignored: set[str] = set()
-        self.wanted: dict[str, bool] = {}
+        self.to_read: dict[str, bool] = {}
         self.new: list[str] = []
         self.is_linked = False
 
@@ -76,14 +76,14 @@ class Scanner:
         self.changed = 0
         """The number of changed paths since the last reset."""
         self.left_out: list[str] = []
-        self.looked_us = 0
+        self.full_scan_us = 0
         """When the last full scan was made; 0: never."""
-        self.took_us = 0
+        self.full_scan_took_us = 0
         """How long it took."""
         self._clock = clock
         self._root = os.fsencode(path)
         self._rules = Rules(exclude, gitignore=gitignore)
-        self._said = sha256(msgspec.msgpack.encode((exclude, gitignore))).hexdigest()
+        self._rules_digest = sha256(msgspec.msgpack.encode((exclude, gitignore))).hexdigest()
         self._hidden = _below(path, [*hidden, *stores])
         self._stores = frozenset(each.name for each in stores)
         """A store's companion files share its name as a prefix."""
@@ -93,7 +93,7 @@ class Scanner:
         self._may_watch = is_trusted(self._root)
         self._saved: Id | None = None
         self._deep: list[str] = []
-        self._gathering = BatchReader(self._open, clock)
+        self._reader = BatchReader(self._open, clock)
         self._force: Collection[str] = ()
         self._was_forced = False
         self._unwatched: set[str] = set()
@@ -101,13 +101,13 @@ class Scanner:
         """The folder of each file, by inode."""
         self._written: dict[str, set[str]] = {}
         self._suspected: dict[str, set[str]] = {}
-        self._doubted: set[str] = set()
+        self._always_scanned: set[str] = set()
         """Folders that are scanned every time: a file in them was read too soon after a change, or has hard links,
         through which it may change unnoticed."""
 
-    # looking ----------------------------------------------------------------------------------
+    # scanning ---------------------------------------------------------------------------------
 
-    def look(
+    def scan(
         self,
         writing: SnapshotWriter,
         *,
@@ -120,39 +120,39 @@ class Scanner:
         reports. `quick`: leave the check for files open for writing to the next scan. `force`: paths to include
         despite ignore rules. `quiet`: called once the files may change again."""
         try:
-            return self._looked(writing, thorough=thorough, quick=quick, force=force, quiet=quiet)
+            return self._scanned(writing, thorough=thorough, quick=quick, force=force, quiet=quiet)
         except BaseException:
-            self._gathering.clear()
-            self.doubt()
+            self._reader.clear()
+            self.invalidate()
             raise
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """A scan failed, or its snapshot was not published. The next one scans everything, because the kernel's reports
         are consumed, and assumes nothing to be stored."""
         self._was_forced = True
         self._generation = -1
 
-    def _looked(
+    def _scanned(
         self, writing: SnapshotWriter, *, thorough: bool, quick: bool, force: Collection[str], quiet: Callable[[], None]
     ) -> Entry:
         self.changed, self.left_out = 0, []
         self._force = frozenset(part for path in force for part in _upwards(path))
-        self._settle_generation(writing)
+        self._check_generation(writing)
         if not quick or self._suspected:
             self._suspect_open()
-        told = self._told() if self._top is not None and not self._force and not self._was_forced else None
-        known = None if told is None else {path for path in told if self._find(path) is not None}
-        self._doubted &= known or set()
+        reported = self._reported() if self._top is not None and not self._force and not self._was_forced else None
+        known = None if reported is None else {path for path in reported if self._find(path) is not None}
+        self._always_scanned &= known or set()
         if self._top is None:
             self._top = Folder()
         if self._watch is None and self._may_watch:
-            self._watch, told, known = Watch.begin(), None, None
+            self._watch, reported, known = Watch.begin(), None, None
             self._may_watch = self._watch is not None
         if known is None or thorough:
-            self._look_everywhere(writing, told)
+            self._scan_all(writing, reported)
         else:
-            self._look_at(known, writing)
-        self._look_again(writing)
+            self._scan_some(known, writing)
+        self._rescan_changed(writing)
         self._was_forced = bool(self._force)
         quiet()
         self._store(self._top, writing)
@@ -168,17 +168,17 @@ class Scanner:
         """Whether the kernel reports changes."""
         return self._watch is not None
 
-    def _settle_generation(self, writing: SnapshotWriter) -> None:
+    def _check_generation(self, writing: SnapshotWriter) -> None:
         """A sweep may have deleted stored objects that no snapshot references."""
         generation = writing.sweeps
         if generation == self._generation:
             return
         if self._top is not None:
             refs = dict.fromkeys(ref for folder in every(self._top) for ref in refs_of(folder))
-            gone = refs.keys() - self.vault.has(refs.keys())
-            self._was_forced = self._was_forced or bool(gone)
+            missing = refs.keys() - self.vault.has(refs.keys())
+            self._was_forced = self._was_forced or bool(missing)
             for folder in every(self._top):
-                folder.files = {name: each for name, each in folder.files.items() if each.entry.ref not in gone}
+                folder.files = {name: each for name, each in folder.files.items() if each.entry.ref not in missing}
                 folder.ref = None
         self._generation = generation
 
@@ -202,7 +202,7 @@ class Scanner:
             folder: found.get(folder, set()) | before.get(folder, set()) for folder in found.keys() | before.keys()
         }
 
-    def _told(self) -> set[str] | None:
+    def _reported(self) -> set[str] | None:
         """Returns the folders that may have changed; None if only a full scan can tell."""
         if self._watch is None:
             return None
@@ -211,13 +211,13 @@ class Scanner:
             return None
         below = len(self._root) + 1
         paths = {os.fsdecode(path[below:]) for path in changed if path[: below - 1] == self._root}
-        return paths | self._doubted | self._unwatched | self._suspected.keys()
+        return paths | self._always_scanned | self._unwatched | self._suspected.keys()
 
-    def _look_everywhere(self, writing: SnapshotWriter, told: set[str] | None) -> None:
+    def _scan_all(self, writing: SnapshotWriter, reported: set[str] | None) -> None:
         """Scans every folder. If the kernel should have reported and did not, stops watching."""
         assert self._top is not None
-        first, missed = self.looked_us == 0, set[str]()
-        self.looked_us = self._clock.now_us()
+        first, missed = self.full_scan_us == 0, set[str]()
+        self.full_scan_us = self._clock.now_us()
         fd = self._open("")
         try:
             self._scan(fd, "", self._top, writing, deep=True, changed=missed)
@@ -225,40 +225,40 @@ class Scanner:
             os.close(fd)
         while self._deep:
             self._scan_at(self._deep.pop(), writing, deep=True, changed=missed)
-        self._take(writing)
-        self.took_us = self._clock.now_us() - self.looked_us
-        again = self._told() if told is not None and not first else None
-        if told is None or again is None:
+        self._read_files(writing)
+        self.full_scan_took_us = self._clock.now_us() - self.full_scan_us
+        again = self._reported() if reported is not None and not first else None
+        if reported is None or again is None:
             return
-        missed -= told | again
+        missed -= reported | again
         if missed:
-            logger.warning("%s: the kernel did not tell of changes in %s; it is scanned from now on",
+            logger.warning("%s: the kernel did not report changes in %s; it is scanned from now on",
                            self.path, ", ".join(sorted(missed)[:3]) or ".")  # fmt: skip
             self._drop_watch()
-        self._look_at(again, writing)  # what changed in the meantime
+        self._scan_some(again, writing)  # changed during the scan
 
-    def _look_at(self, paths: Iterable[str], writing: SnapshotWriter) -> None:
+    def _scan_some(self, paths: Iterable[str], writing: SnapshotWriter) -> None:
         """Scans some folders, and the new ones in them."""
         for path in sorted(paths):
             self._scan_at(path, writing, deep=False, changed=set())
         while self._deep:
             self._scan_at(self._deep.pop(), writing, deep=True, changed=set())
-        self._take(writing)
+        self._read_files(writing)
 
-    def _look_again(self, writing: SnapshotWriter) -> None:
+    def _rescan_changed(self, writing: SnapshotWriter) -> None:
         """Scans entries again that changed during the scan, for as long as they seem to settle."""
         for _ in range(ROUNDS_MAX):
             if self._watch is None:
                 return
             changed = self._watch.changed()
             if changed is None:
-                self._look_everywhere(writing, None)
+                self._scan_all(writing, None)
                 continue
             below = len(self._root) + 1
             moved = {os.fsdecode(path[below:]) for path in changed if path[: below - 1] == self._root}
             if not moved:
                 return
-            self._look_at(moved, writing)
+            self._scan_some(moved, writing)
 
     # folders ----------------------------------------------------------------------------------
 
@@ -282,13 +282,13 @@ class Scanner:
     def _scan_at(self, path: str, writing: SnapshotWriter, *, deep: bool, changed: set[str]) -> None:
         folder = self._find(path)
         if folder is None:
-            return  # it went, with the one above
+            return  # removed with its parent
         try:
             fd = self._open(path)
         except FileNotFoundError:
-            return  # it is another thing now, or gone: the folder above was told of that too
+            return  # replaced or removed: its parent is reported too
         except PermissionError:
-            self._doubted.add(path)
+            self._always_scanned.add(path)
             self._leave_out(path, "cannot be opened")
             return
         except OSError as error:
@@ -311,44 +311,44 @@ class Scanner:
                 self._drop_watch()
         deep = deep or path in self._unwatched
         own, listed = self._listed(fd)
-        judges_anew = self._reread_rules(fd, path, folder, listed)
-        if judges_anew:
-            deep, changed = True, set()  # what was ignored until now, nobody was to tell of
+        rules_changed = self._reread_rules(fd, path, folder, listed)
+        if rules_changed:
+            deep, changed = True, set()  # changes of ignored entries were not reported
         if (own.st_mode, own.st_mtime_ns) != (folder.mode, folder.mtime_ns):
             folder.mode, folder.mtime_ns = own.st_mode, own.st_mtime_ns
             self._touched(path, folder, changed)
-        found = self._sifted(path, folder, listed, judges_anew=judges_anew)
-        gone = folder.files.keys() - found.files.keys() - found.wanted.keys()
-        gone_folders = folder.folders.keys() - found.folders.keys()
-        count = len(gone) + len(gone_folders) + len(found.new)
+        found = self._compared(path, folder, listed, rules_changed=rules_changed)
+        removed = folder.files.keys() - found.files.keys() - found.to_read.keys()
+        removed_folders = folder.folders.keys() - found.folders.keys()
+        count = len(removed) + len(removed_folders) + len(found.new)
         if count:
             self.changed += count
             self._touched(path, folder, changed)
         if self._watch is not None:
-            for name in gone_folders:
+            for name in removed_folders:
                 self._watch.forget(os.fsencode(os.path.join(self.path, path, name)))
         folder.files, folder.folders, folder.ignored = found.files, found.folders, found.ignored
-        (self._doubted.add if found.is_linked else self._doubted.discard)(path)
-        if found.wanted:
-            sizes = {name: listed[name].st_size for name in found.wanted}
-            self._gathering.want(FileRequest(path, folder, found.wanted, changed), sizes, writing)
+        (self._always_scanned.add if found.is_linked else self._always_scanned.discard)(path)
+        if found.to_read:
+            sizes = {name: listed[name].st_size for name in found.to_read}
+            self._reader.add(FileRequest(path, folder, found.to_read, changed), sizes, writing)
         for name in found.folders if deep else found.new:
             below = f"{path}/{name}" if path else name
             self._scan_below(fd, below, found.folders[name], writing, set() if name in found.new else changed)
 
-    def _sifted(
-        self, path: str, folder: Folder, listed: Mapping[str, os.stat_result], *, judges_anew: bool
-    ) -> _Sifted:  # fmt: skip
+    def _compared(
+        self, path: str, folder: Folder, listed: Mapping[str, os.stat_result], *, rules_changed: bool
+    ) -> _Listing:  # fmt: skip
         """Compares a folder's entries with the known ones."""
-        found = _Sifted()
-        files, folders, wanted = found.files, found.folders, found.wanted
+        found = _Listing()
+        files, folders, to_read = found.files, found.folders, found.to_read
         hidden = self._hidden.get(path, ())
         own = (_OWN, *(f"{each}-" for each in hidden if each in self._stores))
         suspected = self._suspected.get(path, ())
         for name, status in listed.items():
             known = folder.files.get(name)
             is_known = known is not None and known.key == key_of(status)
-            if not is_known or judges_anew:
+            if not is_known or rules_changed:
                 is_folder = stat.S_ISDIR(status.st_mode)
                 if name in hidden or name.startswith(own) or self._ignores(folder, path, name, is_folder=is_folder):
                     found.ignored.add(name)
@@ -366,13 +366,13 @@ class Scanner:
             if known is not None:
                 files[name] = known
             if not is_known or (known is not None and known.racy) or name in suspected:
-                wanted[name] = stat.S_ISREG(status.st_mode)
+                to_read[name] = stat.S_ISREG(status.st_mode)
             found.is_linked |= status.st_nlink > 1
         return found
 
     def _scan_below(self, fd: int, path: str, folder: Folder, writing: SnapshotWriter, changed: set[str]) -> None:
         if path.count("/") % _DEPTH_MAX == _DEPTH_MAX - 1:
-            self._deep.append(path)  # so many folders are not held open at once
+            self._deep.append(path)  # limits the open descriptors
             return
         try:
             below = opened(path.rpartition("/")[2], fd)
@@ -381,7 +381,7 @@ class Scanner:
             return
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                return  # it went meanwhile
+                return  # removed meanwhile
             raise
         try:
             self._scan(below, path, folder, writing, deep=True, changed=changed)
@@ -443,12 +443,12 @@ class Scanner:
 
     # files ------------------------------------------------------------------------------------
 
-    def _take(self, writing: SnapshotWriter) -> None:
+    def _read_files(self, writing: SnapshotWriter) -> None:
         """Reads new and changed files."""
-        for wanted, found in self._gathering.taken(writing):
-            self._keep(wanted.path, wanted.folder, found, wanted.changed)
+        for to_read, found in self._reader.read_all(writing):
+            self._record(to_read.path, to_read.folder, found, to_read.changed)
 
-    def _keep(self, path: str, folder: Folder, found: Found, changed: set[str]) -> None:
+    def _record(self, path: str, folder: Folder, found: Found, changed: set[str]) -> None:
         for name, each in found.items():
             known = folder.files.get(name)
             if isinstance(each, UnstableFile):
@@ -462,7 +462,7 @@ class Scanner:
                 folder.files[name] = each
                 self._inodes[each.key[3]] = path
                 if each.racy:
-                    self._doubted.add(path)
+                    self._always_scanned.add(path)
                 if known is not None and known.entry == each.entry:
                     continue
             self.changed += 1
@@ -493,7 +493,7 @@ class Scanner:
             below_it = [below.totals for below in folder.folders.values()]
             folder.totals = count + sum(each[0] for each in below_it), size + sum(each[1] for each in below_it)
 
-    # remembering ------------------------------------------------------------------------------
+    # caching ----------------------------------------------------------------------------------
 
     def save(self, place: Path) -> None:
         """Saves the scan cache to disk, if changed."""
@@ -502,14 +502,14 @@ class Scanner:
             folder = self._find(path)
             for name in names if folder is not None else ():
                 if folder is not None and name in folder.files:
-                    folder.files[name].racy = True  # what still writes to it leaves no trace
+                    folder.files[name].racy = True  # a mapped write leaves no trace
         if top is not None and top.ref is not None and self._saved != top.ref:
-            scan_cache.save(place, top, sweeps=self._generation, rules=self._said)
+            scan_cache.save(place, top, sweeps=self._generation, rules=self._rules_digest, cipher=self.vault.cipher)
             self._saved = top.ref
 
-    def remember(self, place: Path) -> None:
+    def load_cache(self, place: Path) -> None:
         """Loads another process's scan cache; if it is wrong, everything is scanned again."""
-        found = scan_cache.saved(place, rules=self._said)
+        found = scan_cache.saved(place, rules=self._rules_digest, cipher=self.vault.cipher)
         if found is not None:
             self._top, self._generation = found
             self._inodes = {each.key[3]: path for path, folder in walk(self._top) for each in folder.files.values()}

@@ -9,12 +9,13 @@ from __future__ import annotations
 import stat
 from binascii import crc32
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from typing import Any, Final, Literal
 
 import msgspec
 
 from killick.errors import SnapshotBroken
+from killick.model.cipher import Cipher
 
 Id = bytes
 """An object's SHA-256 hash, 32 bytes."""
@@ -28,7 +29,7 @@ BLOCK_BYTES: Final = 1 << 20
 """Longer files are stored in blocks of this length."""
 
 _SPLIT_ABOVE: Final = 128
-_PIECE_MASK: Final = 0x3F
+_CHUNK_MASK: Final = 0x3F
 _OF_MODE: Final[Mapping[int, Kind]] = {
     stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", stat.S_IFIFO: "fifo", stat.S_IFSOCK: "socket",
 }  # fmt: skip
@@ -75,7 +76,7 @@ class _Folder(msgspec.Struct, array_like=True, frozen=True, tag=0):
     entries: list[Entry]
 
 
-class _Pieces(msgspec.Struct, array_like=True, frozen=True, tag=1):
+class _Chunks(msgspec.Struct, array_like=True, frozen=True, tag=1):
     refs: list[bytes]
 
 
@@ -93,12 +94,12 @@ Load = Callable[[Id], bytes]
 """Loads an object by its id; raises `SnapshotBroken` if it is missing or damaged."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(_Folder | _Pieces | _Blocks | _Root).decode
+_decode: Final = msgspec.msgpack.Decoder(_Folder | _Chunks | _Blocks | _Root).decode
 
 
-def id_of(data: bytes | memoryview) -> Id:
-    """Returns an object's id."""
-    return sha256(data).digest()
+def id_of(data: bytes | memoryview, cipher: Cipher | None = None) -> Id:
+    """Returns an object's id; keyed, in an encrypted vault."""
+    return sha256(data).digest() if cipher is None else blake2b(data, digest_size=32, key=cipher.digest_key).digest()
 
 
 def kind_of(mode: int) -> int:
@@ -115,15 +116,15 @@ def store_folder(entries: Iterable[Entry], add: Add) -> Id:
     if len(ordered) <= _SPLIT_ABOVE:
         return add(_encode(_Folder(ordered)))
     refs: list[bytes] = []
-    piece: list[Entry] = []
+    chunk: list[Entry] = []
     for entry in ordered:
-        piece.append(entry)
-        if crc32(entry.name) & _PIECE_MASK == 0:
-            refs.append(add(_encode(_Folder(piece))))
-            piece = []
-    if piece:
-        refs.append(add(_encode(_Folder(piece))))
-    return add(_encode(_Pieces(refs)))
+        chunk.append(entry)
+        if crc32(entry.name) & _CHUNK_MASK == 0:
+            refs.append(add(_encode(_Folder(chunk))))
+            chunk = []
+    if chunk:
+        refs.append(add(_encode(_Folder(chunk))))
+    return add(_encode(_Chunks(refs)))
 
 
 def store_blocks(blocks: Sequence[Block], add: Add) -> Id:
@@ -157,10 +158,10 @@ def root(ref: Id, load: Load) -> Entry:
 
 def folder(ref: Id, load: Load) -> list[Entry]:
     """Returns a folder's entries, by name."""
-    found = _loaded(ref, load, (_Folder, _Pieces))
+    found = _loaded(ref, load, (_Folder, _Chunks))
     if isinstance(found, _Folder):
         return found.entries
-    return [entry for piece in found.refs for entry in _loaded(piece, load, _Folder).entries]
+    return [entry for chunk in found.refs for entry in _loaded(chunk, load, _Folder).entries]
 
 
 def blocks(ref: Id, load: Load) -> list[Block]:
@@ -206,8 +207,8 @@ def objects(ref: Id, load: Load, seen: set[Id]) -> Iterator[tuple[Id, bool]]:
             continue
         seen.add(current)
         yield current, False
-        found = _loaded(current, load, (_Folder, _Pieces, _Blocks, _Root))
-        if isinstance(found, _Pieces):
+        found = _loaded(current, load, (_Folder, _Chunks, _Blocks, _Root))
+        if isinstance(found, _Chunks):
             waiting += found.refs
         elif isinstance(found, _Blocks):
             yield from _content((block.ref for block in found.blocks), seen)

@@ -23,7 +23,7 @@ from killick.permissions import make_folder
 from killick.workspace import processes, tree
 from killick.workspace import restore as restoring
 from killick.workspace.ignore import Rules, Scope
-from killick.workspace.processes import MARK, Process
+from killick.workspace.processes import HOLDER_ENV, Process
 from killick.workspace.restore import Restored
 from killick.workspace.scan import Scanner
 from killick.workspace.tree import Change, Entry, Id
@@ -42,11 +42,8 @@ RUN: Final = "{run}"
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    (
-        """The files of a folder at a moment. `changed` counts the paths that differ from this process's last scan;
+    """The files of a folder at a moment. `changed` counts the paths that differ from this process's last scan;
     `processes` were alive, and only their files are included; `left_out` lists unreadable entries, in words."""
-        ""
-    )
 
     root: Id
     files: int
@@ -99,7 +96,7 @@ class Workspace:
         self.declared = os.fspath(path)
         self.exclude = tuple(exclude)
         self.gitignore = gitignore
-        self._given_vault = vault
+        self._configured_vault = vault
         self._hidden = tuple(Path(os.path.realpath(each)) for each in hidden)
         self._clock = clock or SystemClock()
         self._mutex = threading.RLock()
@@ -129,19 +126,19 @@ class Workspace:
         return Path(os.path.realpath(os.path.expanduser(self.declared)))
 
     @property
-    def given_vault(self) -> str | None:
+    def configured_vault(self) -> str | None:
         """The configured vault folder, if any."""
-        given = self._given_vault
-        return None if given is None else str(given.path if isinstance(given, Vault) else os.path.abspath(given))
+        vault = self._configured_vault
+        return None if vault is None else str(vault.path if isinstance(vault, Vault) else os.path.abspath(vault))
 
     @property
     def vault(self) -> Vault:
         """The vault."""
         with self._mutex:
             if self._vault is None:
-                given = self._given_vault
-                assert not isinstance(given, Vault)
-                self._vault = Vault(default_vault() if given is None else given, clock=self._clock)
+                configured = self._configured_vault
+                assert not isinstance(configured, Vault)
+                self._vault = Vault(default_vault() if configured is None else configured, clock=self._clock)
             return self._vault
 
     def of(
@@ -156,14 +153,14 @@ class Workspace:
         own = self.declared.replace(RUN, run.replace("/", "_"))
         return Workspace(
             own if path is None else path, exclude=self.exclude, gitignore=self.gitignore,
-            vault=vault or self._given_vault, hidden=(*self._hidden, *hidden), clock=self._clock,
+            vault=vault or self._configured_vault, hidden=(*self._hidden, *hidden), clock=self._clock,
         )  # fmt: skip
 
     # capture ----------------------------------------------------------------------------------
 
     def capture(self, owner: str | None = None) -> Snapshot:
         """Captures a snapshot, which is durable on return. `owner` keeps the snapshot from being pruned."""
-        with self._alone():
+        with self._locked():
             return self._captured(self._owner(owner))
 
     def begin(self, owner: str | None = None, *, check: bool = True) -> Capture:
@@ -177,9 +174,9 @@ class Workspace:
         return capture
 
     def _take(self, capture: Capture, owner: str, check: bool) -> None:
-        quiet = _once(capture.quiet)
+        quiet = _resolver(capture.quiet)
         try:
-            with self._alone():
+            with self._locked():
                 found = self._captured(owner, quiet=quiet, check=check)
             capture.snapshot.set_result(found)
         except BaseException as error:
@@ -191,7 +188,7 @@ class Workspace:
         return str(self.path) if owner is None else owner
 
     @contextlib.contextmanager
-    def _alone(self) -> Generator[None]:
+    def _locked(self) -> Generator[None]:
         """Locks the folder, and finishes an interrupted restore first."""
         with self._mutex, self.vault.lock(str(self.path)):
             pending = self.vault.restoring(str(self.path))
@@ -209,11 +206,11 @@ class Workspace:
                 path, self.vault, exclude=self.exclude, gitignore=self.gitignore, hidden=(home,), stores=self._hidden,
                 clock=self._clock,
             )  # fmt: skip
-            self._scanner.remember(self._seen)
+            self._scanner.load_cache(self._cache_path)
         return self._scanner
 
     @property
-    def _seen(self) -> Path:
+    def _cache_path(self) -> Path:
         """The scan cache's file."""
         return self.vault.path / "seen" / sha256(os.fsencode(self.path)).hexdigest()[:32]
 
@@ -229,9 +226,9 @@ class Workspace:
         if not self.path.is_dir():
             raise WorkspaceRefused(str(self.path), "there is no such folder; create it, or restore it from a snapshot")
         scanner, at_us = self._opened(), self._clock.now_us()
-        thorough = thorough or (check and (at_us - scanner.looked_us) * CHECK_SHARE >= scanner.took_us)
-        with self.vault.writing() as writing, _doubting(scanner):
-            top = scanner.look(writing, thorough=thorough, quick=not check, force=force, quiet=quiet)
+        thorough = thorough or (check and (at_us - scanner.full_scan_us) * CHECK_SHARE >= scanner.full_scan_took_us)
+        with self.vault.writing() as writing, _invalidating(scanner):
+            top = scanner.scan(writing, thorough=thorough, quick=not check, force=force, quiet=quiet)
             root = tree.store_root(top, writing.add)
             if self._published.get(owner) != root or writing.sweeps != self._sweeps:
                 writing.publish(root, owner, at_us)
@@ -254,7 +251,7 @@ class Workspace:
         self._packing.start()
 
     def _compressed(self, vault: Vault) -> None:
-        with contextlib.suppress(KillickError):  # another time, or by whoever prunes
+        with contextlib.suppress(KillickError):  # the next capture or prune compresses it
             while not self._closing and vault.compress(seconds=_SLICE_SECONDS):
                 pass
 
@@ -264,10 +261,10 @@ class Workspace:
             return
         self._saved_us = at_us
         with contextlib.suppress(OSError, RecursionError):
-            self._scanner.save(self._seen)
+            self._scanner.save(self._cache_path)
 
     def _alive(self) -> tuple[Process, ...]:
-        return tuple(processes.alive(self.path, mark=os.environ.get(MARK, "")))
+        return tuple(processes.alive(self.path, holder=os.environ.get(HOLDER_ENV, "")))
 
     # restore ----------------------------------------------------------------------------------
 
@@ -277,9 +274,9 @@ class Workspace:
         """Restores the files to a snapshot: all, or those at some paths and below. Captures the current files first;
         that snapshot is the result's `before`."""
         target = root.root if isinstance(root, Snapshot) else root
-        wanted = None if paths is None else [os.fsencode(path).strip(b"/") for path in paths]
-        with self._alone():
-            return self._restored(target, wanted, self._owner(owner), None)
+        requested = None if paths is None else [os.fsencode(path).strip(b"/") for path in paths]
+        with self._locked():
+            return self._restored(target, requested, self._owner(owner), None)
 
     def _restored(self, target: Id, paths: Sequence[bytes] | None, owner: str, before: Id | None) -> Restored:
         vault, place = self.vault, str(self.path)
@@ -295,7 +292,7 @@ class Workspace:
                 first = now.root
                 vault.begin_restoring(place, target, first, paths)
             plan = restoring.plan(
-                tree.root(now.root, vault.load), top, vault.load, keeps=_Kept(top, self._rules(), vault.load),
+                tree.root(now.root, vault.load), top, vault.load, keeps=_Ignored(top, self._rules(), vault.load),
                 paths=paths, hidden=self._hidden_paths(), before=tree.root(before, vault.load) if before else None,
             )  # fmt: skip
             done = restoring.apply(plan, self.path, vault.load, resuming=is_resumed, captured_us=began_us)
@@ -357,7 +354,7 @@ class Workspace:
         if thread is not None:
             thread.shutdown(wait=True)
         if self._packing is not None:
-            self._packing.join(_CLOSE_SECONDS)  # most is done by then; the rest is left to the next
+            self._packing.join(_CLOSE_SECONDS)  # the next capture finishes the rest
             self._closing = True
             self._packing.join()
             self._packing, self._closing = None, False
@@ -366,18 +363,18 @@ class Workspace:
                 self._save(self._clock.now_us(), always=True)
                 self._scanner.close()
                 self._scanner = None
-            if self._vault is not None and self._vault is not self._given_vault:
+            if self._vault is not None and self._vault is not self._configured_vault:
                 self._vault.close()
                 self._vault = None
 
 
 @contextlib.contextmanager
-def _doubting(scanner: Scanner) -> Generator[None]:
+def _invalidating(scanner: Scanner) -> Generator[None]:
     """If the snapshot is not published, its objects do not count as stored."""
     try:
         yield
     except BaseException:
-        scanner.doubt()
+        scanner.invalidate()
         raise
 
 
@@ -391,7 +388,7 @@ def content(entry: Entry, load: tree.Load) -> bytes:
     return bytes(data)
 
 
-class _Kept:
+class _Ignored:
     """Applies a snapshot's ignore rules: an ignored file may have existed although the snapshot omits it."""
 
     def __init__(self, top: Entry, rules: Rules, load: tree.Load) -> None:
@@ -408,15 +405,15 @@ class _Kept:
                 return False
             above = above + b"/" + name if above else name
             if above not in self._scopes:
-                held = tree.folder(entry.ref, self._load) if entry is not None and entry.is_folder else []
-                below = next((each for each in held if each.name == name), None)
+                entries = tree.folder(entry.ref, self._load) if entry is not None and entry.is_folder else []
+                below = next((each for each in entries if each.name == name), None)
                 self._scopes[above] = self._scope(scope, above, below), below
             scope, entry = self._scopes[above]
         return False
 
     def _scope(self, above: Scope | None, path: bytes, entry: Entry | None) -> Scope:
-        held = tree.folder(entry.ref, self._load) if entry is not None and entry.is_folder else []
-        found = {each.name: each for each in held if each.kind == tree.FILE}
+        entries = tree.folder(entry.ref, self._load) if entry is not None and entry.is_folder else []
+        found = {each.name: each for each in entries if each.kind == tree.FILE}
 
         def read(name: bytes) -> bytes | None:
             with contextlib.suppress(SnapshotBroken):
@@ -430,7 +427,7 @@ def _is_at(path: bytes, above: bytes) -> bool:
     return not above or path == above or path.startswith(above + b"/")
 
 
-def _once(future: Future[None]) -> Callable[[], None]:
+def _resolver(future: Future[None]) -> Callable[[], None]:
     def done() -> None:
         if not future.done():
             future.set_result(None)

@@ -11,11 +11,11 @@ from uuid import uuid4
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
-from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base import BaseCheckpointSaver, empty_checkpoint
 from langgraph.checkpoint.conformance import checkpointer_test, validate
 from langgraph.checkpoint.conformance.capabilities import Capability
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, Interrupt, interrupt
 from typing_extensions import TypedDict
@@ -23,6 +23,7 @@ from typing_extensions import TypedDict
 import killick
 from killick.adapters.langgraph import KillickSaver
 from killick.errors import DeclarationRefused, ValueErased
+from neighbours.trying import needs
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -138,6 +139,29 @@ def test_what_is_returned_belongs_to_the_caller(saver: KillickSaver) -> None:
         found.checkpoint["channel_values"]["a"][0]["x"].append(2)
         found.checkpoint["channel_values"]["b"]["long"].append(2)
         found.metadata["step"] = 17
+
+
+def test_unchanged_messages_are_serialized_once_and_a_changed_one_again(
+    saver: KillickSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = [HumanMessage(f"{number} " * 40, id=str(number)) for number in range(50)]
+    first = put(saver, config(), messages=said)
+    read: Any = saver.get_tuple(config())
+    again = read.checkpoint["channel_values"]["messages"]
+    assert again == said
+    dumped: list[Any] = []
+    plain = JsonPlusSerializer.dumps_typed
+    monkeypatch.setattr(JsonPlusSerializer, "dumps_typed", lambda self, it: dumped.append(it) or plain(self, it))
+    again[7].additional_kwargs["seen"] = {"by": ["ann"]}
+    again[8].content = [{"type": "text", "text": "other " * 40}]
+    put(saver, first, messages=again)
+    assert [it for it in dumped if isinstance(it, HumanMessage)] == again[7:9]
+    for _ in range(2):
+        found: Any = saver.get_tuple(config())
+        messages = found.checkpoint["channel_values"]["messages"]
+        assert messages == again
+        assert [message.model_dump() for message in messages] == [message.model_dump() for message in again]
+        messages[7].additional_kwargs["seen"]["by"].append("bob")
 
 
 def test_threads_named_by_numbers_are_found(saver: KillickSaver) -> None:
@@ -339,12 +363,11 @@ def test_a_conversation_goes_on_with_the_messages_that_it_had(saver: KillickSave
     assert graph.get_state(config()).values == out
 
 
-class Deltas(TypedDict):
-    said: Annotated[list[str], DeltaChannel(lambda before, batches: before + [x for each in batches for x in each])]
-
-
 def delta_graph(saver: KillickSaver) -> Any:
-    builder = StateGraph(Deltas)
+    from langgraph.channels.delta import DeltaChannel  # older versions have none
+
+    joined = DeltaChannel(lambda before, batches: before + [x for each in batches for x in each])
+    builder: Any = StateGraph(TypedDict("Deltas", {"said": Annotated[list[str], joined]}))
     builder.add_node("one", lambda state: {"said": [f"one {len(state['said'])}"]})
     builder.add_node("two", lambda state: {"said": [f"two {len(state['said'])}"]})
     builder.add_edge(START, "one")
@@ -352,6 +375,7 @@ def delta_graph(saver: KillickSaver) -> Any:
     return builder.compile(checkpointer=saver)
 
 
+@needs("langgraph", 1, 2, 20)
 def test_delta_channels_are_put_together_again_also_after_pruning_copying_and_forking(saver: KillickSaver) -> None:
     graph, expected = delta_graph(saver), list[str]()
     for turn in range(4):

@@ -33,6 +33,7 @@ from agents import (
 )
 from killick.adapters.openai_agents import KillickRunner, KillickSession, attempt
 from killick.errors import DeclarationRefused
+from neighbours.trying import needs
 
 agents.set_tracing_disabled(True)
 
@@ -796,6 +797,7 @@ def test_an_agent_made_for_killick_does_not_run_past_it() -> None:
         asyncio.run(Runner.run(agent, "hi"))
 
 
+@needs("openai-agents", 0, 24)
 def test_tools_of_an_mcp_server_go_through_the_gate_and_its_hints_are_heard(kd: killick.Client, tmp_path: Path) -> None:
     counted = tmp_path / "counted.txt"
     command: Any = {"command": sys.executable, "args": [str(Path(__file__).with_name("till_server.py")), str(counted)]}

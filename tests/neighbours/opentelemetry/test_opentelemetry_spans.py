@@ -164,6 +164,30 @@ def test_with_content_arguments_results_and_messages_are_shown(kd: killick.Clien
     seen.telemetry.stop()
 
 
+def test_beside_another_instrumentation_of_the_model_no_token_counts_twice(kd: killick.Client) -> None:
+    seen = Seen(usage=False)
+    tracer = seen.tracers.get_tracer("of the client")
+
+    async def instrumented(**asked: Any) -> dict[str, Any]:
+        with tracer.start_as_current_span("chat m, by the client") as span:
+            span.set_attributes({"gen_ai.usage.input_tokens": 16, "gen_ai.usage.output_tokens": 3})
+            return await answers(**asked)
+
+    @killick.agent(name="greets")
+    async def greets(run: killick.Run, _: None) -> str:
+        reply = await run.model(instrumented, model="m", messages=[], max_tokens=9)
+        return str(reply["content"][0]["text"])
+
+    assert kd.run(greets, None) == "Good morning."
+    seen.telemetry.stop()
+    spans = seen.exporter.get_finished_spans()
+    assert sum(told(span).get("gen_ai.usage.input_tokens", 0) for span in spans) == 16
+    assert sum(told(span).get("gen_ai.usage.output_tokens", 0) for span in spans) == 3
+    assert told(seen.one("chat m"))["gen_ai.response.model"] == "m-0613"
+    assert seen.metric("gen_ai.client.token.usage") == seen.metric("gen_ai.client.operation.duration") == []
+    assert len(seen.metric("killick.attempts")) == 1
+
+
 def test_a_secret_is_shown_to_nobody_even_with_content(kd: killick.Client) -> None:
     @killick.tool(effect="reads")
     async def log_in(password: killick.Secret) -> str:

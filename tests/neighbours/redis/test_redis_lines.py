@@ -18,8 +18,8 @@ from killick.store.records import Append, Delivered, Head
 from killick.store.redis.rows import check, packed
 from killick.store.redis.store import RedisStore
 from neighbours.redis import valkeys
-from store_contract.builders import TOKEN, birth, blob, following, indexed, letter
-from store_contract.probes import born, chained, commit, deliver, found
+from store_contract.builders import TOKEN, blob, creation, following, indexed, letter
+from store_contract.probes import chained, commit, created, deliver, found
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def lose(proxy: valkeys.Proxy) -> None:
 def test_an_append_whose_answer_was_lost_is_acknowledged_and_there_once(
     proxy: valkeys.Proxy, store: RedisStore
 ) -> None:
-    head = commit(store, following(born(store, "a"), "two"))
+    head = commit(store, following(created(store, "a"), "two"))
     makes: list[Callable[[Head], Append]] = [
         lambda head: following(head, "three"),
         lambda head: following(head, "four", claims=(TOKEN,), pieces=(blob("v"),), index=indexed()),
@@ -65,7 +65,7 @@ def test_an_append_whose_answer_was_lost_is_acknowledged_and_there_once(
 def test_a_batch_to_one_run_whose_answer_was_lost_is_acknowledged_whole(
     proxy: valkeys.Proxy, store: RedisStore
 ) -> None:
-    head = born(store, "a")
+    head = created(store, "a")
     first = following(head, "two")
     second = following(replace(head, seq=2, hash=first.rows[0].hash), "three")
     lose(proxy)
@@ -76,7 +76,7 @@ def test_a_batch_to_one_run_whose_answer_was_lost_is_acknowledged_whole(
 
 
 def test_a_lease_or_a_claim_whose_answer_was_lost_is_taken_once(proxy: valkeys.Proxy, store: RedisStore) -> None:
-    born(store, "a", holder="gone", index=indexed("waiting", wake_at_us=1))
+    created(store, "a", holder="gone", index=indexed("waiting", wake_at_us=1))
     store.release("a", epoch=1, left=True)
     lose(proxy)
     [claimed] = store.claim("w1", now_us=2, seconds=30, limit=5)
@@ -88,7 +88,7 @@ def test_a_lease_or_a_claim_whose_answer_was_lost_is_taken_once(proxy: valkeys.P
 
 
 def test_a_message_whose_answer_was_lost_is_still_fresh(proxy: valkeys.Proxy, store: RedisStore) -> None:
-    born(store, "a")
+    created(store, "a")
     for by, fresh in (("ann", True), ("bob", False)):
         lose(proxy)
         [told] = store.deliver([letter("a", "m", by=by)])
@@ -98,11 +98,11 @@ def test_a_message_whose_answer_was_lost_is_still_fresh(proxy: valkeys.Proxy, st
 
 
 def test_a_removal_or_a_repair_whose_answer_was_lost_is_done(proxy: valkeys.Proxy, store: RedisStore) -> None:
-    head = born(store, "a", "one", "two")
+    head = created(store, "a", "one", "two")
     repaired = following(replace(head, seq=2), "three").rows
     lose(proxy)
     store.repair(replace(head, seq=3, hash=repaired[0].hash), keep=1, rows=repaired)
-    assert (found(store, "a").seq, len(store.aside("a"))) == (3, 1)
+    assert (found(store, "a").seq, len(store.displaced("a"))) == (3, 1)
     lose(proxy)
     store.remove("a")
     assert store.head("a") is None
@@ -116,7 +116,7 @@ def test_work_goes_on_across_deaths_of_the_server_and_nothing_acknowledged_is_lo
         store = RedisStore(server.url)
         rung: Queue[str] = Queue()
         store.watch(rung.put)
-        heads = {run: born(store, run) for run in "abc"}
+        heads = {run: created(store, run) for run in "abc"}
         stop, done = threading.Event(), list[str]()
 
         def work(run: str) -> None:
@@ -157,7 +157,7 @@ def test_work_goes_on_across_deaths_of_the_server_and_nothing_acknowledged_is_lo
 def test_a_server_that_stays_away_is_told_of_after_a_while_and_who_watched_hears_when_it_is_back() -> None:
     with valkeys.Server() as server:
         store = RedisStore(server.url, busy_seconds=0.3)
-        head = born(store, "a")
+        head = created(store, "a")
         server.kill()
         rung: Queue[str] = Queue()
         store.watch(rung.put)
@@ -172,10 +172,10 @@ def test_a_server_that_stays_away_is_told_of_after_a_while_and_who_watched_hears
 
 
 def test_a_server_that_forgot_everything_is_told_of_and_nothing_is_written_there(store: RedisStore) -> None:
-    head = born(store, "a")
+    head = created(store, "a")
     with valkeys.server().client() as client:
         client.flushall()
-        for item in (following(head, "two"), birth(store, "b", "one")):
+        for item in (following(head, "two"), creation(store, "b", "one")):
             with pytest.raises(StoreBroken, match="is gone"):
                 store.append([item])
         assert client.keys("*") == []
@@ -184,7 +184,7 @@ def test_a_server_that_forgot_everything_is_told_of_and_nothing_is_written_there
 def test_a_full_server_is_a_clear_error_and_appending_works_again_when_there_is_room() -> None:
     with valkeys.Server() as server:
         store = RedisStore(server.url, busy_seconds=1)
-        head = born(store, "a")
+        head = created(store, "a")
         with server.client() as client:
             client.config_set("maxmemory", 1)
             with pytest.raises(StoreFull):
@@ -198,7 +198,7 @@ def test_a_full_server_is_a_clear_error_and_appending_works_again_when_there_is_
 def test_a_replica_is_a_clear_error() -> None:
     with valkeys.Server() as server:
         store = RedisStore(server.url, busy_seconds=0.1)
-        head = born(store, "a")
+        head = created(store, "a")
         with server.client() as client:
             client.execute_command("REPLICAOF", "127.0.0.1", "1")
             with pytest.raises((StoreReadOnly, StoreUnavailable)):
@@ -216,7 +216,7 @@ def test_a_store_is_opened_by_url_and_prefixes_are_stores_of_their_own() -> None
     places = [url, f"{socket}&prefix=claims", url.replace("/0", "/1"), url.replace("redis:", "valkey:") + "?prefix=x"]
     stores = [open_store(place) for place in places]
     for number, store in enumerate(stores):
-        born(store, f"run-{number}")
+        created(store, f"run-{number}")
     assert len({store.id for store in stores}) == len(stores)
     for number, store in enumerate(stores):
         assert [head.run for _, head in store.heads()] == [f"run-{number}"]
@@ -231,7 +231,7 @@ def test_a_store_is_opened_through_tls_if_the_server_is_the_one_that_was_meant(t
     valkeys.emptied()
     with valkeys.encrypted(valkeys.server().port, tmp_path) as url:
         store = open_store(url)
-        assert commit(store, following(born(store, "a"), "two")).seq == 2
+        assert commit(store, following(created(store, "a"), "two")).seq == 2
         assert store.place.startswith("rediss://127.0.0.1")
         store.close()
         with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
@@ -244,7 +244,7 @@ def test_who_watches_hears_only_of_the_own_store_whatever_the_database() -> None
     rung: Queue[str] = Queue()
     stop = store.watch(rung.put)
     for each in (other, store):
-        born(each, "a", index=indexed("waiting", wake_at_us=1))
+        created(each, "a", index=indexed("waiting", wake_at_us=1))
         deliver(each, letter("a", "m"))
     assert {rung.get(timeout=600), rung.get(timeout=600)} == {"a"}
     assert rung.empty()
@@ -302,7 +302,7 @@ def test_a_connection_of_a_parent_process_is_not_used_by_its_child(store: RedisS
 
 
 def test_scripts_that_the_server_forgot_are_given_to_it_again(store: RedisStore) -> None:
-    head = born(store, "a")
+    head = created(store, "a")
     with valkeys.server().client() as client:
         client.script_flush()
     assert commit(store, following(head, "two")).seq == 2

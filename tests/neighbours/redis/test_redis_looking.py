@@ -16,8 +16,8 @@ from killick.store.records import Condition, RunQuery
 from killick.store.redis.store import RedisStore
 from neighbours.redis import valkeys
 from store_contract.builders import TOKEN, blob, cached, following, indexed, letter
-from store_contract.probes import born, commit, deliver, refused
-from store_contract.search_terms import RED, marking
+from store_contract.probes import commit, created, deliver, refused
+from store_contract.search_terms import RED, batch
 
 
 def condition(store: Store, name: str) -> Condition:
@@ -58,7 +58,7 @@ def test_where_the_server_flushes_now_and_then_a_commit_waits_for_it_unless_it_n
         for durability, commits in (("power", 3), ("process", 0)):
             client.config_resetstat()
             store = RedisStore(server.url, durability=durability)  # type: ignore[arg-type]
-            head = born(store, durability)
+            head = created(store, durability)
             deliver(store, letter(durability, "m"))
             commit(store, following(head, "two"))
             said = condition(store, "durability").value
@@ -84,7 +84,7 @@ def test_a_server_that_tells_nothing_of_its_settings_is_used_all_the_same() -> N
     with valkeys.Server() as server, server.client() as client:
         client.execute_command("ACL", "SETUSER", "clerk", "on", ">pw", "~*", "&*", "+@all", "-config", "-waitaof")
         store = RedisStore(server.url.replace("//", "//clerk:pw@"))
-        assert commit(store, following(born(store, "a"), "two")).seq == 2
+        assert commit(store, following(created(store, "a"), "two")).seq == 2
         assert "appendfsync unknown" in condition(store, "durability").value
         store.close()
 
@@ -96,11 +96,11 @@ def test_a_server_that_tells_nothing_of_its_settings_is_used_all_the_same() -> N
 def store() -> Iterator[RedisStore]:
     """A store with something of every kind."""
     made = RedisStore(valkeys.emptied())
-    head = born(made, "a", "one", "two", pieces=(blob("v"),), claims=(TOKEN,))
+    head = created(made, "a", "one", "two", pieces=(blob("v"),), claims=(TOKEN,))
     deliver(made, letter("a", "m1"), letter("a", "m2"))
     index = indexed("waiting", tags=("t",), wake_at_us=7)
     commit(made, following(head, "three", takes=(1,), snapshot=cached(2), index=index))
-    made.mark([marking("a", 0, 3, (RED, 10, 1))])
+    made.index_terms([batch("a", 0, 3, (RED, 10, 1))])
     assert made.inspect() == []
     yield made
     made.close()

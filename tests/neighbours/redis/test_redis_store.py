@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from encryption.rings import live_and_erase
 from killick.clock import Clock
 from killick.store.protocol import Store
 from killick.store.redis.store import RedisStore
@@ -17,3 +18,7 @@ class TestRedisStore(StoreContract):
 
     def reopen(self, store: Store, clock: Clock) -> Store:
         return RedisStore(valkeys.server().url, clock=clock)
+
+
+def test_a_person_is_encrypted_and_erased_on_redis() -> None:
+    live_and_erase(valkeys.emptied())

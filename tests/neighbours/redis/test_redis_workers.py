@@ -20,7 +20,7 @@ import killick
 from killick.store import open_store
 from killick.store.redis.store import RedisStore
 from neighbours.redis import valkeys
-from store_contract.builders import birth, indexed
+from store_contract.builders import creation, indexed
 
 ROOT: Final = Path(__file__).parents[3]
 LIMIT_SECONDS: Final = 60
@@ -131,7 +131,7 @@ def claiming(url: str, holder: str, start: int, told: Path) -> int:
 
 def test_processes_that_claim_at_once_get_each_run_once(url: str, tmp_path: Path) -> None:
     store, runs = open_store(url), [f"many-{number}" for number in range(300)]
-    store.append([birth(store, run, "one", index=indexed("waiting", wake_at_us=1)) for run in runs])
+    store.append([creation(store, run, "one", index=indexed("waiting", wake_at_us=1)) for run in runs])
     store.close()
     start, go = os.pipe()
     children = [claiming(url, f"w{number}", start, tmp_path / str(number)) for number in range(3)]

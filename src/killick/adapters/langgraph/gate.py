@@ -11,9 +11,10 @@ import asyncio
 import functools
 import os
 import re
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from hashlib import sha256
 from inspect import Parameter, iscoroutinefunction, signature
 from itertools import count
@@ -24,24 +25,39 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.config import get_config
-from langgraph.errors import GraphBubbleUp
+from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.prebuilt.tool_node import ToolCallRequest
 from langgraph.runtime import get_runtime
-from langgraph.types import Command, interrupt
+from langgraph.types import Command, Interrupt
 
 from killick.adapters import langchain_approvals
 from killick.adapters.langgraph.serialization import STRICT_SERDE
-from killick.adapters.tool_gate import Declared, Errors, Stopped, ToolFailed, ToolOptions, Waiting, answering, hosted
+from killick.adapters.tool_gate import (
+    AtWork,
+    Declared,
+    Errors,
+    Stopped,
+    ToolFailed,
+    ToolOptions,
+    Waiting,
+    answering,
+    edit_note,
+    hosted,
+)
 from killick.client.client import AnyClient
 from killick.client.external_runs import ExternalSession
 from killick.contracts.contract import Contract
 from killick.definitions.current import in_agent
 from killick.definitions.open_tools import open_tool
 from killick.definitions.tools import AnyTool
+from killick.engine.control import inbox
 from killick.engine.steps.intention import ERROR, is_error
 from killick.engine.views import Wait
 from killick.errors import AnswerRefused, DeclarationRefused, KillickError, Rejected, RunWaiting, Skipped, StepFailed
+from killick.history.run_info import waits_of
 from killick.llm.external import Host, here
+from killick.model.facts import Step
+from killick.model.state import State
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,7 +70,9 @@ TASKS_MAX: Final = 1_024
 
 _TASK: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _GATE: Final = "langgraph"
-"""Who skips calls of a conversation that went on. Asked for again, after time travel, such a call is another one."""
+"""The author of skips in a conversation that continued. After time travel, such a call is a new one."""
+_RESUME_MAP: Final = "__pregel_resume_map"
+_SCRATCHPAD: Final = "__pregel_scratchpad"
 _BUBBLES: Final = (GraphBubbleUp,)
 _BY_NAME: Final = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
@@ -87,6 +105,7 @@ class Gate:
         self._by = by
         self._errors: Errors = errors
         self._tasks: OrderedDict[int, tuple[Any, Counter[str]]] = OrderedDict()
+        self._at_work: defaultdict[int, AtWork] = defaultdict(partial(AtWork, GraphInterrupt))
         self._mutex = Lock()
 
     # tools of a ToolNode ----------------------------------------------------------------------
@@ -97,7 +116,7 @@ class Gate:
             return handler(request)  # it says to the model that there is no such tool
 
         def fn(**arguments: Any) -> Any:
-            return _recorded(handler(_with(request, arguments)))
+            return _recorded(handler(_with(request, arguments)), edit_note(request.tool_call["args"], arguments))
 
         try:
             call = self._called(request)
@@ -113,29 +132,31 @@ class Gate:
             return await handler(request)
 
         async def fn(**arguments: Any) -> Any:
-            return _recorded(await handler(_with(request, arguments)))
+            return _recorded(await handler(_with(request, arguments)), edit_note(request.tool_call["args"], arguments))
 
+        task = id(request.runtime.execution_info)
         try:
-            call = await asyncio.to_thread(self._called, request)
-            return _restored(await self.call_soon(call, self._answering(call, fn)), request)
+            async with self._at_work[task]:
+                call = await asyncio.to_thread(self._called, request)
+                return _restored(await self.call_soon(call, self._answering(call, fn)), request)
         except Rejected as no:
             return _refused(no, request)
+        finally:
+            self._at_work.pop(task, None)
 
     def retire(self, messages: Sequence[Any], config: RunnableConfig) -> None:
         """Skips calls of earlier messages that wait for an approval, where a person's message came in their place."""
         thread = (config.get("configurable") or {}).get("thread_id")
         if self._client is None or thread is None or here() is not None or not _is_turn(messages):
             return
-        run, runtime = f"langgraph:{thread}", self._client.runtime
-        if runtime.store.index(run) is None:
+        run = f"langgraph:{thread}"
+        if self._client.runtime.store.index(run) is None:
             return
-        state, told = runtime.log.state(run), "the conversation went on without it"
         asked = tuple(f"{message.id}:" for message in messages if isinstance(message, AIMessage))
-        for wait in state.fold.facts.waits.values():
-            step = state.fold.step(wait.step)
-            key = "" if step is None else getattr(state.event(step.intended), "guest", None) or ""
+        for key, wait in _waits(self._client, run).items():
             if wait.waits_for == "answer" and key.startswith(asked):
                 with suppress(AnswerRefused):  # it was ended since
+                    told = "the conversation continued without it"
                     self._client.as_sync().skip(run, wait.step, by=_GATE, because=told)
 
     def _answering(self, call: Call, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,7 +174,8 @@ class Gate:
         with _or_stopped():
             host = self.host_of(config)
         made = Call(declared, dict(call["args"]), f"{message.id}:{key}" if message and message.id else key, host)
-        made.is_alone = _is_sent(config) or (message is not None and len(message.tool_calls) == 1)
+        if message is not None and not _is_sent(config):
+            made.together = [f"{message.id}:{each['id'] or each['name']}" for each in message.tool_calls]
         return made
 
     # functions of nodes -----------------------------------------------------------------------
@@ -162,7 +184,7 @@ class Gate:
         """A function for nodes to call: `@gate.step`, or `@gate.step(effect="idempotent", …)` with the options of
         `killick.tool`. A re-executed node gets its recorded result; a graph that moves on calls it anew."""
         if fn is None:
-            return functools.partial(self.step, **options)
+            return partial(self.step, **options)
         name = options.pop("name", None) or getattr(fn, "__name__", "step")
         tool, takes = open_tool(name, fn, **options), signature(fn)
         if any(each.kind not in _BY_NAME for each in takes.parameters.values()):
@@ -250,14 +272,69 @@ class Gate:
         raise AssertionError
 
     def _answered(self, waiting: RunWaiting, call: Call) -> None:
-        """Asks in the graph for a person's answer; returns once it was given."""
-        mine = [wait for wait in waiting.waits if _is_of(wait, call)]
-        if not self._interrupts or not mine or self._client is None or not call.is_alone:
+        """Passes on the answer that the graph was resumed with; interrupts the graph if there is none."""
+        if not self._interrupts or self._client is None:
             raise Waiting(waiting) from waiting
-        response = interrupt(langchain_approvals.hitl_request(mine[:1]))
+        wait = _waits(self._client, waiting.run).get(call.key)
+        if wait is None or not wait.verbs:
+            raise Waiting(waiting) from waiting
+        response, via = self._resumed_with(wait, call)
+        if response is None:
+            raise _Asked(partial(self._questions, wait, call))
         with _or_stopped():
-            langchain_approvals.answer(self._client, mine[:1], response, by=self._by)
+            langchain_approvals.answer(self._client, [wait], response, by=self._by, via=via)
         call.again = True
+        call.answered.add(_question_id(wait))
+
+    def _resumed_with(self, wait: Wait, call: Call) -> tuple[Any, str | None]:
+        """Returns the answer to a wait, and an id for an answer that names no question.
+
+        LangGraph delivers such an answer again with `invoke(None)`, and to any interrupt. So it is used once in a task,
+        and only if no unfinished call of the task could have asked for it.
+        """
+        conf, asked = get_config()["configurable"], _question_id(wait)
+        if asked in call.answered:  # it needs another approver
+            return None, None
+        named, pad = (conf.get(_RESUME_MAP) or {}).get(asked), conf.get(_SCRATCHPAD)
+        if named is not None or pad is None or (given := pad.get_null_resume(False)) is None:
+            return named, None
+        assert self._client is not None
+        log = self._client.runtime.log
+        task = str((get_config().get("metadata") or {}).get("langgraph_checkpoint_ns", "")).partition("|")[0]
+        via = f"{task}:{short(repr(given))}"
+        answers = [each for each in log.store.messages(wait.run) if each.name in (inbox.ANSWER, inbox.VOTE)]
+        if via in {inbox.body_of(log, each).get("via") for each in answers}:
+            return None, None
+        if len(call.together) > 1:
+            state = log.state(wait.run)
+            ended = {_key_of(state, step) for step in state.fold.steps if step.ended}
+            if any(key != call.first_key and key not in ended for key in call.together):
+                return None, None
+        return pad.get_null_resume(True), via
+
+    def _questions(self, wait: Wait, call: Call) -> tuple[Interrupt, ...]:
+        """Returns the open questions of a call's task, in the order of its calls."""
+        assert self._client is not None
+        waits = _waits(self._client, wait.run)
+        found = [waits[key] for first in call.together for key in waits if key.partition("#")[0] == first]
+        return tuple(
+            Interrupt(value=langchain_approvals.hitl_request([each]), id=_question_id(each))
+            for each in found or [wait]
+            if each.verbs
+        )
+
+
+class _Asked(GraphInterrupt):
+    """Interrupts a graph with questions. They are read when LangGraph saves them: after all calls of the task."""
+
+    def __init__(self, read: Callable[[], tuple[Interrupt, ...]]) -> None:
+        super().__init__(())
+        self._read = read
+
+    @property
+    def args(self) -> tuple[Any, ...]:  # type: ignore[override]
+        """The questions, as LangGraph reads them."""
+        return (self._read(),)
 
 
 class Call:
@@ -273,10 +350,12 @@ class Call:
         self.host = host
         self.again = False
         """Whether the same attempt continues."""
-        self.is_alone = True
-        """Whether it is the only concurrent call of its task. LangGraph assigns answers in the order of the questions,
-        so two at once could be swapped."""
-        self._key = key
+        self.first_key = self.key = key
+        """The key of the first attempt, and of the current one."""
+        self.together = [key]
+        """The first keys of the calls that its task makes at the same time."""
+        self.answered: set[str] = set()
+        """The ids of its answered questions."""
 
     def tries(self) -> Iterator[str]:
         """Yields the key of each attempt: a recorded failure is not final, because re-running the graph is a retry."""
@@ -284,7 +363,8 @@ class Call:
             self.again = True
             while self.again:
                 self.again = False
-                yield self._key if nth == 1 else f"{self._key}#{nth}"
+                self.key = self.first_key if nth == 1 else f"{self.first_key}#{nth}"
+                yield self.key
 
 
 class _Ran:
@@ -339,12 +419,19 @@ def _settled(error: KillickError, ran: _Ran) -> RunWaiting | None:
     raise Stopped(str(error)) from error
 
 
-def _is_of(wait: Wait, call: Call) -> bool:
-    """Returns whether a wait concerns this call."""
-    intention = wait.intention
-    if not isinstance(intention, Mapping) or intention.get("tool") != call.who:
-        return False
-    return dict(intention.get("arguments") or {}) == call.arguments
+def _key_of(state: State, step: Step | None) -> str:
+    return "" if step is None else getattr(state.event(step.intended), "guest", None) or ""
+
+
+def _waits(client: AnyClient, run: str) -> dict[str, Wait]:
+    """Returns a run's open waits by the keys of their calls."""
+    state = client.runtime.log.state(run)
+    return {_key_of(state, state.fold.step(wait.step)): wait for wait in waits_of(client.runtime.store, state)}
+
+
+def _question_id(wait: Wait) -> str:
+    """Returns the id of a wait's interrupt, which names this question alone. It has the format of LangGraph's ids."""
+    return sha256(f"{wait.id}@{wait.opened}:{wait.digest}".encode()).hexdigest()[:32]
 
 
 # requests and what comes of them --------------------------------------------------------------------
@@ -379,8 +466,12 @@ def _with(request: ToolCallRequest, arguments: Mapping[str, Any]) -> ToolCallReq
     return request.override(tool_call={**request.tool_call, "args": dict(arguments)})
 
 
-def _recorded(came: Any) -> Any:
+def _recorded(came: Any, note: str = "") -> Any:
     """Returns a call's result for recording: a message as readable data, anything else as bytes."""
+    if note and isinstance(came, ToolMessage):
+        content = came.content
+        noted = f"{content}\n{note}" if isinstance(content, str) else [*content, {"type": "text", "text": note}]
+        came = came.model_copy(update={"content": noted})
     if type(came) is ToolMessage and came.artifact is None:
         told = came.model_dump(mode="json", exclude={"tool_call_id", "artifact", "type"}, exclude_defaults=True)
         return {"content": came.content, **told}

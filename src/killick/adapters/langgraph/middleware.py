@@ -11,7 +11,6 @@ from langchain.agents.middleware import AgentMiddleware
 from langchain.agents.middleware.types import ModelRequest, ModelResponse
 from langchain_core.messages import AIMessage, BaseMessage, message_to_dict, messages_from_dict
 from langgraph.config import get_config
-from langgraph.prebuilt.tool_node import ToolCallRequest
 
 from killick.adapters.langgraph.gate import Call, Gate, place_of, short
 from killick.adapters.langgraph.serialization import STRICT_SERDE
@@ -31,16 +30,6 @@ class KillickMiddleware(Gate, AgentMiddleware[Any, Any, Any]):
     def __init__(self, client: AnyClient | None = None, *, models: bool = False, **options: Any) -> None:
         super().__init__(client, **options)
         self._models = models
-
-    def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
-        """Wraps each tool of the agent."""
-        return Gate.wrap_tool_call(self, request, handler)
-
-    async def awrap_tool_call(
-        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
-    ) -> Any:
-        """The same for an async agent."""
-        return await Gate.awrap_tool_call(self, request, handler)
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[..., ModelResponse[Any]]) -> Any:
         """Wraps the agent's model."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final, TypeAlias, cast
 
 from langchain_core.runnables import RunnableConfig
@@ -28,7 +27,8 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from killick.adapters.langgraph.serialization import STRICT_SERDE, Packer, Unpacker, inflated, items_of, renumbered
+from killick.adapters.framework_state import in_thread
+from killick.adapters.langgraph.serialization import STRICT_SERDE, Packer, items_of, renumbered
 from killick.adapters.langgraph.threads import At, Draft, Thread, Threads
 from killick.client.client import AnyClient
 from killick.errors import DeclarationRefused, RunUnknown
@@ -46,6 +46,8 @@ class KillickSaver(BaseCheckpointSaver[Any]):
 
     store   an open client, or a store's location, which `close` closes
     serde   LangGraph's serializer for non-plain values; a custom one, such as an encrypting one, gets everything
+
+    Each method has an async form: `aput` for `put`.
     """
 
     def __init__(
@@ -61,18 +63,10 @@ class KillickSaver(BaseCheckpointSaver[Any]):
     def __enter__(self) -> KillickSaver:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def __aenter__(self) -> KillickSaver:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self.close)
+    __aenter__, __aexit__ = in_thread(__enter__), in_thread(__exit__)
 
     # reading ----------------------------------------------------------------------------------
 
@@ -129,7 +123,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
             metadata = self._unpacked(thread, saved["metadata"])
             if any(metadata.get(key) != value for key, value in (filter or {}).items()):
                 return None
-            unpack = Unpacker(self.serde, thread.frames(_items(saved, values))).unpack
+            unpack = thread.unpacker(self.serde, _items(saved, values)).unpack
         except RunUnknown:
             return None
         parent = saved["parent"]
@@ -142,7 +136,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
         )
 
     def _unpacked(self, thread: Thread, packed: Any) -> Any:
-        return Unpacker(self.serde, thread.frames(items_of(packed))).unpack(packed)
+        return thread.unpacker(self.serde, items_of(packed)).unpack(packed)
 
     def _thread(self, id: Any) -> Thread:  # noqa: A002
         return self._threads.log(str(id))
@@ -294,7 +288,7 @@ class KillickSaver(BaseCheckpointSaver[Any]):
             seq: {**value, "writes": [write for write in value["writes"] if write[1] in channels]}
             for seq, value in values.items()
         }
-        unpack = Unpacker(self.serde, thread.frames(_items(None, only))).unpack
+        unpack = thread.unpacker(self.serde, _items(None, only)).unpack
         found: dict[str, Writes] = {}
         for write in _ordered([(each.task, only[each.seq]) for each in written], unpack):
             found.setdefault(write[1], []).append(write)
@@ -309,11 +303,14 @@ class KillickSaver(BaseCheckpointSaver[Any]):
             return f"{int(number) + 1:0{len(number)}}{dot}{0 if dot else ''}"
         return 1 if current is None else current + 1
 
-    # awaited ----------------------------------------------------------------------------------
-
-    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """As `get_tuple`."""
-        return await asyncio.to_thread(self.get_tuple, config)
+    aget_tuple = in_thread(get_tuple)
+    aput = in_thread(put)
+    aput_writes = in_thread(put_writes)
+    adelete_thread = in_thread(delete_thread)
+    adelete_for_runs = in_thread(delete_for_runs)
+    acopy_thread = in_thread(copy_thread)
+    aprune = in_thread(prune)
+    aget_delta_channel_history = in_thread(get_delta_channel_history)
 
     async def alist(
         self,
@@ -327,41 +324,6 @@ class KillickSaver(BaseCheckpointSaver[Any]):
         found = self.list(config, filter=filter, before=before, limit=limit)
         while (each := await asyncio.to_thread(next, found, None)) is not None:
             yield each
-
-    async def aput(
-        self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:  # fmt: skip
-        """As `put`."""
-        return await asyncio.to_thread(self.put, config, checkpoint, metadata, new_versions)
-
-    async def aput_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
-    ) -> None:
-        """As `put_writes`."""
-        await asyncio.to_thread(self.put_writes, config, writes, task_id, task_path)
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        """As `delete_thread`."""
-        await asyncio.to_thread(self.delete_thread, thread_id)
-
-    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """As `delete_for_runs`."""
-        await asyncio.to_thread(self.delete_for_runs, run_ids)
-
-    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """As `copy_thread`."""
-        await asyncio.to_thread(self.copy_thread, source_thread_id, target_thread_id)
-
-    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """As `prune`."""
-        await asyncio.to_thread(self.prune, thread_ids, strategy=strategy)
-
-    async def aget_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        """As `get_delta_channel_history`."""
-        return await asyncio.to_thread(self.get_delta_channel_history, config=config, channels=channels)
 
 
 def _ns(at: At) -> dict[str, str]:
@@ -425,7 +387,7 @@ def _copied(value: Any, frame_of: Callable[[int], bytes]) -> Callable[[Packer], 
 
     def copied(packer: Packer) -> Mapping[str, Any]:
         kept = {name: part for name, part in value.items() if name != "new"}
-        numbers = {number: packer.item(inflated(frame_of(number))) for number in items_of(kept)}
+        numbers = {number: packer.item(frame_of(number)) for number in items_of(kept)}
         return cast("Mapping[str, Any]", renumbered(kept, numbers))
 
     return copied

@@ -7,9 +7,7 @@ its position. Deleted entries stay in the log, because others may refer to their
 from __future__ import annotations
 
 import os
-import threading
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
@@ -17,8 +15,8 @@ from typing import Any, Final, NamedTuple, cast
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from killick.adapters.framework_state import FrameworkState, ShelfLog
-from killick.adapters.langgraph.serialization import Packer, digest_of, inflated
+from killick.adapters.framework_state import CACHE_BYTES_MAX, FrameworkState, Items, StateLog
+from killick.adapters.langgraph.serialization import Packer, Snapshot, Unpacker, digest_of, inflated
 from killick.client.client import AnyClient, Client
 from killick.errors import HeadMoved, ValueErased
 from killick.log.writer import Entry
@@ -27,9 +25,6 @@ from killick.model import system_events
 from killick.model.chunks import Erased
 
 SPACE: Final = "langgraph"
-FRAME_BYTES_MAX: Final = 32 * 1024 * 1024
-"""The size of a process's frame cache."""
-
 TRIES: Final = 200
 """How often a write is packed again after a conflict."""
 
@@ -70,39 +65,13 @@ class Draft(NamedTuple):
     value: Callable[[Packer], Mapping[str, Any]]
 
 
-class Frames:
-    """An LRU cache of frames by log and item number, limited in bytes. For any thread."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._known: OrderedDict[tuple[str, int], bytes] = OrderedDict()
-        self._mutex = threading.Lock()
-
-    def get(self, place: tuple[str, int]) -> bytes | None:
-        """Returns a cached frame."""
-        with self._mutex:
-            frame = self._known.get(place)
-            if frame is not None:
-                self._known.move_to_end(place)
-            return frame
-
-    def add(self, place: tuple[str, int], frame: bytes) -> None:
-        """Adds a frame, and evicts the least recently used."""
-        with self._mutex:
-            if place not in self._known:
-                self._known[place] = frame
-                self._bytes += len(frame)
-            while self._bytes > self._bytes_max:
-                self._bytes -= len(self._known.popitem(last=False)[1])
-
-
-class Thread(ShelfLog):
+class Thread(StateLog):
     """One thread."""
 
-    def __init__(self, client: Client, id: str, frames: Frames) -> None:  # noqa: A002
+    def __init__(self, client: Client, id: str, frames: Items[bytes], snapshots: Items[Snapshot]) -> None:  # noqa: A002
         super().__init__(client, SPACE, id)
         self._frames = frames
+        self._snapshots = snapshots
         self.clear()
 
     # what it adds up to -------------------------------------------------------------------------
@@ -156,8 +125,19 @@ class Thread(ShelfLog):
 
     # items ------------------------------------------------------------------------------------
 
+    def unpacker(self, serde: SerializerProtocol, numbers: Iterable[int]) -> Unpacker:
+        """Returns an unpacker for some items."""
+        wanted = set(numbers)
+        cached = {number: found for number in wanted if (found := self._snapshots.get((self._run, number)))}
+        frame_of = self.frames(wanted - cached.keys())
+        return Unpacker(serde, lambda number: cached.get(number) or frame_of(number), self._keep_snapshot)
+
+    def _keep_snapshot(self, number: int, snapshot: Snapshot) -> None:
+        self._snapshots.add((self._run, number), snapshot, len(snapshot.state))
+        self._known.setdefault(digest_of(snapshot.state), number)
+
     def frames(self, numbers: Iterable[int]) -> Callable[[int], bytes]:
-        """Returns a lookup for the frames of some items. Uncached ones are read at once."""
+        """Returns a lookup for the inflated frames of some items. Uncached ones are read at once."""
         known = {number: self._frames.get((self._run, number)) for number in numbers}
         places = {number: self._place(number) for number, frame in known.items() if frame is None}
         values = self.values({seq for seq, _ in places.values()})
@@ -168,7 +148,8 @@ class Thread(ShelfLog):
     def _remember(self, number: int, frame: bytes | Erased) -> bytes:
         if isinstance(frame, Erased):
             raise ValueErased(frame.hash)
-        self._frames.add((self._run, number), frame)
+        frame = inflated(frame)
+        self._frames.add((self._run, number), frame, len(frame))
         return frame
 
     def _place(self, number: int) -> tuple[int, int]:
@@ -250,10 +231,11 @@ class Threads(FrameworkState):
 
     def __init__(self, store: AnyClient | str | os.PathLike[str]) -> None:
         super().__init__(store, SPACE)
-        self._frames = Frames(FRAME_BYTES_MAX)
+        self._frames: Items[bytes] = Items(CACHE_BYTES_MAX)
+        self._snapshots: Items[Snapshot] = Items(CACHE_BYTES_MAX)
 
     def opened(self, id: str) -> Thread:  # noqa: A002
-        return Thread(self.client, id, self._frames)
+        return Thread(self.client, id, self._frames, self._snapshots)
 
     def log(self, id: str) -> Thread:  # noqa: A002
         return cast("Thread", super().log(id))

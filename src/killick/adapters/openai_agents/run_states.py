@@ -7,14 +7,14 @@ import os
 from typing import Any, Final
 
 from agents import Agent, RunResult, RunResultStreaming, RunState
-from killick.adapters.framework_state import FrameworkState, Shelved, StateEntry
+from killick.adapters.framework_state import FrameworkState, StateEntry, StateOwner
 from killick.client.client import AnyClient
 
 SPACE: Final = "openai-agents-states"
 _STATE: Final = "state"
 
 
-class KillickRunStates(Shelved):
+class KillickRunStates(StateOwner):
     """Interrupted runs until their approvals arrive, on any store: one state for each id.
 
     For callers that handle interruptions themselves. A state contains the conversation, the waiting calls and their

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any, Final
 
 from agents.models.fake_id import FAKE_RESPONSES_ID
 
 from agents import SessionSettings, TResponseInputItem
-from killick.adapters.framework_state import FrameworkState, Shelved, StateEntry
+from killick.adapters.framework_state import FrameworkState, StateEntry, StateOwner, in_thread
 from killick.client.client import AnyClient
 from killick.ids import RandomIds
 from killick.model.codec import digest
@@ -20,10 +19,10 @@ from killick.model.codec import digest
 SPACE: Final = "openai-agents"
 """The name prefix of this adapter's logs in a store."""
 
-_TURNS: Final = f"{SPACE}-turns"
+TURNS: Final = f"{SPACE}-turns"
 
 
-class KillickSession(Shelved):
+class KillickSession(StateOwner):
     """A `Session`: a conversation's items on any store, deduplicated by id.
 
     A repeated item, after a resume or a crash, is the stored one. An item without an id, such as a user message, can be
@@ -39,7 +38,7 @@ class KillickSession(Shelved):
         self.session_id = session_id
         self.session_settings: SessionSettings | None = session_settings
         self.turn = turn
-        self._shelf = FrameworkState(store, SPACE)
+        self._shelf = FrameworkState.of(store, SPACE)
         self._said: Counter[str] = Counter()
         self._added: set[str] = set()
 
@@ -49,26 +48,6 @@ class KillickSession(Shelved):
         seen.turn, seen._said, seen._added = turn, Counter(), set()
         return seen
 
-    async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
-        """Returns the items, oldest first; the last `limit`, if given here or in the settings."""
-        if limit is None and self.session_settings is not None:
-            limit = self.session_settings.limit
-        return await asyncio.to_thread(self._items, limit)
-
-    async def add_items(self, items: list[TResponseInputItem]) -> None:
-        """Adds items atomically; known ones stay in place."""
-        await asyncio.to_thread(self._add, items)
-
-    async def pop_item(self) -> TResponseInputItem | None:
-        """Removes and returns the last item."""
-        return await asyncio.to_thread(self._pop)
-
-    async def clear_session(self) -> None:
-        """Removes the conversation from the store."""
-        await asyncio.to_thread(self._clear)
-
-    # the blocking side ------------------------------------------------------------------------
-
     def _seen(self) -> Sequence[StateEntry]:
         """Returns all items; in a turn, those from before it, and those that it added."""
         entries = self._shelf.entries(self.session_id)
@@ -77,15 +56,21 @@ class KillickSession(Shelved):
         began = next((n for n, kept in enumerate(entries) if kept.labels["turn"] == self.turn), len(entries))
         return [*entries[:began], *(kept for kept in entries[began:] if kept.name in self._added)]
 
-    def _items(self, limit: int | None) -> list[TResponseInputItem]:
+    @in_thread
+    def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
+        """Returns the items, oldest first; the last `limit`, if given here or in the settings."""
+        if limit is None and self.session_settings is not None:
+            limit = self.session_settings.limit
         seen = self._seen()
         return self._shelf.values(self.session_id, seen if limit is None else seen[-limit:] if limit > 0 else ())
 
-    def _add(self, items: Iterable[TResponseInputItem]) -> None:
+    @in_thread
+    def add_items(self, items: list[TResponseInputItem]) -> None:
+        """Adds items atomically; known ones stay in place."""
         there = {kept.name: kept.labels["digest"] for kept in self._shelf.entries(self.session_id)}
         fresh: dict[str, StateEntry] = {}
         for item in items:
-            said = digest(item).hex()
+            said = digest(item, secret_key=self._shelf.client.runtime.store.secret_key).hex()
             name = self._name(dict(item), said)
             self._added.add(name)
             if there.get(name) != said:
@@ -107,7 +92,9 @@ class KillickSession(Shelved):
         self._said[said] += 1
         return f"{within}{said[:16]}:{self._said[said]}"
 
-    def _pop(self) -> TResponseInputItem | None:
+    @in_thread
+    def pop_item(self) -> TResponseInputItem | None:
+        """Removes and returns the last item."""
         seen = self._seen()
         if not seen:
             return None
@@ -116,7 +103,9 @@ class KillickSession(Shelved):
         self._added.discard(seen[-1].name)
         return item
 
-    def _clear(self) -> None:
+    @in_thread
+    def clear_session(self) -> None:
+        """Removes the conversation from the store."""
         self._shelf.forget(self.session_id)
         self._added.clear()
         self._said.clear()
@@ -127,16 +116,18 @@ class Turns:
 
     def __init__(self, session: KillickSession, said: Any) -> None:
         self._id = session.session_id
-        self._shelf = FrameworkState(session._shelf.client, _TURNS)  # pyright: ignore[reportPrivateUsage]
-        self._said = digest(said).hex()[:16]
+        self._shelf = FrameworkState.of(session._shelf.client, TURNS)  # pyright: ignore[reportPrivateUsage]
+        self._said = digest(said, secret_key=self._shelf.client.runtime.store.secret_key).hex()[:16]
         self._ended = 0
 
-    async def name(self) -> str:
+    @in_thread
+    def name(self) -> str:
         """Returns the name of the turn that starts now, or again."""
-        kept = await asyncio.to_thread(self._shelf.get, self._id, self._said)
+        kept = self._shelf.get(self._id, self._said)
         self._ended = 0 if kept is None else kept.value
         return f"{self._said}-{self._ended + 1}"
 
-    async def end(self) -> None:
+    @in_thread
+    def end(self) -> None:
         """Ends the turn: the same input is another turn from now on."""
-        await asyncio.to_thread(self._shelf.put, self._id, StateEntry(self._said, self._ended + 1))
+        self._shelf.put(self._id, StateEntry(self._said, self._ended + 1))

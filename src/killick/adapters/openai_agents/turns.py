@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Final
 
+from killick.adapters.tool_gate import AtWork
 from killick.errors import DeclarationRefused, RunWaiting
 from killick.llm.external import Host
 
@@ -33,8 +33,7 @@ class Turn:
         self.has_answer = True
         """Whether the turn is over at the end of its block; an unread stream is not."""
         self._asked = 0
-        self._under_way = 0
-        self._idle = asyncio.Event()
+        self._at_work = AtWork(RunWaiting)
 
     def model_key(self) -> str:
         """Returns the key of the next model call, for any request."""
@@ -56,24 +55,10 @@ class Turn:
 
     @asynccontextmanager
     async def calling(self) -> AsyncIterator[None]:
-        """One tool call. If it must wait for a person, concurrent calls finish first: the SDK cancels them when one
-        raises, which would leave unknown outcomes."""
-        self._under_way += 1
-        self._idle.clear()
-        try:
-            yield
-        except RunWaiting as waiting:
-            self.waiting = waiting
-            self._landed()
-            await self._idle.wait()
-            raise
-        except BaseException:
-            self._landed()
-            raise
-        else:
-            self._landed()
-
-    def _landed(self) -> None:
-        self._under_way -= 1
-        if not self._under_way:
-            self._idle.set()
+        """One tool call. If it must wait for a person, concurrent calls finish first."""
+        async with self._at_work:
+            try:
+                yield
+            except RunWaiting as waiting:
+                self.waiting = waiting
+                raise

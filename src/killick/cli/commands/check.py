@@ -48,19 +48,10 @@ PATIENCE_SECONDS: Final = 60
 @click.option("--junit", type=FILE, metavar="FILE", help="Write the findings as JUnit XML.")
 @click.option("--sarif", type=FILE, metavar="FILE", help="Write the findings as SARIF, with files and lines.")
 def check_command(
-    shell: Shell,
-    target: str,
-    given: str | None,
-    fakes: Sequence[str],
-    answers: Sequence[str],
-    messages: Sequence[str],
-    real: Sequence[str],
-    like: str | None,
-    most: int,
-    strict: bool,
-    junit: Path | None,
+    shell: Shell, target: str, given: str | None, fakes: Sequence[str], answers: Sequence[str],
+    messages: Sequence[str], real: Sequence[str], like: str | None, most: int, strict: bool, junit: Path | None,
     sarif: Path | None,
-) -> int:
+) -> int:  # fmt: skip
     """Inject every fault into an agent, and report what breaks.
 
     Runs the agent once for each interruption: a crash before and after every write and effect, timeouts, lost replies,
@@ -73,22 +64,25 @@ def check_command(
     killick check app.py:review --like claim_17
     """
     cases = _cases(shell, target, like)
-    options: dict[str, Any] = {
-        "fakes": dict(map(pair, fakes)),
-        "answers": dict(map(_answer, answers)),
-        "messages": dict(map(pair, messages)),
-        "real": real,
-    }
-    reports = [_checked(shell, _joined(case, given, options), most) for case in cases]
+    answered = dict(map(_answer, answers))
+
+    def joined(case: Case) -> Case:
+        """A case, with what was said on the command line on top."""
+        return Case(
+            agent=case.agent, input=case.input if given is None else value_of(given),
+            fakes={**case.fakes, **dict(map(pair, fakes))}, answers={**answered, **case.answers, **answered},
+            messages={**case.messages, **dict(map(pair, messages))}, real=[*case.real, *real],
+        )  # fmt: skip
+
+    reports = [_checked(shell, joined(case), most) for case in cases]
     if shell.json:
-        shell.emit(
-            list(map(check_reports.document, reports)) if len(reports) > 1 else check_reports.document(reports[0])
-        )
+        documents = list(map(check_reports.document, reports))
+        shell.emit(documents if len(reports) > 1 else documents[0])
     if junit is not None:
-        _write(junit, check_reports.junit(reports))
+        shell.save(junit, check_reports.junit(reports))
     if sarif is not None:
         log = check_reports.sarif(reports, VERSION)
-        _write(sarif, msgspec.json.format(msgspec.json.encode(log)) + b"\n")
+        shell.save(sarif, msgspec.json.format(msgspec.json.encode(log)) + b"\n")
     bad = any(report.faults or (strict and report.findings) for report in reports)
     return Exit.BAD if bad else Exit.DONE
 
@@ -103,30 +97,8 @@ def _cases(shell: Shell, target: str, like: str | None) -> list[Case]:
     return [case_like(shell.log, shell.run(like), case.agent) for case in cases] if like is not None else cases
 
 
-def _joined(case: Case, given: str | None, options: dict[str, Any]) -> Case:
-    """A case, with what was said on the command line on top."""
-    return Case(
-        agent=case.agent,
-        input=case.input if given is None else value_of(given),
-        fakes={**case.fakes, **options["fakes"]},
-        answers={
-            **options["answers"],
-            **{key: each for key, each in case.answers.items() if key not in options["answers"]},
-        },
-        messages={**case.messages, **options["messages"]},
-        real=[*case.real, *options["real"]],
-    )
-
-
 def _answer(text: str) -> tuple[str, Any]:
     return pair(text) if "=" in text else ("*", value_of(text))
-
-
-def _write(file: Path, content: bytes) -> None:
-    try:
-        file.write_bytes(content)
-    except OSError as error:
-        raise CommandFailed(f"{file}: {error.strerror}; give --junit and --sarif a file that can be written") from None
 
 
 def _checked(shell: Shell, case: Case, most: int) -> Report:
@@ -183,14 +155,14 @@ def rendered(report: Report, seconds: float) -> RenderableType:
     rate = f"\n{paint.span(seconds * 1_000_000)}, {report.stories / max(seconds, 0.001):.0f} a second"
     lines = {
         "agent": Text.assemble((report.agent, "bold"), (f"  {report.where}", "dim")),
-        "left alone": Text.assemble(paint.status(report.left_alone), f", {steps}{asked}"),
+        "baseline": Text.assemble(paint.status(report.left_alone), f", {steps}{asked}"),
         "interrupted": Text.assemble(f"{report.stories} times: {report.told_ways}", (rate, "dim")),
     }
     if report.reached.tools or report.reached.lines:
         lines["reached"] = _reached(report.reached)
     if report.sampled:
         told = f"{', '.join(report.sampled)} gave samples of their types; --fake NAME=VALUE says better"
-        lines["made up"] = Text(told, style="dim")
+        lines["sampled"] = Text(told, style="dim")
     head = Table.grid(padding=(0, 2, 0, 0))
     for name, line in lines.items():
         head.add_row(Text(f"  {name}", style="dim"), line)

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from killick.cli import apps
 from killick.cli import style as paint
-from killick.cli.context import Shell, command, complete_file
+from killick.cli.context import Shell, agent_option, command, complete_file, since_option, tag_option
 from killick.cli.exit_codes import CommandFailed, Exit
-from killick.cli.selection import STATUSES, Selection, complete_agent_name, complete_named, complete_tag, select
+from killick.cli.selection import STATUSES, Selection, complete_named, select
 from killick.contracts.contract import Contract
 from killick.contracts.lint import Problem, lint
 from killick.definitions.agents import AGENTS, Agent, read_contract
@@ -31,7 +31,7 @@ from killick.presenting.contracts import words
 
 _STYLES: Final = {"accept": "green", "ask": "yellow", "reject": "red"}
 _CHANGES: Final[dict[Change, str]] = {
-    "stopped": "would be stopped", "asked": "asked", "passed": "let through", "differs": "otherwise than on record",
+    "stopped": "would be stopped", "asked": "asked", "passed": "accepted", "differs": "different from the record",
     "unknown": "not known any more",
 }  # fmt: skip
 _DIGEST_CHARS: Final = 12
@@ -113,30 +113,25 @@ def _show_linted(shell: Shell, found: Linted, wide: int) -> None:
     sign, style = ("✓", "bold green") if found.contract is not None else ("✗", "bold red")
     line = Text.assemble((f"{sign} ", style), (f"{found.target:<{wide}}", "bold"), "  ")
     if found.contract is not None:
-        line.append(f"{found.contract.name} holds: {counted(len(found.contract.rules), 'rule')}")
+        line.append(f"{found.contract.name}: {counted(len(found.contract.rules), 'rule')}")
         line.append(f", sha256 {found.contract.digest[:_DIGEST_CHARS]}", style="dim")
     else:
         line.append(counted(sum(each.severity == "error" for each in found.problems), "problem"), style="red")
-    shell.out.print(line, soft_wrap=True)
+    shell.print(line)
     for problem in sorted(found.problems, key=lambda problem: problem.line or 0):
         place = [f"line {problem.line}"] if problem.line is not None else []
         place += [f"rule {problem.rule}"] if problem.rule is not None else []
         lead = Text.assemble(("    ~ ", "yellow") if problem.severity == "warning" else ("    ✗ ", "red"))
         told = Text.assemble((", ".join(place) + ": " if place else "", "dim"), problem.message)
-        for each in paint.wrapped(lead, told, shell.out.width):
-            shell.out.print(each, soft_wrap=True)
+        shell.row(lead, told)
 
 
 def _document(found: Linted) -> dict[str, Any]:
     contract = found.contract
-    return {
-        "target": found.target,
-        "holds": contract is not None,
-        "name": None if contract is None else contract.name,
-        "rules": None if contract is None else len(contract.rules),
-        "digest": None if contract is None else contract.digest,
-        "problems": found.problems,
-    }
+    known = {"name": None, "rules": None, "digest": None} if contract is None else {
+        "name": contract.name, "rules": len(contract.rules), "digest": contract.digest,
+    }  # fmt: skip
+    return {"target": found.target, "holds": contract is not None, **known, "problems": found.problems}
 
 
 # showing ------------------------------------------------------------------------------------------
@@ -164,16 +159,15 @@ def show_command(shell: Shell, target: str) -> None:
 def _show_contract(shell: Shell, contract: Contract, of: str) -> None:
     head = Text.assemble((contract.name, "bold"), f"  {counted(len(contract.rules), 'rule')}", (f"{of}", "dim"))
     head.append(f"\n  sha256 {contract.digest}", style="dim")
-    shell.out.print(head, soft_wrap=True)
+    shell.print(head)
     wide = min(max((len(rule.name) for rule in contract.rules), default=0), 24)
     for number, rule in enumerate(contract.rules, 1):
         lead = Text.assemble((f"{number:>4}  ", "dim"), (f"{paint.brief(rule.name, wide):<{wide}}  ", "cyan"))
-        for line in paint.wrapped(lead, Text(words(rule)), shell.out.width):
-            shell.out.print(line, soft_wrap=True)
+        shell.row(lead, Text(words(rule)))
     for role, names in contract.people.items():
-        shell.out.print(Text.assemble((f"      {role}", "bold"), f" are {listed(names)}"), soft_wrap=True)
+        shell.print(Text.assemble((f"      {role}", "bold"), f" are {listed(names)}"))
     stops = f"      {contract.rejections} rejections in a row pause a run"
-    shell.out.print(Text(stops, style="dim"), soft_wrap=True)
+    shell.print(Text(stops, style="dim"))
 
 
 def _found(shell: Shell, target: str) -> Iterator[tuple[str, Contract]]:
@@ -253,14 +247,11 @@ def _file(target: str) -> Path:
 @click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_named)
 @click.option("--contract", "target", metavar="FILE", shell_complete=complete_file,
               help="Evaluate this contract: a TOML file or module:name. [those on record]")  # fmt: skip
-@click.option("--agent", metavar="NAME", help="Runs of this agent.", shell_complete=complete_agent_name)
-@click.option("--tag", metavar="TAG", help="Runs with this tag.", shell_complete=complete_tag)
-@click.option("--since", metavar="TIME", help="Runs that changed since: 2h, 3d, 2026-11-14.")
+@agent_option
+@tag_option
+@since_option
 @click.option("--all", is_flag=True, help="All runs.")
-def rejudge_command(
-    shell: Shell, runs: tuple[str, ...], target: str | None, agent: str | None, tag: str | None, since: str | None,
-    all: bool,  # noqa: A002
-) -> Exit:  # fmt: skip
+def rejudge_command(shell: Shell, runs: tuple[str, ...], target: str | None, **limits: Any) -> Exit:
     """Evaluate contracts on the calls of recorded runs, and report each verdict that differs.
 
     Evaluates each call with the facts known just before it; calls nothing. With the recorded contracts this is an
@@ -273,8 +264,8 @@ def rejudge_command(
     """
     shell.load_app()
     contract = None if target is None else _read(target) if _is_file(target) else _declared(target)
-    selection = Selection(runs=runs, agent=agent, tag=tag, since=since, all=all)
-    if not (runs or agent or tag or since or all):
+    selection = Selection(runs=runs, **limits)
+    if not (runs or any(limits.values())):
         raise CommandFailed("rejudge what? Name runs, or select them with --all, --agent NAME, --tag TAG, --since 30d")
     chosen = select(shell, selection, "rejudge", STATUSES)
     found: list[Rejudged] = []
@@ -310,13 +301,11 @@ def _show_rejudged(
             shell.note("? comes after something that would have been stopped, and might never have been")
     for each in found:
         for name in each.changed:
-            shell.note(
-                f"{each.run}: functions of the contract {name} have changed since; what they say now counts here"
-            )
+            shell.note(f"{each.run}: functions of the contract {name} have changed since; their current code is used")
     for run, reason in refused:
-        shell.out.print(Text.assemble(("✗ ", "bold red"), f"{run}: {reason}"), soft_wrap=True)
+        shell.print(Text.assemble(("✗ ", "bold red"), f"{run}: {reason}"))
     sign, style = ("✓", "bold green") if all_agree(found) and not refused else ("✗", "bold red")
-    shell.out.print(Text.assemble((f"{sign} ", style), summary(found, contract)), soft_wrap=True)
+    shell.print(Text.assemble((f"{sign} ", style), summary(found, contract)))
 
 
 def _row(found: Rejudged, judged: Judged, width: int) -> tuple[Text | str, ...]:
@@ -341,7 +330,7 @@ def summary(found: Sequence[Rejudged], contract: Contract | None) -> str:
     of = f"of {counted(count.total(), 'intention')} in {counted(len(found), 'run')}"
     said = [f"{count[change]} {told}" for change, told in _CHANGES.items() if count[change]]
     if not said:
-        return f"{of}: " + ("all come out as they are on record" if contract is None else "nothing would be different")
+        return f"{of}: " + ("all verdicts are as recorded" if contract is None else "nothing would be different")
     first, *rest = said
     if contract is not None and not count["stopped"] and not count["unknown"]:
         first = first.replace(" ", " would be ", 1)
@@ -356,15 +345,11 @@ def _rejudged_document(found: Sequence[Rejudged], refused: Sequence[tuple[str, s
         "counts": {change: count[change] for change in _CHANGES},
         "runs": [
             {
-                "run": each.run,
-                "agent": each.agent,
-                "contract": each.contract,
-                "intentions": len(each.judged),
-                "hypothetical_from": each.hypothetical_from,
-                "changed_functions": each.changed,
+                "run": each.run, "agent": each.agent, "contract": each.contract, "intentions": len(each.judged),
+                "hypothetical_from": each.hypothetical_from, "changed_functions": each.changed,
                 "changes": [msgspec.structs.asdict(judged) for judged in each.changes],
             }
             for each in found
         ],
         "refused": [{"run": run, "reason": reason} for run, reason in refused],
-    }
+    }  # fmt: skip

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 from rich.text import Text
 
 from killick.cli.commands.inbox import refuse_deaf
-from killick.cli.context import Shell, because_option, by_option, command, run_argument, value_of
+from killick.cli.commands.run import Going, drive
+from killick.cli.context import HOSTED, Shell, by_option, command, run_argument, value_of, who_options
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.selection import Selection, select, selecting
 from killick.engine.views import Listed
-from killick.errors import KillickError
-from killick.history.phrasing import counted
+from killick.errors import KillickError, RunBusy
+from killick.history.phrasing import counted, process
+from killick.log.log import Log
+from killick.model import events as e
 from killick.model.facts import LIVE
 from killick.presenting import previews
 from killick.presenting.previews import RunPreview, Will
-from killick.store import protocol as store
+from killick.store.records import OWN_AGENTS, RunQuery
+
+CLAIM_SECONDS: Final = 2.0
+"""How long a resumed run waits for a worker that may live, before it is executed here."""
+
+TAKERS_MAX: Final = 20
+LAST_EVENTS: Final = 200
+"""The newest runs of an agent, and the last events of each, that are read to find a live worker."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,7 @@ class Outcome(NamedTuple):
     refused: str | None = None
 
 
-def _act(shell: Shell, act: Act, selection: Selection, *, dry_run: bool, yes: bool) -> Exit | None:
+def _act(shell: Shell, act: Act, selection: Selection) -> Exit | None:
     """Give a command to every selected run, and report the outcome of each."""
     found = select(shell, selection, act.verb, act.usual)
     planned = [(run, _planned(shell, act, run)) for run in found]
@@ -49,11 +61,11 @@ def _act(shell: Shell, act: Act, selection: Selection, *, dry_run: bool, yes: bo
         planned = [(run, plan) for run, plan in planned if plan.refused is None or selection.status]
     if not planned:
         raise CommandFailed(f"nothing to {act.verb}: no run matches ({selection}); `killick ps` lists them")
-    outcomes = [plan for _, plan in planned]
+    outcomes, dry_run = [plan for _, plan in planned], selection.dry_run
     if not dry_run:
         named = ", ".join(run.id for run, _ in planned[:3]) + (", …" if len(planned) > 3 else "")
         question = f"{act.verb} {counted(len(planned), 'run')} ({named})?"
-        if not selection.is_named and not shell.confirm(question, yes=yes):
+        if not selection.is_named and not shell.confirm(question, yes=selection.yes):
             raise CommandFailed("nothing done", Exit.BAD)
         outcomes = [_done(act, plan) for plan in outcomes]
     _report(shell, act, outcomes, dry_run=dry_run)
@@ -88,7 +100,7 @@ def _report(shell: Shell, act: Act, outcomes: list[Outcome], *, dry_run: bool) -
             line.append("refused: ", style="red").append(outcome.refused)
         else:
             line.append(outcome.done or "", style="green")
-        shell.out.print(line, soft_wrap=True)
+        shell.print(line)
     if dry_run:
         shell.note(f"nothing done; without --dry-run, {act.verb} does this")
 
@@ -98,11 +110,8 @@ def _report(shell: Shell, act: Act, outcomes: list[Outcome], *, dry_run: bool) -
 
 @command("pause")
 @selecting
-@because_option
-@by_option
-def pause_command(
-    shell: Shell, selection: Selection, dry_run: bool, yes: bool, because: str | None, by: str | None
-) -> Exit | None:
+@who_options
+def pause_command(shell: Shell, selection: Selection, **who: Any) -> Exit | None:
     """Stop runs at their next step, until they are resumed.
 
     \b
@@ -111,26 +120,17 @@ def pause_command(
     """
 
     def do(run: str) -> str:
-        shell.client.pause(run, because=because, by=by)
-        return "paused, at its next step" if is_held(shell, run) else "paused"
+        shell.client.pause(run, **who)
+        return "paused, at its next step" if shell.is_held(run) else "paused"
 
-    return _act(shell, Act("pause", LIVE[:4], previews.pause, do), selection, dry_run=dry_run, yes=yes)
+    return _act(shell, Act("pause", LIVE[:4], previews.pause, do), selection)
 
 
 @command("cancel")
 @selecting
 @click.option("--compensate", is_flag=True, help="Undo their effects, in reverse order.")
-@because_option
-@by_option
-def cancel_command(
-    shell: Shell,
-    selection: Selection,
-    dry_run: bool,
-    yes: bool,
-    compensate: bool,
-    because: str | None,
-    by: str | None,
-) -> Exit | None:
+@who_options
+def cancel_command(shell: Shell, selection: Selection, compensate: bool, **who: Any) -> Exit | None:
     """End runs. With --compensate their effects are undone, where the tools declare how.
 
     \b
@@ -139,24 +139,12 @@ def cancel_command(
     """
 
     def do(run: str) -> str:
-        shell.client.cancel(run, compensate=compensate, because=because, by=by)
-        if is_held(shell, run):
+        shell.client.cancel(run, compensate=compensate, **who)
+        if shell.is_held(run):
             return "cancelled, at its next step"
         return f"cancelled when it is run next: {shell.continues(run)}"
 
-    return _act(
-        shell,
-        Act("cancel", LIVE, lambda run: previews.cancel(run, compensate), do),
-        selection,
-        dry_run=dry_run,
-        yes=yes,
-    )
-
-
-def is_held(shell: Shell, run: str) -> bool:
-    """Whether a process has the run leased."""
-    head = shell.store.head(run)
-    return head is not None and store.is_held(shell.store, head)
+    return _act(shell, Act("cancel", LIVE, lambda run: previews.cancel(run, compensate), do), selection)
 
 
 # resume -------------------------------------------------------------------------------------------
@@ -164,26 +152,74 @@ def is_held(shell: Shell, run: str) -> bool:
 
 @command("resume", app=True)
 @selecting
-@because_option
-@by_option
-def resume_command(
-    shell: Shell, selection: Selection, dry_run: bool, yes: bool, because: str | None, by: str | None
-) -> Exit | None:
+@who_options
+def resume_command(shell: Shell, selection: Selection, **who: Any) -> Exit | None:
     """Resume runs that are paused, failed, abandoned (their process died), quarantined or diverged from their code.
 
-    Prints what it did to each. A failed run is rewound to the step that failed.
+    A failed run is rewound to the step that failed. A live worker continues the runs. If none takes it, one named run
+    is executed here, where its agent's code is found. Several runs, or --json, are only queued for workers.
 
     \b
       killick resume claim_16
       killick resume --failed --agent review --since 2d --dry-run
     """
+    found: list[Going] = []
 
     def do(run: str) -> str:
-        said = shell.client.resume(run, because=because, by=by)
-        return f"{said}; to continue: {shell.continues(run)}"
+        said = shell.client.resume(run, **who)
+        if shell.json or len(selection.runs) != 1:
+            return f"{said}; to continue: {shell.continues(run)}"
+        going, then = _continued(shell, run)
+        found.extend(going)
+        return f"{said}; {then}"
 
     act = Act("resume", ("paused", "failed", "running", "waiting", "code_mismatch"), previews.resume, do)
-    return _act(shell, act, selection, dry_run=dry_run, yes=yes)
+    code = _act(shell, act, selection)
+    try:
+        return drive(shell, found[0]) if found else code
+    except RunBusy as busy:
+        shell.note(f"{busy.run}: {process(busy.holder)} was faster, and continues it")
+        return None
+
+
+def _continued(shell: Shell, run: str) -> tuple[list[Going], str]:
+    """Where a resumed run continues: here, if no worker takes it and its agent's code is found. And that in words."""
+    state = shell.log.state(run)
+    if state.fold.facts.hosted:
+        return [], f"to continue: {HOSTED}"
+    if (holder := _claimed_by(shell, run, state.agent)) is not None:
+        return [], f"{process(holder)} continues it"
+    why = "no live worker takes it"
+    try:
+        agent = None if state.agent.startswith(OWN_AGENTS) else shell.agent_of(state.agent)
+    except CommandFailed as failed:
+        agent, why = None, f"{why}, and {failed}"
+    if agent is not None:
+        return [Going(agent, None, state.input, run)], "continues here"
+    return [], f"queued: {why}; start one with the code of {state.agent}: {shell.worker_for(state.agent)}"
+
+
+def _claimed_by(shell: Shell, run: str, agent: str) -> str | None:
+    """The worker that claims a due run; None if none does in time. Does not wait where no worker of the agent lives."""
+    store, clock = shell.store, shell.clock
+    takers = {_taken_by(shell.log, row.run) for row in store.runs(RunQuery(agent=agent), limit=TAKERS_MAX)}
+    may_live = not store.proves_life or any(store.lives(each) for each in takers if each is not None)
+    until = clock.monotonic() + (CLAIM_SECONDS if may_live else 0)
+    while not shell.is_held(run):
+        if clock.monotonic() >= until:
+            return None
+        time.sleep(clock.nap_seconds(0.02))
+    return shell.log.head(run).holder
+
+
+def _taken_by(log: Log, run: str) -> str | None:
+    """The process that leased a run last, if its head or its latest events say so."""
+    with suppress(KillickError):
+        head = log.head(run)
+        events = log.read(run, after=max(head.seq - LAST_EVENTS, 0), limit=LAST_EVENTS)
+        taken = (event.holder for _, event, _ in reversed(events) if isinstance(event, e.RunTaken))
+        return head.holder or next(taken, None)
+    return None
 
 
 # send -------------------------------------------------------------------------------------------
@@ -201,7 +237,7 @@ def send_command(shell: Shell, run: str, name: str, body: str | None, message: s
     \b
       killick message send claim_17 paid '{"amount": 80}'
     """
-    refuse_deaf(shell, shell.run(run))
+    refuse_deaf(shell, run)
     shell.client.send(run, name, value_of(body), id=message, by=by)
-    said = "the process that has the run takes it" if is_held(shell, run) else f"to continue: {shell.continues(run)}"
+    said = "the process that has the run takes it" if shell.is_held(run) else f"to continue: {shell.continues(run)}"
     shell.note(f"{run}: {name} sent; {said}")

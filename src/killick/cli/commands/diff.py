@@ -10,12 +10,11 @@ from typing import Final
 import click
 from rich.text import Text
 
-from killick.cli import style as paint
 from killick.cli.commands.files import print_diff
 from killick.cli.context import Shell, command, run_argument
 from killick.cli.exit_codes import CommandFailed
 from killick.history.compare_runs import Condition, Parting, folded, parting
-from killick.history.diff import Diff, Line, shown
+from killick.history.diff import Diff, Line, across, between, shown
 from killick.history.graph.text import cells, cut
 from killick.history.phrasing import counted
 from killick.log.boundaries import is_place
@@ -48,7 +47,6 @@ def diff_command(shell: Shell, run: str, places: tuple[str, ...], at: str | None
     Places: 6:before, 6:after, 6.1.2:after in a gather, 4~1:before in generation 1, @17, start, now. With --json, one
     run gives a patch (RFC 6902) of its state; two runs give what they share, where they diverge, and the patch.
     """
-    run = shell.run(run)
     found = _found(shell, run, places, at)
     if files:
         _files(shell, found if isinstance(found, Diff) else found.diff)
@@ -64,18 +62,17 @@ def diff_command(shell: Shell, run: str, places: tuple[str, ...], at: str | None
 
 
 def _found(shell: Shell, run: str, places: tuple[str, ...], at: str | None) -> Diff | Parting:
-    kd = shell.client
     if not places or len(places) > 2:
         raise CommandFailed("name one step, two places, or another run; see killick time diff --help")
     if len(places) == 1 and not is_place(places[0]):
-        if kd.runtime.store.head(places[0]) is None:
+        if shell.store.head(places[0]) is None:
             raise CommandFailed(
                 f"{places[0]}: no run of that id, and no place in {run}; write 6, 6:before, @17, start or now"
             )
-        return parting(kd.runtime.log, run, places[0]) if at is None else kd.diff(run, at, against=places[0])
+        return parting(shell.log, run, places[0]) if at is None else across(shell.log, run, places[0], at)
     if at is not None:
         raise CommandFailed("--at is for two runs: killick time diff RUN_A RUN_B --at 6:after")
-    return kd.diff(run, *places)
+    return between(shell.log, run, *places)
 
 
 def _files(shell: Shell, found: Diff) -> None:
@@ -102,8 +99,7 @@ def _print_parting(shell: Shell, found: Parting) -> None:
     out.print()
     for label, lines in _why(found, out.width - LABEL):
         for number, line in enumerate(lines):
-            for each in paint.wrapped(Text(f"{label if number == 0 else '':<{LABEL}}", style="dim"), line, out.width):
-                out.print(each, soft_wrap=True)
+            shell.row(Text(f"{label if number == 0 else '':<{LABEL}}", style="dim"), line)
     if found.pairs:
         out.print()
         for line in _beside(found, out.width):
@@ -123,7 +119,7 @@ def _why(found: Parting, room: int) -> Iterator[tuple[str, list[Text]]]:
     if changed:
         several = len({condition.run for condition in changed}) > 1
         yield "changed", [_condition(condition, room, named=several) for condition in changed]
-    yield "part at", [Text(found.why(), style="bold")]
+    yield "diverge", [Text(found.why(), style="bold")]
 
 
 def _condition(condition: Condition, room: int, *, named: bool) -> Text:
@@ -170,7 +166,7 @@ def _print_head(shell: Shell, found: Diff) -> None:
     head.append(" → ", style="dim not bold")
     head.append(f"{two.run}  " if two.run != one.run else "")
     head.append(_place(two.label, two.seq), style="not bold")
-    shell.out.print(head, soft_wrap=True)
+    shell.print(head)
 
 
 def _print_changes(shell: Shell, found: Diff) -> None:
@@ -181,13 +177,13 @@ def _print_changes(shell: Shell, found: Diff) -> None:
         shell.out.print()
         shell.out.print(Text(part, style="bold"))
         for line in group:
-            shell.out.print(_line(line), soft_wrap=True)
+            shell.print(_line(line))
     if found.files:
         shell.out.print()
         print_diff(shell, found.files)
     elif found.no_files is not None:
         shell.out.print()
-        shell.out.print(Text(f"files are not compared: {found.no_files}", style="dim"), soft_wrap=True)
+        shell.print(Text(f"files are not compared: {found.no_files}", style="dim"))
 
 
 def _place(label: str, seq: int) -> str:

@@ -29,9 +29,6 @@ LINES_MAX: Final = 48
 TOLD_MAX: Final = 40
 """So many changes, and so many lines of each file, are printed; `--files` prints all."""
 
-_AT_ONCE: Final = 1_000
-"""So many lines are printed at once: one by one they take longer than they were long in the making."""
-
 READ_MAX: Final = 4 << 20
 """The maximum size of a file in JSON output."""
 
@@ -61,9 +58,7 @@ def show(shell: Shell, run: str, at: str | None, path: str | None, *, everything
         folded = None
         if len(listing.entries) > LINES_MAX and not everything:
             folded = found.listing(path or "", deep=False)
-        lines = list(_listing(shell, listing, folded))
-        for first in range(0, len(lines), _AT_ONCE):
-            shell.out.print(Text("\n").join(lines[first : first + _AT_ONCE]), soft_wrap=True)
+        shell.print(*_listing(shell, listing, folded))
 
 
 def _content(shell: Shell, found: Files, path: str, entry: tree.Entry) -> None:
@@ -75,7 +70,7 @@ def _content(shell: Shell, found: Files, path: str, entry: tree.Entry) -> None:
         return
     pieces = found.pieces(path, entry)
     if entry.kind == tree.LINK:
-        shell.out.print(f"{path} → {history.shown(entry.ref)}", soft_wrap=True, markup=False)
+        shell.print(f"{path} → {history.shown(entry.ref)}")
         return
     if not shell.out.is_terminal:
         sys.stdout.flush()
@@ -165,18 +160,17 @@ def print_diff(shell: Shell, found: FilesDiff, *, whole: bool = False) -> None:
     head = Text.assemble(("files", "bold"))
     for between, side in (("  ", one), (" → ", two)):
         head.append(between, style="dim").append(side.snapshot[: history.ID_DIGITS], style="cyan")
-    shell.out.print(head.append("  ").append_text(paint.text(changed_files(found.counts))), soft_wrap=True)
+    shell.print(head.append("  ").append_text(paint.text(changed_files(found.counts))))
     told = found.changes if whole else found.changes[:TOLD_MAX]
     room = TOLD_MAX * 5
     for change in told:
-        shell.out.print(_change(change), soft_wrap=True)
+        shell.print(_change(change))
         limit = len(change.lines) if whole else max(min(TOLD_MAX, room), 0)
         room -= min(len(change.lines), limit)
-        for line in _diff_lines(change, limit, shell.out.width):
-            shell.out.print(line, soft_wrap=True)
+        shell.print(*_diff_lines(change, limit, shell.out.width))
     left = len(found.changes) - len(told) + found.left_out
     if left:
-        shell.out.print(Text(f"  and {left:,} more; --files lists them", style="dim"), soft_wrap=True)
+        shell.print(Text(f"  and {left:,} more; --files lists them", style="dim"))
 
 
 def _change(change: FileChange) -> Text:
@@ -214,16 +208,7 @@ def _diff_lines(change: FileChange, limit: int, width: int) -> Iterator[Text]:
 @click.option("--to", metavar="DIR", help="Write to this folder instead, which must be new or empty.")
 @by_option
 @dry_run_option
-def restore_command(
-    shell: Shell,
-    run: str,
-    paths: tuple[str, ...],
-    at: str | None,
-    snapshot: str | None,
-    to: str | None,
-    by: str | None,
-    dry_run: bool,
-) -> None:
+def restore_command(shell: Shell, run: str, at: str | None, snapshot: str | None, **how: Any) -> None:
     """Restore files of a run's workspace at a place: all, or the named ones. The run itself does not change.
 
     The current files are kept as a snapshot, whose id is printed. The folder of a leased run is not changed; --to
@@ -235,16 +220,13 @@ def restore_command(
       killick time restore fix_17 --at 4:after --to look
       killick time restore fix_17 --snapshot 41d0c8aa12ab
     """
-    run = shell.run(run)
     if (at is None) == (snapshot is None):
         raise CommandFailed("name what to bring back: --at PLACE or --snapshot ID")
-    done = shell.client.restore(
-        run, at, snapshot=snapshot, paths=paths, to=to, by=by, dry_run=dry_run,
-    )  # fmt: skip
+    done = shell.client.restore(run, at, snapshot=snapshot, **how)
     if shell.json:
         shell.emit(done)
-        return
-    _print_restored(shell, done)
+    else:
+        _print_restored(shell, done)
 
 
 def _print_restored(shell: Shell, done: Restoration) -> None:
@@ -253,20 +235,20 @@ def _print_restored(shell: Shell, done: Restoration) -> None:
     head = Text.assemble((done.run, "bold cyan"), f"  {what} {would} ", (done.at, "bold"))
     if done.snapshot[:12] not in done.at:
         head.append(f"  {done.snapshot[:12]}", style="cyan")
-    shell.out.print(head, soft_wrap=True)
+    shell.print(head)
     lines = [("in", Text(done.folder))]
     did_nothing = not (done.written or done.removed or done.left)
-    told = "nothing: they are so already" if did_nothing else f"{done.written:,} written, {done.removed:,} removed"
+    told = "nothing: the files are the same" if did_nothing else f"{done.written:,} written, {done.removed:,} removed"
     lines.append(("would be" if done.dry_run else "done", Text(told)))
     lines += [("left" if not number else "", Text(each, style="yellow")) for number, each in enumerate(done.left[:12])]
     if len(done.left) > 12:
         lines.append(("", Text(f"and {len(done.left) - 12:,} more; --json lists them", style="dim")))
     if done.before is not None and not did_nothing:
-        lines.append(("before", Text.assemble((done.before[:12], "cyan"), (" has what was there:", "dim"))))
+        lines.append(("before", Text.assemble((done.before[:12], "cyan"), (" has the files from before:", "dim"))))
         lines.append(
             ("", Text(shell.typed("time", "restore", done.run, "--snapshot", done.before[:12]), style="green"))
         )
     if not done.elsewhere:
         lines.append(("run", Text(f"stays where it is, {shell.client.info(done.run).status}", style="dim")))
     for label, line in lines:
-        shell.out.print(_labelled(label, line), soft_wrap=True)
+        shell.print(_labelled(label, line))

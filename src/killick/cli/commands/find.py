@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
-from rich.console import Console
-from rich.status import Status
 from rich.text import Text
 
 from killick.cli import style as paint
-from killick.cli.context import Shell, command, complete_run, completing, named
+from killick.cli.context import Shell, agent_option, command, complete_run, limit_option, named
 from killick.cli.exit_codes import CommandFailed, nearest
 from killick.errors import StoreFull, StoreReadOnly
+from killick.history.search.query import Finder
 from killick.history.search.results import (
     Findings,
     FoundAnswer,
@@ -28,7 +27,9 @@ from killick.history.search.results import (
     Standing,
 )
 
-LIMIT: Final = 20
+if TYPE_CHECKING:
+    from rich.status import Status
+
 WHY_LINES_MAX: Final = 3
 """Lines of a reason that are shown; --json has all of it."""
 
@@ -46,7 +47,7 @@ class _Questions(click.Group):
             args = [f"{name}s", *args[1:]]
         elif name not in self.commands and not name.startswith("-"):
             hint = nearest(name, self.commands, f"ask for {', '.join(self.commands)}")
-            raise CommandFailed(f"{name}: cannot be looked for; {hint}")
+            raise CommandFailed(f"{name}: no such search; {hint}")
         return super().resolve_command(ctx, args)
 
 
@@ -66,11 +67,6 @@ def find_command(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-@completing
-def _complete_agent(shell: Shell, context: click.Context) -> Iterable[str]:
-    return dict.fromkeys(each.agent for each in shell.client.list(limit=1_000))
-
-
 def _question(name: str) -> Callable[[Callable[..., Findings[Any]]], click.Command]:
     """Declare a question: a function of a Shell, its own options and what narrows any question."""
 
@@ -82,8 +78,6 @@ def _question(name: str) -> Callable[[Callable[..., Findings[Any]]], click.Comma
             shell: Shell, agent: str | None, run: str | None, since: str | None, until: str | None, limit: int,
             everything: bool, **asking: Any,
         ) -> None:  # fmt: skip
-            if limit < 1:
-                raise CommandFailed(f"--limit {limit}: shows nothing; name at least 1, or --all")
             now = shell.clock.now_us()
             within = {
                 "agent": agent,
@@ -97,11 +91,11 @@ def _question(name: str) -> Callable[[Callable[..., Findings[Any]]], click.Comma
 
         wrapped: Any = asked
         for option in reversed((
-            click.option("--agent", metavar="NAME", help="Only runs of this agent.", shell_complete=_complete_agent),
+            agent_option,
             click.option("--run", metavar="RUN", help="Only this run.", shell_complete=complete_run),
             click.option("--since", metavar="WHEN", help="Only events since this time."),
             click.option("--until", metavar="WHEN", help="Only events before this time."),
-            click.option("--limit", metavar="N", type=int, default=LIMIT, help=f"The maximum.  [default: {LIMIT}]"),
+            limit_option(20),
             click.option("--all", "everything", is_flag=True, help="List all."),
         )):  # fmt: skip
             wrapped = option(wrapped)
@@ -125,7 +119,7 @@ def decisions(shell: Shell, **asked: Any) -> Findings[FoundDecision]:
     \b
       killick find decisions --choice refund --by model
     """
-    return shell.client.find.decisions(**asked)
+    return Finder(shell.log).decisions(**asked)
 
 
 _where: Final = click.option(
@@ -142,7 +136,7 @@ def calls(shell: Shell, tool: str | None, conditions: tuple[str, ...], **within:
     \b
       killick find calls send_email --where to=ada@x.org
     """
-    return shell.client.find.calls(tool, where=_conditions(conditions), **within)
+    return Finder(shell.log).calls(tool, where=_conditions(conditions), **within)
 
 
 @_question("failures")
@@ -154,7 +148,7 @@ def failures(shell: Shell, kind: str | None, tool: str | None, **within: Any) ->
     \b
       killick find failures ConnectionError --since 1d
     """
-    return shell.client.find.failures(kind, tool=tool, **within)
+    return Finder(shell.log).failures(kind, tool=tool, **within)
 
 
 @_question("effects")
@@ -171,7 +165,7 @@ def effects(
     \b
       killick find effects pay --standing --where iban=DE02
     """
-    return shell.client.find.effects(tool, status=status, where=_conditions(conditions), **within)
+    return Finder(shell.log).effects(tool, status=status, where=_conditions(conditions), **within)
 
 
 @_question("answers")
@@ -184,7 +178,7 @@ def answers(shell: Shell, **asked: Any) -> Findings[FoundAnswer]:
     \b
       killick find answers --by ann --verb approve
     """
-    return shell.client.find.answers(**asked)
+    return Finder(shell.log).answers(**asked)
 
 
 def _conditions(texts: tuple[str, ...]) -> dict[str, Any]:
@@ -198,12 +192,12 @@ def _catch_up(shell: Shell) -> None:
         shown: list[Status] = []
 
         def tell(events: int) -> None:
-            line = f"looking at what is new … {events:,} events"
+            line = f"indexing … {events:,} new events"
             if not shown:
                 shown.append(stack.enter_context(shell.err.status(line)))
             shown[0].update(line)
 
-        shell.client.find.catch_up(tell)
+        Finder(shell.log).catch_up(tell)
 
 
 # printing -----------------------------------------------------------------------------------------
@@ -219,8 +213,7 @@ def _print(shell: Shell, what: str, found: Findings[Any]) -> None:
                     "unread": found.unread})  # fmt: skip
         return
     for hit in found:
-        for line in _lines(hit, shell.out.width):
-            shell.out.print(line, soft_wrap=True)
+        shell.print(*_lines(hit, shell.out.width))
     if not found:
         shell.out.print(f"no {what} found", style="dim")
     elif found.more:
@@ -243,13 +236,7 @@ def _lines(hit: SearchHit, width: int) -> Iterator[Text]:
 
 
 def _indented(text: Text, width: int) -> Iterator[Text]:
-    room = max(width - 4, 20)
-    lines = list(text.wrap(Console(width=room), room))
-    for place, line in enumerate(lines[:WHY_LINES_MAX]):
-        line.rstrip()
-        if place + 1 == WHY_LINES_MAX < len(lines):
-            line.append("…")
-        yield Text("    ").append_text(line)
+    yield from paint.wrapped(Text("    "), text, max(width, 24), WHY_LINES_MAX)
 
 
 def _said(label: str, value: Any, style: str = "") -> Text:
@@ -297,7 +284,7 @@ def _done(hit: FoundEffect, width: int) -> list[Text]:
 
 
 def _answered(hit: FoundAnswer, width: int) -> list[Text]:
-    what = Text.assemble((hit.by or "somebody", "bold"), ": ", (hit.verb, "green" if hit.verb == "approve" else "bold"))
+    what = Text.assemble((hit.by or "a person", "bold"), ": ", (hit.verb, "green" if hit.verb == "approve" else "bold"))
     if hit.value is not None:
         what.append(f"  {paint.brief(hit.value, width // 2)}")
     who = f" of {', '.join(hit.to)}" if hit.to else ""

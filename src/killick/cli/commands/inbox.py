@@ -10,7 +10,6 @@ from typing import Any, Final, cast
 
 import click
 from msgspec.structs import asdict
-from rich.console import Console
 from rich.text import Text
 
 from killick.cli import prompt
@@ -29,7 +28,7 @@ from killick.cli.context import (
 from killick.cli.exit_codes import CommandFailed
 from killick.client.inbox import addressed, agreement, everything, whom
 from killick.engine.approval import argument_edits
-from killick.engine.inbox import QUESTION_VERBS, SETTLEMENT_VERBS, Verb
+from killick.engine.control.inbox import QUESTION_VERBS, SETTLEMENT_VERBS, Verb
 from killick.engine.views import Wait, key_of, needs_value
 from killick.errors import AlreadyAnswered, AnswerRefused, NotAsked
 from killick.history.timeline import timeline
@@ -77,26 +76,23 @@ def _commands(wait: Wait) -> list[tuple[str, ...]]:
 
 def print_wait(shell: Shell, wait: Wait, *, err: bool = False) -> None:
     """A wait: what is asked, of whom, until when, and what to type."""
-    out = shell.err if err else shell.out
-    show, now = out.print, shell.clock.now_us()
-    if wait.rule is not None:
-        for line in _approval(shell, wait, out.width, now):
-            show(line, soft_wrap=True)
-        _print_commands(shell, wait, out)
-        return
+    width, now = (shell.err if err else shell.out).width, shell.clock.now_us()
+    lines = _approval(shell, wait, width, now) if wait.rule is not None else _question(wait, now)
+    shell.print(*lines, *_command_lines(shell, wait, width), err=err)
+
+
+def _question(wait: Wait, now: int) -> Iterator[Text]:
     what = {"event": f"a message {wait.name!r}", "child": f"its child {wait.name}"}.get(wait.waits_for, wait.name)
-    head = Text().append(wait.id, style="bold cyan").append(f"  {wait.prompt or f'waits for {what}'}", style="bold")
-    show(head, soft_wrap=True)
+    yield Text.assemble((wait.id, "bold cyan"), (f"  {wait.prompt or f'waits for {what}'}", "bold"))
     asked = f"asked of {', '.join(wait.to)}" if wait.to else "asked" if wait.verbs else "began"
     about = Text().append(f"  {asked} {paint.ago(wait.since_us, now)}", style="dim")
     if (until := _until(wait, now)) is not None:
         about.append("; ", style="dim").append_text(until)
-    show(about, soft_wrap=True)
+    yield about
     if (would := intended(wait)) is not None:
-        show(Text(f"  about {would}"), soft_wrap=True)
+        yield Text(f"  about {would}")
     if (key := key_of(wait.intention)) is not None:
-        show(Text(f"  look for the idempotency key {key} where it would have happened"), soft_wrap=True)
-    _print_commands(shell, wait, out)
+        yield Text(f"  look for the idempotency key {key} where it would have happened")
 
 
 def _approval(shell: Shell, wait: Wait, width: int, now: int) -> Iterator[Text]:
@@ -125,17 +121,14 @@ def _until(wait: Wait, now: int) -> Text | None:
     return Text(f"until {paint.moment(wait.deadline_us)} ({paint.ago(wait.deadline_us, now)})", style=style)
 
 
-def _print_commands(shell: Shell, wait: Wait, out: Console) -> None:
+def _command_lines(shell: Shell, wait: Wait, width: int) -> list[Text]:
     """The first command on a line to copy, and the alternatives after or below it."""
     first, *others = _commands(wait) or [("store", "verify", wait.run)]
     line = Text().append(f"  {shell.typed(*first)}", style="green")
     also = Text(f"(or {_others(others)})", style="dim") if others else Text()
-    if line.cell_len + also.cell_len + 2 <= out.width:
-        out.print(line.append("  " * bool(others)).append_text(also), soft_wrap=True)
-        return
-    out.print(line, soft_wrap=True)
-    for each in paint.wrapped(Text("  "), also, out.width):
-        out.print(each, soft_wrap=True)
+    if line.cell_len + also.cell_len + 2 <= width:
+        return [line.append("  " * bool(others)).append_text(also)]
+    return [line, *paint.wrapped(Text("  "), also, width)]
 
 
 def _others(commands: list[tuple[str, ...]]) -> str:
@@ -228,14 +221,9 @@ def complete_verb(shell: Shell, context: click.Context) -> Iterable[str]:
 @by_option
 @click.option("--comment", metavar="TEXT", help="The reason, for the record and for the agent.")
 def answer_command(
-    shell: Shell,
-    wait: str,
-    verb: str | None,
-    value: str | None,
-    sets: tuple[str, ...],
-    by: str | None,
+    shell: Shell, wait: str, verb: str | None, value: str | None, sets: tuple[str, ...], by: str | None,
     comment: str | None,
-) -> None:
+) -> None:  # fmt: skip
     """Answer a question of a run. The run's id is enough if it has one question. The first answer counts.
 
     A question takes approve, reject, edit or respond. An edit names the changed arguments, by --set or as JSON. An
@@ -284,7 +272,7 @@ def _tell_answered(
     if one is not None and one.rule is not None:
         # The call as it was when it was answered, which may be another one than an older screen shows.
         line.append(approvals.answered(one, verb, given))
-    shell.out.print(line.append(f": {agreed}" if agreed else ""), soft_wrap=True)
+    shell.print(line.append(f": {agreed}" if agreed else ""))
     shell.note(following)
 
 
@@ -306,7 +294,7 @@ def _move(refused: AnswerRefused, asked: Wait | None, verb: str, value: str | No
         return "; --by says who answers"
     if verb == "edit" and asked is not None and asked.rule is not None:
         return f"; as in --set {argument_edits.example(asked)}" if "needs a value" in str(refused) else ""
-    return "; add --value" if value is None and verb in _NEEDS_VALUE else "; `killick inbox` shows what is asked"
+    return "; add --value" if value is None and verb in _NEEDS_VALUE else "; `killick inbox` shows the questions"
 
 
 def _open_waits(shell: Shell, wait: str) -> tuple[str, list[Wait]]:
@@ -344,12 +332,12 @@ def _ask(shell: Shell, wait: str, waits: Sequence[Wait], by: str | None) -> None
     """Ask the person at the terminal."""
     if not (prompt.can_ask() and sys.stdout.isatty()) or shell.json:
         takes = "; ".join(f"{each.id} takes {', '.join(each.verbs)}" for each in waits)
-        raise CommandFailed(f"{wait}: answer what? {takes or 'nothing is asked; `killick inbox` shows what is'}")
+        raise CommandFailed(f"{wait}: answer what? {takes or 'it asks nothing; `killick inbox` lists the questions'}")
     for each in waits:
         if (refused := approvals.why_not(shell.client, each, by)) is not None:
             raise CommandFailed(f"{each.id}: {refused}; --by says who answers")
         if not prompt.ask_one(shell.client, each, by=by):
-            raise CommandFailed(f"{each.id}: not answered; it waits on")
+            raise CommandFailed(f"{each.id}: not answered; it still waits")
 
 
 def _next(shell: Shell, run: str) -> str:
@@ -370,7 +358,7 @@ def say_command(shell: Shell, run: str, text: str, by: str | None) -> None:
     \b
       killick message say claim_17 "the second invoice is the right one"
     """
-    refuse_deaf(shell, shell.run(run))
+    refuse_deaf(shell, run)
     shell.client.say(run, text_of(text), by=by)
     shell.note(f"{run}: sent; {_next(shell, run)}")
 
@@ -379,5 +367,5 @@ def refuse_deaf(shell: Shell, run: str) -> None:
     """A run that is over takes nothing any more; one that failed does when it is resumed."""
     row = shell.store.index(run)
     if row is not None and row.status in ENDED:
-        move = f"`{shell.typed('resume', run)}` lets it go on" if row.status == "failed" else "start another"
-        raise CommandFailed(f"{run}: is over ({row.status}) and hears nothing; {move}")
+        move = f"`{shell.typed('resume', run)}` continues it" if row.status == "failed" else "start another"
+        raise CommandFailed(f"{run}: is over ({row.status}) and takes no messages; {move}")

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from killick.cli.commands.control import is_held
-from killick.cli.context import Shell, because_option, by_option, command, completing, pair, run_argument, value_of
+from killick.cli.context import Shell, by_option, command, completing, pair, run_argument, value_of, who_options
 from killick.cli.exit_codes import CommandFailed
 
 
@@ -28,7 +27,7 @@ def _said(shell: Shell, run: str, done: str, line: str = "", **told: Any) -> Non
     if shell.json:
         shell.emit({"run": run, **told, "done": done})
         return
-    then = "" if is_held(shell, run) else f"; to continue: {shell.continues(run)}"
+    then = "" if shell.is_held(run) else f"; to continue: {shell.continues(run)}"
     shell.note(f"{run}: {line or f'{done}{then}'}")
 
 
@@ -37,17 +36,8 @@ def _said(shell: Shell, run: str, done: str, line: str = "", **told: Any) -> Non
 @click.argument("changes", nargs=-1, metavar="[NAME=VALUE]...")
 @click.option("--unset", metavar="NAME", multiple=True, help="Remove an entry. May be repeated.")
 @click.option("--saw", metavar="N", type=click.IntRange(0), help="The context version that you saw; refuses another.")
-@because_option
-@by_option
-def set_command(
-    shell: Shell,
-    run: str,
-    changes: tuple[str, ...],
-    unset: tuple[str, ...],
-    saw: int | None,
-    because: str | None,
-    by: str | None,
-) -> None:
+@who_options
+def set_command(shell: Shell, run: str, changes: tuple[str, ...], unset: tuple[str, ...], **how: Any) -> None:
     """Change entries of a run's context; its code sees the change when its next step returns.
 
     \b
@@ -61,9 +51,8 @@ def set_command(
         raise CommandFailed(f"{both[0]}: is set and unset at once; leave one of them out")
     if own := [name for name in given if name in ("by", "unset", "saw", "because")]:
         raise CommandFailed(f"{own[0]}: cannot be set from here; set it in the agent, with run.update")
-    shell.run(run)
     shell.load_app()
-    done = shell.client.set(run, saw=saw, because=because, by=by, unset=unset, **given)
+    done = shell.client.set(run, unset=unset, **how, **given)
     names, version = [*given, *unset], shell.client.state(run).context.version
     line = f"{', '.join(names)} {done}; its code sees it when its next step returns"
     _said(shell, run, done, line, names=names, version=version)
@@ -73,9 +62,8 @@ def set_command(
 @run_argument
 @_step
 @click.argument("value")
-@because_option
-@by_option
-def override_command(shell: Shell, run: str, step: str, value: str, because: str | None, by: str | None) -> None:
+@who_options
+def override_command(shell: Shell, run: str, step: str, value: str, **who: Any) -> None:
     """Give a pending step its result, instead of executing it. VALUE is JSON, text, @FILE or -.
 
     For a question the value is the response. A step that has ended is changed by `killick time rewind` or
@@ -84,18 +72,16 @@ def override_command(shell: Shell, run: str, step: str, value: str, because: str
     \b
       killick edit override claim_17 9 no --because "they withdrew"
     """
-    shell.run(run)
     shell.load_app()
-    done = shell.client.override(run, step, value_of(value), because=because, by=by)
+    done = shell.client.override(run, step, value_of(value), **who)
     _said(shell, run, done, step=step)
 
 
 @command("skip", app=True)
 @run_argument
 @_step
-@because_option
-@by_option
-def skip_command(shell: Shell, run: str, step: str, because: str | None, by: str | None) -> None:
+@who_options
+def skip_command(shell: Shell, run: str, step: str, **who: Any) -> None:
     """End a pending step without executing it.
 
     A sleep ends. A wait with a default takes it. Any other step raises killick.errors.Skipped in the agent's code.
@@ -103,20 +89,17 @@ def skip_command(shell: Shell, run: str, step: str, because: str | None, by: str
     \b
       killick edit skip claim_17 9 --because "the office is closed"
     """
-    shell.run(run)
-    done = shell.client.skip(run, step, because=because, by=by)
+    done = shell.client.skip(run, step, **who)
     _said(shell, run, done, step=step)
 
 
 @command("retry", app=True)
 @run_argument
 @click.argument("step", required=False, shell_complete=complete_pending)
-@because_option
-@by_option
-def retry_command(shell: Shell, run: str, step: str | None, because: str | None, by: str | None) -> None:
+@who_options
+def retry_command(shell: Shell, run: str, step: str | None, **who: Any) -> None:
     """Retry a step now that waits for a backoff or a rate limit. STEP is optional where only one does."""
-    shell.run(run)
-    done = shell.client.retry(run, step, because=because, by=by)
+    done = shell.client.retry(run, step, **who)
     _said(shell, run, done, step=step)
 
 
@@ -130,7 +113,6 @@ def note_command(shell: Shell, run: str, text: str, by: str | None) -> None:
     \b
       killick edit note claim_17 "called the customer, who is content"
     """
-    shell.run(run)
     shell.client.note(run, value_of(text), by=by)
     _said(shell, run, "noted", f"noted; killick show {run} shows it")
 
@@ -138,15 +120,13 @@ def note_command(shell: Shell, run: str, text: str, by: str | None) -> None:
 @command("priority")
 @run_argument
 @click.argument("priority", type=int)
-@because_option
-@by_option
-def priority_command(shell: Shell, run: str, priority: int, because: str | None, by: str | None) -> None:
+@who_options
+def priority_command(shell: Shell, run: str, priority: int, **who: Any) -> None:
     """Give a run another priority: workers take the due run with the highest one first.
 
     \b
       killick edit priority claim_17 10
     """
-    shell.run(run)
-    shell.client.prioritize(run, priority, because=because, by=by)
+    shell.client.prioritize(run, priority, **who)
     line = f"has priority {priority} from its next step on"
     _said(shell, run, "prioritized", line, priority=priority)

@@ -55,15 +55,9 @@ def proxy_command(
         raise CommandFailed(f"{agent!r}: no name for these runs; --agent names another")
     client = shell.creating()
     options: dict[str, Any] = {
-        "host": host,
-        "port": port,
-        "budget": budget if paging else None,
-        "agent": agent,
-        "timeout_seconds": timeout,
-        "body_bytes_max": body_mb << 20,
-        "host_names": host_names,
-        "ready": partial(_ready, shell, upstream),
-    }
+        "host": host, "port": port, "budget": budget if paging else None, "agent": agent, "timeout_seconds": timeout,
+        "body_bytes_max": body_mb << 20, "host_names": host_names, "ready": partial(_ready, shell, upstream),
+    }  # fmt: skip
     # The proxy is another surface: this one knows it by name only.
     server = importlib.import_module("killick.proxy.server")
     try:
@@ -78,9 +72,5 @@ def _ready(shell: Shell, upstream: str, url: str) -> None:
     if shell.json:
         shell.emit_line({"what": "proxying", "url": url, "upstream": upstream, "store": shell.store.place})
         return
-    for line in (
-        f"proxying {upstream} at {url}, recording to {shell.store.place}",
-        f"  OPENAI_BASE_URL={url}/v1",
-        f"  ANTHROPIC_BASE_URL={url}",
-    ):
-        shell.out.print(line, soft_wrap=True, markup=False)
+    shell.print(f"proxying {upstream} at {url}, recording to {shell.store.place}")
+    shell.print(f"  OPENAI_BASE_URL={url}/v1", f"  ANTHROPIC_BASE_URL={url}")

@@ -7,22 +7,28 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Container, Generator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
-import msgspec
-from rich.console import Group
-from rich.live import Live
+from msgspec.structs import replace
 from rich.text import Text
 
 from killick.cli import style
 from killick.cli.context import Shell, agent_option, command, limit_option, since_option, tag_option
 from killick.cli.exit_codes import CommandFailed
 from killick.history import listing
-from killick.history.listing import STATUSES, About, Line
+from killick.history.listing import About, Line
+from killick.model.facts import LIVE
 from killick.presenting.runs import RunSummary, revived, run_summary
-from killick.store.records import RunQuery, RunRow
+from killick.store.records import ENDED, RunQuery, RunRow
 
+STATUSES: Final = (*listing.STATUSES, "broken")
+"""The statuses of the table. A `broken` run has a log that cannot be read, or that failed verification."""
+
+_URGENT: Final = ("broken", "abandoned", "code_mismatch", "failed", "waiting", "running", "paused", "queued")
+"""The order of a live table; ended runs come last."""
+
+PAGE: Final = 10_000
 LOOK_SECONDS: Final = 0.5
 MARKED_US: Final = 3_000_000
 """How long a changed run is highlighted."""
@@ -46,18 +52,11 @@ class ListedRun(RunSummary, frozen=True, kw_only=True):
     next: str | None
 
 
-class ListRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ListRequest(NamedTuple):
     """The filters of a listing."""
 
-    status: tuple[str, ...] = ()
-    agent: str | None = None
-    tag: str | None = None
-    since_us: int | None = None
+    query: RunQuery = RunQuery()
     limit: int = 30
-
-    @property
-    def query(self) -> RunQuery:
-        return RunQuery(status=self.status, agent=self.agent, tag=self.tag, since_us=self.since_us)
 
 
 @command("ps")
@@ -72,16 +71,9 @@ class ListRequest(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--all", "everything", is_flag=True, help="List all runs.")
 @click.option("--watch", "-w", is_flag=True, help="Refresh the list as runs change, until q or Ctrl-C.")
 def ps_command(
-    shell: Shell,
-    status: tuple[str, ...],
-    short: tuple[str, ...],
-    agent: str | None,
-    tag: str | None,
-    since: str | None,
-    limit: int,
-    everything: bool,
-    watch: bool,
-) -> None:
+    shell: Shell, status: tuple[str, ...], short: tuple[str, ...], since: str | None, limit: int, everything: bool,
+    watch: bool, **only: Any,
+) -> None:  # fmt: skip
     """List runs and where each one is, newest first.
 
     \b
@@ -93,13 +85,9 @@ def ps_command(
     if unknown := [each for each in statuses if each not in STATUSES]:
         raise CommandFailed(f"{unknown[0]}: no such status; there are {', '.join(STATUSES)}")
     now = shell.clock.now_us()
-    wanted = ListRequest(
-        status=statuses,
-        agent=agent,
-        tag=tag,
-        since_us=style.moment_of(since, now) if since is not None else None,
-        limit=sys.maxsize if everything else limit,
-    )
+    since_us = style.moment_of(since, now) if since is not None else None
+    query = RunQuery(status=statuses, since_us=since_us, **only)
+    wanted = ListRequest(query, sys.maxsize if everything else limit)
     if watch:
         Watching(shell, wanted).go()
         return
@@ -108,10 +96,9 @@ def ps_command(
     if shell.json:
         shell.emit([each.document for each in seen])
     elif seen:
-        for line in (*drawn(seen, now, shell.out.width), listing.last_line(len(seen), seen)):
-            shell.out.print(line, soft_wrap=True)
+        shell.print(*(*drawn(seen, now, shell.out.width), listing.last_line(seen, seen)))
     else:
-        shell.note(listing.nothing())
+        shell.print(listing.nothing(), err=True)
 
 
 # reading ------------------------------------------------------------------------------------------
@@ -125,22 +112,30 @@ class Listing:
         self.wanted = wanted
         self.lines = listing.Listing(shell.log, whole=shell.json)
 
-    def rows(self, limit: int) -> list[RunRow]:
-        """Newest first, page by page."""
+    def rows(self, status: Sequence[str], limit: int) -> list[RunRow]:
+        """Newest first, page by page. The index does not know broken runs: their quarantine selects them."""
         found: list[RunRow] = []
-        before = None
+        before, store, is_broken = None, self.shell.store, "broken" in status
+        query = replace(self.wanted.query, status=() if is_broken else tuple(status))
         while len(found) < limit:
-            room = min(limit - len(found), 10_000)
-            page = listing.selected(self.shell.store, self.wanted.query, before=before, limit=room)
-            found += page
-            if len(page) < 10_000:
+            room = PAGE if is_broken else min(limit - len(found), PAGE)
+            page = listing.selected(store, query, before=before, limit=room)
+            known = store.statuses([row.run for row in page]) if is_broken else {}
+            found += [row for row in page if not is_broken or row.status in status or known[row.run].quarantined]
+            if len(page) < PAGE:
                 break
             before = page[-1].number
-        return found
+        return found[:limit]
 
-    def seen(self) -> list[Seen]:
-        lines = self.lines.lines(self.rows(self.wanted.limit), self.shell.clock.now_us())
-        return [self._seen(line) for line in lines]
+    def seen(self, *, urgent: bool = False) -> list[Seen]:
+        """The newest runs that match; with `urgent` by how much they need a person, ended ones last."""
+        wanted, limit = self.wanted.query.status, self.wanted.limit
+        rows = self.rows((*LIVE, "abandoned") if urgent and not wanted else wanted, limit)
+        if urgent and not wanted:
+            rows += self.rows(ENDED, limit - len(rows))
+        found = [self._seen(line) for line in self.lines.lines(rows, self.shell.clock.now_us())]
+        found = [each for each in found if not wanted or each.line.status in wanted]
+        return sorted(found, key=_urgency) if urgent else found
 
     def _seen(self, line: Line) -> Seen:
         about = "; ".join(told for told in map(_told, line.about) if told)
@@ -149,41 +144,51 @@ class Listing:
         following = self.shell.typed("resume", line.run) if _is_stuck(line) else None
         return Seen(line, f"due; {about}" if line.due else about, following)
 
-    def counts(self) -> Counter[str]:
-        """How many there are of each status, of those that match in all else."""
-        return listing.counted(self.shell.store, self.wanted.query)
+    def counts(self, seen: Sequence[Seen] = ()) -> Counter[str]:
+        """How many there are of each status, of those that match in all else. The index counts no broken runs, so
+        those of `seen` are counted here."""
+        counts = listing.counted(self.shell.store, self.wanted.query)
+        for row in [self.shell.store.index(each.line.run) for each in seen if each.line.status == "broken"]:
+            counts[row.status if row is not None else ""] -= 1
+            counts["broken"] += 1
+        return +counts
 
-    def last_line(self, shown: int, seen: Sequence[Seen] = ()) -> Text:
-        """The counts by status. With `seen`, also the next move for abandoned runs."""
-        counts = self.counts()
+    def last_line(self, seen: Sequence[Seen], shown: Sequence[Seen], *, moves: bool = True) -> Text:
+        """The counts by status, and the next move for abandoned runs."""
+        counts = self.counts(seen)
         line = Text()
         for name in STATUSES:
             if counts[name]:
                 line.append(" · " if line else "").append(f"{counts[name]} {style.status(name)}", style.STYLES[name])
-        if seen and counts["abandoned"]:
+        if moves and counts["abandoned"]:
             found = [each.line.run for each in seen if each.line.status == "abandoned"]
             resume = self.shell.typed("resume", found[0] if len(found) == counts["abandoned"] == 1 else "RUN")
             line.append(f": {revived(counts['abandoned'], resume)}")
-        matching = sum(count for name, count in counts.items() if name in (self.wanted.status or counts))
-        if shown < matching:
-            more = f"{shown} of {matching} shown; --all shows the rest"
+        matching = sum(count for name, count in counts.items() if name in (self.wanted.query.status or counts))
+        if len(shown) < matching:
+            more = f"{len(shown)} of {matching} shown; --all shows the rest"
             line.append(f"   {more}", style="dim")
         return line
 
-    def nothing(self) -> str:
-        counts = self.counts()
-        if not counts and not (self.wanted.agent or self.wanted.tag or self.wanted.since_us):
-            return f"{self.shell.url}: no runs yet; `killick run app.py:agent` starts one, `killick demo` shows one"
+    def nothing(self) -> Text:
+        counts, query = self.counts(), self.wanted.query
+        if not counts and query == RunQuery(status=query.status):
+            hint = "`killick run app.py:agent` starts one, `killick demo` shows one"
+            return Text(f"{self.shell.url}: no runs yet; {hint}", style="dim")
         told = ", ".join(f"{counts[name]} {style.status(name)}" for name in STATUSES if counts[name])
-        if not told and self.wanted.agent is not None:
+        if not told and query.agent is not None:
             told = f"runs of {', '.join(self.shell.store.agents())}"
-        return f"no run matches{f'; there are {told}' if told else ''}"
+        return Text(f"no run matches{f'; there are {told}' if told else ''}", style="dim")
 
 
 def _is_stuck(line: Line) -> bool:
     """Whether a person has to resume it."""
     quarantined = any(about.kind == "crash" and about.at_us is None for about in line.about)
     return quarantined or line.status in ("abandoned", "code_mismatch", "paused", "failed")
+
+
+def _urgency(seen: Seen) -> int:
+    return _URGENT.index(seen.line.status) if seen.line.status in _URGENT else len(_URGENT)
 
 
 def _told(about: About) -> str:
@@ -204,33 +209,39 @@ def _told(about: About) -> str:
 # drawing ------------------------------------------------------------------------------------------
 
 HEADS: Final = ("RUN", "AGENT", "STATUS", "WHERE", "WAITS FOR", "CHANGED")
-_GIVE_WAY: Final = ((4, 24), (3, 12), (1, 8), (4, 4))
+ABOUT: Final = HEADS.index("WAITS FOR")
+_GIVE_WAY: Final = ((ABOUT, 24), (3, 12), (1, 8))
 """Which columns become narrower first where there is no room, and how far. A run's id and its status never do."""
 
 
 def drawn(seen: Sequence[Seen], now_us: int, width: int, marked: Container[str] = ()) -> list[Text]:
-    """The table, line by line. Made by hand, for thousands of rows."""
+    """The table, line by line, made by hand for thousands of rows. Where there is no room for what a run waits for,
+    that is on a line of its own."""
     cells = [_cells(each, now_us) for each in seen]
+    tails = [_waited(each, now_us) for each in seen]
     widths = [max(len(head), *(cell[at].cell_len for cell in cells)) for at, head in enumerate(HEADS)]
-    waits = [cell[4].cell_len + len(_waited(each, now_us)) for cell, each in zip(cells, seen, strict=True)]
-    widths[4] = max(len(HEADS[4]), *waits)
+    abouts = [cell[ABOUT].cell_len + len(tail) for cell, tail in zip(cells, tails, strict=True)]
+    widths[ABOUT] = max(widths[ABOUT], *abouts)
     for column, least in _GIVE_WAY:
         over = sum(widths) + 2 * (len(HEADS) - 1) - width
         widths[column] = min(widths[column], max(least, widths[column] - max(over, 0)))
-    heads = "  ".join(f"{head[:room]:<{room}}" for head, room in zip(HEADS, widths, strict=True))
-    lines = [Text(heads.rstrip(), style="dim")]
-    for each, cell in zip(seen, cells, strict=True):
-        waited = _waited(each, now_us)
-        cell[4].truncate(max(widths[4] - len(waited), 4), overflow="ellipsis")
-        cell[4].append(waited, style="dim")
-        line = Text()
-        for column, (text, room) in enumerate(zip(cell, widths, strict=True)):
-            text.truncate(room, overflow="ellipsis", pad=column < len(HEADS) - 1)
-            line.append("  " if column else "").append_text(text)
-        line.rstrip()
-        if each.line.run in marked:
-            line.stylize("reverse")
-        lines.append(line)
+    shown, room = list(range(len(HEADS))), widths[ABOUT]
+    if sum(widths) + 2 * (len(HEADS) - 1) > width:
+        shown.remove(ABOUT)
+        room = width - 4
+    lines = [Text("  ".join(f"{HEADS[at][: widths[at]]:<{widths[at]}}" for at in shown).rstrip(), style="dim")]
+    for each, cell, tail in zip(seen, cells, tails, strict=True):
+        about = cell[ABOUT]
+        about.truncate(max(room - len(tail), 4), overflow="ellipsis")
+        about.append(tail, style="dim")
+        for at in shown:
+            cell[at].truncate(widths[at], overflow="ellipsis", pad=True)
+        parts = [Text("  ").join(cell[at] for at in shown)]
+        parts += [Text("    ").append_text(about)] if ABOUT not in shown and about else []
+        for part in parts:
+            part.rstrip()
+            part.stylize("reverse" if each.line.run in marked else "")
+        lines += parts
     return lines
 
 
@@ -249,8 +260,11 @@ def _cells(seen: Seen, now_us: int) -> list[Text]:
 
 
 def _waited(seen: Seen, now_us: int) -> str:
-    """Since when it waits, where that is not since it last changed."""
-    since = seen.line.since_us
+    """How long an ended run took; since when one waits, where that is not since it last changed."""
+    line, since = seen.line, seen.line.since_us
+    if line.status in ENDED:
+        took = style.span((line.ended_at_us or line.changed_at_us) - line.started_at_us)
+        return f" ({took})" if seen.about else f"({took})"
     if since is None or not seen.about or seen.line.changed_at_us - since < 60_000_000:
         return ""
     return f" ({_coarse(now_us - since)})"
@@ -285,7 +299,7 @@ class Watching:
 
     def _look(self) -> tuple[list[Seen], list[Seen]]:
         """What there is now, and what of it is news."""
-        seen = self.listing.seen()
+        seen = self.listing.seen(urgent=self.shell.out.is_terminal and not self.shell.json)
         news = [each for each in seen if self.last.get(each.line.run) != each]
         now = self.clock.now_us()
         if self.last:
@@ -294,6 +308,9 @@ class Watching:
         return seen, news
 
     def _table(self) -> None:
+        from rich.console import Group
+        from rich.live import Live
+
         out = self.shell.out
         counts, shown = Text(), list[Text]()
         with keys() as pressed, Live(console=out, auto_refresh=False, transient=False) as live:
@@ -303,11 +320,9 @@ class Watching:
                 now = self.clock.now_us()
                 marked = frozenset(run for run, at in self.changed.items() if now - at < MARKED_US)
                 if news or not counts:
-                    counts = self.listing.last_line(min(len(seen), room))
-                hint = Text("  q leaves", style="dim")
-                lines = (
-                    drawn(seen[:room], now, out.width, marked) if seen else [Text(self.listing.nothing(), style="dim")]
-                )
+                    counts = self.listing.last_line(seen, seen[:room], moves=False)
+                hint = Text("  q quits", style="dim")
+                lines = drawn(seen[:room], now, out.width, marked)[: room + 1] if seen else [self.listing.nothing()]
                 lines.append(Text().append_text(counts).append_text(hint))
                 if lines != shown:
                     shown = lines
@@ -327,7 +342,7 @@ class Watching:
                 else:
                     at, line = style.moment(self.clock.now_us()), each.line
                     told = [at, line.run, line.agent, line.status, line.where, each.about]
-                    self.shell.out.print(Text("  ".join(filter(None, told))), soft_wrap=True)
+                    self.shell.print(Text("  ".join(filter(None, told))))
             sys.stdout.flush()
             first = False
             pause.wait(self.clock.nap_seconds(LOOK_SECONDS))

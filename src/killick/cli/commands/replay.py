@@ -14,12 +14,11 @@ from rich.text import Text
 
 from killick.archive import bundle
 from killick.archive.export import Export, export, read
-from killick.cli import apps
 from killick.cli import style as paint
 from killick.cli.context import Shell, command, complete_run
 from killick.cli.exit_codes import CommandFailed, Exit
-from killick.definitions.agents import AGENTS, AnyAgent
-from killick.errors import AgentUnknown, RunUnknown
+from killick.definitions.agents import AnyAgent
+from killick.errors import RunUnknown
 from killick.history.diff import shown, values
 from killick.model.codec import plain
 from killick.replay.replay import Replay
@@ -36,12 +35,7 @@ _CHANGES_MAX: Final = 12
 @click.option("--agent", "target", metavar="TARGET", help="The agent: app.py:agent, module:agent, or its name.")
 @click.option("--run", metavar="RUN", help="A run of the file: a child, or one of an archive.")
 def replay_command(
-    shell: Shell,
-    source: str,
-    to: str | None,
-    stop_at: str | None,
-    target: str | None,
-    run: str | None,
+    shell: Shell, source: str, to: str | None, stop_at: str | None, target: str | None, run: str | None
 ) -> Exit:
     """Run the agent's code again on a run's log, without I/O, and report where they diverge.
 
@@ -78,16 +72,22 @@ def _found(shell: Shell, source: str, run: str | None) -> tuple[Export, bytes | 
     is_file = Path(source).is_file()
     if not is_file or (shell.exists and not bundle.is_archive(source) and shell.store.head(source) is not None):
         log = shell.log
-        return Export(source, export(log, shell.run(source), children=run is not None)), log.store.secret_key
+        found = Export(source, export(log, shell.run(source), children=run is not None)).decrypt(log.store)
+        return found, found.secret_key or log.store.secret_key
     if not bundle.is_archive(source):
         found = read(source)
         if run is not None and run not in found.runs:
             raise CommandFailed(f"{source}: has no run {run}; it has {', '.join(found.runs)}")
-        return found, None
+        return _decrypted(shell, found), None
     for found in bundle.read(source):
         if run is None or found.header.run == run:
-            return found, None
+            return _decrypted(shell, found), None
     raise RunUnknown(run or source)
+
+
+def _decrypted(shell: Shell, found: Export) -> Export:
+    """A file in clear, if it comes from a store that is here and encrypted."""
+    return found.decrypt(shell.store) if shell.exists else found
 
 
 def _agent(shell: Shell, found: Export, run: str, target: str | None) -> AnyAgent:
@@ -95,12 +95,9 @@ def _agent(shell: Shell, found: Export, run: str, target: str | None) -> AnyAgen
     if target is not None:
         return shell.agent(target)
     name = _name_of(found, run)
-    shell.load_app()
-    with contextlib.suppress(AgentUnknown):
-        return AGENTS.get(name)
-    here = [each for each in apps.declared_here() if each.endswith(f":{name}")]
-    if len(here) == 1:
-        return shell.agent(here[0])
+    if (agent := shell.agent_of(name)) is not None:
+        return agent
+    here = shell.targets_of(name)
     which = f"which of them: --agent {' or '.join(here)}?" if here else f"where is it? Name it: --agent app.py:{name}"
     raise CommandFailed(f"{run}: was a run of {name}; {which}")
 
@@ -172,13 +169,13 @@ def verdict(replayed: Replayed) -> str:
             at = f"at step {step}"
             told = reason.removeprefix(f"{at} ")
             told = told if called in told else f"{told}; {called}"
-            return f"parted{f' {at}' if step is not None else ''}: {told}"
+            return f"diverged{f' {at}' if step is not None else ''}: {told}"
         case "beyond":
-            return f"goes on beyond the record with {replayed.beyond}; {called}"
+            return f"continues beyond the record with {replayed.beyond}; {called}"
         case "stopped" if str(replayed.stopped).startswith("the debugger"):
             return f"stopped: {replayed.stopped}; {called}"
         case "stopped":
-            return f"stopped {replayed.stopped}; what the code does next was not looked at, and {called}"
+            return f"stopped {replayed.stopped}; the code was not run further, and {called}"
         case _:
             count = len(replayed.played)
             ends = {
@@ -219,20 +216,11 @@ def _json(value: Any) -> Any:
 
 def _document(replayed: Replayed) -> dict[str, Any]:
     """The same for a program."""
-    parted = replayed.parted
+    parted, strays = replayed.parted, [stray._asdict() for stray in replayed.strays]
     return {
-        "run": replayed.run,
-        "agent": replayed.agent,
-        "outcome": replayed.outcome,
-        "says": verdict(replayed),
-        "status": replayed.status,
-        "result": replayed.result,
-        "failure": replayed.failure,
+        "run": replayed.run, "agent": replayed.agent, "outcome": replayed.outcome, "says": verdict(replayed),
+        "status": replayed.status, "result": replayed.result, "failure": replayed.failure,
         "parted": None if parted is None else {"step": parted.step, "reason": parted.reason},
-        "beyond": replayed.beyond,
-        "stopped": replayed.stopped,
-        "redacted": replayed.is_redacted,
-        "played": replayed.played,
-        "drifts": replayed.drifts,
-        "strays": [{**stray._asdict()} for stray in replayed.strays],
-    }
+        "beyond": replayed.beyond, "stopped": replayed.stopped, "redacted": replayed.is_redacted,
+        "played": replayed.played, "drifts": replayed.drifts, "strays": strays,
+    }  # fmt: skip

@@ -20,16 +20,8 @@ from killick.cli.context import Shell, Unparsed, command, completing, current_us
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.client.client import Client
 from killick.client.start import begin
-from killick.definitions.agents import AGENTS, AnyAgent
-from killick.errors import (
-    AgentUnknown,
-    KillickError,
-    RunDiverged,
-    RunFailed,
-    RunPaused,
-    RunWaiting,
-    ValueRefused,
-)
+from killick.definitions.agents import AnyAgent
+from killick.errors import KillickError, RunDiverged, RunFailed, RunPaused, RunWaiting, ValueRefused
 from killick.history.phrasing import counted
 from killick.model.codec import plain
 from killick.model.facts import Step
@@ -53,6 +45,7 @@ def complete_agent(shell: Shell, context: click.Context) -> Iterable[str]:
 def _about_a_run(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The parameters that `run` and `start` share."""
     for declare in (
+        click.option("--subject", metavar="NAME", help="The person whose data it is, in an encrypted store."),
         click.option("--tag", "tags", metavar="TAG", multiple=True, help="A tag of the run. May be repeated."),
         click.option("--priority", metavar="N", type=int, help="The priority; workers take higher ones first."),
         click.option("--id", "run", metavar="ID", help="The run's id: the same id again continues the same run."),
@@ -71,15 +64,9 @@ def _about_a_run(fn: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--resume", is_flag=True, help="Continue the unfinished run of the same input, if there is one.")
 @click.option("--quiet", "-q", is_flag=True, help="Print only the result.")
 def run_command(
-    shell: Shell,
-    agent: str | None,
-    text: str | None,
-    run: str | None,
-    priority: int | None,
-    tags: tuple[str, ...],
-    resume: bool,
-    quiet: bool,
-) -> Exit:
+    shell: Shell, agent: str | None, text: str | None, run: str | None, priority: int | None, tags: tuple[str, ...],
+    subject: str | None, resume: bool, quiet: bool,
+) -> Exit:  # fmt: skip
     """Run an agent in this process: start a new run, or continue one. Prints its result.
 
     AGENT is app.py:agent, module:agent, or a name in the app of [tool.killick]. Without it, --id names the run to
@@ -95,20 +82,27 @@ def run_command(
     going = _going(shell, agent, text, run)
     client, found = shell.creating(), going.agent
     with _hushed():
-        run, new = begin(client.runtime.engine, found, going.input, going.run, priority, tags, resume=resume)
+        about = (found, going.input, going.run, priority, tags)
+        run, new = begin(client.runtime.engine, *about, resume=resume, subject=subject)
     if new is not None:
-        client.start(found, going.input, id=run, priority=priority, tags=new.started.tags)
+        client.start(found, going.input, id=run, priority=priority, tags=new.started.tags, subject=subject)
     elif going.run is None and not quiet:
         shell.note(f"{run}: continues this run, which was not finished")
-    going = going._replace(run=run)
+    return drive(shell, going._replace(run=run), quiet=quiet)
+
+
+def drive(shell: Shell, going: Going, *, quiet: bool = False) -> Exit:
+    """Execute a run here up to its outcome, and print that."""
+    client, run = shell.client, str(going.run)
     is_over = (row := client.runtime.store.index(run)) is not None and row.status in ENDED
     try:
-        result = _outcome(shell, going, quiet=quiet) if is_over else _drive(shell, going, quiet=quiet)
+        result = _outcome(shell, going, quiet=quiet) if is_over else _executed(shell, going, quiet=quiet)
     except KeyboardInterrupt:
-        raise CommandFailed(f"{run}: stopped inside a step; to go on: {going.again(shell)}", Exit.INTERRUPTED) from None
+        told = f"{run}: stopped inside a step; to continue: {going.resumes(shell)}"
+        raise CommandFailed(told, Exit.INTERRUPTED) from None
     except Interrupted:
-        moves = f"{shell.typed('resume', run)} && {going.again(shell)}"
-        raise CommandFailed(f"{run}: paused between two steps; to go on: {moves}", Exit.INTERRUPTED) from None
+        told = f"{run}: paused between two steps; to continue: {going.resumes(shell)}"
+        raise CommandFailed(told, Exit.INTERRUPTED) from None
     except (RunWaiting, RunFailed) as stopped:
         return _stopped(shell, going, stopped)
     if shell.json:
@@ -136,6 +130,12 @@ class Going(NamedTuple):
             return shell.goes_on(str(self.run), self.agent.name)
         return shell.typed("run", self.target, "--id", str(self.run))
 
+    def resumes(self, shell: Shell) -> str:
+        """The command that continues the run when it is paused or has failed."""
+        is_found = self.target is None or shell.app or len(shell.targets_of(self.agent.name)) == 1
+        module = () if is_found else ("--app", str(self.target).rpartition(":")[0] or str(self.target))
+        return shell.typed("resume", str(self.run), *module)
+
 
 def _going(shell: Shell, target: str | None, text: str | None, run: str | None) -> Going:
     """What to run: as it is named, or as it is on record. Makes nothing yet."""
@@ -145,17 +145,14 @@ def _going(shell: Shell, target: str | None, text: str | None, run: str | None) 
             return Going(agent, target, recorded.input, run)
         return Going(agent, target, fitting(agent, text), run)
     if run is None:
-        raise CommandFailed("run what? Name an agent, as app.py:agent, or a run to go on with, as --id RUN")
+        raise CommandFailed("run what? Name an agent, as app.py:agent, or a run to continue, as --id RUN")
     recorded = shell.client.state(shell.run(run))
-    shell.load_app()
-    try:
-        agent = AGENTS.get(recorded.agent)
-    except AgentUnknown:
+    if (found := shell.agent_of(recorded.agent)) is None:
         raise CommandFailed(
-            f"{run}: is a run of {recorded.agent}, which is not declared here; say where it is: "
+            f"{run}: is a run of {recorded.agent}, whose code is not found here; name it: "
             f"{shell.goes_on(run, recorded.agent)}"
-        ) from None
-    return Going(agent, None, recorded.input if text is None else fitting(agent, text), run)
+        )
+    return Going(found, None, recorded.input if text is None else fitting(found, text), run)
 
 
 def _recorded(shell: Shell, run: str) -> State | None:
@@ -171,7 +168,7 @@ def _outcome(shell: Shell, going: Going, *, quiet: bool) -> Any:
         return shell.client.run(going.agent, going.input, id=going.run)
 
 
-def _drive(shell: Shell, going: Going, *, quiet: bool) -> Any:
+def _executed(shell: Shell, going: Going, *, quiet: bool) -> Any:
     """Run to the result, and ask the person at the terminal the run's questions."""
     client, run = shell.client, str(going.run)
     while True:
@@ -223,18 +220,18 @@ def _stopped(shell: Shell, going: Going, stopped: RunWaiting | RunFailed) -> Exi
         if shell.json:
             failure = {"errors": errors(stopped.failure), "not_undone": stopped.not_undone}
             shell.emit({"run": run, "status": "failed", "failure": failure})
-        moves = f"`{shell.typed('show', run)}` says why, `{shell.typed('resume', run)}` lets it try again"
+        moves = f"`{shell.typed('show', run)}` says why, `{going.resumes(shell)}` tries again"
         raise CommandFailed(f"{line}; {moves}", Exit.BAD)
     if shell.json:
         waits = [asked(shell, wait) for wait in stopped.waits]
         shell.emit({"run": run, "status": "paused" if isinstance(stopped, RunPaused) else "waiting", "waits": waits})
     if isinstance(stopped, RunPaused):
-        raise CommandFailed(f"{run}: is paused; `{shell.typed('resume', run)}` lets it go on", Exit.WAITING)
+        raise CommandFailed(f"{run}: is paused; `{going.resumes(shell)}` continues it", Exit.WAITING)
     if isinstance(stopped, RunDiverged):
         raise CommandFailed(str(stopped), Exit.WAITING)
     if not stopped.waits:
         raise CommandFailed(
-            f"{run}: waits for a person to look at it; `{shell.typed('resume', run)}` continues it", Exit.WAITING
+            f"{run}: waits for a person to look at it; `{going.resumes(shell)}` continues it", Exit.WAITING
         )
     if not shell.json:
         for wait in stopped.waits:
@@ -247,7 +244,7 @@ def _print_result(shell: Shell, result: Any) -> None:
     if result is None:
         return
     text = result if isinstance(result, str) else msgspec.json.format(msgspec.json.encode(plain(result))).decode()
-    shell.out.print(text, markup=False, soft_wrap=True)
+    shell.print(text)
 
 
 @contextmanager
@@ -267,8 +264,9 @@ def _hushed() -> Generator[None, None, None]:
 @command("start", app=True)
 @_about_a_run
 def start_command(
-    shell: Shell, agent: str | None, text: str | None, run: str | None, priority: int | None, tags: tuple[str, ...]
-) -> None:
+    shell: Shell, agent: str | None, text: str | None, run: str | None, priority: int | None, tags: tuple[str, ...],
+    subject: str | None,
+) -> None:  # fmt: skip
     """Create a run for a worker to execute, and print its id. The same id again is the same run.
 
     \b
@@ -280,12 +278,12 @@ def start_command(
     value = fitting(found, text)
     client = shell.creating()
     known = run is not None and client.runtime.store.head(run) is not None
-    handle = client.start(found, value, id=run, priority=priority, tags=tags)
+    handle = client.start(found, value, id=run, priority=priority, tags=tags, subject=subject)
     status = handle.info().status
     if shell.json:
         shell.emit({"run": handle.id, "agent": found.name, "status": status, "created": not known})
         return
-    shell.out.print(handle.id, markup=False, soft_wrap=True)
+    shell.print(handle.id)
     state = f"was there before and is {status}" if known else "is queued for a worker"
     shell.note(f"{state}; to run it here: {Going(found, agent, value, handle.id).again(shell)}")
 

@@ -65,14 +65,9 @@ def serve_command(
     if worker and not AGENTS.names():
         raise CommandFailed("no agents are declared here for a worker; name the app: `killick serve app.py --worker`")
     client = shell.creating() if target or shell.app else shell.client
-    options: dict[str, Any] = {
-        "host": host,
-        "port": port,
-        "worker": worker,
-        "redact": redact or tuple(shell.settings.get("redact", ())),
-        "webhooks": dict(map(_secret, webhooks)),
-        "host_names": host_names,
-    }
+    hidden = redact or tuple(shell.settings.get("redact", ()))
+    options: dict[str, Any] = {"host": host, "port": port, "worker": worker, "redact": hidden, "host_names": host_names}
+    options["webhooks"] = dict(map(_secret, webhooks))
     # The web is another surface: this one knows it by name only.
     server = importlib.import_module("killick.web.server")
     options["ready"] = partial(_ready, shell, opens=opens, alone=server.is_loopback(host))
@@ -98,11 +93,11 @@ def _ready(shell: Shell, url: str, link: str | None, *, opens: bool, alone: bool
     if shell.json:
         shell.emit_line({"what": "serving", "url": url, "store": shell.store.place, "link": link})
     else:
-        shell.out.print(f"serving {shell.store.place} at {url}", soft_wrap=True, markup=False)
+        shell.print(f"serving {shell.store.place} at {url}")
         if link is not None:
-            shell.out.print(f"sign in, once, by {link}", soft_wrap=True, markup=False)
+            shell.print(f"sign in, once, by {link}")
     if not alone:
-        shell.note("others can reach this address, in the clear: let a proxy with TLS stand before it")
+        shell.note("other machines can reach this address, without encryption; put a proxy with TLS in front of it")
     if opens:
         webbrowser.open(url if link is None else _page_to(link).as_uri())
 
@@ -112,7 +107,7 @@ def _renewed(shell: Shell, link: str) -> None:
         if shell.json:
             shell.emit_line({"what": "link", "link": link})
         else:
-            shell.out.print(f"signed in; the next browser signs in by {link}", soft_wrap=True, markup=False)
+            shell.print(f"signed in; the next browser signs in by {link}")
 
 
 def _page_to(link: str) -> Path:

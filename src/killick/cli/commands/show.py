@@ -22,7 +22,7 @@ from killick.cli.run_view import VALUE_CHARS, WHOLE, Page
 from killick.client.inbox import agreement, whom
 from killick.engine import views
 from killick.engine.approval import argument_edits
-from killick.engine.inbox import VOTE
+from killick.engine.control.inbox import VOTE
 from killick.engine.views import key_of
 from killick.history import listing, run_info
 from killick.history.explain import why
@@ -33,7 +33,6 @@ from killick.log import boundaries
 from killick.log.boundaries import RunMoment
 from killick.log.log import Log, Recorded
 from killick.model import events as e
-from killick.permissions import open_output
 from killick.presenting import approvals, moments
 from killick.presenting.documents import boundary, event
 from killick.presenting.runs import run_timeline
@@ -64,22 +63,9 @@ _HIDDEN: Final = frozenset({"digest", "identity"})
 @click.option("--full", is_flag=True, help="Show whole values, and every entry.")
 @click.option("--all", "everything", is_flag=True, help="Every step of a long run; with --history also rewound ones.")
 def show_command(
-    shell: Shell,
-    run: str,
-    path: str | None,
-    number: str | None,
-    at: str | None,
-    state: bool,
-    log: bool,
-    history: bool,
-    graph: bool,
-    svg: str | None,
-    window: bool,
-    files: bool,
-    follow: bool,
-    full: bool,
-    everything: bool,
-) -> Exit | None:
+    shell: Shell, run: str, path: str | None, number: str | None, at: str | None, svg: str | None, full: bool,
+    everything: bool, **faces: bool,
+) -> Exit | None:  # fmt: skip
     """Show one run: its position, what it waits for and the next command; then what happened and why.
 
     \b
@@ -88,42 +74,40 @@ def show_command(
       killick show claim_17 --at 6:before --state
       killick show fix_17 --files --at 6:before src/app.py
     """
-    chosen = [name for name, on in (("--why", number is not None), ("--state", state), ("--log", log),
-              ("--history", history), ("--graph", graph or svg is not None), ("--window", window),
-              ("--files", files), ("--follow", follow)) if on]  # fmt: skip
+    faces |= {"why": number is not None, "graph": faces["graph"] or svg is not None}
+    chosen = sorted(f"--{name}" for name, is_asked in faces.items() if is_asked)
     if len(chosen) > 1 or (at and chosen and chosen[0] in ("--follow", "--graph", "--history")):
         raise CommandFailed(f"{' and '.join([*chosen, *(['--at'] if at else [])])} do not go together; choose one")
-    if path is not None and not files:
+    if path is not None and not faces["files"]:
         raise CommandFailed(f"{path}: a PATH is for --files; {shell.typed('show', run, '--files', path)}")
-    run = shell.run(run)
-    if files:
-        from killick.cli.commands.files import show as show_files
+    place = boundaries.at(shell.log, run, at) if at is not None and not faces["files"] else None
+    match chosen:
+        case ["--files"]:
+            from killick.cli.commands.files import show as show_files
 
-        show_files(shell, run, at, path, everything=everything)
-        return None
-    place = boundaries.at(shell.log, run, at) if at is not None else None
-    if follow:
-        return _follow(shell, run, full=full)
-    if state:
-        _state(shell, run, place)
-    elif log:
-        _log(shell, run, place, full=full)
-    elif history:
-        _history(shell, run, everything=everything)
-    elif graph or svg is not None:
-        _graph(shell, run, svg)
-    elif window:
-        from killick.cli.window import show as show_window
+            show_files(shell, run, at, path, everything=everything)
+        case ["--follow"]:
+            return _follow(shell, run, full=full)
+        case ["--state"]:
+            _state(shell, run, place)
+        case ["--log"]:
+            _log(shell, run, place, full=full)
+        case ["--history"]:
+            _history(shell, run, everything=everything)
+        case ["--graph"]:
+            _graph(shell, run, svg)
+        case ["--window"]:
+            from killick.cli.window import show as show_window
 
-        show_window(shell, run, place, everything=everything, full=full)
-    else:
-        found = timeline(shell.log, run, place.seq, keep=place.keep) if place else timeline(shell.log, run)
-        if number is not None:
-            _why(shell, found, number, live=place is None, full=full)
-        elif shell.json:
-            _emit(shell, found, live=place is None)
-        else:
-            _page(shell, found, at, everything=everything, full=full)
+            show_window(shell, run, place, everything=everything, full=full)
+        case _:
+            found = timeline(shell.log, run, place.seq, keep=place.keep) if place else timeline(shell.log, run)
+            if number is not None:
+                _why(shell, found, number, live=place is None, full=full)
+            elif shell.json:
+                _emit(shell, found, live=place is None)
+            else:
+                _page(shell, found, at, everything=everything, full=full)
     return None
 
 
@@ -143,11 +127,8 @@ def _page(shell: Shell, found: Timeline, at: str | None, *, everything: bool, fu
     now = shell.clock.now_us() if at is None else found.last_at
     page = Page(found, width=shell.out.width, now_us=now, full=full)
     parts = [heading(shell, page, at), page.timeline_lines(everything=everything), page.failure(), _foot(shell, page)]
-    for number, part in enumerate(parts):
-        for line, text in enumerate(part):
-            if number and line == 0:
-                shell.out.print()
-            shell.out.print(text, soft_wrap=True)
+    for number, part in enumerate(map(list, parts)):
+        shell.print(*[""] * bool(number and part), *part)
 
 
 def heading(shell: Shell, page: Page, at: str | None = None) -> Iterator[Text]:
@@ -263,7 +244,7 @@ def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
         verify, repair = shell.typed("store", "verify", tl.run), shell.typed("store", "repair", tl.run)
         return [Text.assemble((verify, "bold green"), ("  says where; then  ", "dim"), (repair, "bold green"))]
     if tl.held_back is not None and isinstance(tl.held_back.event, e.RunDiverged):
-        return [Text.assemble("mend the code, then  ", (shell.goes_on(tl.run, tl.agent), "bold green"))]
+        return [Text.assemble("fix the code, then  ", (shell.goes_on(tl.run, tl.agent), "bold green"))]
     if status in ("failed", "paused", "abandoned") or tl.held_back is not None:
         worker = ("  or start a worker", "dim") if status == "abandoned" else ""
         return [Text.assemble((shell.typed("resume", tl.run), "bold green"), worker)]
@@ -307,7 +288,7 @@ def _foot(shell: Shell, page: Page) -> Iterator[Text]:
     tags = shown_tags(tl.tags)
     facts = {
         "parent": tl.parent and f"{tl.parent}, step {tl.parent_step}", "forked from": tl.forked_from,
-        "goes on as": tl.renewed_as, "priority": tl.priority or None, "tags": ", ".join(tags),
+        "continued as": tl.renewed_as, "priority": tl.priority or None, "tags": ", ".join(tags),
         "build": " ".join(filter(None, (tl.build.version, tl.build.commit))),
         "last held by": process(tl.holder) if tl.holder else None,
         "generation": tl.generation or None, "events": tl.seq,
@@ -329,21 +310,14 @@ def standing(log: Log, run: str, status: str) -> str:
     """The status of a run: broken, abandoned, or the one on record."""
     if log.store.quarantined(run) is not None:
         return "broken"
-    return "abandoned" if is_abandoned(log, run, status) else status
-
-
-def is_abandoned(log: Log, run: str, status: str) -> bool:
-    """Whether a run is marked as running and no process has it leased."""
-    if status != "running":
-        return False
-    return not is_held(log.store, log.head(run))
+    return "abandoned" if status == "running" and not is_held(log.store, log.head(run)) else status
 
 
 # the other faces ----------------------------------------------------------------------------------
 
 
 def _why(shell: Shell, found: Timeline, number: str, *, live: bool, full: bool) -> None:
-    abandoned = live and is_abandoned(shell.log, found.run, found.status)
+    abandoned = live and standing(shell.log, found.run, found.status) == "abandoned"
     zone = datetime.fromtimestamp(found.started_at / 1_000_000, UTC).astimezone().tzinfo or UTC
     told = why(found, number or None, zone=zone, chars=WHOLE if full else 160, text_of=reply_text, abandoned=abandoned)
     if not told:
@@ -355,7 +329,7 @@ def _why(shell: Shell, found: Timeline, number: str, *, live: bool, full: bool) 
         return
     for index, paragraph in enumerate(told):
         lines = textwrap.wrap(paragraph, min(shell.out.width, PROSE_COLUMNS), break_on_hyphens=False)
-        shell.out.print(Text(("\n" if index else "") + "\n".join(lines)), soft_wrap=True)
+        shell.print(Text(("\n" if index else "") + "\n".join(lines)))
 
 
 def _state(shell: Shell, run: str, place: RunMoment | None) -> None:
@@ -401,7 +375,7 @@ def _event(shell: Shell, run: str, recorded: Recorded, *, digits: int, full: boo
     line.append(f"  {told}")
     if not full:
         line.truncate(shell.out.width, overflow="ellipsis")
-    shell.out.print(line, soft_wrap=True)
+    shell.print(line)
 
 
 def _history(shell: Shell, run: str, *, everything: bool) -> None:
@@ -418,7 +392,7 @@ def _history(shell: Shell, run: str, *, everything: bool) -> None:
         label, left = (each.label, each.left) if isinstance(each, Past) else (each.step, False)
         after = f"{label}:after" if each.after is not None else ""
         name = f"undo {each.name}" if each.sort == "undo" else each.name
-        outcome = style.status(each.outcome).append(", left" if left else "")
+        outcome = style.status(each.outcome).append(", rewound" if left else "")
         table.add_row(
             f"{label}:before", after, name, style.moment(each.at), took, outcome, style="dim" if left else None
         )
@@ -442,11 +416,7 @@ def _graph(shell: Shell, run: str, file: str | None) -> None:
         if file == "-":
             sys.stdout.write(drawn)
             return
-        try:
-            with open_output(file) as output:
-                output.write(drawn.encode())
-        except OSError as error:
-            raise CommandFailed(f"{file}: cannot be written: {error.strerror}") from None
+        shell.save(file, drawn.encode())
         steps = sum(node.folded or 1 for lane in found.lanes for node in lane.nodes)
         shell.note(f"{file}: {counted(len(found.lanes), 'lane')}, {counted(steps, 'step')}")
     elif shell.json:
@@ -497,8 +467,7 @@ class Following:
         found = timeline(shell.log, self.run)
         page = Page(found, width=shell.out.width, now_us=shell.clock.now_us(), full=self.full)
         if not seen:
-            for line in heading(shell, page):
-                shell.out.print(line, soft_wrap=True)
+            shell.print(*heading(shell, page))
             shell.out.print()
         for row in page.rows():
             if isinstance(row.entry, Moment):
@@ -508,5 +477,4 @@ class Following:
                 is_news = self.told.get(row.entry.number) != now and row.entry.status not in ("intended", "running")
                 self.told[row.entry.number] = now
                 lines = page.step(row.entry, row.depth) if is_news else ()
-            for line in lines:
-                shell.out.print(line, soft_wrap=True)
+            shell.print(*lines)

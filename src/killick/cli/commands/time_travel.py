@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Final, Literal, get_args
 
 import click
-import msgspec
+from msgspec.structs import asdict
 from rich.text import Text
 
 from killick.cli import style as paint
@@ -15,19 +15,18 @@ from killick.cli.commands.run import Progress, fitting
 from killick.cli.context import (
     Shell,
     Unparsed,
-    because_option,
-    by_option,
     command,
     completing,
     dry_run_option,
     parsed,
     run_argument,
     text_of,
+    who_options,
     yes_option,
 )
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.selection import complete_place, named_run
-from killick.definitions.agents import AGENTS, AnyAgent
+from killick.definitions.agents import AGENTS
 from killick.engine.effects.recorded_effects import effects_of
 from killick.errors import AgentUnknown, RunCancelled, RunFailed, RunWaiting, TimeRefused
 from killick.history.compare_runs import changed_in, parting
@@ -61,12 +60,7 @@ def _report(shell: Shell, label: str, lines: Iterable[Text | str], style: str = 
     for number, line in enumerate(found):
         lead = Text(f"  {label if number == 0 else '':<{LABEL}}", style="dim")
         whole = Text().append_text(lead).append_text(line)
-        for part in [whole] if style == COMMAND else paint.wrapped(lead, line, shell.out.width):
-            shell.out.print(part, soft_wrap=True)
-
-
-def _fields(part: msgspec.Struct) -> dict[str, Any]:
-    return {name: getattr(part, name) for name in part.__struct_fields__}
+        shell.print(*[whole] if style == COMMAND else paint.wrapped(lead, line, shell.out.width))
 
 
 def _said(option: str, text: str) -> Any:
@@ -112,25 +106,12 @@ def _pairs(option: str, texts: Iterable[str]) -> dict[str, Any]:
     help="New effects: ask a person first, execute them, or fail their step.",
 )  # fmt: skip
 @click.option("--workspace", metavar="DIR", help="The folder of its files.  [default: next to its parent's folder]")
-@because_option
-@by_option
+@who_options
 @click.option("--run", "go", is_flag=True, help="Run the fork here, and show where the two diverge.")
 def fork_command(
-    shell: Shell,
-    run: str,
-    at: str | None,
-    name: str | None,
-    output: tuple[str, ...],
-    changes: tuple[str, ...],
-    unset: tuple[str, ...],
-    given: str | None,
-    model: str | None,
-    effects: e.ForkEffects,
-    workspace: str | None,
-    because: str | None,
-    by: str | None,
-    go: bool,
-) -> Exit | None:
+    shell: Shell, run: str, at: str | None, name: str | None, output: tuple[str, ...], changes: tuple[str, ...],
+    given: str | None, effects: e.ForkEffects, workspace: str | None, go: bool, **conditions: Any,
+) -> Exit | None:  # fmt: skip
     """Fork a run at a place in its history, under other conditions. The run itself does not change.
 
     Models and reads are called again. Effects of RUN are reused, not repeated. With a workspace, the fork gets its own
@@ -141,20 +122,19 @@ def fork_command(
       killick time fork claim_17 --at 3:before --model other-model --effects none
       killick time fork claim_17 --at 4:after --set route=manager --because "what if?"
     """
-    shell.run(run)
     outputs = _pairs("--output", output)
     given_set = _pairs("--set", changes)
     if at is None:
         at = f"{next(iter(outputs))}:after" if len(outputs) == 1 else "now"
     shell.load_app()
-    conditions: dict[str, Any] = {} if given is None else {"input": _input(shell, run, given)}
+    if given is not None:
+        conditions["input"] = _input(shell, run, given)
     if workspace is not None:
         conditions["workspace"] = workspace
     place = boundaries.at(shell.log, run, at)
     try:
         made = shell.client.fork(
-            run, at, id=name, output=outputs or None, set=given_set or None, unset=unset, model=model, effects=effects,
-            by=by, because=because, **conditions,
+            run, at, id=name, output=outputs or None, set=given_set or None, effects=effects, **conditions,
         )  # fmt: skip
     except TimeRefused as refused:
         raise CommandFailed(str(refused).replace("with workspace=", "with --workspace DIR")) from refused
@@ -185,8 +165,8 @@ def _input(shell: Shell, run: str, given: str) -> Any:
 
 def _print_fork(shell: Shell, run: str, fork: str, place: boundaries.RunMoment, effects: e.ForkEffects) -> None:
     log = shell.log
-    head = Text().append(fork, style="bold cyan").append(f" leaves {run} at ").append(_at(place), style="bold")
-    shell.out.print(head, soft_wrap=True)
+    head = Text().append(fork, style="bold cyan").append(f" branches off {run} at ").append(_at(place), style="bold")
+    shell.print(head)
     steps = [step for step in log.state(fork).fold.steps if "." not in step.id]
     shared = f"steps 1 to {steps[-1].id}" if len(steps) > 1 else "step 1" if steps else "its start"
     _report(shell, "shares", [Text().append(shared).append(", nothing is copied", style="dim")])
@@ -207,7 +187,7 @@ def _fork_document(shell: Shell, run: str, fork: str, place: boundaries.RunMomen
     log = shell.log
     forked = log.event(fork, log.head(fork).base + 1)
     assert isinstance(forked, e.RunForked)
-    conditions = [_fields(each) for each in changed_in(log, fork)]
+    conditions = [asdict(each) for each in changed_in(log, fork)]
     return {
         "run": fork, "parent": run, "at": place.label, "cut": forked.cut, "keep": forked.keep,
         "generation": forked.generation, "effects": forked.effects, "conditions": conditions,
@@ -223,14 +203,11 @@ def _at(place: boundaries.RunMoment) -> str:
 def _driven(shell: Shell, run: str) -> Exit | None:
     """Run it here, until it ends or waits."""
     client, state = shell.client, shell.client.state(run)
-    try:
-        agent: AnyAgent = AGENTS.get(state.agent)
-    except AgentUnknown:
+    if (agent := shell.agent_of(state.agent)) is None:
         raise CommandFailed(
-            f"{run}: is made, and is not run: its agent {state.agent} is not declared here; to run it: "
+            f"{run}: is made, and is not run: the code of {state.agent} is not found here; to run it: "
             f"{shell.goes_on(run, state.agent)}"
-        ) from None
-
+        )
     try:
         with Progress(shell, client, run, shown=shell.err.is_terminal and not shell.json):
             client.run(agent, state.input, id=run)
@@ -248,7 +225,7 @@ def _print_parting(shell: Shell, run: str, fork: str) -> None:
     result = shell.client.state(fork).result if status == "completed" else None
     said = Text().append("is ").append_text(paint.status(status))
     _report(shell, "now", [said.append(f": {paint.brief(result, 80)}" if result is not None else "")])
-    _report(shell, "parts at", [Text(found.why(), style="bold")])
+    _report(shell, "diverges", [Text(found.why(), style="bold")])
     if (first := found.parts_at) is not None:
         wide = max(len(run), len(fork))
         sides = zip((run, fork), first.told(max(shell.out.width - wide - LABEL - 6, 30)), strict=True)
@@ -264,13 +241,10 @@ def _print_parting(shell: Shell, run: str, fork: str) -> None:
     "--to", metavar="PLACE", required=True, help="The place: 4:before, 4:after, 4~1:before, @17, start.",
     shell_complete=complete_place,
 )  # fmt: skip
-@because_option
-@by_option
+@who_options
 @yes_option
 @dry_run_option
-def rewind_command(
-    shell: Shell, run: str, to: str, because: str | None, by: str | None, yes: bool, dry_run: bool
-) -> None:
+def rewind_command(shell: Shell, run: str, to: str, yes: bool, dry_run: bool, **who: Any) -> None:
     """Rewind a run to a place in its history; its code runs again from there. Lists the effects that remain first.
 
     The rewound steps stay on record as an earlier generation. Their effects stay: the same call again gets the recorded
@@ -280,7 +254,6 @@ def rewind_command(
       killick time rewind claim_17 --to 4:before --because "the rate was wrong"
       killick time rewind claim_17 --to 4:before --dry-run
     """
-    shell.run(run)
     found = leaving(shell.log, run, to)
     if not shell.json:
         _print_leaving(shell, found)
@@ -289,19 +262,19 @@ def rewind_command(
         happened = any(effect.status in STANDING for effect in found.effects)
         if happened and not shell.confirm(f"rewind {run} to {found.to}?", yes=yes):
             raise CommandFailed("nothing done", Exit.BAD)
-        done = shell.client.rewind(run, to, by=by, because=because)
+        done = shell.client.rewind(run, to, **who)
     if shell.json:
-        shell.emit({**_fields(found), "done": done})
+        shell.emit({**asdict(found), "done": done})
     elif done is None:
         shell.note("nothing done; without --dry-run, rewind does this")
     else:
-        shell.out.print(Text().append(run, style="bold cyan").append(f"  {done}", style="green"), soft_wrap=True)
+        shell.print(Text().append(run, style="bold cyan").append(f"  {done}", style="green"))
         _report(shell, "next", [shell.continues(run)], COMMAND)
 
 
 def _print_leaving(shell: Shell, found: Leaving) -> None:
     head = Text().append(found.run, style="bold cyan").append(" would be rewound to ")
-    shell.out.print(head.append(_at(boundaries.RunMoment(found.seq, found.to)), style="bold"), soft_wrap=True)
+    shell.print(head.append(_at(boundaries.RunMoment(found.seq, found.to)), style="bold"))
     _print_parts(shell, present.rewind(found, max(shell.out.width - LABEL - 8, 40)))
 
 
@@ -323,26 +296,17 @@ def _print_parts(shell: Shell, parts: present.Report) -> None:
     "--settled", type=click.Choice(("happened", "not")),
     help="The outcome of an undo that is in doubt: it happened, or it did not.",
 )  # fmt: skip
-@because_option
-@by_option
+@who_options
 @yes_option
 @dry_run_option
 def undo_command(
-    shell: Shell,
-    run: str,
-    step: str,
-    settled: Literal["happened", "not"] | None,
-    because: str | None,
-    by: str | None,
-    yes: bool,
-    dry_run: bool,
+    shell: Shell, run: str, step: str, settled: Literal["happened", "not"] | None, yes: bool, dry_run: bool, **who: Any
 ) -> None:
     """Undo the effect of one step by the compensation of its tool. The run itself continues.
 
     Lists the other steps and runs that share the effect first. The same call again is executed. Give --settled happened
     if you undid it by hand.
     """
-    shell.run(run)
     shell.load_app()
     found = shell.client.undoing(run, step)
     if found.refuses is not None and settled is None:
@@ -354,22 +318,22 @@ def undo_command(
         if not shell.confirm(f"undo step {step} of {run}?", yes=yes):
             raise CommandFailed("nothing done", Exit.BAD)
         try:
-            done = shell.client.undo(run, step, by=by, because=because, settled=settled)
+            done = shell.client.undo(run, step, **who, settled=settled)
         except TimeRefused as refused:
             line = str(refused).replace("settled='happened' or 'not'", "--settled happened, or --settled not")
             raise CommandFailed(line.replace("settled='happened'", "--settled happened"), Exit.BAD) from refused
     if shell.json:
-        shell.emit({**_fields(found), "done": done})
+        shell.emit({**asdict(found), "done": done})
     elif done is None:
         shell.note("nothing done; without --dry-run, undo does this")
     else:
-        shell.out.print(Text().append(run, style="bold cyan").append(f"  {done}", style="green"), soft_wrap=True)
+        shell.print(Text().append(run, style="bold cyan").append(f"  {done}", style="green"))
         state = shell.client.state(run)
         undid = [each for each in state.fold.steps if each.undoes == step and each.status == "done"]
         said = state.output_of(undid[-1]) if undid else None
         _report(shell, "came to", [paint.brief(said, 200)] if said is not None else [])
         if settled != "not":
-            _report(shell, "next", ["leave it, or rewind the run to before it:"])
+            _report(shell, "next", ["keep it, or rewind the run to before it:"])
             _report(shell, "", [shell.typed("time", "rewind", run, "--to", f"{step}:before")], COMMAND)
 
 
@@ -387,5 +351,5 @@ def _way_out(shell: Shell, found: Undoing) -> str:
 
 def _print_undoing(shell: Shell, found: Undoing) -> None:
     head = Text().append(found.run, style="bold cyan").append(f" step {found.step}: ")
-    shell.out.print(head.append(present.call_line(found.tool, found.arguments, 200), style="bold"), soft_wrap=True)
+    shell.print(head.append(present.call_line(found.tool, found.arguments, 200), style="bold"))
     _print_parts(shell, present.undo(found, max(shell.out.width - LABEL - 4, 30)))

@@ -10,7 +10,7 @@ import click
 from rich.text import Text
 
 from killick.cli import style
-from killick.cli.context import Shell, because_option, by_option, command, completing
+from killick.cli.context import Shell, by_option, command, completing, who_options
 from killick.cli.exit_codes import CommandFailed
 from killick.errors import AccessRefused, DurationRefused
 from killick.model.retry import seconds
@@ -76,7 +76,7 @@ def list_command(shell: Shell) -> None:
     for each in found:
         lead = Text(f"{each.id}  ", style="bold cyan").append(f"{each.name:<{wide}}  ", style="bold")
         lead.append(f"{each.scope:<8}  ").append_text(_standing(each, now))
-        shell.out.print(lead, soft_wrap=True)
+        shell.print(lead)
 
 
 def _standing(token: Token, now_us: int) -> Text:
@@ -91,16 +91,15 @@ def _standing(token: Token, now_us: int) -> Text:
 
 @command("revoke", json=False)
 @click.argument("token", shell_complete=_complete_token)
-@because_option
-@by_option
-def revoke_command(shell: Shell, token: str, because: str | None, by: str | None) -> None:
+@who_options
+def revoke_command(shell: Shell, token: str, **who: Any) -> None:
     """Revoke a token, by its id or its name: the next request is refused, and its sessions end.
 
     \b
     killick token revoke ann --because "left the company"
     """
     try:
-        gone = tokens.revoke(shell.client.runtime.engine, token, by=by, because=because)
+        gone = tokens.revoke(shell.client.runtime.engine, token, **who)
     except AccessRefused as error:
         raise CommandFailed(str(error)) from None
     shell.out.print(Text(f"{gone.id}  ", style="bold cyan").append(f"{gone.name}  ").append("revoked", style="green"))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import click
 from rich.text import Text
 
 from killick.cli import style
-from killick.cli.context import Shell, because_option, by_option, command, completing, limit_option, value_of
+from killick.cli.context import Shell, by_option, command, completing, limit_option, value_of, who_options
 from killick.cli.exit_codes import CommandFailed, Exit, nearest
 from killick.history.phrasing import counted
 from killick.model import events as e
@@ -70,10 +70,8 @@ def list_command(shell: Shell) -> None:
         what = Text(each.what, style="bold")
         if each.agent != each.name:
             what.append(f", starts {each.agent}", style="dim")
-        for line in style.wrapped(lead, what, shell.out.width):
-            shell.out.print(line, soft_wrap=True)
-        for line in style.wrapped(Text(" " * lead.cell_len), _standing(shell, each, now), shell.out.width):
-            shell.out.print(line, soft_wrap=True)
+        shell.row(lead, what)
+        shell.row(Text(" " * lead.cell_len), _standing(shell, each, now))
 
 
 def _standing(shell: Shell, trigger: TriggerInfo, now_us: int) -> Text:
@@ -120,7 +118,7 @@ def history_command(shell: Shell, name: str, limit: int) -> None:
         line = Text(f"{style.moment(each.at_us)}  ", style="dim").append(
             f"{each.did:<8}", style=_STYLES.get(each.did, "")
         )
-        shell.out.print(line.append(f"  {_about(each, recorded.event)}".rstrip()), soft_wrap=True)
+        shell.print(line.append(f"  {_about(each, recorded.event)}".rstrip()))
 
 
 _STYLES: Final = {"fired": "green", "passed": "yellow", "queued": "cyan", "paused": "magenta", "cancelled": "dim"}
@@ -141,31 +139,29 @@ def _about(each: triggers.TriggerActivity, event: e.Event) -> str:
 
 @command("pause", json=False, app=True)
 @_name
-@because_option
-@by_option
-def pause_command(shell: Shell, name: str, because: str | None, by: str | None) -> None:
+@who_options
+def pause_command(shell: Shell, name: str, **who: Any) -> None:
     """Pause a trigger: it starts nothing until it is resumed. Its times are missed meanwhile; events wait.
 
     \b
     killick trigger pause report --because "the numbers are wrong"
     """
     run = _on_record(shell, name)
-    shell.client.pause(run, by=by, because=because)
+    shell.client.pause(run, **who)
     _say(shell, name, "paused")
 
 
 @command("resume", json=False, app=True)
 @_name
-@because_option
-@by_option
-def resume_command(shell: Shell, name: str, because: str | None, by: str | None) -> None:
+@who_options
+def resume_command(shell: Shell, name: str, **who: Any) -> None:
     """Resume a paused trigger; its policy decides what it does about missed times.
 
     \b
     killick trigger resume report
     """
     run = _on_record(shell, name)
-    _say(shell, name, shell.client.resume(run, by=by, because=because))
+    _say(shell, name, shell.client.resume(run, **who))
 
 
 @command("fire", app=True)
@@ -212,4 +208,4 @@ def publish_command(shell: Shell, event: str, body: str | None, id: str | None, 
 
 
 def _say(shell: Shell, name: str, what: str) -> None:
-    shell.out.print(Text().append(f"{name}  ", style="bold cyan").append(what, style="green"), soft_wrap=True)
+    shell.print(Text().append(f"{name}  ", style="bold cyan").append(what, style="green"))

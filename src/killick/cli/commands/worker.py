@@ -72,12 +72,9 @@ def worker_command(
     client = shell.creating()
     try:
         made = {
-            "agents": agents or None,
-            "concurrency": concurrency,
-            "per_agent": dict(map(_most, per_agent)),
-            "lease_seconds": seconds(lease),
-            "slice_seconds": seconds(least),
-        }
+            "agents": agents or None, "concurrency": concurrency, "per_agent": dict(map(_most, per_agent)),
+            "lease_seconds": seconds(lease), "slice_seconds": seconds(least),
+        }  # fmt: skip
         with telling(shell), _shown(client, metrics):
             asyncio.run(_serve(client, made, until_idle=until_idle))
     except (AccessRefused, AgentUnknown, DurationRefused) as error:
@@ -166,7 +163,7 @@ class telling(logging.Handler):  # noqa: N801
             wake = {"wake_at": timestamp(told["wake_at_us"])} if told.get("wake_at_us") is not None else {}
             self._shell.emit_line({"at": timestamp(at_us), "level": record.levelname.lower(), **rest, **wake})
         else:
-            self._shell.out.print(_line(at_us, told), soft_wrap=True)
+            self._shell.print(_line(at_us, told))
         if record.exc_info and record.exc_info[1] is not None:
             trace = logging.Formatter().formatException(record.exc_info)
             self._shell.err.print(Text(trace, style="dim"), soft_wrap=True)

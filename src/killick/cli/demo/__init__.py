@@ -110,7 +110,7 @@ def _keep_changed(file: Path, source: Path) -> None:
 def hold(claim: bool, otherwise: str) -> None:
     """Go on only if that is so."""
     if not claim:
-        raise CommandFailed(f"the demo does not hold: {otherwise}", Exit.BAD)
+        raise CommandFailed(f"the demo failed: {otherwise}", Exit.BAD)
 
 
 @contextlib.contextmanager

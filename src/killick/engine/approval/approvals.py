@@ -20,12 +20,12 @@ from killick.definitions.tools import TOOLS, AnyTool
 from killick.engine.approval.call_answer import EXPIRED, INSTEAD, PERSON, after_approval, after_edit
 from killick.engine.approval.contracts_in_force import ApprovalGiven, AskingRule, Verdict, named, who_of
 from killick.engine.approval.verdicts import PendingVerdict, approval_of, failed_by, rejection
+from killick.engine.control.inbox import APPROVE
 from killick.engine.execution import Branch, Execution
-from killick.engine.inbox import APPROVE
 from killick.engine.steps.intention import Intent, claim_text
-from killick.engine.steps.open_wait import Closed, Escalation, Waiter
-from killick.engine.steps.waits import binding, dismiss, raise_if_intervened, until
 from killick.engine.views import Wait
+from killick.engine.waits.open_wait import Closed, Escalation, Waiter
+from killick.engine.waits.waits import binding, dismiss, raise_if_intervened, until
 from killick.errors import AnswerRefused, DeclarationRefused, Rejected, ValueRefused
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -102,9 +102,9 @@ class ApprovalQuestion:
             raise Rejected(j.step, j.intent.name, self.failure)
         if closed.answer["kind"] == "approve":
             # They agreed to what they were asked, though more rules may ask by now.
-            told: dict[str, Any] = dict(waiter.asked.values or {}) if waiter.asked is not None else {}
-            j.agreements.add(self._agreement(covered(told)))
-            j.told = after_approval(j.told, closed.by, closed.comment)
+            shown: dict[str, Any] = dict(waiter.asked.values or {}) if waiter.asked is not None else {}
+            j.agreements.add(self._agreement(covered(shown)))
+            j.answer = after_approval(j.answer, closed.by, closed.comment)
 
     def _asked_now(self) -> e.WaitOpened | None:
         """The latest form of the question, which may have been escalated."""
@@ -142,9 +142,9 @@ class ApprovalQuestion:
         given = ", ".join(f"{name}={short_value(value)}" for name, value in intent.recording.items())
         call = f"{self.name}({given})"
         why = dict.fromkeys(message for _, message in self.verdict.asks if message)
-        told = self.approval.prompt or "; ".join(why) or ruling.message or f"{self.ex.run_id} wants to do this"
+        reason = self.approval.prompt or "; ".join(why) or ruling.message or f"{self.ex.run_id} wants to do this"
         because = f" The agent's reason: {intent.policy.because}." if intent.policy.because else ""
-        return f"{call}: {told}.{because} Do it?"
+        return f"{call}: {reason}.{because} Do it?"
 
     @property
     def name(self) -> str:
@@ -190,9 +190,9 @@ class ApprovalQuestion:
         j, ex = self.j, self.ex
         same = rule == self.verdict.ruling.rule
         return binding(
-            ex.run_id, ex.generation, j.step, "answer", tool=j.intent.name, arguments=e.to_text(j.bound),
-            prompt=prompt, contract=ex.judge.mark, rule=rule if same else None, to=list(self.approval.to),
-            need=self.approval.need,
+            ex.log.secret_key, ex.run_id, ex.generation, j.step, "answer",
+            tool=j.intent.name, arguments=e.to_text(j.bound), prompt=prompt, contract=ex.judge.mark,
+            rule=rule if same else None, to=list(self.approval.to), need=self.approval.need,
         )  # fmt: skip
 
     def _waiter(self, event: e.WaitOpened, values: Mapping[str, Any], opened: int, votes: Sequence[str]) -> Waiter:
@@ -212,7 +212,7 @@ class ApprovalQuestion:
             return value
         try:
             twin = copy(self.j.intent)
-            twin.edit(edited(self.j, value), self.j.step, self.ex.engine.secret_key)
+            twin.edit(edited(self.j, value), self.j.step, self.ex.log.secret_key)
             approval_of(twin)
         except ValueRefused:
             raise
@@ -228,26 +228,26 @@ class ApprovalQuestion:
             return [], {}
         if kind == "edit":
             return self._edited(closed), {}
-        by, told = closed.by, {"by": closed.by, "comment": closed.comment, "rule": self.verdict.ruling.rule}
-        told["name"] = self.name if self.name != j.intent.name else None
+        by, details = closed.by, {"by": closed.by, "comment": closed.comment, "rule": self.verdict.ruling.rule}
+        details["name"] = self.name if self.name != j.intent.name else None
         if kind == "expired":
-            self.failure = failed_by("it was not approved in time", code=EXPIRED, **told)
+            self.failure = failed_by("it was not approved in time", code=EXPIRED, **details)
         elif kind == "respond":
             value = answer.get("value")
             said = f" ({closed.comment})" if closed.comment else ""
             text = f"{by or 'a person'} answered instead: {in_words(value)}{said}"
-            self.failure = failed_by(text, code=INSTEAD, response=value, **told)
+            self.failure = failed_by(text, code=INSTEAD, response=value, **details)
         else:
             said = f": {closed.comment}" if closed.comment else ""
-            self.failure = failed_by(f"{by or 'a person'} said no{said}", code=PERSON, **told)
+            self.failure = failed_by(f"{by or 'a person'} said no{said}", code=PERSON, **details)
         event = e.StepEnded(at=ex.now_us(), step=j.step, outcome="failed", by=by or "killick")
         return [Entry(event, {"failure": self.failure})], {}
 
     def _edited(self, closed: Closed) -> list[Entry]:
         """A person's edit is their own intention: judged as any, and standing in the place of what it edits."""
-        j, ex, by = self.j, self.ex, closed.by or "somebody"
+        j, ex, by = self.j, self.ex, closed.by or "a person"
         before = copy(j.intent)
-        changed = j.intent.edit(edited(j, closed.answer["value"]), j.step, ex.engine.secret_key)
+        changed = j.intent.edit(edited(j, closed.answer["value"]), j.step, ex.log.secret_key)
         verdict = j.judge(by=by)
         event = e.StepEdited(
             at=verdict.at, step=j.step, by=by, digest=e.to_text(j.intent.digest),
@@ -263,7 +263,7 @@ class ApprovalQuestion:
             note = f"{by}'s edit was rejected by rule {verdict.ruling.rule!r} ({failure.message}); it stays open"
             noted = Entry(e.NoteMade(at=ex.now_us(), step=j.step, by="killick"), {"note": note})
             return [Entry(event, {**values, "failure": failure}), noted, *self._again()]
-        j.told = after_edit(j.told, by, closed.comment, changed)
+        j.answer = after_edit(j.answer, by, closed.comment, changed)
         if not self._asks_the_same(verdict):
             return [Entry(event, values)]
         # An edit is an approval by its author; earlier votes were for other arguments.
@@ -381,12 +381,12 @@ def restore_answers(j: PendingVerdict, past: Step) -> None:
                 j.ex.asked_of[past.id] = event.to, data.get("may")
         elif isinstance(event, e.WaitClosed) and asked is not None and kind_of(record.data(seq)) == "approve":
             _restore_approval(j, asked, data)
-            j.told = after_approval(j.told, event.by, record.data(seq).get("comment"))
+            j.answer = after_approval(j.answer, event.by, record.data(seq).get("comment"))
         elif isinstance(event, e.StepEdited) and (event.verdict is None or event.verdict.ruling != "reject"):
             edit = record.data(seq)
             if intent.shape is not None:
-                intent.edit(intent.shape.restore(edit["arguments"], intent.arguments), past.id, j.ex.engine.secret_key)
-            j.told = after_edit(j.told, event.by, edit.get("comment"), pairs_of(edit))
+                intent.edit(intent.shape.restore(edit["arguments"], intent.arguments), past.id, j.ex.log.secret_key)
+            j.answer = after_edit(j.answer, event.by, edit.get("comment"), pairs_of(edit))
             if edit.get("grants") and asked is not None:
                 _restore_approval(j, asked, data)
 
@@ -417,15 +417,15 @@ def pairs_of(data: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 def replayed(ex: Execution, branch: Branch, past: Step) -> None:
     """Give the agent the recorded answers to a step that is over."""
-    branch.told = None
+    branch.answer = None
     for seq, event in ex.record.of_all(past.id):
         if isinstance(event, e.StepEdited) and (event.verdict is None or event.verdict.ruling != "reject"):
             data = ex.record.data(seq)
-            branch.told = after_edit(branch.told, event.by, data.get("comment"), pairs_of(data))
+            branch.answer = after_edit(branch.answer, event.by, data.get("comment"), pairs_of(data))
         elif isinstance(event, e.WaitClosed) and event.how == "answered" and past.sort != "wait":
             data = ex.record.data(seq)
             if kind_of(data) == "approve":
-                branch.told = after_approval(branch.told, event.by, data.get("comment"))
+                branch.answer = after_approval(branch.answer, event.by, data.get("comment"))
 
 
 async def intend(

@@ -18,20 +18,19 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "object": (dict,), "null": (type(None),),
 }  # fmt: skip
 
-
 ARGUMENT_CHARS: Final = 160
 """How much of one argument is shown, so that a long one hides no other."""
 
 
 def call(intention: Any, chars: int = ARGUMENT_CHARS) -> str:
     """A call as source text, with every argument. Invisible and direction-changing characters are escaped."""
-    told = _mapping(intention)
-    if "tool" not in told:
+    call = _mapping(intention)
+    if "tool" not in call:
         return "a call that is no longer on record"
-    if "arguments" not in told:
-        return f"{told['tool']}(…), step {told.get('step')}"
-    inside = (f"{name}={shown(value, chars)}" for name, value in _table(told, "arguments").items())
-    return f"{told['tool']}({', '.join(inside)})"
+    if "arguments" not in call:
+        return f"{call['tool']}(…), step {call.get('step')}"
+    inside = (f"{name}={shown(value, chars)}" for name, value in _table(call, "arguments").items())
+    return f"{call['tool']}({', '.join(inside)})"
 
 
 def shown(value: Any, chars: int = ARGUMENT_CHARS) -> str:
@@ -138,9 +137,10 @@ def arguments(wait: Wait) -> list[str]:
 
 
 def example(wait: Wait) -> str:
-    """How an edit could look."""
-    numbers = [name for name, value in _asked(wait).items() if type(value) in (int, float)]
-    name = next(iter([*numbers, *arguments(wait)]), "amount")
+    """An edit of the argument that the rule is about, if its name or its reason says so; else of the last number."""
+    numbers = [name for name, value in _asked(wait).items() if type(value) in (int, float)][::-1]
+    about = {word.strip(".,:;()'") for word in f"{wait.rule} {wait.reason}".split()}
+    name = next(iter(sorted([*numbers, *arguments(wait)], key=lambda each: each not in about)), "amount")
     return f"{name}={100 if name in numbers else 'VALUE'}"
 
 

@@ -32,9 +32,11 @@ class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
     changed: dict[str, tuple[Any, Any]] = {}
 
     def __str__(self) -> str:
-        told = ", ".join(f"{name} from {old!r} to {new!r}" for name, (old, new) in self.changed.items())
+        changes = ", ".join(f"{name} from {old!r} to {new!r}" for name, (old, new) in self.changed.items())
         said = f" ({self.comment})" if self.comment else ""
-        return f"{self.by or 'a person'} changed {told}{said}" if told else f"{self.by or 'a person'} agreed{said}"
+        return (
+            f"{self.by or 'a person'} changed {changes}{said}" if changes else f"{self.by or 'a person'} agreed{said}"
+        )
 
 
 class Proposed(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
@@ -79,11 +81,11 @@ def after_approval(before: CallAnswer | None, by: str | None, comment: str | Non
     )
 
 
-def proposed(result: T, told: CallAnswer | None) -> Proposed[T]:
+def proposed(result: T, answer: CallAnswer | None) -> Proposed[T]:
     """A suggested action that was done."""
-    if told is None:
+    if answer is None:
         return Proposed(kind="approve", result=result)
-    return Proposed(kind=told.kind, result=result, changed=told.changed, by=told.by, comment=told.comment)
+    return Proposed(kind=answer.kind, result=result, changed=answer.changed, by=answer.by, comment=answer.comment)
 
 
 def declined(rejected: Rejected) -> Proposed[Any]:

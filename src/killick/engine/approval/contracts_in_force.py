@@ -18,7 +18,7 @@ from killick.contracts.policy_input import UPDATE, of_the_context, own_part, pas
 from killick.contracts.prices import Prices
 from killick.definitions.agents import AGENTS, AnyAgent
 from killick.engine.approval.budget_group import Family, first_of
-from killick.engine.inbox import APPROVE
+from killick.engine.control.inbox import APPROVE
 from killick.errors import AgentUnknown, ContractRefused, KillickError
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 FILES_MAX: Final = 1_000
 """How many files one argument may name; each is looked at."""
+
+PLAIN_VALUES: Final = frozenset({str, int, float, bool, bytes, type(None)})
+"""Types of values that code cannot change after they were judged."""
 
 _PRICES: Final = Prices()
 
@@ -202,6 +205,24 @@ class ContractsInForce:
             return Verdict(ruling, asker, rests_on, now, self._together(asking))
         first = self.bound[0].contract if self.bound else None
         return Verdict(ACCEPTED, first, rests_on, now)
+
+    def accepts(self, name: str, effect: e.EffectClass, arguments: Mapping[str, Any], step: e.StepId) -> Verdict | None:
+        """The verdict on a first call with plain values that every contract in force accepts by this run's own record.
+
+        None: something else is to be said or looked at first, or a contract asks or rejects.
+        """
+        if self.is_shared or self.unbound() or self.looked(name, arguments):
+            return None
+        for value in arguments.values():
+            if type(value) not in PLAIN_VALUES:
+                return None
+        verdict = self.judge(
+            Intention(name=name, sort="tool", arguments=arguments, step=step, effect=effect, by="agent")
+        )
+        if verdict.ruling.ruling != "accept":
+            return None
+        self.remember(step, arguments)
+        return verdict
 
     def _together(self, asking: Sequence[tuple[Ruling, Contract | None]]) -> tuple[tuple[AskingRule, str | None], ...]:
         """The rules that ask the same approvers as the first one, as one question."""
@@ -417,8 +438,8 @@ def _recorded(engine: Engine, run: str, seq: int) -> Contract:
     try:
         return Contract.from_spec(engine.log.data(run, seq)["contract"])
     except ContractRefused as refused:
-        told = f"the contract of {run}, which holds here too, cannot be judged by in this process: {refused}"
-        raise KillickError(told) from refused
+        problem = f"the contract of {run}, which holds here too, cannot be judged by in this process: {refused}"
+        raise KillickError(problem) from refused
 
 
 def named(people: Mapping[str, Sequence[str]], to: Sequence[str]) -> list[str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
@@ -12,8 +12,8 @@ from killick.contracts.contract import Approval, Contract, Intention, Ruling
 from killick.contracts.facts import IntentionSort
 from killick.contracts.facts import approval_of as asked_of
 from killick.contracts.policy_input import model_arguments
-from killick.engine.approval.contracts_in_force import ApprovalGiven, Verdict, with_paths
-from killick.engine.interventions import SKIPPED
+from killick.engine.approval.contracts_in_force import PLAIN_VALUES, ApprovalGiven, Verdict, with_paths
+from killick.engine.control.interventions import SKIPPED
 from killick.engine.signals import Paused
 from killick.errors import DeclarationRefused, Rejected, Skipped, StepFailed
 from killick.log.writer import Entry
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from killick.engine.execution import Branch, Execution
     from killick.engine.steps.intention import Intent
 
-_EXACT: Final = frozenset({str, int, float, bool, bytes, type(None)})
-
 
 class PendingVerdict:
     """A step that is about to be done and whose intention may not be on record yet."""
@@ -45,7 +43,7 @@ class PendingVerdict:
         self.agreements: set[ApprovalGiven] = set()
         self.paths: Mapping[str, str] = {}
         """Where the files that it names really are, as it was judged."""
-        self.told: CallAnswer | None = None
+        self.answer: CallAnswer | None = None
         self.is_open = False
         self.slots: tuple[UniqueRight, ...] = ()
         self._judged_at = -1
@@ -118,10 +116,10 @@ class PendingVerdict:
             effect=intent.effect, because=intent.policy.because, by=by, model=model_of(intent), paths=self.paths,
         )  # fmt: skip
         agreed = [each for each in self.agreements if each[3:] == (self.bound, judge.mark)] if self.agreements else ()
-        told = intent.shape is None and intent.sort != "model" and not self.unwritten
+        is_recorded = intent.shape is None and intent.sort != "model" and not self.unwritten
         verdict = judge.judge(
-            intention, agreements=agreed, asks=self.asks, begun=self.made > 0 or told, is_open=self.is_open or told,
-            adopts=adopts,
+            intention, agreements=agreed, asks=self.asks, begun=self.made > 0 or is_recorded,
+            is_open=self.is_open or is_recorded, adopts=adopts,
         )  # fmt: skip
         acts = intent.effect not in ("reads", None) or intent.shape is None
         takes = verdict.ruling.ruling == "accept" and acts and not self.is_open
@@ -137,11 +135,11 @@ class PendingVerdict:
     def _settle_values(self) -> None:
         """Evaluate exactly what will be done: values that code could still change are taken from the record."""
         intent = self.intent
-        if intent.sort == "model" or all(type(value) in _EXACT for value in intent.recording.values()):
+        if intent.sort == "model" or all(type(value) in PLAIN_VALUES for value in intent.recording.values()):
             return
         if intent.settled:
             return
-        seen: dict[str, Any] = through_codec(intent.recording, at="arguments", secret_key=self.ex.engine.secret_key)
+        seen: dict[str, Any] = through_codec(intent.recording, at="arguments", secret_key=self.ex.log.secret_key)
         intent.recording = seen
         intent.settled = True
         if intent.shape is not None:
@@ -187,8 +185,8 @@ def approval_of(intent: Intent) -> Approval | None:
             found = approve(**intent.arguments)
             approve = None if found is None else asked_of(found)
         except Exception as error:
-            told = f"its approve= failed for this call ({type(error).__name__}: {error}); correct the function"
-            raise DeclarationRefused(intent.name, told) from error
+            problem = f"its approve= failed for this call ({type(error).__name__}: {error}); correct the function"
+            raise DeclarationRefused(intent.name, problem) from error
     if approve is None:
         return Approval() if intent.proposed else None
     return asked_of(approve)
@@ -207,9 +205,9 @@ def failed(step: e.StepId, name: str, failure: Failure | None) -> StepFailed:
 
 def rejection(ruling: Ruling, contract: Contract | None, name: str | None = None) -> Failure:
     """A rejection as it is on record, and as code and models read it; with a name, where that is not the step's own."""
-    told = {"code": ruling.code, "rule": ruling.rule, "allowed": ruling.allowed, "name": name}
-    told["contract"] = None if contract is None else contract.digest
-    return failed_by(str(ruling.message), **told)
+    details = {"code": ruling.code, "rule": ruling.rule, "allowed": ruling.allowed, "name": name}
+    details["contract"] = None if contract is None else contract.digest
+    return failed_by(str(ruling.message), **details)
 
 
 def failed_by(message: str, **details: Any) -> Failure:

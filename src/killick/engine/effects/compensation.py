@@ -72,7 +72,7 @@ def _undoing(ex: Execution, tool: AnyTool, effect: ledger.Effect, step: e.StepId
     arguments = {next(iter(shape.hints), "effect"): _input_of(ex, tool, effect)}
     key = {"key": effect.key}
     return Intent(
-        "undo", tool.name, fn, shape, arguments, policy, told=key, recording=key, undoes=(step, effect.started)
+        "undo", tool.name, fn, shape, arguments, policy, given=key, recording=key, undoes=(step, effect.started)
     )
 
 
@@ -88,8 +88,8 @@ async def _undone(ex: Execution, branch: Branch, tool: AnyTool, effect: ledger.E
             data = ex.record.data(past.output) if past.output else {}
             event = ex.record.event(past.output) if past.output else None
             failure = stopped(event.by, None) if isinstance(event, e.AttemptSettled) else data.get("failure")
-            told = convert(failure, Failure, at="failure") if not isinstance(failure, Failure) else failure
-            raise StepFailed(step, tool.name, told)
+            recorded = convert(failure, Failure, at="failure") if not isinstance(failure, Failure) else failure
+            raise StepFailed(step, tool.name, recorded)
     except StepFailed as failed:
         return await _ask_person(ex, branch, step, tool, effect, failed)
     return True
@@ -120,7 +120,7 @@ async def undo(
         )
     if because:
         ex.write_behind(
-            Entry(e.NoteMade(at=ex.now_us(), step=step, by=by or "somebody"), {"note": f"undone: {because}"})
+            Entry(e.NoteMade(at=ex.now_us(), step=step, by=by or "a person"), {"note": f"undone: {because}"})
         )
     intent = _undoing(ex, tool, effect, step)
     try:
@@ -153,7 +153,7 @@ def _undone_by_hand(
         at=now, step=at, sort="undo", name=effect.tool, effect=effect.effect, undoes=step,
         undoes_seq=effect.started,
     )  # fmt: skip
-    overridden = e.StepOverridden(at=now, step=at, by=by or "somebody")
+    overridden = e.StepOverridden(at=now, step=at, by=by or "a person")
     ex.write_behind(Entry(intended), Entry(overridden, {"output": None, **({"because": because} if because else {})}))
     return f"step {step}, {effect.tool}, is undone by hand"
 

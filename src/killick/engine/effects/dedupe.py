@@ -12,15 +12,15 @@ from typing import Any, Final, NamedTuple, NoReturn
 from msgspec.structs import replace
 
 from killick.definitions.policy import DidNotHappen, Effect, Happened, Unknown
-from killick.engine.commands import command
+from killick.engine.control.commands import command
+from killick.engine.control.inbox import FORKED, SETTLEMENT_VERBS
 from killick.engine.effects.reconcile import RecordedOutcome, ask_person, reconciled, stopped
 from killick.engine.effects.recorded_effects import RecordedEffect
 from killick.engine.execution import Branch, Execution
-from killick.engine.inbox import SETTLEMENT_VERBS
 from killick.engine.replay import short
 from killick.engine.steps.intention import restored
 from killick.engine.steps.step_state import StepState
-from killick.engine.steps.waits import binding, until_time
+from killick.engine.waits.waits import binding, until_time
 from killick.errors import KillickError, NotDone, StepFailed, ValueErased
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -46,7 +46,7 @@ async def _announced(ex: Execution, branch: Branch) -> None:
         body, pause = {"command": "forked", "fork": fork.run, "cut": fork.base}, _ANNOUNCE_SECONDS
         while not tree.has_fork(parent, fork.run):
             try:
-                if command(ex.engine, parent, body, by=None, id=f"forked:{fork.run}"):
+                if command(ex.engine, parent, body, by=None, id=FORKED + fork.run):
                     break
             except KillickError:
                 break  # it is gone, or does not hold: it does nothing any more
@@ -100,8 +100,8 @@ async def _agreed(wanted: WantedStep, prompt: str) -> bool:
     """Ask a person before acting; the answer to this very question, once given, stays with the step."""
     ex, step = wanted.ex, wanted.step
     intention = {"tool": wanted.name, "arguments": dict(wanted.recording)}
-    told = through_codec(intention, at="intention", secret_key=ex.engine.secret_key)
-    bound = binding(ex.run_id, ex.generation, step, "answer", intention=told, prompt=prompt)
+    shown = through_codec(intention, at="intention", secret_key=ex.log.secret_key)
+    bound = binding(ex.log.secret_key, ex.run_id, ex.generation, step, "answer", intention=shown, prompt=prompt)
     asked = None
     for seq, event in sorted(ex.record.of(step, e.WaitOpened) + ex.record.of(step, e.WaitClosed)):
         if isinstance(event, e.WaitOpened):
@@ -263,18 +263,18 @@ async def _may_go_on(wanted: WantedStep, others: Sequence[str]) -> None:
     ex, mode = wanted.ex, wanted.ex.fork_effects
     call = f"{wanted.name}({short(wanted.recording)})"
     if mode == "none":
-        told = f"{call}: this fork does nothing to the world (effects='none'), and that was not done before"
-        await _refused(wanted, Failure.told("killick.EffectRefused", told))
+        problem = f"{call}: this fork does nothing to the world (effects='none'), and that was not done before"
+        await _refused(wanted, Failure.of("killick.EffectRefused", problem))
     if others:
-        told = "; ".join(others[:3])
-        prompt = f"{call}: before the rewind it did {told}, with other arguments. Do this as well?"
+        earlier = "; ".join(others[:3])
+        prompt = f"{call}: before the rewind it did {earlier}, with other arguments. Do this as well?"
         if not await _agreed(wanted, prompt):
-            told = "a person declined to do it in addition to the earlier action"
-            await _refused(wanted, Failure.told("killick.Rejected", told))
+            problem = "a person declined to do it in addition to the earlier action"
+            await _refused(wanted, Failure.of("killick.Rejected", problem))
     elif mode == "recorded":
         prompt = f"{call}: {ex.run_id}, a fork of {ex.run_tree.own.parent}, wants to do it. Do it?"
         if not await _agreed(wanted, prompt):
-            await _refused(wanted, Failure.told("killick.Rejected", "a person said not to do it in a fork"))
+            await _refused(wanted, Failure.of("killick.Rejected", "a person said not to do it in a fork"))
 
 
 async def _refused(wanted: WantedStep, failure: Failure) -> NoReturn:
@@ -292,11 +292,11 @@ async def _settle_left(a: StepState, done: RecordedEffect) -> bool:
     intended = a.ex.engine.log.data(done.run, effect.intended).get("arguments", {})
     if effect.identity is None:
         intended, why = a.intent.recording, "in a part of the record that did not hold"
-    told = Effect(tool=effect.tool, step=effect.step, key=effect.key, arguments=intended)
+    original = Effect(tool=effect.tool, step=effect.step, key=effect.key, arguments=intended)
     found: Any = Unknown()
     by: str | None = "reconcile"
     if a.intent.policy.reconcile is not None:
-        found = await reconciled(a, a.intent.policy.reconcile, told)
+        found = await reconciled(a, a.intent.policy.reconcile, original)
     if not isinstance(found, Happened | DidNotHappen):
         prompt = f"{effect.tool}({short(intended)}) was started {why}. Did it happen?"
         closed = await ask_person(

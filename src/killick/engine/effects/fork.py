@@ -71,7 +71,7 @@ def fork(
         entries.append(_overridden(log, parent, found, step, output, at=at, by=by))
     if conditions.set or conditions.unset:
         version = facts.context_version
-        changed = e.ContextChanged(at=at, version=version + 1, saw=version, by=by or "somebody")
+        changed = e.ContextChanged(at=at, version=version + 1, saw=version, by=by or "a person")
         entries.append(Entry(changed, {"set": dict(conditions.set), "unset": list(conditions.unset)}))
     return Fork(forked, tuple(entries), tuple(copied(log, parent, run, found)), found.fold)
 
@@ -85,15 +85,15 @@ def _overridden(log: Log, parent: str, found: Cut, name: e.StepId, output: Any, 
     if step is None or _has_successor(found.fold, name):
         raise TimeRefused(parent, f"step {name} did not end at {found.label}; fork at {name}:after to change it")
     if step.sort == "decision":
-        told = {**log.data(parent, step.output), "choice": output}
-        return Entry(e.DecisionMade(at=at, step=name, by=by or "somebody"), told)
+        decision = {**log.data(parent, step.output), "choice": output}
+        return Entry(e.DecisionMade(at=at, step=name, by=by or "a person"), decision)
     if step.sort not in ("tool", "model", "wait") or step.name == "sleep":
         raise TimeRefused(parent, f"step {name} is a {step.name}, which has no output to change")
     values: dict[str, Any] = {"output": _answer(found.fold, step, output) if step.sort == "wait" else output}
     if step.sort == "model" and past is not None and past.output:
         reply = log.data(parent, past.output).get("reply")
         values |= {"reply": reply} if reply else {}
-    return Entry(e.StepOverridden(at=at, step=name, by=by or "somebody"), values)
+    return Entry(e.StepOverridden(at=at, step=name, by=by or "a person"), values)
 
 
 def _has_successor(fold: Fold, name: e.StepId) -> bool:

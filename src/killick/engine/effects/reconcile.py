@@ -14,16 +14,16 @@ from killick.definitions.current import HERE
 from killick.definitions.markers import Key, ToolStep
 from killick.definitions.policy import DidNotHappen, Effect, Happened, Reconciled, Unknown
 from killick.definitions.tools import Tool
+from killick.engine.control.inbox import SETTLEMENT_VERBS
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe, is_bug, is_transient
-from killick.engine.inbox import SETTLEMENT_VERBS
 from killick.engine.replay import short
 from killick.engine.steps.attempt import waited_for
 from killick.engine.steps.intention import Intent, claim_text, is_async, restored
 from killick.engine.steps.live_calls import Work
-from killick.engine.steps.open_wait import Closed, Then, Waiter
 from killick.engine.steps.step_state import StepState
-from killick.engine.steps.waits import binding, raise_if_intervened, until
+from killick.engine.waits.open_wait import Closed, Then, Waiter
+from killick.engine.waits.waits import binding, raise_if_intervened, until
 from killick.errors import StepFailed, TimeRefused, ValueRefused
 from killick.log.writer import AppendExtras, Entry
 from killick.model import events as e
@@ -32,8 +32,8 @@ from killick.model.facts import OUT_OF_BAND, Step
 from killick.model.failure import Failure
 from killick.store.records import UniqueRight
 
-DIED: Final = Failure.told("killick.Died", "the process died while this attempt was open", kind="died")
-NOT_CONFIRMED: Final = Failure.told("killick.NotConfirmed", "the tool returned, but the world does not show its effect")
+DIED: Final = Failure.of("killick.Died", "the process died while this attempt was open", kind="died")
+NOT_CONFIRMED: Final = Failure.of("killick.NotConfirmed", "the tool returned, but the world does not show its effect")
 _FINDINGS: Final = "killick.Happened(result), killick.DidNotHappen() or killick.Unknown()"
 RECONCILED_MAX: Final = 4
 """How many attempts a reconciler may repeat before a person is asked."""
@@ -42,8 +42,8 @@ RECONCILED_MAX: Final = 4
 def left_failure(inside: Sequence[e.StepId]) -> Failure:
     """An attempt was left because steps that its own code took wait, or because its process died in them."""
     steps = f"step{'s' if len(inside) > 1 else ''} {', '.join(inside)} inside of it waited" if inside else "it waited"
-    told = "what else it did is not known; 'not' enters it again, with those steps from the record"
-    return Failure.told("killick.Left", f"it was left while {steps}; {told}")
+    hint = "what else it did is not known; 'not' enters it again, with those steps from the record"
+    return Failure.of("killick.Left", f"it was left while {steps}; {hint}")
 
 
 class RecordedOutcome(NamedTuple):
@@ -55,8 +55,8 @@ class RecordedOutcome(NamedTuple):
 
 def stopped(by: str | None, because: Any) -> Failure:
     """A person stopped the step instead of saying what happened."""
-    told = f": {because}" if because else ""
-    return Failure.told("killick.Stopped", f"stopped by {by or 'a person'}{told}")
+    reason = f": {because}" if because else ""
+    return Failure.of("killick.Stopped", f"stopped by {by or 'a person'}{reason}")
 
 
 async def settle(a: StepState, work: Work | None) -> RecordedOutcome | None:
@@ -100,8 +100,8 @@ def late_entries(a: StepState, past: Step, value: Any, error: BaseException | No
         event = e.AttemptEnded(
             at=a.ex.now_us(), step=a.step, attempt=a.made, outcome=outcome, released=tuple(map(claim_text, released))
         )
-        told = {"output": value} if error is None else {"failure": describe(error)}
-        return [Entry(event, told)], {"releases": released} if released else {}
+        values = {"output": value} if error is None else {"failure": describe(error)}
+        return [Entry(event, values)], {"releases": released} if released else {}
     if past.attempts[-1].outcome != "unknown" or (error is not None and not refused):
         return [], {}
     found = Happened(value) if error is None else DidNotHappen()
@@ -187,8 +187,8 @@ async def _ask(a: StepState) -> RecordedOutcome | None:
     ex, intent = a.ex, a.intent
     if a.step.startswith(OUT_OF_BAND):
         # The person who undoes it gets the outcome at once; the run may be over and waits for no answer.
-        told = f"undoing {intent.name} began and its outcome is not known ({a.failure})"
-        raise TimeRefused(ex.run_id, f"{told}; check, and give settled='happened' or 'not'")
+        problem = f"undoing {intent.name} began and its outcome is not known ({a.failure})"
+        raise TimeRefused(ex.run_id, f"{problem}; check, and give settled='happened' or 'not'")
     call = f"{intent.name}({short(intent.recording)})"
     if intent.undoes is not None:
         call = f"undoing {intent.name} of step {intent.undoes[0]}"
@@ -232,8 +232,8 @@ async def ask_person(
     """Ask within a step that is not itself a wait."""
     raise_if_intervened(ex, step)
     facts = ex.log.fold.facts
-    told = through_codec(intention, at="intention", secret_key=ex.engine.secret_key)
-    bound = binding(ex.run_id, facts.generation, step, waits_for, intention=told, prompt=prompt)
+    shown = through_codec(intention, at="intention", secret_key=ex.log.secret_key)
+    bound = binding(ex.log.secret_key, ex.run_id, facts.generation, step, waits_for, intention=shown, prompt=prompt)
     wait = facts.waits.get(step)
     if wait is None:
         to, may = ex.asked_of.get(step, ((), None))

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from killick.engine import renewals
+from killick.engine.control.inbox import COMMAND
 from killick.engine.effects.branch_point import Cut, cut
 from killick.engine.execution import Execution
-from killick.engine.inbox import COMMAND
 from killick.engine.signals import Rewinding
 from killick.errors import BoundaryUnknown, TimeRefused
 from killick.log.log import Log
@@ -33,8 +33,8 @@ def rewind(log: Log, run: RunLog, to: str, *, at: int, by: str | None = None, be
         raise TimeRefused(run.run, f"continues as {run.fold.facts.renewed_as}; rewind that, or fork this one")
     found = cut(log, run.run, to, has_undone=bool(run.fold.facts.beside))
     if found.seq <= run.base and run.base:
-        told = f"the events before @{run.base + 1} belong to {run.fold.facts.forked_from}, its fork parent"
-        raise TimeRefused(run.run, f"{told}; fork that at {found.label}")
+        problem = f"the events before @{run.base + 1} belong to {run.fold.facts.forked_from}, its fork parent"
+        raise TimeRefused(run.run, f"{problem}; fork that at {found.label}")
     returned = _returned(log, run.run, found)
     event = e.RunRewound(
         at=at, cut=found.seq, generation=run.ledger.facts.generation + 1, keep=found.keep, returned=returned, by=by,

@@ -12,6 +12,7 @@ from hashlib import sha256
 from itertools import chain, pairwise
 from typing import Final, NamedTuple
 
+from killick.engine.control.inbox import COMMAND, FORKED
 from killick.engine.effects.recorded_effects import RecordedEffect
 from killick.engine.replay import Record
 from killick.errors import KillickError
@@ -259,8 +260,13 @@ class Forks:
             for name in names:
                 row = log.store.index(name)
                 found += [name] if name != run and row is not None and row.status not in ENDED else []
-                names += [fork for fork in self._of(name) if fork not in names]
+                names += [fork for fork in [*self._of(name), *self._announced(name)] if fork not in names]
         return found
+
+    def _announced(self, run: str) -> list[str]:
+        """Forks of a run that is held elsewhere, which has not recorded them yet."""
+        commands = self._log.store.inbox(run, name=COMMAND)
+        return [each.id.removeprefix(FORKED) for each in commands if each.id.startswith(FORKED)]
 
     def _of(self, run: str) -> list[str]:
         if len(self._known) > _KNOWN_MAX:

@@ -16,9 +16,9 @@ from killick.engine.failures import describe
 from killick.engine.observers import trace_here
 from killick.engine.replay import OVER, RequestedStep
 from killick.engine.steps.intention import Intent
-from killick.engine.steps.open_wait import Closed
-from killick.engine.steps.questions import Question, wait_for
-from killick.engine.steps.waits import refuse_controls
+from killick.engine.waits.open_wait import Closed
+from killick.engine.waits.questions import Question, wait_for
+from killick.engine.waits.waits import refuse_controls
 from killick.errors import ChildFailed, RunExists, StepFailed
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -54,7 +54,7 @@ async def spawn(
     refuse_controls(id)
     input = agent.checked(through_codec(input, at="input"))  # noqa: A001
     step = branch.number()
-    bound = e.to_text(digest({"agent": agent.name, "input": input, "id": id}, at="input"))
+    bound = e.to_text(digest({"agent": agent.name, "input": input, "id": id}, at="input", secret_key=ex.log.secret_key))
     claim = RequestedStep(sort="child", name=agent.name, digest=bound, binding=True)
     past = await recorded_step(ex, branch, step, claim, {"input": input})
     generation = ex.log.fold.facts.generation
@@ -120,8 +120,8 @@ async def child_result(ex: Execution, branch: Branch, child: Child[Any]) -> Any:
         if closed.how != "answered":
             return [], {}
         status = closed.answer["status"]
-        told = {"result": closed.answer["result"]} if status == "completed" else {"failure": closed.answer["failure"]}
-        return [Entry(e.ChildEnded(at=ex.now_us(), step=step, run=child.id, status=status), told)], {}
+        values = {"result": closed.answer["result"]} if status == "completed" else {"failure": closed.answer["failure"]}
+        return [Entry(e.ChildEnded(at=ex.now_us(), step=step, run=child.id, status=status), values)], {}
 
     step = branch.position
     ex.on_child(child.id)
@@ -132,10 +132,10 @@ async def child_result(ex: Execution, branch: Branch, child: Child[Any]) -> Any:
     if answer["status"] == "completed":
         returns = child.agent.returns
         return answer["result"] if returns is Any else convert(answer["result"], returns, at=child.id)
-    told = answer["failure"]
+    recorded = answer["failure"]
     failure = (
-        convert(told, Failure, at="failure")
-        if told is not None
-        else Failure.told("killick.errors.RunCancelled", f"{child.id} was cancelled", kind="cancelled")
+        convert(recorded, Failure, at="failure")
+        if recorded is not None
+        else Failure.of("killick.errors.RunCancelled", f"{child.id} was cancelled", kind="cancelled")
     )
     raise ChildFailed(step, child.id, failure, run=child.id)

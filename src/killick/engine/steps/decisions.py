@@ -27,16 +27,16 @@ async def decided(
     by: str,
 ) -> Any:  # fmt: skip
     step = branch.number()
-    told = through_codec({"question": question, "options": options, "choice": choice, "because": because})
+    decision = through_codec({"question": question, "options": options, "choice": choice, "because": because})
     claim = RequestedStep(sort="decision", name="decision")
-    past = await recorded_step(ex, branch, step, claim, told, f"decision {question!r}")
+    past = await recorded_step(ex, branch, step, claim, decision, f"decision {question!r}")
     if past is None:
         await ex.await_turn()
-        await ex.recorded(ex.write_behind(Entry(e.DecisionMade(at=ex.now_us(), step=step, by=by), told)))
-        return choice if isinstance(choice, str | int | float | bool | None) else _as(choice, told["choice"])
+        await ex.recorded(ex.write_behind(Entry(e.DecisionMade(at=ex.now_us(), step=step, by=by), decision)))
+        return choice if isinstance(choice, str | int | float | bool | None) else _as(choice, decision["choice"])
     recorded = ex.record.data(past.output)
-    if recorded != told:
-        _drift(ex, step, recorded, told)
+    if recorded != decision:
+        _drift(ex, step, recorded, decision)
     await replay_outcome(ex, branch, past)
     return _as(choice, recorded["choice"])
 
@@ -47,7 +47,7 @@ def _as(like: Any, value: Any) -> Any:
 
 
 def _drift(ex: Execution, step: e.StepId, recorded: Any, found: Any) -> None:
-    text = e.to_text(digest(found))
+    text = e.to_text(digest(found, secret_key=ex.log.secret_key))
     noted = ex.record.of(step, e.StepDrifted)
     if not noted or noted[-1][1].digest != text:
         event = e.StepDrifted(at=ex.now_us(), step=step, digest=text)
@@ -82,13 +82,13 @@ async def update(ex: Execution, branch: Branch, changes: Mapping[str, Any]) -> N
     version = ex.log.fold.facts.context_version
     verdict = judge_change(ex.judge, through_codec(dict(changes)), (), by="agent", step=branch.position)
     if verdict is not None and verdict.ruling.ruling == "reject":
-        told = {"set": through_codec(dict(changes)), "failure": rejection(verdict.ruling, verdict.contract)}
+        values = {"set": through_codec(dict(changes)), "failure": rejection(verdict.ruling, verdict.contract)}
         refused = e.ContextRefused(
             at=ex.now_us(), version=version, saw=saw, step=branch.position, verdict=verdict.event
         )
-        ex.write_behind(*ex.judge.unbound(), Entry(refused, {**told, **verdict.rests_on}))
+        ex.write_behind(*ex.judge.unbound(), Entry(refused, {**values, **verdict.rests_on}))
         stop_looping(ex)
-        raise _refused(branch, told)
+        raise _refused(branch, values)
     kept = ex.context.update(changes)
     event = e.ContextChanged(at=ex.now_us(), version=version + 1, saw=saw, step=branch.position)
     if verdict is None:

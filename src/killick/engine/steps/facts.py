@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from killick.engine.execution import Branch, Execution
-from killick.engine.steps.questions import EPOCH
+from killick.engine.waits.questions import EPOCH
 from killick.log.writer import Entry
 from killick.model import events as e
 

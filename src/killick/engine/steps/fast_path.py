@@ -1,13 +1,14 @@
 """The common step: one coroutine from the call of an async tool to its recorded outcome.
 
-It takes a step that nothing can come between: one branch, nothing left to replay, no rules, no limits, no workspace, no
-observer. Every other step goes through the pipeline, and so does what follows an attempt that does not simply return.
-Both write the same events.
+It takes a step that nothing can come between: one branch, nothing left to replay, no limits, no workspace, no observer,
+and every contract accepts it at once. Every other step goes through the pipeline, and so does what follows an attempt
+that does not simply return. Both write the same events.
 """
 
 from __future__ import annotations
 
 from asyncio import current_task
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeGuard
 
 from killick.definitions.current import HERE
@@ -33,25 +34,29 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
     effect: Any = tool.policy.effect
     entered = False
     try:
-        if not (tool.is_plain and is_common(branch, ex)):
+        verdict = None
+        if not (tool.is_plain and is_common(branch, ex)) or (
+            ex.judge.bound
+            and (verdict := ex.judge.accepts(tool.name, effect, arguments, str(branch.count + 1))) is None
+        ):
             return await run_step(ex, execute_step, intent_of(tool, arguments, given))
         ex.turns.computing -= 1
         entered = True
         # Intend: the intention and its attempt are durable before the tool is called.
         try:
-            digest = arguments_digest(given, secret_key=ex.engine.secret_key)
+            digest = arguments_digest(given, secret_key=ex.log.secret_key)
         except ValueRefused:
-            intent_of(tool, arguments, given).classify(str(branch.count + 1), ex.engine.secret_key)  # names the step
+            intent_of(tool, arguments, given).classify(str(branch.count + 1), ex.log.secret_key)  # names the step
             raise
         branch.count += 1
-        step, now = str(branch.count), ex.now_us()
+        step, now = str(branch.count), ex.now_us() if verdict is None else verdict.at
         key = action_key(ex.run_id, step, tool.name, digest, generation=ex.generation)
         started = Entry(
             e.StepStarted(
                 at=now, step=step, sort="tool", name=tool.name, digest=e.to_text(digest), effect=effect, key=key,
-                epoch=ex.log.epoch,
+                epoch=ex.log.epoch, verdict=None if verdict is None else verdict.event,
             ),
-            {"arguments": arguments},
+            {"arguments": arguments} if verdict is None else {"arguments": arguments, **verdict.rests_on},
         )  # fmt: skip
         made = _Attempt(ex, branch, tool, arguments, given, step, key, now)
         ex.check_lease()
@@ -66,29 +71,26 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
         inner.hosted = ex.hosted
         live = inner.live = None if effect == "reads" else ex.engine.live.begin(ex.run_id, step, tool.name)
         ex.attempts += 1
-        token = HERE.set(place)
-        value: Any = None
-        error: BaseException | None = None
+        stand_in, touch = ex.engine.stand_in, partial(made.touch, place)
         try:
-            value = await tool.fn(**arguments)
-        except BaseException as raised:
-            error = raised
+            applied = await (touch() if stand_in is None else stand_in.apply(made.intent(), place, touch))
         finally:
-            HERE.reset(token)
             if live is not None:
                 ex.engine.live.end(live)
             branch.inner = None
             ex.inner_waits.close(inner)
             ex.attempts -= 1
         # Record: the outcome is committed with the next append, or soon.
-        kind: Any = value.__class__
-        is_flat = error is None and kind in _FLAT and tool.shape.returns in (Any, kind)
-        if not is_flat or inner.is_refused or inner.told or ex.signal or ex.parked:
-            return await made.conclude(Applied(value, error), inner)
+        kind: Any = applied.value.__class__
+        is_flat = applied.error is None and kind in _FLAT and tool.shape.returns in (Any, kind)
+        if not is_flat or inner.is_refused or inner.waits or ex.signal or ex.parked:
+            return await made.conclude(applied, inner)
         ended = e.AttemptEnded(at=ex.now_us(), step=step, attempt=1, outcome="returned")
-        ex.context.see(ex.write_behind(Entry(ended, {"output": value})))
-        branch.told = None
-        return value
+        ex.context.see(ex.write_behind(Entry(ended, {"output": applied.value})))
+        if ex.after_death:
+            await ex.barrier()
+        branch.answer = None
+        return applied.value
     except (StoreError, LogError) as failed:
         raise ex.interrupted(failed) from failed
     finally:
@@ -103,19 +105,12 @@ def is_common(branch: object, ex: Execution) -> TypeGuard[Branch]:
         and branch.execution is ex
         and ex.signal is None
         and ex.is_unguarded
-        and not (ex.left_behind or ex.after_death or ex.hosting or ex.parked or ex.interventions)
+        and not (ex.left_behind or ex.hosting or ex.parked or ex.interventions)
         and len(ex.branches) == 1
-        and not (
-            branch.path
-            or branch.scope
-            or branch.outer
-            or branch.guest
-            or branch.stopped
-            or branch.thread
-            or branch.streaming
-        )
+        and not (branch.path or branch.scope or branch.outer or branch.guest)
+        and not (branch.stopped or branch.thread or branch.streaming)
         and ex.diverged_at is None
-        and ex.log.hearing is None
+        and ex.log.listener is None
         and branch.count >= ex.record.last.get("", 0)
         and current_task() is branch.task
     )
@@ -123,7 +118,7 @@ def is_common(branch: object, ex: Execution) -> TypeGuard[Branch]:
 
 def intent_of(tool: AnyTool, arguments: dict[str, Any], given: dict[str, Any]) -> Intent:
     """Returns the call as the pipeline takes it."""
-    return Intent("tool", tool.name, tool.fn, tool.shape, arguments, tool.policy, returns=tool.returns, told=given)
+    return Intent("tool", tool.name, tool.fn, tool.shape, arguments, tool.policy, returns=tool.returns, given=given)
 
 
 class _Attempt(NamedTuple):
@@ -138,17 +133,29 @@ class _Attempt(NamedTuple):
     key: str
     began_us: int
 
+    async def touch(self, place: ToolStep) -> Applied:
+        token = HERE.set(place)
+        try:
+            return Applied(await self.tool.fn(**self.arguments, **dict.fromkeys(self.tool.shape.injected, place.key)))
+        except BaseException as error:
+            return Applied(error=error)
+        finally:
+            HERE.reset(token)
+
+    def intent(self) -> Intent:
+        intent = intent_of(self.tool, self.arguments, self.given)
+        intent.classify(self.step, self.ex.log.secret_key)
+        return intent
+
     async def conclude(self, applied: Applied, inner: InnerSteps | None = None) -> Any:
         """Lets the pipeline record the attempt's outcome and decide what follows."""
         if self.ex.signal is not None:
             self.ex.stirred.set()  # the executor waits for open attempts to end
         execution = self.execution()
-        return await concluded(execution, execution.go_on_after(applied, inner))
+        return await concluded(execution, execution.continue_after(applied, inner))
 
     def execution(self) -> StepExecution:
-        intent = intent_of(self.tool, self.arguments, self.given)
-        intent.classify(self.step, self.ex.engine.secret_key)
-        execution = StepExecution(self.ex, self.branch, self.step, intent, None)
+        execution = StepExecution(self.ex, self.branch, self.step, self.intent(), None)
         execution.written()
         execution.made, execution.key, execution.began_us = 1, self.key, self.began_us
         execution.progress = self.ex.progress.get(self.step)

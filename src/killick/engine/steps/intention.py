@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import sha256
 from typing import Any, Final
 
 from killick.definitions.policy import DEFAULT_RETRY, EFFECTS, ONCE, Policy
@@ -14,7 +13,7 @@ from killick.engine.steps.model_reply import rebuild, recordable, without_sdk_re
 from killick.errors import DeclarationRefused, ValueRefused
 from killick.model import events as e
 from killick.model.chunks import through_codec
-from killick.model.codec import canonical
+from killick.model.codec import canonical, digest
 from killick.model.keys import arguments_digest
 from killick.model.retry import Retry
 from killick.model.typed import convert
@@ -32,13 +31,31 @@ def _nothing() -> None:
 class Intent:
     """An intention: a call as data, and how it is to be carried out."""
 
-    __slots__ = ("arguments", "bubbles", "claims", "digest", "effect", "fn", "identity", "injected", "is_async", "name",
-                 "policy", "proposed", "recording", "returns", "settled", "shape", "sort", "told",
-                 "undoes")  # fmt: skip
+    __slots__ = (
+        "arguments",
+        "bubbles",
+        "claims",
+        "digest",
+        "effect",
+        "fn",
+        "given",
+        "identity",
+        "injected",
+        "is_async",
+        "name",
+        "policy",
+        "proposed",
+        "recording",
+        "returns",
+        "settled",
+        "shape",
+        "sort",
+        "undoes",
+    )  # fmt: skip
 
     def __init__(
         self, sort: e.Sort, name: str, fn: Callable[..., Any], shape: Shape | None, arguments: dict[str, Any],
-        policy: Policy, *, returns: Any = Any, told: Mapping[str, Any] | None = None,
+        policy: Policy, *, returns: Any = Any, given: Mapping[str, Any] | None = None,
         undoes: tuple[e.StepId, int] | None = None, recording: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.sort: e.Sort = sort
@@ -48,7 +65,7 @@ class Intent:
         self.arguments = arguments
         self.policy = policy
         self.returns = returns
-        self.told: Mapping[str, Any] = arguments if told is None else told
+        self.given: Mapping[str, Any] = arguments if given is None else given
         self.undoes = undoes
         self.recording = arguments if recording is None else recording
         self.proposed = False
@@ -75,12 +92,13 @@ class Intent:
         """Compute its digest and effect class. Refuses arguments that cannot be stored, naming the step."""
         policy = self.policy
         try:
-            self.digest = arguments_digest(self.told, secret_key=secret_key)
+            self.digest = arguments_digest(self.given, secret_key=secret_key)
             if policy.identity is not None:
                 named = {name: self.arguments.get(name) for name in policy.identity}
                 self.identity = arguments_digest(named, secret_key=secret_key)
+            wide: bytes = getattr(secret_key, "store_wide", secret_key)  # a right is unique in the store
             self.claims = tuple(
-                UniqueRight(name, sha256(canonical(self.arguments[name], secret_key=secret_key)).digest())
+                UniqueRight(name, digest(self.arguments[name], secret_key=wide))
                 for name in policy.consumes
                 if name in self.arguments
             )
@@ -109,7 +127,7 @@ class Intent:
     def edit(self, arguments: dict[str, Any], step: e.StepId, secret_key: bytes) -> dict[str, tuple[Any, Any]]:
         """Replace the arguments; returns the changes by name."""
         before = through_codec(self.recording, at="arguments", secret_key=secret_key)
-        self.arguments = self.told = arguments
+        self.arguments = self.given = arguments
         self.recording = through_codec(arguments, at="arguments", secret_key=secret_key)
         self.settled = True
         self.classify(step, secret_key)
@@ -121,14 +139,14 @@ class Intent:
 
     def restore(self, before: Intent) -> None:
         """Restore the arguments from before an edit."""
-        for name in ("arguments", "told", "recording", "settled", "digest", "identity", "claims", "effect"):
+        for name in ("arguments", "given", "recording", "settled", "digest", "identity", "claims", "effect"):
             setattr(self, name, getattr(before, name))
 
     def ask_instead(self, model: str) -> None:
         """In a fork with another model: replace the model that the code names."""
         if self.sort == "model" and "model" in self.arguments:
             self.arguments = {**self.arguments, "model": model}
-            self.recording = self.told = {**self.told, "model": model}
+            self.recording = self.given = {**self.given, "model": model}
 
     @property
     def retry(self) -> Retry:
@@ -186,7 +204,7 @@ def model_intent(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Int
     if isinstance(fn, Tool):
         policy, returns, name, fn = fn.policy, fn.returns, fn.name, fn.fn
     arguments = {**({"args": list(args)} if args else {}), **kwargs}
-    told = recordable(arguments)
+    given = recordable(arguments)
     return Intent(
-        "model", name, without_sdk_retries(fn), None, arguments, policy, returns=returns, told=told, recording=told
+        "model", name, without_sdk_retries(fn), None, arguments, policy, returns=returns, given=given, recording=given
     )

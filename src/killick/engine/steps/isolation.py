@@ -45,7 +45,7 @@ async def run_isolated(
     from killick.engine.steps.attempt import Applied
 
     name = f"{fn.__module__}:{fn.__qualname__}"
-    told = {
+    request = {
         "arguments": dict(arguments),
         "place": [place.run, place.id, place.attempt, str(place.key)],
         "workspace": None if place.workspace is None else str(place.workspace),
@@ -57,7 +57,7 @@ async def run_isolated(
     )  # fmt: skip
     try:
         async with asyncio.timeout(timeout):
-            answer = await _answered(process, _packed(told))
+            answer = await _answered(process, _packed(request))
             await process.wait()
     except BaseException as error:
         _kill_group(process.pid)
@@ -133,27 +133,27 @@ def _tied_to(parent: int, pipe: int) -> int:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # it died before the kernel was asked to signal that
-    told, tell = os.pipe()
+    reader, tell = os.pipe()
     leader = os.getpid()
     if os.fork() == 0:
-        _guard(leader, pipe, told)
-    os.close(told)
+        _guard(leader, pipe, reader)
+    os.close(reader)
     return tell
 
 
-def _guard(leader: int, pipe: int, told: int) -> None:
+def _guard(leader: int, pipe: int, reader: int) -> None:
     """Kill a process group when the agent's end of a pipe closes, or when its leader dies without a word."""
     os.setsid()
     os.chdir("/")
-    kept = sorted((pipe, told))
+    kept = sorted((pipe, reader))
     os.closerange(0, kept[0])
     os.closerange(kept[0] + 1, kept[1])
     os.closerange(kept[1] + 1, os.sysconf("SC_OPEN_MAX"))
     poll = select.poll()
-    poll.register(told, select.POLLIN)
+    poll.register(reader, select.POLLIN)
     poll.register(pipe, 0)
     ready = dict(poll.poll())
-    if told not in ready or os.read(told, 1) != _OVER:
+    if reader not in ready or os.read(reader, 1) != _OVER:
         _kill_group(leader)
     os._exit(0)
 
@@ -174,16 +174,16 @@ def _called(name: str, request: bytes) -> bytes:
     found: Any = importlib.import_module(module)
     for part in path.split("."):
         found = getattr(found, part)
-    told = _unpacked(request)
-    run, step, attempt, key = told["place"]
-    folder = None if told["workspace"] is None else Path(told["workspace"])
+    call = _unpacked(request)
+    run, step, attempt, key = call["place"]
+    folder = None if call["workspace"] is None else Path(call["workspace"])
     place = ToolStep(run, step, attempt, Key(key), lambda _: None, folder)
     injected = {KEY: place.key, STEP: place, WORKSPACE: folder}
     try:
         fn: Any = found.fn if isinstance(found, Tool) else found  # pyright: ignore[reportUnknownMemberType]
         shape = found.shape if isinstance(found, Tool) else Shape(fn, path)
         extra = {name: injected[marker] for name, marker in shape.injected.items()}
-        output = shape.call(fn, shape.restore(told["arguments"], told["arguments"]), extra)
+        output = shape.call(fn, shape.restore(call["arguments"], call["arguments"]), extra)
         return _packed({"output": output})
     except Exception as error:
         return _packed({_ERROR: describe(error), "retry_after": getattr(error, "retry_after", None)})

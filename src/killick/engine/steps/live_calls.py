@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+
+from killick.fork_safety import end_child
 
 if TYPE_CHECKING:
     from killick.model.events import StepId
@@ -204,10 +207,13 @@ class Work:
         self.future: asyncio.Future[Any] = loop.create_future()
 
     def run(self) -> None:
+        process = os.getpid()
         try:
             result, error = self.context.run(self.call), None
         except BaseException as raised:
             result, error = None, raised
+        if os.getpid() != process:
+            end_child(error)
         self.call = _nothing
         self.outcome = result, error
         try:

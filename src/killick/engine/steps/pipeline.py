@@ -12,15 +12,15 @@ from typing import Any, TypeVar, cast
 from killick.engine import parallel
 from killick.engine.approval import approvals
 from killick.engine.approval.verdicts import failed
-from killick.engine.commands import overridden
+from killick.engine.control.commands import overridden
 from killick.engine.divergence import recorded_step, until_cancelled
 from killick.engine.effects import reconcile
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import OVER
 from killick.engine.signals import Signal, Stopped
 from killick.engine.steps.intention import Intent, restored
-from killick.engine.steps.open_wait import Intervened
 from killick.engine.steps.step_execution import CANCELLED, StepExecution
+from killick.engine.waits.open_wait import Intervened
 from killick.errors import LogError, StepFailed, StoreError
 from killick.model import events as e
 from killick.model.facts import Step
@@ -34,7 +34,7 @@ async def execute_step(ex: Execution, branch: Branch, intent: Intent, step: e.St
     """Run a step: return its recorded outcome, or make its attempts."""
     if ex.model is not None and ex.record.step(branch.position) is None:
         intent.ask_instead(ex.model)
-    intent.classify(step or branch.position, ex.engine.secret_key)
+    intent.classify(step or branch.position, ex.log.secret_key)
     step = step or branch.number()
     past = await recorded_step(ex, branch, step, intent.asked(), intent.recording)
     if past is not None and past.status in OVER:
@@ -56,7 +56,7 @@ async def concluded(execution: StepExecution, outcome: Coroutine[Any, Any, Any])
     except Intervened as done:
         return restored(intent, await overridden(ex, intent.name, done), None, execution.step)
     finally:
-        execution.branch.told = execution.told
+        execution.branch.answer = execution.answer
         execution.over()
 
 

@@ -32,7 +32,7 @@ from killick.engine.steps.live_calls import LiveCall, Work
 from killick.engine.steps.model_reply import reasoning_of, reply_kind, usage_of, wire
 from killick.engine.steps.step_state import SAFE, StepState
 from killick.engine.steps.transaction import Transacting
-from killick.engine.steps.waits import raise_if_intervened, until_time
+from killick.engine.waits.waits import raise_if_intervened, until_time
 from killick.errors import AlreadyClaimed, LeaseLost, NotDone, StepFailed, StillRunning, TransactionEnded, ValueRefused
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -42,7 +42,7 @@ from killick.model.failure import Failure
 from killick.model.keys import action_key, undo_key
 from killick.model.typed import convert
 
-CANCELLED: Final = Failure.told("asyncio.CancelledError", "the agent's own code gave it up", kind="cancelled")
+CANCELLED: Final = Failure.of("asyncio.CancelledError", "the agent's own code gave it up", kind="cancelled")
 
 
 class _TooLate(NotDone):
@@ -66,7 +66,7 @@ class StepExecution(StepState):
         self.intent.effect = intended.effect
         if self.intent.shape is not None and self.intent.undoes is None:
             recorded = record.data(past.intended)["arguments"]
-            self.intent.replay(recorded, intended, self.step, self.ex.engine.secret_key)
+            self.intent.replay(recorded, intended, self.step, self.ex.log.secret_key)
             approvals.restore_answers(self, past)
             self.paths = record.data(past.edited or past.intended).get("paths") or {}
             self.intent.arguments = with_paths(self.intent.arguments, self.paths)
@@ -127,8 +127,8 @@ class StepExecution(StepState):
             await self._until_over(self.intent.undoes[0])
         return await self._attempts(ex.engine.live.work_of(ex.run_id, self.step), looked=looked)
 
-    async def go_on_after(self, applied: Applied, inner: InnerSteps | None) -> Any:
-        """As `go`, after a first attempt that was made elsewhere."""
+    async def continue_after(self, applied: Applied, inner: InnerSteps | None) -> Any:
+        """As `run`, after a first attempt that was made elsewhere."""
         if inner is not None:
             await self._taken_again(applied)
             self._note_inner(inner)
@@ -275,8 +275,10 @@ class StepExecution(StepState):
         for around in self.branch.outer.around() if self.branch.outer is not None else ():
             effects_of = {self.intent.effect, around.effect}
             if "workspace" in effects_of and not effects_of & {"reads", None}:
-                told = f"{self.intent.name} is called inside of step {around.step}, and one of them has the workspace"
-                raise NotDone(f"{told} for itself; declare what only takes other steps effect='reads'")
+                problem = (
+                    f"{self.intent.name} is called inside of step {around.step}, and one of them has the workspace"
+                )
+                raise NotDone(f"{problem} for itself; declare what only takes other steps effect='reads'")
 
     def _goes_again(self, applied: Applied) -> bool:
         """Whether an attempt that failed in doubt will be followed by another."""
@@ -357,7 +359,7 @@ class StepExecution(StepState):
                 raise ex.signal
 
     def _note_inner(self, inner: InnerSteps) -> None:
-        self.is_left = inner.is_refused or not inner.told.isdisjoint(self.ex.log.fold.facts.pending)
+        self.is_left = inner.is_refused or not inner.waits.isdisjoint(self.ex.log.fold.facts.pending)
 
     async def _touch(self, place: ToolStep, timeout: float | None) -> Applied:
         try:
@@ -514,16 +516,18 @@ class StepExecution(StepState):
         else:
             failure = describe(error, kind="timeout" if applied.timed_out else None)
         limited = None if cancelled else self._limited(error)
-        told = applied.untouched or self.says_nothing_happened(error)
+        nothing_happened = applied.untouched or self.says_nothing_happened(error)
         rolled_back = intent.effect == "transaction" and not isinstance(error, TransactionEnded)
-        is_refused = told or rolled_back or (intent.effect == "at_most_once" and called_nothing(error, intent.fn))
+        is_refused = (
+            nothing_happened or rolled_back or (intent.effect == "at_most_once" and called_nothing(error, intent.fn))
+        )
         outcome: e.Outcome = "refused" if is_refused else "unknown"
         self.counted += limited is None
         is_safe = intent.effect in SAFE or rolled_back
         if cancelled:
             retry_at, stops = (given_up if is_safe else None), None
         else:
-            retry_at, stops = self._retry_at(error, limited, outcome, told=told)
+            retry_at, stops = self._retry_at(error, limited, outcome, nothing_happened=nothing_happened)
         is_free = limited is not None or (cancelled and retry_at is not None)
         seq = self._note_failed(failure, outcome, retry_at, limited=is_free, not_retried=stops)
         self._leave()

@@ -16,7 +16,7 @@ from killick.engine.steps import live_calls
 from killick.engine.steps.attempt import Applied, waited_for
 from killick.engine.steps.intention import Intent, claim_text
 from killick.engine.steps.live_calls import Work
-from killick.engine.steps.waits import until_time
+from killick.engine.waits.waits import until_time
 from killick.errors import NotDone, RateLimited, StepFailed
 from killick.log.writer import Entry, Hold
 from killick.model import events as e
@@ -144,8 +144,8 @@ class StepState(PendingVerdict):
             waited = True
             until = ex.now_us() + round(wait * 1_000_000)
             if until - since > intent.policy.patience * 1_000_000:
-                told = f"no turn within {intent.policy.patience:g} s by its own limits"
-                self.failure = describe(RateLimited(told))
+                problem = f"no turn within {intent.policy.patience:g} s by its own limits"
+                self.failure = describe(RateLimited(problem))
                 await self._give_up()
             because = "limit " + ", ".join(limit.name for limit in intent.policy.limits)
             ex.write_behind(
@@ -163,7 +163,7 @@ class StepState(PendingVerdict):
         return rate_limit_seconds(error, now_us=self.ex.now_us())
 
     def _retry_at(
-        self, error: BaseException, limited: float | None, outcome: e.Outcome, *, told: bool
+        self, error: BaseException, limited: float | None, outcome: e.Outcome, *, nothing_happened: bool
     ) -> tuple[int | None, e.NotRetried | None]:
         """When the next attempt is made, or why none is."""
         ex, intent = self.ex, self.intent
@@ -179,7 +179,7 @@ class StepState(PendingVerdict):
             stops = "may_have_happened"
         elif is_any(error, intent.retry.never):
             stops = "named_in_never"
-        elif not told:
+        elif not nothing_happened:
             stops = not_retried(error, intent.policy.retry)
         if stops is None and self.counted >= self.allowed:
             stops = "no_attempts_left"

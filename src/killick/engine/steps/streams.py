@@ -8,7 +8,7 @@ from contextvars import copy_context
 from typing import Any, Final
 
 from killick.engine.approval.verdicts import model_of
-from killick.engine.commands import overridden
+from killick.engine.control.commands import overridden
 from killick.engine.divergence import recorded_step
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe
@@ -16,9 +16,9 @@ from killick.engine.replay import OVER
 from killick.engine.steps.attempt import waited_for
 from killick.engine.steps.intention import Intent
 from killick.engine.steps.model_reply import join_chunks, rebuild, reply_kind, usage_of, wire
-from killick.engine.steps.open_wait import Intervened
 from killick.engine.steps.pipeline import replayed
 from killick.engine.steps.step_execution import StepExecution
+from killick.engine.waits.open_wait import Intervened
 from killick.errors import KillickError, StepFailed
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -37,7 +37,7 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
         step = branch.number()
         if ex.model is not None and ex.record.step(step) is None:
             intent.ask_instead(ex.model)
-        intent.classify(step, ex.engine.secret_key)
+        intent.classify(step, ex.log.secret_key)
         past = await recorded_step(ex, branch, step, intent.asked(), intent.recording)
         if past is not None and past.status in OVER:
             source: Any = _listed(_chunks(await replayed(ex, branch, past, intent)))

@@ -160,7 +160,7 @@ class Transacting:
 
 def joining(store: Store, tx: Any) -> Transaction:
     """The transaction that is open on a caller's own connection, or that a tool was given."""
-    return store.joining(tx.connection if isinstance(tx, Tx) else tx)
+    return store.join(tx.connection if isinstance(tx, Tx) else tx)
 
 
 class _CouldNot(Exception):

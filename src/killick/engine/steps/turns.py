@@ -113,8 +113,8 @@ class InertSteps:
         for each in forgotten:
             each[0].close()
         for _, call, file, line in forgotten:
-            told = f"{file}:{line}: {call} was never awaited, and nothing was called"
-            raise KillickError(f"{told}; write `await {call}`")
+            problem = f"{file}:{line}: {call} was never awaited, and nothing was called"
+            raise KillickError(f"{problem}; write `await {call}`")
 
     def close(self) -> None:
         """Close what no code is left to await."""

@@ -14,9 +14,12 @@ from killick.engine.renewals import root_of
 from killick.errors import WorkspaceRefused
 from killick.model.ledger import Ledger, LedgerFacts
 from killick.store.memory import MemoryStore
-from killick.store.protocol import Store
+from killick.store.protocol import Store, keys_of, raw_store
+from killick.store.records import STORE_OWNER
 from killick.workspace.vault.vault import Vault
 from killick.workspace.workspace import Workspace, default_vault
+
+OF_THE_STORE: Final = "files go under the store's key, which no erasure destroys; start it without subject="
 
 _OPEN_MAX: Final = 8
 """So many folders stay open though no run that is in memory works in them."""
@@ -24,7 +27,7 @@ _OPEN_MAX: Final = 8
 
 def vault_place(store: Store) -> Path:
     """The vault of a store's runs: in the folder of a store that is a file; temporary for one in memory."""
-    if isinstance(store, MemoryStore):
+    if isinstance(raw_store(store), MemoryStore):
         return Path(tempfile.gettempdir(), f"killick-{store.id}")
     place = Path(store.place)
     return place.absolute().with_suffix(".files") if store.proves_life and place.is_file() else default_vault()
@@ -37,6 +40,12 @@ def vault_of(facts: LedgerFacts, store: Store, declared: str | None = None) -> P
         return Path(declared) if declared is not None else beside
     recorded = Path(facts.vault)
     return beside if beside.is_dir() and not recorded.is_dir() else recorded
+
+
+def opened_vault(place: str | Path, store: Store) -> Vault:
+    """A vault for the files of a store's runs: encrypted, if the store is."""
+    keys = keys_of(store)
+    return Vault(place, cipher=None if keys is None else keys.vault)
 
 
 def owner_of(store: Store, run: str) -> str:
@@ -63,6 +72,7 @@ class Folders:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._temporary = vault_place(store) if isinstance(raw_store(store), MemoryStore) else None
         self._open: dict[_Key, Workspace] = {}
         self._users: defaultdict[_Key, set[WorkspaceUser]] = defaultdict(set)
         self._vaults: dict[str, Vault] = {}
@@ -71,11 +81,14 @@ class Folders:
 
     def of(self, declared: Workspace, run: str, ledger: Ledger) -> Workspace:
         """The workspace of a run: where its record says, or as it is declared."""
+        keys = keys_of(self._store)
+        if keys is not None and not keys.key_of(run).startswith(STORE_OWNER):
+            raise WorkspaceRefused(run, OF_THE_STORE)
         facts = ledger.facts
         root = root_of(run)[0]
         with self._mutex:
-            place = str(vault_of(facts, self._store, declared.given_vault))
-            vault = self._vaults.setdefault(place, Vault(place))
+            place = str(vault_of(facts, self._store, declared.configured_vault))
+            vault = self._vaults.setdefault(place, opened_vault(place, self._store))
             found = declared.of(root, path=facts.workspace, vault=vault, hidden=hidden_of(self._store))
             key = _key(found)
             found = self._open.pop(key, found)
@@ -105,8 +118,8 @@ class Folders:
             workspace.close()
         for vault in self._vaults.values():
             vault.close()
-        if isinstance(self._store, MemoryStore) and opened:
-            shutil.rmtree(vault_place(self._store), ignore_errors=True)
+        if self._temporary is not None and opened:
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 def hidden_of(store: Store) -> tuple[str, ...]:
@@ -120,6 +133,6 @@ def workspace_of(ledger: Ledger, store: Store) -> Workspace:
     if facts.workspace is None:
         raise WorkspaceRefused("the run", "has no workspace on record")
     return Workspace(
-        facts.workspace, exclude=facts.exclude, gitignore=facts.gitignore, vault=vault_of(facts, store),
-        hidden=hidden_of(store),
+        facts.workspace, exclude=facts.exclude, gitignore=facts.gitignore,
+        vault=opened_vault(vault_of(facts, store), store), hidden=hidden_of(store),
     )  # fmt: skip

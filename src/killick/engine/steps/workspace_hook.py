@@ -27,7 +27,7 @@ from killick.model import events as e
 from killick.model.facts import Step
 from killick.permissions import make_folder
 from killick.workspace import processes, tree
-from killick.workspace.processes import MARK, Process
+from killick.workspace.processes import HOLDER_ENV, Process
 from killick.workspace.restore import Restored
 from killick.workspace.tree import Change, Id
 from killick.workspace.workspace import RUN, Capture, Snapshot, Workspace
@@ -81,7 +81,7 @@ class Files:
         known = facts.workspace, facts.vault, facts.exclude, facts.gitignore
         if known != (bound.path, bound.vault, bound.exclude, bound.gitignore):
             ex.write_behind(Entry(bound))
-        os.environ[MARK] = ex.engine.holder
+        os.environ[HOLDER_ENV] = ex.engine.holder
         left = self._left_open()
         if due is not None:
             await self._restore(e.from_text(due), because)
@@ -257,8 +257,8 @@ class Files:
 
     def _went_back(self, step: Step) -> bool:
         """Whether the files went back since the last attempt of a step that is on record."""
-        told = self.ex.record.of(step.id, e.WorkspaceRestored)
-        return bool(step.attempts) and any(seq > step.attempts[-1].started for seq, _ in told)
+        restores = self.ex.record.of(step.id, e.WorkspaceRestored)
+        return bool(step.attempts) and any(seq > step.attempts[-1].started for seq, _ in restores)
 
     async def failed(self, a: FileUser) -> None:
         """An attempt failed and will be repeated: restore the files before any other tool runs."""
@@ -275,8 +275,8 @@ class Files:
         await self.settle()
         root = ex.log.ledger.files_at(started - 1)
         if root is None:
-            told = f"there is no snapshot from before step {step}; correct its files and settle the step by hand"
-            raise WorkspaceRefused(str(self.path), told)
+            problem = f"there is no snapshot from before step {step}; correct its files and settle the step by hand"
+            raise WorkspaceRefused(str(self.path), problem)
         await self._restore(e.from_text(root), "in doubt", step=step, left=(since_us, holder))
         self._back_since[step] = ex.log.seq
 
@@ -289,12 +289,12 @@ class Files:
             if holder == self.ex.engine.holder:
                 found = [
                     each
-                    for each in processes.started_since(self.path, mark=holder, since_us=since_us)
+                    for each in processes.started_since(self.path, holder=holder, since_us=since_us)
                     # The kernel's clock is coarse. What was noticed before the attempt is not the attempt's.
                     if each.pid not in self._alive or each.started_us > since_us
                 ]
             else:
-                found = processes.marked(holder, since_us=since_us)
+                found = processes.started_by(holder, since_us=since_us)
             if not found:
                 break
             ended += processes.end(found)
@@ -325,8 +325,8 @@ class Files:
             if not again.again and not later:
                 return done, ended
         assert done is not None
-        told = done.left[0] if done.left else "another process writes to it"
-        raise WorkspaceRefused(str(self.path), f"cannot be restored while it is written to ({told})")
+        writer = done.left[0] if done.left else "another process writes to it"
+        raise WorkspaceRefused(str(self.path), f"cannot be restored while it is written to ({writer})")
 
     # undoing ----------------------------------------------------------------------------------
 
@@ -357,8 +357,8 @@ class Files:
             more = f" and {len(others) - 3} more" if len(others) > 3 else ""
             raise NotDone(f"{', '.join(others[:3])}{more}: changed since; correct those files by hand, or rewind")
         paths = [change.path for change in done]
-        told = [os.fsencode(path).decode(errors="replace") for path in paths]
-        return told, workspace.restore(before, paths, self.owner) if paths else None
+        names = [os.fsencode(path).decode(errors="replace") for path in paths]
+        return names, workspace.restore(before, paths, self.owner) if paths else None
 
 
 def _is_time_alone(change: Change) -> bool:
@@ -408,7 +408,7 @@ def reverting(ex: Execution) -> Callable[[Effect], Any]:
     return revert
 
 
-def told(done: Restored) -> str:
+def describe_restore(done: Restored) -> str:
     """What a restore did, in words."""
     parts = [f"{done.written} written", f"{done.removed} removed"]
     parts += [f"{len(done.left)} left as they are"] if done.left else []

@@ -397,8 +397,8 @@ class Layout(msgspec.Struct, frozen=True):
     rows: tuple[int | range, ...]
 
 
-def layout(graph: Graph) -> Layout:
-    """Returns a grid without overlapping lanes and with few crossings."""
+def layout(graph: Graph, *, whole: bool = False) -> Layout:
+    """Returns a grid without overlapping lanes and with few crossings; `whole` folds no rows."""
     starts: list[int] = []
     for lane in graph.lanes:
         starts.append(0 if lane.parent is None else starts[lane.parent] + lane.after + 1)
@@ -436,7 +436,7 @@ def layout(graph: Graph) -> Layout:
         for place, node in enumerate(lane.nodes)
         if node.notable
     }
-    return Layout(tuple(columns), tuple(starts), tuple(kept(count, notable, anchors)))
+    return Layout(tuple(columns), tuple(starts), tuple(range(count) if whole else kept(count, notable, anchors)))
 
 
 # folding ------------------------------------------------------------------------------------------

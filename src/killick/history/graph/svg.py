@@ -42,9 +42,9 @@ _SIGNS: Final = {
     "adopted": "M3.2 2.6V1.2a2 2 0 0 0-2-2H-3M-.8-3-3-.8-.8 1.4",
 }
 _WORDS: Final = {
-    "done": "done", "failed": "failed", "waiting": "waits", "in_doubt": "in doubt", "running": "at work",
-    "delayed": "tried again later", "cancelled": "given up", "intended": "about to begin",
-    "adopted": "taken from the record, not done again",
+    "done": "done", "failed": "failed", "waiting": "waiting", "in_doubt": "in doubt", "running": "running",
+    "delayed": "retried later", "cancelled": "cancelled", "intended": "about to begin",
+    "adopted": "reused from the record, not repeated",
 }  # fmt: skip
 
 _LIGHT: Final = {
@@ -65,9 +65,9 @@ LinkTo = Callable[[Lane, str | None], str]
 """Returns the link of a step, or of a lane's run."""
 
 
-def svg(graph: Graph, *, text_of: TextOf = lambda _: None, link_to: LinkTo | None = None) -> str:
-    """Returns the graph as one SVG document; with links, for a page that supplies the style."""
-    return "\n".join(_Svg(graph, layout(graph), text_of, link_to).document())
+def svg(graph: Graph, *, text_of: TextOf = lambda _: None, link_to: LinkTo | None = None, whole: bool = False) -> str:
+    """Returns the graph as one SVG document; with links, for a page that supplies the style; `whole` folds no steps."""
+    return "\n".join(_Svg(graph, layout(graph, whole=whole), text_of, link_to).document())
 
 
 class _Words(NamedTuple):
@@ -240,7 +240,7 @@ class _Svg:
         told: list[str] = []
         for lane in self.graph.lanes:
             where = f", leaving at {lane.cut}" if lane.cut is not None else ""
-            name = f"{lane.run}, what a rewind left" if lane.sort == "left" else lane.run
+            name = f"{lane.run}, a rewound part" if lane.sort == "left" else lane.run
             steps = sum(node.folded or 1 for node in lane.nodes)
             told.append(f"{name} ({lane.sort}{where}): {counted(steps, 'step')}, {ending(lane)}.")
         return " ".join(told)

@@ -9,7 +9,7 @@ from unicodedata import combining, east_asian_width
 import msgspec
 
 from killick.history.graph.graph import Graph, Lane, Node, kept
-from killick.history.phrasing import SIGNS, counted, entries_of, scope_words
+from killick.history.phrasing import SIGNS, counted, entries_of, scope_words, short
 from killick.history.timeline_parts import Step
 from killick.model.codec import plain
 
@@ -83,7 +83,7 @@ def what(node: Node) -> str:
 def came_to(step: Step, text_of: TextOf) -> str:
     """Returns a step's result or failure; empty if none."""
     if step.failure is not None:
-        return f"{step.failure.type.rpartition('.')[2]}: {step.failure.message}".removesuffix(": ")
+        return short(step.failure)
     if step.status != "done" or step.sort in ("child", "undo", "scope") or step.output is None:
         return ""
     if step.decision is not None:
@@ -103,7 +103,7 @@ def notes(node: Node, lane: Lane) -> list[str]:
         source = node.adopted
         told.append(f"↩ from {f'{source.run} ' * (source.run != lane.run)}step {source.step}")
     if node.given_by is not None:
-        told.append("output given" if node.given_by == "somebody" else f"output given by {node.given_by}")
+        told.append("output given" if node.given_by == "a person" else f"output given by {node.given_by}")
     if node.undone:
         told.append(f"undone by {node.step.undone_by}" if node.step.undone_by else "undone")
     if node.in_doubt:
@@ -121,7 +121,7 @@ def heading(lane: Lane) -> list[str]:
     because = [f"“{lane.because}”"] if lane.because else []
     match lane.sort:
         case "left":
-            return [f"left behind, generation {lane.generation}", f"rewound to {lane.cut}{by}", *because]
+            return [f"rewound, generation {lane.generation}", f"rewound to {lane.cut}{by}", *because]
         case "fork":
             changed = [condition.told(48) for condition in lane.conditions]
             return [lane.run, f"fork at {lane.cut}{by}", *changed, *because]
@@ -136,7 +136,7 @@ def ending(lane: Lane) -> str:
     if lane.sort == "left":
         return "left"
     told = f"{lane.status}: {lane.failed}" if lane.failed else lane.status
-    return f"{told}, goes on as {lane.renewed_as}" if lane.renewed_as else told
+    return f"{told}, continues as {lane.renewed_as}" if lane.renewed_as else told
 
 
 # outline ------------------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from killick.history.compare_runs import StepKeys
 from killick.history.page import PageBuilder, RedactData
+from killick.history.phrasing import short
 from killick.history.timeline_parts import Step
 from killick.log.log import Log
 from killick.model import events as e
@@ -40,7 +42,7 @@ class _Unstaged(PageBuilder):
         return None
 
 
-class LaneSteps:
+class LaneSteps(StepKeys):
     """The steps of a timeline; of a long one its ends, the steps near the given events, and the notable ones. A number
     among them replaces that many unread ones.
 
@@ -52,11 +54,9 @@ class LaneSteps:
         self, log: Log, run: str, fold: Fold, at: int | None = None, *, since: int = 0, near: Iterable[int] = (),
         through: RedactData | None = None,
     ) -> None:  # fmt: skip
-        self.fold = fold
+        super().__init__(log, run, fold)
         self._log = log
-        self._run = run
         self._making = _Unstaged(log, run, fold, at, through=through)
-        self._owners = [(head.base, head.run) for head, _ in log.ancestry(run)]
         self._first = max(bisect_left(fold.tops, since + 1, key=self._ended) - 1, 0) if since else 0
         if len(fold.steps) > LONG:
             self.steps: list[Step | int] = list(self._read(self._chosen(near)))
@@ -80,7 +80,7 @@ class LaneSteps:
         fold, failures = self.fold, self.fold.failures
         half = NOTABLE_MAX // 2
         seqs = [*failures[:half], *failures[max(len(failures) - half, half) :]]
-        named = [getattr(self._log.event(self._run, seq), "step", None) for seq in seqs]
+        named = [getattr(self._log.event(self.run, seq), "step", None) for seq in seqs]
         named += [*list(fold.facts.pending)[:half], *(fold.steps[index].undoes for index in fold.facts.beside[-half:])]
         tops = (str(step).partition(".")[0] for step in named if step)
         return {int(top) - 1 for top in tops if top.isdecimal()}
@@ -112,20 +112,7 @@ class LaneSteps:
         if not isinstance(found, dict):
             return None
         failure = convert(found, Failure, at="failure")
-        cause = failure.cause if failure.type.endswith(".StepFailed") and failure.cause is not None else failure
-        return f"{cause.type.rpartition('.')[2]}: {cause.message.strip().partition(chr(10))[0]}".removesuffix(": ")
-
-    def key(self, number: str) -> tuple[Any, ...]:
-        """As in `compare_runs.Path`."""
-        step = self.fold.step(number)
-        assert step is not None
-        intended = self._owner(step.intended), step.intended
-        if not step.ended:
-            return *intended, self._run, step.status, len(step.attempts)
-        return *intended, self._owner(step.ended), step.ended
-
-    def _owner(self, seq: int) -> str:
-        return next(run for base, run in self._owners if seq > base)
+        return short(failure.cause if failure.type.endswith(".StepFailed") and failure.cause is not None else failure)
 
 
 def _stretches(places: Sequence[int]) -> Iterator[tuple[int, int]]:

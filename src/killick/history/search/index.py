@@ -13,23 +13,21 @@ from typing import Any, Final
 from killick.errors import KillickError, RunUnknown, StoreError
 from killick.history.search.terms import Marker
 from killick.log.log import Log
+from killick.log.paging import heads, pages
 from killick.model import event_codec
 from killick.model import events as e
 from killick.model.ledger import Ledger
 from killick.model.state import State
-from killick.store.records import READ_LIMIT, Behind, Head, TermBatch, TermPosition
+from killick.store.records import READ_LIMIT, Head, TermBatch, TermPosition, UnindexedRun
 
 Progress = Callable[[int], None]
 """Called with the number of events indexed so far."""
 
 Marked = Callable[..., list[TermPosition]]
-"""Finds events by groups of terms, as `Store.marked` does."""
+"""Finds events by groups of terms, as `Store.search` does."""
 
 _RUNS: Final = 1_000
 """The number of runs in one read."""
-
-_ROWS: Final = 1_000
-"""The number of rows of one run in one read."""
 
 _MARKS: Final = 2_000
 """The number of terms in one commit: a concurrent writer waits some ten milliseconds for it."""
@@ -46,23 +44,23 @@ class CaughtUp:
 def catch_up(log: Log, progress: Progress | None = None) -> CaughtUp:
     """Indexes all new events."""
     done, waiting, size, after = CaughtUp(), list[TermBatch](), 0, 0
-    while behind := log.store.unmarked(after=after, limit=_RUNS):
+    while behind := log.store.unindexed(after=after, limit=_RUNS):
         after = behind[-1].number
         for marking in _markings(log, behind, done):
             waiting.append(marking)
-            size += len(marking.marks) + 1
+            size += len(marking.terms) + 1
             done.events += marking.up_to - marking.after
             if size >= _MARKS:
-                log.store.mark(waiting)
+                log.store.index_terms(waiting)
                 waiting, size = [], 0
                 if progress is not None:
                     progress(done.events)
     if waiting:
-        log.store.mark(waiting)
+        log.store.index_terms(waiting)
     return done
 
 
-def _markings(log: Log, behind: Sequence[Behind], done: CaughtUp) -> Iterator[TermBatch]:
+def _markings(log: Log, behind: Sequence[UnindexedRun], done: CaughtUp) -> Iterator[TermBatch]:
     for each in behind:
         try:
             yield from _run_markings(log, each)
@@ -74,9 +72,9 @@ def _markings(log: Log, behind: Sequence[Behind], done: CaughtUp) -> Iterator[Te
             done.unread.append(each.run)
 
 
-def _run_markings(log: Log, behind: Behind) -> Iterator[TermBatch]:
+def _run_markings(log: Log, behind: UnindexedRun) -> Iterator[TermBatch]:
     """Returns the terms of one run in batches. If values were erased since, all are rebuilt."""
-    run, base, seq, anew = behind.run, behind.base, behind.marked, False
+    run, base, seq, anew = behind.run, behind.base, behind.indexed_to, False
     while True:
         head = log.head(run)
         marker = marker_of(log, run, base, seq)
@@ -89,7 +87,7 @@ def _run_markings(log: Log, behind: Behind) -> Iterator[TermBatch]:
                 marker.take(*row)
             if rows[-1][0] >= head.seq:
                 marker.finish()
-            yield TermBatch(run=run, after=seq, up_to=rows[-1][0], marks=marker.drain(), anew=anew)
+            yield TermBatch(run=run, after=seq, up_to=rows[-1][0], terms=marker.drain(), reset=anew)
             seq, anew = rows[-1][0], False
         else:
             return
@@ -100,27 +98,23 @@ def _rows(
     log: Log, run: str, after: int, up_to: int | None = None
 ) -> Iterator[list[tuple[int, e.Event, bytes | None]]]:
     """Returns a run's own events in batches, up to the first unreadable one."""
-    while rows := log.store.read(run, after=after, limit=_ROWS):
+    for rows in pages(log.store, run, after=after, up_to=up_to):
         part: list[tuple[int, e.Event, bytes | None]] = []
-        wanted = rows if up_to is None else [row for row in rows if row.seq <= up_to]
         try:
-            part += ((row.seq, event_codec.decode(row.body), row.data) for row in wanted)
+            part += ((row.seq, event_codec.decode(row.body), row.data) for row in rows)
         except KillickError:
             if part:
                 yield part
             raise
-        if part:
-            yield part
-        if len(wanted) < _ROWS:
-            return
-        after = rows[-1].seq
+        yield part
 
 
 def marker_of(log: Log, run: str, base: int, at: int) -> Marker:
     """Returns a term extractor for a run's events after a seq."""
     row = log.store.index(run)
     agent = row.agent if row is not None else log.state(run).agent
-    return Marker(run, agent, base, log.ledger(run, at) if at else Ledger(), _Before(log, run, at))
+    ledger = log.ledger(run, at) if at else Ledger()
+    return Marker(run, agent, base, ledger, _Before(log, run, at), hides_values=log.keys is not None)
 
 
 class _Before:
@@ -164,7 +158,7 @@ class Scan:
         self._places: list[TermPosition] = []
         self._links: defaultdict[int, list[TermPosition]] = defaultdict(list)
         if run is None:
-            for number, head in _heads(log):
+            for number, head in heads(log.store):
                 self._read(log, number, head, head.seq)
         else:
             for depth, (head, up_to) in enumerate(log.ancestry(run)):
@@ -200,7 +194,7 @@ class Scan:
         before: TermPosition | None = None,
         limit: int = READ_LIMIT,
     ) -> list[TermPosition]:
-        """As `Store.marked`, for the scanned groups and for links."""
+        """As `Store.search`, for the scanned groups and for links."""
         if [frozenset(group) for group in all_of] == self._groups:
             found = self._places
         else:
@@ -214,10 +208,3 @@ class Scan:
             and (before is None or place < before)
         )
         return [place for place, _ in zip(fits, range(limit), strict=False)]
-
-
-def _heads(log: Log) -> Iterator[tuple[int, Head]]:
-    after = 0
-    while heads := log.store.heads(after=after):
-        yield from heads
-        after = heads[-1][0]

@@ -282,7 +282,7 @@ class AnyFinder:
         if run is not None and log.store.head(run) is None:
             raise RunUnknown(run)
         scanned: str | None = None
-        marked: Marked = log.store.marked
+        marked: Marked = log.store.search
         try:
             unread = catch_up(log).unread
         except (StoreReadOnly, StoreFull) as error:

@@ -213,7 +213,10 @@ class Before(Protocol):
 class Marker:
     """Extracts the terms of one run's own events, in order, and advances `ledger` with them."""
 
-    def __init__(self, run: str, agent: str, base: int, ledger: Ledger, before: Before) -> None:
+    def __init__(
+        self, run: str, agent: str, base: int, ledger: Ledger, before: Before, *, hides_values: bool = False
+    ) -> None:
+        self._hides_values = hides_values
         self.run, self.base, self.ledger, self.before = run, base, ledger, before
         self.marks: list[TermRow] = []
         self.links: set[int] = set()
@@ -254,6 +257,10 @@ class Marker:
     def _name(self, step: e.StepId) -> str:
         return self._names[step] if step in self._names else self.before.name(step)
 
+    def _values_terms(self, word: str, value: Any) -> set[int]:
+        """Returns the terms of a value. In an encrypted store none is of its content: a hash would confirm a guess."""
+        return {_often(word, "open", "")} if self._hides_values else values_terms(word, value)
+
     # effects ----------------------------------------------------------------------------------
 
     def _undoing(self, event: Any) -> Effect | None:
@@ -275,7 +282,7 @@ class Marker:
             link = term("undone", self.before.owner(seq), str(seq))
             self.links.add(link)
             with suppress(ValueErased):
-                terms |= values_terms("argument", plain(self.before.data(seq).get("arguments")))
+                terms |= self._values_terms("argument", plain(self.before.data(seq).get("arguments")))
             terms |= {link, _often("effect"), self._agent, _often("tool", effects[index].tool)}
         self._mark(seq, at, terms)
 
@@ -289,7 +296,7 @@ class Marker:
         if event.effect not in (None, "reads"):
             terms.add(_often("effect"))
             self._at[seq] = event.at
-        terms |= values_terms("argument", _stored(data).get("arguments"))
+        terms |= self._values_terms("argument", _stored(data).get("arguments"))
         self._mark(seq, event.at, terms)
         if event.verdict is not None and event.verdict.ruling == "reject":
             self.failed(seq, event, data)
@@ -302,7 +309,7 @@ class Marker:
         if event.effect not in (None, "reads"):
             terms.add(_often("effect"))
             self._at[seq] = event.at
-        self._mark(seq, event.at, terms | values_terms("argument", _stored(data).get("arguments")))
+        self._mark(seq, event.at, terms | self._values_terms("argument", _stored(data).get("arguments")))
 
     def repaired(self, seq: int, event: e.RunRepaired, data: bytes | None) -> None:
         self._at[seq] = event.at
@@ -314,10 +321,10 @@ class Marker:
         stored = _stored(data)
         terms = {_often("decision"), self._agent, _often("by", folded(event.by))}
         question = stored.get("question")
-        told = isinstance(question, str)
+        told = isinstance(question, str) and not self._hides_values
         terms.add(_often("question", "is", folded(question)) if told else _often("question", "open"))
         choice = [leaf.text and folded(leaf.text) for leaf in leaves(stored.get("choice"))]
-        self._mark(seq, event.at, terms | values_terms("choice", [each or {"$ref": ""} for each in choice]))
+        self._mark(seq, event.at, terms | self._values_terms("choice", [each or {"$ref": ""} for each in choice]))
 
     def failed(
         self, seq: int, event: e.AttemptEnded | e.StepEnded | e.StepIntended | e.RunFailed, data: bytes | None

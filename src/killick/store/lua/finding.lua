@@ -87,10 +87,10 @@ end
 
 -- name: listed
 local rows = {}
-if told.limit <= 0 then return {rows, false} end
-local on = scan(told, set_of(told.status), function(run, row)
+if args.limit <= 0 then return {rows, false} end
+local on = scan(args, set_of(args.status), function(run, row)
   rows[#rows + 1] = {run, row}
-  return #rows >= told.limit
+  return #rows >= args.limit
 end)
 return {rows, on or false}
 
@@ -101,10 +101,10 @@ local function add(status, count)
   counts[status] = (counts[status] or 0) + count
 end
 local on = nil
-if told.tag or told.part or told.since_us or told.until_us or (told.holders and #told.holders > 0) then
-  on = scan(told, nil, function(_, row) add(row[3], 1) end)
+if args.tag or args.part or args.since_us or args.until_us or (args.holders and #args.holders > 0) then
+  on = scan(args, nil, function(_, row) add(row[3], 1) end)
 else
-  for _, key in ipairs(sources(told, nil)) do
+  for _, key in ipairs(sources(args, nil)) do
     add(string.match(string.sub(key, #P + #'stand:' + 1), '^([^:]*):'), call('ZCARD', key))
   end
 end
@@ -120,12 +120,12 @@ end
 return found
 
 -- name: index
-local h = head_of(told.run)
+local h = head_of(args.run)
 return h and {h.run, row_of(h.run)}
 
--- name: standings
+-- name: run_statuses
 local found = {}
-for _, run in ipairs(told.runs) do
+for _, run in ipairs(args.runs) do
   local h = head_of(run)
   if h then
     local index = index_of(run)
@@ -135,21 +135,21 @@ end
 return found
 
 -- name: owner
-local found = call('HGET', P .. 'claims', packed(2, told.space, blob(told.key)))
+local found = call('HGET', P .. 'claims', packed(2, args.space, blob(args.key)))
 return found and unsealed(found)
 
 -- name: claimed
 local found = {}
-for at, field in ipairs(head_of(told.run) and call('SMEMBERS', P .. 'claimed:' .. told.run) or {}) do
+for at, field in ipairs(head_of(args.run) and call('SMEMBERS', P .. 'claimed:' .. args.run) or {}) do
   local claim = unpacked(field)
   local owner = call('HGET', P .. 'claims', field)
   if owner then found[#found + 1] = {claim[1], claim[2], unsealed(owner)[2]} end
 end
 return found
 
--- name: unmarked
+-- name: unindexed
 local found = {}
-for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'unmarked', '(' .. told.after, '+inf', 'LIMIT', 0, told.limit)) do
+for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'unmarked', '(' .. args.after, '+inf', 'LIMIT', 0, args.limit)) do
   local h = head_of(run_of(name))
   if h then
     found[#found + 1] = {h.number, h.run, int(h.base), call('HGET', P .. 'run:' .. h.run, 'marked') or int(h.base)}
@@ -157,8 +157,8 @@ for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'unmarked', '(' .. told.after, 
 end
 return found
 
--- name: mark
-for _, item in ipairs(told) do
+-- name: index_terms
+for _, item in ipairs(args) do
   local h = head_of(item.run)
   if h and item.anew then forget_marks(h) end
   local at = h and tonumber(call('HGET', P .. 'run:' .. h.run, 'marked') or h.base)
@@ -180,7 +180,7 @@ for _, item in ipairs(told) do
 end
 return 1
 
--- name: marked
+-- name: search
 -- Each group in turn names its newest position and the others skip to it, so the cost is bounded by the rarest group.
 local STEPS_MAX = 20000
 
@@ -209,15 +209,15 @@ local function newest_in(group, at_us, name, strictly)
   return best_at, best
 end
 
-local places, at_us, name, strictly, agreed, turn = {}, told.at_us, told.name, true, 0, 0
+local places, at_us, name, strictly, agreed, turn = {}, args.at_us, args.name, true, 0, 0
 for _ = 1, STEPS_MAX do
-  if #places >= told.limit or #told.all_of == 0 then return {places, false} end
-  local found_at, found = newest_in(told.all_of[turn % #told.all_of + 1], at_us, name, strictly)
-  if not found or (told.since_us and tonumber(found_at) < tonumber(told.since_us)) then return {places, false} end
+  if #places >= args.limit or #args.all_of == 0 then return {places, false} end
+  local found_at, found = newest_in(args.all_of[turn % #args.all_of + 1], at_us, name, strictly)
+  if not found or (args.since_us and tonumber(found_at) < tonumber(args.since_us)) then return {places, false} end
   turn = turn + 1
   agreed = not strictly and found == name and found_at == at_us and agreed + 1 or 1
   at_us, name, strictly = found_at, found, false
-  if agreed == #told.all_of then
+  if agreed == #args.all_of then
     local number = int(tonumber(string.sub(name, 1, 16)))
     local run = call('HGET', P .. 'names', number)
     if run then places[#places + 1] = {at_us, number, int(tonumber(string.sub(name, 17))), run} end

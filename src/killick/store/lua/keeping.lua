@@ -3,24 +3,24 @@
 -- name: open
 -- The store's id, key and format, created if absent and permitted.
 local meta = call('HGETALL', KEYS[1])
-if #meta == 0 and told.create then
-  for _, each in ipairs(told.meta) do
+if #meta == 0 and args.create then
+  for _, each in ipairs(args.meta) do
     call('HSET', KEYS[1], each[1], sealed(each[1], packed(1, blob(each[2]))))
   end
-  call('HSET', KEYS[1], 'id', told.id)
+  call('HSET', KEYS[1], 'id', args.id)
   meta = call('HGETALL', KEYS[1])
 end
 return meta
 
--- name: refer
-local h = head_of(told.run)
-if not h or h.seq ~= told.at or call('HLEN', P .. 'mail:' .. h.run) ~= told.delivered then return 0 end
+-- name: set_references
+local h = head_of(args.run)
+if not h or h.seq ~= args.at or call('HLEN', P .. 'mail:' .. h.run) ~= args.delivered then return 0 end
 unuse_all(P .. 'uses:' .. h.run)
-for _, place in ipairs(told.hashes) do use(P .. 'uses:' .. h.run, blob(place)) end
+for _, place in ipairs(args.hashes) do use(P .. 'uses:' .. h.run, blob(place)) end
 return 1
 
 -- name: sweep
-local dead = call('SPOP', P .. 'unused', told.limit)
+local dead = call('SPOP', P .. 'unused', args.limit)
 local swept = 0
 for _, hash in ipairs(dead) do
   swept = swept + call('HDEL', P .. 'pieces', hash)
@@ -29,47 +29,47 @@ end
 return swept
 
 -- name: forget_snapshots
-if not head_of(told.run) then return 0 end
-call('DEL', P .. 'shots:' .. told.run)
-unuse_all(P .. 'shot_uses:' .. told.run)
+if not head_of(args.run) then return 0 end
+call('DEL', P .. 'shots:' .. args.run)
+unuse_all(P .. 'shot_uses:' .. args.run)
 return 1
 
 -- name: reindex
-local h = head_of(told.run)
-if not h or h.seq ~= told.at then return 0 end
+local h = head_of(args.run)
+if not h or h.seq ~= args.at then return 0 end
 count_mail(h, int(call('HLEN', P .. 'mail:' .. h.run)))
-put_index(h, told.index)
+put_index(h, args.index)
 settle(h)
-ring({h.run})
+notify({h.run})
 return 1
 
 -- name: quarantine
-local h = head_of(told.run)
+local h = head_of(args.run)
 if not h then return 0 end
-put_or_drop(P .. 'run:' .. h.run, 'quarantined', told.reason)
+put_or_drop(P .. 'run:' .. h.run, 'quarantined', args.reason)
 settle(h)
-if not told.reason then ring({h.run}) end
+if not args.reason then notify({h.run}) end
 return 1
 
 -- name: repair
-local run, old = told.run, any_head(told.run)
-if old and told.least <= old.seq then
-  return {old.seq == told.seq and old.hash == blob(told.hash) and 'there' or 'behind', int(old.seq)}
+local run, old = args.run, any_head(args.run)
+if old and args.least <= old.seq then
+  return {old.seq == args.seq and old.hash == blob(args.hash) and 'there' or 'behind', int(old.seq)}
 end
 local h = {
-  run = run, number = old and old.number or int(call('INCR', P .. 'created')), seq = told.seq, hash = blob(told.hash),
-  epoch = told.epoch, base = told.base, parent = told.parent, holder = told.holder, till = told.till,
+  run = run, number = old and old.number or int(call('INCR', P .. 'created')), seq = args.seq, hash = blob(args.hash),
+  epoch = args.epoch, base = args.base, parent = args.parent, holder = args.holder, till = args.till,
   kept = old and old.kept,
 }
 -- The log is rebuilt from the kept rows, because a stream accepts no entry at or before its last id.
-local kept = call('XRANGE', P .. 'log:' .. run, '-', int(told.keep) .. '-0')
-for _, row in ipairs(events(run, told.keep, nil, true)) do
+local kept = call('XRANGE', P .. 'log:' .. run, '-', int(args.keep) .. '-0')
+for _, row in ipairs(events(run, args.keep, nil, true)) do
   call('RPUSH', P .. 'aside:' .. run, sealed(run .. ':', packed(4, row[1], row[2], row[3], row[4])))
   call('HDEL', P .. 'data:' .. run, row[1])
 end
 call('DEL', P .. 'log:' .. run)
 for _, entry in ipairs(kept) do call('XADD', P .. 'log:' .. run, entry[1], 'b', entry[2][2], 'h', entry[2][4]) end
-put_rows(run, told.rows)
+put_rows(run, args.rows)
 put_head(h)
 call('HDEL', P .. 'run:' .. run, 'removed')
 forget_marks(h)
@@ -80,7 +80,7 @@ settle(h)
 return {'done'}
 
 -- name: remove
-local h = head_of(told.run)
+local h = head_of(args.run)
 if not h then return {'unknown'} end
 local run, name = h.run, member(h)
 local fork = call('SRANDMEMBER', P .. 'forks:' .. run)
@@ -97,7 +97,7 @@ if h.parent then call('SREM', P .. 'forks:' .. h.parent, run) end
 unuse_all(P .. 'uses:' .. run)
 unuse_all(P .. 'shot_uses:' .. run)
 -- Its claims stay: removing a run does not return its consumed rights.
-for _, kind in ipairs(told.kinds) do call('DEL', P .. kind .. ':' .. run) end
+for _, kind in ipairs(args.kinds) do call('DEL', P .. kind .. ':' .. run) end
 h.holder, h.till, h.parent, h.removed = nil, nil, nil, '1'
 put_head(h)
 call('HSET', P .. 'run:' .. run, 'removed', '1')

@@ -12,7 +12,7 @@ local function take(h, holder, lease_us, nonce)
   settle(h)
 end
 
-local function is_wanted(agents)
+local function agent_filter(agents)
   if not agents then return function() return true end end
   local set = {}
   for _, agent in ipairs(agents) do set[agent] = true end
@@ -20,12 +20,12 @@ local function is_wanted(agents)
 end
 
 -- Abandoned runs: their lease expired.
-local function left(wanted, now)
+local function abandoned(accepts, now)
   local found = {}
   for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'held', '-inf', int(now_us()))) do
     local run = run_of(name)
     local index = index_of(run)
-    if index.agent and not index.quarantined and not ENDED[index.status] and wanted(index.agent) then
+    if index.agent and not index.quarantined and not ENDED[index.status] and accepts(index.agent) then
       local since = index.changed
       if index.status == 'paused' then since = index.wake and tonumber(index.wake) <= now and index.wake end
       if since then
@@ -45,28 +45,28 @@ local function is_before(one, other)
 end
 
 -- The first due runs, in order; `room` limits the number for some agents.
-local function due(wanted, now, limit, room)
+local function due(accepts, now, limit, room)
   if limit <= 0 then return {} end
-  local found, lines, enough = left(wanted, now), {}, 0
-  for _, line in ipairs(call('SMEMBERS', P .. 'lines')) do
-    local priority, agent = string.match(line, '^(-?%d+):(.*)$')
-    if wanted(agent) then lines[#lines + 1] = {priority = tonumber(priority), agent = agent, key = line} end
+  local found, queues, enough = abandoned(accepts, now), {}, 0
+  for _, queue in ipairs(call('SMEMBERS', P .. 'lines')) do
+    local priority, agent = string.match(queue, '^(-?%d+):(.*)$')
+    if accepts(agent) then queues[#queues + 1] = {priority = tonumber(priority), agent = agent, key = queue} end
   end
-  table.sort(lines, function(one, other)
+  table.sort(queues, function(one, other)
     if one.priority ~= other.priority then return one.priority > other.priority end
     return one.key < other.key
   end)
-  for at, line in ipairs(lines) do
+  for at, queue in ipairs(queues) do
     -- A run below enough runs of higher priority is not among the first.
-    if enough >= limit and line.priority < lines[at - 1].priority then break end
-    local most = math.min(limit, room[line.agent] or limit)
-    local some = most > 0 and call('ZRANGEBYSCORE', P .. 'line:' .. line.key, '-inf', int(now), 'WITHSCORES', 'LIMIT', 0,
+    if enough >= limit and queue.priority < queues[at - 1].priority then break end
+    local most = math.min(limit, room[queue.agent] or limit)
+    local some = most > 0 and call('ZRANGEBYSCORE', P .. 'line:' .. queue.key, '-inf', int(now), 'WITHSCORES', 'LIMIT', 0,
       most) or {}
     for each = 1, #some, 2 do
-      enough = enough + (room[line.agent] and 0 or 1)
+      enough = enough + (room[queue.agent] and 0 or 1)
       found[#found + 1] = {
-        priority = line.priority, since = tonumber(some[each + 1]), name = some[each], run = run_of(some[each]),
-        agent = line.agent,
+        priority = queue.priority, since = tonumber(some[each + 1]), name = some[each], run = run_of(some[each]),
+        agent = queue.agent,
       }
     end
   end
@@ -84,24 +84,24 @@ local function due(wanted, now, limit, room)
 end
 
 -- name: lease
-local h = head_of(told.run)
+local h = head_of(args.run)
 if not h then return {'unknown'} end
-if h.holder ~= told.holder or call('HGET', P .. 'run:' .. h.run, 'took') ~= told.nonce then
-  if h.epoch ~= told.handed and lease_end(h) > now_us() then return {'busy', h.holder} end
-  take(h, told.holder, told.lease_us, told.nonce)
+if h.holder ~= args.holder or call('HGET', P .. 'run:' .. h.run, 'took') ~= args.nonce then
+  if h.epoch ~= args.handed and lease_end(h) > now_us() then return {'busy', h.holder} end
+  take(h, args.holder, args.lease_us, args.nonce)
 end
 return {'held', shown(h)}
 
 -- name: claim
 local taken, runs = {}, {}
 -- A repeated request first gets the runs that the lost reply granted.
-for _, name in ipairs(told.again and call('ZRANGE', P .. 'held', 0, -1) or {}) do
-  if call('HGET', P .. 'run:' .. run_of(name), 'took') == told.nonce then runs[#runs + 1] = run_of(name) end
+for _, name in ipairs(args.again and call('ZRANGE', P .. 'held', 0, -1) or {}) do
+  if call('HGET', P .. 'run:' .. run_of(name), 'took') == args.nonce then runs[#runs + 1] = run_of(name) end
 end
 if #runs == 0 then
-  for at, one in ipairs(due(is_wanted(told.agents), tonumber(told.now_us), told.limit, told.room)) do
+  for at, one in ipairs(due(agent_filter(args.agents), tonumber(args.now_us), args.limit, args.room)) do
     runs[at] = one.run
-    take(head_of(one.run), told.holder, told.lease_us, told.nonce)
+    take(head_of(one.run), args.holder, args.lease_us, args.nonce)
   end
 end
 for at, run in ipairs(runs) do
@@ -110,12 +110,12 @@ for at, run in ipairs(runs) do
 end
 return taken
 
--- name: keep
+-- name: renew
 local now, kept = now_us(), {}
-for _, run in ipairs(told.runs) do
+for _, run in ipairs(args.runs) do
   local h = head_of(run)
-  if h and h.holder == told.holder and lease_end(h) > now then
-    h.till = told.lease_us and int(now + told.lease_us) or nil
+  if h and h.holder == args.holder and lease_end(h) > now then
+    h.till = args.lease_us and int(now + args.lease_us) or nil
     put_head(h)
     call('ZADD', P .. 'held', h.till or '+inf', member(h))
     kept[#kept + 1] = {run, int(h.epoch)}
@@ -124,12 +124,12 @@ end
 return kept
 
 -- name: release
-local h = head_of(told.run)
-if not h or not h.holder or h.epoch ~= told.epoch or (told.holder and told.holder ~= h.holder) then return 0 end
-if told.left then h.till = int(0) else h.holder, h.till = nil, nil end
+local h = head_of(args.run)
+if not h or not h.holder or h.epoch ~= args.epoch or (args.holder and args.holder ~= h.holder) then return 0 end
+if args.left then h.till = int(0) else h.holder, h.till = nil, nil end
 put_head(h)
 local index = settle(h)
-if told.left or (index.wake and not ENDED[index.status]) then ring({h.run}) end
+if args.left or (index.wake and not ENDED[index.status]) then notify({h.run}) end
 return 1
 
 -- name: holders
@@ -142,16 +142,16 @@ return {int(now_us()), found}
 
 -- name: due
 local rows = {}
-for at, one in ipairs(due(is_wanted(told.agents), tonumber(told.now_us), told.limit, {})) do
+for at, one in ipairs(due(agent_filter(args.agents), tonumber(args.now_us), args.limit, {})) do
   rows[at] = {one.run, row_of(one.run)}
 end
 return rows
 
 -- name: soonest
-local soonest, wanted = false, is_wanted(told.agents)
-for _, line in ipairs(call('SMEMBERS', P .. 'lines')) do
-  if wanted(string.match(line, '^-?%d+:(.*)$')) then
-    local first = call('ZRANGE', P .. 'line:' .. line, 0, 0)[1]
+local soonest, accepts = false, agent_filter(args.agents)
+for _, queue in ipairs(call('SMEMBERS', P .. 'lines')) do
+  if accepts(string.match(queue, '^-?%d+:(.*)$')) then
+    local first = call('ZRANGE', P .. 'line:' .. queue, 0, 0)[1]
     local wake = first and call('HGET', P .. 'run:' .. run_of(first), 'wake')
     if wake and (not soonest or tonumber(wake) < tonumber(soonest)) then soonest = wake end
   end

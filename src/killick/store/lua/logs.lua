@@ -2,7 +2,7 @@
 
 -- name: append
 -- Every item is a group: an append and its companions. A refused group has written nothing.
-local rung, results = {}, {}
+local notified, results = {}, {}
 
 local function refused(...) return {0, ...} end
 
@@ -14,29 +14,29 @@ local function hash_at(h, seq)
   return found and found[4]
 end
 
-local function born(item, birth)
-  local h = {run = item.run, seq = 0, hash = blob(item.before), epoch = 0, base = item.after, parent = birth.parent}
-  if birth.parent then
-    local parent = head_of(birth.parent)
-    if not parent then return nil, refused('RunUnknown', birth.parent) end
+local function new_head(item, create)
+  local h = {run = item.run, seq = 0, hash = blob(item.before), epoch = 0, base = item.after, parent = create.parent}
+  if create.parent then
+    local parent = head_of(create.parent)
+    if not parent then return nil, refused('RunUnknown', create.parent) end
     if hash_at(parent, item.after) ~= h.hash then
-      return nil, refused('HeadMoved', birth.parent, int(item.after), int(parent.seq))
+      return nil, refused('HeadMoved', create.parent, int(item.after), int(parent.seq))
     end
   elseif item.after ~= 0 then
     return nil, refused('HeadMoved', item.run, int(item.after), '0')
   end
-  if birth.holder then
-    h.epoch, h.holder = 1, birth.holder
-    h.till = birth.lease_us and int(now_us() + birth.lease_us)
+  if create.holder then
+    h.epoch, h.holder = 1, create.holder
+    h.till = create.lease_us and int(now_us() + create.lease_us)
   end
   return h
 end
 
 -- The head that an append builds on, or a refusal.
-local function standing(item, h)
-  if item.birth then
+local function base_head(item, h)
+  if item.create then
     if h then return nil, refused('RunExists', item.run) end
-    return born(item, item.birth)
+    return new_head(item, item.create)
   end
   if not h or h.removed then return nil, refused('RunUnknown', item.run) end
   if h.epoch ~= item.epoch then
@@ -48,12 +48,12 @@ local function standing(item, h)
   return h
 end
 
-local function refusal_of_rights(item, wanted)
+local function refusal_of_rights(item, claimed)
   local given_back, returned = {}, {}
   for _, claim in ipairs(item.releases or {}) do given_back[packed(2, claim[1], blob(claim[2]))] = true end
   for _, claim in ipairs(item.claims or {}) do
     local field = packed(2, claim[1], blob(claim[2]))
-    local owner = wanted[field]
+    local owner = claimed[field]
     if not owner then
       local found = call('HGET', P .. 'claims', field)
       owner = found and unsealed(found)
@@ -61,7 +61,7 @@ local function refusal_of_rights(item, wanted)
     if owner and not (owner[1] == item.run and given_back[field]) then
       return refused('AlreadyClaimed', item.run, claim[1], owner[1] or '', owner[2] or '0')
     end
-    wanted[field] = {item.run, int(item.last)}
+    claimed[field] = {item.run, int(item.last)}
   end
   for _, number in ipairs(item.returns or {}) do returned[number] = true end
   for _, number in ipairs(item.takes or {}) do
@@ -102,15 +102,15 @@ local function put_rights(item)
 end
 
 local function erase(item)
-  local run, wanted = item.run, {}
+  local run, erased = item.run, {}
   for _, seq in ipairs(item.erases_rows or {}) do
-    wanted[int(seq)] = true
+    erased[int(seq)] = true
     call('HDEL', P .. 'data:' .. run, int(seq))
   end
   if item.erases_rows then
     for at, text in ipairs(call('LRANGE', P .. 'aside:' .. run, 0, -1)) do
       local row = unsealed(text)
-      if wanted[row[1]] and row[4] then
+      if erased[row[1]] and row[4] then
         call('LSET', P .. 'aside:' .. run, at - 1, sealed(run .. ':', packed(4, row[1], row[2], row[3], nil)))
       end
     end
@@ -134,7 +134,7 @@ end
 
 local function write(item, h)
   local run = item.run
-  if item.birth then
+  if item.create then
     h.number = int(call('INCR', P .. 'created'))
     call('ZADD', P .. 'runs', h.number, member(h))
     call('HSET', P .. 'names', h.number, run)
@@ -142,15 +142,15 @@ local function write(item, h)
   end
   h.seq, h.hash = item.last, blob(item.last_hash)
   put_rows(run, item.rows)
-  keep(item.pieces, P .. 'uses:' .. run)
+  store_pieces(item.pieces, P .. 'uses:' .. run)
   put_rights(item)
   local shot = item.snapshot
   if shot then
-    keep(shot.pieces, P .. 'shot_uses:' .. run)
+    store_pieces(shot.pieces, P .. 'shot_uses:' .. run)
     call('HSET', P .. 'shots:' .. run, shot.name, blob(shot.hash) .. blob(shot.root))
   end
   erase(item)
-  tell(run, item.tells, rung)
+  put_outbox(run, item.outbox, notified)
   local ended = item.index and ENDED[item.index.status]
   if ended then h.holder, h.till = nil, nil end
   put_head(h)
@@ -158,81 +158,81 @@ local function write(item, h)
     local before = call('HGET', P .. 'run:' .. run, 'wake')
     local wake = put_index(h, item.index)
     if wake and not ended and not h.holder and not (before and tonumber(before) <= tonumber(wake)) then
-      rung[#rung + 1] = run
+      notified[#notified + 1] = run
     end
   end
-  if item.index or item.birth then settle(h) end
-  if item.birth and h.seq > h.base or item.rows[1] then call('ZADD', P .. 'unmarked', h.number, member(h)) end
+  if item.index or item.create then settle(h) end
+  if item.create and h.seq > h.base or item.rows[1] then call('ZADD', P .. 'unmarked', h.number, member(h)) end
 end
 
 -- This append was committed before. Two creators may send the same event; only the current holder is the creator.
 local function is_there(item, h)
   if not h or h.removed or not item.rows[1] or h.seq ~= item.last or h.hash ~= blob(item.last_hash) then return false end
-  return not item.birth or (item.birth.holder and item.birth.holder == h.holder)
+  return not item.create or (item.create.holder and item.create.holder == h.holder)
 end
 
 local function appended(group)
-  local heads, wanted = {}, {}
+  local heads, claimed = {}, {}
   for at, item in ipairs(group) do
     local found = any_head(item.run)
     if at == 1 and is_there(item, found) then return {1, shown(found)} end
-    local h, refusal = standing(item, found)
-    refusal = refusal or refusal_of_rights(item, wanted) or refusal_of_place(item)
+    local h, refusal = base_head(item, found)
+    refusal = refusal or refusal_of_rights(item, claimed) or refusal_of_place(item)
     if refusal then return refusal end
     heads[at] = h
   end
   for at, item in ipairs(group) do write(item, heads[at]) end
   for _, item in ipairs(group) do
-    for _, sent in ipairs(item.sends or {}) do deliver(sent, rung) end
+    for _, sent in ipairs(item.sends or {}) do deliver(sent, notified) end
   end
   return {1, shown(heads[1])}
 end
 
-for at, group in ipairs(told) do results[at] = appended(group) end
-ring(rung)
+for at, group in ipairs(args) do results[at] = appended(group) end
+notify(notified)
 return results
 
 -- name: acknowledged
 -- For a resent batch: whether an event is in the log unchanged, under the current epoch.
-local h = head_of(told.run)
-local found = h and h.epoch == told.epoch and event(told.run, told.seq)
-if found and found[4] == blob(told.hash) then return shown(h) end
+local h = head_of(args.run)
+local found = h and h.epoch == args.epoch and event(args.run, args.seq)
+if found and found[4] == blob(args.hash) then return shown(h) end
 return false
 
 -- name: deliver
-local rung, results = {}, {}
-for at, sent in ipairs(told) do results[at] = deliver(sent, rung) end
-ring(rung)
+local notified, results = {}, {}
+for at, sent in ipairs(args) do results[at] = deliver(sent, notified) end
+notify(notified)
 return results
 
 -- name: head
-local h = head_of(told.run)
+local h = head_of(args.run)
 return h and shown(h)
 
 -- name: heads
 local heads = {}
-for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'runs', '(' .. told.after, '+inf', 'LIMIT', 0, told.limit)) do
+for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'runs', '(' .. args.after, '+inf', 'LIMIT', 0, args.limit)) do
   local h = head_of(run_of(name))
   if h then heads[#heads + 1] = shown(h) end
 end
 return heads
 
 -- name: read
-if not head_of(told.run) then return {} end
-return events(told.run, told.after, told.limit, told.data)
+if not head_of(args.run) then return {} end
+return events(args.run, args.after, args.limit, args.data)
 
 -- name: row
-local found = head_of(told.run) and event(told.run, told.seq)
-return found and {int(told.seq), found[2], found[4], call('HGET', P .. 'data:' .. told.run, int(told.seq))}
+local found = head_of(args.run) and event(args.run, args.seq)
+return found and {int(args.seq), found[2], found[4], call('HGET', P .. 'data:' .. args.run, int(args.seq))}
 
 -- name: opening
-local h = head_of(told.run)
+local h = head_of(args.run)
 if not h then return false end
 local newest, shot = -1, false
 local shots = call('HGETALL', P .. 'shots:' .. h.run)
 for at = 1, #shots, 2 do
   local seq, fold = string.match(shots[at], '^(%d+):(%d+)$')
-  if tonumber(fold) == told.fold and tonumber(seq) <= h.seq and tonumber(seq) > newest then
+  if tonumber(fold) == args.fold and tonumber(seq) <= h.seq and tonumber(seq) > newest then
     newest, shot = tonumber(seq), {shots[at], shots[at + 1]}
   end
 end
@@ -241,9 +241,9 @@ return {shown(h), reason, shot, events(h.run, math.max(newest, 0), nil, true)}
 
 -- name: inbox
 -- Messages in order: unconsumed ones, with a name if given; or all.
-if not head_of(told.run) then return {} end
-local found, key = {}, P .. 'mail:' .. told.run
-if told.all then
+if not head_of(args.run) then return {} end
+local found, key = {}, P .. 'mail:' .. args.run
+if args.all then
   local total = call('HLEN', key)
   for number = 1, total do
     local text = call('HGET', key, int(number))
@@ -251,31 +251,31 @@ if told.all then
   end
   return found
 end
-for _, number in ipairs(call('ZRANGEBYSCORE', P .. 'untaken:' .. told.run, '(' .. told.after, '+inf')) do
-  if #found >= told.limit then break end
+for _, number in ipairs(call('ZRANGEBYSCORE', P .. 'untaken:' .. args.run, '(' .. args.after, '+inf')) do
+  if #found >= args.limit then break end
   local text = call('HGET', key, number)
-  if text and (not told.name or unsealed(text)[2] == told.name) then found[#found + 1] = {number, text} end
+  if text and (not args.name or unsealed(text)[2] == args.name) then found[#found + 1] = {number, text} end
 end
 return found
 
 -- name: message
-local number = head_of(told.run) and call('HGET', P .. 'mail_ids:' .. told.run, told.id)
-return number and {number, call('HGET', P .. 'mail:' .. told.run, number)}
+local number = head_of(args.run) and call('HGET', P .. 'mail_ids:' .. args.run, args.id)
+return number and {number, call('HGET', P .. 'mail:' .. args.run, number)}
 
--- name: feed
+-- name: outbox
 -- Outbox pages. With a filter a page may be empty, and returns the next position.
-local found, wanted, after = {}, told.kinds and {}, told.after
-for _, kind in ipairs(told.kinds or {}) do wanted[kind] = true end
-local page = call('XRANGE', P .. 'feed', after .. '-1', '+', 'COUNT', told.limit)
+local found, kinds, after = {}, args.kinds and {}, args.after
+for _, kind in ipairs(args.kinds or {}) do kinds[kind] = true end
+local page = call('XRANGE', P .. 'feed', after .. '-1', '+', 'COUNT', args.limit)
 for _, entry in ipairs(page) do
   local position = string.match(entry[1], '^(%d+)')
   after = position
-  if not wanted or wanted[entry[2][6]] then found[#found + 1] = {position, entry[2][2], entry[2][4], entry[2][6]} end
+  if not kinds or kinds[entry[2][6]] then found[#found + 1] = {position, entry[2][2], entry[2][4], entry[2][6]} end
 end
-return {found, #page == told.limit and after or false}
+return {found, #page == args.limit and after or false}
 
--- name: trim_feed
-for _, entry in ipairs(call('XRANGE', P .. 'feed', '-', told.up_to .. '-0')) do
+-- name: trim_outbox
+for _, entry in ipairs(call('XRANGE', P .. 'feed', '-', args.up_to .. '-0')) do
   call('SREM', P .. 'telling:' .. entry[2][2], (string.match(entry[1], '^(%d+)')))
 end
-return call('XTRIM', P .. 'feed', 'MINID', told.up_to .. '-1')
+return call('XTRIM', P .. 'feed', 'MINID', args.up_to .. '-1')

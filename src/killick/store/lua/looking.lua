@@ -69,10 +69,10 @@ local function look_at_places(h)
     local score = term and call('ZSCORE', P .. 'mark:' .. term, mark_name(h, seq))
     marks = marks and score and tonumber(score) == tonumber(at_us)
   end
-  if not marks then say('marks', 'the marks are not as they were written') end
+  if not marks then say('marks', 'the search terms are not as they were written') end
 end
 
-for _, each in ipairs(told.runs) do
+for _, each in ipairs(args.runs) do
   run = each
   local h = any_head(run)
   if h then
@@ -88,15 +88,15 @@ return wrong
 
 -- name: settle_run
 -- Rewrites a run's set memberships, and lets its search terms be rebuilt.
-local h = head_of(told.run)
+local h = head_of(args.run)
 if not h then return 0 end
-local name, key = member(h), P .. 'run:' .. told.run
+local name, key = member(h), P .. 'run:' .. args.run
 call('HDEL', key, 'line', 'stand')
 settle(h)
 call('ZADD', P .. 'runs', h.number, name)
 call('HSET', P .. 'names', h.number, h.run)
 for _, tag in ipairs(call('SMEMBERS', P .. 'tags:' .. h.run)) do call('ZADD', P .. 'tag:' .. tag, h.number, name) end
-if told.marks then
+if args.marks then
   forget_marks(h)
   call('ZADD', P .. 'unmarked', h.number, name)
 end
@@ -104,8 +104,8 @@ return 1
 
 -- name: look_at_set
 -- A page of a run set: members that do not belong there, which healing removes.
-local key, kind, of = P .. told.key, told.kind, told.of
-local page = call('ZSCAN', key, told.cursor, 'COUNT', 500)
+local key, kind, of = P .. args.key, args.kind, args.of
+local page = call('ZSCAN', key, args.cursor, 'COUNT', 500)
 local wrong = 0
 
 local function belongs(name, score)
@@ -125,23 +125,23 @@ end
 for at = 1, #page[2], 2 do
   if not belongs(page[2][at], page[2][at + 1]) then
     wrong = wrong + 1
-    if told.heal then call('ZREM', key, page[2][at]) end
+    if args.heal then call('ZREM', key, page[2][at]) end
   end
 end
 return {page[1], wrong}
 
 -- name: look_at_stray
 -- Whether a key belongs to an unknown run; healing deletes derived keys.
-if head_of(told.run) or call('EXISTS', P .. told.kind .. ':' .. told.run) == 0 then return 0 end
-if told.heal then
-  if told.kind == 'uses' or told.kind == 'shot_uses' then unuse_all(P .. told.kind .. ':' .. told.run) end
-  call('DEL', P .. told.kind .. ':' .. told.run)
+if head_of(args.run) or call('EXISTS', P .. args.kind .. ':' .. args.run) == 0 then return 0 end
+if args.heal then
+  if args.kind == 'uses' or args.kind == 'shot_uses' then unuse_all(P .. args.kind .. ':' .. args.run) end
+  call('DEL', P .. args.kind .. ':' .. args.run)
 end
 return 1
 
 -- name: look_at_claims
 -- A page of all claims.
-local page = call('HSCAN', P .. 'claims', told.cursor, 'COUNT', 500)
+local page = call('HSCAN', P .. 'claims', args.cursor, 'COUNT', 500)
 local wrong = {}
 for at = 1, #page[2], 2 do
   local field, text = page[2][at], page[2][at + 1]
@@ -152,7 +152,7 @@ return {page[1], wrong}
 -- name: look_at_uses
 -- Chunks with a wrong reference count, checked run by run.
 local wrong = {}
-for at, place in ipairs(told.hashes) do
+for at, place in ipairs(args.hashes) do
   local hash, uses = blob(place), 0
   for _, name in ipairs(call('ZRANGE', P .. 'runs', 0, -1)) do
     uses = uses + call('SISMEMBER', P .. 'uses:' .. run_of(name), hash)
@@ -160,7 +160,7 @@ for at, place in ipairs(told.hashes) do
   end
   if int(uses) ~= (call('HGET', P .. 'refs', hash) or '0') then
     wrong[#wrong + 1] = int(at)
-    if told.heal then
+    if args.heal then
       if uses > 0 then call('HSET', P .. 'refs', hash, int(uses)) else call('HDEL', P .. 'refs', hash) end
       call(uses > 0 and 'SREM' or 'SADD', P .. 'unused', hash)
     end

@@ -1,20 +1,20 @@
--- What every script stands on: the keys of a store, packed rows and their checks, heads, and where a run is found.
+-- Shared by all scripts: the keys of a store, packed rows and their checksums, heads, and a run's set memberships.
 --
--- KEYS[1] is the store's `meta`, and every other key begins as it does. ARGV: the store's id, the time ('' for the
--- server's own), what is told in MessagePack, and then the bytes that it names by their places. A run's keys are
+-- KEYS[1] is the store's `meta`; all keys share its prefix. ARGV: the store's id, the time ('' for the server's clock),
+-- the arguments in MessagePack, and the binary values that these name by index. The keys of a run:
 --
---   run:ID      its head, index and quarantine          log:ID   its events (a stream: seq-0, body and hash)
---   data:ID     what events hold, by seq                aside:ID events that repairs set aside
---   mail:ID     messages by number                      mail_ids:ID, untaken:ID  by id, and those not taken
---   shots:ID    snapshots                               uses:ID, shot_uses:ID    which pieces it keeps
---   claimed:ID, tags:ID, marks:ID, telling:ID, forks:ID what it is named by elsewhere
+--   run:ID      head, index and quarantine              log:ID   events (a stream: seq-0, body and hash)
+--   data:ID     the values of events, by seq            aside:ID events that repairs displaced
+--   mail:ID     messages by number                      mail_ids:ID, untaken:ID  by id, and the unconsumed ones
+--   shots:ID    snapshots                               uses:ID, shot_uses:ID    the chunks that it references
+--   claimed:ID, tags:ID, marks:ID, telling:ID, forks:ID its entries in claims, tag sets, search terms, outbox, forks
 --
--- and of all runs: runs, names (by number), created, pieces, refs, unused, erased, claims, feed, told, held,
--- lines and line:… (who wakes when), stands and stand:… (by status and agent), tag:…, mark:…, unmarked.
--- A script checks everything before it writes anything: nothing takes back what it wrote.
+-- The keys of all runs: runs, names (by number), created, pieces, refs, unused, erased, claims, feed, told (the last
+-- outbox position), held, lines and line:… (by wake time), stands and stand:… (by status and agent), tag:…, mark:…,
+-- unmarked. A script checks everything before it writes anything, because Redis rolls nothing back.
 
 local P = string.sub(KEYS[1], 1, -5)
-local told = ARGV[3] and ARGV[3] ~= '' and cmsgpack.unpack(ARGV[3]) or {}
+local args = ARGV[3] and ARGV[3] ~= '' and cmsgpack.unpack(ARGV[3]) or {}
 local call = redis.call
 
 if ARGV[1] ~= '' and call('HGET', KEYS[1], 'id') ~= ARGV[1] then
@@ -170,11 +170,11 @@ local function row_of(run)
     'delivered', 'counted')
 end
 
-local function ring(rung)
-  local heard = {}
-  for _, run in ipairs(rung) do
-    if not heard[run] then
-      heard[run] = true
+local function notify(runs)
+  local seen = {}
+  for _, run in ipairs(runs) do
+    if not seen[run] then
+      seen[run] = true
       -- Every database of the server receives it, so it names the store.
       call('PUBLISH', P .. 'bell:' .. ARGV[1], run)
     end

@@ -1,6 +1,6 @@
 -- Shared writes: chunks and references, messages, the index, the outbox, search terms.
 
-local FEED_RANG = 'killick:feed'
+local OUTBOX_CHANGED = 'killick:feed'
 
 -- Changes a chunk's reference count. Unreferenced chunks wait for the sweep.
 local function use(key, hash)
@@ -20,7 +20,7 @@ local function unuse_all(key)
 end
 
 -- Stores new or erased values, and references all of them. An erased one keeps its codec.
-local function keep(pieces, key)
+local function store_pieces(pieces, key)
   for _, piece in ipairs(pieces or {}) do
     local hash, codec, body = blob(piece[1]), piece[2], blob(piece[3])
     if call('HSTRLEN', P .. 'pieces', hash) == 0 or (body and call('SREM', P .. 'erased', hash) == 1) then
@@ -48,7 +48,7 @@ local function count_mail(h, delivered)
 end
 
 -- Delivers a message: {nil} for an unknown run, else {fresh, number, message}.
-local function deliver(sent, rung)
+local function deliver(sent, notified)
   local h = head_of(sent.run)
   if not h then return {} end
   local run = sent.run
@@ -57,14 +57,14 @@ local function deliver(sent, rung)
   local number = int(call('HLEN', P .. 'mail:' .. run) + 1)
   put_message(run, number, {sent.id, sent.name, blob(sent.body), sent.by, sent.at_us})
   call('HSET', P .. 'mail_ids:' .. run, sent.id, number)
-  keep(sent.pieces, P .. 'uses:' .. run)
+  store_pieces(sent.pieces, P .. 'uses:' .. run)
   count_mail(h, number)
   local index = index_of(run)
   if index.agent and not ENDED[index.status] and not (index.wake and tonumber(index.wake) <= tonumber(sent.at_us)) then
     call('HSET', P .. 'run:' .. run, 'wake', sent.at_us)
     settle(h)
   end
-  rung[#rung + 1] = run
+  notified[#notified + 1] = run
   return {1, number, call('HGET', P .. 'mail:' .. run, number)}
 end
 
@@ -83,27 +83,27 @@ local function put_index(h, index)
     'changed', index.changed, 'tags', index.shown_tags)
   put_or_drop(key, 'wake', wake)
   if call('HEXISTS', key, 'delivered') == 0 then count_mail(h, int(call('HLEN', P .. 'mail:' .. run))) end
-  local wanted, name = {}, member(h)
-  for _, tag in ipairs(index.tags) do wanted[tag] = true end
+  local tags, name = {}, member(h)
+  for _, tag in ipairs(index.tags) do tags[tag] = true end
   for _, tag in ipairs(call('SMEMBERS', P .. 'tags:' .. run)) do
-    if not wanted[tag] then
+    if not tags[tag] then
       call('SREM', P .. 'tags:' .. run, tag)
       call('ZREM', P .. 'tag:' .. tag, name)
     end
   end
-  for tag in pairs(wanted) do
+  for tag in pairs(tags) do
     call('SADD', P .. 'tags:' .. run, tag)
     call('ZADD', P .. 'tag:' .. tag, h.number, name)
   end
   return wake
 end
 
-local function tell(run, tells, rung)
-  for _, each in ipairs(tells or {}) do
+local function put_outbox(run, rows, notified)
+  for _, each in ipairs(rows or {}) do
     local position = int(call('INCR', P .. 'told'))
     call('XADD', P .. 'feed', position .. '-0', 'r', run, 's', int(each[1]), 'k', each[2])
     call('SADD', P .. 'telling:' .. run, position)
-    rung[#rung + 1] = FEED_RANG
+    notified[#notified + 1] = OUTBOX_CHANGED
   end
 end
 

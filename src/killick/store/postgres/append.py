@@ -19,7 +19,7 @@ from killick.model.chunks import Blob
 from killick.store.postgres.rows import message_of
 from killick.store.postgres.server import PostgresServer, Statements
 from killick.store.postgres.wire import Q, Session, Statement
-from killick.store.records import Append, Delivered, Delivery, Head, Message, Row, RunIndex, Snapshot
+from killick.store.records import Append, Delivered, Delivery, Head, Message, Row, Snapshot
 
 FEW_ROWS: Final = 3
 """The number of events that a statement takes as plain parameters; more are passed as arrays."""
@@ -54,14 +54,14 @@ def acknowledged(
     session: Session, q: Statements, items: Sequence[Append], results: Sequence[Head | LogError]
 ) -> list[Head | LogError]:
     """In a resent batch, accepts the appends that are in the log, also under later ones of the same batch."""
-    told: list[Head | LogError] = []
+    answers: list[Head | LogError] = []
     for item, result in zip(items, results, strict=True):
-        if isinstance(result, HeadMoved) and item.birth is None and item.rows:
-            there = session.rows(q.acknowledged, item.run, *item.last, item.epoch)
-            told.append(_head(*there[0]) if there else result)
+        if isinstance(result, HeadMoved) and item.create is None and item.rows:
+            committed = session.rows(q.acknowledged, item.run, *item.last, item.epoch)
+            answers.append(_head(*committed[0]) if committed else result)
         else:
-            told.append(result)
-    return told
+            answers.append(result)
+    return answers
 
 
 def _runs(item: Append) -> Iterator[str]:
@@ -104,8 +104,8 @@ def _append_all(
     flat = [one for group in groups for one in group]
     sent = [letter for one in flat for letter in one.sends]
     shots = [one.snapshot for one in flat if one.snapshot is not None]
-    given = Given(piece for source in (flat, shots, sent) for each in source for piece in each.pieces)
-    told = msgspec.json.encode([[_item(one, given) for one in group] for group in groups])
+    binary = BinaryParams(piece for source in (flat, shots, sent) for each in source for piece in each.pieces)
+    payload = msgspec.json.encode([[_append_fields(one, binary) for one in group] for group in groups])
     runs = {run for item in (*bare, *items) for run in _runs(item)}
     rows = [(item.run, row) for item in bare for row in item.rows]
     found = session.rows(
@@ -121,13 +121,13 @@ def _append_all(
         [row.body for _, row in rows],
         [row.hash for _, row in rows],
         [row.data for _, row in rows],
-        told,
-        given.blobs,
-        [row.body for row in given.rows],
-        [row.hash for row in given.rows],
-        [row.data for row in given.rows],
+        payload,
+        binary.blobs,
+        [row.body for row in binary.rows],
+        [row.hash for row in binary.rows],
+        [row.data for row in binary.rows],
         sorted(runs),
-        *given.pieces,
+        *binary.pieces,
         clock_us,
     )
     moved = {row[0]: _head(*row) for place, _, *row in found if place is None}
@@ -146,10 +146,10 @@ def deliver(
     session: Session, q: Statements, deliveries: Sequence[Delivery], *, again: bool = False
 ) -> list[Delivered | LogError]:
     """Delivers messages. A resent delivery owns the stored message if their contents are equal."""
-    given = Given(piece for sent in deliveries for piece in sent.pieces)
-    told = msgspec.json.encode([_letter(sent, given) for sent in deliveries])
+    binary = BinaryParams(piece for sent in deliveries for piece in sent.pieces)
+    payload = msgspec.json.encode([_delivery_fields(sent, binary) for sent in deliveries])
     runs = sorted({sent.run for sent in deliveries})
-    found = session.rows(q.deliver_items, told, given.blobs, runs, *given.pieces)
+    found = session.rows(q.deliver_items, payload, binary.blobs, runs, *binary.pieces)
     return [
         RunUnknown(sent.run) if fresh is None else _delivered(sent, fresh, message_of(sent.run, tuple(row)), again)
         for sent, (fresh, *row) in zip(deliveries, found, strict=True)
@@ -188,7 +188,7 @@ class PostgresTransaction:
             return deliver(self._session, self._server.q, deliveries) if deliveries else []
 
 
-class Given:
+class BinaryParams:
     """Binary parameters next to a JSON parameter, which refers to them by index."""
 
     def __init__(self, pieces: Iterable[Blob]) -> None:
@@ -216,69 +216,65 @@ class Given:
         return [self._places[piece.hash] for piece in pieces]
 
 
-def _item(item: Append, given: Given) -> dict[str, Any]:
+def _append_fields(item: Append, binary: BinaryParams) -> dict[str, Any]:
     """Encodes an append for the database function, without empty parts."""
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "run": item.run,
         "after": item.after,
-        "before": given.put(item.before),
+        "before": binary.put(item.before),
         "epoch": item.epoch,
         "rows": len(item.rows),
-        "first": given.put_rows(item.rows),
-        "last": given.put(item.last[1]),
+        "first": binary.put_rows(item.rows),
+        "last": binary.put(item.last[1]),
         "claims": [],
         "takes": [],
-        "sends": [_letter(sent, given) for sent in item.sends],
+        "sends": [_delivery_fields(sent, binary) for sent in item.sends],
     }
-    if item.birth is not None:
-        seconds = None if math.isinf(item.birth.lease_seconds) else item.birth.lease_seconds
-        told["birth"] = {"parent": item.birth.parent, "holder": item.birth.holder, "seconds": seconds}
+    if item.create is not None:
+        seconds = None if math.isinf(item.create.lease_seconds) else item.create.lease_seconds
+        fields["birth"] = {"parent": item.create.parent, "holder": item.create.holder, "seconds": seconds}
     if item.pieces:
-        told["pieces"] = given.places(item.pieces)
+        fields["pieces"] = binary.places(item.pieces)
     if not item.is_plain:
-        told["rights"] = True
-        told["claims"] = [[c.space, given.put(c.key), "again" if c in item.releases else ""] for c in item.claims]
-        told["releases"] = [[claim.space, given.put(claim.key)] for claim in item.releases]
-        told["takes"], told["returns"] = item.takes, item.returns
+        fields["rights"] = True
+        fields["claims"] = [[c.space, binary.put(c.key), "again" if c in item.releases else ""] for c in item.claims]
+        fields["releases"] = [[claim.space, binary.put(claim.key)] for claim in item.releases]
+        fields["takes"], fields["returns"] = item.takes, item.returns
     if item.erases_rows:
-        told["erases_rows"] = item.erases_rows
+        fields["erases_rows"] = item.erases_rows
     if item.erases_messages:
-        told["erases_messages"] = item.erases_messages
+        fields["erases_messages"] = item.erases_messages
     if item.erases_pieces:
-        told["erases_pieces"] = [given.put(hash_) for hash_ in item.erases_pieces]
+        fields["erases_pieces"] = [binary.put(hash_) for hash_ in item.erases_pieces]
     if item.index is not None:
-        told["index"] = index_told(item.index)
+        fields["index"] = msgspec.structs.asdict(item.index)
     if item.snapshot is not None:
-        told["snapshot"] = _snapshot(item.snapshot, given)
-    if item.tells:
-        told["tells"] = [(telling.seq, telling.kind) for telling in item.tells]
-    return told
+        fields["snapshot"] = _snapshot_fields(item.snapshot, binary)
+    if item.outbox:
+        fields["tells"] = [(row.seq, row.kind) for row in item.outbox]
+    return fields
 
 
-def index_told(index: RunIndex) -> dict[str, Any]:
-    return msgspec.structs.asdict(index)
-
-
-def _snapshot(shot: Snapshot, given: Given) -> dict[str, Any]:
-    places = given.places(shot.pieces)
-    hash_, root = given.put(shot.hash), given.put(shot.root)
+def _snapshot_fields(shot: Snapshot, binary: BinaryParams) -> dict[str, Any]:
+    places = binary.places(shot.pieces)
+    hash_, root = binary.put(shot.hash), binary.put(shot.root)
     return {"seq": shot.seq, "fold": shot.fold, "hash": hash_, "root": root, "pieces": places}
 
 
-def _letter(sent: Delivery, given: Given) -> dict[str, Any]:
-    told: dict[str, Any] = {
+def _delivery_fields(sent: Delivery, binary: BinaryParams) -> dict[str, Any]:
+    fields: dict[str, Any] = {
         "run": sent.run,
         "id": sent.id,
         "name": sent.name,
-        "body": given.put(sent.body),
+        "body": binary.put(sent.body),
         "by": sent.by,
         "at_us": sent.at_us,
     }
-    return {**told, "pieces": given.places(sent.pieces)} if sent.pieces else told
+    return {**fields, "pieces": binary.places(sent.pieces)} if sent.pieces else fields
 
 
-def _refusal(told: str) -> LogError:
-    kind, run, *rest = msgspec.json.decode(told, type=list[str])
+def _refusal(text: str) -> LogError:
+    kind, run, *rest = msgspec.json.decode(text, type=list[str])
     match kind:
         case "RunExists":
             return RunExists(run)

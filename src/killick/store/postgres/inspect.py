@@ -25,7 +25,7 @@ def problems(session: Session, q: Statements, *, heal: bool) -> Iterator[Problem
         run = names.get(number) or f"run number {number}"
         healed = heal and table in _DERIVED
         yield Problem(where=table, what=f"{rows} rows belong to nothing that exists", run=run, healed=healed)
-    for number, what in damaged_marks(session, q, names).items():
+    for number, what in damaged_terms(session, q, names).items():
         yield Problem(where="marks", what=what, run=names.get(number) or f"run number {number}", healed=heal)
 
 
@@ -35,15 +35,15 @@ def damaged_pieces(session: Session, q: Statements) -> tuple[list[bytes], list[b
     return [hash_ for hash_, used in found if used], [hash_ for hash_, used in found if not used]
 
 
-def damaged_marks(session: Session, q: Statements, names: Mapping[int, str]) -> dict[int, str]:
+def damaged_terms(session: Session, q: Statements, names: Mapping[int, str]) -> dict[int, str]:
     """Returns the runs, by number, whose search terms are damaged, with the message."""
     totals: Counter[int] = Counter()
-    for number, term, at_us, seq in session.rows(q.all_marks):
+    for number, term, at_us, seq in session.rows(q.all_terms):
         totals[number] += row_check(term, at_us, number, seq)
     wrong: dict[int, str] = {}
-    for number, seq, total, checksum in session.rows(q.all_marked):
+    for number, seq, total, checksum in session.rows(q.all_index_positions):
         if row_check(number, seq, total) != checksum or totals[number] != total or number not in names:
-            wrong[number] = "the marks are not as they were written"
+            wrong[number] = "the search terms are not as they were written"
         totals.pop(number, None)
     return wrong | dict.fromkeys(totals, "has search terms that no writer indexed")
 

@@ -18,23 +18,23 @@ from killick.errors import StoreError, StoreUnavailable
 from killick.store.postgres.server import PostgresServer
 from killick.store.postgres.wire import Failed, Q, Session
 
-Ring = Callable[[str], None]
-_AGAIN_SECONDS: Final = 1.0
+Callback = Callable[[str], None]
+_RECONNECT_SECONDS: Final = 1.0
 _GOODBYE_SECONDS_MAX: Final = 1.0
 
 
-class Bell:
+class Listener:
     """Listens while there is a watcher."""
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
         self._lock = threading.Lock()
-        self._watchers: list[Ring] = []
+        self._watchers: list[Callback] = []
         self._wakes: socket.socket | None = None
         self._thread: threading.Thread | None = None
 
-    def watch(self, ring: Ring) -> Callable[[], None]:
-        watcher: Ring = lambda run: ring(run)  # noqa: E731  one ring may watch twice, and each is stopped by itself
+    def watch(self, callback: Callback) -> Callable[[], None]:
+        watcher: Callback = lambda run: callback(run)  # noqa: E731  one callback may watch twice; each is stopped separately
         with self._lock:
             self._server.refuse_closed()
             if self._thread is None:
@@ -45,23 +45,23 @@ class Bell:
             with self._lock:
                 if watcher in self._watchers:
                     self._watchers.remove(watcher)
-                last = self._end() if not self._watchers else None
-            _await(last)
+                thread = self._end() if not self._watchers else None
+            _await(thread)
 
         return stop
 
     def close(self) -> None:
         with self._lock:
             self._watchers.clear()
-            last = self._end()
-        _await(last)
+            thread = self._end()
+        _await(thread)
 
     def _start(self) -> None:
         session = None
-        with contextlib.suppress(StoreUnavailable):  # it is made as soon as it can be, as one that is lost later
+        with contextlib.suppress(StoreUnavailable):  # the thread reconnects
             session = self._listening()
         self._wakes, asleep = socket.socketpair()
-        self._thread = threading.Thread(target=self._listen, args=(session, asleep), name="killick-bell", daemon=True)
+        self._thread = threading.Thread(target=self._listen, args=(session, asleep), name="killick-notify", daemon=True)
         self._thread.start()
 
     def _end(self) -> threading.Thread | None:
@@ -74,7 +74,7 @@ class Bell:
     def _listening(self) -> Session:
         session = self._server.connect()
         try:
-            session.script(Q.listen.format(bell='"' + self._server.bell.replace('"', '""') + '"'))
+            session.script(Q.listen.format(channel='"' + self._server.channel.replace('"', '""') + '"'))
         except Failed as failed:
             session.close()
             raise self._server.explain(failed) from failed
@@ -82,23 +82,23 @@ class Bell:
 
     def _listen(self, session: Session | None, stopped: socket.socket) -> None:
         with stopped:
-            while session is None or not self._heard_until_lost(session, stopped):
-                session = self._again(stopped)
+            while session is None or not self._forward_until_lost(session, stopped):
+                session = self._reconnect(stopped)
                 if session is None:
                     return
-                self._ring([""])
+                self._notify([""])
 
-    def _heard_until_lost(self, session: Session, stopped: socket.socket) -> bool:
+    def _forward_until_lost(self, session: Session, stopped: socket.socket) -> bool:
         """Forwards notifications; returns True when stopped, and False when the session is lost."""
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(stopped, selectors.EVENT_READ)
                 selector.register(session.pg.socket, selectors.EVENT_READ)
                 while True:
-                    heard = list[str]()
+                    received = list[str]()
                     while (note := session.pg.notifies()) is not None:
-                        heard.append(note.extra.decode())
-                    self._ring(list(dict.fromkeys(heard)))
+                        received.append(note.extra.decode())
+                    self._notify(list(dict.fromkeys(received)))
                     if any(key.fileobj is stopped for key, _ in selector.select()):
                         return True
                     session.pg.consume_input()
@@ -107,17 +107,17 @@ class Bell:
         finally:
             session.close()
 
-    def _again(self, stopped: socket.socket) -> Session | None:
+    def _reconnect(self, stopped: socket.socket) -> Session | None:
         """Reconnects, for as long as it takes; returns None when stopped."""
         while True:
             with contextlib.suppress(StoreError):
                 return self._listening()
             with selectors.DefaultSelector() as selector:
                 selector.register(stopped, selectors.EVENT_READ)
-                if selector.select(_AGAIN_SECONDS):
+                if selector.select(_RECONNECT_SECONDS):
                     return None
 
-    def _ring(self, runs: list[str]) -> None:
+    def _notify(self, runs: list[str]) -> None:
         with self._lock:
             watchers = list(self._watchers)
         for run in runs:
@@ -127,7 +127,7 @@ class Bell:
                     watcher(run)
 
 
-def _await(last: threading.Thread | None) -> None:
+def _await(thread: threading.Thread | None) -> None:
     """Waits until the thread closes its session, unless it is still connecting to an absent server."""
-    if last is not None and last is not threading.current_thread():
-        last.join(_GOODBYE_SECONDS_MAX)
+    if thread is not None and thread is not threading.current_thread():
+        thread.join(_GOODBYE_SECONDS_MAX)

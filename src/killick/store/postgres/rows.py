@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from killick.store.postgres.wire import Q
-from killick.store.records import OWN_AGENTS, Claimed, Head, Message, Row, RunQuery, RunRow, Snapshot
+from killick.store.records import OWN_AGENTS, Claimed, Head, Message, RunQuery, RunRow, Snapshot
 
 
 def head_of(found: tuple[Any, ...]) -> Head:
@@ -15,10 +15,6 @@ def head_of(found: tuple[Any, ...]) -> Head:
     return Head(
         run=run, seq=seq, hash=hash_, epoch=epoch, base=base, parent=parent, holder=holder, lease_until_us=until
     )
-
-
-def row_of(found: tuple[Any, ...]) -> Row:
-    return Row(*found)
 
 
 def message_of(run: str, found: tuple[Any, ...]) -> Message:
@@ -45,19 +41,19 @@ def claimed_of(found: tuple[Any, ...]) -> Claimed:
     return Claimed(head=head_of(tuple(columns[:10])), row=row, left=left, left_until_us=left_until_us)
 
 
-def runs_wanted(query: RunQuery) -> tuple[str, str, list[Any]]:
+def runs_query(query: RunQuery) -> tuple[str, str, list[Any]]:
     """Returns a listing's SQL under a unique name, and its parameters after cursor and limit."""
-    name, conditions, values = _wanted(query, taken=2)
+    name, conditions, values = _where(query, offset=2)
     return f"runs{name}", Q.runs.format(conditions=conditions), values
 
 
-def counts_wanted(query: RunQuery) -> tuple[str, str, list[Any]]:
+def counts_query(query: RunQuery) -> tuple[str, str, list[Any]]:
     """The same for counts, of any status."""
-    name, conditions, values = _wanted(replace(query, status=()), taken=0)
+    name, conditions, values = _where(replace(query, status=()), offset=0)
     return f"counts{name}", Q.counts.format(conditions=conditions), values
 
 
-def _wanted(query: RunQuery, *, taken: int) -> tuple[str, str, list[Any]]:
+def _where(query: RunQuery, *, offset: int) -> tuple[str, str, list[Any]]:
     name, conditions, values = "", "", list[Any]()
     for part, value, condition in (
         ("status", list(query.status) or None, "status = ANY ({value})"),
@@ -72,5 +68,5 @@ def _wanted(query: RunQuery, *, taken: int) -> tuple[str, str, list[Any]]:
         if value is not None:
             values.append(value)
             name += f"_{part}"
-            conditions += f" AND {condition.format(value=f'${len(values) + taken}')}"
+            conditions += f" AND {condition.format(value=f'${len(values) + offset}')}"
     return name, conditions, values

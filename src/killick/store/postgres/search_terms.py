@@ -12,45 +12,45 @@ import msgspec
 
 from killick.store.postgres.server import Statements
 from killick.store.postgres.wire import Session
-from killick.store.records import Behind, TermBatch, TermPosition, row_check
+from killick.store.records import TermBatch, TermPosition, UnindexedRun, row_check
 
 _LAST: Final = (1 << 63) - 1
 """Later than any time, and more than any number."""
 
 
-def unmarked(session: Session, q: Statements, after: int, limit: int) -> list[Behind]:
-    rows = session.rows(q.unmarked, after, limit)
-    return [Behind(number=number, run=run, base=base, marked=seq) for number, run, base, seq in rows]
+def unindexed(session: Session, q: Statements, after: int, limit: int) -> list[UnindexedRun]:
+    rows = session.rows(q.unindexed, after, limit)
+    return [UnindexedRun(number=number, run=run, base=base, indexed_to=seq) for number, run, base, seq in rows]
 
 
-def mark(session: Session, q: Statements, items: Sequence[TermBatch]) -> None:
+def index_terms(session: Session, q: Statements, items: Sequence[TermBatch]) -> None:
     """Writes the terms of some runs, except where another process was first."""
     # In a fixed order, against deadlocks.
     for item in sorted(items, key=lambda item: item.run):
-        found = session.rows(q.marked_to, item.run)
+        found = session.rows(q.index_position, item.run)
         if not found:
             continue
         number, base, seq, total = found[0]
-        if item.anew:
+        if item.reset:
             forget(session, q, [number])
             seq, total = base, 0
         if seq != item.after:
             continue
-        marks = sorted({(each.term, each.at_us, each.seq) for each in item.marks})
+        terms = sorted({(each.term, each.at_us, each.seq) for each in item.terms})
         # A term may exist already; it counts once.
-        put = session.rows(q.put_marks, number, *(list(column) for column in zip(*marks, strict=True))) if marks else []
+        put = session.rows(q.put_terms, number, *(list(column) for column in zip(*terms, strict=True))) if terms else []
         total += sum(row_check(*row) for row in put)
-        session.run(q.put_marked, number, item.up_to, total, row_check(number, item.up_to, total))
+        session.run(q.put_index_position, number, item.up_to, total, row_check(number, item.up_to, total))
 
 
 def forget(session: Session, q: Statements, numbers: Sequence[int]) -> None:
     """Drops all terms of some runs by a full scan: only removal, erasure and repair need it."""
     if numbers:
-        session.run(q.drop_marks, numbers)
-        session.run(q.drop_marked, numbers)
+        session.run(q.drop_terms, numbers)
+        session.run(q.drop_index_positions, numbers)
 
 
-def marked(
+def search(
     session: Session,
     q: Statements,
     all_of: Sequence[Collection[int]],
@@ -63,5 +63,5 @@ def marked(
     if before is not None:
         first = min(first, (before.at_us, before.number, before.seq - 1))
     groups = msgspec.json.encode([list(terms) for terms in all_of])
-    found = session.rows(q.marked, groups, 0 if since_us is None else since_us, *first, limit)
+    found = session.rows(q.search, groups, 0 if since_us is None else since_us, *first, limit)
     return [TermPosition(*row) for row in found] if all_of else []

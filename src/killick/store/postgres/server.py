@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Final, TypeVar
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -46,13 +46,20 @@ SCHEMA_BYTES_MAX: Final = 48
 _FIRST_NAP_SECONDS: Final = 0.01
 _LONGEST_NAP_SECONDS: Final = 0.5
 _CONFLICTS: Final = ("40001", "40P01")
-_THEIRS: Final = ("23", "40")
+_CALLER_CODES: Final = ("23", "40")
 """Errors in a caller's transaction that the caller caused: violated constraints and serialization conflicts."""
 
 _OPENING_SECONDS_MAX: Final = 3.0
 """How long opening a store waits for an absent server: the URL may be mistyped."""
 
-_HOPEFUL: Final = ("starting up", "shutting down", "recovery", "too many clients", "connection slots", "not yet accept")
+_TRANSIENT: Final = (
+    "starting up",
+    "shutting down",
+    "recovery",
+    "too many clients",
+    "connection slots",
+    "not yet accept",
+)
 """Connection refusals that may be temporary."""
 
 _ALIVE: Final = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
@@ -74,7 +81,7 @@ class PostgresServer:
         new: dict[str, bytes],
     ) -> None:
         self._conninfo, self.schema, self.place = _parts(url)
-        self.bell = f"killick:{self.schema}"
+        self.channel = f"killick:{self.schema}"
         self.busy_seconds = busy_seconds
         self.patience_seconds = min(busy_seconds, _OPENING_SECONDS_MAX)
         self.sessions_max = sessions
@@ -107,17 +114,17 @@ class PostgresServer:
         self._lent.clear()
         self._room = threading.BoundedSemaphore(self.sessions_max)
 
-    # what the store asks for ------------------------------------------------------------------
+    # operations -------------------------------------------------------------------------------
 
     def qualified(self, sql: str) -> str:
         """Qualifies SQL with this schema."""
         here = _quoted(self.schema) + "."
         sql = re.sub(r"\bkillick\.", lambda _: here, sql)
-        return sql.replace(":bell", _literal(self.bell)).replace(":numbers", _literal(f"{here}numbers"))
+        return sql.replace(":channel", _literal(self.channel)).replace(":numbers", _literal(f"{here}numbers"))
 
     def run(self, work: Callable[[Session], T]) -> T:
         """Runs an idempotent operation on a pooled session, and retries it on lost sessions."""
-        waiting: Waiting | None = None
+        backoff: Backoff | None = None
         while True:
             session = self._take()
             try:
@@ -131,16 +138,16 @@ class PostgresServer:
             finally:
                 self._give_back(session, self._idle)
                 self._room.release()
-            waiting = waiting or Waiting(self)
-            waiting.again(problem)
+            backoff = backoff or Backoff(self)
+            backoff.wait(problem)
 
-    def transact(self, work: Callable[[Session], T], happened: Callable[[Session, T], bool] | None = None) -> T:
+    def transact(self, work: Callable[[Session], T], was_committed: Callable[[Session, T], bool] | None = None) -> T:
         """Runs an operation as one transaction. If the session is lost during commit, `happened` finds out whether it
         was committed; without that, the operation is repeated."""
         committing: list[T] = []
 
-        def whole(session: Session) -> T:
-            if committing and happened is not None and happened(session, committing[-1]):
+        def attempt(session: Session) -> T:
+            if committing and was_committed is not None and was_committed(session, committing[-1]):
                 return committing[-1]
             committing.clear()
             session.script("BEGIN")
@@ -149,7 +156,7 @@ class PostgresServer:
             session.script("COMMIT")
             return result
 
-        return self.run(whole)
+        return self.run(attempt)
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[Session, None, None]:
@@ -158,7 +165,7 @@ class PostgresServer:
         Session settings are reset before reuse. Nothing is prepared on it, because psycopg drops prepared statements,
         ours too, when the caller rolls back to a savepoint.
         """
-        waiting = Waiting(self)
+        backoff = Backoff(self)
         while True:
             session = self._connected(self._lent)
             try:
@@ -168,11 +175,11 @@ class PostgresServer:
                 break
             except Failed as failed:
                 session.close()
-                waiting.again(failed)
+                backoff.wait(failed)
         try:
-            yield self.somebodys(session.connection)
-            if session.is_spoilt:
-                raise _spoilt()
+            yield self.wrap(session.connection)
+            if session.has_failed:
+                raise _failed_transaction()
             if session.is_lost:
                 raise StoreUnavailable(self.place, "the connection was lost before the commit")
             if session.in_transaction:
@@ -181,9 +188,9 @@ class PostgresServer:
         finally:
             self._give_back(session, self._lent)
 
-    def somebodys(self, connection: psycopg.Connection[Any]) -> Session:
+    def wrap(self, connection: psycopg.Connection[Any]) -> Session:
         """Wraps a connection of the caller."""
-        return Session(connection, learn=lambda statement: self.run(lambda own: own.know(statement)))
+        return Session(connection, learn=lambda statement: self.run(lambda own: own.prepare(statement)))
 
     def connect(self) -> Session:
         """Opens a session for a listener, which closes it."""
@@ -216,15 +223,15 @@ class PostgresServer:
         """Returns an idle session, or a new one."""
         with contextlib.suppress(IndexError):
             return idle.pop()
-        waiting = Waiting(self)
+        backoff = Backoff(self)
         while True:
             try:
                 return self._new()
             except psycopg.OperationalError as error:
                 text = _first_line(error).replace(str(self._conninfo.get("password") or "\0"), "…")
-                waiting.again(Failed(error.sqlstate or "", text, lost=_is_hopeful(error)))
+                backoff.wait(Failed(error.sqlstate or "", text, lost=_is_transient(error)))
             except Failed as failed:
-                waiting.again(failed)
+                backoff.wait(failed)
 
     def _new(self) -> Session:
         self.refuse_closed()
@@ -250,8 +257,8 @@ class PostgresServer:
 
     def _prepare(self, session: Session, *, create: bool, new: dict[str, bytes]) -> int:
         if session.pg.server_version < SERVER_NEEDED:
-            wanted, found = SERVER_NEEDED // 10_000, session.pg.server_version // 10_000
-            raise StoreUnavailable(self.place, f"PostgreSQL {found} is too old; Killick needs {wanted} or newer")
+            needed, found = SERVER_NEEDED // 10_000, session.pg.server_version // 10_000
+            raise StoreUnavailable(self.place, f"PostgreSQL {found} is too old; Killick needs {needed} or newer")
         if "meta" not in self._tables(session):
             if not create:
                 raise StoreUnavailable(self.place, "no store is in this schema; a run, or create=True, makes one")
@@ -262,11 +269,11 @@ class PostgresServer:
         return {table for (table,) in session.rows(self.q.tables, self.schema)}
 
     @contextlib.contextmanager
-    def _alone(self, session: Session) -> Generator[None, None, None]:
+    def _exclusively(self, session: Session) -> Generator[None, None, None]:
         """A transaction with an exclusive lock on the creation and migration of this schema."""
         session.script("BEGIN")
         try:
-            session.script(Q.one_at_a_time.format(schema=_literal(self.schema)))
+            session.script(Q.lock_schema.format(schema=_literal(self.schema)))
             yield
             session.script("COMMIT")
         except BaseException:
@@ -275,7 +282,7 @@ class PostgresServer:
             raise
 
     def _create(self, session: Session, new: dict[str, bytes]) -> None:
-        with self._alone(session):
+        with self._exclusively(session):
             found = self._tables(session)
             if "meta" in found:
                 return  # another process was first
@@ -293,7 +300,7 @@ class PostgresServer:
         if readable_from > FORMAT:
             raise StoreFormat(self.place, found=found, known=FORMAT)
         if found < FORMAT:
-            with self._alone(session):
+            with self._exclusively(session):
                 found, _ = self._format(session)
                 for step in range(found + 1, FORMAT + 1):
                     session.script(self.qualified(migration("postgres", step)))
@@ -318,8 +325,8 @@ class PostgresServer:
             yield
         except Failed as failed:
             if failed.code == "25P02":
-                raise _spoilt() from failed
-            if failed.code[:2] in _THEIRS:
+                raise _failed_transaction() from failed
+            if failed.code[:2] in _CALLER_CODES:
                 raise psycopg.errors.lookup(failed.code)(failed.text) from failed
             raise self.explain(failed) from failed
 
@@ -364,7 +371,7 @@ class Statements:
         return found
 
 
-class Waiting:
+class Backoff:
     """The retry deadline of one operation."""
 
     def __init__(self, server: PostgresServer) -> None:
@@ -372,7 +379,7 @@ class Waiting:
         self._waited = 0.0
         self._nap = _FIRST_NAP_SECONDS
 
-    def again(self, failed: Failed) -> None:
+    def wait(self, failed: Failed) -> None:
         """Returns after a backoff if a retry may help; else raises the translated error."""
         server = self._server
         server.refuse_closed()
@@ -387,22 +394,21 @@ class Waiting:
 
 def _parts(url: str) -> tuple[dict[str, Any], str, str]:
     """Returns the connection parameters, the schema, and the display name without a password."""
-    parts = urlsplit(url)
-    given = parse_qsl(parts.query, keep_blank_values=True)
-    schema_ = next((value for name, value in given if name == "schema"), "killick")
-    shown = urlunsplit(("postgresql", parts.netloc.rpartition("@")[2], parts.path, f"schema={schema_}", ""))
-    long = len(schema_.encode()) > SCHEMA_BYTES_MAX
-    if not schema_ or long or "\0" in schema_ or "$" in schema_ or schema_.startswith("pg_"):
+    address, _, query = url.partition("?")
+    options = parse_qsl(query, keep_blank_values=True)
+    schema_ = next((value for name, value in options if name == "schema"), "killick")
+    shown = f"postgresql://{address.partition('://')[2].rpartition('@')[2]}?schema={schema_}"
+    if not 0 < len(schema_.encode()) <= SCHEMA_BYTES_MAX or set("\0$") & set(schema_) or schema_.startswith("pg_"):
         raise StoreUnavailable(shown, f"a schema's name has 1 to {SCHEMA_BYTES_MAX} bytes, no $, and no pg_ in front")
-    rest = urlencode([(name, value) for name, value in given if name != "schema"], quote_via=quote)
+    rest = urlencode([(name, value) for name, value in options if name != "schema"], quote_via=quote)
     try:
-        conninfo = conninfo_to_dict(urlunsplit((parts.scheme, parts.netloc, parts.path, rest, "")))
+        conninfo = conninfo_to_dict(f"{address}?{rest}")
     except psycopg.ProgrammingError:
         raise StoreUnavailable(shown, "this URL cannot be read; write postgresql://user@host/database") from None
     return {**_ALIVE, "connect_timeout": "10", "application_name": "killick", **conninfo}, schema_, shown
 
 
-def _spoilt() -> psycopg.Error:
+def _failed_transaction() -> psycopg.Error:
     return psycopg.errors.InFailedSqlTransaction(
         "a statement failed in this transaction, so PostgreSQL commits nothing of it; use a savepoint"
     )
@@ -412,10 +418,10 @@ def _formats(format_: int, readable_from: int) -> dict[str, bytes]:
     return {"format": str(format_).encode(), "readable_from": str(readable_from).encode()}
 
 
-def _is_hopeful(error: psycopg.OperationalError) -> bool:
+def _is_transient(error: psycopg.OperationalError) -> bool:
     """Returns whether a failed connection may succeed later."""
     text = str(error)
-    return "FATAL:" not in text or any(words in text for words in _HOPEFUL)
+    return "FATAL:" not in text or any(words in text for words in _TRANSIENT)
 
 
 def _first_line(error: Exception) -> str:

@@ -19,24 +19,23 @@ from killick.clock import Clock, SystemClock
 from killick.errors import LogError, RunBusy, RunUnknown, StoreBroken, StoreError
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
-from killick.store.postgres import search_terms as marks
+from killick.store.postgres import search_terms
 from killick.store.postgres.append import (
     PostgresTransaction,
     acknowledged,
     append,
     deliver,
-    index_told,
     refuse_misnumbered,
 )
-from killick.store.postgres.inspect import conditions, damaged_marks, damaged_pieces, problems
-from killick.store.postgres.notify import Bell
+from killick.store.postgres.inspect import conditions, damaged_pieces, damaged_terms, problems
+from killick.store.postgres.notify import Listener
 from killick.store.postgres.rows import (
     claimed_of,
-    counts_wanted,
+    counts_query,
     head_of,
     message_of,
     run_row_of,
-    runs_wanted,
+    runs_query,
     snapshot_of,
 )
 from killick.store.postgres.server import PostgresServer
@@ -46,7 +45,6 @@ from killick.store.records import (
     OWN_AGENTS,
     READ_LIMIT,
     Append,
-    Behind,
     Claimed,
     Condition,
     Delivered,
@@ -64,10 +62,11 @@ from killick.store.records import (
     RunIndex,
     RunQuery,
     RunRow,
-    RunStanding,
+    RunStatus,
     Snapshot,
     TermBatch,
     TermPosition,
+    UnindexedRun,
     UniqueRight,
 )
 
@@ -108,7 +107,7 @@ class PostgresStore:
             new={"id": ids.new("store").encode(), "secret_key": ids.key()},
         )
         self._q = self._server.q
-        self._bell = Bell(self._server)
+        self._listener = Listener(self._server)
         self._joined: WeakSet[psycopg.Connection[Any]] = WeakSet()
         self.place: Final = self._server.place
         self.proves_life: Final = False
@@ -128,7 +127,7 @@ class PostgresStore:
     def close(self) -> None:
         # In this order, so that the listener stops waiting for an absent server.
         self._server.close()
-        self._bell.close()
+        self._listener.close()
 
     # the log ----------------------------------------------------------------------------------
 
@@ -181,11 +180,11 @@ class PostgresStore:
         with self._server.transaction() as session:
             yield PostgresTransaction(self._server, session, self._clock_us)
 
-    def joining(self, connection: Any) -> Transaction:
+    def join(self, connection: Any) -> Transaction:
         self._server.refuse_closed()
         if not isinstance(connection, psycopg.Connection):
             raise StoreError(f"{self.place}: takes a psycopg.Connection, not a {type(connection).__name__}")
-        session = self._server.somebodys(connection)  # pyright: ignore[reportUnknownArgumentType]
+        session = self._server.wrap(connection)  # pyright: ignore[reportUnknownArgumentType]
         with self._server.explained():
             if session.is_idle and not connection.autocommit:
                 session.script("BEGIN")  # as psycopg does itself, before the first statement
@@ -215,9 +214,9 @@ class PostgresStore:
 
     def references(self, run: str) -> References:
         rows = self._rows(self._q.uses, run)
-        return References(*({hash_ for kind, hash_ in rows if kind == wanted} for wanted in (0, 1)))
+        return References(*({hash_ for kind, hash_ in rows if kind == use} for use in (0, 1)))
 
-    def refer(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
+    def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
         def write(session: Session) -> bool:
             found = session.rows(self._q.head_for_update, run)
             if not found or found[0][9] or found[0][2] != at:
@@ -226,14 +225,14 @@ class PostgresStore:
             if session.rows(self._q.last_message, number)[0][0] != delivered:
                 return False
             session.run(self._q.drop_log_uses, number)
-            session.run(self._q.use_anew, number, list(hashes))
+            session.run(self._q.use_pieces, number, list(hashes))
             return True
 
         return self._server.transact(write)
 
     def sweep(self, *, limit: int = READ_LIMIT) -> int:
         def write(session: Session) -> int:
-            marks.forget(session, self._q, [number for (number,) in session.rows(self._q.dead_marked)])
+            search_terms.forget(session, self._q, [number for (number,) in session.rows(self._q.stale_index_positions)])
             unused = [piece for (piece,) in session.rows(self._q.unused, limit)]
             return int(session.rows(self._q.sweep, unused)[0][0])
 
@@ -256,15 +255,15 @@ class PostgresStore:
 
         self._server.transact(write)
 
-    # marks ------------------------------------------------------------------------------------
+    # search terms -----------------------------------------------------------------------------
 
-    def unmarked(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[Behind]:
-        return self._server.run(lambda session: marks.unmarked(session, self._q, after, limit))
+    def unindexed(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[UnindexedRun]:
+        return self._server.run(lambda session: search_terms.unindexed(session, self._q, after, limit))
 
-    def mark(self, items: Sequence[TermBatch]) -> None:
-        self._server.transact(lambda session: marks.mark(session, self._q, items))
+    def index_terms(self, items: Sequence[TermBatch]) -> None:
+        self._server.transact(lambda session: search_terms.index_terms(session, self._q, items))
 
-    def marked(
+    def search(
         self,
         all_of: Sequence[Collection[int]],
         *,
@@ -274,7 +273,7 @@ class PostgresStore:
         limit: int = READ_LIMIT,
     ) -> list[TermPosition]:
         within = (since_us, until_us, before, limit)
-        return self._server.run(lambda session: marks.marked(session, self._q, all_of, *within))
+        return self._server.run(lambda session: search_terms.search(session, self._q, all_of, *within))
 
     # leases -----------------------------------------------------------------------------------
 
@@ -297,25 +296,25 @@ class PostgresStore:
         agents: Collection[str] | None = None,
         room: Mapping[str, int] | None = None,
     ) -> list[Claimed]:
-        wanted = None if agents is None else list(agents)
+        names = None if agents is None else list(agents)
         rooms = (list(room), list(room.values())) if room else (None, None)
 
         def write(session: Session) -> list[Claimed]:
-            given = (holder, now_us, self._clock_us(), _seconds(seconds), limit, wanted, *rooms)
-            return [claimed_of(row) for row in session.rows(self._q.claim, *given)]
+            params = (holder, now_us, self._clock_us(), _seconds(seconds), limit, names, *rooms)
+            return [claimed_of(row) for row in session.rows(self._q.claim, *params)]
 
-        def happened(session: Session, claimed: list[Claimed]) -> bool:
+        def was_committed(session: Session, claimed: list[Claimed]) -> bool:
             return not claimed or self._is_held(session, claimed[0].head)
 
-        return self._server.transact(write, happened)
+        return self._server.transact(write, was_committed)
 
     def _is_held(self, session: Session, head: Head) -> bool:
         """Returns whether a lease was taken although the session was lost."""
         found = session.rows(self._q.head, head.run)
         return bool(found) and (found[0][4], found[0][7]) == (head.epoch, head.holder)
 
-    def keep(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
-        return dict(self._rows(self._q.keep, holder, self._clock_us(), _seconds(seconds), list(runs)))
+    def renew(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
+        return dict(self._rows(self._q.renew, holder, self._clock_us(), _seconds(seconds), list(runs)))
 
     def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
         self._rows(self._q.release, run, epoch, holder, left)
@@ -375,7 +374,7 @@ class PostgresStore:
                 return False
             number = found[0][0]
             session.run(self._q.count_inbox, number, session.rows(self._q.last_message, number)[0][0])
-            session.run(self._q.write_index, number, msgspec.json.encode(index_told(index)))
+            session.run(self._q.write_index, number, msgspec.json.encode(index))
             session.run(self._q.drop_tags, number)
             session.run(self._q.put_tags, number, index.tags)
             return True
@@ -383,15 +382,15 @@ class PostgresStore:
         return self._server.transact(write)
 
     def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
-        name, sql, values = runs_wanted(query)
+        name, sql, values = runs_query(query)
         statement = self._q.of(name, lambda: sql)
         return [run_row_of(row) for row in self._rows(statement, _LAST if before is None else before, limit, *values)]
 
-    def standings(self, runs: Collection[str]) -> dict[str, RunStanding]:
-        return {row[1]: RunStanding(head_of(row[:10]), *row[10:]) for row in self._rows(self._q.standings, list(runs))}
+    def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
+        return {row[1]: RunStatus(head_of(row[:10]), *row[10:]) for row in self._rows(self._q.run_statuses, list(runs))}
 
     def counts(self, query: RunQuery) -> dict[str, int]:
-        name, sql, values = counts_wanted(query)
+        name, sql, values = counts_query(query)
         return dict(self._rows(self._q.of(name, lambda: sql), *values))
 
     def agents(self) -> list[str]:
@@ -402,33 +401,33 @@ class PostgresStore:
         return [Holder(holder=holder, runs=runs, until_us=until, lives=lives) for holder, runs, until, lives in rows]
 
     def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
-        wanted = None if agents is None else list(agents)
-        return [run_row_of(row) for row in self._rows(self._q.due, now_us, self._clock_us(), wanted, limit)]
+        names = None if agents is None else list(agents)
+        return [run_row_of(row) for row in self._rows(self._q.due, now_us, self._clock_us(), names, limit)]
 
     def soonest_us(self, *, agents: Collection[str] | None = None) -> int | None:
         found: int | None = self._rows(self._q.soonest, None if agents is None else list(agents))[0][0]
         return found
 
-    def watch(self, ring: Callable[[str], None]) -> Callable[[], None]:
-        return self._bell.watch(ring)
+    def watch(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        return self._listener.watch(callback)
 
-    # the feed ---------------------------------------------------------------------------------
+    # the outbox -------------------------------------------------------------------------------
 
-    def feed(
+    def outbox(
         self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
     ) -> list[OutboxItem]:
-        self._rows(self._q.place_feed)
-        wanted = None if kinds is None else list(kinds)
-        rows = self._rows(self._q.feed, after, wanted, min(limit, READ_LIMIT))
+        self._rows(self._q.place_outbox)
+        kinds = None if kinds is None else list(kinds)
+        rows = self._rows(self._q.outbox, after, kinds, min(limit, READ_LIMIT))
         return [OutboxItem(position=position, run=run, seq=seq, kind=kind) for position, run, seq, kind in rows]
 
-    def feed_end(self) -> int:
-        return int(self._rows(self._q.place_feed)[0][0])
+    def outbox_end(self) -> int:
+        return int(self._rows(self._q.place_outbox)[0][0])
 
-    def trim_feed(self, up_to: int) -> int:
-        return int(self._rows(self._q.trim_feed, up_to)[0][0])
+    def trim_outbox(self, up_to: int) -> int:
+        return int(self._rows(self._q.trim_outbox, up_to)[0][0])
 
-    # keeping ----------------------------------------------------------------------------------
+    # maintenance ------------------------------------------------------------------------------
 
     def quarantine(self, run: str, reason: str | None) -> None:
         if not self._rows(self._q.quarantine, run, reason):
@@ -446,20 +445,20 @@ class PostgresStore:
             at, lease = (head.run, head.seq, head.hash, head.epoch), (head.holder, head.lease_until_us)
             number = session.rows(self._q.repair_head, *at, head.base, head.parent, *lease)[0][0]
             session.run(self._q.seal_head, number)
-            session.run(self._q.set_aside, number, keep)
+            session.run(self._q.displace, number, keep)
             session.run(self._q.drop_events, number, keep)
             columns = zip(*((row.seq, row.body, row.hash, row.data) for row in rows), strict=True)
             session.run(self._q.put_events, number, *([list(column) for column in columns] or [[]] * 4))
-            marks.forget(session, self._q, [number])
+            search_terms.forget(session, self._q, [number])
 
-        def happened(session: Session, _: None) -> bool:
+        def was_committed(session: Session, _: None) -> bool:
             found = session.rows(self._q.head, head.run)
             return bool(found) and (found[0][2], found[0][3]) == (head.seq, head.hash)
 
-        self._server.transact(write, happened)
+        self._server.transact(write, was_committed)
 
-    def aside(self, run: str) -> list[Row]:
-        return [Row(*row) for row in self._rows(self._q.asides, run)]
+    def displaced(self, run: str) -> list[Row]:
+        return [Row(*row) for row in self._rows(self._q.displaced, run)]
 
     def remove(self, run: str) -> None:
         def write(session: Session) -> None:
@@ -472,15 +471,15 @@ class PostgresStore:
                 self._q.drop_uses,
                 self._q.drop_snapshots,
                 self._q.drop_messages,
-                self._q.drop_told,
-                self._q.bury,
+                self._q.drop_outbox,
+                self._q.write_tombstone,
             ):
                 session.run(drop, number)
 
-        def happened(session: Session, _: None) -> bool:
+        def was_committed(session: Session, _: None) -> bool:
             return not session.rows(self._q.number, run)
 
-        self._server.transact(write, happened)
+        self._server.transact(write, was_committed)
 
     def purge(self) -> bool:
         return True
@@ -498,9 +497,9 @@ class PostgresStore:
     def _heal(self, session: Session, pieces: list[bytes]) -> None:
         q = self._q
         names: dict[int, str] = dict(session.rows(q.names))
-        marks.forget(session, q, list(damaged_marks(session, q, names)))
+        search_terms.forget(session, q, list(damaged_terms(session, q, names)))
         session.run(q.drop_pieces, pieces)
-        for clear in (q.clear_uses, q.clear_tags, q.clear_snapshots, q.clear_feed):
+        for clear in (q.clear_uses, q.clear_tags, q.clear_snapshots, q.clear_outbox):
             session.run(clear)
 
     def conditions(self) -> list[Condition]:

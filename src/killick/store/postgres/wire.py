@@ -77,7 +77,7 @@ class Session:
         return self.pg.transaction_status == pq.TransactionStatus.IDLE
 
     @property
-    def is_spoilt(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether its transaction has failed: PostgreSQL accepts no more statements in it."""
         return self.pg.transaction_status == pq.TransactionStatus.INERROR
 
@@ -98,14 +98,14 @@ class Session:
         ]
 
     def run(self, statement: Statement, *values: Any) -> Any:
-        self.know(statement)
-        given: list[Any] = [
+        self.prepare(statement)
+        encoded: list[Any] = [
             None if value is None else encode(value) for encode, value in zip(statement.encode, values, strict=True)
         ]
         if self._learn is None:
-            return self._checked(partial(self.pg.exec_prepared, statement.name, given, statement.formats, 1))
+            return self._checked(partial(self.pg.exec_prepared, statement.name, encoded, statement.formats, 1))
         types, formats = statement.types, statement.formats
-        return self._checked(partial(self.pg.exec_params, statement.sql, given, types, formats, 1))
+        return self._checked(partial(self.pg.exec_params, statement.sql, encoded, types, formats, 1))
 
     def script(self, sql: str) -> Any:
         """Runs statements without parameters in one message. Returns the last one's rows, as text."""
@@ -114,7 +114,7 @@ class Session:
     def close(self) -> None:
         self.connection.close()
 
-    def know(self, statement: Statement) -> None:
+    def prepare(self, statement: Statement) -> None:
         """Prepares a statement on this session, and learns its types if unknown."""
         if statement.name in self._prepared:
             return
@@ -159,8 +159,8 @@ def _array(oid: int, encode: Encode, values: Sequence[Any]) -> bytes:
         if value is None:
             parts.append(b"\xff\xff\xff\xff")
         else:
-            given = encode(value)
-            parts += (_length.pack(len(given)), given)
+            encoded = encode(value)
+            parts += (_length.pack(len(encoded)), encoded)
     return b"".join(parts)
 
 

@@ -15,7 +15,7 @@ from killick.clock import Clock
 from killick.model.hashing import value_hash
 from killick.store.records import Condition, Problem
 from killick.store.redis.rows import blob_of
-from killick.store.redis.server import Given, RedisServer
+from killick.store.redis.server import BinaryArgs, RedisServer
 
 _PAGE: Final = 500
 _RUNS_AT_ONCE: Final = 20
@@ -60,8 +60,8 @@ def _runs(server: RedisServer, runs: list[str], *, heal: bool) -> Iterator[Probl
 def _set(server: RedisServer, key: str, kind: str, of: str, *, heal: bool) -> Iterator[Problem]:
     wrong, cursor = 0, "0"
     while True:
-        told = {"key": key, "kind": kind, "of": of, "cursor": cursor, "heal": heal}
-        on, some = server.ask("look_at_set", told)
+        args = {"key": key, "kind": kind, "of": of, "cursor": cursor, "heal": heal}
+        on, some = server.ask("look_at_set", args)
         wrong, cursor = wrong + int(some), on.decode()
         if cursor == "0":
             break
@@ -87,13 +87,13 @@ def _uses(server: RedisServer, runs: set[str], *, heal: bool) -> Iterator[Proble
     for first in range(0, len(kept), _PAGE):
         for used in server.many(("SMEMBERS", key) for key in kept[first : first + _PAGE]):
             counted.update(used)
-    told = {hash_: int(count) for hash_, count in _fields(server, "refs")}
-    odd = sorted(hash_ for hash_ in counted.keys() | told.keys() if counted[hash_] != told.get(hash_, 0))
+    stored = {hash_: int(count) for hash_, count in _fields(server, "refs")}
+    odd = sorted(hash_ for hash_ in counted.keys() | stored.keys() if counted[hash_] != stored.get(hash_, 0))
     for first in range(0, len(odd), _PAGE):
-        given = Given()
-        places = [given.put(hash_) for hash_ in odd[first : first + _PAGE]]
-        for at in server.ask("look_at_uses", {"hashes": places, "heal": heal}, given.blobs):
-            what = f"value {given.blobs[int(at) - 1].hex()[:12]} is used more or less often than was counted"
+        binary = BinaryArgs()
+        places = [binary.put(hash_) for hash_ in odd[first : first + _PAGE]]
+        for at in server.ask("look_at_uses", {"hashes": places, "heal": heal}, binary.blobs):
+            what = f"value {binary.blobs[int(at) - 1].hex()[:12]} is used more or less often than was counted"
             yield Problem(where="uses", what=what, healed=heal)
 
 
@@ -135,7 +135,7 @@ def _command(server: RedisServer, *words: Any) -> Any:
     return server.run(lambda _: server.client.execute_command(*words))
 
 
-# what its promises rest on ------------------------------------------------------------------------
+# preconditions ------------------------------------------------------------------------------------
 
 
 def conditions(server: RedisServer, clock: Clock) -> Iterator[Condition]:
@@ -188,16 +188,16 @@ def _durability(info: dict[str, Any], set_: dict[str, str], *, waits: bool) -> C
         slow = "each waits for the flush; appendfsync always is quicker"
         return Condition("durability", f"a commit survives power loss ({how}; {slow})")
     if appends and flushes != "no":
-        said = f"a commit survives a killed process; power loss takes the last second or two ({how})"
-        return Condition("durability", said)
+        value = f"a commit survives a killed process; power loss takes the last second or two ({how})"
+        return Condition("durability", value)
     if appends:
-        said = f"a commit survives a killed process; power loss takes what the system had not written yet ({how})"
-        return Condition("durability", said, f"that may be half a minute, and {twice}; {always}")
+        value = f"a commit survives a killed process; power loss takes what the system had not written yet ({how})"
+        return Condition("durability", value, f"that may be half a minute, and {twice}; {always}")
     if "save" not in set_ or set_["save"]:
-        said = (
+        value = (
             f"a commit survives only if a snapshot comes after it (appendonly no, save {set_.get('save', 'unknown')})"
         )
-        return Condition("durability", said, f"any end of the server takes minutes, and {twice}; {always}")
+        return Condition("durability", value, f"any end of the server takes minutes, and {twice}; {always}")
     gone = "nothing survives the end of the server (appendonly no, no save)"
     return Condition("durability", gone, f"this setting promises nothing; {always}")
 
@@ -206,10 +206,10 @@ def _memory(info: dict[str, Any], set_: dict[str, str]) -> Condition:
     policy = str(info.get("maxmemory_policy") or set_.get("maxmemory-policy") or "unknown")
     most = int(info.get("maxmemory", 0))
     used = f"{int(info.get('used_memory', 0)) / 1_000_000:,.1f} MB"
-    said = f"{used} of {most / 1_000_000:,.1f} MB, {policy}" if most else f"{used}, without a limit"
+    value = f"{used} of {most / 1_000_000:,.1f} MB, {policy}" if most else f"{used}, without a limit"
     evicts = policy not in ("noeviction", "unknown") and not policy.startswith("volatile-")
     wrong = "when it is full it throws runs away; set maxmemory-policy noeviction" if most and evicts else None
-    return Condition("memory", said, wrong)
+    return Condition("memory", value, wrong)
 
 
 def _role(info: dict[str, Any]) -> str:

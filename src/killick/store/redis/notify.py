@@ -15,26 +15,26 @@ from redis.exceptions import RedisError
 from killick.errors import StoreError
 from killick.store.redis.server import RedisServer
 
-Ring = Callable[[str], None]
-_AGAIN_SECONDS: Final = 1.0
-_LOOK_SECONDS: Final = 0.5
+Callback = Callable[[str], None]
+_RECONNECT_SECONDS: Final = 1.0
+_CHECK_SECONDS: Final = 0.5
 """How often the thread checks whether there is still a watcher."""
 
 _ANSWER_SECONDS: Final = 10.0
 
 
-class Bell:
+class Listener:
     """Listens while there is a watcher."""
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server
         self._lock = threading.Lock()
-        self._watchers: list[Ring] = []
+        self._watchers: list[Callback] = []
         self._stopped: threading.Event | None = None
         self._thread: threading.Thread | None = None
 
-    def watch(self, ring: Ring) -> Callable[[], None]:
-        watcher: Ring = lambda run: ring(run)  # noqa: E731  one ring may watch twice, and each is stopped by itself
+    def watch(self, callback: Callback) -> Callable[[], None]:
+        watcher: Callback = lambda run: callback(run)  # noqa: E731  one callback may watch twice; each is stopped separately
         with self._lock:
             self._server.refuse_closed()
             if self._thread is None:
@@ -57,11 +57,11 @@ class Bell:
 
     def _start(self) -> None:
         listening = None
-        with contextlib.suppress(RedisError):  # it is made as soon as it can be, as one that is lost later
+        with contextlib.suppress(RedisError):  # the thread reconnects
             listening = self._listening()
         stopped = self._stopped = threading.Event()
         self._thread = threading.Thread(
-            target=self._listen, args=(listening, stopped), name="killick-bell", daemon=True
+            target=self._listen, args=(listening, stopped), name="killick-notify", daemon=True
         )
         self._thread.start()
 
@@ -74,7 +74,7 @@ class Bell:
     def _listening(self) -> Any:
         listening = self._server.listener().pubsub()
         try:
-            listening.subscribe(self._server.bell)
+            listening.subscribe(self._server.channel)
             # After this reply, no notification is missed.
             listening.get_message(timeout=_ANSWER_SECONDS)
         except BaseException:
@@ -88,20 +88,20 @@ class Bell:
                 try:
                     listening = self._listening()
                 except (RedisError, StoreError):
-                    stopped.wait(_AGAIN_SECONDS)
+                    stopped.wait(_RECONNECT_SECONDS)
                     continue
-                self._ring("", stopped)
+                self._notify("", stopped)
             try:
-                heard = listening.get_message(timeout=_LOOK_SECONDS)
-                if heard is not None and heard["type"] == "message":
-                    self._ring(heard["data"].decode(), stopped)
+                received = listening.get_message(timeout=_CHECK_SECONDS)
+                if received is not None and received["type"] == "message":
+                    self._notify(received["data"].decode(), stopped)
             except (RedisError, OSError):
                 _close(listening)
                 listening = None
         if listening is not None:
             _close(listening)
 
-    def _ring(self, run: str, stopped: threading.Event) -> None:
+    def _notify(self, run: str, stopped: threading.Event) -> None:
         with self._lock:
             watchers = [] if stopped.is_set() else list(self._watchers)
         for watcher in watchers:

@@ -21,7 +21,7 @@ from killick.errors import (
 )
 from killick.model.chunks import Blob
 from killick.store.records import Append, Delivery, Head, Message, Row, RunIndex, RunRow, Snapshot
-from killick.store.redis.server import Given
+from killick.store.redis.server import BinaryArgs
 
 _TAGS: Final = msgspec.json.Decoder(tuple[str, ...])
 _HASH_BYTES: Final = 32
@@ -137,7 +137,7 @@ def int_of(value: bytes | None) -> int | None:
     return None if value is None else int(value)
 
 
-# from records to what scripts are told ------------------------------------------------------------
+# from records to script arguments -----------------------------------------------------------------
 
 
 def lease_us(seconds: float) -> int | None:
@@ -145,15 +145,15 @@ def lease_us(seconds: float) -> int | None:
     return None if math.isinf(seconds) else round(seconds * 1_000_000)
 
 
-def appends_told(items: Sequence[Append], given: Given) -> list[list[dict[str, Any]]]:
-    return [[_append(one, given) for one in item.group] for item in items]
+def append_args(items: Sequence[Append], binary: BinaryArgs) -> list[list[dict[str, Any]]]:
+    return [[_append(one, binary) for one in item.group] for item in items]
 
 
-def rows_told(rows: Iterable[Row], given: Given) -> list[tuple[int, int, int, int | None]]:
-    return [(row.seq, given.put(row.body), given.put(row.hash), given.put_if(row.data)) for row in rows]
+def row_args(rows: Iterable[Row], binary: BinaryArgs) -> list[tuple[int, int, int, int | None]]:
+    return [(row.seq, binary.put(row.body), binary.put(row.hash), binary.put_if(row.data)) for row in rows]
 
 
-def index_told(index: RunIndex) -> dict[str, Any]:
+def index_args(index: RunIndex) -> dict[str, Any]:
     # Times are texts, because numbers in a script are doubles.
     return {
         "agent": index.agent,
@@ -168,63 +168,63 @@ def index_told(index: RunIndex) -> dict[str, Any]:
     }
 
 
-def letter_told(sent: Delivery, given: Given) -> dict[str, Any]:
+def delivery_args(sent: Delivery, binary: BinaryArgs) -> dict[str, Any]:
     return {
         "run": sent.run,
         "id": sent.id,
         "name": sent.name,
-        "body": given.put(sent.body),
+        "body": binary.put(sent.body),
         "by": sent.by,
         "at_us": str(sent.at_us),
-        "pieces": _pieces(sent.pieces, given),
+        "pieces": _pieces(sent.pieces, binary),
     }
 
 
-def _append(item: Append, given: Given) -> dict[str, Any]:
+def _append(item: Append, binary: BinaryArgs) -> dict[str, Any]:
     """Encodes an append for its script, without empty parts."""
     seq, hash_ = item.last
-    told: dict[str, Any] = {
+    args: dict[str, Any] = {
         "run": item.run,
         "after": item.after,
-        "before": given.put(item.before),
+        "before": binary.put(item.before),
         "epoch": item.epoch,
-        "rows": rows_told(item.rows, given),
+        "rows": row_args(item.rows, binary),
         "last": seq,
-        "last_hash": given.put(hash_),
+        "last_hash": binary.put(hash_),
     }
-    if item.birth is not None:
-        birth = item.birth
-        told["birth"] = {"parent": birth.parent, "holder": birth.holder, "lease_us": lease_us(birth.lease_seconds)}
+    if item.create is not None:
+        create = item.create
+        args["create"] = {"parent": create.parent, "holder": create.holder, "lease_us": lease_us(create.lease_seconds)}
     if item.pieces:
-        told["pieces"] = _pieces(item.pieces, given)
+        args["pieces"] = _pieces(item.pieces, binary)
     for name, claims in (("claims", item.claims), ("releases", item.releases)):
         if claims:
-            told[name] = [(claim.space, given.put(claim.key)) for claim in claims]
+            args[name] = [(claim.space, binary.put(claim.key)) for claim in claims]
     numbers = {"takes": item.takes, "returns": item.returns}
     numbers |= {"erases_rows": item.erases_rows, "erases_messages": item.erases_messages}
-    told |= {name: some for name, some in numbers.items() if some}
+    args |= {name: some for name, some in numbers.items() if some}
     if item.erases_pieces:
-        told["erases_pieces"] = [given.put(each) for each in item.erases_pieces]
+        args["erases_pieces"] = [binary.put(each) for each in item.erases_pieces]
     if item.index is not None:
-        told["index"] = index_told(item.index)
+        args["index"] = index_args(item.index)
     if item.snapshot is not None:
-        told["snapshot"] = _snapshot(item.snapshot, given)
-    if item.tells:
-        told["tells"] = [(each.seq, each.kind) for each in item.tells]
+        args["snapshot"] = _snapshot(item.snapshot, binary)
+    if item.outbox:
+        args["outbox"] = [(each.seq, each.kind) for each in item.outbox]
     if item.sends:
-        told["sends"] = [letter_told(sent, given) for sent in item.sends]
-    return told
+        args["sends"] = [delivery_args(sent, binary) for sent in item.sends]
+    return args
 
 
-def _pieces(pieces: Iterable[Blob], given: Given) -> list[tuple[int, str, int | None]]:
-    return [(given.put(piece.hash), piece.codec, given.put_if(piece.body)) for piece in pieces]
+def _pieces(pieces: Iterable[Blob], binary: BinaryArgs) -> list[tuple[int, str, int | None]]:
+    return [(binary.put(piece.hash), piece.codec, binary.put_if(piece.body)) for piece in pieces]
 
 
-def _snapshot(shot: Snapshot, given: Given) -> dict[str, Any]:
-    pieces = _pieces(shot.pieces, given)
+def _snapshot(shot: Snapshot, binary: BinaryArgs) -> dict[str, Any]:
+    pieces = _pieces(shot.pieces, binary)
     return {
         "name": f"{shot.seq}:{shot.fold}",
-        "hash": given.put(shot.hash),
-        "root": given.put(shot.root),
+        "hash": binary.put(shot.hash),
+        "root": binary.put(shot.root),
         "pieces": pieces,
     }

@@ -44,13 +44,13 @@ flushed too, because the server's file is sequential."""
 
 _CONNECT_SECONDS: Final = 10.0
 _HEALTH_SECONDS: Final = 20
-_LATER: Final = ("LOADING", "BUSY ", "MASTERDOWN", "TRYAGAIN")
+_TEMPORARY: Final = ("LOADING", "BUSY ", "MASTERDOWN", "TRYAGAIN")
 """Prefixes of temporary errors: the server is loading its file, or runs a script."""
 
-_STRANGERS: Final = (AuthenticationError, AuthorizationError)
+_AUTH_ERRORS: Final = (AuthenticationError, AuthorizationError)
 
 T = TypeVar("T")
-Told = dict[str, Any] | list[Any]
+Args = dict[str, Any] | list[Any]
 
 
 class RedisServer:
@@ -102,26 +102,26 @@ class RedisServer:
         return redis.Redis(connection_pool=self._connections(1, health_check_interval=_HEALTH_SECONDS))
 
     @property
-    def bell(self) -> str:
+    def channel(self) -> str:
         """The channel for notifications."""
         return f"{self.prefix}bell:{self.store_id}"
 
-    # what the store asks for ------------------------------------------------------------------
+    # operations -------------------------------------------------------------------------------
 
-    def ask(self, name: str, told: Told, blobs: Sequence[bytes] = (), *, clock_us: int | None = None) -> Any:
+    def ask(self, name: str, args: Args, blobs: Sequence[bytes] = (), *, clock_us: int | None = None) -> Any:
         """Runs a script and returns its reply. Repeated after a lost connection, so the script must be idempotent."""
-        return self.run(lambda _: self.once(name, told, blobs, clock_us=clock_us))
+        return self.run(lambda _: self.once(name, args, blobs, clock_us=clock_us))
 
-    def once(self, name: str, told: Told, blobs: Sequence[bytes] = (), *, clock_us: int | None = None) -> Any:
+    def once(self, name: str, args: Args, blobs: Sequence[bytes] = (), *, clock_us: int | None = None) -> Any:
         """The same, within `run`."""
         digest, text = self._scripts[name]
         clock = "" if clock_us is None else str(clock_us)
-        given = (1, self._meta, self.store_id, clock, msgspec.msgpack.encode(told), *blobs)
+        words = (1, self._meta, self.store_id, clock, msgspec.msgpack.encode(args), *blobs)
         send = self._flushed if self.waits and name in _COMMITS else self.client.execute_command
         try:
-            return send("EVALSHA", digest, *given)
+            return send("EVALSHA", digest, *words)
         except NoScriptError:
-            return send("EVAL", text, *given)
+            return send("EVAL", text, *words)
 
     def _flushed(self, *words: Any) -> Any:
         """Runs a script and waits until its writes are on the server's disk."""
@@ -138,11 +138,11 @@ class RedisServer:
 
     def many(self, commands: Iterable[Sequence[Any]]) -> list[Any]:
         """Sends several commands, each atomic by itself."""
-        asked = list(commands)
+        sent = list(commands)
 
         def ask(_: int) -> list[Any]:
             with self.client.pipeline(transaction=False) as pipeline:
-                for words in asked:
+                for words in sent:
                     pipeline.execute_command(*words)
                 return list(pipeline.execute())
 
@@ -157,7 +157,7 @@ class RedisServer:
                 return work(tries)
             except RedisError as error:
                 self.refuse_closed()
-                if not _is_hopeful(error) or self._clock.monotonic() >= until:
+                if not _is_transient(error) or self._clock.monotonic() >= until:
                     raise self.explain(error) from error
                 if isinstance(error, ReadOnlyError):
                     # The connection leads to a former primary; connect again.
@@ -199,7 +199,7 @@ class RedisServer:
         return StoreError(f"{self.place}: {text}")
 
 
-class Given:
+class BinaryArgs:
     """Binary arguments next to a MessagePack argument, which refers to them by index."""
 
     def __init__(self) -> None:
@@ -217,26 +217,26 @@ class Given:
 def _parts(url: str) -> tuple[str, str, str]:
     """Returns the display name without a password, the key prefix, and the connection parameters."""
     parts = urlsplit(url)
-    given = parse_qsl(parts.query, keep_blank_values=True)
-    name = next((value for key, value in given if key == "prefix"), "killick")
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    name = next((value for key, value in options if key == "prefix"), "killick")
     scheme = _SCHEMES.get(parts.scheme, parts.scheme)
-    db = [(key, value) for key, value in given if key == "db"]
+    db = [(key, value) for key, value in options if key == "db"]
     host = parts.netloc.rpartition("@")[2]
     shown = f"{scheme}://{host}{parts.path}?{urlencode([*db, ('prefix', name)], quote_via=quote)}"
     if not name or len(name.encode()) > PREFIX_BYTES_MAX or set(name) & set("{}\0*?[]\\"):
         raise StoreUnavailable(
             shown, f"a prefix has 1 to {PREFIX_BYTES_MAX} bytes, and no braces, brackets or wildcards"
         )
-    rest = urlencode([(key, value) for key, value in given if key != "prefix"], quote_via=quote)
+    rest = urlencode([(key, value) for key, value in options if key != "prefix"], quote_via=quote)
     # A hash tag, so that a cluster keeps the keys in one slot.
     return shown, f"{{{name}}}:", f"{scheme}://{parts.netloc}{parts.path}?{rest}"
 
 
-def _is_hopeful(error: RedisError) -> bool:
+def _is_transient(error: RedisError) -> bool:
     """Returns whether a failed operation may succeed later."""
     if isinstance(error, ResponseError):
-        return isinstance(error, ReadOnlyError) or str(error).startswith(_LATER)
-    return isinstance(error, ConnectionError | TimeoutError) and not isinstance(error, _STRANGERS)
+        return isinstance(error, ReadOnlyError) or str(error).startswith(_TEMPORARY)
+    return isinstance(error, ConnectionError | TimeoutError) and not isinstance(error, _AUTH_ERRORS)
 
 
 def _first_line(error: Exception) -> str:

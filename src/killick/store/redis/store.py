@@ -28,7 +28,6 @@ from killick.store.protocol import Transaction
 from killick.store.records import (
     READ_LIMIT,
     Append,
-    Behind,
     Claimed,
     Condition,
     Delivered,
@@ -46,38 +45,39 @@ from killick.store.records import (
     RunIndex,
     RunQuery,
     RunRow,
-    RunStanding,
+    RunStatus,
     Snapshot,
     TermBatch,
     TermPosition,
+    UnindexedRun,
     UniqueRight,
 )
 from killick.store.redis.inspect import conditions, inspect, should_wait
-from killick.store.redis.notify import Bell
+from killick.store.redis.notify import Listener
 from killick.store.redis.rows import (
-    appends_told,
+    append_args,
     blob_of,
     check,
+    delivery_args,
     head_of,
-    index_told,
+    index_args,
     lease_us,
-    letter_told,
     message_of,
     refusal_of,
+    row_args,
     row_of,
-    rows_told,
     run_row_of,
     snapshot_of,
     text_of,
     unpacked,
 )
-from killick.store.redis.server import Given, RedisServer
+from killick.store.redis.server import BinaryArgs, RedisServer
 
 FORMAT: Final = 1
 """The layout of a Redis store that this build reads and writes."""
 
 CONNECTIONS: Final = 8
-_KEPT: Final = (
+_RUN_KEYS: Final = (
     "log", "data", "aside", "mail", "mail_ids", "untaken", "shots", "claimed", "tags", "marks", "telling", "run",
 )  # fmt: skip
 """All keys of a run that can simply be deleted."""
@@ -121,13 +121,13 @@ class RedisStore:
             raise
         self._server.store_id = self.id
         self._server.patience_seconds = busy_seconds
-        self._bell = Bell(self._server)
+        self._listener = Listener(self._server)
 
     def _opened(self, *, create: bool) -> tuple[str, bytes]:
-        given, id_ = Given(), self._ids.new("store")
+        binary, id_ = BinaryArgs(), self._ids.new("store")
         new = {"own_id": id_.encode(), "secret_key": self._ids.key(), "format": str(FORMAT).encode()}
-        meta = [(name, given.put(value)) for name, value in new.items()]
-        found = self._server.ask("open", {"create": create, "id": id_, "meta": meta}, given.blobs)
+        meta = [(name, binary.put(value)) for name, value in new.items()]
+        found = self._server.ask("open", {"create": create, "id": id_, "meta": meta}, binary.blobs)
         if not found:
             raise StoreUnavailable(self.place, "no store is under this prefix; a run, or create=True, makes one")
         kept = {found[at]: found[at + 1] for at in range(0, len(found), 2)}
@@ -143,7 +143,7 @@ class RedisStore:
         return int(self._ask("now_us", {})) if self._clock is None else self._clock.now_us()
 
     def close(self) -> None:
-        self._bell.close()
+        self._listener.close()
         self._server.close()
 
     # the log ----------------------------------------------------------------------------------
@@ -155,11 +155,11 @@ class RedisStore:
         if not items:
             self._server.refuse_closed()
             return []
-        given = Given()
-        told = appends_told(items, given)
+        binary = BinaryArgs()
+        args = append_args(items, binary)
 
         def write(tries: int) -> list[Head | LogError]:
-            found = self._server.once("append", told, given.blobs, clock_us=self._clock_us())
+            found = self._server.once("append", args, binary.blobs, clock_us=self._clock_us())
             results = [head_of(rest[0]) if done else refusal_of(*rest) for done, *rest in found]
             return self._acknowledged(items, results) if tries else results
 
@@ -168,10 +168,10 @@ class RedisStore:
     def _acknowledged(self, items: Sequence[Append], results: list[Head | LogError]) -> list[Head | LogError]:
         """In a resent batch, accepts the appends that are in the log, also under later ones of the same batch."""
         for at, (item, result) in enumerate(zip(items, results, strict=True)):
-            if isinstance(result, HeadMoved) and item.birth is None and item.rows:
-                given, (seq, hash_) = Given(), item.last
-                told = {"run": item.run, "epoch": item.epoch, "seq": seq, "hash": given.put(hash_)}
-                if there := self._server.once("acknowledged", told, given.blobs):
+            if isinstance(result, HeadMoved) and item.create is None and item.rows:
+                binary, (seq, hash_) = BinaryArgs(), item.last
+                args = {"run": item.run, "epoch": item.epoch, "seq": seq, "hash": binary.put(hash_)}
+                if there := self._server.once("acknowledged", args, binary.blobs):
                     results[at] = head_of(there)
         return results
 
@@ -184,8 +184,8 @@ class RedisStore:
         return [(int(each[0]), head_of(each)) for each in found]
 
     def read(self, run: str, *, after: int = 0, limit: int = READ_LIMIT, data: bool = True) -> list[Row]:
-        told = {"run": run, "after": after, "limit": min(limit, READ_LIMIT), "data": data}
-        return [row_of(each) for each in self._ask("read", told)]
+        args = {"run": run, "after": after, "limit": min(limit, READ_LIMIT), "data": data}
+        return [row_of(each) for each in self._ask("read", args)]
 
     def row(self, run: str, seq: int) -> Row | None:
         found = self._ask("row", {"run": run, "seq": seq})
@@ -208,7 +208,7 @@ class RedisStore:
     def transaction(self) -> AbstractContextManager[Transaction]:
         raise self._without_transactions()
 
-    def joining(self, connection: Any) -> Transaction:
+    def join(self, connection: Any) -> Transaction:
         raise self._without_transactions()
 
     def _without_transactions(self) -> StoreError:
@@ -217,21 +217,21 @@ class RedisStore:
     # values -----------------------------------------------------------------------------------
 
     def pieces(self, hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
-        wanted = list(hashes)
-        if not wanted:
+        names = list(hashes)
+        if not names:
             self._server.refuse_closed()
             return {}
-        found = self._command("HMGET", self._key("pieces"), *wanted)
-        return {hash_: blob_of(hash_, text) for hash_, text in zip(wanted, found, strict=True) if text is not None}
+        found = self._command("HMGET", self._key("pieces"), *names)
+        return {hash_: blob_of(hash_, text) for hash_, text in zip(names, found, strict=True) if text is not None}
 
     def references(self, run: str) -> References:
         return References(*(set(self._command("SMEMBERS", self._key(kind, run))) for kind in ("uses", "shot_uses")))
 
-    def refer(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
-        given = Given()
-        places = [given.put(hash_) for hash_ in hashes]
-        told = {"run": run, "at": at, "delivered": delivered, "hashes": places}
-        return bool(self._ask("refer", told, given.blobs))
+    def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
+        binary = BinaryArgs()
+        places = [binary.put(hash_) for hash_ in hashes]
+        args = {"run": run, "at": at, "delivered": delivered, "hashes": places}
+        return bool(self._ask("set_references", args, binary.blobs))
 
     def sweep(self, *, limit: int = READ_LIMIT) -> int:
         return int(self._ask("sweep", {"limit": limit}))
@@ -250,30 +250,30 @@ class RedisStore:
         if not self._ask("forget_snapshots", {"run": run}):
             raise RunUnknown(run)
 
-    # marks ------------------------------------------------------------------------------------
+    # search terms -----------------------------------------------------------------------------
 
-    def unmarked(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[Behind]:
-        found = self._ask("unmarked", {"after": str(after), "limit": limit})
+    def unindexed(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[UnindexedRun]:
+        found = self._ask("unindexed", {"after": str(after), "limit": limit})
         return [
-            Behind(number=int(number), run=run.decode(), base=int(base), marked=int(marked))
+            UnindexedRun(number=int(number), run=run.decode(), base=int(base), indexed_to=int(marked))
             for number, run, base, marked in found
         ]
 
-    def mark(self, items: Sequence[TermBatch]) -> None:
-        told = [
+    def index_terms(self, items: Sequence[TermBatch]) -> None:
+        args = [
             {
                 "run": item.run,
                 "after": item.after,
                 "up_to": item.up_to,
-                "anew": item.anew,
+                "anew": item.reset,
                 # Terms and times are texts, because numbers in a script are doubles.
-                "marks": [(str(each.term), str(each.at_us), each.seq) for each in item.marks],
+                "marks": [(str(each.term), str(each.at_us), each.seq) for each in item.terms],
             }
             for item in items
         ]
-        self._ask("mark", told)
+        self._ask("index_terms", args)
 
-    def marked(
+    def search(
         self,
         all_of: Sequence[Collection[int]],
         *,
@@ -289,8 +289,8 @@ class RedisStore:
         since = None if since_us is None else str(since_us)
         places: list[TermPosition] = []
         while True:
-            told = {"all_of": groups, "at_us": at_us, "name": name, "since_us": since, "limit": limit - len(places)}
-            found, on = self._ask("marked", told)
+            args = {"all_of": groups, "at_us": at_us, "name": name, "since_us": since, "limit": limit - len(places)}
+            found, on = self._ask("search", args)
             places += [TermPosition(int(at), int(number), int(seq), run.decode()) for at, number, seq, run in found]
             if on is None:
                 return places
@@ -300,8 +300,8 @@ class RedisStore:
 
     def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> Head:
         nonce = self._ids.new("asking")
-        told = {"run": run, "holder": holder, "lease_us": lease_us(seconds), "nonce": nonce, "handed": handed}
-        what, *rest = self._ask("lease", told)
+        args = {"run": run, "holder": holder, "lease_us": lease_us(seconds), "nonce": nonce, "handed": handed}
+        what, *rest = self._ask("lease", args)
         if what == b"unknown":
             raise RunUnknown(run)
         if what == b"busy":
@@ -318,7 +318,7 @@ class RedisStore:
         agents: Collection[str] | None = None,
         room: Mapping[str, int] | None = None,
     ) -> list[Claimed]:
-        told = {
+        args = {
             "holder": holder,
             "now_us": str(now_us),
             "lease_us": lease_us(seconds),
@@ -329,7 +329,7 @@ class RedisStore:
         }
 
         def take(tries: int) -> Any:
-            return self._server.once("claim", {**told, "again": tries > 0}, clock_us=self._clock_us())
+            return self._server.once("claim", {**args, "again": tries > 0}, clock_us=self._clock_us())
 
         taken = list[Claimed]()
         for head, row, left, left_until in self._server.run(take):
@@ -339,9 +339,9 @@ class RedisStore:
                 taken.append(Claimed(head=head_of(head), row=line, left=text_of(left), left_until_us=until))
         return taken
 
-    def keep(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
-        told = {"holder": holder, "runs": list(runs), "lease_us": lease_us(seconds)}
-        return {run.decode(): int(epoch) for run, epoch in self._ask("keep", told)}
+    def renew(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
+        args = {"holder": holder, "runs": list(runs), "lease_us": lease_us(seconds)}
+        return {run.decode(): int(epoch) for run, epoch in self._ask("renew", args)}
 
     def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
         self._ask("release", {"run": run, "epoch": epoch, "holder": holder, "left": left})
@@ -355,11 +355,11 @@ class RedisStore:
         if not deliveries:
             self._server.refuse_closed()
             return []
-        given = Given()
-        told = [letter_told(sent, given) for sent in deliveries]
+        binary = BinaryArgs()
+        args = [delivery_args(sent, binary) for sent in deliveries]
 
         def write(tries: int) -> list[Delivered | LogError]:
-            found = self._server.once("deliver", told, given.blobs)
+            found = self._server.once("deliver", args, binary.blobs)
             return [
                 _delivered(sent, each, again=tries > 0) if each else RunUnknown(sent.run)
                 for sent, each in zip(deliveries, found, strict=True)
@@ -368,8 +368,8 @@ class RedisStore:
         return self._server.run(write)
 
     def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
-        told = {"run": run, "name": name, "after": str(after), "limit": limit}
-        return [message_of(run, *each) for each in self._ask("inbox", told)]
+        args = {"run": run, "name": name, "after": str(after), "limit": limit}
+        return [message_of(run, *each) for each in self._ask("inbox", args)]
 
     def message(self, run: str, id: str) -> Message | None:  # noqa: A002
         found = self._ask("message", {"run": run, "id": id})
@@ -396,28 +396,28 @@ class RedisStore:
         return {tag.decode() for tag in self._command("SMEMBERS", self._key("tags", run))}
 
     def reindex(self, run: str, index: RunIndex, *, at: int) -> bool:
-        return bool(self._ask("reindex", {"run": run, "at": at, "index": index_told(index)}))
+        return bool(self._ask("reindex", {"run": run, "at": at, "index": index_args(index)}))
 
     def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
         below, rows = str(_BEYOND if before is None else before), list[RunRow]()
         while True:
-            told = {**_query_told(query), "below": below, "limit": limit - len(rows)}
-            found, on = self._ask("listed", told)
+            args = {**_query_args(query), "below": below, "limit": limit - len(rows)}
+            found, on = self._ask("listed", args)
             rows += [row for each in found if (row := run_row_of(each)) is not None]
             if on is None:
                 return rows
             below = on.decode()
 
-    def standings(self, runs: Collection[str]) -> dict[str, RunStanding]:
-        found = self._ask("standings", {"runs": list(runs)})
+    def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
+        found = self._ask("run_statuses", {"runs": list(runs)})
         return {
-            head[1].decode(): RunStanding(head_of(head), text_of(status), text_of(why)) for head, status, why in found
+            head[1].decode(): RunStatus(head_of(head), text_of(status), text_of(why)) for head, status, why in found
         }
 
     def counts(self, query: RunQuery) -> dict[str, int]:
         below, counts = str(_BEYOND), Counter[str]()
         while True:
-            found, on = self._ask("counted", {**_query_told(query), "below": below})
+            found, on = self._ask("counted", {**_query_args(query), "below": below})
             counts.update({status.decode(): count for status, count in found})
             if on is None:
                 return dict(counts)
@@ -442,40 +442,40 @@ class RedisStore:
         ]
 
     def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
-        told = {"now_us": str(now_us), "limit": limit, "agents": None if agents is None else list(agents)}
-        return [row for each in self._ask("due", told) if (row := run_row_of(each)) is not None]
+        args = {"now_us": str(now_us), "limit": limit, "agents": None if agents is None else list(agents)}
+        return [row for each in self._ask("due", args) if (row := run_row_of(each)) is not None]
 
     def soonest_us(self, *, agents: Collection[str] | None = None) -> int | None:
         found = self._ask("soonest", {"agents": None if agents is None else list(agents)})
         return None if found is None else int(found)
 
-    def watch(self, ring: Callable[[str], None]) -> Callable[[], None]:
-        return self._bell.watch(ring)
+    def watch(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        return self._listener.watch(callback)
 
-    # the feed ---------------------------------------------------------------------------------
+    # the outbox -------------------------------------------------------------------------------
 
-    def feed(
+    def outbox(
         self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
     ) -> list[OutboxItem]:
-        wanted, told, position = min(limit, READ_LIMIT), list[OutboxItem](), str(after)
+        limit, items, position = min(limit, READ_LIMIT), list[OutboxItem](), str(after)
         while True:
-            asked = {"after": position, "kinds": None if kinds is None else list(kinds), "limit": wanted}
-            found, on = self._ask("feed", asked)
-            told += [
+            args = {"after": position, "kinds": None if kinds is None else list(kinds), "limit": limit}
+            found, on = self._ask("outbox", args)
+            items += [
                 OutboxItem(position=int(at), run=run.decode(), seq=int(seq), kind=kind.decode())
                 for at, run, seq, kind in found
             ]
-            if on is None or len(told) >= wanted:
-                return told[:wanted]
+            if on is None or len(items) >= limit:
+                return items[:limit]
             position = on.decode()
 
-    def feed_end(self) -> int:
+    def outbox_end(self) -> int:
         return int(self._command("GET", self._key("told")) or 0)
 
-    def trim_feed(self, up_to: int) -> int:
-        return int(self._ask("trim_feed", {"up_to": str(up_to)}))
+    def trim_outbox(self, up_to: int) -> int:
+        return int(self._ask("trim_outbox", {"up_to": str(up_to)}))
 
-    # keeping ----------------------------------------------------------------------------------
+    # maintenance ------------------------------------------------------------------------------
 
     def quarantine(self, run: str, reason: str | None) -> None:
         if not self._ask("quarantine", {"run": run, "reason": reason}):
@@ -485,12 +485,12 @@ class RedisStore:
         return text_of(self._command("HGET", self._key("run", run), "quarantined"))
 
     def repair(self, head: Head, *, keep: int, rows: Sequence[Row]) -> None:
-        given = Given()
+        binary = BinaryArgs()
         until = None if head.lease_until_us is None else str(head.lease_until_us)
-        told = {
+        args = {
             "run": head.run,
             "seq": head.seq,
-            "hash": given.put(head.hash),
+            "hash": binary.put(head.hash),
             "epoch": head.epoch,
             "base": head.base,
             "parent": head.parent,
@@ -498,24 +498,24 @@ class RedisStore:
             "till": until,
             "keep": keep,
             "least": min([head.seq, *(row.seq for row in rows)]),
-            "rows": rows_told(rows, given),
+            "rows": row_args(rows, binary),
         }
 
         def write(tries: int) -> None:
-            what, *rest = self._server.once("repair", told, given.blobs)
+            what, *rest = self._server.once("repair", args, binary.blobs)
             if what == b"behind" or (what == b"there" and not tries):
                 at = int(rest[0])
                 raise StoreError(f"{head.run}: a repair moves the head forward, {at} to {head.seq} does not")
 
         self._server.run(write)
 
-    def aside(self, run: str) -> list[Row]:
+    def displaced(self, run: str) -> list[Row]:
         found = self._command("LRANGE", self._key("aside", run), 0, -1)
         return [row_of(unpacked(text[8:])) for text in found]
 
     def remove(self, run: str) -> None:
         def write(tries: int) -> None:
-            what, *rest = self._server.once("remove", {"run": run, "kinds": _KEPT})
+            what, *rest = self._server.once("remove", {"run": run, "kinds": _RUN_KEYS})
             if what == b"fork":
                 raise StoreError(f"{run}: {rest[0].decode()} is a fork of it; remove that run first")
             if what == b"unknown" and not tries:
@@ -534,8 +534,8 @@ class RedisStore:
 
     # inside -----------------------------------------------------------------------------------
 
-    def _ask(self, script: str, told: dict[str, Any] | list[Any], blobs: Sequence[bytes] = ()) -> Any:
-        return self._server.ask(script, told, blobs, clock_us=self._clock_us())
+    def _ask(self, script: str, args: dict[str, Any] | list[Any], blobs: Sequence[bytes] = ()) -> Any:
+        return self._server.ask(script, args, blobs, clock_us=self._clock_us())
 
     def _command(self, *words: Any) -> Any:
         return self._server.run(lambda _: self._server.client.execute_command(*words))
@@ -556,7 +556,7 @@ def _delivered(sent: Delivery, found: Sequence[Any], *, again: bool) -> Delivere
     return Delivered(message, fresh=bool(fresh) or (again and same))
 
 
-def _query_told(query: RunQuery) -> dict[str, Any]:
+def _query_args(query: RunQuery) -> dict[str, Any]:
     part = None if query.contains is None else query.contains.encode().lower()  # of bytes only ASCII has cases
     return {
         "status": query.status,

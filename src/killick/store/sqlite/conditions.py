@@ -69,12 +69,12 @@ def _file(file: SqliteFile) -> Iterator[Condition]:
     kind = kind_of_file_system(path)
     remote = kind in _REMOTE
     wrong = "its locks do not hold there, and runs may be lost; move the file to a local disk" if remote else None
-    said = f"{kind}, in memory: gone when the machine restarts" if kind in ("tmpfs", "ramfs") else kind or "unknown"
-    yield Condition("file system", said, wrong)
+    value = f"{kind}, in memory: gone when the machine restarts" if kind in ("tmpfs", "ramfs") else kind or "unknown"
+    yield Condition("file system", value, wrong)
     yield _permissions(path)
     size = path.stat().st_size
     if size > CHECKED_BYTES_MAX:
-        yield Condition("file", f"not checked, because it is large ({told(size)}); killick store verify proves it")
+        yield Condition("file", f"not checked, because it is large ({size_of(size)}); killick store verify proves it")
         return
     with file.reading() as db:
         [line] = db.execute("PRAGMA quick_check(1)").fetchone()
@@ -100,10 +100,10 @@ def _room(path: Path) -> Iterator[Condition]:
     wrong = None
     if wal_bytes > WAL_BYTES_MAX:
         wrong = "something reads the store without end and keeps it from shrinking; find that process and end it"
-    yield Condition("size", f"{told(path.stat().st_size)}, and {told(wal_bytes)} in the write-ahead log", wrong)
+    yield Condition("size", f"{size_of(path.stat().st_size)}, and {size_of(wal_bytes)} in the write-ahead log", wrong)
     free = shutil.disk_usage(path.absolute().parent).free
     wrong = "the next runs may find no room; make some, killick store prune archives old runs"
-    yield Condition("free", f"{told(free)} on its device", wrong if free < FREE_BYTES_MIN else None)
+    yield Condition("free", f"{size_of(free)} on its device", wrong if free < FREE_BYTES_MIN else None)
 
 
 def kind_of_file_system(path: Path, mounts: Path | None = None) -> str | None:
@@ -131,7 +131,7 @@ def _unescaped(text: str) -> str:
     return first + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)
 
 
-def told(size_bytes: int) -> str:
+def size_of(size_bytes: int) -> str:
     """Formats a size for people."""
     size = float(size_bytes)
     for unit in ("bytes", "kB", "MB", "GB"):

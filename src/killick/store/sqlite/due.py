@@ -45,25 +45,25 @@ class DueQuery(msgspec.Struct, frozen=True):
     def condition(self) -> tuple[str, list[str]]:
         """Returns the SQL condition, and its parameters."""
         sql, names = "", list[str]()
-        for given, word in ((self.agents, "IN"), (self.barred or None, "NOT IN")):
-            if given is not None:
-                sql += f" AND agent {word} ({', '.join('?' * len(given))})"
-                names += given
+        for some, word in ((self.agents, "IN"), (self.barred or None, "NOT IN")):
+            if some is not None:
+                sql += f" AND agent {word} ({', '.join('?' * len(some))})"
+                names += some
         return sql, names
 
 
-def due(db: sqlite3.Cursor, wanted: DueQuery, limit: int) -> list[Due]:
+def due(db: sqlite3.Cursor, query: DueQuery, limit: int) -> list[Due]:
     """Returns the first due runs, in order."""
-    if limit <= 0 or (wanted.agents is not None and not set(wanted.agents) - set(wanted.barred)):
+    if limit <= 0 or (query.agents is not None and not set(query.agents) - set(query.barred)):
         return []
-    return sorted([*_left(db, wanted, limit), *_waking(db, wanted, limit)], key=lambda one: one.order)[:limit]
+    return sorted([*_abandoned(db, query, limit), *_waking(db, query, limit)], key=lambda one: one.order)[:limit]
 
 
 def soonest_us(db: sqlite3.Cursor, agents: Collection[str] | None) -> int | None:
     """Returns the earliest wake time of some agents' unheld runs."""
     soonest: int | None = None
-    lines = [line for line in db.execute(Q.lines).fetchall() if agents is None or line[0] in agents]
-    for agent, priority, wake in sorted(lines, key=lambda line: line[2]):
+    queues = [line for line in db.execute(Q.wake_queues).fetchall() if agents is None or line[0] in agents]
+    for agent, priority, wake in sorted(queues, key=lambda line: line[2]):
         # The first of a line may be held or ended, but no other wakes earlier.
         if soonest is not None and wake >= soonest:
             break
@@ -73,28 +73,28 @@ def soonest_us(db: sqlite3.Cursor, agents: Collection[str] | None) -> int | None
     return soonest
 
 
-def _waking(db: sqlite3.Cursor, wanted: DueQuery, limit: int) -> Iterator[Due]:
+def _waking(db: sqlite3.Cursor, query: DueQuery, limit: int) -> Iterator[Due]:
     """Returns the first unheld runs past their wake time, from the highest priority on."""
-    lines = [
+    queues = [
         (priority, agent)
-        for agent, priority, wake in db.execute(Q.lines).fetchall()
-        if wake <= wanted.now_us and wanted.has(agent)
+        for agent, priority, wake in db.execute(Q.wake_queues).fetchall()
+        if wake <= query.now_us and query.has(agent)
     ]
-    for priority, level in groupby(sorted(lines, reverse=True), key=lambda line: line[0]):
+    for priority, level in groupby(sorted(queues, reverse=True), key=lambda line: line[0]):
         if limit <= 0:
             return
-        rows = [db.execute(Q.waking, (agent, priority, wanted.now_us, limit)).fetchall() for _, agent in level]
+        rows = [db.execute(Q.waking, (agent, priority, query.now_us, limit)).fetchall() for _, agent in level]
         yield from (_due(row, since=row[5]) for line in rows for row in line)
         limit -= sum(map(len, rows))
 
 
-def _left(db: sqlite3.Cursor, wanted: DueQuery, limit: int) -> Iterator[Due]:
+def _abandoned(db: sqlite3.Cursor, query: DueQuery, limit: int) -> Iterator[Due]:
     """Returns the runs whose holder is dead or whose lease expired, by holder."""
-    agents, names = wanted.condition
+    agents, names = query.condition
     for (holder,) in db.execute(Q.holders).fetchall():
-        ended_us = wanted.clock_us if wanted.lives(holder) else None
-        values = (holder, ended_us, wanted.now_us, *names, limit)
-        for row in db.execute(Q.left.format(agents=agents), values).fetchall():
+        ended_us = query.clock_us if query.lives(holder) else None
+        values = (holder, ended_us, query.now_us, *names, limit)
+        for row in db.execute(Q.abandoned.format(agents=agents), values).fetchall():
             yield _due(row, since=row[19])
 
 

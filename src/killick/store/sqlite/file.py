@@ -52,6 +52,8 @@ _FIRST_NAP_SECONDS: Final = 0.0002
 _LONGEST_NAP_SECONDS: Final = 0.005
 _FORK_SECONDS_MAX: Final = 5.0
 """How long a fork waits for the reads and writes of other threads."""
+_GATE_SECONDS_MAX: Final = 0.1
+"""How long a new read waits for a fork: it may be part of another read, for which the fork waits."""
 
 Setup = Callable[[sqlite3.Cursor], None]
 
@@ -79,8 +81,8 @@ class SqliteFile:
         kind: FileKind | None = None,
     ) -> None:
         if sqlite3.sqlite_version_info < SQLITE_NEEDED:
-            wanted = ".".join(map(str, SQLITE_NEEDED))
-            raise StoreUnavailable(str(path), f"SQLite {sqlite3.sqlite_version} is too old; Killick needs {wanted}")
+            needed = ".".join(map(str, SQLITE_NEEDED))
+            raise StoreUnavailable(str(path), f"SQLite {sqlite3.sqlite_version} is too old; Killick needs {needed}")
         self.path = path
         self.place = str(path)
         self._kind = kind or FileKind("sqlite", APPLICATION_ID, STORE_FORMAT, "a Killick store")
@@ -88,11 +90,14 @@ class SqliteFile:
         self._busy_seconds = busy_seconds
         self._mutex = threading.Lock()
         self._writing = Writing(self)
+        self._leasing = Writing(self, flushes=durability == "process")
         self._readers: deque[sqlite3.Connection] = deque()
         self._lent: set[sqlite3.Connection] = set()
         self._transacting: set[sqlite3.Connection] = set()
         self._inherited = False
-        self._resting = False
+        self._paused = False
+        self._gate = threading.Event()
+        self._gate.set()
         self._closed = False
         if not create and not path.exists():
             raise StoreUnavailable(self.place, "no such file; a run, or create=True, makes a new store")
@@ -104,7 +109,7 @@ class SqliteFile:
             self._writer = self._connect()
             self._cursor = self._writer.cursor()
             try:
-                self._patiently(partial(self._prepare, setup))
+                self._retry_busy(partial(self._prepare, setup))
             except BaseException:
                 self._writer.close()
                 raise
@@ -125,26 +130,30 @@ class SqliteFile:
     def before_fork(self) -> None:
         """Closes every connection: SQLite counts its locks by process, so a child would believe that it holds its
         parent's. Waits for other threads up to a limit."""
-        self._resting = self._mutex.acquire(timeout=_FORK_SECONDS_MAX)
+        self._gate.clear()
+        self._paused = self._mutex.acquire(timeout=_FORK_SECONDS_MAX)
         waited = 0.0
         while self._lent and waited < _FORK_SECONDS_MAX:
             time.sleep(_LONGEST_NAP_SECONDS)
             waited += _LONGEST_NAP_SECONDS
-        if self._resting and not self._closed:
+        if self._paused and not self._closed:
             while self._readers:
                 self._readers.pop().close()
             self._writer.close()
 
     def after_fork_in_parent(self) -> None:
-        if self._resting:
+        if self._paused:
             with contextlib.suppress(KillickError):
                 self._reopen()
             self._mutex.release()
+        self._gate.set()
 
     def after_fork_in_child(self) -> None:
-        self._inherited = bool(self._lent or self._transacting) or not self._resting
+        self._inherited = bool(self._lent or self._transacting) or not self._paused
         keep_inherited(self._writer, *self._readers, *self._lent, *self._transacting)
         self._mutex, self._lent, self._transacting, self._readers = threading.Lock(), set(), set(), deque()
+        self._gate = threading.Event()
+        self._gate.set()
         if not self._inherited:
             with contextlib.suppress(KillickError):
                 self._reopen()
@@ -163,6 +172,11 @@ class SqliteFile:
         """The write lock and a transaction: committed at the end, rolled back by any exception."""
         return self._writing
 
+    def leasing(self) -> Writing:
+        """As `writing`, without a flush. The flush of the next commit covers it, and no effect comes before that: a
+        power failure undoes a lease together with all that its holder wrote."""
+        return self._leasing
+
     def reading(self) -> Reading:
         """A connection that sees committed data and waits for no writer."""
         return Reading(self)
@@ -178,7 +192,7 @@ class SqliteFile:
         try:
             with self.explained():
                 self._tune(connection)
-                self._patiently(partial(connection.execute, "BEGIN IMMEDIATE"))
+                self._retry_busy(partial(connection.execute, "BEGIN IMMEDIATE"))
             yield connection
             with self.explained():
                 connection.execute("COMMIT")
@@ -187,11 +201,11 @@ class SqliteFile:
             self._transacting.discard(connection)
             connection.close()
 
-    def look(self) -> Looking:
+    def commit_detector(self) -> CommitDetector:
         """Returns a detector for commits by other connections, in any process."""
         with self.explained():
             self._refuse_closed()
-            return Looking(self._connect)
+            return CommitDetector(self._connect)
 
     def close(self) -> None:
         """Closes every connection. The last process checkpoints the WAL into the file."""
@@ -203,7 +217,7 @@ class SqliteFile:
             if self._copy is not None:
                 self._copy.cleanup()
 
-    # what a transaction is made of ------------------------------------------------------------
+    # parts of a transaction -------------------------------------------------------------------
 
     def write(
         self, first: str, inner: Sequence[tuple[object, ...]], sql: str, rows: Sequence[tuple[object, ...]]
@@ -221,23 +235,32 @@ class SqliteFile:
                 try:
                     self._cursor.execute(sql, rows[0])
                 except sqlite3.OperationalError:
-                    self._insist(sql, rows[0])
+                    self._execute(sql, rows[0])
             except sqlite3.IntegrityError:
                 raise
             except sqlite3.Error as error:
                 raise self.explain(error) from error
 
-    def begin(self) -> sqlite3.Cursor:
+    def begin(self, *, flushes: bool = True) -> sqlite3.Cursor:
         """Waits for the write lock, in this process and across processes, and begins."""
         self._mutex.acquire()
         try:
-            self._insist("BEGIN IMMEDIATE")
+            if not flushes:
+                self._cursor.execute("PRAGMA synchronous = NORMAL")
+            self._execute("BEGIN IMMEDIATE")
         except BaseException as error:
-            self._mutex.release()
+            self._free(flushes=flushes)
             raise self.explain(error) from error
         return self._cursor
 
-    def end(self, error: BaseException | None) -> None:
+    def _free(self, *, flushes: bool) -> None:
+        try:
+            if not flushes and not self._closed:
+                self._cursor.execute("PRAGMA synchronous = FULL")
+        finally:
+            self._mutex.release()
+
+    def end(self, error: BaseException | None, *, flushes: bool = True) -> None:
         """Commits, or rolls back after an error, and frees the lock."""
         try:
             if error is None:
@@ -250,7 +273,7 @@ class SqliteFile:
             if error is not None and self._writer.in_transaction:
                 with contextlib.suppress(sqlite3.Error):
                     self._writer.execute("ROLLBACK")
-            self._mutex.release()
+            self._free(flushes=flushes)
 
     def truncate_wal(self) -> bool:
         """Copies the write-ahead log into the file and empties it; False while a reader blocks that."""
@@ -263,6 +286,7 @@ class SqliteFile:
 
     def borrow(self) -> sqlite3.Connection:
         """Returns a reading connection for one reader at a time."""
+        self._gate.wait(_GATE_SECONDS_MAX)
         try:
             reader = self._readers.pop()
         except IndexError:
@@ -275,14 +299,14 @@ class SqliteFile:
         self._lent.add(reader)
         return reader
 
-    def give_back(self, reader: sqlite3.Connection) -> None:
+    def return_reader(self, reader: sqlite3.Connection) -> None:
         self._lent.discard(reader)
         if self._closed or len(self._readers) >= _READERS_IDLE_MAX:
             reader.close()
         else:
             self._readers.append(reader)
 
-    def dismiss(self, reader: sqlite3.Connection) -> None:
+    def discard(self, reader: sqlite3.Connection) -> None:
         """Closes a failed connection."""
         self._lent.discard(reader)
         reader.close()
@@ -291,8 +315,8 @@ class SqliteFile:
 
     def _connect(self) -> sqlite3.Connection:
         if self._inherited:
-            told = "it was in use when this process was forked; fork when no run is active, or start processes by spawn"
-            raise StoreUnavailable(self.place, told)
+            reason = "was in use when this process was forked; fork while no run is active, or spawn processes"
+            raise StoreUnavailable(self.place, reason)
         # Autocommit, so that transactions are explicit; retries on the lock are our own.
         return sqlite3.connect(
             self._source,
@@ -307,11 +331,11 @@ class SqliteFile:
         if self._closed:
             raise StoreClosed(self.place)
 
-    def _insist(self, sql: str, columns: tuple[object, ...] = ()) -> None:
+    def _execute(self, sql: str, columns: tuple[object, ...] = ()) -> None:
         """Executes a statement that needs the write lock. SQLite's own busy handler would sleep far too long."""
-        self._patiently(partial(self._cursor.execute, sql, columns))
+        self._retry_busy(partial(self._cursor.execute, sql, columns))
 
-    def _patiently(self, do: Callable[[], object]) -> None:
+    def _retry_busy(self, do: Callable[[], object]) -> None:
         """Retries an operation while other connections hold its lock."""
         waited, nap = 0.0, _FIRST_NAP_SECONDS
         while True:
@@ -358,8 +382,9 @@ class SqliteFile:
         writer.execute("PRAGMA secure_delete = ON")
 
     def _format(self) -> tuple[int, int]:
-        application: int = self._writer.execute("PRAGMA application_id").fetchone()[0]
+        # The version first: a process that creates the store in between sets both, and is then seen to have set it.
         found: int = self._writer.execute("PRAGMA user_version").fetchone()[0]
+        application: int = self._writer.execute("PRAGMA application_id").fetchone()[0]
         return application, found
 
     def _create(self, setup: Setup) -> None:
@@ -419,18 +444,19 @@ class SqliteFile:
 
 
 class Writing:
-    """A write transaction as a `with` block. One instance is enough, because only one can be open."""
+    """A write transaction as a `with` block. One instance of each kind is enough, because only one can be open."""
 
-    __slots__ = ("_file",)
+    __slots__ = ("_file", "_flushes")
 
-    def __init__(self, file: SqliteFile) -> None:
+    def __init__(self, file: SqliteFile, *, flushes: bool = True) -> None:
         self._file = file
+        self._flushes = flushes
 
     def __enter__(self) -> sqlite3.Cursor:
-        return self._file.begin()
+        return self._file.begin(flushes=self._flushes)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._file.end(error)
+        self._file.end(error, flushes=self._flushes)
         if error is not None:
             explained = self._file.explain(error)
             if explained is not error:
@@ -451,22 +477,22 @@ class Reading:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
-            self._file.give_back(self._reader)
+            self._file.return_reader(self._reader)
             return
-        self._file.dismiss(self._reader)
+        self._file.discard(self._reader)
         explained = self._file.explain(error)
         if explained is not error:
             raise explained from error
 
 
-class Looking:
+class CommitDetector:
     """A connection that only detects commits by others."""
 
     def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
         self._connect = connect
         self._db: sqlite3.Connection | None = connect()
         self._mutex = threading.Lock()
-        self._version = self._ask()
+        self._version = self._data_version()
         hears_of_forks(self)
 
     def before_fork(self) -> None:
@@ -479,10 +505,10 @@ class Looking:
         self._mutex.release()
 
     def after_fork_in_child(self) -> None:
-        self._mutex = threading.Lock()  # who looked is a thread of the parent's
+        self._mutex = threading.Lock()  # the polling thread belongs to the parent
 
     def changed(self) -> bool:
-        before, self._version = self._version, self._ask()
+        before, self._version = self._version, self._data_version()
         return before != self._version
 
     def close(self) -> None:
@@ -490,7 +516,7 @@ class Looking:
             if self._db is not None:
                 self._db.close()
 
-    def _ask(self) -> int | None:
+    def _data_version(self) -> int | None:
         """Reads SQLite's data version. On a new connection it starts elsewhere, which counts as a change."""
         try:
             with self._mutex:

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from killick.store.records import OWN_AGENTS, Holder, RunQuery, RunRow, RunStanding
+from killick.store.records import OWN_AGENTS, Holder, RunQuery, RunRow, RunStatus
 from killick.store.sqlite.rows import SEQ_MAX, Q, head_of, run_row_of
 
 _AFTER_OWN: Final = OWN_AGENTS[:-1] + chr(ord(OWN_AGENTS[-1]) + 1)
@@ -30,7 +30,7 @@ def listed(db: sqlite3.Cursor, query: RunQuery, before: int | None, limit: int) 
     found = list[RunRow]()
     db.execute("BEGIN")
     for one in queries:
-        source, conditions, values = _wanted(one)
+        source, conditions, values = _where(one)
         sql = Q.runs.format(source=source, conditions=conditions)
         found += map(run_row_of, db.execute(sql, (SEQ_MAX if before is None else before, *values, limit)))
     db.execute("COMMIT")
@@ -40,23 +40,23 @@ def listed(db: sqlite3.Cursor, query: RunQuery, before: int | None, limit: int) 
 def counted(db: sqlite3.Cursor, query: RunQuery) -> dict[str, int]:
     """Counts runs by status, of those that match in all else."""
     if query.tag is not None or query.contains is not None or query.holders:
-        source, conditions, values = _wanted(replace(query, status=()))
+        source, conditions, values = _where(replace(query, status=()))
         return dict(db.execute(Q.counts.format(source=source, conditions=conditions), values).fetchall())
     counts = Counter[str]()
-    conditions, times = _demanded((query.since_us, _SINCE), (query.until_us, _UNTIL))
-    sql = Q.count_standing.format(conditions=conditions)
+    conditions, times = _conditions((query.since_us, _SINCE), (query.until_us, _UNTIL))
+    sql = Q.count_by_status.format(conditions=conditions)
     for agent in agents(db) if query.agent is None else [query.agent]:
         for status in _steps(db, Q.next_status, agent):
             counts[status] += db.execute(sql, (agent, status, *times)).fetchone()[0]
     return {status: count for status, count in counts.items() if count}
 
 
-def standings(db: sqlite3.Cursor, runs: Collection[str]) -> dict[str, RunStanding]:
+def statuses(db: sqlite3.Cursor, runs: Collection[str]) -> dict[str, RunStatus]:
     """Returns the status of some runs in one consistent read."""
     db.execute("BEGIN")
-    found = [row for run in runs for row in db.execute(Q.standing, (run,)).fetchall()]
+    found = [row for run in runs for row in db.execute(Q.run_status, (run,)).fetchall()]
     db.execute("COMMIT")
-    return {row[1]: RunStanding(head_of(row[:10]), *row[10:]) for row in found}
+    return {row[1]: RunStatus(head_of(row[:10]), *row[10:]) for row in found}
 
 
 def agents(db: sqlite3.Cursor) -> list[str]:
@@ -73,27 +73,27 @@ def holders(db: sqlite3.Cursor, clock_us: int, lives: Callable[[str], bool]) -> 
     ]
 
 
-def _steps(db: sqlite3.Cursor, sql: str, *given: str, start: str = "", until: str | None = None) -> Iterator[str]:
+def _steps(db: sqlite3.Cursor, sql: str, *prefix: str, start: str = "", until: str | None = None) -> Iterator[str]:
     """Returns the distinct values of an index by repeated seeks."""
-    last: str | None = db.execute(sql, (*given, start)).fetchone()[0]
+    last: str | None = db.execute(sql, (*prefix, start)).fetchone()[0]
     while last is not None and (until is None or last < until):
         yield last
-        last = db.execute(sql, (*given, last)).fetchone()[0]
+        last = db.execute(sql, (*prefix, last)).fetchone()[0]
 
 
-def _wanted(query: RunQuery) -> tuple[str, str, list[str | int]]:
+def _where(query: RunQuery) -> tuple[str, str, list[str | int]]:
     """Returns a query's table, conditions and parameters."""
     part = None if query.contains is None else f"%{query.contains.translate(_LITERALLY)}%"
-    conditions, values = _demanded(
+    conditions, values = _conditions(
         (query.agent, "agent = ?"),
         (query.tag, "tag = ?"),
         (query.since_us, _SINCE),
         (query.until_us, _UNTIL),
         (part, "run LIKE ? ESCAPE '\\'"),
     )
-    for column, given in (("status", query.status), ("holder", query.holders)):
-        if given:
-            conditions += f" AND {column} IN ({', '.join('?' * len(given))})"
+    for column, names in (("status", query.status), ("holder", query.holders)):
+        if names:
+            conditions += f" AND {column} IN ({', '.join('?' * len(names))})"
     if query.agent is None and query.tag is None:
         conditions += f" AND agent NOT GLOB '{OWN_AGENTS}*'"
     source = Q.from_held if query.holders else Q.from_runs
@@ -104,7 +104,7 @@ def _wanted(query: RunQuery) -> tuple[str, str, list[str | int]]:
     return source, conditions, [*values, *query.status, *query.holders]
 
 
-def _demanded(*demands: tuple[str | int | None, str]) -> tuple[str, list[str | int]]:
+def _conditions(*conditions: tuple[str | int | None, str]) -> tuple[str, list[str | int]]:
     """Returns the conditions of the given values, and their parameters."""
-    given = [(value, condition) for value, condition in demands if value is not None]
-    return "".join(f" AND {condition}" for _, condition in given), [value for value, _ in given]
+    used = [(value, condition) for value, condition in conditions if value is not None]
+    return "".join(f" AND {condition}" for _, condition in used), [value for value, _ in used]

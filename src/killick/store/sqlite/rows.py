@@ -38,16 +38,16 @@ def head_of(found: HeadRow) -> Head:
     )
 
 
-def is_there(item: Append, found: HeadRow) -> bool:
+def is_committed(item: Append, found: HeadRow) -> bool:
     """Returns whether this append was already committed and its acknowledgement lost.
 
     Two creators may write the same first event at once; only the current holder is the creator.
     """
-    made = item.birth is None or (item.birth.holder is not None and item.birth.holder == found[7])
+    made = item.create is None or (item.create.holder is not None and item.create.holder == found[7])
     return made and (found[2], found[3]) == item.last
 
 
-def lengthened(head: HeadRow, rows: Sequence[Row]) -> tuple[HeadRow, tuple[object, ...]]:
+def extended(head: HeadRow, rows: Sequence[Row]) -> tuple[HeadRow, tuple[object, ...]]:
     """Returns the head after these events, and the statement's parameters: known head, last events, checksum."""
     number, run, after, before, epoch, base, parent, holder, until, removed = head
     last = rows[-1]
@@ -73,19 +73,19 @@ def inner_rows(head: HeadRow, rows: Sequence[Row]) -> list[tuple[object, ...]]:
     return [(first + row.seq, row.body, row.data, row.hash) for row in rows[:-STATEMENT_EVENTS]]
 
 
-def leased(head: HeadRow, holder: str | None, until_us: int | None, *, epoch: int | None = None) -> HeadRow:
+def with_lease(head: HeadRow, holder: str | None, until_us: int | None, *, epoch: int | None = None) -> HeadRow:
     """Returns a head with another holder, or none."""
     number, run, seq, hash_, before, base, parent, _, _, removed = head
     return (number, run, seq, hash_, before if epoch is None else epoch, base, parent, holder, until_us, removed)
 
 
-def hold(db: sqlite3.Cursor, row: HeadRow) -> None:
+def write_lease(db: sqlite3.Cursor, row: HeadRow) -> None:
     """Writes a run's holder; its log is unchanged."""
     number, _, _, _, epoch, _, _, holder, until, removed = row
-    db.execute(Q.hold_head, (epoch, holder, until, removed, row_check(*row), number))
+    db.execute(Q.write_lease, (epoch, holder, until, removed, row_check(*row), number))
 
 
-def head_found(db: sqlite3.Cursor, run: str) -> HeadRow:
+def require_head(db: sqlite3.Cursor, run: str) -> HeadRow:
     found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
     if found is None or found[9]:
         raise RunUnknown(run)
@@ -97,8 +97,8 @@ def number_of(db: sqlite3.Cursor, run: str) -> int | None:
     return None if found is None or found[9] else int(found[0])
 
 
-def number_known(db: sqlite3.Cursor, run: str) -> int:
-    return head_found(db, run)[0]
+def require_number(db: sqlite3.Cursor, run: str) -> int:
+    return require_head(db, run)[0]
 
 
 def hash_at(db: sqlite3.Cursor, head: HeadRow, seq: int) -> bytes | None:
@@ -106,7 +106,7 @@ def hash_at(db: sqlite3.Cursor, head: HeadRow, seq: int) -> bytes | None:
     if seq > head[2]:
         return None
     while seq <= head[5] and head[6] is not None:
-        head = head_found(db, head[6])
+        head = require_head(db, head[6])
     found = db.execute(Q.event, ((head[0] << SEQ_BITS) + seq,)).fetchone()
     return None if found is None else bytes(found[3])
 
@@ -118,11 +118,11 @@ def put_pieces(db: sqlite3.Cursor, number: int, kind: int, pieces: Sequence[Blob
 
 
 def erase(db: sqlite3.Cursor, id_: int) -> None:
-    """Erases an event's data, also in rows moved aside by a repair."""
+    """Erases an event's data, also in displaced rows."""
     db.execute(Q.erase_event, (id_,))
-    for _, body, _, hash_ in db.execute(Q.asides, (id_ - 1, id_)).fetchall():
+    for _, body, _, hash_ in db.execute(Q.displaced, (id_ - 1, id_)).fetchall():
         columns = (id_, body, None, hash_)
-        db.execute(Q.put_aside, (*columns, row_check(*columns)))
+        db.execute(Q.put_displaced, (*columns, row_check(*columns)))
 
 
 def erase_message(db: sqlite3.Cursor, number: int, message: int) -> None:
@@ -133,10 +133,10 @@ def erase_message(db: sqlite3.Cursor, number: int, message: int) -> None:
         db.execute(Q.erase_message, (ERASED_BODY, check, number, message))
 
 
-def mark(db: sqlite3.Cursor, number: int, message: int, taken: int | None) -> None:
+def set_taken(db: sqlite3.Cursor, number: int, message: int, taken: int | None) -> None:
     found = db.execute(Q.message, (number, message)).fetchone()
     if found is not None:
-        db.execute(Q.mark_message, (taken, row_check(number, *found[:6], taken), number, message))
+        db.execute(Q.set_taken, (taken, row_check(number, *found[:6], taken), number, message))
 
 
 def message_of(run: str, row: tuple[Any, ...]) -> Message:

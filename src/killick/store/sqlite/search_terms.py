@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import Final
 
-from killick.store.records import Behind, TermBatch, TermPosition, row_check
+from killick.store.records import TermBatch, TermPosition, UnindexedRun, row_check
 from killick.store.sqlite.rows import SEQ_MAX, Q
 
 _LAST: Final = (1 << 63) - 1
@@ -25,37 +25,37 @@ Key = tuple[int, int, int]
 """at_us, number, seq: time order, equal for all terms of an event."""
 
 
-def unmarked(db: sqlite3.Cursor, after: int, limit: int) -> list[Behind]:
-    rows = db.execute(Q.unmarked, (after, limit)).fetchall()
-    return [Behind(number=number, run=run, base=base, marked=seq) for number, run, base, seq in rows]
+def unindexed(db: sqlite3.Cursor, after: int, limit: int) -> list[UnindexedRun]:
+    rows = db.execute(Q.unindexed, (after, limit)).fetchall()
+    return [UnindexedRun(number=number, run=run, base=base, indexed_to=seq) for number, run, base, seq in rows]
 
 
-def mark(db: sqlite3.Cursor, items: Sequence[TermBatch]) -> None:
+def index_terms(db: sqlite3.Cursor, items: Sequence[TermBatch]) -> None:
     """Writes the terms of some runs, except where another process was first."""
     fresh: set[_Row] = set()
     for item in items:
-        found = db.execute(Q.marked_to, (item.run,)).fetchone()
+        found = db.execute(Q.index_position, (item.run,)).fetchone()
         if found is None:
             continue
         number, base, seq, total = found
-        if item.anew:
+        if item.reset:
             forget(db, [number])
             seq, total = base, 0
         if seq != item.after:
             continue
-        rows = {(each.term, each.at_us, number, each.seq) for each in item.marks}
+        rows = {(each.term, each.at_us, number, each.seq) for each in item.terms}
         if seq == base:
             fresh |= rows
         else:
             # A term may exist already; it counts once.
-            rows = {row for row in rows if db.execute(Q.put_mark, row).rowcount}
-        _put_marked(db, number, item.up_to, total + sum(row_check(*row) for row in rows))
+            rows = {row for row in rows if db.execute(Q.put_term, row).rowcount}
+        _put_index_position(db, number, item.up_to, total + sum(row_check(*row) for row in rows))
     # In index order, so that neighbouring entries are written together.
-    db.executemany(Q.put_mark, sorted(fresh))
+    db.executemany(Q.put_term, sorted(fresh))
 
 
-def _put_marked(db: sqlite3.Cursor, number: int, seq: int, total: int) -> None:
-    db.execute(Q.put_marked, (number, seq, total, row_check(number, seq, total)))
+def _put_index_position(db: sqlite3.Cursor, number: int, seq: int, total: int) -> None:
+    db.execute(Q.put_index_position, (number, seq, total, row_check(number, seq, total)))
 
 
 def forget(db: sqlite3.Cursor, numbers: Sequence[int]) -> None:
@@ -63,19 +63,19 @@ def forget(db: sqlite3.Cursor, numbers: Sequence[int]) -> None:
     for first in range(0, len(numbers), _TOGETHER):
         some = numbers[first : first + _TOGETHER]
         places = ", ".join("?" * len(some))
-        for drop in (Q.drop_marks, Q.drop_marked):
+        for drop in (Q.drop_terms, Q.drop_index_positions):
             db.execute(drop.format(numbers=places), some)
 
 
 def sweep(db: sqlite3.Cursor) -> None:
     """Drops the terms of removed runs."""
-    forget(db, [number for (number,) in db.execute(Q.dead_marked).fetchall()])
+    forget(db, [number for (number,) in db.execute(Q.stale_index_positions).fetchall()])
 
 
 # finding ------------------------------------------------------------------------------------------
 
 
-def marked(db: sqlite3.Cursor, all_of: Sequence[Collection[int]], since_us: int, start: Key) -> Iterator[TermPosition]:
+def search(db: sqlite3.Cursor, all_of: Sequence[Collection[int]], since_us: int, start: Key) -> Iterator[TermPosition]:
     """Yields events at or before `start` with a term of every group, newest first.
 
     Each group in turn names its newest candidate and the others skip to it, so the cost is bounded by the rarest group.
@@ -92,7 +92,7 @@ def marked(db: sqlite3.Cursor, all_of: Sequence[Collection[int]], since_us: int,
             continue
         at_us, number, seq = key
         if number not in runs:
-            named = db.execute(Q.marked_run, (number,)).fetchone()
+            named = db.execute(Q.indexed_run, (number,)).fetchone()
             runs[number] = None if named is None else str(named[0])
         run = runs[number]
         if run is not None:
@@ -101,7 +101,7 @@ def marked(db: sqlite3.Cursor, all_of: Sequence[Collection[int]], since_us: int,
 
 
 def _newest(db: sqlite3.Cursor, terms: Collection[int], key: Key) -> Key | None:
-    found = (db.execute(Q.newest_mark, (term, *key)).fetchone() for term in terms)
+    found = (db.execute(Q.newest_term, (term, *key)).fetchone() for term in terms)
     return max((each for each in found if each is not None), default=None)
 
 
@@ -117,11 +117,11 @@ def start_of(until_us: int | None, before: TermPosition | None) -> Key:
 def damaged(db: sqlite3.Cursor, names: Mapping[int, str]) -> dict[int, str]:
     """Returns the runs, by number, whose search terms are damaged, with the message."""
     totals: Counter[int] = Counter()
-    for number, term, at_us, seq in db.execute(Q.all_marks):
+    for number, term, at_us, seq in db.execute(Q.all_terms):
         totals[number] += row_check(term, at_us, number, seq)
     wrong: dict[int, str] = {}
-    for number, seq, total, checksum in db.execute(Q.all_marked):
+    for number, seq, total, checksum in db.execute(Q.all_index_positions):
         if row_check(number, seq, total) != checksum or totals[number] != total or number not in names:
-            wrong[number] = "the marks are not as they were written"
+            wrong[number] = "the search terms are not as they were written"
         totals.pop(number, None)
     return wrong | dict.fromkeys(totals, "has search terms that no writer indexed")

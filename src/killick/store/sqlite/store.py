@@ -18,13 +18,12 @@ from killick.errors import LogError, RunBusy, StoreBroken, StoreError
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
 from killick.store.liveness import Holders
-from killick.store.notify import Bells
+from killick.store.notify import Notifier
 from killick.store.protocol import lease_clock_us
 from killick.store.records import (
     ENDED,
     READ_LIMIT,
     Append,
-    Behind,
     Claimed,
     Condition,
     Delivered,
@@ -42,15 +41,15 @@ from killick.store.records import (
     RunIndex,
     RunQuery,
     RunRow,
-    RunStanding,
+    RunStatus,
     Snapshot,
     TermBatch,
     TermPosition,
+    UnindexedRun,
     UniqueRight,
     row_check,
 )
-from killick.store.sqlite import listing
-from killick.store.sqlite import search_terms as marks
+from killick.store.sqlite import listing, search_terms
 from killick.store.sqlite.conditions import conditions
 from killick.store.sqlite.due import DueQuery, due, soonest_us
 from killick.store.sqlite.file import SqliteFile
@@ -62,18 +61,19 @@ from killick.store.sqlite.rows import (
     SNAPSHOT,
     HeadRow,
     Q,
-    head_found,
     head_of,
-    hold,
-    leased,
     message_of,
-    number_known,
     number_of,
+    require_head,
+    require_number,
     run_row,
+    run_row_of,
     snapshot_of,
+    with_lease,
+    write_lease,
 )
-from killick.store.sqlite.transaction import SqliteTransaction, joining, transaction
-from killick.store.sqlite.writes import Rung, Writes, bare
+from killick.store.sqlite.transaction import SqliteTransaction, join, transaction
+from killick.store.sqlite.writes import RunsToNotify, Writes, bare
 
 
 class SqliteStore:
@@ -115,7 +115,7 @@ class SqliteStore:
         self.id: str = meta["id"].decode()
         self.secret_key: bytes = meta["secret_key"]
         self._holders = Holders(path)
-        self._bells = Bells(path, look=self._file.look)
+        self._notifier = Notifier(path, detector=self._file.commit_detector)
         self._writes = Writes(self.place, holders=self._holders, clock=self._clock)
 
     @property
@@ -130,7 +130,7 @@ class SqliteStore:
         return lease_clock_us(self._clock)
 
     def close(self) -> None:
-        self._bells.close()
+        self._notifier.close()
         self._holders.close()
         self._file.close()
 
@@ -140,16 +140,16 @@ class SqliteStore:
         made = bare(self._writes.seen, items)
         if made is not None:
             try:
-                self._file.write(Q.put_event, made.inner, Q.lengthen, made.last)
+                self._file.write(Q.put_event, made.inner, Q.append_events, made.last)
             except sqlite3.IntegrityError:
                 pass  # some head is not as it was seen any more: nothing is written, and each is looked at
             else:
                 self._writes.seen.update(made.moves)
                 return [head_of(moved) for moved in made.moves.values()]
-        rung = Rung()
+        to_notify = RunsToNotify()
         with self._file.writing() as db:
-            heads = [self._writes.append(db, item, rung) for item in items]
-        self._bells.ring(rung)
+            heads = [self._writes.append(db, item, to_notify) for item in items]
+        self._notifier.notify(to_notify)
         return heads
 
     def head(self, run: str) -> Head | None:
@@ -195,10 +195,10 @@ class SqliteStore:
     # transactions of others -------------------------------------------------------------------
 
     def transaction(self) -> AbstractContextManager[SqliteTransaction]:
-        return transaction(self._file, self._writes, self._bells.ring)
+        return transaction(self._file, self._writes, self._notifier.notify)
 
-    def joining(self, connection: Any) -> SqliteTransaction:
-        return joining(connection, self._file, self._writes)
+    def join(self, connection: Any) -> SqliteTransaction:
+        return join(connection, self._file, self._writes)
 
     # values -----------------------------------------------------------------------------------
 
@@ -211,9 +211,9 @@ class SqliteStore:
         with self._file.reading() as db:
             number = number_of(db, run)
             rows = [] if number is None else db.execute(Q.uses, (number,)).fetchall()
-        return References(*({hash_ for kind, hash_ in rows if kind == wanted} for wanted in (LOG, SNAPSHOT)))
+        return References(*({hash_ for kind, hash_ in rows if kind == use} for use in (LOG, SNAPSHOT)))
 
-    def refer(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
+    def set_references(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
         with self._file.writing() as db:
             found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
             if found is None or found[9] or found[2] != at:
@@ -226,7 +226,7 @@ class SqliteStore:
 
     def sweep(self, *, limit: int = READ_LIMIT) -> int:
         with self._file.writing() as db:
-            marks.sweep(db)
+            search_terms.sweep(db)
             return db.execute(Q.sweep, (limit,)).rowcount
 
     # snapshots --------------------------------------------------------------------------------
@@ -244,21 +244,21 @@ class SqliteStore:
 
     def forget_snapshots(self, run: str) -> None:
         with self._file.writing() as db:
-            number = number_known(db, run)
+            number = require_number(db, run)
             db.execute(Q.drop_snapshots, (number,))
             db.execute(Q.drop_snapshot_uses, (number,))
 
-    # marks ------------------------------------------------------------------------------------
+    # search terms -----------------------------------------------------------------------------
 
-    def unmarked(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[Behind]:
+    def unindexed(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[UnindexedRun]:
         with self._file.reading() as db:
-            return marks.unmarked(db, after, limit)
+            return search_terms.unindexed(db, after, limit)
 
-    def mark(self, items: Sequence[TermBatch]) -> None:
+    def index_terms(self, items: Sequence[TermBatch]) -> None:
         with self._file.writing() as db:
-            marks.mark(db, items)
+            search_terms.index_terms(db, items)
 
-    def marked(
+    def search(
         self,
         all_of: Sequence[Collection[int]],
         *,
@@ -267,17 +267,17 @@ class SqliteStore:
         before: TermPosition | None = None,
         limit: int = READ_LIMIT,
     ) -> list[TermPosition]:
-        start = marks.start_of(until_us, before)
+        start = search_terms.start_of(until_us, before)
         with self._file.reading() as db:
-            return list(islice(marks.marked(db, all_of, 0 if since_us is None else since_us, start), limit))
+            return list(islice(search_terms.search(db, all_of, 0 if since_us is None else since_us, start), limit))
 
     # leases -----------------------------------------------------------------------------------
 
     def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> Head:
-        with self._file.writing() as db:
-            found = head_found(db, run)
-            self._holders.hold(holder)
-            if found[4] != handed and self._held(found[7], found[8]):
+        with self._file.leasing() as db:
+            found = require_head(db, run)
+            self._holders.lock(holder)
+            if found[4] != handed and self._is_held(found[7], found[8]):
                 raise RunBusy(run, holder=str(found[7]))
             return head_of(self._take(db, found, holder, seconds))
 
@@ -291,14 +291,14 @@ class SqliteStore:
         agents: Collection[str] | None = None,
         room: Mapping[str, int] | None = None,
     ) -> list[Claimed]:
-        wanted, room = self._wanted(now_us, agents, room or {}), dict(room or {})
+        query, room = self._due_query(now_us, agents, room or {}), dict(room or {})
         with self._file.reading() as db:
-            if not due(db, wanted, min(limit, 1)):
+            if not due(db, query, min(limit, 1)):
                 return []
         taken = list[Claimed]()
-        with self._file.writing() as db:
-            self._holders.hold(holder)
-            while some := due(db, wanted, limit - len(taken)):
+        with self._file.leasing() as db:
+            self._holders.lock(holder)
+            while some := due(db, query, limit - len(taken)):
                 for one in some:
                     agent, left = one.row.agent, one.head[7:9]
                     if room.get(agent, 1) > 0:
@@ -307,44 +307,44 @@ class SqliteStore:
                     if agent in room:
                         room[agent] -= 1
                 # If an agent's room was exhausted, runs of other agents may be due behind its own.
-                wanted = self._wanted(now_us, agents, room)
+                query = self._due_query(now_us, agents, room)
         return taken
 
     def _take(self, db: sqlite3.Cursor, found: HeadRow, holder: str, seconds: float) -> HeadRow:
-        moved = leased(found, holder, self._writes.until_us(seconds), epoch=found[4] + 1)
-        hold(db, moved)
+        moved = with_lease(found, holder, self._writes.until_us(seconds), epoch=found[4] + 1)
+        write_lease(db, moved)
         self._writes.see(moved)
         return moved
 
-    def _wanted(self, now_us: int, agents: Collection[str] | None, room: Mapping[str, int]) -> DueQuery:
+    def _due_query(self, now_us: int, agents: Collection[str] | None, room: Mapping[str, int]) -> DueQuery:
         barred = frozenset(agent for agent, free in room.items() if free <= 0)
-        wanted = None if agents is None else frozenset(agents)
-        return DueQuery(now_us, self.now_us(), cache(self._holders.lives), wanted, barred)
+        names = None if agents is None else frozenset(agents)
+        return DueQuery(now_us, self.now_us(), cache(self._holders.lives), names, barred)
 
-    def keep(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
+    def renew(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
         with self._file.writing() as db:
             until = self._writes.until_us(seconds)
             held: list[HeadRow] = db.execute(Q.held, (holder, self.now_us())).fetchall()
-            kept = [leased(head, holder, until) for head in held if head[1] in runs]
-            for head in kept:
-                hold(db, head)
+            renewed = [with_lease(head, holder, until) for head in held if head[1] in runs]
+            for head in renewed:
+                write_lease(db, head)
                 self._writes.see(head)
-            return {head[1]: head[4] for head in kept}
+            return {head[1]: head[4] for head in renewed}
 
     def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
         with self._file.writing() as db:
             found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
             if found is None or found[9] or found[4] != epoch or found[7] is None or holder not in (None, found[7]):
                 return
-            hold(db, leased(found, found[7], 0) if left else leased(found, None, None))
+            write_lease(db, with_lease(found, found[7], 0) if left else with_lease(found, None, None))
             row = run_row(db, found[0])
         if left or (row is not None and row.wake_at_us is not None and row.status not in ENDED):
-            self._bells.ring([run])
+            self._notifier.notify([run])
 
     def lives(self, holder: str) -> bool:
         return self._holders.lives(holder)
 
-    def _held(self, holder: str | None, until_us: int | None) -> bool:
+    def _is_held(self, holder: str | None, until_us: int | None) -> bool:
         """A lease ends with its time or with its holder's life, whichever is first."""
         if holder is None or (until_us is not None and until_us <= self.now_us()):
             return False
@@ -353,20 +353,15 @@ class SqliteStore:
     # the inbox --------------------------------------------------------------------------------
 
     def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
-        rung = Rung()
+        to_notify = RunsToNotify()
         with self._file.writing() as db:
-            delivered = [self._writes.deliver(db, delivery, rung) for delivery in deliveries]
-        self._bells.ring(rung)
+            delivered = [self._writes.deliver(db, delivery, to_notify) for delivery in deliveries]
+        self._notifier.notify(to_notify)
         return delivered
 
     def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
         with self._file.reading() as db:
-            number = number_of(db, run)
-            return (
-                []
-                if number is None
-                else [message_of(run, m) for m in db.execute(Q.inbox, (number, after, name, limit))]
-            )
+            return [message_of(run, m) for m in db.execute(Q.inbox, (run, after, name, limit))]
 
     def message(self, run: str, id: str) -> Message | None:  # noqa: A002
         with self._file.reading() as db:
@@ -394,8 +389,8 @@ class SqliteStore:
 
     def index(self, run: str) -> RunRow | None:
         with self._file.reading() as db:
-            number = number_of(db, run)
-            return None if number is None else run_row(db, number)
+            found = db.execute(Q.indexed, (run,)).fetchone()
+        return None if found is None else run_row_of(found)
 
     def tags(self, run: str) -> set[str]:
         with self._file.reading() as db:
@@ -412,16 +407,16 @@ class SqliteStore:
             db.execute(Q.drop_tags, (number,))
             db.execute(Q.drop_run, (number,))
             self._writes.put_index(db, number, index, delivered=counted)
-        self._bells.ring([run])
+        self._notifier.notify([run])
         return True
 
     def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
         with self._file.reading() as db:
             return listing.listed(db, query, before, limit)
 
-    def standings(self, runs: Collection[str]) -> dict[str, RunStanding]:
+    def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
         with self._file.reading() as db:
-            return listing.standings(db, runs)
+            return listing.statuses(db, runs)
 
     def counts(self, query: RunQuery) -> dict[str, int]:
         with self._file.reading() as db:
@@ -437,44 +432,44 @@ class SqliteStore:
 
     def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
         with self._file.reading() as db:
-            return [one.row for one in due(db, self._wanted(now_us, agents, {}), limit)]
+            return [one.row for one in due(db, self._due_query(now_us, agents, {}), limit)]
 
     def soonest_us(self, *, agents: Collection[str] | None = None) -> int | None:
         with self._file.reading() as db:
             return soonest_us(db, agents)
 
-    def watch(self, ring: Callable[[str], None]) -> Callable[[], None]:
-        return self._bells.watch(ring)
+    def watch(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        return self._notifier.watch(callback)
 
-    # the feed ---------------------------------------------------------------------------------
+    # the outbox -------------------------------------------------------------------------------
 
-    def feed(
+    def outbox(
         self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
     ) -> list[OutboxItem]:
-        wanted = "" if kinds is None else f"AND kind IN ({', '.join('?' * len(kinds))})"
+        sql = Q.outbox.format(kinds="" if kinds is None else f"AND kind IN ({', '.join('?' * len(kinds))})")
         with self._file.reading() as db:
-            rows = db.execute(Q.feed.format(kinds=wanted), (after, *(kinds or ()), min(limit, READ_LIMIT))).fetchall()
+            rows = db.execute(sql, (after, *(kinds or ()), min(limit, READ_LIMIT))).fetchall()
         return [OutboxItem(position=position, run=run, seq=seq, kind=kind) for position, run, seq, kind in rows]
 
-    def feed_end(self) -> int:
+    def outbox_end(self) -> int:
         with self._file.reading() as db:
-            return int(db.execute(Q.feed_end).fetchone()[0])
+            return int(db.execute(Q.outbox_end).fetchone()[0])
 
-    def trim_feed(self, up_to: int) -> int:
+    def trim_outbox(self, up_to: int) -> int:
         with self._file.writing() as db:
-            return db.execute(Q.trim_feed, (up_to,)).rowcount
+            return db.execute(Q.trim_outbox, (up_to,)).rowcount
 
-    # keeping ----------------------------------------------------------------------------------
+    # maintenance ------------------------------------------------------------------------------
 
     def quarantine(self, run: str, reason: str | None) -> None:
         with self._file.writing() as db:
-            number = number_known(db, run)
+            number = require_number(db, run)
             if reason is None:
                 db.execute(Q.drop_quarantine, (number,))
             else:
                 db.execute(Q.put_quarantine, (number, reason))
         if reason is None:
-            self._bells.ring([run])
+            self._notifier.notify([run])
 
     def quarantined(self, run: str) -> str | None:
         with self._file.reading() as db:
@@ -491,7 +486,7 @@ class SqliteStore:
             first = number << SEQ_BITS
             for seq, body, data, hash_ in db.execute(Q.events, (first + keep, first + SEQ_MAX, -1)).fetchall():
                 columns = (first + seq, body, data, hash_)
-                db.execute(Q.put_aside, (*columns, row_check(*columns)))
+                db.execute(Q.put_displaced, (*columns, row_check(*columns)))
             db.execute(Q.drop_events, (first + keep, first + SEQ_MAX))
             for row in rows:
                 db.execute(Q.put_event, (first + row.seq, row.body, row.data, row.hash))
@@ -499,19 +494,19 @@ class SqliteStore:
             moved = (number, head.run, head.seq, head.hash, head.epoch, head.base, head.parent, *lease)
             db.execute(Q.drop_head, (number,))
             db.execute(Q.put_head, (*moved, row_check(*moved)))
-            marks.forget(db, [number])
+            search_terms.forget(db, [number])
 
-    def aside(self, run: str) -> list[Row]:
+    def displaced(self, run: str) -> list[Row]:
         with self._file.reading() as db:
             number = number_of(db, run)
             if number is None:
                 return []
             first = number << SEQ_BITS
-            return [Row(*row) for row in db.execute(Q.asides, (first, first + SEQ_MAX))]
+            return [Row(*row) for row in db.execute(Q.displaced, (first, first + SEQ_MAX))]
 
     def remove(self, run: str) -> None:
         with self._file.writing() as db:
-            found = head_found(db, run)
+            found = require_head(db, run)
             if db.execute(Q.has_fork, (run,)).fetchone():
                 raise StoreError(f"{run}: a fork depends on it; remove the fork first")
             number = found[0]
@@ -524,10 +519,10 @@ class SqliteStore:
                 Q.drop_messages,
                 Q.drop_run,
                 Q.drop_quarantine,
-                Q.drop_told,
+                Q.drop_outbox,
             ):
                 db.execute(drop, (number,))
-            hold(db, (*found[:7], None, None, 1))
+            write_lease(db, (*found[:7], None, None, 1))
 
     def purge(self) -> bool:
         return self._file.truncate_wal()
@@ -542,7 +537,7 @@ class SqliteStore:
         if any(problem.healed for problem in found):
             with self._file.writing() as db:
                 names = {row[0]: row[1] for row in db.execute(Q.all_heads)}
-                marks.forget(db, list(marks.damaged(db, names)))
+                search_terms.forget(db, list(search_terms.damaged(db, names)))
                 db.executemany(Q.drop_piece, [(hash_,) for hash_ in damaged[1]])
                 for clear in (
                     Q.clear_uses,
@@ -550,7 +545,7 @@ class SqliteStore:
                     Q.clear_tags,
                     Q.clear_snapshots,
                     Q.clear_quarantine,
-                    Q.clear_feed,
+                    Q.clear_outbox,
                 ):
                     db.execute(clear)
         return found

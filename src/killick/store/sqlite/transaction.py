@@ -14,7 +14,7 @@ from typing import Any, Final
 from killick.errors import LogError, StoreError
 from killick.store.records import Append, Delivered, Delivery, Head
 from killick.store.sqlite.file import SqliteFile
-from killick.store.sqlite.writes import Rung, Writes
+from killick.store.sqlite.writes import RunsToNotify, Writes
 
 NOT_YOURS: Final = (
     "this transaction is committed when the tool returns and rolled back when it raises; "
@@ -27,7 +27,7 @@ class SqliteTransaction:
 
     def __init__(self, connection: sqlite3.Connection, file: SqliteFile, writes: Writes) -> None:
         self.connection = connection
-        self.rung: Rung = []
+        self.to_notify: RunsToNotify = []
         self.was_denied = False
         self._file = file
         self._writes = writes
@@ -47,11 +47,11 @@ class SqliteTransaction:
 
     def append(self, items: Sequence[Append]) -> list[Head | LogError]:
         with self._cursor() as db:
-            return [self._writes.append(db, item, self.rung) for item in items]
+            return [self._writes.append(db, item, self.to_notify) for item in items]
 
     def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
         with self._cursor() as db:
-            return [self._writes.deliver(db, delivery, self.rung) for delivery in deliveries]
+            return [self._writes.deliver(db, delivery, self.to_notify) for delivery in deliveries]
 
     @contextlib.contextmanager
     def _cursor(self) -> Generator[sqlite3.Cursor, None, None]:
@@ -75,7 +75,7 @@ class SqliteTransaction:
 
 @contextlib.contextmanager
 def transaction(
-    file: SqliteFile, writes: Writes, ring: Callable[[Rung], None]
+    file: SqliteFile, writes: Writes, callback: Callable[[RunsToNotify], None]
 ) -> Generator[SqliteTransaction, None, None]:
     """A transaction on our own connection, which only the end of the block ends."""
     with file.transacting() as connection:
@@ -88,12 +88,12 @@ def transaction(
                 raise StoreError(NOT_YOURS) from error
             raise
         finally:
-            with contextlib.suppress(sqlite3.ProgrammingError):  # somebody closed it
+            with contextlib.suppress(sqlite3.ProgrammingError):  # the caller closed it
                 connection.set_authorizer(None)
-    ring(opened.rung)
+    callback(opened.to_notify)
 
 
-def joining(connection: Any, file: SqliteFile, writes: Writes) -> SqliteTransaction:
+def join(connection: Any, file: SqliteFile, writes: Writes) -> SqliteTransaction:
     """Joins a transaction on the caller's connection, if that is to the same file."""
     if not isinstance(connection, sqlite3.Connection):
         kind = f"{type(connection).__module__}.{type(connection).__qualname__}"

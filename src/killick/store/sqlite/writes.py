@@ -27,7 +27,7 @@ from killick.store.liveness import Holders
 from killick.store.protocol import lease_clock_us
 from killick.store.records import (
     ENDED,
-    FEED_RANG,
+    OUTBOX_CHANGED,
     Append,
     Delivered,
     Delivery,
@@ -37,7 +37,7 @@ from killick.store.records import (
     UniqueRight,
     row_check,
 )
-from killick.store.sqlite import search_terms as marks
+from killick.store.sqlite import search_terms
 from killick.store.sqlite.rows import (
     LOG,
     SEQ_BITS,
@@ -47,23 +47,23 @@ from killick.store.sqlite.rows import (
     Q,
     erase,
     erase_message,
+    extended,
     hash_at,
     head_of,
-    hold,
     inner_rows,
-    is_there,
-    leased,
-    lengthened,
-    mark,
+    is_committed,
     message_of,
     number_of,
     put_pieces,
     run_row,
+    set_taken,
+    with_lease,
+    write_lease,
 )
 
 SEEN_MAX: Final = 10_000
 
-Rung = list[str]
+RunsToNotify = list[str]
 """Runs to notify for after the commit; "" for the outbox."""
 
 
@@ -85,37 +85,37 @@ class Writes:
 
     # appends ----------------------------------------------------------------------------------
 
-    def append(self, db: sqlite3.Cursor, item: Append, rung: Rung) -> Head | LogError:
+    def append(self, db: sqlite3.Cursor, item: Append, to_notify: RunsToNotify) -> Head | LogError:
         """Checks everything, then writes everything: a refused item has written nothing."""
         group = item.group
         for one in group:
             _check_numbers(one)
         found: HeadRow | None = db.execute(Q.head, (item.run,)).fetchone()
-        if found is not None and not found[9] and item.rows and is_there(item, found):
+        if found is not None and not found[9] and item.rows and is_committed(item, found):
             return head_of(found)
-        wanted: dict[UniqueRight, Owner] = {}
-        refused = self._refuse(db, item, found, wanted)
+        claimed: dict[UniqueRight, Owner] = {}
+        refused = self._refuse(db, item, found, claimed)
         if refused is not None:
             return refused
         others: list[tuple[Append, HeadRow | None]] = []
         for one in item.also:
             others.append((one, db.execute(Q.head, (one.run,)).fetchone()))
-            refused = self._refuse(db, *others[-1], wanted)
+            refused = self._refuse(db, *others[-1], claimed)
             if refused is not None:
                 return refused
-        head = self._put(db, item, found, rung)
-        for one, there in others:
-            self._put(db, one, there, rung)
+        head = self._put(db, item, found, to_notify)
+        for one, head_row in others:
+            self._put(db, one, head_row, to_notify)
         for one in group:
             for sent in one.sends:
-                self.deliver(db, sent, rung)
+                self.deliver(db, sent, to_notify)
         return head
 
     def _refuse(
-        self, db: sqlite3.Cursor, item: Append, found: HeadRow | None, wanted: dict[UniqueRight, Owner]
+        self, db: sqlite3.Cursor, item: Append, found: HeadRow | None, claimed: dict[UniqueRight, Owner]
     ) -> LogError | None:
-        if item.birth is not None:
-            refused = RunExists(item.run) if found is not None else self._refuse_birth(db, item)
+        if item.create is not None:
+            refused = RunExists(item.run) if found is not None else self._refuse_creation(db, item)
         elif found is None or found[9]:
             refused = RunUnknown(item.run)
         elif found[4] != item.epoch:
@@ -124,82 +124,83 @@ class Writes:
             refused = HeadMoved(item.run, expected=item.after, actual=found[2])
         else:
             refused = None
-        return refused or self._refuse_rights(db, item, found, wanted)
+        return refused or self._refuse_rights(db, item, found, claimed)
 
-    def _refuse_birth(self, db: sqlite3.Cursor, item: Append) -> LogError | None:
-        assert item.birth is not None
-        parent = item.birth.parent
+    def _refuse_creation(self, db: sqlite3.Cursor, item: Append) -> LogError | None:
+        assert item.create is not None
+        parent = item.create.parent
         if parent is None:
             return HeadMoved(item.run, expected=item.after, actual=0) if item.after else None
-        standing: HeadRow | None = db.execute(Q.head, (parent,)).fetchone()
-        if standing is None or standing[9]:
+        parent_head: HeadRow | None = db.execute(Q.head, (parent,)).fetchone()
+        if parent_head is None or parent_head[9]:
             return RunUnknown(parent)
-        if hash_at(db, standing, item.after) != item.before:
-            return HeadMoved(parent, expected=item.after, actual=standing[2])
+        if hash_at(db, parent_head, item.after) != item.before:
+            return HeadMoved(parent, expected=item.after, actual=parent_head[2])
         return None
 
     def _refuse_rights(
-        self, db: sqlite3.Cursor, item: Append, found: HeadRow | None, wanted: dict[UniqueRight, Owner]
+        self, db: sqlite3.Cursor, item: Append, found: HeadRow | None, claimed: dict[UniqueRight, Owner]
     ) -> LogError | None:
         for claim in item.claims:
             owned = db.execute(Q.owner, (claim.space, claim.key)).fetchone()
-            owner = wanted.get(claim) or (None if owned is None else Owner(*owned))
+            owner = claimed.get(claim) or (None if owned is None else Owner(*owned))
             if owner is not None and not (claim in item.releases and owner.run == item.run):
                 return AlreadyClaimed(item.run, space=claim.space, owner=owner.run, seq=owner.seq)
-        wanted |= {claim: Owner(item.run, item.last[0]) for claim in item.claims}
+        claimed |= {claim: Owner(item.run, item.last[0]) for claim in item.claims}
         for number in item.takes:
             message = found and db.execute(Q.message, (found[0], number)).fetchone()
             if message is None or (message[6] is not None and number not in item.returns):
                 return MessageGone(item.run, number)
         return None
 
-    def _put(self, db: sqlite3.Cursor, item: Append, found: HeadRow | None, rung: Rung) -> Head:
+    def _put(self, db: sqlite3.Cursor, item: Append, found: HeadRow | None, to_notify: RunsToNotify) -> Head:
         try:
-            return self._write(db, found or self._give_birth(db, item), item, rung)
+            return self._write(db, found or self._create_head(db, item), item, to_notify)
         except sqlite3.IntegrityError as error:
             reason = f"{item.run}: a row already exists where the next event belongs ({error})"
             raise StoreBroken(self._place, reason) from error
 
-    def _give_birth(self, db: sqlite3.Cursor, item: Append) -> HeadRow:
+    def _create_head(self, db: sqlite3.Cursor, item: Append) -> HeadRow:
         """Returns the head before a new run's first event."""
-        birth = item.birth
-        assert birth is not None
-        if birth.holder is not None:
-            self._holders.hold(birth.holder)
+        create = item.create
+        assert create is not None
+        if create.holder is not None:
+            self._holders.lock(create.holder)
         number: int = db.execute(Q.next_number).fetchone()[0]
-        until = self.until_us(birth.lease_seconds) if birth.holder is not None else None
-        epoch = 1 if birth.holder is not None else 0
-        at, lease = (item.after, item.before), (birth.holder, until)
-        row: HeadRow = (number, item.run, *at, epoch, item.after, birth.parent, *lease, 0)
+        until = self.until_us(create.lease_seconds) if create.holder is not None else None
+        epoch = 1 if create.holder is not None else 0
+        at, lease = (item.after, item.before), (create.holder, until)
+        row: HeadRow = (number, item.run, *at, epoch, item.after, create.parent, *lease, 0)
         db.execute(Q.put_head, (*row, row_check(*row)))
         return row
 
-    def _write(self, db: sqlite3.Cursor, head: HeadRow, item: Append, rung: Rung) -> Head:
+    def _write(self, db: sqlite3.Cursor, head: HeadRow, item: Append, to_notify: RunsToNotify) -> Head:
         """Writes an accepted append; most have rows alone."""
         number = head[0]
         if item.rows:
-            db.executemany(Q.put_event, inner_rows(head, item.rows))
-            head, columns = lengthened(head, item.rows)
-            db.execute(Q.lengthen, columns)
+            if len(item.rows) > STATEMENT_EVENTS:
+                db.executemany(Q.put_event, inner_rows(head, item.rows))
+            head, columns = extended(head, item.rows)
+            db.execute(Q.append_events, columns)
         if item.pieces:
             put_pieces(db, number, LOG, item.pieces)
         if not item.is_plain:
             self._write_rights(db, number, item)
-        if item.tells:
-            db.executemany(Q.put_told, [(number, each.seq, each.kind) for each in item.tells])
-            rung.append(FEED_RANG)
+        if item.outbox:
+            db.executemany(Q.put_outbox, [(number, each.seq, each.kind) for each in item.outbox])
+            to_notify.append(OUTBOX_CHANGED)
         if item.index is not None:
             if item.index.status in ENDED and head[7] is not None:
-                head = leased(head, None, None)
-                hold(db, head)
-            if self.put_index(db, number, item.index, delivered=None) and head[7] is None:
-                rung.append(item.run)
+                head = with_lease(head, None, None)
+                write_lease(db, head)
+            if self.put_index(db, number, item.index, delivered=None, new=item.create is not None) and head[7] is None:
+                to_notify.append(item.run)
         if item.snapshot is not None:
             shot = item.snapshot
             put_pieces(db, number, SNAPSHOT, shot.pieces)
             db.execute(Q.put_snapshot, (number, shot.fold, shot.seq, shot.hash, shot.root))
         # A creation may be rolled back, and a head without own events does not distinguish a fork from its copy.
-        if item.rows or item.birth is None:
+        if item.rows or item.create is None:
             self.see(head)
         return head_of(head)
 
@@ -213,9 +214,9 @@ class Writes:
             db.execute(Q.put_claim, (*columns, row_check(*columns)))
         for taken, messages in ((None, item.returns), (seq, item.takes)):
             for message in messages:
-                mark(db, number, message, taken)
+                set_taken(db, number, message, taken)
         if item.erases_rows:  # terms are hashes of words; the next search indexes the run again
-            marks.forget(db, [number])
+            search_terms.forget(db, [number])
         for erased in item.erases_rows:
             erase(db, (number << SEQ_BITS) + erased)
         for message in item.erases_messages:
@@ -223,10 +224,14 @@ class Writes:
         for piece in item.erases_pieces:
             db.execute(Q.erase_piece, (piece,))
 
-    def put_index(self, db: sqlite3.Cursor, number: int, index: RunIndex, *, delivered: int | None) -> bool:
+    def put_index(
+        self, db: sqlite3.Cursor, number: int, index: RunIndex, *, delivered: int | None, new: bool = False
+    ) -> bool:
         """Writes a run's index. Returns whether the run now wakes earlier."""
-        before = run_row(db, number)
-        if delivered is None:
+        before = None if new else run_row(db, number)
+        if new:
+            delivered = 0
+        elif delivered is None:
             last: int = before.delivered if before else db.execute(Q.last_message, (number,)).fetchone()[0]
             delivered = last
         wake = index.wake_at_us
@@ -248,7 +253,7 @@ class Writes:
 
     # messages ---------------------------------------------------------------------------------
 
-    def deliver(self, db: sqlite3.Cursor, delivery: Delivery, rung: Rung) -> Delivered | LogError:
+    def deliver(self, db: sqlite3.Cursor, delivery: Delivery, to_notify: RunsToNotify) -> Delivered | LogError:
         number = number_of(db, delivery.run)
         if number is None:
             return RunUnknown(delivery.run)
@@ -265,7 +270,7 @@ class Writes:
             if row.status not in ENDED:
                 wake = delivery.at_us if wake is None else min(wake, delivery.at_us)
             db.execute(Q.run_delivered, (message, row_check(number, message), wake, number))
-        rung.append(delivery.run)
+        to_notify.append(delivery.run)
         return Delivered(message_of(delivery.run, columns), fresh=True)
 
 
@@ -289,7 +294,7 @@ def bare(seen: dict[str, HeadRow], items: Sequence[Append]) -> Bare | None:
             return None
         if (item.after, item.before, item.epoch) != head[2:5]:
             return None
-        moves[item.run], columns = lengthened(head, item.rows)
+        moves[item.run], columns = extended(head, item.rows)
         if len(item.rows) > STATEMENT_EVENTS:
             inner += inner_rows(head, item.rows)
         last.append(columns)

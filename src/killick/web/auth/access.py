@@ -44,15 +44,8 @@ NAME_CHARS_MAX: Final = 200
 _COOKIE: Final = re.compile(r"[A-Za-z0-9_-]{43}")
 _FRESH: Final = "killick.csrf"
 _FORWARDED: Final = (
-    "forwarded",
-    "x-forwarded-",
-    "x-real-ip",
-    "x-client-ip",
-    "x-original-",
-    "true-client-ip",
-    "cf-",
-    "via",
-)
+    "forwarded", "x-forwarded-", "x-real-ip", "x-client-ip", "x-original-", "true-client-ip", "cf-", "via",
+)  # fmt: skip
 
 Told: TypeAlias = Person | tuple[str, Any] | str | None
 Identify: TypeAlias = Callable[[Request], Told | Awaitable[Told]]
@@ -143,14 +136,9 @@ class _Door:
 def set_cookie(request: Request, response: Response, name: str, value: str, *, seconds: int | None = None) -> None:
     """A cookie that no script reads and no other site sends; only over TLS where the page came by it."""
     response.set_cookie(
-        name,
-        value,
-        max_age=seconds,
-        path=request.scope.get("root_path") or "/",
-        secure=request.url.scheme == "https",
-        httponly=True,
-        samesite="strict",
-    )
+        name, value, max_age=seconds, path=request.scope.get("root_path") or "/",
+        secure=request.url.scheme == "https", httponly=True, samesite="strict",
+    )  # fmt: skip
 
 
 class Admitted(NamedTuple):
@@ -241,12 +229,9 @@ class OwnerAccess(TokenAccess):
     def way_in(self) -> str:
         if self.has_tokens:
             return super().way_in
-        kept = (
-            ""
-            if self.key.place is None
-            else f"; a program sends Authorization: Bearer and {self.key.place.name}'s text"
-        )
-        return f"open the link that `killick serve` printed last{kept}"
+        way = "open the link that `killick serve` printed last"
+        at = self.key.place
+        return way if at is None else f"{way}; a program sends Authorization: Bearer and {at.name}'s text"
 
     def link(self, url: str) -> str | None:
         return None if self.has_tokens else f"{url}login?key={self._link_key}"

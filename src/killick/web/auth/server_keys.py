@@ -15,6 +15,7 @@ from killick.errors import AccessRefused
 from killick.model.events import to_text
 from killick.permissions import keep, make_folder
 from killick.store.memory import MemoryStore
+from killick.store.protocol import raw_store
 
 if TYPE_CHECKING:
     from killick.client.client import Client
@@ -61,7 +62,7 @@ def _kept(client: Client, name: str) -> OwnerKey:
 
 def _place(client: Client, name: str) -> Path | None:
     store = client.runtime.store
-    if isinstance(store, MemoryStore):
+    if isinstance(raw_store(store), MemoryStore):
         return None
     if store.proves_life and Path(store.place).is_file():
         return Path(f"{store.place}-{name}-key")

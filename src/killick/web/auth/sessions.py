@@ -109,17 +109,11 @@ class _SigningIn:
         return response
 
     def _form(self, request: Request, wanted: str, *, wrong: bool = False) -> Response:
+        doc = {"next": wanted, "wrong": wrong, "key": self._key_name()}
         return render(
-            self.context,
-            request,
-            "login.html",
-            person=None,
-            status=401 if wrong else 200,
-            doc={"next": wanted, "wrong": wrong, "key": self._key_name()},
-            twin=None,
+            self.context, request, "login.html", person=None, status=401 if wrong else 200, doc=doc, twin=None,
             asked=None,
-            now_us=self.context.client.runtime.clock.now_us(),
-        )
+        )  # fmt: skip
 
     def _key_name(self) -> str | None:
         """The file whose text signs in here, where that is not a token."""

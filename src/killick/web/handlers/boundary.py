@@ -22,7 +22,7 @@ from killick.model import events as e
 from killick.model.facts import Step
 from killick.model.fold import Fold
 from killick.model.state import Decision, EffectSeen, Failure, Output, Pending, Retry, State
-from killick.web.routes import Call, Nothing, Route, get, raw
+from killick.web.routes import Call, Nothing, Route, RunAsked, get
 
 SHOWN_MAX: Final = 12
 """The maximum number of items of each part, the latest; the whole is at `/runs/{run}/state`."""
@@ -36,7 +36,6 @@ LOOKED_MAX: Final = 400
 EVENTS_MAX: Final = 4_000
 """A log of more events is not searched for its rewinds."""
 
-RunId = Annotated[str, msgspec.Meta(min_length=1, description="A run, by its id.")]
 PlaceText = Annotated[
     str, msgspec.Meta(max_length=200, description="A place: 6:before, 6:after, 4~1:before, @17, start or now.")
 ]
@@ -50,14 +49,12 @@ Written = Annotated[object, msgspec.Meta(extra_json_schema={"description": "Any 
 """A value that is JSON already, tags and all: it is not written once more."""
 
 
-class MomentAsked(msgspec.Struct, frozen=True, kw_only=True):
-    run: RunId
+class MomentAsked(RunAsked, frozen=True, kw_only=True):
     n: Annotated[int, msgspec.Meta(ge=0, le=2**53, description="A boundary, from 0, the start; what is more is now.")]
     marks: Annotated[bool, msgspec.Meta(description="Whether to tell which boundaries are worth a look.")] = False
 
 
-class PlaceAsked(msgspec.Struct, frozen=True, kw_only=True):
-    run: RunId
+class PlaceAsked(RunAsked, frozen=True, kw_only=True):
     place: PlaceText = "now"
     marks: Annotated[bool, msgspec.Meta(description="Whether to tell which boundaries are worth a look.")] = False
 
@@ -316,13 +313,11 @@ def _following(fold: Fold, seq: int) -> int | None:
 # whole states and what is between two -------------------------------------------------------------
 
 
-class StateAsked(msgspec.Struct, frozen=True, kw_only=True):
-    run: RunId
+class StateAsked(RunAsked, frozen=True, kw_only=True):
     at: PlaceText = "now"
 
 
-class DiffAsked(msgspec.Struct, frozen=True, kw_only=True):
-    run: RunId
+class DiffAsked(RunAsked, frozen=True, kw_only=True):
     from_: PlaceText | None = msgspec.field(name="from", default=None)
     to: PlaceText = "now"
     against: Annotated[str, msgspec.Meta(description="Another run, to compare with at the place `to`.")] | None = None
@@ -374,5 +369,5 @@ ROUTES: Final[tuple[Route, ...]] = (
     get("/runs/{run}/moments", moment_at, asks=PlaceAsked, gives=Boundary, page="_moment.html"),
     get("/runs/{run}/moments/{n}", moment, asks=MomentAsked, gives=Boundary, page="_moment.html"),
     get("/runs/{run}/diff", difference, asks=DiffAsked, gives=StateDiff),
-    raw("/runs/{run}/state", state, asks=StateAsked, media="application/json"),
+    get("/runs/{run}/state", state, asks=StateAsked, media="application/json"),
 )

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from killick.history.compare_runs import Pair, conditions_between, paired
+from killick.history.compare_runs import Pair, StepKeys, conditions_between, paired
 from killick.history.diff import PARTS, last_shared, passed
 from killick.history.diff import values as changed_values
 from killick.history.page import PageBuilder
@@ -163,16 +163,11 @@ class _Side:
         self.state = veiled(call, run)(self.log.state(run))
         self.fold = self.state.fold
         self._making = PageBuilder(self.log, run, self.fold, through=through_of(call, run))
-        self._owners = [(head.base, head.run) for head, _ in self.log.ancestry(run)]
+        self._keys = StepKeys(self.log, run, self.fold)
 
     def key(self, index: int) -> tuple[Any, ...]:
         """What tells the record of a step from any other."""
-        step = self.fold.steps[index]
-        intended, ended = (
-            next((run for base, run in self._owners if seq > base), "") for seq in (step.intended, step.ended)
-        )
-        own = ended if step.ended else self.run
-        return intended, step.intended, own, step.ended, step.status if not step.ended else ""
+        return self._keys.key(self.fold.steps[index].id)
 
     def steps(self, first: int, end: int) -> dict[str, Step]:
         """The run's own steps from one place to before another, and those inside them, by number."""
@@ -190,8 +185,8 @@ class _Side:
             id=self.run, agent=facts.agent, status=facts.status, generation=facts.generation,
             forked_from=facts.forked_from, started_at_us=facts.started_at, ended_at_us=ended,
             duration_seconds=((ended or log.event(self.run, facts.seq).at) - facts.started_at) / 1_000_000,
-            steps=facts.committed,
-            input=self.state.input, result=self.state.result if facts.status == "completed" else None,
+            steps=facts.committed, input=self.state.input,
+            result=self.state.result if facts.status == "completed" else None,
             attempts=used.attempts - before.attempts, model_calls=used.model_calls - before.model_calls,
             tokens_in=used.tokens_in - before.tokens_in, tokens_out=used.tokens_out - before.tokens_out,
             cost_micros=used.cost_micros - before.cost_micros,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-import msgspec
 from msgspec.structs import replace
 
 from killick.errors import SnapshotBroken, StoreError, WorkspaceRefused
@@ -20,8 +19,8 @@ from killick.model import events as e
 from killick.model.ledger import Capture
 from killick.presenting.documents import Document
 from killick.web.handlers.boundary import PlaceText
-from killick.web.handlers.step_list import RunId, state_of
-from killick.web.routes import Call, Nothing, Route, get
+from killick.web.handlers.step_list import state_of
+from killick.web.routes import Call, Nothing, Route, RunAsked, get
 
 SNAPSHOTS_MAX: Final = 200
 CHANGES_MAX: Final = 200
@@ -29,10 +28,9 @@ LINES_MAX: Final = 400
 """The maximum number of lines of one file."""
 
 
-class FilesAsked(msgspec.Struct, frozen=True, kw_only=True):
+class FilesAsked(RunAsked, frozen=True, kw_only=True):
     """`at` is the place whose files are shown; the last snapshot by default."""
 
-    run: RunId
     at: PlaceText | None = None
 
 

@@ -13,23 +13,18 @@ from killick.history.graph.graph import Graph, Lane, family
 from killick.history.graph.svg import svg
 from killick.history.page import RedactData
 from killick.presenting.steps import reply_text
-from killick.web.handlers.boundary import RunId
 from killick.web.handlers.step_list import through_of
-from killick.web.routes import Call, Nothing, Route, get, raw
+from killick.web.routes import Call, Nothing, Route, RunAsked, get
 
 RUNS_MAX: Final = 24
 """So many runs of a family are drawn on a page; the others are counted."""
 
 
-class GraphAsked(msgspec.Struct, frozen=True, kw_only=True):
-    run: RunId
-
-
-class PictureAsked(msgspec.Struct, frozen=True, kw_only=True):
-    run: RunId
+class PictureAsked(RunAsked, frozen=True, kw_only=True):
     links: Annotated[
         bool, msgspec.Meta(description="For a page that has the style: steps and runs are links to their pages.")
     ] = False
+    whole: Annotated[bool, msgspec.Meta(description="With every step of a run of up to 400, none folded.")] = False
 
 
 class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +37,7 @@ class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int
 
 
-def graph(call: Call[GraphAsked, Nothing]) -> RunGraph:
+def graph(call: Call[RunAsked, Nothing]) -> RunGraph:
     """The run with its forks, children and what its rewinds left, as lanes of a drawing."""
     return RunGraph(**_drawn(call, call.asked.run).document())
 
@@ -56,7 +51,7 @@ def picture(call: Call[PictureAsked, Nothing]) -> Response:
         return f"{call.url('/runs/{run}', run=lane.run, step=step)}#step-{step}"
 
     found = _drawn(call, call.asked.run)
-    drawn = svg(found, text_of=reply_text, link_to=link_to if call.asked.links else None)
+    drawn = svg(found, text_of=reply_text, link_to=link_to if call.asked.links else None, whole=call.asked.whole)
     # It brings its own style, which no page of ours allows: so it is saved, and opened from there.
     name = f"attachment; filename*=UTF-8''{quote(call.asked.run, safe='')}.svg"
     return Response(drawn, headers={"Content-Disposition": name}, media_type="image/svg+xml")
@@ -77,6 +72,6 @@ def _veiled(lane: Lane, veil: RedactData) -> Lane:
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    get("/runs/{run}/graph", graph, asks=GraphAsked, gives=RunGraph),
-    raw("/runs/{run}/graph.svg", picture, asks=PictureAsked, media="image/svg+xml"),
+    get("/runs/{run}/graph", graph, asks=RunAsked, gives=RunGraph),
+    get("/runs/{run}/graph.svg", picture, asks=PictureAsked, media="image/svg+xml"),
 )

@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from killick.client import inbox as asked
 from killick.client.client import Client
 from killick.engine.approval import argument_edits
-from killick.engine.inbox import ANSWER, VOTE, Verb, answer_id, body_of
+from killick.engine.control.inbox import ANSWER, VOTE, Verb, answer_id, body_of
 from killick.engine.views import Wait
 from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused
 from killick.history.run_info import waits_of

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
 from killick.web.endpoints import Endpoints
-from killick.web.routes import Call, Nothing, raw
+from killick.web.routes import Call, Nothing, get
 from killick.workers import metrics as meters
 
 
@@ -17,7 +17,7 @@ def metrics(call: Call[Nothing, Nothing]) -> Response:
     return Response(meters.exposed(call.client.runtime.engine), media_type=meters.MEDIA)
 
 
-ROUTES: Final = (raw("/metrics", metrics, media="text/plain"),)
+ROUTES: Final = (get("/metrics", metrics, media="text/plain"),)
 
 
 def routes(endpoints: Endpoints) -> list[StarletteRoute]:

@@ -15,7 +15,7 @@ from killick.client.client import Client
 from killick.definitions.agents import AGENTS
 from killick.engine import renewals
 from killick.engine.effects.fork import UNCHANGED, Conditions
-from killick.engine.steps import waits
+from killick.engine.waits import waits
 from killick.errors import KillickError
 from killick.model.codec import plain
 from killick.model.facts import OUT_OF_BAND
@@ -25,7 +25,7 @@ from killick.web.forms import JsonSchema, unveiled
 from killick.web.handlers.boundary import StepChoice, choices, own_steps
 from killick.web.problems import Problem
 from killick.web.render import VALUE_CHARS
-from killick.web.routes import Call, get, post
+from killick.web.routes import Call, RunAsked, get, post
 
 STEPS_MAX: Final = 50
 MANY_MAX: Final = 500
@@ -35,12 +35,6 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 StepNumber = Annotated[str, msgspec.Meta(min_length=1, max_length=100, description="A step's number, as in `6`.")]
 Place = Annotated[str, msgspec.Meta(min_length=1, max_length=100, description="`4:before`, `4:after`, `@17`, `start`.")]
 Priority = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
-
-
-class RunAsked(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, by its id."""
-
-    run: Annotated[str, msgspec.Meta(min_length=1, max_length=1000, description="The run's id.")]
 
 
 class CommandRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

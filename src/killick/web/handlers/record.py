@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, TypeVar
 
-import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
@@ -17,10 +16,10 @@ from killick.model import ledger as ledgers
 from killick.model.fold import Fold
 from killick.model.state import State
 from killick.presenting.documents import Document, Error, Event, errors, event, recorded_failure
-from killick.web.handlers.step_list import RunId, state_of, through_of
+from killick.web.handlers.step_list import state_of, through_of
 from killick.web.problems import Problem
 from killick.web.render import pretty
-from killick.web.routes import Call, Nothing, Route, get, raw
+from killick.web.routes import Call, Nothing, Route, RunAsked, get
 
 PAGE_MAX: Final = 50
 EVENTS_MAX: Final = 100
@@ -28,10 +27,9 @@ EVENTS_MAX: Final = 100
 T = TypeVar("T")
 
 
-class PageAsked(msgspec.Struct, frozen=True, kw_only=True):
+class PageAsked(RunAsked, frozen=True, kw_only=True):
     """`cursor` is `next` of the page before."""
 
-    run: RunId
     cursor: Annotated[str, Meta(pattern=r"^\d{1,9}$")] | None = None
     limit: Annotated[int, Meta(ge=1, le=200)] = PAGE_MAX
 
@@ -177,10 +175,9 @@ def _undoing(known: Sequence[ledgers.Effect], wanted: Sequence[int]) -> dict[int
 # the log ------------------------------------------------------------------------------------------
 
 
-class EventsAsked(msgspec.Struct, frozen=True, kw_only=True):
+class EventsAsked(RunAsked, frozen=True, kw_only=True):
     """EventPage after a seq; without one, the last."""
 
-    run: RunId
     after: Annotated[int, Meta(ge=0)] | None = None
     limit: Annotated[int, Meta(ge=1, le=1_000)] = EVENTS_MAX
 
@@ -210,8 +207,7 @@ def events(call: Call[EventsAsked, Nothing]) -> EventPage:
     )  # fmt: skip
 
 
-class ValueAsked(msgspec.Struct, frozen=True, kw_only=True):
-    run: RunId
+class ValueAsked(RunAsked, frozen=True, kw_only=True):
     seq: Annotated[int, Meta(ge=1)]
     name: Annotated[str, Meta(min_length=1, max_length=200)]
 
@@ -235,5 +231,5 @@ ROUTES: Final[tuple[Route, ...]] = (
     get("/runs/{run}/failures", failures, asks=PageAsked, gives=FailurePage, page="_record.html"),
     get("/runs/{run}/effects", effects, asks=PageAsked, gives=EffectPage, page="_record.html"),
     get("/runs/{run}/events", events, asks=EventsAsked, gives=EventPage, page="_record.html"),
-    raw("/runs/{run}/events/{seq}/{name}", value, asks=ValueAsked, media="text/plain"),
+    get("/runs/{run}/events/{seq}/{name}", value, asks=ValueAsked, media="text/plain"),
 )

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Annotated, Any, Final
 
-import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
@@ -29,8 +28,9 @@ from killick.store.protocol import is_held
 from killick.store.records import Head
 from killick.web.handlers.status import last_seal
 from killick.web.handlers.step_detail import StepId, about, unknown
-from killick.web.handlers.step_list import RunAsked, RunId, StepPage, found_steps, state_of, through_of
-from killick.web.routes import Call, Nothing, Route, get, post, raw
+from killick.web.handlers.step_list import StepPage, found_steps, state_of, through_of
+from killick.web.routes import Call, Nothing, Route, RunAsked, get, post
+from killick.web.tallies import RunUsage
 
 TAIL_STEPS: Final = 12
 """How many of the last steps are read to say where a run is."""
@@ -38,10 +38,9 @@ TAIL_STEPS: Final = 12
 CHILDREN_MAX: Final = 50
 
 
-class RunPageAsked(msgspec.Struct, frozen=True, kw_only=True):
+class RunPageAsked(RunAsked, frozen=True, kw_only=True):
     """`cursor`, `q` and `step` say which steps the run is shown with; `tab` is what the page has open."""
 
-    run: RunId
     cursor: Annotated[str, Meta(pattern=r"^\d{1,9}$")] | None = None
     step: StepId | None = None
     q: Annotated[str, Meta(max_length=200)] = ""
@@ -55,16 +54,6 @@ class RunWorker(Document, frozen=True):
     name: str
     alive: bool
     until_us: int | None
-
-
-class RunUsage(Document, frozen=True):
-    """The usage of all attempts ever made. Money is in millionths of a US dollar."""
-
-    model_calls: int
-    tokens_in: int
-    tokens_out: int
-    tokens_cached: int
-    cost_micros: int
 
 
 WAITS_MAX: Final = 50
@@ -175,8 +164,7 @@ def _counts(fold: Fold, ledger: Ledger) -> RunCounts:
 # asked for ----------------------------------------------------------------------------------------
 
 
-class WhyAsked(msgspec.Struct, frozen=True, kw_only=True):
-    run: RunId
+class WhyAsked(RunAsked, frozen=True, kw_only=True):
     step: StepId | None = None
 
 
@@ -238,8 +226,7 @@ def verify(call: Call[RunAsked, Nothing]) -> Verification:
     )  # fmt: skip
 
 
-class ExportAsked(msgspec.Struct, frozen=True, kw_only=True):
-    run: RunId
+class ExportAsked(RunAsked, frozen=True, kw_only=True):
     children: bool = False
 
 
@@ -259,5 +246,5 @@ ROUTES: Final[tuple[Route, ...]] = (
     get("/runs/{run}", run_page, asks=RunPageAsked, gives=RunDetail, page="run.html"),
     get("/runs/{run}/why", why, asks=WhyAsked, gives=Explanation),
     post("/runs/{run}/verify", verify, asks=RunAsked, gives=Verification, scope="operator", natural=True),
-    raw("/runs/{run}/export", export, asks=ExportAsked, media="application/octet-stream"),
+    get("/runs/{run}/export", export, asks=ExportAsked, media="application/octet-stream"),
 )

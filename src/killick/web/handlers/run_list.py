@@ -5,27 +5,27 @@ Reads the index, and of the runs of one page what their logs say; what it read i
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
-from weakref import WeakKeyDictionary
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, Self
 
 import msgspec
 from msgspec.structs import replace
 
-from killick.client.client import Client
-from killick.errors import DurationRefused
-from killick.history.listing import STATUSES, Line, Listing, counted, selected
-from killick.model.retry import seconds
+from killick.history.listing import STATUSES, Line, counted, selected
 from killick.presenting.needs import Needs
 from killick.presenting.runs import RunSummary, run_summary
 from killick.store.records import OWN_AGENTS, RunQuery
-from killick.web.app_context import AppContext
 from killick.web.problems import Problem
 from killick.web.routes import Call, get
+from killick.web.tallies import READ_SECONDS, RunUsage
 
 Status = Literal[
     "queued", "running", "waiting", "code_mismatch", "paused", "completed", "failed", "cancelled", "abandoned",
 ]  # fmt: skip
 WaitsFor = Literal["person", "doubt", "time", "message", "child", "backoff"]
+Column = Literal["where", "started", "took", "changed", "tokens", "cost"]
+COLUMNS: Final[tuple[Column, ...]] = ("where", "started", "took", "changed")
 LOOK_MAX: Final = 1_000
 """How many runs are read for a page of those that wait for one thing."""
 
@@ -51,6 +51,9 @@ class RunsAsked(CountsAsked, frozen=True, kw_only=True):
         msgspec.Meta(max_length=20, description="A run whose process died is abandoned, and not running."),
     ] = ()
     waits_for: Annotated[WaitsFor, msgspec.Meta(description="Only runs that wait for this.")] | None = None
+    columns: Annotated[
+        tuple[Column, ...], msgspec.Meta(max_length=6, description="Of the page; `usage` is there for tokens or cost.")
+    ] = COLUMNS
     cursor: (
         Annotated[str, msgspec.Meta(pattern=r"^[1-9][0-9]{0,17}$", description="From `next` of the page before.")]
         | None
@@ -72,27 +75,45 @@ class StatusCounts(msgspec.Struct, frozen=True, kw_only=True):
     abandoned: int = 0
     total: int = 0
 
+    @classmethod
+    def of(cls, found: Counter[str]) -> Self:
+        """Every page and the API take their numbers from here."""
+        return cls(**{name: found[name] for name in STATUSES}, total=found.total())
+
 
 class RunList(msgspec.Struct, frozen=True, kw_only=True):
     """A page of runs, newest first; `next` is the cursor of the page after it. `counts` are of all that match but for
-    their status; `agents` are all that have runs; `needs` is of all runs."""
+    their status; `agents` are all that have runs; `needs` is of all runs. `usage` is of each of `runs`, where their
+    columns were asked for."""
 
     runs: tuple[RunSummary, ...]
     counts: StatusCounts
     agents: tuple[str, ...]
     needs: Needs
+    usage: tuple[RunUsage | None, ...] = ()
     next: str | None = None
 
 
 def runs(call: Call[RunsAsked, Any]) -> RunList:
     """Runs, newest first: where each one is, and what it waits for or what went wrong."""
-    client, query = call.client, _query(call)
+    store, query, person = call.client.runtime.store, query_of(call), call.person
     lines, following = _page(call, query)
+    found = counted(store, query)
+    known = found if query == RunQuery() else None
     return RunList(
-        runs=tuple(map(run_summary, lines)), counts=status_counts(client, query), next=following,
-        agents=tuple(client.runtime.store.agents()),
-        needs=call.context.questions.needs(call.person.name, may_answer=call.person.may("operator")),
+        runs=tuple(map(run_summary, lines)), counts=StatusCounts.of(found), next=following,
+        agents=tuple(store.agents()), usage=_usage(call, lines),
+        needs=call.context.questions.needs(person.name, known, may_answer=person.may("operator")),
     )  # fmt: skip
+
+
+def _usage(call: Call[RunsAsked, Any], lines: Sequence[Line]) -> tuple[RunUsage | None, ...]:
+    """What each run of a page used; null where its log could not be read in time."""
+    if not {"tokens", "cost"} & set(call.asked.columns):
+        return ()
+    rows = [row for line in lines if (row := call.client.runtime.store.index(line.run)) is not None]
+    read = call.context.tallies.of(rows, seconds=READ_SECONDS)
+    return tuple(RunUsage.of(read[line.run]) if line.run in read else None for line in lines)
 
 
 def _page(call: Call[RunsAsked, Any], query: RunQuery) -> tuple[list[Line], str | None]:
@@ -104,7 +125,7 @@ def _page(call: Call[RunsAsked, Any], query: RunQuery) -> tuple[list[Line], str 
     while True:
         room = asked.limit - len(found)
         rows = selected(call.client.runtime.store, replace(query, status=status), before=before, limit=room + 1)
-        for line in _listing(call.context).lines(rows[:room], call.now_us):
+        for line in call.context.listing.lines(rows[:room], call.now_us):
             if asked.waits_for is None or any(one.kind == asked.waits_for for one in line.about):
                 found.append(line)
         if len(rows) <= room:
@@ -116,47 +137,21 @@ def _page(call: Call[RunsAsked, Any], query: RunQuery) -> tuple[list[Line], str 
 
 def counts(call: Call[CountsAsked, Any]) -> StatusCounts:
     """How many runs there are of each status."""
-    return status_counts(call.client, _query(call))
+    return StatusCounts.of(counted(call.client.runtime.store, query_of(call)))
 
 
-def status_counts(client: Client, query: RunQuery) -> StatusCounts:
-    """How many runs there are of each status. Every page and the API take their numbers from here."""
-    found = counted(client.runtime.store, query)
-    return StatusCounts(**{name: found[name] for name in STATUSES}, total=found.total())
+def query_of(call: Call[Any, Any]) -> RunQuery:
+    """The filter of a request. Raises a Problem for a system log, or for no duration."""
+    tag, part, since = call.asked.tag, call.asked.q, call.since_us(call.asked.since)
+    return RunQuery(agent=agent_of(call), tag=tag or None, contains=part or None, since_us=since)
 
 
-# inside -------------------------------------------------------------------------------------------
-
-_listings: Final[WeakKeyDictionary[AppContext, Listing]] = WeakKeyDictionary()
-
-
-def _listing(context: AppContext) -> Listing:
-    """The lines that are kept for everybody who looks through one app."""
-    found = _listings.get(context)
-    if found is None:
-        veil = context.veil
-
-        def veiled(run: str, values: dict[str, Any]) -> dict[str, Any]:
-            assert veil is not None
-            hidden: dict[str, Any] = veil.over(values, run=run)
-            return hidden
-
-        hides = veil is not None and bool(veil.fields)
-        found = _listings.setdefault(
-            context, Listing(context.client.runtime.log, whole=True, through=veiled if hides else None)
-        )
-    return found
-
-
-def _query(call: Call[Any, Any]) -> RunQuery:
-    asked = call.asked
-    if asked.agent and asked.agent.startswith(OWN_AGENTS) and call.person.scope != "admin":
-        raise Problem(403, f"{asked.agent}: Killick keeps these logs for itself; an admin may list them", code="scope")
-    try:
-        since = max(call.now_us - round(seconds(asked.since) * 1_000_000), 0) if asked.since else None
-    except DurationRefused as error:
-        raise Problem(400, f"since: {error}", code="parameter_refused") from None
-    return RunQuery(agent=asked.agent or None, tag=asked.tag or None, contains=asked.q or None, since_us=since)
+def agent_of(call: Call[Any, Any]) -> str | None:
+    """The agent of a request, if any. Raises a Problem where it is one of Killick's own."""
+    agent = call.asked.agent
+    if agent.startswith(OWN_AGENTS) and call.person.scope != "admin":
+        raise Problem(403, f"{agent}: Killick keeps these logs for itself; an admin may list them", code="scope")
+    return agent or None
 
 
 ROUTES: Final = (

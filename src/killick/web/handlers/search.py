@@ -7,13 +7,16 @@ done in parts, and the response has its progress.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final, Literal, TypeVar
+from contextlib import suppress
+from itertools import islice, product
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from killick.client.client import Client
 from killick.clock import Clock
-from killick.errors import DurationRefused, StoreFull, StoreReadOnly
+from killick.errors import KillickError, StoreFull, StoreReadOnly
 from killick.history.search.results import (
     Findings,
     FoundAnswer,
@@ -24,12 +27,20 @@ from killick.history.search.results import (
     SearchHit,
     Standing,
 )
-from killick.model.retry import seconds
+from killick.history.search.terms import folded, mapping
+from killick.store.records import RunQuery
 from killick.web.problems import Problem
 from killick.web.routes import Call, get
 
 MARKING_SECONDS: Final = 2.0
 """How long one question marks what is new before it says how far it is."""
+
+NAMES_AGENTS: Final = 40
+NAMES_RUNS: Final = 4
+NAMES_STEPS: Final = 200
+"""Of how many agents, of how many of their newest runs, and of how many of their last steps names are suggested."""
+
+BEGINNINGS_MAX: Final = 12
 
 WHERE_MAX: Final = 10
 
@@ -41,7 +52,7 @@ class FindAsked(msgspec.Struct, frozen=True, kw_only=True):
     """A question: what is looked for, and by what. Which of the others count depends on what is looked for."""
 
     what: Annotated[What | Literal[""], msgspec.Meta(description="Without it, nothing is looked for.")] = ""
-    tool: Text = ""
+    tool: Annotated[Text, msgspec.Meta(description="A name, or how it begins; so for `kind` and `agent`.")] = ""
     kind: Annotated[str, msgspec.Meta(max_length=200, description="Of failures: a type's name, or timeout, died …")] = (
         ""
     )
@@ -62,18 +73,17 @@ class FindAsked(msgspec.Struct, frozen=True, kw_only=True):
 
 class SearchResults(msgspec.Struct, frozen=True, kw_only=True):
     """What was found, newest first. `scanned`: why every log was read instead of the index; `unread`: runs that could
-    not be read; `marked`: what is new is still being marked, and so many events are: ask again."""
+    not be read; `marked`: what is new is still being marked, and so many events are: ask again. `began`: the names
+    that were looked for, where none is as it was asked for and some begin so."""
 
     what: str
     found: tuple[FoundCall | FoundDecision | FoundFailure | FoundEffect | FoundAnswer, ...] = ()
     scanned: str | None = None
     unread: tuple[str, ...] = ()
     marked: int | None = None
+    began: tuple[str, ...] = ()
     agents: tuple[str, ...] = ()
     next: str | None = None
-
-
-F = TypeVar("F", bound=SearchHit)
 
 
 class _Enough(Exception):
@@ -91,27 +101,80 @@ def find(call: Call[FindAsked, Any]) -> SearchResults:
             f"{by}: values are redacted here, and asking by them would tell what they are; ask by tool, person or time"
         )
         raise Problem(403, told, code="redacted")
+    until_us, passed = _cursor(asked.cursor)
+    within: dict[str, Any] = {
+        "agent": asked.agent or None, "run": asked.run or None, "since_us": call.since_us(asked.since),
+        "until_us": until_us, "limit": asked.limit + passed,
+    }  # fmt: skip
     marked = _mark(client)
     if marked is not None:
         return SearchResults(what=asked.what, marked=marked, agents=agents)
-    until_us, passed = _cursor(asked.cursor)
-    within: dict[str, Any] = {
-        "agent": asked.agent or None,
-        "run": asked.run or None,
-        "since_us": _since(asked.since, call.now_us),
-        "until_us": until_us,
-        "limit": asked.limit + passed,
-    }
-    found = _QUESTIONS[asked.what](client, asked, within)
+    found, began = _ask(client, asked, within), tuple[str, ...]()
+    if not found and (asked.tool or asked.kind or asked.agent):
+        found, began = _beginning(call, within)
     shown = tuple(found)[passed:]
     return SearchResults(
-        what=asked.what,
-        found=shown,
-        scanned=found.scanned,
-        unread=found.unread,
-        agents=agents,
+        what=asked.what, found=shown, scanned=found.scanned, unread=found.unread, began=began, agents=agents,
         next=_next(tuple(found)) if found.more and shown else None,
-    )
+    )  # fmt: skip
+
+
+def _blank(call: Call[FindAsked, Any]) -> SearchResults:
+    """The form again, with nothing found."""
+    return SearchResults(what=call.asked.what, agents=tuple(call.client.runtime.store.agents()))
+
+
+def _beginning(call: Call[FindAsked, Any], within: dict[str, Any]) -> tuple[Findings[Any], tuple[str, ...]]:
+    """What is found by the names that begin as those that were asked for."""
+    asked, known = call.asked, names(call)
+    meant = [
+        [name for name in of if folded(name).startswith(folded(text))] if text else [""]
+        for text, of in ((asked.tool, known.tools), (asked.kind, known.errors), (asked.agent, known.agents))
+    ]
+    items, more = list[Any](), False
+    every = list(islice(product(*meant), BEGINNINGS_MAX))
+    for tool, kind, agent in every:
+        narrowed = replace(asked, tool=tool, kind=kind, agent=agent)
+        found = _ask(call.client, narrowed, within | {"agent": agent or None})
+        items, more = [*items, *found], more or found.more
+    items.sort(key=lambda hit: -hit.at_us)
+    limit = within["limit"]
+    began = dict.fromkeys(name for each in every for name in each if name)
+    found = Findings(items[:limit], more=more or len(items) > limit, scanned=None, unread=())
+    return found, tuple(began)
+
+
+class SearchNames(msgspec.Struct, frozen=True, kw_only=True):
+    """Names to ask by, as the newest runs of each agent have them."""
+
+    tools: tuple[str, ...]
+    arguments: tuple[str, ...]
+    errors: tuple[str, ...]
+    agents: tuple[str, ...]
+
+
+def names(call: Call[Any, Any]) -> SearchNames:
+    """The names of tools, arguments, errors and agents, to be suggested. Reads a few of the newest runs."""
+    log, agents = call.client.runtime.log, call.client.runtime.store.agents()
+    calls, errors = dict[str, tuple[str, int]](), dict[str, None]()
+    for agent in agents[:NAMES_AGENTS]:
+        for row in log.store.runs(RunQuery(agent=agent), limit=NAMES_RUNS):
+            with suppress(KillickError):
+                fold = log.state(row.run).fold
+                for step in fold.steps[-NAMES_STEPS:]:
+                    if step.sort == "tool":
+                        calls.setdefault(step.name, (row.run, step.intended))
+                for seq in fold.failures[-3:]:
+                    failure = mapping(log.data(row.run, seq).get("failure"))
+                    errors[str(failure.get("type", "")).rpartition(".")[2]] = None
+    arguments = dict[str, None]()
+    for run, seq in list(calls.values())[:NAMES_STEPS]:
+        with suppress(KillickError):
+            arguments |= dict.fromkeys(map(str, mapping(log.data(run, seq).get("arguments"))))
+    return SearchNames(
+        tools=tuple(sorted(calls)), arguments=tuple(sorted(arguments)), errors=tuple(sorted(filter(None, errors))),
+        agents=tuple(agents),
+    )  # fmt: skip
 
 
 def _by_content(asked: FindAsked) -> str | None:
@@ -122,11 +185,10 @@ def _by_content(asked: FindAsked) -> str | None:
 def _mark(client: Client) -> int | None:
     """Mark what is new, for a while. Gives back how many events were marked if there are more; None: that was all."""
     try:
-        client.find.catch_up(_for_a_while(client.runtime.clock))
+        with suppress(StoreReadOnly, StoreFull):  # the question itself says so, and reads every log
+            client.find.catch_up(_for_a_while(client.runtime.clock))
     except _Enough as enough:
         return int(enough.args[0])
-    except (StoreReadOnly, StoreFull):
-        return None  # the question itself says so, and reads every log
     return None
 
 
@@ -154,15 +216,6 @@ def _next(found: Sequence[SearchHit]) -> str:
     return f"{last}-{sum(each.at_us == last for each in found)}"
 
 
-def _since(text: str, now_us: int) -> int | None:
-    if not text:
-        return None
-    try:
-        return max(now_us - round(seconds(text) * 1_000_000), 0)
-    except DurationRefused as error:
-        raise Problem(400, f"since: {error}", code="parameter_refused") from None
-
-
 def _where(conditions: Sequence[str]) -> dict[str, Any]:
     """`name=value` as people write it: a value is compared as text, or as a number; null: nothing is there."""
     found: dict[str, Any] = {}
@@ -174,38 +227,24 @@ def _where(conditions: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _calls(client: Client, asked: FindAsked, within: Any) -> Findings[FoundCall]:
-    return client.find.calls(asked.tool or None, where=_where(asked.where), **within)
+_FILTERS: Final[dict[str, tuple[str, ...]]] = {
+    "calls": ("tool", "where"), "decisions": ("question", "choice", "by", "because"), "failures": ("kind", "tool"),
+    "effects": ("tool", "standing", "where"), "answers": ("by", "verb", "to"),
+}  # fmt: skip
+"""What each kind of event is looked for by, besides what holds for all."""
 
 
-def _decisions(client: Client, asked: FindAsked, within: Any) -> Findings[FoundDecision]:
-    return client.find.decisions(
-        question=asked.question or None,
-        choice=asked.choice or None,
-        by=asked.by or None,
-        because=asked.because or None,
-        **within,
-    )
+def _ask(client: Client, asked: FindAsked, within: dict[str, Any]) -> Findings[Any]:
+    given = {name: getattr(asked, name) or None for name in _FILTERS[asked.what]}
+    if "where" in given:
+        given["where"] = _where(asked.where)
+    if "standing" in given:
+        given["status"] = given.pop("standing")
+    found: Findings[Any] = getattr(client.find, asked.what)(**given, **within)
+    return found
 
 
-def _failures(client: Client, asked: FindAsked, within: Any) -> Findings[FoundFailure]:
-    return client.find.failures(asked.kind or None, tool=asked.tool or None, **within)
-
-
-def _effects(client: Client, asked: FindAsked, within: Any) -> Findings[FoundEffect]:
-    return client.find.effects(asked.tool or None, status=asked.standing or None, where=_where(asked.where), **within)
-
-
-def _answers(client: Client, asked: FindAsked, within: Any) -> Findings[FoundAnswer]:
-    return client.find.answers(by=asked.by or None, verb=asked.verb or None, to=asked.to or None, **within)
-
-
-_QUESTIONS: Final[dict[str, Callable[[Client, FindAsked, Any], Findings[Any]]]] = {
-    "calls": _calls,
-    "decisions": _decisions,
-    "failures": _failures,
-    "effects": _effects,
-    "answers": _answers,
-}
-
-ROUTES: Final = (get("/find", find, asks=FindAsked, gives=SearchResults, page="find.html"),)
+ROUTES: Final = (
+    get("/find", find, asks=FindAsked, gives=SearchResults, page="find.html", blank=_blank),
+    get("/find/names", names, gives=SearchNames),
+)

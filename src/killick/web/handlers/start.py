@@ -13,9 +13,9 @@ from killick.presenting import previews
 from killick.presenting.documents import Document
 from killick.presenting.previews import RunPreview
 from killick.web.forms import JsonSchema
-from killick.web.handlers.operations import CommandRequest, CommandResult, Name, Priority, RunAsked, schema_of
+from killick.web.handlers.operations import CommandRequest, CommandResult, Name, Priority, schema_of
 from killick.web.idempotency import derived
-from killick.web.routes import Call, Made, get, post
+from killick.web.routes import Call, Made, RunAsked, get, post
 
 
 class AgentsAsked(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,18 +122,11 @@ def start(call: Call[Any, StartRequest]) -> StartedRun:
         by=call.person.name,
     )  # fmt: skip
     row = client.runtime.store.index(handle.id)
-    did = (
-        "is there already; the same id is the same run"
-        if existed
-        else "started; it goes on as soon as a worker takes it"
-    )
+    did = "is there already; the same id is the same run" if existed else "started; it continues when a worker takes it"
     return StartedRun(
-        location=call.url("/api/v1/runs/{run}", run=handle.id),
-        run=handle.id,
-        agent=body.agent,
-        status=row.status if row is not None else "queued",
-        did=f"{handle.id} {did}",
-    )
+        location=call.url("/api/v1/runs/{run}", run=handle.id), run=handle.id, agent=body.agent,
+        status=row.status if row is not None else "queued", did=f"{handle.id} {did}",
+    )  # fmt: skip
 
 
 def send(call: Call[RunAsked, MessageRequest]) -> CommandResult:
@@ -162,7 +155,7 @@ def say(call: Call[RunAsked, SayRequest]) -> CommandResult:
 
 
 ROUTES: Final = (
-    get("/agents", agents, asks=AgentsAsked, gives=AgentList, page="start.html", at="/start"),
+    get("/agents", agents, asks=AgentsAsked, gives=AgentList, page="start.html", at=("/start",)),
     post("/runs", start, takes=StartRequest, gives=StartedRun, status=201, natural=True),
     post("/runs/{run}/messages", send, asks=RunAsked, takes=MessageRequest, gives=CommandResult, natural=True),
     post("/runs/{run}/say", say, asks=RunAsked, takes=SayRequest, gives=CommandResult),

@@ -16,6 +16,7 @@ from killick.audit.seal import SEALS
 from killick.client.client import Client
 from killick.errors import KillickError
 from killick.history.doctor import LATE_US
+from killick.history.listing import counted
 from killick.history.phrasing import process
 from killick.model import events as e
 from killick.model import system_events
@@ -23,7 +24,7 @@ from killick.presenting.documents import Document
 from killick.store.records import OWN_AGENTS, STORE_FORMAT, Condition, RunQuery, RunRow
 from killick.triggers import TAG as TRIGGER_TAG
 from killick.version import VERSION
-from killick.web.handlers.run_list import StatusCounts, status_counts
+from killick.web.handlers.run_list import StatusCounts
 from killick.web.handlers.triggers import hook_lines
 from killick.web.routes import Call, Nothing, get
 from killick.workers.hooks import TAG as HOOK_TAG
@@ -264,9 +265,9 @@ def health(call: Call[Nothing, Nothing]) -> Health:
     questions, more = call.context.questions.now()
     return Health(
         store=store.place, id=store.id, wrong=sum(each.wrong is not None for each in conditions) + len(apart) + late,
-        conditions=conditions, counts=status_counts(client, RunQuery()), due=len(due), due_more=len(due) == DUE_MAX,
-        oldest_due=oldest, late=late, questions=len(questions), questions_more=more, quarantined=apart,
-        checked=looked_at, feed_end=store.feed_end(),
+        conditions=conditions, counts=StatusCounts.of(counted(store, RunQuery())), due=len(due),
+        due_more=len(due) == DUE_MAX, oldest_due=oldest, late=late, questions=len(questions), questions_more=more,
+        quarantined=apart, checked=looked_at, feed_end=store.outbox_end(),
         feed_behind=max((each.behind for each in hook_lines(client)), default=0), seal=last_seal(client),
         versions=Versions(killick=VERSION, python=platform.python_version(), store_format=STORE_FORMAT),
     )  # fmt: skip

@@ -8,7 +8,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import Annotated, Final
 
-import msgspec
 from msgspec import Meta
 
 from killick.history import timeline_parts
@@ -22,9 +21,9 @@ from killick.model.fold import Fold
 from killick.presenting.documents import Document, Step, step_fields
 from killick.presenting.steps import reply_text
 from killick.web.handlers.boundary import Change, changed, veiled
-from killick.web.handlers.step_list import RunId, through_of
+from killick.web.handlers.step_list import through_of
 from killick.web.problems import Problem
-from killick.web.routes import Call, Nothing, Route, get
+from killick.web.routes import Call, Nothing, Route, RunAsked, get
 
 BEFORE_STEPS: Final = 12
 """How many steps before one are read to say why it happened."""
@@ -35,8 +34,7 @@ INSIDE_MAX: Final = 100
 StepId = Annotated[str, Meta(pattern=r"^\d{1,9}(\.\d{1,9}){0,40}$")]
 
 
-class StepAsked(msgspec.Struct, frozen=True, kw_only=True):
-    run: RunId
+class StepAsked(RunAsked, frozen=True, kw_only=True):
     step: StepId
 
 

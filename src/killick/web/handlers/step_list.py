@@ -27,7 +27,7 @@ from killick.presenting import steps as presented
 from killick.presenting.documents import Document, StepReference, duration_us
 from killick.presenting.gantt import Scale, Segment, TimeAxis
 from killick.presenting.phrase import Briefly
-from killick.web.routes import Call, Nothing, Route, get
+from killick.web.routes import Call, Nothing, Route, RunAsked, get
 
 BRIEF_CHARS: Final = 240
 """How much of a value a line has."""
@@ -39,17 +39,10 @@ SEARCH_STEPS: Final = 500
 INSIDE_MAX: Final = 60
 """How many lines a scope has; the last, or those around the step that is asked for."""
 
-RunId = Annotated[str, Meta(min_length=1, max_length=512)]
 
-
-class RunAsked(msgspec.Struct, frozen=True, kw_only=True):
-    run: RunId
-
-
-class StepsAsked(msgspec.Struct, frozen=True, kw_only=True):
+class StepsAsked(RunAsked, frozen=True, kw_only=True):
     """`cursor` is `next` of the section after; `q` is looked for in names, arguments, outputs and errors."""
 
-    run: RunId
     cursor: Annotated[str, Meta(pattern=r"^\d{1,9}$")] | None = None
     limit: Annotated[int, Meta(ge=1, le=200)] = STEPS_MAX
     q: Annotated[str, Meta(max_length=200)] = ""

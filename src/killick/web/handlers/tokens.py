@@ -70,14 +70,9 @@ def issue(call: Call[Nothing, TokenRequest]) -> IssuedToken:
 
     Its text is in the response and nowhere else. Not kept for its Idempotency-Key: asked twice, there are two.
     """
-    wanted = call.body
-    made, text = tokens.issue(
-        call.client.runtime.engine,
-        wanted.name,
-        wanted.scope,
-        expires_seconds=None if wanted.expires is None else seconds(wanted.expires),
-        by=call.person.name,
-    )
+    wanted, engine = call.body, call.client.runtime.engine
+    expires = None if wanted.expires is None else seconds(wanted.expires)
+    made, text = tokens.issue(engine, wanted.name, wanted.scope, expires_seconds=expires, by=call.person.name)
     return IssuedToken(token=text, made=_document(made, call.now_us, call.person.token))
 
 

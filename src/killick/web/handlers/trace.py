@@ -134,11 +134,10 @@ def _model(traced: Traced, messages: Sequence[Any], sent: Sequence[Any], errors:
     rest = {name: value for name, value in entries_of(traced.input).items() if name not in ("messages", "input")}
     said = reply_text(reply)
     calls = _calls(reply)
-    return TracedCall(
-        step=traced.step, kind=traced.sort, name=traced.name, at_us=traced.at, status=traced.status, before=shared,
-        messages=tuple(map(_message, messages[shared:])), rest=rest or None,
+    return TracedCall.of(
+        traced, kind=traced.sort, before=shared, messages=tuple(map(_message, messages[shared:])), rest=rest or None,
         input=None if messages else traced.input, said=said, reasoning=traced.reasoning or _reasoning(reply),
-        calls=calls, output=None if reply is None else reply, usage=traced.usage, errors=errors,
+        calls=calls, errors=errors,
     )  # fmt: skip
 
 
@@ -169,10 +168,7 @@ def _reasoning(reply: Any) -> str | None:
 
 
 def _tool(state: State, index: int, traced: Traced) -> TracedCall:
-    return TracedCall(
-        step=traced.step, kind=traced.sort, name=traced.name, at_us=traced.at, status=traced.status,
-        input=traced.input, output=traced.output, usage=traced.usage, errors=_errors(state, index),
-    )  # fmt: skip
+    return TracedCall.of(traced, kind=traced.sort, reasoning=None, errors=_errors(state, index))
 
 
 def _errors(state: State, index: int) -> tuple[Error, ...]:

@@ -11,7 +11,9 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from killick.client.client import Client
+from killick.history.run_info import blocked_by
 from killick.model import system_events
+from killick.model.facts import Hook as Cursor
 from killick.presenting import triggers as present
 from killick.presenting.documents import Document
 from killick.store.records import OWN_AGENTS, RunQuery, RunRow
@@ -49,7 +51,8 @@ class FailedDelivery(Document, frozen=True):
 
 class HookStatus(Document, frozen=True):
     """A hook's progress along the feed: `behind` counts the entries after its cursor, also those it does not listen
-    to. `failing` are deliveries that are retried; `undelivered` the latest that were given up."""
+    to. `failing` are deliveries that are retried; `undelivered` the latest that were given up. `blocked` names what
+    the workers lack to serve it, such as a secret."""
 
     name: str
     to: str
@@ -63,6 +66,7 @@ class HookStatus(Document, frozen=True):
     last_us: int | None
     undelivered: tuple[FailedDelivery, ...] = ()
     declared: bool = False
+    blocked: str | None = None
 
 
 class Triggers(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,15 +105,13 @@ class TriggerResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def triggers(call: Call[Nothing, Nothing]) -> Triggers:
     """Every trigger: what sets it off, when next and its last run; and how far every hook is."""
-    client = call.client
-    return Triggers(
-        triggers=tuple(present.trigger(client, each) for each in client.triggers()), hooks=tuple(hook_lines(client))
-    )
+    found = tuple(present.trigger(call.client, each) for each in call.client.triggers())
+    return Triggers(triggers=found, hooks=tuple(hook_lines(call.client)))
 
 
 def hook_lines(client: Client) -> Iterator[HookStatus]:
     """Every hook that the store knows, by name."""
-    end = client.runtime.store.feed_end()
+    end = client.runtime.store.outbox_end()
     rows = client.runtime.store.runs(RunQuery(tag=TAG), limit=HOOKS_MAX)
     for row in sorted(rows, key=lambda row: row.run):
         if row.agent.startswith(f"{OWN_AGENTS}hook:"):
@@ -117,28 +119,23 @@ def hook_lines(client: Client) -> Iterator[HookStatus]:
 
 
 def _hook_line(client: Client, row: RunRow, end: int) -> HookStatus:
-    facts = client.runtime.log.state(row.run).fold.facts
-    cursor, name = facts.hook, row.run.removeprefix("hook:")
-    spec: dict[str, Any] = client.runtime.log.data(row.run, cursor.set).get("spec", {}) if cursor is not None else {}
-    tail = client.events(row.run, after=max(client.runtime.log.head(row.run).seq - TAIL_EVENTS, 0), limit=TAIL_EVENTS)
+    log = client.runtime.log
+    facts, head, name = log.state(row.run).fold.facts, log.head(row.run), row.run.removeprefix("hook:")
+    cursor = facts.hook or Cursor(end, 0)
+    spec: dict[str, Any] = log.data(row.run, cursor.set).get("spec", {}) if cursor.set else {}
+    tail = client.events(row.run, after=max(head.seq - TAIL_EVENTS, 0), limit=TAIL_EVENTS)
     took = [each.event.at for each in tail if isinstance(each.event, system_events.HookCalled)]
     refused = [
         each for each in reversed(tail) if isinstance(each.event, system_events.HookFailed | system_events.HookDropped)
     ]
     return HookStatus(
-        name=name,
-        to=str(spec.get("to", "")),
-        kinds=tuple(spec.get("kinds", ())),
-        agents=tuple(spec.get("agents", ())),
-        status="paused" if facts.paused else row.status,
-        behind=max(end - cursor.cursor, 0) if cursor is not None else 0,
-        failing=cursor is not None and cursor.failing > cursor.cursor,
-        attempts=cursor.attempts if cursor is not None else 0,
-        retry_at_us=cursor.retry_at if cursor is not None else None,
-        last_us=took[-1] if took else None,
+        name=name, to=str(spec.get("to", "")), kinds=tuple(spec.get("kinds", ())),
+        agents=tuple(spec.get("agents", ())), status="paused" if facts.paused else row.status,
+        behind=max(end - cursor.cursor, 0), failing=cursor.failing > cursor.cursor, attempts=cursor.attempts,
+        retry_at_us=cursor.retry_at, last_us=took[-1] if took else None,
         undelivered=tuple(_undelivered(client, row.run, each) for each in refused[:RECENT_MAX]),
-        declared=name in HOOKS,
-    )
+        declared=name in HOOKS, blocked=blocked_by(log, head),
+    )  # fmt: skip
 
 
 def _undelivered(client: Client, run: str, recorded: Any) -> FailedDelivery:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
@@ -27,8 +26,8 @@ from killick.history.window_report import (
 )
 from killick.presenting.documents import Document
 from killick.web.handlers.step_detail import StepId, unknown
-from killick.web.handlers.step_list import RunId, state_of
-from killick.web.routes import Call, Nothing, Route, get
+from killick.web.handlers.step_list import state_of
+from killick.web.routes import Call, Nothing, Route, RunAsked, get
 from killick.window.usage import Filling, Kind, request_of
 
 READ_MAX: Final = 200
@@ -40,8 +39,7 @@ PAGES_MAX: Final = 200
 MESSAGES_MAX: Final = 40
 
 
-class WindowAsked(msgspec.Struct, frozen=True, kw_only=True):
-    run: RunId
+class WindowAsked(RunAsked, frozen=True, kw_only=True):
     whole: Annotated[bool, Meta(description="Read every call of a long run, not only some.")] = False
 
 
@@ -141,10 +139,9 @@ def _tool(what: str) -> str:
 # one call -----------------------------------------------------------------------------------------
 
 
-class CallAsked(msgspec.Struct, frozen=True, kw_only=True):
+class CallAsked(RunAsked, frozen=True, kw_only=True):
     """`cursor` is `next` of the page after."""
 
-    run: RunId
     step: StepId
     cursor: Annotated[str, Meta(pattern=r"^\d{1,9}$")] | None = None
 

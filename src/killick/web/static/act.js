@@ -70,12 +70,15 @@ async function foretell(form) {
 }
 
 // A place in time was chosen, by the slider or at a step.
-function choose({ place: at, action }) {
+function choose({ place: at, action, atStep }) {
   wanted = { place: at, action: null };
   for (const select of document.querySelectorAll("dialog[data-command] [data-place]")) pick(select, at);
   const step = /^([\d.]+)/.exec(at)?.[1];
   for (const select of document.querySelectorAll("dialog[data-command] [data-place-step]")) if (step) pick(select, step);
-  if (action) open(action);
+  if (!action) return;
+  open(action);
+  // At a step, a fork is mostly about what that step came to.
+  if (atStep && action === "fork") document.getElementById("fork-output")?.setAttribute("open", "");
 }
 
 // A step inside a scope, or one of long ago, is not among the choices until it is wanted.
@@ -127,12 +130,6 @@ document.addEventListener("click", (event) => {
   const button = event.target.closest?.("[data-do]");
   if (button) open(button.dataset.do);
   else if (event.target.closest?.("[data-close]")) event.target.closest("dialog").close();
-  const menu = document.querySelector("details.menu[open]");
-  if (menu && !menu.contains(event.target)) menu.open = false;
-});
-
-document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") document.querySelector("details.menu[open]")?.removeAttribute("open");
 });
 
 document.addEventListener("input", (event) => {

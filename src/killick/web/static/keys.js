@@ -1,6 +1,6 @@
 // Keys for every page: go somewhere, move through rows, search, help. Typing in a field is never a command.
 
-const GO = { r: "/runs", i: "/inbox", f: "/find", t: "/triggers", w: "/workers", h: "/health" };
+const GO = { r: "/runs", o: "/overview", i: "/inbox", f: "/find", t: "/triggers", w: "/workers", h: "/health" };
 const base = document.documentElement.dataset.base;
 let going = 0;
 
@@ -43,4 +43,27 @@ document.addEventListener("keydown", (event) => {
     move(event.key === "j" ? 1 : -1);
   }
   going = 0;
+});
+
+// Filters act at once, and what is not asked for is not in the address.
+for (const each of document.querySelectorAll("select[data-go]")) {
+  each.addEventListener("change", () => each.form.requestSubmit());
+}
+document.addEventListener("submit", (event) => {
+  if (!event.target.matches("form.toolbar[method=get]")) return;
+  for (const each of event.target.elements) if (each.name && !each.value) each.disabled = true;
+});
+addEventListener("pageshow", () => {
+  for (const each of document.querySelectorAll("form.toolbar[method=get] :disabled")) each.disabled = false;
+});
+
+// A menu closes by Escape, which gives the focus back, and by a click anywhere else.
+document.addEventListener("click", (event) => {
+  for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;
+});
+document.addEventListener("keydown", (event) => {
+  const menu = event.key === "Escape" && document.querySelector("details.menu[open]");
+  if (!menu) return;
+  if (menu.contains(document.activeElement)) menu.querySelector("summary").focus();
+  menu.open = false;
 });

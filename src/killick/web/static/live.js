@@ -5,6 +5,7 @@
 
 const base = document.documentElement.dataset.base;
 const PATIENCE_MS = 400;
+const RETRY_MS = 2000;
 let source = null;
 let timer = 0;
 let isAsking = false;
@@ -27,11 +28,10 @@ export function tellTimes(under = document) {
     const text = told ? (at <= now ? `${told} ago` : `in ${told}`) : "now";
     if (each.textContent !== text) each.textContent = text;
   }
-  for (const each of under.querySelectorAll("time[data-moment]:not([data-told]), time[data-clock]:not([data-told])")) {
-    const at = new Date(Number(each.dataset.moment ?? each.dataset.clock) / 1000);
-    const isClock = each.dataset.clock !== undefined;
+  for (const each of under.querySelectorAll("time[data-moment]:not([data-told])")) {
+    const at = new Date(Number(each.dataset.moment) / 1000);
     each.title = `${at.toISOString().replace("T", " ").replace("Z", "")} UTC`;
-    each.textContent = inZone(at, isClock ? CLOCK : each.dataset.exact !== undefined ? { ...DAY, ...CLOCK, fractionalSecondDigits: 3 } : { ...DAY, ...CLOCK });
+    each.textContent = inZone(at, FORMS[each.dataset.form] ?? { ...DAY, ...CLOCK });
     each.dataset.told = "";
   }
   for (const each of under.querySelectorAll("[data-prose]:not([data-told])")) {
@@ -51,6 +51,10 @@ export function tellTimes(under = document) {
 const LOCAL = Intl.DateTimeFormat().resolvedOptions().timeZone;
 const CLOCK = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
 const DAY = { year: "numeric", month: "short", day: "numeric" };
+const FORMS = {
+  clock: CLOCK, exact: { ...DAY, ...CLOCK, fractionalSecondDigits: 3 }, hour: { hour: "2-digit", minute: "2-digit", hourCycle: "h23" },
+  day: { month: "short", day: "numeric" },
+};
 const UTC_TIMES = /(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) UTC/g;
 let zone = localStorage.getItem("killick-zone") === "UTC" ? "UTC" : LOCAL;
 
@@ -164,6 +168,7 @@ export async function refresh() {
   try {
     const answer = await fetch(location.href, { headers: { "Killick-Live": "1" } });
     if (answer.ok) swap(new DOMParser().parseFromString(await answer.text(), "text/html"));
+    else if (answer.status === 429 || answer.status >= 500) setTimeout(soon, RETRY_MS); // no other hint may come
   } catch {
     // The stream will say when the server is back.
   } finally {
@@ -216,5 +221,11 @@ document.addEventListener("visibilitychange", () => {
 for (const part of document.querySelectorAll("[data-part]")) drawn.set(part, signature(part));
 nameZone();
 tellTimes();
-setInterval(tellTimes, 1000);
+let passed = 0;
+setInterval(() => {
+  tellTimes();
+  // What no stream tells of is read again now and then, and at once while it is not complete.
+  const every = Number(document.body.dataset.liveSeconds ?? 0);
+  if (every && !document.hidden && ((passed += 1) % every === 0 || document.querySelector("[data-unfinished]"))) refresh();
+}, 1000);
 follow();

@@ -202,7 +202,7 @@ document.addEventListener("click", (event) => {
     send("killick:goto", { place: found.dataset.goto });
     document.getElementById("state")?.scrollIntoView({ block: "start" });
   } else if ((found = on("[data-place]"))) {
-    send("killick:place", { place: found.dataset.place, action: found.dataset.action });
+    send("killick:place", { place: found.dataset.place, action: found.dataset.action, atStep: true });
   }
 });
 

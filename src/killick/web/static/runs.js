@@ -1,4 +1,4 @@
-// The page of runs: filters that act at once, and one command for many runs, which is told first and done second.
+// The page of runs: columns, saved views, and one command for many runs, which is told first and done second.
 
 import { newKey } from "./forms.js";
 
@@ -8,17 +8,6 @@ const csrf = document.querySelector('meta[name="killick-csrf"]').content;
 const chosen = new Set();
 const DOES = { pause: "Pause", resume: "Resume", cancel: "Cancel" };
 let key = "";
-
-for (const each of document.querySelectorAll("select[data-go]")) {
-  each.addEventListener("change", () => each.form.requestSubmit());
-}
-document.querySelector("form.filters")?.addEventListener("submit", (event) => {
-  // What nobody asked for does not stand in the address.
-  for (const each of event.target.elements) if (each.name && !each.value) each.disabled = true;
-});
-addEventListener("pageshow", () => {
-  for (const each of document.querySelectorAll("form.filters :disabled")) each.disabled = false;
-});
 
 function boxes() {
   return [...document.querySelectorAll("[data-pick]")];
@@ -142,3 +131,55 @@ async function carryOut() {
     act.disabled = false;
   }
 }
+
+// Columns and views ---------------------------------------------------------------------------------
+
+// The usual columns are not in the address. Capturing, so that this comes before the form is sent.
+document.addEventListener("submit", (event) => {
+  const panel = event.target.querySelector?.("#columns [data-standard]");
+  const boxes = panel ? [...panel.querySelectorAll("input")] : [];
+  if (boxes.filter((box) => box.checked).map((box) => box.value).join(" ") === panel?.dataset.standard) for (const box of boxes) box.disabled = true;
+}, true);
+
+const menu = document.querySelector("[data-views]");
+const saved = () => JSON.parse(localStorage.getItem("killick-views") ?? "[]");
+
+function keepViews(views) {
+  localStorage.setItem("killick-views", JSON.stringify(views));
+  showViews();
+}
+
+function showViews() {
+  menu.querySelector("[data-views-list]").replaceChildren(...saved().map(({ name, query }) => {
+    const line = document.createElement("li");
+    const link = document.createElement("a");
+    link.href = `${location.pathname}${query}`;
+    link.textContent = name;
+    if (query === location.search) link.setAttribute("aria-current", "page");
+    const drop = document.createElement("button");
+    drop.className = "button bare";
+    drop.type = "button";
+    drop.textContent = "✕";
+    drop.setAttribute("aria-label", `Delete the view ${name}`);
+    drop.addEventListener("click", () => keepViews(saved().filter((each) => each.name !== name)));
+    line.append(link, drop);
+    return line;
+  }));
+}
+
+menu.querySelector("[data-views-save]").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const name = event.target.elements.name.value.trim();
+  if (name) keepViews([...saved().filter((each) => each.name !== name), { name, query: location.search }]);
+  event.target.reset();
+});
+menu.querySelector("[data-copy-link]").addEventListener("click", async () => {
+  const told = menu.querySelector("[data-copied]");
+  try {
+    await navigator.clipboard.writeText(location.href);
+    told.textContent = "copied";
+  } catch {
+    told.textContent = location.href;
+  }
+});
+showViews();

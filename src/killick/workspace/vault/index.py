@@ -22,7 +22,7 @@ KIND: Final = FileKind("vault", 0x6B656476, 1, "the index of a vault")
 
 Q: Final[Any] = queries("vault")
 
-_ASKED_AT_ONCE: Final = 500
+_LOOKUPS_MAX: Final = 500
 _READ_AT_ONCE: Final = 10
 """Up to this many ids, reading all is as fast as looking one up."""
 
@@ -90,11 +90,11 @@ class Index:
         return None if found is None else ObjectLocation(*found)
 
     def has(self, refs: Iterable[Id]) -> set[Id]:
-        wanted = set(refs)
-        if len(wanted) > _ASKED_AT_ONCE and self.count() < _READ_AT_ONCE * len(wanted):
-            return wanted & self.ids()
+        ids = set(refs)
+        if len(ids) > _LOOKUPS_MAX and self.count() < _READ_AT_ONCE * len(ids):
+            return ids & self.ids()
         with self._file.reading() as db:
-            return {ref for ref in wanted if db.execute(Q.has, (ref,)).fetchone() is not None}
+            return {ref for ref in ids if db.execute(Q.has, (ref,)).fetchone() is not None}
 
     def count(self) -> int:
         """Returns the approximate number of objects."""
@@ -145,7 +145,7 @@ class Index:
         with self._file.writing() as db:
             db.execute(Q.forget_members, (pack,))
 
-    def packs_taken_away(self) -> int:
+    def last_deleted_pack(self) -> int:
         """Returns the highest number of a deleted pack."""
         return self._number(Q.counter, "packs")
 
@@ -184,7 +184,7 @@ class Index:
             rows = db.execute(Q.roots) if owner is None else db.execute(Q.roots_of, (owner,))
             return [Reference(*row) for row in rows]
 
-    def is_wanted(self, root: Id) -> bool:
+    def is_referenced(self, root: Id) -> bool:
         with self._file.reading() as db:
             return db.execute(Q.has_root, (root,)).fetchone() is not None
 
@@ -195,11 +195,11 @@ class Index:
     def forget_owners(self, prefix: str, keep: Callable[[str], bool]) -> int:
         with self._file.reading() as db:
             owners = [owner for (owner,) in db.execute(Q.owners, (prefix,))]
-        gone = [owner for owner in owners if not keep(owner)]
-        if not gone:
+        dropped = [owner for owner in owners if not keep(owner)]
+        if not dropped:
             return 0
         with self._file.writing() as db:
-            return sum(db.execute(Q.drop_roots, (owner,)).rowcount for owner in gone)
+            return sum(db.execute(Q.drop_roots, (owner,)).rowcount for owner in dropped)
 
     # restoring --------------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class Index:
 
     # sweeping ---------------------------------------------------------------------------------
 
-    def wanted(self, without: Callable[[str], bool] = lambda owner: False) -> list[Id]:
+    def live_roots(self, without: Callable[[str], bool] = lambda owner: False) -> list[Id]:
         """Returns the snapshots that must stay: the referenced ones, and those of unfinished restores."""
         with self._file.reading() as db:
             roots = dict.fromkeys(root for root, owner, _ in db.execute(Q.roots) if not without(owner))
@@ -238,7 +238,7 @@ class Index:
             db.execute(Q.raise_counter, ("sweeps" if refs else "commits",))
 
     def move(
-        self, moves: Sequence[tuple[ObjectRow, ObjectLocation]], ends: Mapping[int, int], gone: Collection[int]
+        self, moves: Sequence[tuple[ObjectRow, ObjectLocation]], ends: Mapping[int, int], dropped: Collection[int]
     ) -> None:
         """Moves objects to new locations, and deletes their former packs."""
         counts = dict.fromkeys(ends, 0)
@@ -247,8 +247,8 @@ class Index:
         with self._file.writing() as db:
             db.executemany(Q.move_object, ((to.pack, to.offset, to.stored, was.id, was.pack) for was, to in moves))
             db.executemany(Q.put_pack, ((pack, end, counts[pack], None) for pack, end in ends.items()))
-            db.executemany(Q.drop_pack, ((pack,) for pack in gone))
-            db.execute(Q.lift_counter, (max(gone, default=0), "packs"))
+            db.executemany(Q.drop_pack, ((pack,) for pack in dropped))
+            db.execute(Q.lift_counter, (max(dropped, default=0), "packs"))
 
     def damage(self) -> str | None:
         """Returns SQLite's report of damage to the file itself."""

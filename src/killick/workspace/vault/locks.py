@@ -57,14 +57,14 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     return True
 
 
-def let_go(descriptor: int) -> None:
+def unlock(descriptor: int) -> None:
     """Unlocks a file and closes it. Closing alone is not enough if a process was forked meanwhile: it has a copy."""
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
-def is_still(descriptor: int, path: str | Path) -> bool:
+def is_same_file(descriptor: int, path: str | Path) -> bool:
     """Returns whether an open file is the one at a path."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
@@ -78,7 +78,7 @@ def locked(path: Path, place: str, *, busy_seconds: float, shared: bool = False)
     descriptor = _opened(path, place)
     try:
         waited, nap = 0.0, _FIRST_NAP_SECONDS
-        while not _had(descriptor, place, shared=shared):
+        while not _acquired(descriptor, place, shared=shared):
             if waited >= busy_seconds:
                 raise StoreBusy(place, busy_seconds)
             time.sleep(nap)
@@ -86,7 +86,7 @@ def locked(path: Path, place: str, *, busy_seconds: float, shared: bool = False)
             nap = min(nap * 2, _LONGEST_NAP_SECONDS)
         yield
     finally:
-        let_go(descriptor)
+        unlock(descriptor)
 
 
 @contextlib.contextmanager
@@ -100,18 +100,18 @@ def locked_alone(path: Path, place: str) -> Generator[None, None, None]:
         try:
             with explained(place):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if is_still(descriptor, path):
+            if is_same_file(descriptor, path):
                 break
         except BaseException:
-            let_go(descriptor)
+            unlock(descriptor)
             raise
-        let_go(descriptor)
+        unlock(descriptor)
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
             os.unlink(path)
-        let_go(descriptor)
+        unlock(descriptor)
 
 
 def _opened(path: Path, place: str) -> int:
@@ -119,6 +119,6 @@ def _opened(path: Path, place: str) -> int:
         return open_private(path, os.O_RDWR | os.O_CREAT)
 
 
-def _had(descriptor: int, place: str, *, shared: bool) -> bool:
+def _acquired(descriptor: int, place: str, *, shared: bool) -> bool:
     with explained(place):
         return try_lock(descriptor, shared=shared)

@@ -12,11 +12,11 @@ from typing import Final, TypeAlias
 
 from killick.errors import StoreError
 from killick.workspace.vault.index import Index
-from killick.workspace.vault.locks import explained, let_go
+from killick.workspace.vault.locks import explained, unlock
 from killick.workspace.vault.packs import Pack, Packs, sync_folder
 
 _BUFFER_BYTES: Final = 2 << 20
-_AT_WORK_MAX: Final = 4
+_PENDING_MAX: Final = 4
 """The maximum number of pending writes, because they are in memory."""
 
 _SHORT_PACKS_MAX: Final = 64
@@ -39,16 +39,15 @@ class PackWriter:
         self._is_loose = loose
         self._bytes_max = packs.loose_bytes_max if loose else packs.pack_bytes_max
         self._mutex = threading.Lock()
-        self._taken: list[Pack] = []
-        self._doubtful = False
-        self._beside: ThreadPoolExecutor | None = None
-        self._at_work: deque[Future[None]] = deque()
+        self._open_packs: list[Pack] = []
+        self._is_uncertain = False
+        self._executor: ThreadPoolExecutor | None = None
+        self._pending: deque[Future[None]] = deque()
 
     def append(self, stored: bytes) -> tuple[int, int]:
         """Appends, and returns the pack and the offset."""
         with self._mutex:
-            taken = self._taken
-            pack = taken[-1] if taken else self._next()
+            pack = self._open_packs[-1] if self._open_packs else self._next()
             writes = list[_Write]()
             if pack.end >= self._bytes_max:
                 writes.append(_emptied(pack))
@@ -59,7 +58,7 @@ class PackWriter:
             pack.is_used = True
             if end - pack.written >= _BUFFER_BYTES:
                 writes.append(_emptied(pack))
-            oldest = self._hand_over(writes) if writes and self._is_loose else None
+            oldest = self._submit(writes) if writes and self._is_loose else None
         if oldest is not None:
             oldest.result()
         elif not self._is_loose:
@@ -71,51 +70,51 @@ class PackWriter:
     def sync(self) -> dict[int, int]:
         """Syncs everything appended; returns the packs' lengths."""
         with self._mutex:
-            while self._at_work:
-                self._at_work.popleft().result()
-            for pack in self._taken:
+            while self._pending:
+                self._pending.popleft().result()
+            for pack in self._open_packs:
                 self._write(*_emptied(pack))
                 if pack.synced != pack.end:
                     self._sync(pack)
-            if any(pack.is_new for pack in self._taken):
+            if any(pack.is_new for pack in self._open_packs):
                 with explained(self._packs.place):
                     sync_folder(self._packs.folder)
-                for pack in self._taken:
+                for pack in self._open_packs:
                     pack.is_new = False
-            return {pack.number: pack.end for pack in self._taken if pack.is_used}
+            return {pack.number: pack.end for pack in self._open_packs if pack.is_used}
 
     @contextlib.contextmanager
     def publishing(self) -> Generator[dict[int, int], None, None]:
         """Syncs, and publishes in the index. If that fails, the outcome is unknown."""
         ends = self.sync()
-        self._doubtful = True
+        self._is_uncertain = True
         yield ends
-        for pack in self._taken:
+        for pack in self._open_packs:
             pack.published, pack.is_used = pack.end, False
-        self._doubtful = False
+        self._is_uncertain = False
 
     def close(self) -> None:
         """Returns the packs, without unpublished bytes."""
         with self._mutex:
-            if self._beside is not None:
-                self._beside.shutdown(cancel_futures=True)
-            for pack in self._taken:
+            if self._executor is not None:
+                self._executor.shutdown(cancel_futures=True)
+            for pack in self._open_packs:
                 # If truncation fails now, the pack's next writer does it.
                 with contextlib.suppress(OSError, StoreError):
-                    self._cut(pack)
-                let_go(pack.descriptor)
-            self._taken.clear()
+                    self._truncate(pack)
+                unlock(pack.descriptor)
+            self._open_packs.clear()
 
-    def _hand_over(self, writes: list[_Write]) -> Future[None] | None:
+    def _submit(self, writes: list[_Write]) -> Future[None] | None:
         """Hands ordered writes to another thread; returns a future to wait for if much is pending."""
-        if self._beside is None:
-            self._beside = ThreadPoolExecutor(1, "killick-appending")
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, "killick-appending")
         for write in writes:
-            self._at_work.append(self._beside.submit(self._write, *write))
-            if write[0] is not self._taken[-1]:
+            self._pending.append(self._executor.submit(self._write, *write))
+            if write[0] is not self._open_packs[-1]:
                 # It is full: the final sync has less to wait for.
-                self._at_work.append(self._beside.submit(self._sync, write[0]))
-        return self._at_work.popleft() if len(self._at_work) > _AT_WORK_MAX else None
+                self._pending.append(self._executor.submit(self._sync, write[0]))
+        return self._pending.popleft() if len(self._pending) > _PENDING_MAX else None
 
     def _sync(self, pack: Pack) -> None:
         with explained(self._packs.place):
@@ -123,16 +122,16 @@ class PackWriter:
         pack.synced = pack.end
 
     def _next(self) -> Pack:
-        if len(self._taken) == _SHORT_PACKS_MAX:
+        if len(self._open_packs) == _SHORT_PACKS_MAX:
             self._bytes_max = self._packs.pack_bytes_max
         pack = self._packs.take_new(self._index) if self._is_loose else self._packs.take(self._index)
-        self._taken.append(pack)
+        self._open_packs.append(pack)
         return pack
 
-    def _cut(self, pack: Pack) -> None:
+    def _truncate(self, pack: Pack) -> None:
         if pack.end == pack.published:
             return
-        if self._doubtful:
+        if self._is_uncertain:
             self._index.supersede()
         end = self._index.pack_end(pack.number)
         if end is None:

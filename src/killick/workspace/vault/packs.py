@@ -13,7 +13,7 @@ from typing import Final
 
 from killick.permissions import open_private
 from killick.workspace.vault.index import Index, ObjectLocation
-from killick.workspace.vault.locks import explained, is_still, let_go, try_lock
+from killick.workspace.vault.locks import explained, is_same_file, try_lock, unlock
 
 PACK_BYTES_MAX: Final = 256 << 20
 """A pack of this length is closed for appending."""
@@ -103,9 +103,9 @@ class Packs:
             descriptor = open_private(self.path(number), os.O_RDWR)
         except FileNotFoundError:
             return None
-        if try_lock(descriptor) and is_still(descriptor, self.path(number)):
+        if try_lock(descriptor) and is_same_file(descriptor, self.path(number)):
             return descriptor
-        let_go(descriptor)
+        unlock(descriptor)
         return None
 
     def take(self, index: Index) -> Pack:
@@ -131,8 +131,8 @@ class Packs:
         known = index.open_packs(below_bytes=self.pack_bytes_max, limit=_CANDIDATES_MAX)
         yield from known
         # Leftovers of processes that died before publishing.
-        published, gone = index.packs(), index.packs_taken_away()
-        yield from (number for number in self.numbers() if number not in published and number > gone)
+        published, deleted = index.packs(), index.last_deleted_pack()
+        yield from (number for number in self.numbers() if number not in published and number > deleted)
 
     def _taken(self, number: int, index: Index) -> Pack | None:
         descriptor = self.lock(number)
@@ -142,7 +142,7 @@ class Packs:
             # Read under the lock: the previous writer has published by now, or never will.
             end = index.pack_end(number)
             size = os.fstat(descriptor).st_size
-            if end is None and number > index.packs_taken_away():
+            if end is None and number > index.last_deleted_pack():
                 end = 0
             # A pack that is too short is damaged: leave it, so that no more is lost.
             if end is not None and end < self.pack_bytes_max and size >= end:
@@ -151,13 +151,13 @@ class Packs:
                     os.ftruncate(descriptor, end)
                 return Pack(number, descriptor, end)
         except BaseException:
-            let_go(descriptor)
+            unlock(descriptor)
             raise
-        let_go(descriptor)
+        unlock(descriptor)
         return None
 
     def _made(self, index: Index) -> Pack:
-        number = max([*self.numbers(), *index.packs(), index.packs_taken_away()], default=0)
+        number = max([*self.numbers(), *index.packs(), index.last_deleted_pack()], default=0)
         while True:
             number += 1
             try:
@@ -165,9 +165,9 @@ class Packs:
             except FileExistsError:
                 continue
             # Between the two, another process may have taken it for a leftover.
-            if try_lock(descriptor) and is_still(descriptor, self.path(number)) and index.pack_end(number) is None:
+            if try_lock(descriptor) and is_same_file(descriptor, self.path(number)) and index.pack_end(number) is None:
                 return Pack(number, descriptor, 0, is_new=True)
-            let_go(descriptor)
+            unlock(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
 from killick.workspace.vault.compression import compressed
 from killick.workspace.vault.index import Index, ObjectLocation, ObjectRow
-from killick.workspace.vault.locks import let_go
+from killick.workspace.vault.locks import unlock
 from killick.workspace.vault.pack_writer import PackWriter
 from killick.workspace.vault.packs import Packs
 
@@ -27,7 +27,7 @@ def locking(packs: Packs, numbers: Iterable[int]) -> Generator[list[int], None, 
     finally:
         for descriptor in held.values():
             if descriptor is not None:
-                let_go(descriptor)
+                unlock(descriptor)
 
 
 def move_out(

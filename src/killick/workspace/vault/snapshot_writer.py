@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
-from hashlib import sha256
 from typing import Final
 
 from killick.errors import SnapshotBroken, StoreUnavailable
-from killick.workspace.tree import Id
+from killick.model.cipher import Cipher
+from killick.workspace.tree import Id, id_of
 from killick.workspace.vault.compression import compressed
 from killick.workspace.vault.index import Index, ObjectRow, Reference
 from killick.workspace.vault.pack_writer import PackWriter
@@ -17,7 +17,7 @@ from killick.workspace.vault.packs import Packs
 _COMPRESSED_BYTES_MAX: Final = 4 << 20
 """Beyond this, new data is stored uncompressed, faster than copying files; `Vault.compress` compresses it later."""
 
-_ASKED_MAX: Final = 200
+_LOOKUPS_MAX: Final = 200
 """Up to this many objects are looked up one by one; beyond it, all ids are read at once."""
 
 _KNOWN_MAX: Final = 400_000
@@ -27,18 +27,19 @@ _KNOWN_MAX: Final = 400_000
 class SnapshotWriter:
     """Returned by `Vault.writing`. Threads may add concurrently; publish after all of them."""
 
-    def __init__(self, index: Index, packs: Packs, place: str) -> None:
+    def __init__(self, index: Index, packs: Packs, place: str, cipher: Cipher | None = None) -> None:
         self.sweeps: Final = index.sweeps()
         """The vault's `generation`. While unchanged, every id seen since still exists."""
         self._index = index
         self._place = place
+        self._cipher = cipher
         self._appending = PackWriter(packs, index)
         self._loose = PackWriter(packs, index, loose=True)
         self._new_bytes = 0
         self._mutex = threading.Lock()
         self._added: dict[Id, object] = {}
         self._rows: list[ObjectRow] = []
-        self._asked = 0
+        self._lookups = 0
         count = index.count()
         self._may_know = count <= _KNOWN_MAX
         self._known: Collection[Id] | None = None if count else frozenset()
@@ -46,7 +47,7 @@ class SnapshotWriter:
 
     def add(self, data: bytes | memoryview) -> Id:
         """Stores an object if absent, and returns its id. The caller may reuse the buffer afterwards."""
-        ref = sha256(data).digest()
+        ref = id_of(data, self._cipher)
         if ref in self._added or self._is_known(ref):
             return ref
         token = object()
@@ -56,8 +57,10 @@ class SnapshotWriter:
         try:
             size = len(data)
             self._new_bytes += size
-            if self._new_bytes <= _COMPRESSED_BYTES_MAX:
+            if self._cipher is not None or self._new_bytes <= _COMPRESSED_BYTES_MAX:
+                # What is encrypted cannot be compressed later.
                 stored = bytes(compressed(data))
+                stored = stored if self._cipher is None else self._cipher.encrypt(stored)
                 pack, offset = self._appending.append(stored)
             else:
                 stored = bytes(data)
@@ -97,8 +100,8 @@ class SnapshotWriter:
         known = self._known
         if known is not None:
             return ref in known
-        self._asked += 1
-        if self._asked <= _ASKED_MAX or not self._may_know:
+        self._lookups += 1
+        if self._lookups <= _LOOKUPS_MAX or not self._may_know:
             return bool(self._index.has((ref,)))
         with self._mutex:
             if self._known is None:

@@ -46,11 +46,11 @@ class Marked(msgspec.Struct, frozen=True):
 
 def mark(index: Index, roots: Iterable[Id], load: Load, place: str) -> Marked:
     """Separates the objects that these snapshots need from the rest. An unreadable snapshot aborts it."""
-    wanted: set[Id] = set()
+    live_ids: set[Id] = set()
     seen: set[Id] = set()
     for root in roots:
         try:
-            wanted.update(ref for ref, _ in tree.objects(root, load, seen))
+            live_ids.update(ref for ref, _ in tree.objects(root, load, seen))
         except SnapshotBroken as error:
             reason = (
                 f"{error.reason}; snapshot {root.hex()[:12]} needs it, so nothing was swept: verify the vault {place}"
@@ -59,7 +59,7 @@ def mark(index: Index, roots: Iterable[Id], load: Load, place: str) -> Marked:
     garbage = list[Id]()
     live_bytes, live_objects = Counter[int](), Counter[int]()
     for each in index.objects():
-        if each.id in wanted:
+        if each.id in live_ids:
             live_bytes[each.pack] += each.stored
             live_objects[each.pack] += 1
         else:
@@ -72,7 +72,7 @@ def is_mostly_garbage(size: int, live: int) -> bool:
     return size > 2 * live
 
 
-def foretold(packs: Packs, marked: Marked) -> Swept:
+def preview(packs: Packs, marked: Marked) -> Swept:
     """Returns the expected result of a sweep."""
     sizes = {number: packs.size_bytes(number) for number in packs.numbers()}
     live = marked.live_bytes
@@ -85,7 +85,7 @@ def sweep(
 ) -> Swept:
     """Sweeps; `alone` excludes writers, and is held as briefly as possible."""
     with alone():
-        marked = mark(index, index.wanted(), load, place)
+        marked = mark(index, index.live_roots(), load, place)
         index.discard(marked.garbage, {pack: marked.live_objects.get(pack, 0) for pack in index.packs()})
     with explained(place):
         before = sum(map(packs.size_bytes, packs.numbers()))
@@ -98,7 +98,7 @@ def sweep(
         worth = {pack for pack in worth if is_mostly_garbage(packs.size_bytes(pack), live.get(pack, 0))}
         for some in _batches(sorted(worth), _AT_ONCE_MAX):
             _rewrite(index, packs, some)
-        _clear_left_behind(index, packs)
+        _delete_orphans(index, packs)
         after = sum(map(packs.size_bytes, packs.numbers()))
     return Swept(len(marked.garbage), max(before - after, 0), after)
 
@@ -106,18 +106,18 @@ def sweep(
 def _rewrite(index: Index, packs: Packs, numbers: Sequence[int]) -> None:
     """Copies live objects out of packs, and deletes these. Packs in use wait for another sweep."""
     with locking(packs, numbers) as locked:
-        left: dict[int, list[ObjectRow]] = {number: [] for number in locked}
+        remaining: dict[int, list[ObjectRow]] = {number: [] for number in locked}
         for each in index.objects():
-            if each.pack in left:
-                left[each.pack].append(each)
-        drop(index, packs, [number for number, held in left.items() if not held])
-        for number, held in left.items():
+            if each.pack in remaining:
+                remaining[each.pack].append(each)
+        drop(index, packs, [number for number, held in remaining.items() if not held])
+        for number, held in remaining.items():
             # Written to since: it may no longer be worth it. Damaged packs stay.
             if held and is_mostly_garbage(packs.size_bytes(number), sum(each.stored for each in held)):
                 move_out(index, packs, number, held)
 
 
-def _clear_left_behind(index: Index, packs: Packs) -> None:
+def _delete_orphans(index: Index, packs: Packs) -> None:
     """Deletes packs without rows: leftovers of processes that died before publishing or deleting them."""
     published = index.packs()
     with locking(packs, [number for number in packs.numbers() if number not in published]) as locked:

@@ -21,8 +21,9 @@ from typing import Final
 
 from killick.clock import Clock, SystemClock
 from killick.errors import SnapshotBroken, StoreBroken, StoreBusy, StoreClosed
+from killick.model.cipher import Cipher
 from killick.permissions import make_folder
-from killick.workspace.tree import Id
+from killick.workspace.tree import Id, id_of
 from killick.workspace.vault import repack
 from killick.workspace.vault import sweep as sweeping
 from killick.workspace.vault import verify as verifying
@@ -48,7 +49,16 @@ _CACHED_OBJECT_BYTES_MAX: Final = 32 << 10
 class Vault:
     """A store of snapshots. Opens lazily, and creates nothing before the first write."""
 
-    def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None, busy_seconds: float = 60.0) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        clock: Clock | None = None,
+        busy_seconds: float = 60.0,
+        cipher: Cipher | None = None,
+    ) -> None:
+        self.cipher: Final = cipher
+        """Encrypts every object, and keys its id; None: objects are in clear."""
         self.path: Final = Path(os.path.abspath(path))
         self._place = str(self.path)
         self._clock = clock or SystemClock()
@@ -99,7 +109,7 @@ class Vault:
         """Opens a snapshot writer. Sweeps wait meanwhile; unpublished objects are discarded."""
         index = self._made()
         with self._writers(shared=True):
-            writing = SnapshotWriter(index, self._packs, self._place)
+            writing = SnapshotWriter(index, self._packs, self._place, self.cipher)
             try:
                 yield writing
             finally:
@@ -158,8 +168,8 @@ class Vault:
             return Swept(0, 0, 0)
         with self._one_sweeper(busy_seconds=self._busy_seconds):
             if dry_run:
-                roots = index.wanted(without or (lambda owner: False))
-                return sweeping.foretold(self._packs, sweeping.mark(index, roots, self._load, self._place))
+                roots = index.live_roots(without or (lambda owner: False))
+                return sweeping.preview(self._packs, sweeping.mark(index, roots, self._load, self._place))
             try:
                 return sweeping.sweep(
                     index, self._packs, self._load, place=self._place, alone=lambda: self._writers(shared=False)
@@ -219,10 +229,13 @@ class Vault:
         stored = self._packs.read(place)
         if isinstance(stored, str):
             return stored
-        data = stored if place.stored == place.size else decompressed(stored, place.size)
+        opened = stored if self.cipher is None else self.cipher.decrypt(stored)
+        if opened is None:
+            return f"what pack {place.pack} has at byte {place.offset} is not encrypted by the key of this store"
+        data = opened if len(opened) == place.size else decompressed(opened, place.size)
         if data is None:
             return f"what pack {place.pack} has at byte {place.offset} cannot be unpacked"
-        if sha256(data).digest() != ref:
+        if id_of(data, self.cipher) != ref:
             return f"what pack {place.pack} has at byte {place.offset} is something else"
         return data
 

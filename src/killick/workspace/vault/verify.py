@@ -55,7 +55,7 @@ def _snapshots(index: Index, load: Load, roots: Collection[Id] | None, tell: Pro
     for root in owners if roots is None else roots:
         found = list(_snapshot(root, load, seen, lambda done: tell(done, total)))
         # Another process may have dropped and swept it meanwhile.
-        if found and (roots is not None or index.is_wanted(root)):
+        if found and (roots is not None or index.is_referenced(root)):
             owner = f" of {owners[root]}" if owners.get(root) else ""
             yield from (f"snapshot {root.hex()[:12]}{owner}: {problem}" for problem in found)
     tell(len(seen), total)

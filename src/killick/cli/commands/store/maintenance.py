@@ -11,33 +11,47 @@ from typing import Any, Final
 import click
 import msgspec
 from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
-from killick.audit.seal import SEALS, heads
-from killick.cli.context import Shell, command, current_user, dry_run_option, run_argument, yes_option
+from killick.archive.export import export
+from killick.archive.redact import Redaction
+from killick.audit.seal import SEALS
+from killick.cli.context import Shell, command, complete_run, current_user, dry_run_option, run_argument, yes_option
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.style import many
-from killick.engine.commands import leased
+from killick.engine.control.commands import leased
 from killick.errors import LogError
 from killick.log import repair
 from killick.log.log import Log
+from killick.log.paging import heads
 from killick.log.verify import last_good
 from killick.model import event_codec, page_events
 from killick.model import events as e
-from killick.permissions import open_output
 from killick.store.records import ENDED
 
 LISTED_MAX: Final = 20
 """Runs and places of one sort that are listed; of the rest only the number."""
 
 
+REMARK_SECONDS: Final = 5.0
+"""How often progress is a line on stderr, where that is no terminal."""
+
+
 @contextmanager
 def progress(shell: Shell) -> Generator[Callable[[str, int, int], None]]:
-    """Progress bars on stderr, on a terminal. Yields a function that takes the phase, the count and the total."""
+    """Progress on stderr: bars on a terminal, else a line now and then. Yields a function of phase, count and total."""
     if not shell.err.is_terminal:
-        yield lambda what, done, total: None
+        said = shell.clock.monotonic()
+
+        def remark(what: str, done: int, total: int) -> None:
+            nonlocal said
+            if shell.clock.monotonic() - said >= REMARK_SECONDS:
+                said = shell.clock.monotonic()
+                shell.note(f"{what}: {done:,} of {total:,}")
+
+        yield remark
         return
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f}"), TimeRemainingColumn()
     with Progress(*columns, console=shell.err, transient=True) as bars:
         known: dict[str, TaskID] = {}
@@ -48,17 +62,6 @@ def progress(shell: Shell) -> Generator[Callable[[str, int, int], None]]:
             bars.update(known[what], completed=done)
 
         yield tell
-
-
-def say(shell: Shell, sign: str, *parts: str | tuple[str, str]) -> None:
-    """A line with a sign before it, in the colour of what the sign says."""
-    style = {"✓": "bold green", "✗": "bold red", "?": "bold red", "~": "yellow"}.get(sign, "")
-    shell.out.print(Text.assemble((f"{sign} " if sign else "", style), *parts), soft_wrap=True)
-
-
-def say_next(shell: Shell, *words: str) -> None:
-    """The command to type next."""
-    say(shell, "", (f"    {shell.typed(*words)}", "green"))
 
 
 @command("repair")
@@ -72,33 +75,33 @@ def repair_command(shell: Shell, run: str, reason: str, dry_run: bool, yes: bool
     Sets the failing part of its log aside, without deleting it. Effects in that part are in doubt. The run then waits
     for a person.
     """
-    run = shell.run(run)
-    kd = shell.client
-    kept, _, what = last_good(kd.runtime.log, kd.runtime.log.head(run))
+    kept, _, what = last_good(shell.log, shell.log.head(run))
     told: dict[str, Any] = {"run": run, "kept": kept, "found": what, "dry_run": dry_run}
     if dry_run:
-        shell.emit(told) if shell.json else say(shell, "", f"{run} holds up to event {kept}; then: {what or 'nothing'}")
+        shell.emit(told) if shell.json else shell.say(
+            "", f"{run} is intact up to event {kept}; then: {what or 'nothing'}"
+        )
         return
     if what:
-        agreed(shell, f"{run} holds up to event {kept}; then: {what}. Set aside what comes after it?", yes=yes)
-    was_apart = kd.runtime.store.quarantined(run) is not None
+        agreed(shell, f"{run} is intact up to event {kept}; then: {what}. Set aside what comes after it?", yes=yes)
+    was_apart = shell.store.quarantined(run) is not None
     try:
-        event = repair(kd.runtime.log, run, at=kd.runtime.clock.now_us(), reason=reason, by=current_user())
+        event = repair(shell.log, run, at=shell.clock.now_us(), reason=reason, by=current_user())
     except LogError as said:
         if what or not was_apart:
             raise
-        shell.emit(told) if shell.json else say(shell, "✓", str(said))
+        shell.emit(told) if shell.json else shell.say("✓", str(said))
         return
     if shell.json:
         shell.emit(told | msgspec.to_builtins(event))
         return
     found = f"set aside {many(event.set_aside, 'event')} of {event.first} to {event.last}"
-    say(shell, "✓", (run, "bold"), f"  kept events up to {kept}, {found}")
+    shell.say("✓", (run, "bold"), f"  kept events up to {kept}, {found}")
     for doubt in event.doubts:
-        say(shell, "?", f"{doubt.tool} at step {doubt.step} may have happened")
-    say(shell, "", "It waits for a person now. Look at it, then let it go on:")
-    say_next(shell, "show", run)
-    say_next(shell, "resume", run)
+        shell.say("?", f"{doubt.tool} at step {doubt.step} may have happened")
+    shell.say("", "It waits for a person now. Look at it, then resume it:")
+    shell.say_next("show", run)
+    shell.say_next("resume", run)
 
 
 def agreed(shell: Shell, question: str, *, yes: bool) -> None:
@@ -110,46 +113,76 @@ def agreed(shell: Shell, question: str, *, yes: bool) -> None:
 
 
 @command("erase")
-@run_argument
+@click.argument("run", required=False, shell_complete=complete_run)
+@click.option("--subject", metavar="NAME", help="Everything of a data subject, by destroying their key.")
 @click.option("--step", metavar="N", help="The arguments, results and texts of a step.")
 @click.option("--seq", metavar="N", type=int, help="The values of one event.")
-@click.option("--reason", metavar="WHY", required=True, help="Why, for the record.")
+@click.option("--reason", metavar="WHY", help="Why, for the record.")
 @dry_run_option
 @yes_option
 def erase_command(
-    shell: Shell, run: str, step: str | None, seq: int | None, reason: str, dry_run: bool, yes: bool
+    shell: Shell,
+    run: str | None,
+    subject: str | None,
+    step: str | None,
+    seq: int | None,
+    reason: str | None,
+    dry_run: bool,
+    yes: bool,
 ) -> None:
     """Erase values from the store for good.
 
     For personal data, or a secret that leaked. Their hashes and your reason stay, so that the record can still be
     verified and shows the erasure. A value that occurs in several places is erased in all of them.
+
+    In an encrypted store, --subject destroys the key of a person: all their values are unreadable, in archives too.
     """
+    if subject is not None:
+        if run is not None or step is not None or seq is not None or reason is not None or dry_run:
+            raise CommandFailed("--subject erases everything of one person; give it alone")
+        erase_subject(shell, subject, yes=yes)
+        return
+    if run is None or reason is None:
+        needs = "RUN, or --subject NAME" if run is None else "WHY"
+        raise CommandFailed(f"store erase: needs {needs}; see killick store erase --help")
     run = shell.run(run)
-    kd = shell.client
     if (step is None) == (seq is None):
         raise CommandFailed("name what to erase: --step N or --seq N")
     if run == SEALS:
         raise CommandFailed(
             f"{run}: without its values nothing that was sealed could be proved; erase in the runs themselves"
         )
-    seqs = _seqs(kd.runtime.log, run, step, seq)
-    pieces = {digest for each in seqs for digest in kd.runtime.log.pieces_of(run, each)}
-    others = _sharing(kd.runtime.log, run, seqs, pieces)
+    seqs = _seqs(shell.log, run, step, seq)
+    pieces = {digest for each in seqs for digest in shell.log.pieces_of(run, each)}
+    others = _sharing(shell.log, run, seqs, pieces)
     what = f"the values of {many(len(seqs), 'event')}: {_listed(seqs)}"
     purged = True
     if not dry_run:
         also = f" Parts of them are in {_listed(others)} too, and go from there." if others else ""
-        row = kd.runtime.store.index(run)
-        stuck = "" if row is not None and row.status in ENDED else " The run has not ended, and cannot go on past them."
+        row = shell.store.index(run)
+        stuck = "" if row is not None and row.status in ENDED else " The run has not ended, and cannot pass them."
         agreed(shell, f"Erase {what} for good?{also}{stuck}", yes=yes)
         purged = _erase(shell, run, seqs, pieces, reason)
     if shell.json:
         shell.emit({"run": run, "seqs": seqs, "values": len(pieces), "shared_with": others, "dry_run": dry_run}
                    | {"purged": purged})  # fmt: skip
     else:
-        say(shell, "" if dry_run else "✓", f"would erase {what}" if dry_run else f"erased {what}; their hashes stay")
+        shell.say("" if dry_run else "✓", f"would erase {what}" if dry_run else f"erased {what}; their hashes stay")
         if not purged:
-            say(shell, "~", "another process is reading: the bytes stay in the write-ahead log until it ends")
+            shell.say("~", "another process is reading: the bytes stay in the write-ahead log until it ends")
+
+
+def erase_subject(shell: Shell, subject: str, *, yes: bool) -> None:
+    """Destroys the key of a data subject."""
+    agreed(shell, f"Destroy the key of {subject}? Nothing of theirs can be read again.", yes=yes)
+    found = shell.client.erase(subject, by=current_user())
+    if shell.json:
+        shell.emit(msgspec.structs.asdict(found))
+        return
+    shell.say("✓", f"destroyed the key of {subject}: {many(found.runs, 'run')} unreadable, their logs still verify")
+    shell.say("~", "a backup of this store from before has the key: remove it, or it reads them again")
+    if not found.purged:
+        shell.say("~", "another process is reading: the wrapped key stays in the write-ahead log until it ends")
 
 
 def _listed(places: Sequence[int | str]) -> str:
@@ -159,10 +192,9 @@ def _listed(places: Sequence[int | str]) -> str:
 
 
 def _erase(shell: Shell, run: str, seqs: list[int], pieces: set[bytes], reason: str) -> bool:
-    kd = shell.client
-    with leased(kd.runtime.log, run, kd.runtime.ids.new("command")) as log:
-        return kd.runtime.log.erase(
-            log, at=kd.runtime.clock.now_us(), reason=reason, seqs=seqs, pieces=sorted(pieces), by=current_user()
+    with leased(shell.log, run, shell.ids.new("command")) as log:
+        return shell.log.erase(
+            log, at=shell.clock.now_us(), reason=reason, seqs=seqs, pieces=sorted(pieces), by=current_user()
         )
 
 
@@ -202,7 +234,7 @@ def _sharing(log: Log, run: str, seqs: Sequence[int], pieces: set[bytes]) -> lis
         return []
     others = (row.seq for row in log.rows(run) if row.data is not None and row.seq not in seqs)
     found: list[int | str] = [seq for seq in others if not pieces.isdisjoint(log.pieces_of(run, seq))]
-    names = (head.run for head in heads(log.store) if head.run != run)
+    names = (head.run for _, head in heads(log.store) if head.run != run)
     return found + [name for name in names if not pieces.isdisjoint(log.store.references(name).log)]
 
 
@@ -239,16 +271,13 @@ def export_command(shell: Shell, run: str, output: Path | None, with_children: b
     if _ALL in named and len(named) > 1:
         raise CommandFailed("--redact: is for everything, or for the fields that it names; leave one of the two out")
     redact = named == [_ALL] or named
-    data = shell.client.export(shell.run(run), children=with_children, redact=redact)
+    redaction = Redaction(shell.ids.key(), () if redact is True else tuple(named)) if redact else None
+    data = export(shell.log, run, children=with_children, redaction=redaction)
     if output is None:
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
         return
-    try:
-        with open_output(output) as file:
-            file.write(data)
-    except OSError as error:
-        raise CommandFailed(f"{output}: cannot be written ({error.strerror}); name another file") from None
+    shell.save(output, data)
     header = msgspec.json.decode(data.split(b"\n", 1)[0])
     below = len(header.get("children", ()))
     children = f", {many(below, 'child', 'children')}" if below else ""

@@ -12,7 +12,7 @@ from rich.filesize import decimal
 from killick.archive.bundle import name_at
 from killick.archive.prune import Chosen, Pruned, choose, prune
 from killick.cli import style
-from killick.cli.commands.store.maintenance import LISTED_MAX, agreed, progress, say
+from killick.cli.commands.store.maintenance import LISTED_MAX, agreed, progress
 from killick.cli.context import Shell, agent_option, command, current_user, dry_run_option, yes_option
 from killick.cli.exit_codes import Exit
 from killick.cli.style import many
@@ -41,30 +41,23 @@ def prune_command(
       killick store prune --older 90d --dry-run
       killick store prune --older 30d --status completed --to /backup/october.jsonl.gz
     """
-    kd = shell.client
-    now_us = kd.runtime.clock.now_us()
+    now_us = shell.clock.now_us()
     until_us = style.moment_of(older, now_us)
     wanted = tuple(each.strip() for text in status for each in text.split(",")) or ENDED
     path = to or name_at(now_us)
     with progress(shell) as tell:
-        chosen = choose(kd.runtime.log, until_us=until_us, status=wanted, agent=agent, progress=tell)
+        chosen = choose(shell.log, until_us=until_us, status=wanted, agent=agent, progress=tell)
     if not shell.json:
         _print_chosen(shell, chosen, until_us)
     if dry_run:
-        done = chosen.untouched(kd.runtime.log)
+        done = chosen.untouched(shell.log)
     else:
         if chosen.going:
             question = f"Move {many(len(chosen.going), 'run')} into {path}, and out of the store?"
             agreed(shell, question, yes=yes)
         with progress(shell) as tell:
             done = prune(
-                kd.runtime.log,
-                chosen,
-                path,
-                holder=kd.runtime.ids.new("prune"),
-                now_us=now_us,
-                by=current_user(),
-                progress=tell,
+                shell.log, chosen, path, holder=shell.ids.new("prune"), now_us=now_us, by=current_user(), progress=tell
             )
     if shell.json:
         shell.emit(msgspec.to_builtins(done))
@@ -79,40 +72,42 @@ def prune_command(
 def _print_vault(shell: Shell, vault: Cleaned, *, dry_run: bool) -> None:
     """What became of the files of runs that are gone."""
     if vault.problem is not None:
-        say(shell, "✗", (vault.vault, "bold"), f"  is not cleaned: {vault.problem}")
+        shell.say("✗", (vault.vault, "bold"), f"  is not cleaned: {vault.problem}")
     if not vault.snapshots and not vault.bytes_freed:
         return
     freed = f"{many(vault.snapshots, 'snapshot')} of files, {sized(vault.bytes_freed)}, "
-    say(shell, "" if dry_run else "✓", freed, "would leave " if dry_run else "left ", (vault.vault, "bold"))
+    shell.say(
+        "" if dry_run else "✓", freed, "would be deleted from " if dry_run else "deleted from ", (vault.vault, "bold")
+    )
 
 
 def _print_chosen(shell: Shell, chosen: Chosen, until_us: int) -> None:
     going = chosen.going
     events = f", with {many(chosen.events, 'event')}," if going else ""
-    say(shell, "", f"{many(len(going), 'run')}{events} ended before {style.moment(until_us)} and can go")
+    shell.say("", f"{many(len(going), 'run')}{events} ended before {style.moment(until_us)} and can go")
     for row in going[:LISTED_MAX]:
         ended = style.ago(row.changed_at_us, shell.clock.now_us())
-        say(shell, "", "  ", (row.run, "bold"), f"  {row.agent}, ", (row.status, style.STYLES[row.status]), f" {ended}")
+        shell.say("", "  ", (row.run, "bold"), f"  {row.agent}, ", (row.status, style.STYLES[row.status]), f" {ended}")
     if len(going) > LISTED_MAX:
-        say(shell, "", (f"  and {len(going) - LISTED_MAX:,} more", "dim"))
+        shell.say("", (f"  and {len(going) - LISTED_MAX:,} more", "dim"))
     _print_kept(shell, chosen.kept)
 
 
 def _print_kept(shell: Shell, kept: Mapping[str, str]) -> None:
     for run, why in list(kept.items())[:LISTED_MAX]:
-        say(shell, "", ("  stays: ", "dim"), (run, "bold"), f"  {why}")
+        shell.say("", ("  stays: ", "dim"), (run, "bold"), f"  {why}")
     if len(kept) > LISTED_MAX:
-        say(shell, "", (f"  and {len(kept) - LISTED_MAX:,} more stay; --json lists them", "dim"))
+        shell.say("", (f"  and {len(kept) - LISTED_MAX:,} more stay; --json lists them", "dim"))
 
 
 def _print_done(shell: Shell, chosen: Chosen, done: Pruned) -> None:
     _print_kept(shell, {run: why for run, why in done.kept.items() if run not in chosen.kept})
     swept = f"; {many(done.values, 'value')} that nothing needed went too" if done.values else ""
     if done.file is None:
-        say(shell, "✓", f"nothing was moved{swept}")
+        shell.say("✓", f"nothing was moved{swept}")
         return
     moved = f"{many(len(done.runs), 'run')}, {many(done.events, 'event')} moved into "
-    say(shell, "✓", moved, (done.file, "bold"), f" ({decimal(done.size_bytes)}){swept}")
-    say(
-        shell, "", (f"    {shlex.join(('killick', 'store', 'verify', done.file))}", "green")
+    shell.say("✓", moved, (done.file, "bold"), f" ({decimal(done.size_bytes)}){swept}")
+    shell.say(
+        "", (f"    {shlex.join(('killick', 'store', 'verify', done.file))}", "green")
     )  # for which no store is needed

@@ -15,10 +15,10 @@ import msgspec
 from rich.filesize import decimal
 
 from killick.audit.checkpoint import checkpoint, new_key
-from killick.audit.proof import Proved, has_grown_out_of, verify_proof
-from killick.audit.seal import SEALS, Sealed
+from killick.audit.proof import Proved, has_grown_out_of, prove, verify_proof
+from killick.audit.seal import SEALS, Sealed, seal
 from killick.cli import style
-from killick.cli.commands.store.maintenance import LISTED_MAX, progress, say, say_next
+from killick.cli.commands.store.maintenance import LISTED_MAX, progress
 from killick.cli.context import Shell, command, current_user, run_argument
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.style import many
@@ -49,12 +49,11 @@ def seal_command(shell: Shell, key: Path | None, new_key: Path | None, out: Path
     \b
       killick store seal --new-key seal.pem --out monday.seal
     """
-    kd = shell.client
     if out is not None and out.exists():
         _check_older(shell, out)
     signer = _key(shell, key, new_key)
     with progress(shell) as tell:
-        done = kd.seal(signer, by=current_user(), progress=tell)
+        done = seal(shell.log, signer, at_us=shell.clock.now_us(), by=current_user(), progress=tell)
     if out is not None:
         written(out, done.file.encode())
     lost = [run for run, file in done.gone.items() if file is None]
@@ -96,7 +95,7 @@ def _check_older(shell: Shell, out: Path) -> None:
         raise CommandFailed(f"{out}: is there, and is no checkpoint; name another file") from None
     if not has_grown_out_of(shell.log, older):
         raise CommandFailed(
-            f"{out}: this store is not what that checkpoint signs, so it is kept; see what is different with "
+            f"{out}: this store does not match that checkpoint, which is kept; see the differences with "
             f"killick store verify --checkpoint {shlex.quote(str(out))} --key PUB",
             Exit.BAD,
         )
@@ -104,30 +103,28 @@ def _check_older(shell: Shell, out: Path) -> None:
 
 def _print_sealed(shell: Shell, done: Sealed, out: Path | None) -> None:
     for run, why in done.refused.items():
-        say(shell, "✗", (run, "bold"), f"  {why}: it is not sealed")
-        say_next(shell, "store", "verify", run)
+        shell.say("✗", (run, "bold"), f"  {why}: it is not sealed")
+        shell.say_next("store", "verify", run)
     for run, file in list(done.gone.items())[:LISTED_MAX]:
-        where = f"was pruned into {file}" if file else "is gone, and nothing says where to"
-        say(shell, "~" if file else "✗", (run, "bold"), f"  {where}")
+        where = f"was pruned into {file}" if file else "is missing, and no archive of it is on record"
+        shell.say("~" if file else "✗", (run, "bold"), f"  {where}")
     if len(done.gone) > LISTED_MAX:
-        say(shell, "", (f"  and {len(done.gone) - LISTED_MAX:,} more; --json lists them", "dim"))
+        shell.say("", (f"  and {len(done.gone) - LISTED_MAX:,} more; --json lists them", "dim"))
     if done.other_key is not None:
-        say(shell, "~", f"the seal before was signed with another key, {done.other_key}")
+        shell.say("~", f"the seal before was signed with another key, {done.other_key}")
     if done.fresh:
         runs = sum(run != SEALS for run in done.runs)
         what = f"seal {done.number:,}: {many(runs, 'run')}, {many(done.events, 'new event')}"
-        say(shell, "✓", what, f", signed with key {done.key}")
+        shell.say("✓", what, f", signed with key {done.key}")
     else:
-        say(shell, "✓", f"nothing changed since seal {done.number:,}, signed with key {done.key}")
+        shell.say("✓", f"nothing changed since seal {done.number:,}, signed with key {done.key}")
     if out is None:
-        shell.out.print(done.file.partition("\n{")[0], markup=False, soft_wrap=True)
-        say(
-            shell,
-            "",
-            "Keep this where no process can change it together with the store; --out FILE writes it, and more.",
+        shell.print(done.file.partition("\n{")[0])
+        shell.say(
+            "", "Keep this where no process can change it together with the store; --out FILE writes it, and more."
         )
     else:
-        say(shell, "", "  ", (str(out), "bold"), "  keep it where no process can change it together with the store")
+        shell.say("", "  ", (str(out), "bold"), "  keep it where no process can change it together with the store")
 
 
 # prove --------------------------------------------------------------------------------------------
@@ -145,12 +142,11 @@ def prove_command(shell: Shell, run: str, seq: str, values: bool, since: Path | 
     The proof is one small file that reveals that event alone; `killick store verify --proof FILE --key PUB` verifies it
     anywhere. The event has to be sealed. `killick show RUN --log` lists events and their numbers.
     """
-    run = shell.run(run)
     if not seq.removeprefix("@").isdecimal():
         raise CommandFailed(f"{seq}: is no event's number; killick show {run} --log lists them")
     number = int(seq.removeprefix("@"))
     kept = None if since is None else found_in(since)
-    proof = shell.client.prove(run, number, values=values, since=kept)
+    proof = prove(shell.log, run, number, values=values, since=kept)
     if out is None:
         click.echo(proof.file, nl=False)
         return
@@ -159,8 +155,8 @@ def prove_command(shell: Shell, run: str, seq: str, values: bool, since: Path | 
     if shell.json:
         shell.emit({"run": run, "seq": number, "size": size, "bytes": len(proof.file), "out": str(out)})
         return
-    say(shell, "✓", (str(out), "bold"), f"  event {number} of {run}, {decimal(len(proof.file))}")
-    say(shell, "", (f"    {shlex.join(('killick', 'store', 'verify', '--proof', str(out), '--key'))} PUB", "green"))
+    shell.say("✓", (str(out), "bold"), f"  event {number} of {run}, {decimal(len(proof.file))}")
+    shell.say("", (f"    {shlex.join(('killick', 'store', 'verify', '--proof', str(out), '--key'))} PUB", "green"))
 
 
 # verify -------------------------------------------------------------------------------------------
@@ -182,7 +178,7 @@ def verify_file(shell: Shell, path: Path, key: Path | None, kept: Path | None) -
         told = {} if proved is None else msgspec.structs.asdict(proved) | {"sealed_at": timestamp(proved.sealed_at)}
         shell.emit({"holds": broken is None, "broken": broken, **told})
     elif proved is None:
-        say(shell, "✗", (str(path), "bold"), f"  {broken}")
+        shell.say("✗", (str(path), "bold"), f"  {broken}")
     else:
         _print_proved(shell, proved)
     return Exit.DONE if broken is None else Exit.BAD
@@ -192,12 +188,12 @@ def _print_proved(shell: Shell, proved: Proved) -> None:
     event = dict(proved.event)
     kind, at = event.pop("kind"), event.pop("at")
     event.pop("data", None)
-    say(shell, "✓", "proved: event ", (f"{proved.seq} of {proved.run}", "bold"), f"  {kind}, {style.moment(at)}")
+    shell.say("✓", "proved: event ", (f"{proved.seq} of {proved.run}", "bold"), f"  {kind}, {style.moment(at)}")
     shown: dict[str, Any] = {**event, **(proved.values or {})}
     for name, value in shown.items():
         if value is not None:
-            say(shell, "", (f"  {name}: ", "dim"), style.brief(value, 110))
-    say(shell, "", (f"  in {proved.store}, under a checkpoint of {many(proved.size, 'entry', 'entries')}", "dim"))
+            shell.say("", (f"  {name}: ", "dim"), style.brief(value, 110))
+    shell.say("", (f"  in {proved.store}, under a checkpoint of {many(proved.size, 'entry', 'entries')}", "dim"))
 
 
 # files --------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ import msgspec
 
 from killick.archive import bundle
 from killick.archive.export import read
-from killick.audit.seal import SEALS, heads, told_pruned
-from killick.cli.commands.store.maintenance import LISTED_MAX, progress, say, say_next
+from killick.audit.seal import SEALS, told_pruned
+from killick.audit.seal_check import verify
+from killick.cli.commands.store.maintenance import LISTED_MAX, progress
 from killick.cli.commands.store.seal import found_in, verify_file
 from killick.cli.context import Shell, command, complete_run
 from killick.cli.exit_codes import CommandFailed, Exit
@@ -23,6 +24,7 @@ from killick.errors import ExportBroken, ProofBroken
 from killick.history.vaults import Held
 from killick.history.vaults import verify as verify_files
 from killick.log import Log, Report
+from killick.log.paging import heads
 from killick.store.memory import MemoryStore
 from killick.store.records import Problem
 
@@ -57,11 +59,10 @@ def verify_command(
         is_run = not bundle.is_archive(run) and shell.exists and shell.store.head(run) is not None
         if not is_run:
             return _verify_file(shell, run)
-    kd = shell.client
-    looked_at = [kd.runtime.log.head(shell.run(run))] if run else list(heads(kd.runtime.store))
+    looked_at = [shell.log.head(shell.run(run))] if run else [head for _, head in heads(shell.store)]
     done: Counter[str] = Counter()
     total = sum(head.seq - head.base for head in looked_at)
-    if kd.runtime.store.head(SEALS) is not None:
+    if shell.store.head(SEALS) is not None:
         total *= 2  # what was sealed is read once more
     kept, public = (None if each is None else found_in(each) for each in (checkpoint, key))
     with progress(shell) as tell:
@@ -72,13 +73,13 @@ def verify_command(
             tell("verifying", done[""], total)
 
         try:
-            report = kd.verify(run, checkpoint=kept, key=public, progress=seen)
+            report = verify(shell.log, run, checkpoint=kept, key=public, progress=seen)
         except ProofBroken as error:
             place, code = (key, Exit.MISTYPED) if error.place == "key" else (checkpoint, Exit.BAD)
             raise CommandFailed(f"{place}: {error.reason}", code) from None
     broken = _first_breaks(report)
     if checkpoint is not None and run is None:
-        broken += _unproved(kd.runtime.log, archives)
+        broken += _unproved(shell.log, archives)
     held = _verify_files(shell, [head.run for head in looked_at]) if files else None
     if shell.json:
         told = {"holds": report.holds and not broken}
@@ -112,16 +113,16 @@ def _verify_files(shell: Shell, runs: Sequence[str]) -> Held:
 
 def _print_files(shell: Shell, held: Held) -> None:
     for each in held.broken[:LISTED_MAX]:
-        say(shell, "✗", each)
+        shell.say("✗", each)
     if len(held.broken) > LISTED_MAX:
-        say(shell, "", (f"  and {len(held.broken) - LISTED_MAX:,} more; --json lists them", "dim"))
+        shell.say("", (f"  and {len(held.broken) - LISTED_MAX:,} more; --json lists them", "dim"))
     counts = f"{many(held.snapshots, 'snapshot')} of {many(held.runs, 'run')}"
     if held.holds and held.snapshots:
-        say(shell, "✓", f"their files are whole: {counts} in {', '.join(held.vaults)}")
+        shell.say("✓", f"their files are whole: {counts} in {', '.join(held.vaults)}")
     elif held.holds:
-        say(shell, "✓", "no files are on record")
+        shell.say("✓", "no files are on record")
     else:
-        say(shell, "", f"of {counts} not all files are whole")
+        shell.say("", f"of {counts} not all files are whole")
 
 
 def _verify_file(shell: Shell, path: str) -> Exit:
@@ -140,9 +141,9 @@ def _verify_file(shell: Shell, path: str) -> Exit:
     if shell.json:
         shell.emit({"holds": broken is None, "runs": found.runs, "events": found.events, "broken": broken})
     elif broken is not None:
-        say(shell, "✗", (path, "bold"), f"  {broken}")
+        shell.say("✗", (path, "bold"), f"  {broken}")
     else:
-        say(shell, "✓", "the file holds: ", f"{many(found.runs, 'run')}, {many(found.events, 'event')}")
+        shell.say("✓", "the file is intact: ", f"{many(found.runs, 'run')}, {many(found.events, 'event')}")
     return Exit.DONE if broken is None else Exit.BAD
 
 
@@ -161,25 +162,25 @@ def _fields(problems: Sequence[Problem]) -> list[dict[str, Any]]:
 def _print_report(shell: Shell, report: Report, broken: Sequence[Problem], proved: str) -> None:
     for problem in broken:
         at = f"breaks at event {problem.seq}: " if problem.seq is not None else ""
-        say(shell, "✗", (problem.run or shell.url, "bold"), f"  {at}{problem.what} ({problem.where})")
+        shell.say("✗", (problem.run or shell.url, "bold"), f"  {at}{problem.what} ({problem.where})")
         if problem.run and problem.where != "seals":
-            say_next(shell, "store", "repair", problem.run)
+            shell.say_next("store", "repair", problem.run)
     healed = {(problem.run or shell.url, problem.where) for problem in report.problems if problem.healed}
     for name, where in sorted(healed):
-        say(shell, "~", (name, "bold"), f"  {where} did not say what the log says: rebuilt")
+        shell.say("~", (name, "bold"), f"  {where} differed from the log: rebuilt")
     for problem in report.explained:
-        say(shell, "~", (problem.run or "", "bold"), f"  {problem.what}")
+        shell.say("~", (problem.run or "", "bold"), f"  {problem.what}")
     if report.holds and not broken:
         erased = f", {many(report.erased, 'value')} erased on purpose" if report.erased else ""
         repaired = f", {many(report.repaired, 'repair')} on record" if report.repaired else ""
         counts = f"{many(report.runs, 'run')}, {many(report.events, 'event')}"
-        say(shell, "✓", f"the record holds: {counts}{erased}{repaired}")
+        shell.say("✓", f"the record is intact: {counts}{erased}{repaired}")
         if report.seals:
-            say(shell, "✓", f"and is what was sealed: {many(report.seals, 'seal')}{proved}")
+            shell.say("✓", f"and matches its seals: {many(report.seals, 'seal')}{proved}")
     else:
         parted = {problem.run for problem in broken if problem.run and problem.where == "seals"}
         runs = len({problem.run for problem in broken if problem.run} - parted)
         if runs or not parted:
-            say(shell, "", f"{many(runs, 'run')} of {report.runs:,} {'does' if runs == 1 else 'do'} not hold")
+            shell.say("", f"{many(runs, 'run')} of {report.runs:,} {'fails' if runs == 1 else 'fail'} verification")
         if parted:
-            say(shell, "", f"{many(len(parted), 'run')} {'is' if len(parted) == 1 else 'are'} not what was sealed")
+            shell.say("", f"{many(len(parted), 'run')} {'does' if len(parted) == 1 else 'do'} not match the seals")

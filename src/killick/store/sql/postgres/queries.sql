@@ -1,4 +1,4 @@
--- `killick.` is replaced by the schema of the store, and `:bell` by its notification channel.
+-- `killick.` is replaced by the schema of the store, and `:channel` by its notification channel.
 
 -- name: set_up_session
 SET default_transaction_isolation = 'read committed'; SET bytea_output = 'hex'; SET jit = off;
@@ -12,7 +12,7 @@ CASE WHEN current_setting('synchronous_commit') = 'remote_apply' THEN 'remote_ap
 -- name: parameter_types
 SELECT unnest(parameter_types)::oid::integer FROM pg_prepared_statements WHERE name = '{name}'
 
--- name: one_at_a_time
+-- name: lock_schema
 SELECT pg_advisory_xact_lock(hashtextextended({schema}, 20260101))
 
 -- name: tables
@@ -32,7 +32,7 @@ ON CONFLICT (key) DO UPDATE SET value = excluded.value, checksum = excluded.chec
 SELECT killick.time_us(NULL)
 
 -- name: listen
-LISTEN {bell}
+LISTEN {channel}
 
 -- the log -----------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ SELECT hash, codec, body FROM killick.pieces WHERE hash = ANY ($1)
 SELECT kind::bigint, pieces.hash FROM killick.heads JOIN killick.piece_uses USING (number) JOIN killick.pieces USING (piece)
 WHERE run = $1 AND NOT removed
 
--- name: use_anew
+-- name: use_pieces
 INSERT INTO killick.piece_uses (number, kind, piece)
 SELECT $1, 0, piece FROM killick.pieces WHERE hash = ANY ($2) FOR KEY SHARE
 
@@ -166,7 +166,7 @@ SELECT (head).number, (head).run, (head).seq, (head).hash, (head).epoch, (head).
 FROM killick.claim_runs($1, $2, $3, $4, $5, $6, $7, $8)
 
 -- As an array, because the planner may underestimate a join on holders.
--- name: keep
+-- name: renew
 UPDATE killick.heads SET lease_until_us = killick.until_us($2, $3) WHERE number = ANY (ARRAY(
     SELECT number FROM killick.heads
     WHERE holder = $1 AND run = ANY ($4::text[]) AND (lease_until_us IS NULL OR lease_until_us > killick.time_us($2))
@@ -238,7 +238,7 @@ FROM killick.heads WHERE number < $1 AND agent IS NOT NULL {conditions} ORDER BY
 -- name: tagged
 number IN (SELECT number FROM killick.tags WHERE tag = {value})
 
--- name: standings
+-- name: run_statuses
 SELECT number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed, status, quarantined
 FROM killick.heads WHERE run = ANY ($1::text[]) AND NOT removed
 
@@ -274,14 +274,14 @@ SELECT killick.soonest_us($1::text[])
 
 -- the feed ----------------------------------------------------------------------------------------
 
--- name: place_feed
+-- name: place_outbox
 SELECT killick.place_feed()
 
--- name: feed
+-- name: outbox
 SELECT position, run, feed.seq, kind FROM killick.feed JOIN killick.heads USING (number)
 WHERE position > $1 AND ($2::text[] IS NULL OR kind = ANY ($2)) ORDER BY position LIMIT $3
 
--- name: trim_feed
+-- name: trim_outbox
 WITH gone AS (DELETE FROM killick.feed WHERE position <= $1 RETURNING id) SELECT count(*) FROM gone
 
 -- keeping -----------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ UPDATE killick.heads SET quarantined = $2 WHERE run = $1 AND NOT removed RETURNI
 -- name: quarantined
 SELECT quarantined FROM killick.heads WHERE run = $1 AND NOT removed
 
--- name: set_aside
+-- name: displace
 INSERT INTO killick.aside (number, seq, body, hash, data, checksum)
 SELECT number, seq, body, hash, data, killick.aside_check(number, seq, body, hash, data)
 FROM killick.events WHERE number = $1 AND seq > $2
@@ -318,14 +318,14 @@ UPDATE killick.heads SET checksum = killick.head_check(number, run, seq, hash, e
     delivered_checksum = CASE delivered_checksum WHEN '' THEN killick.count_check(number, 0) ELSE delivered_checksum END
 WHERE number = $1
 
--- name: asides
+-- name: displaced
 SELECT aside.seq, body, data, aside.hash FROM killick.heads JOIN killick.aside USING (number)
 WHERE run = $1 AND NOT removed ORDER BY aside.seq
 
 -- name: has_fork
 SELECT run FROM killick.heads WHERE parent = $1 AND NOT removed LIMIT 1
 
--- name: bury
+-- name: write_tombstone
 UPDATE killick.heads SET removed = true, holder = NULL, lease_until_us = NULL, agent = NULL, status = NULL, tags = NULL,
     wake_at_us = NULL, quarantined = NULL,
     checksum = killick.head_check(number, run, seq, hash, epoch, base, parent, true)
@@ -337,38 +337,38 @@ DELETE FROM killick.piece_uses WHERE number = $1
 -- name: drop_messages
 DELETE FROM killick.inbox WHERE number = $1
 
--- name: drop_told
+-- name: drop_outbox
 DELETE FROM killick.feed WHERE number = $1
 
 -- marks -------------------------------------------------------------------------------------------
 
--- name: unmarked
+-- name: unindexed
 SELECT heads.number, run, base, coalesce(marked.seq, base) FROM killick.heads LEFT JOIN killick.marked USING (number)
 WHERE heads.number > $1 AND NOT removed AND heads.seq > coalesce(marked.seq, base) ORDER BY heads.number LIMIT $2
 
--- name: marked_to
+-- name: index_position
 SELECT heads.number, base, coalesce(marked.seq, base), coalesce(total, 0)
 FROM killick.heads LEFT JOIN killick.marked USING (number) WHERE run = $1 AND NOT removed FOR NO KEY UPDATE OF heads
 
--- name: put_marks
+-- name: put_terms
 INSERT INTO killick.marks (term, at_us, number, seq)
 SELECT term, at_us, $1, seq FROM unnest($2::bigint[], $3::bigint[], $4::bigint[]) AS given(term, at_us, seq)
 ON CONFLICT DO NOTHING RETURNING term, at_us, number, seq
 
--- name: put_marked
+-- name: put_index_position
 INSERT INTO killick.marked (number, seq, total, checksum) VALUES ($1, $2, $3, $4)
 ON CONFLICT (number) DO UPDATE SET seq = excluded.seq, total = excluded.total, checksum = excluded.checksum
 
--- name: marked
+-- name: search
 SELECT at_us, number, seq, run FROM killick.marked_places($1, $2, $3, $4, $5, $6)
 
--- name: drop_marks
+-- name: drop_terms
 DELETE FROM killick.marks WHERE number = ANY ($1)
 
--- name: drop_marked
+-- name: drop_index_positions
 DELETE FROM killick.marked WHERE number = ANY ($1)
 
--- name: dead_marked
+-- name: stale_index_positions
 SELECT number FROM killick.marked JOIN killick.heads USING (number) WHERE removed
 
 -- inspection --------------------------------------------------------------------------------------
@@ -411,10 +411,10 @@ UNION ALL SELECT 'piece_uses', number, count(*) FROM killick.piece_uses
     WHERE number NOT IN (SELECT number FROM killick.heads WHERE NOT removed)
         OR piece NOT IN (SELECT piece FROM killick.pieces) OR kind NOT IN (0, 1) GROUP BY number
 
--- name: all_marks
+-- name: all_terms
 SELECT number, term, at_us, seq FROM killick.marks
 
--- name: all_marked
+-- name: all_index_positions
 SELECT number, seq, total, checksum FROM killick.marked
 
 -- name: drop_pieces
@@ -430,7 +430,7 @@ DELETE FROM killick.tags WHERE number NOT IN (SELECT number FROM killick.heads W
 -- name: clear_snapshots
 DELETE FROM killick.snapshots WHERE number NOT IN (SELECT number FROM killick.heads WHERE NOT removed)
 
--- name: clear_feed
+-- name: clear_outbox
 DELETE FROM killick.feed WHERE number NOT IN (SELECT number FROM killick.heads WHERE NOT removed)
 
 -- conditions --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
--- Format 2. `killick.` is replaced by the schema of the store, `:bell` by its notification channel, and `:numbers` by
+-- Format 2. `killick.` is replaced by the schema of the store, `:channel` by its notification channel, and `:numbers` by
 -- the sequence of that name.
 --
 -- Truth: meta, heads (up to `removed`), events, pieces, inbox, claims. Derived and rebuilt when wrong: the rest of
@@ -205,7 +205,7 @@ RETURN substring(sha256(convert_to(key, 'UTF8') || '\x00'::bytea || value) for 8
 -- A notification payload is limited to eight thousand bytes; one without a name works too.
 CREATE FUNCTION killick.ring(run text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_notify(:bell, CASE WHEN octet_length(run) < 7000 THEN run ELSE '' END);
+    PERFORM pg_notify(:channel, CASE WHEN octet_length(run) < 7000 THEN run ELSE '' END);
 END $$;
 
 -- Carries a refusal and its reason to the caller. Rolls back the writes of the item.

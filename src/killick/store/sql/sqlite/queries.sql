@@ -15,7 +15,7 @@ WHERE number > ? AND NOT removed ORDER BY number LIMIT ?
 INSERT INTO heads (number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed, checksum)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
--- name: hold_head
+-- name: write_lease
 UPDATE heads SET epoch = ?, holder = ?, lease_until_us = ?, removed = ?, checksum = ? WHERE number = ?
 
 -- name: next_number
@@ -24,7 +24,7 @@ SELECT coalesce(max(number), 0) + 1 FROM heads
 -- name: has_fork
 SELECT 1 FROM heads WHERE parent = ? AND NOT removed LIMIT 1
 
--- name: lengthen
+-- name: append_events
 INSERT INTO appends (
     number, after, before, epoch, holder, lease_until_us, seq, body, data, hash, checksum,
     body_1, data_1, hash_1
@@ -102,7 +102,7 @@ SELECT message, id, name, body, sender, at_us, taken FROM inbox WHERE number = ?
 -- name: put_message
 INSERT INTO inbox (number, message, id, name, body, sender, at_us, taken, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 
--- name: mark_message
+-- name: set_taken
 UPDATE inbox SET taken = ?, checksum = ? WHERE number = ? AND message = ?
 
 -- name: erase_message
@@ -110,7 +110,7 @@ UPDATE inbox SET body = ?, checksum = ? WHERE number = ? AND message = ?
 
 -- name: inbox
 SELECT message, id, name, body, sender, at_us, taken FROM inbox
-WHERE number = ? AND message > ? AND taken IS NULL AND (?3 IS NULL OR name = ?3) ORDER BY message LIMIT ?4
+WHERE number = (SELECT number FROM heads WHERE run = ? AND NOT removed) AND message > ? AND taken IS NULL AND (?3 IS NULL OR name = ?3) ORDER BY message LIMIT ?4
 
 -- name: messages
 SELECT message, id, name, body, sender, at_us, taken FROM inbox WHERE number = ? ORDER BY message
@@ -139,6 +139,10 @@ DELETE FROM claims WHERE space = ? AND key = ? AND number = ?
 -- name: run_row
 SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum
 FROM runs JOIN heads USING (number) WHERE number = ?
+
+-- name: indexed
+SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum
+FROM heads JOIN runs USING (number) WHERE run = ? AND NOT removed
 
 -- name: put_run
 INSERT INTO runs (number, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum)
@@ -192,11 +196,11 @@ SELECT min(agent) FROM runs WHERE agent > ?
 -- name: next_status
 SELECT min(status) FROM runs WHERE agent = ? AND status > ?
 
--- name: count_standing
+-- name: count_by_status
 SELECT count(*) FROM runs INDEXED BY runs_by_standing WHERE agent = ? AND status = ? {conditions}
 
 -- Each agent and priority with waiting runs, and its earliest wake time: one index seek each.
--- name: lines
+-- name: wake_queues
 WITH RECURSIVE lines (number) AS (
     SELECT number FROM (
         SELECT number FROM runs INDEXED BY runs_by_due WHERE wake_at_us IS NOT NULL
@@ -229,7 +233,7 @@ SELECT holder, count(*), min(lease_until_us), max(lease_until_us IS NULL OR leas
 WHERE holder IS NOT NULL GROUP BY holder
 
 -- Without a time, all runs of a holder. A paused run waits for its wake time.
--- name: left
+-- name: abandoned
 SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum, seq, hash, epoch, base, parent, holder, lease_until_us, removed,
     CASE status WHEN 'paused' THEN wake_at_us ELSE changed_at_us END AS since
 FROM heads JOIN runs USING (number) WHERE holder = ?1 AND (?2 IS NULL OR lease_until_us <= ?2)
@@ -240,20 +244,20 @@ AND number NOT IN (SELECT number FROM quarantine) {agents} ORDER BY priority DES
 SELECT number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed FROM heads
 WHERE holder = ? AND (lease_until_us IS NULL OR lease_until_us > ?)
 
--- name: put_told
+-- name: put_outbox
 INSERT INTO feed (number, seq, kind) VALUES (?, ?, ?)
 
--- name: feed
+-- name: outbox
 SELECT position, run, feed.seq, kind FROM feed JOIN heads USING (number) WHERE position > ? {kinds} ORDER BY position LIMIT ?
 
 -- The file remembers the last assigned position, also when the outbox is empty.
--- name: feed_end
+-- name: outbox_end
 SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'feed'), 0)
 
--- name: trim_feed
+-- name: trim_outbox
 DELETE FROM feed WHERE position <= ?
 
--- name: drop_told
+-- name: drop_outbox
 DELETE FROM feed WHERE number = ?
 
 -- Everything for resuming a run except its events.
@@ -265,7 +269,7 @@ LEFT JOIN snapshots ON snapshots.number = heads.number AND snapshots.fold = ?1 A
     SELECT max(seq) FROM snapshots AS newer WHERE newer.number = heads.number AND newer.fold = ?1 AND newer.seq <= heads.seq
 ) WHERE run = ?2
 
--- name: standing
+-- name: run_status
 SELECT heads.number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed, status, reason
 FROM heads LEFT JOIN runs USING (number) LEFT JOIN quarantine USING (number) WHERE run = ? AND NOT removed
 
@@ -278,14 +282,11 @@ INSERT OR REPLACE INTO quarantine (number, reason) VALUES (?, ?)
 -- name: drop_quarantine
 DELETE FROM quarantine WHERE number = ?
 
--- name: put_aside
+-- name: put_displaced
 INSERT OR REPLACE INTO aside (id, body, data, hash, checksum) VALUES (?, ?, ?, ?, ?)
 
--- name: asides
+-- name: displaced
 SELECT id & 4294967295, body, data, hash FROM aside WHERE id > ? AND id <= ? ORDER BY id
-
--- name: drop_asides
-DELETE FROM aside WHERE id > ? AND id <= ?
 
 -- name: all_heads
 SELECT number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed, checksum FROM heads
@@ -296,7 +297,7 @@ SELECT number, message, id, name, body, sender, at_us, taken, checksum FROM inbo
 -- name: all_claims
 SELECT space, key, number, seq, checksum FROM claims
 
--- name: all_asides
+-- name: all_displaced
 SELECT id, body, data, hash, checksum FROM aside
 
 -- name: all_pieces
@@ -342,45 +343,45 @@ DELETE FROM tags WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed
 -- name: clear_snapshots
 DELETE FROM snapshots WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed)
 
--- name: clear_feed
+-- name: clear_outbox
 DELETE FROM feed WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed)
 
 -- name: clear_quarantine
 DELETE FROM quarantine WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed)
 
--- name: unmarked
+-- name: unindexed
 SELECT heads.number, run, base, coalesce(marked.seq, base) FROM heads LEFT JOIN marked USING (number)
 WHERE heads.number > ? AND NOT removed AND heads.seq > coalesce(marked.seq, base) ORDER BY heads.number LIMIT ?
 
--- name: marked_to
+-- name: index_position
 SELECT heads.number, base, coalesce(marked.seq, base), coalesce(total, 0) FROM heads LEFT JOIN marked USING (number)
 WHERE run = ? AND NOT removed
 
--- name: put_mark
+-- name: put_term
 INSERT OR IGNORE INTO marks (term, at_us, number, seq) VALUES (?, ?, ?, ?)
 
--- name: put_marked
+-- name: put_index_position
 INSERT OR REPLACE INTO marked (number, seq, total, checksum) VALUES (?, ?, ?, ?)
 
--- name: newest_mark
+-- name: newest_term
 SELECT at_us, number, seq FROM marks WHERE term = ? AND (at_us, number, seq) <= (?, ?, ?)
 ORDER BY at_us DESC, number DESC, seq DESC LIMIT 1
 
 -- The terms of a removed run wait for the sweep; a run whose terms were dropped has none.
--- name: marked_run
+-- name: indexed_run
 SELECT run FROM heads JOIN marked USING (number) WHERE number = ? AND NOT removed
 
--- name: drop_marks
+-- name: drop_terms
 DELETE FROM marks WHERE number IN ({numbers})
 
--- name: drop_marked
+-- name: drop_index_positions
 DELETE FROM marked WHERE number IN ({numbers})
 
--- name: dead_marked
+-- name: stale_index_positions
 SELECT number FROM marked JOIN heads USING (number) WHERE removed
 
--- name: all_marks
+-- name: all_terms
 SELECT number, term, at_us, seq FROM marks
 
--- name: all_marked
+-- name: all_index_positions
 SELECT number, seq, total, checksum FROM marked

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
-from killick.engine.inbox import answer_id
+from killick.engine.control.inbox import answer_id
 from killick.log.writer import Entry
 from killick.model import events as e
 

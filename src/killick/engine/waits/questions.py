@@ -14,13 +14,13 @@ from killick.contracts.contract import Approval
 from killick.definitions.policy import Duration
 from killick.engine.approval.contracts_in_force import named
 from killick.engine.approval.verdicts import failed
+from killick.engine.control.inbox import question_verbs
+from killick.engine.control.interventions import skip_failure
 from killick.engine.divergence import recorded_step, replay_outcome
 from killick.engine.execution import Branch, Execution
-from killick.engine.inbox import question_verbs
-from killick.engine.interventions import skip_failure
 from killick.engine.replay import OVER, RequestedStep
-from killick.engine.steps.open_wait import Closed, Escalation, Intervened, Waiter
-from killick.engine.steps.waits import Answer, binding, raise_if_intervened, schema_of, until
+from killick.engine.waits.open_wait import Closed, Escalation, Intervened, Waiter
+from killick.engine.waits.waits import Answer, binding, raise_if_intervened, schema_of, until
 from killick.errors import KillickError, ValueErased, ValueRefused, WaitExpired
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -46,7 +46,7 @@ class Question(msgspec.Struct, kw_only=True):
     """What may change in the code: the record keeps the old one, and the drift is noted."""
     to: tuple[str, ...] = ()
     deadline: int | None = None
-    told: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
     then: Any = None
     fits: Any = None
     need: int = 1
@@ -56,7 +56,7 @@ class Question(msgspec.Struct, kw_only=True):
     def values(self, turn: int = 0) -> dict[str, Any]:
         """The recorded values. The addressees of escalation `turn` are no part of the question's identity."""
         may = self.rounds[turn - 1].may if turn else self.may
-        return self.told if may is None else {**self.told, "may": list(may)}
+        return self.shown if may is None else {**self.shown, "may": list(may)}
 
     skippable: bool = False
     """Whether the code can do without what it waits for."""
@@ -77,11 +77,13 @@ async def wait_for(ex: Execution, branch: Branch, asked: Question) -> Closed:
 async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
     """Record the wait before it can be answered, and its end before the code sees it."""
     step = branch.number()
-    bound = identity = e.to_text(digest(asked.identity)) if asked.identity is not None else None
+    bound = identity = (
+        e.to_text(digest(asked.identity, secret_key=ex.log.secret_key)) if asked.identity is not None else None
+    )
     if asked.wording is not None:
-        bound = e.to_text(digest([asked.identity, asked.wording]))
+        bound = e.to_text(digest([asked.identity, asked.wording], secret_key=ex.log.secret_key))
     claim = RequestedStep(sort="wait", name=asked.name, digest=bound, identity=identity, binding=bound is not None)
-    past = await recorded_step(ex, branch, step, claim, asked.told)
+    past = await recorded_step(ex, branch, step, claim, asked.shown)
     if past is not None and past.status in OVER:
         return await _closed(ex, branch, past)
     await ex.await_turn()
@@ -94,7 +96,8 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
         raise branch.stopped
     if wait is None:
         now_us = ex.now_us()
-        answer = binding(ex.run_id, facts.generation, step, asked.waits_for, identity=asked.identity, **asked.told)
+        place = (ex.log.secret_key, ex.run_id, facts.generation, step, asked.waits_for)
+        answer = binding(*place, identity=asked.identity, **asked.shown)
         intended = e.StepIntended(
             at=now_us, step=step, sort="wait", name=asked.name, digest=bound, identity=identity, guest=branch.guest,
             within=branch.within,
@@ -114,7 +117,7 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
             ex.write_behind(Entry(e.WaitClosed(at=ex.now_us(), step=step, how="cancelled")))
     else:
         with suppress(ValueErased):
-            asked.told = {name: value for name, value in ex.record.data(wait.opened).items() if name != "may"}
+            asked.shown = {name: value for name, value in ex.record.data(wait.opened).items() if name != "may"}
         waiter = _waiter(step, asked, ex.record.event(wait.opened), wait.opened, wait.votes)
     ex.refuse(branch)
     closed = await _closing(ex, branch, waiter)
@@ -169,25 +172,25 @@ async def ask(
     escalate: Sequence[tuple[str | Sequence[str], Duration | None]] = (),
 ) -> Answer:  # fmt: skip
     verbs = question_verbs(options is not None, returns is not Any)
-    told: dict[str, Any] = {"prompt": prompt, "verbs": verbs}
+    shown: dict[str, Any] = {"prompt": prompt, "verbs": verbs}
     if options is not None:
-        told["options"] = list(options)
+        shown["options"] = list(options)
     if default is not MISSING:
-        told["default"] = default
+        shown["default"] = default
         if options is not None and default not in (*options, *verbs):
             raise ValueRefused("default", f"{default!r} is not one of the options {', '.join(map(repr, options))}")
     if returns is not Any:
-        told["schema"] = schema_of(returns)
+        shown["schema"] = schema_of(returns)
     people = ex.judge.people(None)
     asked = Approval((to,) if isinstance(to, str) else to, need=need, timeout=timeout, escalate=escalate)
 
     def fits(kind: str, value: Any) -> Any:
         return convert(value, returns, at="answer")
 
-    identity, wording = identity_and_wording(told)
+    identity, wording = identity_and_wording(shown)
     question = Question(
         waits_for="answer", name="ask", identity=identity, wording=wording, to=asked.to,
-        deadline=_deadline(ex, asked.timeout), told=told, fits=None if returns is Any else fits, need=asked.need,
+        deadline=_deadline(ex, asked.timeout), shown=shown, fits=None if returns is Any else fits, need=asked.need,
         may=named(people, asked.to), skippable=default is not MISSING,
         rounds=tuple(Escalation(each.to, each.timeout, named(people, each.to)) for each in asked.escalate),
     )  # fmt: skip
@@ -203,9 +206,9 @@ async def ask(
     return Answer(kind=closed.answer["kind"], value=value, by=closed.by, comment=closed.comment)
 
 
-def identity_and_wording(told: Mapping[str, Any]) -> tuple[Any, Any]:
+def identity_and_wording(shown: Mapping[str, Any]) -> tuple[Any, Any]:
     """Of a question: what code and record must agree on, and what may change."""
-    return [told["verbs"], _form(told.get("schema"))], [told["prompt"], told.get("options")]
+    return [shown["verbs"], _form(shown.get("schema"))], [shown["prompt"], shown.get("options")]
 
 
 def _form(schema: Any) -> Any:

@@ -13,6 +13,9 @@ from killick.store.records import Delivery, Message
 COMMAND: Final = "killick.command"
 """The name of a message with a command, to the holder of a run."""
 
+FORKED: Final = "forked:"
+"""The beginning of the id of a command that announces a fork to the run's holder."""
+
 ANSWER: Final = "killick.answer"
 
 VOTE: Final = "killick.vote"
@@ -48,10 +51,14 @@ def body_of(log: Log, message: Message) -> Any:
     return unpack(message.body, log.store.pieces)
 
 
-def delivery(run: str, name: str, body: Any, *, id: str, by: str | None, at_us: int) -> Delivery:  # noqa: A002
-    """A message on its way."""
-    packed = pack(body, at="body")
-    return Delivery(run=run, id=id, name=name, body=packed.raw, by=by, at_us=at_us, pieces=tuple(packed.blobs))
+def delivery(
+    log: Log, run: str, name: str, body: Any, *, id: str, by: str | None, at_us: int, key_of: str | None = None,  # noqa: A002
+) -> Delivery:  # fmt: skip
+    """A message on its way, encrypted as the values of its run, or of another."""
+    cipher = log.cipher(key_of or run)
+    packed = pack(body, at="body", cipher=cipher)
+    raw = packed.raw if cipher is None else cipher.encrypt_json(packed.raw)
+    return Delivery(run=run, id=id, name=name, body=raw, by=by, at_us=at_us, pieces=tuple(packed.blobs))
 
 
 def question_verbs(has_options: bool, has_type: bool) -> list[Verb]:

@@ -35,16 +35,16 @@ def entries_of(fold: Fold, body: Body, *, by: str | None, at: int) -> list[Entry
         case "prioritize":
             return [Entry(e.RunPrioritized(at=at, by=by, priority=body["priority"]), because)]
         case "note":
-            return [Entry(e.NoteMade(at=at, by=by or "somebody"), {"note": body["note"]})]
+            return [Entry(e.NoteMade(at=at, by=by or "a person"), {"note": body["note"]})]
         case "set":
-            return [_context_changed(fold, body, by or "somebody", at, because or {})]
+            return [_context_changed(fold, body, by or "a person", at, because or {})]
         case "override":
             return _overridden(fold, body, by, at, because or {})
         case "skip":
             return _skipped(fold, body, by, at)
         case "retry":
-            told = body.get("because") or f"{by or 'a person'} ended the delay"
-            return [Entry(e.StepDelayed(at=at, step=_delayed(fold, body).id, until=at, because=told, by=by))]
+            reason = body.get("because") or f"{by or 'a person'} ended the delay"
+            return [Entry(e.StepDelayed(at=at, step=_delayed(fold, body).id, until=at, because=reason, by=by))]
         case "forked":
             return [Entry(e.ForkMade(at=at, run=body["fork"], cut=body["cut"], by=by))]
         case _:
@@ -78,7 +78,7 @@ def _overridden(fold: Fold, body: Body, by: str | None, at: int, because: Body) 
             output = {"kind": "respond", "value": output}
         elif wait.waits_for == "child":
             output = {"status": "completed", "result": output, "failure": None}
-    event = e.StepOverridden(at=at, step=step.id, by=by or "somebody")
+    event = e.StepOverridden(at=at, step=step.id, by=by or "a person")
     return [*_voided(step, wait, by, at), Entry(event, {"output": output, **because})]
 
 
@@ -87,7 +87,7 @@ def _skipped(fold: Fold, body: Body, by: str | None, at: int) -> list[Entry]:
     wait, because = fold.facts.waits.get(step.id), body.get("because")
     if step.sort == "wait" and wait is not None:
         return [Entry(e.WaitClosed(at=at, step=step.id, how="skipped", by=by), {"comment": because} if because else {})]
-    event = e.StepEnded(at=at, step=step.id, outcome="failed", by=by or "somebody")
+    event = e.StepEnded(at=at, step=step.id, outcome="failed", by=by or "a person")
     return [*_voided(step, wait, by, at), Entry(event, {"failure": skip_failure(by, because)})]
 
 
@@ -100,8 +100,8 @@ def _voided(step: Step, wait: Wait | None, by: str | None, at: int) -> list[Entr
 
 def skip_failure(by: str | None, because: Any) -> Failure:
     """What a step that was skipped failed with."""
-    told = f": {because}" if because else ""
-    return Failure("error", SKIPPED, _TYPES, f"skipped by {by or 'a person'}{told}", details={"by": by})
+    reason = f": {because}" if because else ""
+    return Failure("error", SKIPPED, _TYPES, f"skipped by {by or 'a person'}{reason}", details={"by": by})
 
 
 def _delayed(fold: Fold, body: Body) -> Step:

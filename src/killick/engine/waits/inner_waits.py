@@ -17,11 +17,11 @@ class AwaitedBranch(Protocol):
 
 
 class InnerCaller(NamedTuple):
-    """Code of an attempt that awaits a branch; `told` ends when that branch only waits."""
+    """Code of an attempt that awaits a branch; `notified` ends when that branch only waits."""
 
     inner: InnerSteps
     branch: AwaitedBranch
-    told: asyncio.Future[None]
+    notified: asyncio.Future[None]
 
 
 class InnerWaits:
@@ -65,6 +65,6 @@ class InnerWaits:
         innermost = [each for each in self.callers if each.branch.inner is None or not each.branch.inner.running]
         for caller in innermost:
             self.end(caller.inner, caller.branch)
-            if not caller.told.done():
-                caller.told.set_result(None)
+            if not caller.notified.done():
+                caller.notified.set_result(None)
         return bool(innermost)

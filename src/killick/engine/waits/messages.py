@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from killick.engine.approval.approvals import intend
+from killick.engine.control.inbox import SAID, body_of, delivery
 from killick.engine.divergence import recorded_step, refuse_stopped, replay_outcome
 from killick.engine.effects import dedupe
 from killick.engine.effects.dedupe import WantedStep
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe
-from killick.engine.inbox import SAID, body_of, delivery
 from killick.engine.replay import OVER, RequestedStep
 from killick.engine.steps.intention import Intent
 from killick.errors import KillickError, RunUnknown, StepFailed, ValueRefused
@@ -19,7 +19,7 @@ from killick.model import events as e
 from killick.model.codec import digest
 
 
-async def heard(ex: Execution, branch: Branch) -> list[Any]:
+async def remarks(ex: Execution, branch: Branch) -> list[Any]:
     """The messages of people: on replay the recorded ones, live those in the inbox."""
     said: list[Any] = []
     while (seq := ex.record.take(branch.position, "message.taken", SAID)) is not None:
@@ -43,23 +43,24 @@ async def send(ex: Execution, branch: Branch, run: str, name: str, body: Any) ->
     if name.startswith("killick."):
         raise ValueRefused("name", f"messages named {name!r} are Killick's own; choose another name")
     step = branch.number()
-    bound = e.to_text(digest({"run": run, "name": name, "body": body}, at="body"))
+    bound = e.to_text(digest({"run": run, "name": name, "body": body}, at="body", secret_key=ex.log.secret_key))
     claim = RequestedStep(sort="tool", name="send", digest=bound, binding=True)
-    told = {"run": run, "name": name, "body": body}
-    past = await recorded_step(ex, branch, step, claim, told)
+    message = {"run": run, "name": name, "body": body}
+    past = await recorded_step(ex, branch, step, claim, message)
     if past is not None and past.status in OVER:
         await replay_outcome(ex, branch, past)
         return
     await ex.await_turn()
-    wanted = WantedStep(ex, branch, step, "send", told, bound)
+    wanted = WantedStep(ex, branch, step, "send", message, bound)
     adopts = ex.left_behind and dedupe.is_sent(wanted)
-    await intend(ex, branch, step, past, Intent.of("tool", "send", told, bound), adopts=adopts)
+    await intend(ex, branch, step, past, Intent.of("tool", "send", message, bound), adopts=adopts)
     refuse_stopped(ex, branch, step)
     if ex.left_behind and await dedupe.sent_before(wanted):
         return
     generation = ex.log.fold.facts.generation
     message_id = f"{ex.run_id}:{step}{f'~{generation}' if generation else ''}"
-    [outcome] = ex.engine.log.store.deliver([delivery(run, name, body, id=message_id, by=ex.run_id, at_us=ex.now_us())])
+    sent = delivery(ex.engine.log, run, name, body, id=message_id, by=ex.run_id, at_us=ex.now_us())
+    [outcome] = ex.engine.log.store.deliver([sent])
     if isinstance(outcome, RunUnknown):
         ended = e.StepEnded(at=ex.now_us(), step=step, outcome="failed")
         await ex.recorded(ex.write_behind(Entry(ended, {"failure": describe(outcome)})))

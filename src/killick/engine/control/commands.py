@@ -14,16 +14,17 @@ from typing import Any, Final, NamedTuple
 from msgspec.structs import replace
 
 from killick.definitions.agents import AGENTS
-from killick.engine import inbox, renewals
+from killick.engine import renewals
 from killick.engine.approval.contracts_in_force import ContractsInForce, judge_change
 from killick.engine.approval.verdicts import failed, rejection
 from killick.engine.context import Change
+from killick.engine.control import inbox
+from killick.engine.control.interventions import Body, entries_of
 from killick.engine.engine import Engine
 from killick.engine.execution import Execution
-from killick.engine.interventions import Body, entries_of
 from killick.engine.signals import Cancelling, Paused, Rewinding
-from killick.engine.steps import waits
-from killick.engine.steps.open_wait import Closed, Intervened
+from killick.engine.waits import waits
+from killick.engine.waits.open_wait import Closed, Intervened
 from killick.errors import (
     AgentUnknown,
     AnswerRefused,
@@ -182,13 +183,12 @@ def _resumption(fold: Fold, body: Body, by: str | None, at: int) -> list[Entry]:
     facts = fold.facts
     if body["command"] not in ("override", "skip") or not facts.taken or facts.paused or facts.mend:
         return []
-    told = body.get("because") or f"{body['command']} of step {body['step']}"
-    return [Entry(e.RunResumed(at=at, by=by or "somebody"), {"because": told})]
+    reason = body.get("because") or f"{body['command']} of step {body['step']}"
+    return [Entry(e.RunResumed(at=at, by=by or "a person"), {"because": reason})]
 
 
 def _delivered(engine: Engine, run: str, body: Body, *, by: str | None, id: str) -> Delivered:  # noqa: A002
-
-    message = inbox.delivery(run, inbox.COMMAND, body, id=id, by=by, at_us=engine.clock.now_us())
+    message = inbox.delivery(engine.log, run, inbox.COMMAND, body, id=id, by=by, at_us=engine.clock.now_us())
     [outcome] = engine.log.store.deliver([message])
     if isinstance(outcome, KillickError):
         raise outcome
@@ -293,6 +293,8 @@ def receive(ex: Execution, message: Message) -> None:
         ex.close(Rewinding(message.number, message.id, body["to"], message.by, body.get("because")))
         return
     fold, at, by = ex.log.fold, ex.now_us(), message.by
+    if fold.facts.ended and not ex.is_after_end:
+        return  # with its end the store releases a run: another process may lease it before a later append
     try:
         _refuse_misfit(ex, body)
         entries = _judged(entries_of(fold, body, by=by, at=at), lambda: ex.judge, message.number)
@@ -314,12 +316,10 @@ def _refusal(
     """The record of a command that was refused, with the reason."""
     if isinstance(refused, ContextStale):
         event = e.ContextRefused(
-            at=at, version=refused.version, saw=refused.saw, by=by or "somebody",
+            at=at, version=refused.version, saw=refused.saw, by=by or "a person",
             message=None if message is None else message.number,
         )  # fmt: skip
-        failure = Failure.told(
-            "killick.ContextStale", f"version {refused.saw} was seen, and it is at {refused.version}"
-        )
+        failure = Failure.of("killick.ContextStale", f"version {refused.saw} was seen, and it is at {refused.version}")
         return [Entry(event, {"set": body["set"], "unset": body.get("unset", []), "failure": failure})]
     step = f" step {body['step']}" if body.get("step") else ""
     note = f"{by or 'a person'} wanted to {body['command']}{step}: {refused.reason}"
@@ -403,8 +403,8 @@ def _raise_rejected(run: str, entries: Sequence[Entry]) -> None:
     """The contract said no, and that is on record."""
     for event, values in entries:
         if isinstance(event, e.ContextRefused) and values is not None:
-            told = values["failure"]
-            failure: Failure = told if isinstance(told, Failure) else convert(told, Failure, at="failure")
+            recorded = values["failure"]
+            failure: Failure = recorded if isinstance(recorded, Failure) else convert(recorded, Failure, at="failure")
             raise AnswerRefused(run, f"the contract refuses it ({failure.details.get('rule')}): {failure.message}")
 
 

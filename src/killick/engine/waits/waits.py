@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
+from killick.engine.control.inbox import ANSWER, CHILD, COMMAND, SAID, VOTE, answer_id, body_of, may_answer
 from killick.engine.execution import Branch, Execution
-from killick.engine.inbox import ANSWER, CHILD, COMMAND, SAID, VOTE, answer_id, body_of, may_answer
-from killick.engine.steps.open_wait import Closed, Intervened, Waiter
+from killick.engine.waits.open_wait import Closed, Intervened, Waiter
 from killick.errors import AnswerRefused, KillickError, ValueRefused
 from killick.log.log import Log
 from killick.log.writer import Entry
@@ -105,9 +105,9 @@ def misfit(schema: Any, value: Any) -> str | None:
     return None if fits else f"{value!r} is not of type {wanted}"
 
 
-def binding(run: str, generation: int, step: e.StepId, waits_for: str, **asked: Any) -> e.Digest:
+def binding(key: bytes, run: str, generation: int, step: e.StepId, waits_for: str, **asked: Any) -> e.Digest:
     """What an answer is bound to: an approval authorises nothing else."""
-    return e.to_text(digest([run, generation, step, waits_for, asked]))
+    return e.to_text(digest([run, generation, step, waits_for, asked], secret_key=key))
 
 
 # waiting ------------------------------------------------------------------------------------------
@@ -275,15 +275,15 @@ def _answered(ex: Execution, message: Message) -> None:
 
 def _unfit(ex: Execution, waiter: Waiter, message: Message, body: Any) -> object:
     """Why an answer does not count: another question, a person who is no addressee, or no valid answer."""
-    told: dict[str, Any] = {**body} if isinstance(body, dict) else {}
+    fields: dict[str, Any] = {**body} if isinstance(body, dict) else {}
     event: Any = None if waiter.asked is None else waiter.asked.event
     asked: dict[str, Any] = {} if waiter.asked is None else dict(waiter.asked.values or {})
-    kind = told.get("kind")
+    kind = fields.get("kind")
     if not isinstance(kind, str):
         return "it is not an answer to this"
-    if (why := refusal(asked.get("verbs", (kind,)), asked.get("options") or (), kind, told.get("value"))) is not None:
+    if (why := refusal(asked.get("verbs", (kind,)), asked.get("options") or (), kind, fields.get("value"))) is not None:
         return why
-    if waiter.digest is not None and told.get("digest") != waiter.digest:
+    if waiter.digest is not None and fields.get("digest") != waiter.digest:
         return "it answers another question"
     try:
         if event is not None and not may_answer(message.by, event.to, asked.get("may"), ex.engine.roles):
@@ -293,7 +293,7 @@ def _unfit(ex: Execution, waiter: Waiter, message: Message, body: Any) -> object
         raise ex.interrupted(KillickError(f"the roles of {message.by} cannot be determined ({error})")) from error
     try:
         if waiter.fits is not None and kind in ("edit", "respond", "happened"):
-            waiter.fits(kind, told.get("value"))
+            waiter.fits(kind, fields.get("value"))
     except ValueRefused as misfit:
         return misfit
     return None

@@ -1,0 +1,286 @@
+"""The data keys of a store, each wrapped by a master key in a log of its own. Destroying one erases what it encrypted.
+
+The store has one key, and each data subject another. A run tree derives its own from one of them, so that its values
+are shared within the tree alone. A key's name has the owner (12 bytes), the owner's key (2), and the run tree (8).
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from hashlib import sha256
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+
+from killick.clock import Clock
+from killick.encryption.master_key import MasterKey
+from killick.errors import HeadMoved, KeyRefused, RunExists
+from killick.ids import RandomIds
+from killick.log.log import Log
+from killick.log.writer import Entry, RunLog
+from killick.model import events as e
+from killick.model import system_events
+from killick.model.cipher import Cipher, derived, key_in
+from killick.model.facts import LIVE
+from killick.store.protocol import Store
+from killick.store.records import OWN_RUNS, SUBJECT, RunQuery
+
+T = TypeVar("T")
+
+AGENT: Final = "killick.keys"
+_LOGS: Final = f"{OWN_RUNS}key:"
+_OWNER_BYTES: Final = 12
+_ID_BYTES: Final = 14
+_STORE: Final = bytes(_OWNER_BYTES)
+_TRIES: Final = 10
+_KNOWN_MAX: Final = 10_000
+
+KNOWN_SECONDS: Final = 10.0
+"""How long a process uses a key before it looks again whether the key was destroyed."""
+
+
+class ErasedSubject(msgspec.Struct, frozen=True, kw_only=True):
+    """An erasure: how many runs are unreadable now. `purged` is False while a reader keeps the wrapped key in the
+    store's write-ahead log."""
+
+    subject: str
+    runs: int
+    purged: bool
+
+
+class _Known(NamedTuple):
+    cipher: Cipher | None
+    until: float
+
+
+class _Secret(NamedTuple):
+    wrapped: bytes | None
+    secret: bytes | None
+    until: float
+
+
+class Keyring:
+    """Finds, makes, wraps again and destroys the data keys of a store. Thread-safe."""
+
+    def __init__(self, store: Store, masters: Sequence[MasterKey], clock: Clock) -> None:
+        self._store, self._masters, self._clock = store, masters, clock
+        self._log = Log(store, clock=clock, behind=False)
+        self._secrets: dict[bytes, _Secret] = {}
+        self._ciphers: dict[bytes, _Known] = {}
+        self._named: dict[str, tuple[Cipher, float]] = {}
+        self._runs: dict[str, str] = {}
+        self._store_id = self._current(_STORE)
+        store_secret = self._secret(self._store_id)
+        assert store_secret is not None, "only a subject's key is ever destroyed"
+        self._store_secret = store_secret
+        self.vault = Cipher(self._store_id + bytes(8), derived(store_secret, b"vault"))
+        self.secret_key = Cipher(self._store_id + bytes(8), store_secret).digest_key
+        """The key for digests that are compared between unrelated runs."""
+
+    def close(self) -> None:
+        self._log.close()
+
+    # the keys of runs -------------------------------------------------------------------------
+
+    def started(self, event: e.RunStarted) -> e.RunStarted:
+        """Returns a run's first event with its key: as given, as the run that it comes from has it, or the store's."""
+        if event.agent == AGENT or event.key is not None:
+            return event
+        before = event.follows or event.parent
+        key = self.key_for(None, event.run) if before is None else self.key_of(before)
+        return msgspec.structs.replace(event, key=key)
+
+    def key_of(self, run: str) -> str:
+        """Returns the name of a run's key; a fork has its parent's. An unknown run has one of the store's."""
+        found = self._runs.get(run)
+        if found is None:
+            head = self._store.head(run)
+            if head is None:
+                return self.key_for(None, run)
+            first = self._log.event(run, 1)
+            named = first.key if isinstance(first, e.RunStarted) else None
+            found = named or self.key_for(None, run)
+            if len(self._runs) >= _KNOWN_MAX:
+                self._runs.clear()
+            self._runs[run] = found
+        return found
+
+    def key_for(self, subject: str | None, run: str) -> str:
+        """Returns the name of the key of a new run."""
+        key = self._store_id if subject is None else self._current(self._owner(subject))
+        return e.to_text(key + sha256(run.encode()).digest()[:8])
+
+    def cipher(self, key: str) -> Cipher:
+        """Returns a data key for use. Raises KeyRefused if it was destroyed: no effect may go unrecorded."""
+        known = self._named.get(key)
+        if known is None or self._clock.monotonic() >= known[1]:
+            found = self._known(e.from_text(key))
+            if found.cipher is None:
+                raise KeyRefused(self._store.place, "the key of its data subject was destroyed, so nothing is recorded")
+            if len(self._named) >= _KNOWN_MAX:
+                self._named.clear()
+            known = self._named[key] = (found.cipher, found.until)
+        return known[0]
+
+    def decrypted(self, sealed: bytes, codec: bytes = b"data") -> bytes | None:
+        """Returns plain bytes; None if their key was destroyed. ValueError if they are damaged."""
+        cipher = self._known(key_in(sealed)).cipher
+        if cipher is None:
+            return None
+        body = cipher.decrypt(sealed, codec)
+        if body is None:
+            raise ValueError("it was not encrypted by the key that it names")
+        return body
+
+    def _known(self, key: bytes) -> _Known:
+        known, now = self._ciphers.get(key), self._clock.monotonic()
+        if known is None or now >= known.until:
+            secret = self._secret(key[:_ID_BYTES])
+            made = None if secret is None else known.cipher if known is not None else None
+            if secret is not None and made is None:
+                made = Cipher(key, derived(secret, key[_ID_BYTES:]), self.secret_key)
+            if len(self._ciphers) >= _KNOWN_MAX:
+                self._ciphers.clear()
+            known = self._ciphers[key] = _Known(made, self._secrets[key[:_ID_BYTES]].until)
+        return known
+
+    # the keys of owners -----------------------------------------------------------------------
+
+    def _owner(self, subject: str) -> bytes:
+        """Returns the id of a data subject: keyed, because it stays when the subject is erased."""
+        return hmac.digest(derived(self._store_secret, b"subjects"), subject.encode(), "sha256")[:_OWNER_BYTES]
+
+    def _current(self, owner: bytes) -> bytes:
+        """Returns the id of an owner's key. Makes a key if there is none, or if the last was destroyed."""
+        last = self._last(owner)
+        if last is None or last.wrapped is None:
+            last = self._changed(owner, lambda log: self._make(owner, log))
+        return owner + int(last.name).to_bytes(2, "big")
+
+    def _last(self, owner: bytes) -> _Kept | None:
+        return next(iter([*self._kept(owner)][-1:]), None)
+
+    def _make(self, owner: bytes, log: RunLog) -> _Kept:
+        last, at = self._last(owner), self._clock.now_us()
+        if last is not None and last.wrapped is not None:
+            return last  # another process made it
+        made = _Kept(str(1 if last is None else int(last.name) + 1), 0, self._wrapped(RandomIds().key()))
+        kept = Entry(system_events.EntryKept(at=at, name=made.name), {"value": made.wrapped})
+        if log.seq:
+            log.append(kept)
+        else:
+            started = Entry(e.RunStarted(at=at, run=log.run, agent=AGENT), {"input": None})
+            log.append(started, kept, Entry(e.RunCompleted(at=at), {"result": None}))
+        return made
+
+    def _changed(self, owner: bytes, change: Callable[[RunLog], T]) -> T:
+        """Changes a key log as it was when the change looked at it: a key that was destroyed meanwhile stays so."""
+        run = _LOGS + owner.hex()
+        for _ in range(_TRIES):
+            try:
+                return change(self._log.begin(run) if self._store.head(run) is None else self._log.open(run))
+            except (RunExists, HeadMoved):
+                continue
+        raise KeyRefused(self._store.place, "other processes change the same key all the time; try again")
+
+    def _kept(self, owner: bytes) -> Iterator[_Kept]:
+        """Yields what a key log has: every wrapping of every key, oldest first."""
+        run, after = _LOGS + owner.hex(), 0
+        while self._store.head(run) is not None and (found := self._log.read(run, after=after)):
+            for seq, event, row in found:
+                if isinstance(event, system_events.EntryKept):
+                    wrapped = None if row.data is None else self._log.data(run, seq)["value"]
+                    yield _Kept(event.name, seq, wrapped)
+            after = found[-1].seq
+
+    def _secret(self, key_id: bytes) -> bytes | None:
+        """Returns an owner's key; None if it was destroyed. Unwraps it once, and looks for it every few seconds."""
+        known, now = self._secrets.get(key_id), self._clock.monotonic()
+        if known is not None and now < known.until:
+            return known.secret
+        name, found, is_here = str(int.from_bytes(key_id[_OWNER_BYTES:], "big")), None, False
+        for kept in self._kept(key_id[:_OWNER_BYTES]):
+            if kept.name == name:
+                found, is_here = kept.wrapped or found, True
+        if not is_here:
+            reason = f"has no key {key_id.hex()}; values of another store are read through that store"
+            raise KeyRefused(self._store.place, reason)
+        same = known is not None and known.wrapped == found
+        secret = known.secret if known and same else None if found is None else self._unwrapped(found)
+        self._secrets[key_id] = _Secret(found, secret, now + KNOWN_SECONDS)
+        return secret
+
+    def _wrapped(self, key: bytes) -> bytes:
+        try:
+            return self._masters[0].wrap(key)
+        except Exception as error:
+            raise KeyRefused(self._store.place, f"the key service does not wrap a data key ({error})") from error
+
+    def _unwrapped(self, wrapped: bytes) -> bytes:
+        reasons: list[str] = []
+        for master in self._masters:
+            try:
+                return master.unwrap(wrapped)
+            except Exception as error:  # a key service has errors of its own
+                reasons.append(str(error) or type(error).__name__)
+        told = f"none of the keys given opens its data keys: {'; '.join(reasons)}"
+        raise KeyRefused(self._store.place, f"{told}; give the key that wrapped them") from None
+
+    # rotation and erasure ---------------------------------------------------------------------
+
+    def rotate(self, *, by: str | None = None) -> int:
+        """Wraps every data key by the first master key, and erases its earlier wrappings. Returns the number of keys.
+
+        Values stay as they are. An interrupted rotation is completed by the next.
+        """
+        count, before = 0, None
+        while rows := self._store.runs(RunQuery(agent=AGENT), before=before):
+            for row in rows:
+                owner = bytes.fromhex(row.run.removeprefix(_LOGS))
+                count += self._changed(owner, partial(self._rotate, owner=owner, by=by))
+            before = rows[-1].number
+        return count
+
+    def _rotate(self, log: RunLog, owner: bytes, by: str | None) -> int:
+        there = {kept.name: kept for kept in self._kept(owner) if kept.wrapped is not None}
+        newest: dict[str, int] = {}
+        for name, kept in there.items():
+            wrapped, newest[name] = self._wrapped(self._unwrapped(kept.wrapped or b"")), kept.seq
+            if wrapped != kept.wrapped:
+                entry = Entry(system_events.EntryKept(at=self._clock.now_us(), name=name), {"value": wrapped})
+                newest[name] = log.append(entry).seq
+        self._destroy(log, owner, "wrapped again", by, keep=tuple(newest.values()))
+        return len(there)
+
+    def erase(self, subject: str, *, by: str | None = None) -> ErasedSubject:
+        """Destroys the key of a data subject: everything under it is unreadable. Raises KeyRefused if the subject has
+        no key, or runs that have not ended."""
+        owner = self._owner(subject)
+        if self._store.head(_LOGS + owner.hex()) is None:
+            raise KeyRefused(subject, "no run was started with this subject here; compare the spelling with `subject=`")
+        tag = SUBJECT + e.to_text(owner)
+        if live := self._store.runs(RunQuery(tag=tag, status=LIVE), limit=4):
+            named = ", ".join(row.run for row in live[:3]) + (" and others" if len(live) > 3 else "")
+            raise KeyRefused(subject, f"{named} would break in the middle; cancel what has not ended, then erase")
+        why = "the data subject was erased"
+        purged = self._changed(owner, partial(self._destroy, owner=owner, reason=why, by=by))
+        for known in (self._secrets, self._ciphers, self._named):
+            known.clear()
+        return ErasedSubject(subject=subject, runs=sum(self._store.counts(RunQuery(tag=tag)).values()), purged=purged)
+
+    def _destroy(self, log: RunLog, owner: bytes, reason: str, by: str | None, keep: Collection[int] = ()) -> bool:
+        seqs = [kept.seq for kept in self._kept(owner) if kept.wrapped is not None and kept.seq not in keep]
+        if not seqs:
+            return self._store.purge()
+        pieces = {digest for seq in seqs for digest in self._log.pieces_of(log.run, seq)}
+        return self._log.erase(log, at=self._clock.now_us(), reason=reason, seqs=seqs, pieces=sorted(pieces), by=by)
+
+
+class _Kept(NamedTuple):
+    """One wrapping of a key: its number, the event, and the wrapped key; None: destroyed."""
+
+    name: str
+    seq: int
+    wrapped: bytes | None

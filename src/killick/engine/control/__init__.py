@@ -1,0 +1,1 @@
+"""Commands and messages that reach a run from outside."""

@@ -1,0 +1,1 @@
+"""Steps that wait, and what ends a wait."""

@@ -1,0 +1,43 @@
+"""Resumes diverged runs once for each version of the code, so that corrected code continues them after a deploy."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+from killick.definitions.agents import AGENTS
+from killick.engine.control.commands import leased
+from killick.engine.divergence import build_name
+from killick.engine.engine import Engine
+from killick.errors import LogError
+from killick.log.writer import Entry
+from killick.model import events as e
+from killick.store.records import READ_LIMIT, RunQuery
+
+_TAIL_EVENTS: Final = 100
+"""How many of a run's last events are searched for versions that tried it."""
+
+
+def resume_diverged(engine: Engine, agents: Sequence[str], seen: dict[str, int]) -> None:
+    """Resumes the diverged runs of these agents that this version of their code has not tried. `seen` has the heads
+    that need not be looked at again."""
+    versions = {name: [build_name(engine.build(agent := AGENTS.get(name))), agent.code] for name in agents}
+    for row in engine.store.runs(RunQuery(status=("code_mismatch",)), limit=READ_LIMIT):
+        version, head = versions.get(row.agent), engine.store.head(row.run)
+        if version is None or head is None or seen.get(row.run) == head.seq:
+            continue
+        # One that is held is looked at again later.
+        with contextlib.suppress(LogError), leased(engine.log, row.run, engine.ids.new("command")) as log:
+            seen[row.run] = log.seq
+            if log.fold.facts.status == "code_mismatch" and version not in _tried(engine, row.run, log.seq):
+                told = {"because": "another version of the code tries it", "builds": version[:1], "code": version[1]}
+                log.append(Entry(e.RunResumed(at=engine.clock.now_us(), by=engine.holder), told))
+
+
+def _tried(engine: Engine, run: str, last: int) -> list[list[Any]]:
+    """The versions of the code that diverged from a run lately, or resumed it."""
+    recorded = engine.log.read(run, after=max(last - _TAIL_EVENTS, 0), limit=_TAIL_EVENTS)
+    found = [each.seq for each in recorded if isinstance(each.event, e.RunDiverged | e.RunResumed)]
+    data = [engine.log.data(run, seq) for seq in found]
+    return [[each["builds"][-1], each.get("code")] for each in data if each.get("builds")]

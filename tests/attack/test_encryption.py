@@ -1,0 +1,248 @@
+"""With keys, no value is in any byte of any file; after an erasure the master key reads nothing of that person."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import killick
+from killick.archive import bundle, export
+from killick.cli.main import main
+from killick.clock import Clock, LeapingClock, SystemClock
+from killick.encryption.store import decrypting
+from killick.errors import KeyRefused, RunWaiting
+from killick.log import Log, verify
+from killick.store import MemoryStore, SqliteStore
+from world import World
+
+KEY = bytes(range(32))
+SECRET = "ssn-078-05-1120"
+LONG = f"letter to {SECRET}: " + "all is well, and nothing is owed. " * 400
+SUBJECT = "user-17"
+
+calls: list[str] = []
+
+
+@killick.tool(effect="idempotent")
+async def look_up(ssn: str, letter: str) -> dict[str, str]:
+    calls.append(ssn)
+    return {"found": ssn, "answered": letter}
+
+
+@killick.tool(effect="idempotent", retry=killick.Retry(attempts=1))
+async def fails(ssn: str) -> str:
+    raise ValueError(f"no such number: {ssn}")
+
+
+@killick.agent
+async def child(run: killick.Run, ssn: str) -> str:
+    return f"child of {ssn}"
+
+
+@killick.agent
+async def clerk(run: killick.Run, ssn: str) -> str:
+    said = await run.wait("order")
+    await run.update(person=ssn, letter=LONG)
+    await run.note(f"about {ssn}")
+    await run.call(look_up, said["ssn"], said["letter"])
+    await run.decided("write?", ssn, options=[ssn, "no"], because=f"it is {ssn}")
+    with suppress(killick.StepFailed):
+        await run.call(fails, ssn)
+    below = await run.spawn(child, ssn, id="below")
+    answer = await run.ask(f"Write to {ssn}?", to="ann")
+    return f"{await below.result()} {answer.kind} {ssn}"
+
+
+def files_with(folder: Path, *texts: str) -> list[str]:
+    """The files with one of these texts in any byte, packed or not."""
+    found = []
+    for path in folder.rglob("*"):
+        if path.is_file() and path.suffix != ".key":
+            data = path.read_bytes()
+            data += gzip.decompress(data) if data[:2] == b"\x1f\x8b" else b""
+            found += [path.name for text in texts if text.encode() in data]
+    return found
+
+
+def live(kd: killick.Client) -> None:
+    """A person's secret as input, message, argument, result, error, note, decision, context, question and comment."""
+    kd.start(clerk, SECRET, id="r", subject=SUBJECT)
+    kd.advance("r")
+    kd.send("r", "order", {"ssn": SECRET, "letter": LONG}, by="ann")
+    told = kd.advance("r")
+    assert told.status == "waiting", told
+    kd.advance("below")
+    kd.advance("r")
+    kd.answer("r", "approve", comment=f"she is {SECRET}", by="ann")
+    outcome = kd.advance("r")
+    assert outcome.status == "completed", outcome
+    kd.rewind("r", "3:after", because=f"again for {SECRET}")
+    kd.advance("r")
+    kd.answer("r", "approve", comment=f"she is {SECRET}", by="ann")
+    assert kd.advance("r").status == "completed"
+    kd.fork("r", at="3:after", id="forked")
+    kd.cancel("forked")
+    kd.advance("forked")
+
+
+@pytest.fixture
+def kd(tmp_path: Path) -> Iterator[killick.Client]:
+    with killick.open(str(tmp_path / "killick.db"), keys=KEY) as client:
+        live(client)
+        yield client
+
+
+def test_no_byte_of_a_value_is_in_any_file(kd: killick.Client, tmp_path: Path) -> None:
+    assert [found.arguments["ssn"] for found in kd.find.calls("look_up", where={"ssn": SECRET})]
+    (tmp_path / "r.export").write_bytes(kd.export("r", children=True))
+    kd.publish("nothing.listens", {"ssn": SECRET})
+    assert kd.verify().problems == []
+    plants = (SECRET, SECRET[4:], "all is well", "she is", "about ssn", SUBJECT)
+    assert files_with(tmp_path, *plants) == []
+    kd.prune(older=0, to=tmp_path / "old.jsonl.gz")
+    assert files_with(tmp_path, *plants) == []
+    assert bundle.verify(tmp_path / "old.jsonl.gz").runs >= 3
+    kd.close()
+    assert files_with(tmp_path, *plants) == []
+
+
+def test_search_finds_values_that_its_index_does_not_hold(kd: killick.Client, tmp_path: Path) -> None:
+    from killick.history.search.terms import term
+
+    assert len(list(kd.find.calls("look_up", where={"ssn": SECRET}))) >= 1
+    assert not list(kd.find.calls("look_up", where={"ssn": "another"}))
+    assert list(kd.find.decisions(question="write?"))
+    with closing(sqlite3.connect(tmp_path / "killick.db")) as db:
+        kept = {each for (each,) in db.execute("SELECT term FROM marks")}
+    guessed = ("argument", "is", "ssn", SECRET), ("question", "is", "write?"), ("choice", "is", "", SECRET)
+    assert kept
+    assert not kept & {term(*words) for words in guessed}
+
+
+def test_after_an_erasure_the_master_key_reads_nothing_in_the_store_its_archive_or_an_export(
+    kd: killick.Client, tmp_path: Path
+) -> None:
+    place = tmp_path / "killick.db"
+    exported = kd.export("r", children=True)
+    assert main(["store", "erase", "--subject", SUBJECT, "--yes", "--store", str(place)]) == 2, "it has no key here"
+    kd.erase(SUBJECT)
+    with killick.open(str(place), keys=KEY) as reader:
+        log = reader.runtime.log
+        for run in ("r", "below", "forked"):
+            for row in log.rows(run):
+                assert row.data is None
+            for message in log.store.messages(run):
+                assert message.body == b'{"$erased":""}'
+            assert SECRET not in json.dumps(reader.state(run).to_json(), default=str)
+        with closing(sqlite3.connect(place)) as db:
+            hashes = [each for (each,) in db.execute("SELECT hash FROM pieces WHERE codec LIKE '%.aes'")]
+        pieces = log.store.pieces(hashes)
+        assert pieces
+        assert {piece.body for piece in pieces.values()} == {None}
+        assert reader.verify().problems == []
+        with pytest.raises(KeyRefused, match="was destroyed"):
+            export.read(exported).decrypt(log.store)
+        reader.prune(older=0, to=tmp_path / "old.jsonl.gz")
+        assert bundle.verify(tmp_path / "old.jsonl.gz").runs >= 3
+    assert files_with(tmp_path, SECRET, "all is well", SUBJECT) == []
+
+
+def test_an_old_backup_of_the_store_has_the_key(kd: killick.Client, tmp_path: Path) -> None:
+    backup = tmp_path / "backup.db"
+    with closing(sqlite3.connect(tmp_path / "killick.db")) as db, closing(sqlite3.connect(backup)) as other:
+        db.backup(other)
+    kd.erase(SUBJECT)
+    with killick.open(str(backup), keys=KEY) as old:
+        assert SECRET in old.state("r").result
+
+
+def test_a_replay_reads_an_encrypted_run_and_its_file(kd: killick.Client, tmp_path: Path) -> None:
+    (tmp_path / "r.export").write_bytes(kd.export("r"))
+    for source in ("r", tmp_path / "r.export"):
+        assert kd.replay(source, clerk, check=True).status == "completed"
+    redacted = kd.export("r", redact=True)
+    assert SECRET.encode() not in redacted
+    assert export.load(redacted).run == "r"
+
+
+def test_a_flipped_byte_of_an_encrypted_value_is_found(kd: killick.Client, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "killick.db", isolation_level=None)) as db:
+        flipped = "CAST(substr(body, 1, 60) || x'00' || substr(body, 62) AS BLOB)"
+        db.execute(f"UPDATE pieces SET body = {flipped} WHERE codec LIKE '%.aes'")
+    assert {problem.where for problem in kd.verify().problems} == {"pieces"}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", ["memory", pytest.param("sqlite", marks=pytest.mark.slow)])
+def test_killed_at_any_append_with_keys_everything_is_done_once(tmp_path: Path, kind: str, when: str) -> None:
+    @killick.agent
+    async def steps(run: killick.Run, ssn: str) -> str:
+        for number in range(3):
+            await run.call(look_up, f"{ssn}-{number}", LONG)
+        await run.note(ssn)
+        return ssn
+
+    number, made = 0, 1
+    while number < made:
+        number += 1
+        clock: Clock = SystemClock() if kind == "sqlite" else LeapingClock()
+        raw = SqliteStore(tmp_path / f"{number}.db") if kind == "sqlite" else MemoryStore(clock=clock)
+        world = World(decrypting(raw, KEY, clock=clock), clock)
+        calls.clear()
+        world.line.cut_at = (number, when)
+        assert world.outlived(steps, SECRET, run="r") == SECRET
+        made = max(made, len(world.line.appends)) if number == 1 else made
+        assert sorted(set(calls)) == [f"{SECRET}-{each}" for each in range(3)]
+        assert all(SECRET.encode() not in row.body + (row.data or b"") for row in raw.read("r"))
+        log = Log(world.store)
+        assert verify(log).problems == []
+        log.close()
+        world.close()
+    assert files_with(tmp_path, SECRET) == []
+    assert number > 3
+
+
+def test_a_workspace_is_encrypted_and_takes_no_subject(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+
+    @killick.tool(effect="workspace")
+    async def write(text: str) -> None:
+        (folder / "plan.txt").write_text(text)
+
+    @killick.agent(workspace=str(folder))
+    async def writer(run: killick.Run, text: str) -> str:
+        await run.call(write, "nothing yet")
+        await run.call(write, text)
+        return "done"
+
+    home = tmp_path / "home"
+    home.mkdir()
+    with killick.open(str(home / "killick.db"), keys=KEY) as kd:
+        kd.run(writer, LONG * 20, id="r")
+        (folder / "plan.txt").write_text("changed")
+        kd.restore("r", "now")
+        assert (folder / "plan.txt").read_text() == LONG * 20
+        with pytest.raises(killick.errors.WorkspaceRefused, match="without subject="):
+            kd.run(writer, "x", id="s", subject=SUBJECT)
+    assert (home / "killick.files").is_dir()
+    assert files_with(home, SECRET, "all is well", "plan.txt") == []
+
+
+def test_an_answer_and_a_message_to_a_run_in_memory_are_encrypted() -> None:
+    with killick.open("memory:", keys=KEY) as kd:
+        live(kd)
+        raw: Any = kd.runtime.store.raw  # type: ignore[attr-defined]
+        assert isinstance(raw, MemoryStore)
+        for run in ("r", "below", "forked"):
+            assert all(SECRET.encode() not in message.body for message in raw.messages(run))
+            assert all(SECRET.encode() not in (row.data or b"") + row.body for row in raw.read(run))
+        with pytest.raises(RunWaiting):
+            kd.run(clerk, SECRET, id="again")
