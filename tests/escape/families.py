@@ -14,7 +14,7 @@ from escape.law import Tried
 from escape.stage import Stage, Task, go
 from escape.world import Plan
 from killick import rules
-from killick.engine.steps import step_execution
+from killick.engine.steps import fast_path, step_execution
 from killick.model import events as e
 
 _ASSESS: list[Any] = ["call", "assess", {"claim": "17"}]
@@ -291,6 +291,7 @@ def killed_and_the_contract_changed(stage: Stage) -> Tried:
 
     def first(kd: killick.Client) -> Any:
         if place != tool:
+            fast_path.is_common = lambda branch, ex: False  # type: ignore[assignment]
             step_execution.StepExecution._attempt = dying(step_execution.StepExecution._attempt)  # type: ignore[method-assign]
         return go(kd, "schemer", plan, "r")
 

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 from msgspec.structs import replace
 
 from killick.definitions.policy import DidNotHappen, Effect, Happened, Unknown
+from killick.engine.approval.verdicts import failed
 from killick.engine.control.commands import command
 from killick.engine.control.inbox import FORKED, SETTLEMENT_VERBS
 from killick.engine.effects.reconcile import RecordedOutcome, ask_person, reconciled, stopped
@@ -21,7 +22,7 @@ from killick.engine.replay import short
 from killick.engine.steps.intention import restored
 from killick.engine.steps.step_state import StepState
 from killick.engine.waits.waits import binding, until_time
-from killick.errors import KillickError, NotDone, StepFailed, ValueErased
+from killick.errors import KillickError, NotDone, ValueErased
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model import ledger
@@ -282,7 +283,7 @@ async def _refused(wanted: WantedStep, failure: Failure) -> NoReturn:
     ex = wanted.ex
     event = e.StepEnded(at=ex.now_us(), step=wanted.step, outcome="failed")
     await ex.recorded(ex.write_behind(*wanted.written(), Entry(event, {"failure": failure})))
-    raise StepFailed(wanted.step, wanted.name, failure)
+    raise failed(wanted.step, wanted.name, failure)
 
 
 async def _settle_left(a: StepState, done: RecordedEffect) -> bool:
