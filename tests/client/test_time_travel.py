@@ -196,7 +196,10 @@ def test_a_person_may_say_no_to_what_a_fork_wants(world: World) -> None:
     fork = world.kd.fork("r", "4:after")
     world.kd.advance(fork.id)
     world.kd.answer(fork.id, "reject")
-    assert world.kd.advance(fork.id).status == "failed"
+    advanced = world.kd.advance(fork.id)
+    assert advanced.status == "failed"
+    assert advanced.failure is not None
+    assert advanced.failure.type == "killick.errors.Rejected", "as a replay raises it"
     assert BOOKS == ["ask small", "pay ann"]
 
 
