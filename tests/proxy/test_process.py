@@ -183,7 +183,7 @@ def test_what_was_recorded_can_be_looked_at_like_any_run(tmp_path: Path) -> None
         window = killick_says(here, "show", "mend-17", "--window")
         assert "tombstones" in window
         assert "recalled" in window
-        assert "the record holds" in killick_says(here, "store", "verify", "mend-17")
+        assert "the record is intact" in killick_says(here, "store", "verify", "mend-17")
         files = [file for file in tmp_path.iterdir() if file.is_file()]
         assert not [file for file in files if KEY.encode() in file.read_bytes()]
 
