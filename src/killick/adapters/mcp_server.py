@@ -139,10 +139,11 @@ class _Operator:
     def answer(self, wait: str, verb: Verb, value: Any = None, comment: str = "") -> Any:
         """Answer a question of the inbox by its id. Approvals and doubts of people are refused: ask the person."""
         found = next((each for each in self._client.inbox(limit=10_000) if wait in (each.id, each.run)), None)
-        if found is not None:
-            self._refuse_if_personal(found)
-        self._client.answer(found or wait, verb, value=value, by=self._by, comment=comment or None)
-        return {"wait": wait if found is None else found.id, "answer": verb, "by": self._by}
+        if found is None:
+            raise AnswerRefused(wait, "no open question has this id; `inbox` lists them")
+        self._refuse_if_personal(found)
+        self._client.answer(found, verb, value=value, by=self._by, comment=comment or None)
+        return {"wait": found.id, "answer": verb, "by": self._by}
 
     def _refuse_if_personal(self, wait: Wait) -> None:
         """A model answers what names it, and open questions of agents. An approval, or whether an effect happened, is a
