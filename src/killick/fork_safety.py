@@ -11,8 +11,28 @@ import sys
 import threading
 import traceback
 import weakref
+from collections.abc import Callable
 from itertools import count
-from typing import Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+
+if TYPE_CHECKING:
+    from functools import cached_property as cached_property
+else:
+
+    class cached_property:  # noqa: N801
+        """As in `functools`, without the lock that it has in Python 3.11: a thread may hold that during a fork."""
+
+        def __init__(self, make: Callable[[Any], Any]) -> None:
+            self._make, self.__doc__ = make, make.__doc__
+
+        def __set_name__(self, owner: type, name: str) -> None:
+            self._name = name
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            if instance is None:
+                return self
+            value = instance.__dict__[self._name] = self._make(instance)
+            return value
 
 
 class Forked(Protocol):

@@ -17,6 +17,7 @@ import pytest
 import killick
 from claims import call, move_in, on_terminal, open_office, plain_environment, run_killick
 from killick.cli.main import main
+from killick.model.events import RunPaused
 
 Capture = pytest.CaptureFixture[str]
 
@@ -282,6 +283,9 @@ def sleeping(office: Path) -> Iterator[subprocess.Popen[str]]:
 def test_an_interrupt_lets_the_open_step_end_and_pauses_the_run(
     office: Path, sleeping: subprocess.Popen[str]
 ) -> None:  # fmt: skip
+    with killick.open(str(office / "killick.db")) as kd:
+        while not any(isinstance(each.event, RunPaused) for each in kd.events("s1")):
+            time.sleep(0.01)
     (office / "awake").touch()
     _, err = sleeping.communicate(timeout=300)
     assert sleeping.returncode == 130

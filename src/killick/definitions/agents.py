@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, get_origin, overload
@@ -19,6 +19,7 @@ from killick.contracts.contract import Contract
 from killick.definitions.policy import names_of, refuse_unknown, signed
 from killick.definitions.tools import resolved_hints
 from killick.errors import AgentUnknown, ContractRefused, DeclarationRefused
+from killick.fork_safety import cached_property
 from killick.model.codec import digest
 from killick.model.typed import convert
 from killick.workspace.workspace import Workspace

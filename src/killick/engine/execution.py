@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import copy_context
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
@@ -33,6 +33,7 @@ from killick.engine.steps.turns import InertSteps, Turns, end_all, end_with
 from killick.engine.waits.inner_waits import InnerWaits
 from killick.engine.waits.open_wait import Intervened, Waiter
 from killick.errors import KillickError, LeaseLost, OutsideBranch, StillRunning, ValueRefused
+from killick.fork_safety import cached_property
 from killick.log.group_commit import Ticket
 from killick.log.writer import Entry, Hold, RunLog
 from killick.logger import get_logger
@@ -183,8 +184,7 @@ class Execution:
         self.main: asyncio.Future[Any] | None = None
         self.is_after_end = bool(log.fold.facts.ended)
         """Whether the run had ended before: one of its effects is being undone."""
-        self.driver: asyncio.Task[Any] | None = None
-        """The task that drives it. Kept, because Python 3.11 may crash when it collects one whose loop was closed."""
+        self.driver: asyncio.Task[Any] | None = None  # Python 3.11 may crash when it collects one of a closed loop
         self.busy = 0
         self.hosting = False
         """Whether a framework's own loop runs in a block of the agent: its calls come in no order."""

@@ -13,7 +13,6 @@ import contextvars
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Final, TypeAlias, TypeVar, get_args
 
 import msgspec
@@ -35,6 +34,7 @@ from killick.errors import (
     WebhookFailed,
     WebhookGone,
 )
+from killick.fork_safety import cached_property
 from killick.history.run_info import because_of, blocked_by, info
 from killick.log.writer import Entry, RunLog
 from killick.logger import get_logger
