@@ -114,16 +114,21 @@ def main(names: list[str]) -> int:
         (HERE / "RESULTS.md").write_text(f"{PREFACE}\n{machine}\n\n{table(measures)}\n", encoding="utf-8")
         print(f"written to {HERE / 'RESULTS.md'}")
     elif writes:
-        replace(measures, names)
+        replace(measures, names, machine)
     if writes or not names:
         figures.main()
     return 0
 
 
-def replace(measures: list[Measure], names: list[str]) -> None:
-    """Some subjects' rows in RESULTS.md anew; the others stay as they were measured."""
+APART: Final = "Measured later, apart from the others: "
+
+
+def replace(measures: list[Measure], names: list[str], machine: str) -> None:
+    """Some subjects' rows in RESULTS.md anew, with where and when; the others stay as they were measured."""
     page = HERE / "RESULTS.md"
     head, _, rows = page.read_text(encoding="utf-8").partition("| --- |")
+    *text, columns = [line for line in head.splitlines() if not line.startswith(APART)]
+    head = "\n".join([*text[:-1], f"{APART}{', '.join(names)}. {machine}", "", columns])
     first, *old = rows.splitlines()
     kept = [row for row in old if row.startswith("| ") and row.split(" | ")[0].removeprefix("| ") not in names]
     new = table(measures).splitlines()[2:]

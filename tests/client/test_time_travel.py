@@ -809,3 +809,21 @@ def test_a_run_is_not_cut_among_the_steps_of_its_cancellation(world: World) -> N
     for place in ("3:after", "now"):
         with pytest.raises(TimeRefused, match="choose 3:before"):
             world.kd.fork("r", place)
+
+
+def test_a_fork_of_a_long_run_reads_a_small_part_of_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @killick.tool(effect="reads", name="counted_travel")
+    async def counted(number: int) -> int:
+        return number
+
+    @killick.agent(name="travels_far")
+    async def agent(run: killick.Run) -> int:
+        return sum([await run.call(counted, number) for number in range(1_100)])
+
+    with killick.open(tmp_path / "killick.db", durability="process") as kd:
+        kd.run(agent, id="r")
+        read: list[int] = []
+        pieces = kd.runtime.store.pieces
+        monkeypatch.setattr(kd.runtime.store, "pieces", lambda hashes: (read.append(len(hashes)), pieces(hashes))[1])
+        kd.fork("r", "now", id="f")
+    assert sum(read) < 30

@@ -90,10 +90,15 @@ def _refuse_compensating(log: Log, fold: Fold, place: RunMoment, run: str) -> No
     if fold.facts.cancelling:
         rows = (row for row in log.rows(run) if row.body.startswith(b'{"kind":"cancel.requested"'))
         asked = max((row.seq for row in rows if row.seq <= place.seq), default=place.seq)
-    steps = map(fold.steps.__getitem__, fold.tops)
-    late = [each.id for each in steps if each.id[:2] != OUT_OF_BAND and (each.sort == "undo" or each.intended > asked)]
-    if late:
-        raise TimeRefused(run, f"was being undone at {place.label}; choose {late[0]}:before, or an earlier position")
+    first = None
+    for index in reversed(fold.tops):  # they are the last steps of a run
+        step = fold.steps[index]
+        if step.id[:2] != OUT_OF_BAND:
+            if step.sort != "undo" and step.intended <= asked:
+                break
+            first = step.id
+    if first is not None:
+        raise TimeRefused(run, f"was being undone at {place.label}; choose {first}:before, or an earlier position")
 
 
 def beside(step: e.StepId, own: e.StepId, transitions: Collection[e.StepId] = ()) -> bool:
