@@ -128,7 +128,7 @@ def replace(measures: list[Measure], names: list[str], machine: str) -> None:
     page = HERE / "RESULTS.md"
     head, _, rows = page.read_text(encoding="utf-8").partition("| --- |")
     *text, columns = [line for line in head.splitlines() if not line.startswith(APART)]
-    head = "\n".join([*text[:-1], f"{APART}{', '.join(names)}. {machine}", "", columns])
+    head = "\n".join([*text, f"{APART}{', '.join(names)}. {machine}", "", columns, ""])
     first, *old = rows.splitlines()
     kept = [row for row in old if row.startswith("| ") and row.split(" | ")[0].removeprefix("| ") not in names]
     new = table(measures).splitlines()[2:]
