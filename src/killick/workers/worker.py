@@ -112,7 +112,7 @@ class Worker:
         executor = self._runtime.executor()
         # The bell tells runs that are live of what comes.
         usual, executor.poll_seconds = executor.poll_seconds, self._poll_seconds * 2
-        _tell("started", worker=self.name, concurrency=self._concurrency)
+        report("started", worker=self.name, concurrency=self._concurrency)
         trimmed, diverged = self._runtime.clock.monotonic(), dict[str, int]()
         await self._quietly(resume_diverged, self._runtime.engine, self._known(), diverged)
         try:
@@ -133,13 +133,13 @@ class Worker:
                 task.cancel()
             if pending := {*self._attending.values(), *self._resting}:
                 await asyncio.wait(pending)
-            _tell("stopped", worker=self.name)
+            report("stopped", worker=self.name)
 
     def drain(self) -> None:
         """Claims no more runs; each run finishes its step, then is released to other workers."""
         if not self._draining:
             self._draining = True
-            _tell("draining", worker=self.name, runs=len(self._slots))
+            report("draining", worker=self.name, runs=len(self._slots))
         self._ring_all()
 
     def stop(self) -> None:
@@ -224,7 +224,9 @@ class Worker:
             unknown = None if isinstance(error, KillickError) else error
             if self._store_errors.bit_count() == 1:
                 times = self._store_errors
-                _tell("store", level=logging.WARNING, worker=self.name, error=str(error), times=times, exc_info=unknown)
+                report(
+                    "store", level=logging.WARNING, worker=self.name, error=str(error), times=times, exc_info=unknown
+                )
             await asyncio.sleep(min(_CALM_SECONDS * 2 ** min(self._store_errors, 16), _BACKOFF_SECONDS_MAX))
             return False
         self._store_errors = 0
@@ -295,7 +297,7 @@ class Worker:
                 continue
             if executor.leave(slot.run):
                 slot.leaves = True
-                _tell("preempted", run=slot.run, agent=slot.agent, for_run=row.run, priority=row.priority)
+                report("preempted", run=slot.run, agent=slot.agent, for_run=row.run, priority=row.priority)
 
     # runs -------------------------------------------------------------------------------------
 
@@ -321,23 +323,23 @@ class Worker:
             if before is not None:
                 # The run was lost to another worker and claimed again before its old execution here noticed.
                 await asyncio.wait({before.task})
-            _tell(
+            report(
                 "claimed", run=row.run, agent=row.agent, epoch=claimed.head.epoch, worker=self.name, was=row.status,
                 **more,
             )  # fmt: skip
             found = await executor.advance(row.run, claim=claim)
             advanced = await self._run_alone(executor, claimed, claim) if found.suspect else found
         except (EpochStale, LeaseLost) as error:
-            _tell("lost", level=logging.WARNING, run=row.run, agent=row.agent, error=str(error))
+            report("lost", level=logging.WARNING, run=row.run, agent=row.agent, error=str(error))
         except asyncio.CancelledError:
-            _tell("cut off", run=row.run, agent=row.agent)
+            report("cut off", run=row.run, agent=row.agent)
             raise
         except Exception as error:
             self._refused(claimed, error)
         else:
             self._failures.pop(row.run, None)
             if advanced is not None:
-                _tell_advanced(row.agent, advanced)
+                _report_advanced(row.agent, advanced)
 
     async def _run_alone(self, executor: Executor, claimed: Claimed, claim: ClaimedRun) -> RunOutcome | None:
         """Executes a suspect run in its own process, or here if that is impossible. None: the other process executed
@@ -347,14 +349,14 @@ class Worker:
             own = await OwnProcess.start(runtime, head, row.agent, lease_seconds=self._lease_seconds)
         if own is None:
             because = "no other process can import its agent, or open its store"
-            _tell("in company", level=logging.WARNING, run=row.run, agent=row.agent, because=because)
+            report("in company", level=logging.WARNING, run=row.run, agent=row.agent, because=because)
             return await executor.advance(row.run, claim=claim._replace(patient=False))
         slot = self._slots.get(row.run)
         if slot is not None:
             slot.own = own
-        _tell("alone", run=row.run, agent=row.agent)
+        report("alone", run=row.run, agent=row.agent)
         code = await own.wait()
-        _tell("alone", level=logging.WARNING if code else logging.INFO, run=row.run, agent=row.agent, exit_code=code)
+        report("alone", level=logging.WARNING if code else logging.INFO, run=row.run, agent=row.agent, exit_code=code)
         return None
 
     def _refused(self, claimed: Claimed, error: Exception) -> None:
@@ -364,7 +366,7 @@ class Worker:
         least, most = _REST_SECONDS
         seconds = min(least * 2 ** (self._failures[run] - 1), most)
         unknown = None if isinstance(error, KillickError) else error
-        _tell(
+        report(
             "interrupted", level=logging.WARNING, run=run, agent=claimed.row.agent, again_in_seconds=seconds,
             error=str(error) or type(error).__name__, exc_info=unknown,
         )  # fmt: skip
@@ -437,10 +439,10 @@ class Worker:
                 await attend(runtime.engine, log, duty)
                 left = False
             except (EpochStale, HandleClosed, LeaseLost) as error:
-                _tell("lost", level=logging.WARNING, run=head.run, error=str(error))
+                report("lost", level=logging.WARNING, run=head.run, error=str(error))
             except Exception as error:
                 unknown = None if isinstance(error, KillickError) else error
-                _tell("interrupted", level=logging.WARNING, run=head.run, error=str(error), exc_info=unknown)
+                report("interrupted", level=logging.WARNING, run=head.run, error=str(error), exc_info=unknown)
                 await duty.rest(_REST_SECONDS[0])
             finally:
                 runtime.engine.leases.drop(lease)
@@ -525,27 +527,27 @@ def _ring(loop: asyncio.AbstractEventLoop, rung: Any, run: str) -> None:
         loop.call_soon_threadsafe(rung, run)
 
 
-# telling ------------------------------------------------------------------------------------------
+# logging ------------------------------------------------------------------------------------------
 
 
-def _tell(what: str, *, level: int = logging.INFO, exc_info: Any = None, **fields: Any) -> None:
+def report(what: str, *, level: int = logging.INFO, exc_info: Any = None, **fields: Any) -> None:
     """Logs one line per transition, for people and for machines."""
-    told = " ".join(f"{name}={value}" for name, value in fields.items())
-    logger.log(level, "%s %s", what, told, exc_info=exc_info, extra={"killick": {"what": what, **fields}})
+    text = " ".join(f"{name}={value}" for name, value in fields.items())
+    logger.log(level, "%s %s", what, text, exc_info=exc_info, extra={"killick": {"what": what, **fields}})
 
 
-def _tell_advanced(agent: str, advanced: RunOutcome) -> None:
+def _report_advanced(agent: str, advanced: RunOutcome) -> None:
     fields: dict[str, Any] = {"run": advanced.run, "agent": agent}
     if advanced.left:
-        _tell("left", **fields)
+        report("left", **fields)
     elif advanced.renewed_as is not None:
-        _tell("renewed", **fields, renewed_as=advanced.renewed_as)
+        report("renewed", **fields, renewed_as=advanced.renewed_as)
     elif advanced.status == "failed":
-        _tell("failed", level=logging.WARNING, **fields, step=advanced.step, failure=str(advanced.failure))
+        report("failed", level=logging.WARNING, **fields, step=advanced.step, failure=str(advanced.failure))
     elif advanced.diverged is not None:
         step, recorded, found, _ = advanced.diverged
-        _tell("diverged", level=logging.WARNING, **fields, step=step, recorded=recorded, found=found)
+        report("diverged", level=logging.WARNING, **fields, step=step, recorded=recorded, found=found)
     elif advanced.has_ended or advanced.wake_at_us is None:
-        _tell(advanced.status, **fields)
+        report(advanced.status, **fields)
     else:
-        _tell(advanced.status, **fields, wake_at_us=advanced.wake_at_us)
+        report(advanced.status, **fields, wake_at_us=advanced.wake_at_us)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
+import sys
+import threading
 from collections.abc import Generator
 from typing import Any, Final
 
@@ -23,6 +26,8 @@ from killick.logger import get_logger
 from killick.model.retry import seconds
 from killick.sanitizer import visible_line
 from killick.workers.metrics import Scraped
+from killick.workers.processes import Supervisor
+from killick.workers.worker import Worker
 
 STYLES: Final = {
     "claimed": "blue", "completed": "green", "failed": "red", "cancelled": "dim", "waiting": "yellow",
@@ -44,10 +49,13 @@ logger: Final = get_logger("killick")
 @click.option("--slice", "least", metavar="SPAN", default="1s", show_default=True,
               help="The minimum time of a run before a more urgent one may take its slot.")  # fmt: skip
 @click.option("--metrics", metavar="[HOST:]PORT", help="Serve Prometheus metrics at /metrics of this port.")
+@click.option("--processes", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
+              help="The number of worker processes. One that dies is started again.")  # fmt: skip
+@click.option("--drain-on-eof", is_flag=True, hidden=True, help="Drain when stdin ends.")
 @click.option("--until-idle", is_flag=True, help="Exit when no run is due and none is running here.")
 def worker_command(
     shell: Shell, target: str | None, concurrency: int, agents: tuple[str, ...], per_agent: tuple[str, ...],
-    lease: str, least: str, metrics: str | None, until_idle: bool,
+    lease: str, least: str, metrics: str | None, processes: int, drain_on_eof: bool, until_idle: bool,
 ) -> Exit:  # fmt: skip
     """Execute due runs, fire triggers and call hooks, until SIGTERM or Ctrl-C.
 
@@ -58,6 +66,7 @@ def worker_command(
     \b
       killick worker app.py
       killick worker app.py --concurrency 50 --per-agent review=5
+      killick worker app.py --processes 4
       killick worker app.py --metrics 9464
       killick worker app.py --until-idle
     """
@@ -75,8 +84,13 @@ def worker_command(
             "agents": agents or None, "concurrency": concurrency, "per_agent": dict(map(_most, per_agent)),
             "lease_seconds": seconds(lease), "slice_seconds": seconds(least),
         }  # fmt: skip
+        if processes > 1:
+            client.worker(**made)  # refuses options that make no sense before any process is started
+            with telling(shell):
+                asyncio.run(_supervise(shell, processes, metrics, until_idle=until_idle))
+            return Exit.DONE
         with telling(shell), _shown(client, metrics):
-            asyncio.run(_serve(client, made, until_idle=until_idle))
+            asyncio.run(_serve(client, made, until_idle=until_idle, drain_on_eof=drain_on_eof))
     except (AccessRefused, AgentUnknown, DurationRefused) as error:
         raise CommandFailed(str(error)) from None
     return Exit.DONE
@@ -89,24 +103,55 @@ def _most(text: str) -> tuple[str, int]:
     return name, int(most)
 
 
+def _address(metrics: str) -> tuple[str, int]:
+    host, _, port = metrics.rpartition(":")
+    if not port.isdigit():
+        raise CommandFailed(f"{metrics!r}: no port; write it as --metrics 9464, or --metrics 0.0.0.0:9464")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
 @contextlib.contextmanager
 def _shown(client: Client, metrics: str | None) -> Generator[None]:
     """Serves the metrics, where --metrics asks for them. Binds to loopback, unless a host is named."""
     if metrics is None:
         yield
         return
-    host, _, port = metrics.rpartition(":")
-    if not port.isdigit():
-        raise CommandFailed(f"{metrics!r}: no port; write it as --metrics 9464, or --metrics 0.0.0.0:9464")
-    scraped = Scraped(client.runtime.engine, host.strip("[]") or "127.0.0.1", int(port))
-    logger.info("metrics at %s", scraped.url, extra={"killick": {"what": "metrics", "at": scraped.url}})
+    scraped = Scraped(client.runtime.engine, *_address(metrics))
+    logger.info("metrics at %s", scraped.url, extra={"killick": {"what": "metrics", "url": scraped.url}})
     try:
         yield
     finally:
         scraped.close()
 
 
-async def _serve(client: Client, options: dict[str, Any], *, until_idle: bool) -> None:
+async def _supervise(shell: Shell, processes: int, metrics: str | None, *, until_idle: bool) -> None:
+    """Runs this command in several processes. Process N serves its metrics at PORT + N - 1."""
+    host, port = _address(metrics) if metrics is not None else ("", 0)
+    commands = []
+    for number in range(processes):
+        own = {"metrics": f"{host}:{port + number}"} if port else {}
+        arguments = _command_line(store=None, processes=None, drain_on_eof=True, **own)
+        commands.append([sys.executable, "-m", "killick", "worker", *arguments])
+    await Supervisor(commands, {**os.environ, "KILLICK_STORE": shell.url}, until_idle=until_idle).serve()
+
+
+def _command_line(**changed: Any) -> list[str]:
+    """The arguments of the current command for another process, with some of them changed."""
+    context, words = click.get_current_context(), list[str]()
+    for each in context.command.params:
+        value = {**context.params, **changed}[each.name or ""]
+        if value is None or value is False:
+            continue
+        if isinstance(each, click.Argument):
+            words.append(value)
+        elif value is True:
+            words.append(each.opts[0])
+        else:
+            words += [f"{each.opts[0]}={one}" for one in (value if isinstance(value, tuple) else (value,))]
+    return words
+
+
+async def _serve(client: Client, options: dict[str, Any], *, until_idle: bool, drain_on_eof: bool) -> None:
     worker = client.worker(**options)
     loop = asyncio.get_running_loop()
 
@@ -118,6 +163,8 @@ async def _serve(client: Client, options: dict[str, Any], *, until_idle: bool) -
 
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, told_to_stop)
+    if drain_on_eof:
+        threading.Thread(target=_drain_on_eof, args=(loop, worker), daemon=True).start()
     serving = asyncio.ensure_future(worker.serve())
     if until_idle:
         idle = asyncio.ensure_future(worker.until_idle())
@@ -125,6 +172,13 @@ async def _serve(client: Client, options: dict[str, Any], *, until_idle: bool) -
         idle.cancel()
         worker.drain()
     await serving
+
+
+def _drain_on_eof(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
+    while os.read(0, 1):
+        pass
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the worker has stopped already
+        loop.call_soon_threadsafe(worker.drain)
 
 
 class telling(logging.Handler):  # noqa: N801
