@@ -31,6 +31,17 @@ def process() -> int:
 @killick.agent
 async def where(run):
     return await run.call(process)
+
+
+@killick.tool(effect="at_most_once", limit=killick.Limit("mail", "5/h"), patience="2h")
+def send() -> None:
+    with open("sent", "a") as file:
+        file.write("x")
+
+
+@killick.agent
+async def mail(run):
+    await run.call(send)
 """
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -69,17 +80,27 @@ def started_in(said: Iterator[dict[str, Any]], number: int) -> set[int]:
     return {int(worker.partition("-")[0]) for worker in itertools.islice(found, number)}
 
 
+def start_runs(folder: Path, agent: str, number: int) -> None:
+    each = f"[kd.start(app.{agent}) for _ in range({number})]"
+    code = f"import app, killick\nwith killick.open('killick.db') as kd: {each}"
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
+
+
 @pytest.mark.slow
 def test_several_processes_serve_until_idle_and_the_command_ends_with_them(folder: Path, start: Start) -> None:
-    starting = (
-        "import app, killick; kd = killick.open('killick.db'); [kd.start(app.where) for _ in range(6)]; kd.close()"
-    )
-    subprocess.run([sys.executable, "-c", starting], cwd=folder, check=True)
+    start_runs(folder, "where", 6)
     worker = start("--processes", "2", "--until-idle")
     said = list(lines(worker))
     assert worker.wait() == 0
     assert len({line["worker"] for line in said if line["what"] == "stopped"}) == 2
     assert len({line["run"] for line in said if line["what"] == "completed"}) == 6
+
+
+@pytest.mark.slow
+def test_processes_share_a_rate_limit(folder: Path, start: Start) -> None:
+    start_runs(folder, "mail", 12)
+    assert start("--processes", "2", "--until-idle").wait() == 0
+    assert (folder / "sent").read_text() == "x" * 5
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 from killick.clock import Clock
 from killick.definitions.agents import AnyAgent
 from killick.definitions.markers import Resource
-from killick.definitions.rate_limit import Buckets
 from killick.engine.effects.run_tree import Forks
 from killick.engine.leases import Leases
 from killick.engine.replay import Tracer
@@ -53,7 +52,6 @@ class Engine:
         self.live = LiveCalls()
         self._kept: dict[str, ReleasedRun] = {}
         self._mutex = threading.Lock()
-        self.buckets = Buckets(clock)
         self.threads = Threads()
         self.resources = Resources()
         self.leases = Leases(log.store, holder, clock)

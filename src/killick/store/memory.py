@@ -43,6 +43,7 @@ from killick.store.records import (
     Snapshot,
     TermBatch,
     TermPosition,
+    TokenBucket,
     UnindexedRun,
     UniqueRight,
 )
@@ -60,6 +61,7 @@ class MemoryStore(Runs):
         self._lock, self._closed = Lock(), False
         super().__init__(clock or SystemClock())
         self._watchers: list[Callable[[str], None]] = []
+        self._full_at_us: dict[bytes, int] = {}
 
     def now_us(self) -> int:
         return lease_clock_us(self._clock)
@@ -141,6 +143,7 @@ class MemoryStore(Runs):
             dead = [digest for digest in self._pieces if digest not in alive][:limit]
             for digest in dead:
                 del self._pieces[digest]
+            self._full_at_us = {bucket: at for bucket, at in self._full_at_us.items() if at > self.now_us()}
             return len(dead)
 
     # snapshots --------------------------------------------------------------------------------
@@ -268,6 +271,15 @@ class MemoryStore(Runs):
             )
             for holder, heads in sorted(held.items())
         ]
+
+    def take_tokens(self, buckets: Sequence[TokenBucket]) -> int:
+        with self._open():
+            now_us = self.now_us()
+            taken = {each.id: each.taken(self._full_at_us.get(each.id), now_us) for each in buckets}
+            wait_us = max((wait_us for _, wait_us in taken.values()), default=0)
+            if wait_us <= 0:
+                self._full_at_us |= {bucket: full_at_us for bucket, (full_at_us, _) in taken.items()}
+            return max(wait_us, 0)
 
     # the inbox --------------------------------------------------------------------------------
     def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | errors.LogError]:

@@ -38,6 +38,7 @@ from killick.store.records import (
     Snapshot,
     TermBatch,
     TermPosition,
+    TokenBucket,
     UnindexedRun,
     UniqueRight,
 )
@@ -224,6 +225,15 @@ class Store(Protocol):
 
     def lives(self, holder: str) -> bool:
         """Returns whether a holder may still be alive. False is proof of death."""
+        ...
+
+    # rate limits ------------------------------------------------------------------------------
+
+    def take_tokens(self, buckets: Sequence[TokenBucket]) -> int:
+        """Takes a token of each bucket and returns 0, or takes none and returns the microseconds until all have one.
+
+        All processes share the buckets, by the lease clock.
+        """
         ...
 
     # the inbox --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import msgspec
 from killick.model.chunks import Blob
 from killick.model.facts import OWN_TAGS
 
-STORE_FORMAT: Final = 5
+STORE_FORMAT: Final = 6
 """The newest layout that this build reads and writes; opening an older one migrates it."""
 
 READ_LIMIT: Final = 10_000
@@ -422,6 +422,23 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
 _ROWS_ALONE: Final = Append.__struct_fields__.index("rows") + 1
 _NO_OTHERS: Final = Append.__struct_defaults__[1:]
 """The other parts of an append that has rows alone."""
+
+
+class TokenBucket(msgspec.Struct, frozen=True):
+    """One bucket of a rate limit: its id, the time that a token takes to come back, and the time that all take.
+
+    A store keeps one number a bucket, the time when it will be full again.
+    """
+
+    id: bytes
+    token_us: int
+    capacity_us: int
+
+    def taken(self, full_at_us: int | None, now_us: int) -> tuple[int, int]:
+        """Returns when the bucket is full after taking one token, and how long to wait before that is allowed."""
+        # A clock that was set back must not close the limit for longer than it takes to fill the bucket.
+        since = min(max(full_at_us or now_us, now_us), now_us + self.capacity_us)
+        return since + self.token_us, since + self.token_us - now_us - self.capacity_us
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):

@@ -80,7 +80,7 @@ def worker_command(
         )
     client = shell.creating()
     try:
-        made = {
+        made: dict[str, Any] = {
             "agents": agents or None, "concurrency": concurrency, "per_agent": dict(map(_most, per_agent)),
             "lease_seconds": seconds(lease), "slice_seconds": seconds(least),
         }  # fmt: skip

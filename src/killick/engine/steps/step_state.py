@@ -134,15 +134,16 @@ class StepState(PendingVerdict):
 
     async def _tokens(self) -> bool:
         """Wait for the declared rate limits, which is no attempt. True: it had to wait."""
-        intent, ex = self.intent, self.ex
+        intent, ex, store = self.intent, self.ex, self.ex.engine.log.store
+        buckets = [limit.bucket(intent.arguments, store.secret_key) for limit in intent.policy.limits]
         since = ex.now_us()
         waited = False
         while True:
-            wait = ex.engine.buckets.reserve(intent.policy.limits, intent.arguments)
-            if wait <= 0:
+            wait_us = store.take_tokens(buckets)
+            if wait_us <= 0:
                 return waited
             waited = True
-            until = ex.now_us() + round(wait * 1_000_000)
+            until = ex.now_us() + wait_us
             if until - since > intent.policy.patience * 1_000_000:
                 problem = f"no turn within {intent.policy.patience:g} s by its own limits"
                 self.failure = describe(RateLimited(problem))

@@ -11,7 +11,7 @@
 --
 -- The keys of all runs: runs, names (by number), created, pieces, refs, unused, erased, claims, feed, told (the last
 -- outbox position), held, lines and line:… (by wake time), stands and stand:… (by status and agent), tag:…, mark:…,
--- unmarked. A script checks everything before it writes anything, because Redis rolls nothing back.
+-- unmarked, rate:… (token buckets). A script checks everything before it writes anything, because Redis rolls nothing back.
 
 local P = string.sub(KEYS[1], 1, -5)
 local args = ARGV[3] and ARGV[3] ~= '' and cmsgpack.unpack(ARGV[3]) or {}

@@ -32,7 +32,7 @@ from killick.store.postgres.wire import Failed, Q, Session, Statement
 from killick.store.records import Durability
 from killick.store.sql import migration, schema
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """The newest layout that this build reads and writes; opening an older one migrates it."""
 
 READABLE_FROM: Final = 2

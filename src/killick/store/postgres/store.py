@@ -66,6 +66,7 @@ from killick.store.records import (
     Snapshot,
     TermBatch,
     TermPosition,
+    TokenBucket,
     UnindexedRun,
     UniqueRight,
 )
@@ -233,6 +234,7 @@ class PostgresStore:
     def sweep(self, *, limit: int = READ_LIMIT) -> int:
         def write(session: Session) -> int:
             search_terms.forget(session, self._q, [number for (number,) in session.rows(self._q.stale_index_positions)])
+            session.run(self._q.sweep_full, self._clock_us())
             unused = [piece for (piece,) in session.rows(self._q.unused, limit)]
             return int(session.rows(self._q.sweep, unused)[0][0])
 
@@ -325,6 +327,10 @@ class PostgresStore:
     def _clock_us(self) -> int | None:
         """The time passed to statements; None: the database's."""
         return None if self._clock is None else self._clock.now_us()
+
+    def take_tokens(self, buckets: Sequence[TokenBucket]) -> int:
+        columns = zip(*map(msgspec.structs.astuple, dict.fromkeys(buckets)), strict=True)
+        return int(self._rows(self._q.take_tokens, *map(list, columns), self._clock_us())[0][0]) if buckets else 0
 
     # the inbox --------------------------------------------------------------------------------
 

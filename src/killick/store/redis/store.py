@@ -49,6 +49,7 @@ from killick.store.records import (
     Snapshot,
     TermBatch,
     TermPosition,
+    TokenBucket,
     UnindexedRun,
     UniqueRight,
 )
@@ -348,6 +349,10 @@ class RedisStore:
 
     def lives(self, holder: str) -> bool:
         return True
+
+    def take_tokens(self, buckets: Sequence[TokenBucket]) -> int:
+        args = {each.id.hex(): (each.token_us, each.capacity_us) for each in buckets}
+        return int(self._ask("take_tokens", {"buckets": args})) if args else 0
 
     # the inbox --------------------------------------------------------------------------------
 

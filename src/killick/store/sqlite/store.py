@@ -45,6 +45,7 @@ from killick.store.records import (
     Snapshot,
     TermBatch,
     TermPosition,
+    TokenBucket,
     UnindexedRun,
     UniqueRight,
     row_check,
@@ -227,6 +228,7 @@ class SqliteStore:
     def sweep(self, *, limit: int = READ_LIMIT) -> int:
         with self._file.writing() as db:
             search_terms.sweep(db)
+            db.execute(Q.sweep_full, (self.now_us(),))
             return db.execute(Q.sweep, (limit,)).rowcount
 
     # snapshots --------------------------------------------------------------------------------
@@ -349,6 +351,16 @@ class SqliteStore:
         if holder is None or (until_us is not None and until_us <= self.now_us()):
             return False
         return self._holders.lives(holder)
+
+    def take_tokens(self, buckets: Sequence[TokenBucket]) -> int:
+        with self._file.leasing() as db:
+            now_us = self.now_us()
+            found = {each: db.execute(Q.full_at, (each.id,)).fetchone() for each in buckets}
+            taken = {each.id: each.taken(row and row[0], now_us) for each, row in found.items()}
+            wait_us = max((wait_us for _, wait_us in taken.values()), default=0)
+            if wait_us <= 0:
+                db.executemany(Q.put_full_at, [(bucket, at_us) for bucket, (at_us, _) in taken.items()])
+            return max(wait_us, 0)
 
     # the inbox --------------------------------------------------------------------------------
 

@@ -440,3 +440,9 @@ SELECT current_setting('server_version'), current_setting('server_version_num'):
     current_setting('full_page_writes'), current_setting('synchronous_commit'), pg_is_in_recovery(),
     killick.time_us(NULL), pg_database_size(current_database())::bigint, current_setting('max_connections'),
     (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')
+
+-- name: take_tokens
+SELECT killick.take_tokens($1, $2, $3, $4)
+
+-- name: sweep_full
+DELETE FROM killick.rate_limits WHERE full_at_us <= killick.time_us($1)

@@ -385,3 +385,12 @@ SELECT number, term, at_us, seq FROM marks
 
 -- name: all_index_positions
 SELECT number, seq, total, checksum FROM marked
+
+-- name: full_at
+SELECT full_at_us FROM rate_limits WHERE bucket = ?
+
+-- name: put_full_at
+INSERT OR REPLACE INTO rate_limits (bucket, full_at_us) VALUES (?, ?)
+
+-- name: sweep_full
+DELETE FROM rate_limits WHERE full_at_us <= ?
