@@ -35,11 +35,13 @@ test-rest: $(VENV)/has-test programs  ## run the tests marked slow: more kills, 
 test-all: $(VENV)/has-test programs  ## run every test
 	@$(PYTEST) -m ''
 
-# Slow tests use a real browser. Root on Debian gets it installed here; anywhere else those tests say how to install it.
+# Slow tests use a real browser and PgBouncer. Root on Debian gets them installed here; elsewhere the tests say how.
 programs:
-	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  echo "installing chromium"; \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null || true; \
+	@missing=; command -v chromium >/dev/null || missing=chromium; \
+	PATH=$$PATH:/usr/sbin command -v pgbouncer >/dev/null || missing="$$missing pgbouncer"; \
+	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing $$missing"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null || true; \
 	fi
 
 test-neighbours: $(VENV)/has-neighbours  ## try Killick in real frameworks, stores and engines, each in its own environment

@@ -9,6 +9,11 @@ SELECT set_config('synchronous_commit', {synchronous_commit}, false)
 -- name: durable
 CASE WHEN current_setting('synchronous_commit') = 'remote_apply' THEN 'remote_apply' ELSE 'on' END
 
+-- What a session has that nobody changed.
+-- name: role_settings
+SELECT max(reset_val) FILTER (WHERE name = 'synchronous_commit'), max(reset_val) FILTER (WHERE name <> 'synchronous_commit')
+FROM pg_settings WHERE name IN ('synchronous_commit', 'default_transaction_isolation')
+
 -- name: parameter_types
 SELECT unnest(parameter_types)::oid::integer FROM pg_prepared_statements WHERE name = '{name}'
 
