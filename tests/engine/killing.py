@@ -27,6 +27,7 @@ import httpx
 import killick
 from engine.counting import fetched, receipts, serve_for_ever
 from killick.errors import RunBusy
+from warm import load_client
 
 MANY: Final = killick.Retry(attempts=200, first=0.002, max=0.01)
 """A step may be killed again and again: how often is not what these tests are about."""
@@ -492,5 +493,6 @@ if __name__ == "__main__":
         "computing": after_computing,
         "lease": after_the_lease_ran_out,
     }
+    load_client()
     with far_side():
         sys.stdout.write(json.dumps(known[mode](Path(folder), *map(int, rest))))
