@@ -18,13 +18,15 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # Two pips at once in one environment would trip over each other.
 .NOTPARALLEL:
-.PHONY: help demo test test-rest test-all test-neighbours lint-neighbours soak bench docs lint clean programs
+.PHONY: help demo environment test test-rest test-all test-neighbours lint-neighbours soak bench docs lint clean programs
 
 help:  ## print these lines
 	@awk -F ':.*## *' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
 
 demo: $(VENV)/has-package  ## watch an agent die at step 6 and go on
 	@$(PY) -m killick demo
+
+environment: $(VENV)/has-test $(VENV)/has-lint $(VENV)/has-neighbours $(VENV)/has-docs  ## install what .ci/run needs
 
 test: $(VENV)/has-test  ## run the gate, in under five minutes: every test but those marked slow
 	@$(PYTEST)
