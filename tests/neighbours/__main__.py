@@ -3,7 +3,7 @@
 `make test-neighbours` calls it; names as arguments choose some. With `--types`, as `make lint-neighbours` does, their
 adapters are type-checked instead. With `--oldest`, frameworks have the oldest versions that their extras allow.
 
-An environment is made anew when what it should hold changed. Two are at work at once, as there is a lot of waiting.
+An environment is made anew when what it should hold changed. Three are at work at once, as there is a lot of waiting.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 HOME = ROOT / ".neighbours"
-AT_ONCE = 2
+AT_ONCE = 3
 Check = Callable[[str, Path], "subprocess.CompletedProcess[str]"]
 COUNTED = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
 
