@@ -93,10 +93,8 @@ class ExternalRuns:
         """An external run, with one more caller; each caller leaves by `go`."""
         loop = self.runtime.own_loop
         with self._mutex:
-            held = self._held_runs.get(run)
-            if held is None:
-                held = ExternalRun(self, run, loop, agent=agent, contract=contract, tags=tags)
-                self._held_runs[run] = held
+            if (held := self._held_runs.get(run)) is None:
+                held = self._held_runs[run] = ExternalRun(self, run, loop, agent=agent, contract=contract, tags=tags)
             held.users += 1
             return held
 
@@ -146,6 +144,8 @@ class ExternalRun:
         if self._held is not None and self._is_leaving:
             await asyncio.wait({self._held})
         if self._held is None or self._held.done():
+            if not self.users:
+                raise KillickError(f"{self.run}: its host has ended; call inside the block")  # nobody would release it
             self._ready, self._leaving = self.loop.create_future(), asyncio.Event()
             self._held = self.loop.create_task(self._hold(self._ready))
         assert self._ready is not None
