@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -511,3 +512,55 @@ def test_a_store_that_another_process_creates_while_it_is_opened_is_a_store(
     with contextlib.closing(SqliteStore(path)) as store:
         assert store.heads() == []
     assert not seen
+
+
+# forks --------------------------------------------------------------------------------------------
+
+
+def test_a_fork_waits_for_a_read_that_is_about_to_open_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child would inherit a connection that nobody knows of, and SQLite's view of its locks."""
+    opening, go_on, connect, done = threading.Event(), threading.Event(), SqliteFile._connect, list[str]()
+    with contextlib.closing(SqliteStore(tmp_path / "killick.db")) as store:
+
+        def slowly(file: SqliteFile) -> sqlite3.Connection:
+            monkeypatch.undo()
+            opening.set()
+            assert go_on.wait(600)
+            done.append("read")
+            return connect(file)
+
+        def fork() -> None:
+            store._file.before_fork()
+            done.append("fork")
+            store._file.after_fork_in_parent()
+
+        while store._file._readers:
+            store._file._readers.pop().close()
+        monkeypatch.setattr(SqliteFile, "_connect", slowly)
+        threads = [threading.Thread(target=store.heads)]
+        threads[0].start()
+        assert opening.wait(600)
+        threads.append(threading.Thread(target=fork))
+        threads[1].start()
+        threads[1].join(0.05)
+        go_on.set()
+        for thread in threads:
+            thread.join(600)
+    assert done == ["read", "fork"]
+
+
+def test_a_read_that_comes_during_a_fork_waits_for_its_end_and_one_within_a_read_does_not(tmp_path: Path) -> None:
+    done: list[str] = []
+    with contextlib.closing(SqliteStore(tmp_path / "killick.db")) as store:
+        with store._file.reading():
+            store._file._gate.clear()
+            assert store.heads() == []
+        reading = threading.Thread(target=lambda: done.append(str(store.heads())))
+        reading.start()
+        reading.join(0.3)
+        assert done == []
+        store._file.after_fork_in_parent()
+        reading.join(600)
+    assert done == ["[]"]

@@ -51,9 +51,7 @@ _BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _FIRST_NAP_SECONDS: Final = 0.0002
 _LONGEST_NAP_SECONDS: Final = 0.005
 _FORK_SECONDS_MAX: Final = 5.0
-"""How long a fork waits for the reads and writes of other threads."""
-_GATE_SECONDS_MAX: Final = 0.1
-"""How long a new read waits for a fork: it may be part of another read, for which the fork waits."""
+"""How long a fork waits for the reads and writes of other threads, and a new read for a fork."""
 
 Setup = Callable[[sqlite3.Cursor], None]
 
@@ -92,7 +90,7 @@ class SqliteFile:
         self._writing = Writing(self)
         self._leasing = Writing(self, flushes=durability == "process")
         self._readers: deque[sqlite3.Connection] = deque()
-        self._lent: set[sqlite3.Connection] = set()
+        self._lent: dict[object, int] = {}  # what is read from, or about to be, and its thread
         self._transacting: set[sqlite3.Connection] = set()
         self._inherited = False
         self._paused = False
@@ -151,7 +149,7 @@ class SqliteFile:
     def after_fork_in_child(self) -> None:
         self._inherited = bool(self._lent or self._transacting) or not self._paused
         keep_inherited(self._writer, *self._readers, *self._lent, *self._transacting)
-        self._mutex, self._lent, self._transacting, self._readers = threading.Lock(), set(), set(), deque()
+        self._mutex, self._lent, self._transacting, self._readers = threading.Lock(), {}, set(), deque()
         self._gate = threading.Event()
         self._gate.set()
         if not self._inherited:
@@ -286,21 +284,33 @@ class SqliteFile:
 
     def borrow(self) -> sqlite3.Connection:
         """Returns a reading connection for one reader at a time."""
-        self._gate.wait(_GATE_SECONDS_MAX)
+        thread = threading.get_ident()
+        # Entered before the gate is looked at: a fork that begins now waits for this read.
+        self._lent[place := object()] = thread
         try:
-            reader = self._readers.pop()
-        except IndexError:
-            self._refuse_closed()
-            with self.explained():
-                reader = self._connect()
-                reader.execute("PRAGMA query_only = ON")
-            # Damaged text must be readable to be reported.
-            reader.text_factory = _readable
-        self._lent.add(reader)
-        return reader
+            # A read within another read of its thread does not wait, because the fork waits for that one.
+            while not self._gate.is_set() and [*self._lent.values()].count(thread) == 1:
+                del self._lent[place]
+                is_over = self._gate.wait(_FORK_SECONDS_MAX)
+                self._lent[place] = thread
+                if not is_over:
+                    break  # the fork waits for a lock that this thread holds
+            try:
+                reader = self._readers.pop()
+            except IndexError:
+                self._refuse_closed()
+                with self.explained():
+                    reader = self._connect()
+                    reader.execute("PRAGMA query_only = ON")
+                # Damaged text must be readable to be reported.
+                reader.text_factory = _readable
+            self._lent[reader] = thread
+            return reader
+        finally:
+            del self._lent[place]
 
     def return_reader(self, reader: sqlite3.Connection) -> None:
-        self._lent.discard(reader)
+        self._lent.pop(reader, None)
         if self._closed or len(self._readers) >= _READERS_IDLE_MAX:
             reader.close()
         else:
@@ -308,7 +318,7 @@ class SqliteFile:
 
     def discard(self, reader: sqlite3.Connection) -> None:
         """Closes a failed connection."""
-        self._lent.discard(reader)
+        self._lent.pop(reader, None)
         reader.close()
 
     # inside -----------------------------------------------------------------------------------
