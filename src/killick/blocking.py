@@ -41,8 +41,8 @@ class Blocks:
             return
         if not self._is_warned and not isinstance(threading.current_thread(), _Loop) and not _is_notebook():
             self._is_warned = True
-            told = "a blocking client holds up the running event loop; use killick.open_async, or kd.as_async()"
-            warnings.warn(told, RuntimeWarning, stacklevel=3)
+            message = "a blocking client holds up the running event loop; use killick.open_async, or kd.as_async()"
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 class Awaits:

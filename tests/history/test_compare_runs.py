@@ -91,14 +91,14 @@ def test_a_fork_with_another_context_parts_where_that_is_first_seen(kd: killick.
     found = forked(kd, "1:after", set={"to": "Bob"}, effects="live")
     assert found.shared is not None
     assert (found.shared.run, found.shared.place, found.shared.steps) == ("r", "1:after", 1)
-    assert [condition.told() for condition in found.conditions] == ['context to="Bob"', "effects live"]
+    assert [condition.line() for condition in found.conditions] == ['context to="Bob"', "effects live"]
     first = found.parts_at
     assert first is not None
     assert (first.step, first.how) == ("3", "arguments")
     assert first.one is not None
     assert first.two is not None
     assert (first.one.arguments["to"], first.two.arguments["to"]) == ("Ann", "Bob")
-    assert first.told(60) == tuple(f'part_pay(to="{to}", amount=5) → "paid 5 to {to}"' for to in ("Ann", "Bob"))
+    assert first.lines(60) == tuple(f'part_pay(to="{to}", amount=5) → "paid 5 to {to}"' for to in ("Ann", "Bob"))
 
 
 def test_a_fork_with_another_input_says_so_though_the_state_has_no_word_for_it(kd: killick.Client) -> None:
@@ -230,7 +230,7 @@ def test_of_what_is_long_both_sides_show_the_place_where_they_differ(chars: int)
         told.start(run)
         told.step(run, "1", output={"letter": "Dear Madam or Sir, " * 20, "status": status, "more": "x" * 90})
     [pair] = parting(told.log, "a", "b").pairs
-    one, two = pair.told(chars)
+    one, two = pair.lines(chars)
     assert '"up' in one
     assert '"do' in two
     assert max(len(one), len(two)) <= chars

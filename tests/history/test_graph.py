@@ -120,11 +120,11 @@ def test_a_fork_leaves_its_parent_after_the_step_of_the_cut_with_what_was_change
     fork = lane_of(graph, "r-fork")
     assert (fork.sort, fork.cut, fork.by, fork.status) == ("fork", "3:after", "ann", "waiting")
     assert leaves(graph, fork) == ("r", "3")
-    assert [condition.told() for condition in fork.conditions] == ['context route="manager"', "effects none"]
+    assert [condition.line() for condition in fork.conditions] == ['context route="manager"', "effects none"]
     assert numbers(fork) == ["4", "5"]
     below = lane_of(graph, "r-fork-fork")
     assert (leaves(graph, below), below.cut, numbers(below)) == (("r-fork", "4"), "4:after", [])
-    assert [condition.told() for condition in below.conditions] == ["input 18", "model big-one", "effects recorded"]
+    assert [condition.line() for condition in below.conditions] == ["input 18", "model big-one", "effects recorded"]
 
 
 @pytest.mark.parametrize("asked", ["r", "r-fork", "r-fork-fork", "r-fork-2"])

@@ -294,8 +294,8 @@ def _request(messages: Sequence[LLMMessage], given: Mapping[str, Any]) -> dict[s
     """Returns a model request for matching."""
     tools = [tool["name"] if isinstance(tool, dict) else tool.name for tool in given.get("tools") or ()]
     form = given.get("json_output")
-    told = {"tools": tools, "json_output": form.__name__ if isinstance(form, type) else form}
-    return {"messages": [message.model_dump(mode="json") for message in messages], "options": told}
+    options = {"tools": tools, "json_output": form.__name__ if isinstance(form, type) else form}
+    return {"messages": [message.model_dump(mode="json") for message in messages], "options": options}
 
 
 def _result(result: CreateResult) -> dict[str, Any]:

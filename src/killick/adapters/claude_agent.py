@@ -187,15 +187,15 @@ def _gated(
         try:
             answer = await called(hosted(host, offered.name), declared, dict(arguments), handler, errors=errors)
         except (Rejected, ToolFailed) as failed:
-            return _told(str(failed), is_error=True)
+            return _text_result(str(failed), is_error=True)
         except RunWaiting as waiting:
-            return _told(f"It is not done yet: {waiting}. Do not try again before that.", is_error=True)
-        return answer if isinstance(answer, dict) and "content" in answer else _told(str(answer))
+            return _text_result(f"It is not done yet: {waiting}. Do not try again before that.", is_error=True)
+        return answer if isinstance(answer, dict) and "content" in answer else _text_result(str(answer))
 
     return replace(offered, handler=through)
 
 
-def _told(text: str, *, is_error: bool = False) -> dict[str, Any]:
+def _text_result(text: str, *, is_error: bool = False) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}], **({"is_error": True} if is_error else {})}
 
 

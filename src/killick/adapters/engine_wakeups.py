@@ -153,7 +153,7 @@ class Waking:
                     self._stirred[row.run] = (reason, now)
         if len(self._stirred) > READ_LIMIT:
             horizon = now - 4 * self._grace_seconds
-            self._stirred = {run: told for run, told in self._stirred.items() if told[1] > horizon}
+            self._stirred = {run: last for run, last in self._stirred.items() if last[1] > horizon}
 
 
 def reason_of(row: RunRow, head: Head | None) -> str:

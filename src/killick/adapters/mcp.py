@@ -86,7 +86,7 @@ class Server:
         self._thread: threading.Thread | None = None
         self._connecting = asyncio.Lock()
         self._link: _Link | None = None
-        self.name = _told(where)
+        self.name = _display_name(where)
 
     def __repr__(self) -> str:
         return f"<MCP server {self.name}>"
@@ -407,7 +407,7 @@ def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _told(where: Where) -> str:
+def _display_name(where: Where) -> str:
     if isinstance(where, str):
         return re.sub(r"//[^/@]*@", "//", where).partition("?")[0]
     if isinstance(where, StdioServerParameters):

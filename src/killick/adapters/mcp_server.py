@@ -103,10 +103,10 @@ class _Operator:
 
     def why(self, run: str, step: str = "") -> Any:
         """Explain in words why a run is where it is; with step, why that step ended as it did."""
-        told = why(timeline(self._log, run), step or None, text_of=reply_text)
-        if not told:
+        paragraphs = why(timeline(self._log, run), step or None, text_of=reply_text)
+        if not paragraphs:
             raise AnswerRefused(run, f"has no step {step}; `show` lists its steps")
-        return {"run": run, "step": step or None, "why": told}
+        return {"run": run, "step": step or None, "why": paragraphs}
 
     def diff(self, run: str, places: list[str] | None = None, against: str = "") -> Any:
         """Show what a step changed (places: ["6"]), what changed between two places (["6:before", "now"]), or where

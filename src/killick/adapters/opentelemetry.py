@@ -193,8 +193,8 @@ class Telemetry(Observer):
         """An error's text may contain message content, so it is included only if enabled."""
         kind = _kind(failure, otherwise)
         span.set_attribute("error.type", kind)
-        told = f"{kind}: {failure.message}" if self._content and failure is not None else kind
-        span.set_status(Status(StatusCode.ERROR, told))
+        description = f"{kind}: {failure.message}" if self._content and failure is not None else kind
+        span.set_status(Status(StatusCode.ERROR, description))
 
     # waits and rules --------------------------------------------------------------------------
 
@@ -230,11 +230,11 @@ class Telemetry(Observer):
 
     def rejected(self, run: str, agent: str, name: str, verdict: e.Verdict, stretch: RunSpan | None) -> None:
         """Adds an event for a rejected call, which is never attempted."""
-        told = _given({"gen_ai.tool.name": name, "killick.rule": verdict.rule, "killick.code": verdict.code})
-        self._meters.rejections.add(1, told | {"gen_ai.agent.name": agent})
+        attributes = _given({"gen_ai.tool.name": name, "killick.rule": verdict.rule, "killick.code": verdict.code})
+        self._meters.rejections.add(1, attributes | {"gen_ai.agent.name": agent})
         spanned = None if stretch is None else stretch.kept.get(self)
         if spanned is not None:
-            spanned.span.add_event("killick.rejected", told)
+            spanned.span.add_event("killick.rejected", attributes)
 
     def _within(self, stretch: RunSpan | None) -> Context:
         """Returns the current span as the parent, if it is of this part of the run: resumed code may still be in an
@@ -288,8 +288,8 @@ class _Meters:
         self._usage = usage
         meter = metrics.get_meter("killick", meter_provider=provider)
 
-        def histogram(name: str, unit: str, told: str, bounds: tuple[float, ...]) -> metrics.Histogram:
-            return meter.create_histogram(name, unit, told, explicit_bucket_boundaries_advisory=bounds)
+        def histogram(name: str, unit: str, description: str, bounds: tuple[float, ...]) -> metrics.Histogram:
+            return meter.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=bounds)
 
         self._calls = histogram("gen_ai.client.operation.duration", "s", "GenAI operation duration.", _SECONDS)
         self._tokens = histogram(
@@ -330,9 +330,9 @@ class _Meters:
             self._tools.record(seconds, named | {"gen_ai.tool.type": "function"} | failed)
             self._attempts.add(1, named | outcome)
             return
-        told = asked_by(attempt) | replied(attempt)
+        attributes = asked_by(attempt) | replied(attempt)
         names = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.response.model")
-        asked = _given({name: told.get(name) for name in names})
+        asked = _given({name: attributes.get(name) for name in names})
         self._attempts.add(1, agent | outcome)
         if self._usage:
             self._calls.record(seconds, asked | failed)
@@ -344,9 +344,9 @@ class _Meters:
                 self._cost.add(usage.cost_micros / 1e6, agent | asked)
 
     def wait(self, wait: Waited) -> None:
-        told = {"gen_ai.agent.name": wait.agent, "killick.wait.for": wait.waits_for, "killick.wait.how": wait.how}
+        attributes = {"gen_ai.agent.name": wait.agent, "killick.wait.for": wait.waits_for, "killick.wait.how": wait.how}
         self._waits.record(
-            (wait.closed_us - wait.opened_us) / 1e6, _given({**told, "killick.approval.tool": wait.tool})
+            (wait.closed_us - wait.opened_us) / 1e6, _given({**attributes, "killick.approval.tool": wait.tool})
         )
 
 

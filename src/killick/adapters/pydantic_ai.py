@@ -221,8 +221,8 @@ class GatedToolset(WrapperToolset[AgentDepsT]):
         async def body() -> object:
             try:
                 result = await self.wrapped.call_tool(name, params.tool_args, ctx, tool)
-            except (ModelRetry, ToolFailed) as told:
-                return {_WIRE: {"retry" if isinstance(told, ModelRetry) else "failed": told.message}}
+            except (ModelRetry, ToolFailed) as failed:
+                return {_WIRE: {"retry" if isinstance(failed, ModelRetry) else "failed": failed.message}}
             if isinstance(result, ToolReturn):
                 return {_WIRE: {"return": _RETURNED.dump_python(result, mode="json")}}
             return to_jsonable_python(result, serialize_unknown=True)
@@ -256,17 +256,17 @@ async def _requested(
         return await body()
 
     ask.__qualname__ = model
-    told: dict[str, Any] = {
+    request: dict[str, Any] = {
         "model": model,
         "messages": [_steady(each) for each in ModelMessagesTypeAdapter.dump_python(params.messages, mode="json")],
         "parameters": _lean(to_jsonable_python(params.model_request_parameters, serialize_unknown=True)),
     }
     if params.model_settings:
-        told["settings"] = to_jsonable_python(params.model_settings, serialize_unknown=True)
+        request["settings"] = to_jsonable_python(params.model_settings, serialize_unknown=True)
     try:
         if in_agent():
-            return await host.model(ask, key=_nth_key(host, params, "model"), **told)
-        return await asked(host, model, ask, **told)
+            return await host.model(ask, key=_nth_key(host, params, "model"), **request)
+        return await asked(host, model, ask, **request)
     except Rejected:
         raise
     except StepFailed as failed:
@@ -287,17 +287,17 @@ async def _tool_called(
     if key is not None and key in course.approvers:
         options = {"approve": course.approvers[key], **options}
     schema, doc = (definition.parameters_json_schema, definition.description or "") if definition else (None, "")
-    told = to_jsonable_python(params.tool_args, serialize_unknown=True)
+    given = to_jsonable_python(params.tool_args, serialize_unknown=True)
 
     async def run(**arguments: Any) -> object:
-        if arguments != told:
+        if arguments != given:
             _edit(params, arguments)
         return await body()
 
     try:
         tool = open_tool(params.name, schema=schema, doc=doc, **options)
         fn = answering(tool, run, errors, (ModelRetry, ToolFailed, *bubbles))
-        return answered(await host.call(tool, told, key=key, fn=fn, bubbles=bubbles))
+        return answered(await host.call(tool, given, key=key, fn=fn, bubbles=bubbles))
     except ErrorAnswer as failed:
         raise ToolFailed(str(failed)) from failed
     except Rejected as rejected:

@@ -87,8 +87,8 @@ class RunWorkflow:
         if ended.status == "cancelled" and cancelled:
             raise asyncio.CancelledError
         if ended.status != "completed":
-            told = f"{ended.run}: {ended.failure or ended.status}"
-            raise ApplicationError(told, type=f"Run{ended.status.capitalize()}", non_retryable=True)
+            message = f"{ended.run}: {ended.failure or ended.status}"
+            raise ApplicationError(message, type=f"Run{ended.status.capitalize()}", non_retryable=True)
         return ended
 
     @workflow.signal(name=STIR)

@@ -93,8 +93,8 @@ class _Common(Generic[C]):
         """The folder of the run. Raises WorkspaceRefused if the agent declares no workspace."""
         folder = self._execution.folder
         if folder is None:
-            told = "has no folder to work in; declare one: @killick.agent(workspace=…)"
-            raise WorkspaceRefused(self._execution.agent.name, told)
+            reason = "has no folder to work in; declare one: @killick.agent(workspace=…)"
+            raise WorkspaceRefused(self._execution.agent.name, reason)
         return folder
 
     @property

@@ -318,13 +318,13 @@ class Export:
 
     def _header(self, line: bytes) -> Header:
         try:
-            told: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
+            header: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError):
-            told = {}
-        if told.get("is") != FORMAT:
+            header = {}
+        if header.get("is") != FORMAT:
             raise ExportBroken(self.place, "is not an export of a run")
-        version = told.get("version")
-        if not isinstance(version, int) or not 1 <= version <= VERSION or told.get("format") != hashing.FORMAT:
+        version = header.get("version")
+        if not isinstance(version, int) or not 1 <= version <= VERSION or header.get("format") != hashing.FORMAT:
             raise ExportBroken(self.place, f"version {version}, this build of Killick reads up to {VERSION}")
         try:
             return msgspec.json.decode(line, type=Header)

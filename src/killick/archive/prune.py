@@ -20,7 +20,7 @@ from killick.errors import ArchiveRefused, ExportBroken, LogError, RunBusy, RunU
 from killick.history import vaults
 from killick.log.log import Log
 from killick.log.paging import heads, pages
-from killick.log.progress import Progress, untold
+from killick.log.progress import Progress, silent
 from killick.model import event_codec
 from killick.model import events as e
 from killick.store.protocol import Store
@@ -63,7 +63,7 @@ def choose(
     until_us: int,
     status: Collection[str] = ENDED,
     agent: str | None = None,
-    progress: Progress = untold,
+    progress: Progress = silent,
 ) -> Chosen:
     """Selects ended runs that did not change since a time, unless a remaining run may need them."""
     if unknown := sorted(set(status) - set(ENDED)):
@@ -202,7 +202,7 @@ class _Copied(msgspec.Struct, frozen=True):
 
 
 def prune(
-    log: Log, chosen: Chosen, to: Place, *, holder: str, now_us: int, by: str | None = None, progress: Progress = untold
+    log: Log, chosen: Chosen, to: Place, *, holder: str, now_us: int, by: str | None = None, progress: Progress = silent
 ) -> Pruned:
     """Writes runs into a new archive, verifies it, and removes them from the store; then deletes unreferenced values.
 

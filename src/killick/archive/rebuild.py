@@ -107,9 +107,9 @@ def _still_held(rows: Sequence[Row]) -> dict[str, int]:
     """The claims that were not released, by the event that took them."""
     found: dict[str, int] = {}
     for row in rows:
-        told = rights(event_codec.decode(row.body))
-        found |= dict.fromkeys(told.claims, row.seq)
-        for claim in told.releases:
+        found_rights = rights(event_codec.decode(row.body))
+        found |= dict.fromkeys(found_rights.claims, row.seq)
+        for claim in found_rights.releases:
             found.pop(claim, None)
     return found
 

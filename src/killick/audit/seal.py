@@ -20,7 +20,7 @@ from killick.errors import HeadMoved, KillickError, ProofBroken, RunExists, Seal
 from killick.log.ancestry import segments
 from killick.log.log import Log
 from killick.log.paging import heads, pages
-from killick.log.progress import Progress, untold
+from killick.log.progress import Progress, silent
 from killick.log.writer import Entry, RunLog
 from killick.model import event_codec, hashing, system_events
 from killick.model import events as e
@@ -124,7 +124,7 @@ def _bodies(log: Log) -> Iterator[tuple[int, bytes]]:
         yield from ((row.seq, row.body) for row in rows)
 
 
-def told_pruned(log: Log) -> dict[str, tuple[Pruned, int, e.Digest]]:
+def recorded_prunes(log: Log) -> dict[str, tuple[Pruned, int, e.Digest]]:
     """Every run that a prune removed, and its archive: from the seals, and from messages for the next seal."""
     found: list[Pruned] = []
     for seq, body in _bodies(log):
@@ -242,7 +242,7 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     other_key: str | None = None
 
 
-def seal(log: Log, key: bytes, *, at_us: int, by: str | None = None, progress: Progress = untold) -> Sealed:
+def seal(log: Log, key: bytes, *, at_us: int, by: str | None = None, progress: Progress = silent) -> Sealed:
     """Seals the changes since the last seal, signed with a private key in PEM.
 
     Reads the heads of all runs, the new events of those that changed, and about log n seals.
@@ -398,17 +398,17 @@ class _Changes:
 
     def _gone(self, there: set[str]) -> list[SealedRun]:
         """Runs that were sealed, or named by a prune, and no longer exist."""
-        told = _by_run(body for _, body in self.messages)
+        pruned_runs = _by_run(body for _, body in self.messages)
         sealed = {run: known for run, known in self._past.known.items() if run not in there and not known.gone}
-        if sealed.keys() - told.keys():
-            told = told_pruned(self._log)  # a prune that was told of before may have gone on after it
+        if sealed.keys() - pruned_runs.keys():
+            pruned_runs = recorded_prunes(self._log)  # a prune that was told of before may have gone on after it
         found: list[SealedRun] = []
-        for run in dict.fromkeys((*sealed, *told)):
+        for run in dict.fromkeys((*sealed, *pruned_runs)):
             known = self._past.known.get(run)
             if run in there or (known is not None and known.gone):
                 continue
-            if run in told:
-                pruned, seq, hash_ = told[run]
+            if run in pruned_runs:
+                pruned, seq, hash_ = pruned_runs[run]
                 found.append(SealedRun(run, seq, hash_, gone="pruned", file=pruned.file, sha256=pruned.sha256))
             elif known is not None:
                 found.append(SealedRun(run, known.seq, known.hash, gone="removed"))

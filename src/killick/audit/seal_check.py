@@ -13,7 +13,7 @@ import msgspec
 
 from killick.audit.checkpoint import Checkpoint, SealedRun, checked, frontier, public_key
 from killick.audit.checkpoint import checkpoint as read_checkpoint
-from killick.audit.seal import SEALS, Leaf, Made, Parted, leaves, seals, told_pruned
+from killick.audit.seal import SEALS, Leaf, Made, Parted, leaves, recorded_prunes, seals
 from killick.errors import ProofBroken
 from killick.log.log import Log
 from killick.log.paging import heads
@@ -264,13 +264,13 @@ class _Check:
         return first, f"{span} differs from its seal"
 
     def _gone(self, runs: list[str]) -> None:
-        told = told_pruned(self._log)
+        pruned_runs = recorded_prunes(self._log)
         for run in runs:
             last = SealedRun.read(list(self._wanted[run])[-1])
             if last.gone == "removed":
                 self._say(run, f"is gone: it was removed after event {last.seq}, and nothing says where to")
-            elif last.gone is None and run in told:
-                self._explain(run, f"was pruned into {told[run][0].file}, which no seal records yet", last.seq)
+            elif last.gone is None and run in pruned_runs:
+                self._explain(run, f"was pruned into {pruned_runs[run][0].file}, which no seal records yet", last.seq)
             elif last.gone is None:
                 self._say(run, f"is gone: it was sealed at event {last.seq}, and nothing says where to")
 

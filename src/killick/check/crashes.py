@@ -442,7 +442,7 @@ def _live(opened: Callable[[], Client], life: Life, scenario: Scenario, story: S
     """Runs a process from start to end."""
     process = _Process(opened, life, scenario.hang_seconds)
     loop = process.loop
-    loop.set_exception_handler(lambda _, told: None if life.dead else story.troubles.append(str(told)))
+    loop.set_exception_handler(lambda _, details: None if life.dead else story.troubles.append(str(details)))
     life.on_death = lambda: loop.call_soon_threadsafe(loop.stop)
     context = copy_context()
     context.run(_LIFE.set, life)
@@ -508,8 +508,8 @@ def _marks(log: Log, run: str) -> tuple[Any, ...]:
     ]
     context = tuple(map(digest, facts.context_parts))
     waits = tuple((wait.step, wait.waits_for, wait.name, wait.to, digest(wait.opened)) for wait in facts.waits.values())
-    told = (facts.status, facts.generation, facts.plan, facts.stage, facts.priority, facts.tags, facts.parent)
-    return (*told, tuple(sorted(steps, key=lambda step: _numbers(step[0]))), context, waits)
+    own = (facts.status, facts.generation, facts.plan, facts.stage, facts.priority, facts.tags, facts.parent)
+    return (*own, tuple(sorted(steps, key=lambda step: _numbers(step[0]))), context, waits)
 
 
 _PASSING: Final = frozenset({"at", "attempts", "deadline", "since", "usage"})
@@ -536,14 +536,14 @@ def _numbers(step: str) -> list[int]:
 @contextmanager
 def _silent_threads() -> Generator[None]:
     """Silences the threads of a dead process."""
-    told = threading.excepthook
+    original = threading.excepthook
 
     def tell(args: Any) -> None:
         if not isinstance(args.exc_value, Killed):
-            told(args)
+            original(args)
 
     threading.excepthook = tell
     try:
         yield
     finally:
-        threading.excepthook = told
+        threading.excepthook = original

@@ -129,14 +129,14 @@ def _look_in(folder: Path) -> None:
 def _broken(name: str, error: BaseException) -> CommandFailed:
     """The user's module fails to import: say where, in one line."""
     if isinstance(error, SyntaxError):
-        place, told = f"{_near(Path(error.filename or name))}:{error.lineno}", f"SyntaxError: {error.msg}"
+        place, reason = f"{_near(Path(error.filename or name))}:{error.lineno}", f"SyntaxError: {error.msg}"
     else:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_theirs(frame.filename)]
         place = f"{_near(Path(frames[-1].filename))}:{frames[-1].lineno}" if frames else name
-        told = f"{type(error).__name__}: {error}".rstrip(": ")
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, SystemExit):
-        told = "it ends the process; guard that with if __name__ == '__main__'"
-    return CommandFailed(f"{name}: cannot be imported; {place}: {told}")
+        reason = "it ends the process; guard that with if __name__ == '__main__'"
+    return CommandFailed(f"{name}: cannot be imported; {place}: {reason}")
 
 
 def _is_theirs(file: str) -> bool:

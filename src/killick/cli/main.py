@@ -170,13 +170,13 @@ class Words(click.Group):
 class Killick(Words):
     """All commands: those of one word, and the groups."""
 
-    words = COMMANDS | {name: told for name, (told, _) in GROUPS.items()}
+    words = COMMANDS | {name: help_text for name, (help_text, _) in GROUPS.items()}
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in GROUPS:
             return super().get_command(ctx, cmd_name)
-        told, words = GROUPS[cmd_name]
-        made = Words(cmd_name, help=told, context_settings={"max_content_width": 100})
+        help_text, words = GROUPS[cmd_name]
+        made = Words(cmd_name, help=help_text, context_settings={"max_content_width": 100})
         made.words, made.prefix = words, f"{cmd_name} "
         return made
 
@@ -194,9 +194,9 @@ class Killick(Words):
         write = formatter.write
         title = click.style("Killick: the state layer for LLM agents.", bold=True)
         write(f"{title}  killick COMMAND --help says more.\n\n")
-        told = [f"{click.style(f'{name:<10}', fg='cyan')} {line:<28}" for name, line in COMMANDS.items()]
-        for at in range(0, len(told), 2):
-            write(f"  {''.join(told[at : at + 2]).rstrip()}\n")
+        cells = [f"{click.style(f'{name:<10}', fg='cyan')} {line:<28}" for name, line in COMMANDS.items()]
+        for at in range(0, len(cells), 2):
+            write(f"  {''.join(cells[at : at + 2]).rstrip()}\n")
         write("\n")
         for name, (_, words) in GROUPS.items():
             write(f"  {click.style(f'{name:<10}', fg='cyan')} {', '.join(words)}\n")
@@ -227,8 +227,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(Exit.DONE)
     except (KeyboardInterrupt, click.Abort):
         return _tell("interrupted", Exit.INTERRUPTED)
-    except CommandFailed as told:
-        return _tell(str(told), told.code)
+    except CommandFailed as failed:
+        return _tell(str(failed), failed.code)
     except click.exceptions.Exit as left:
         return left.exit_code
     except click.ClickException as wrong:

@@ -191,8 +191,8 @@ class Page:
             yield Text(f"again at {when}", style="yellow")
         for wait in step.waits:
             if step.sort != "wait" and wait.rule is None:
-                told = Text("asks: did it happen?", style="bold")
-                yield told if wait.waits_for == "settlement" else self.waits_for(wait)
+                question = Text("asks: did it happen?", style="bold")
+                yield question if wait.waits_for == "settlement" else self.waits_for(wait)
                 if (answer := steps.answered(wait, self)) is not None:
                     yield Text.assemble(("→ ", "dim")).append_text(style.text(answer))
             elif wait.how is None and wait.deadline is not None and wait.waits_for != "time":
@@ -238,8 +238,8 @@ class Page:
         }
         for name, value in knew.items():
             if value not in (None, {}, [], ""):
-                told = self.arguments(value) if name in ("input", "context") else self.value(value)
-                yield from self.beside(Text(f"  {name:<11}", style="dim"), Text(told), lines=6)
+                text = self.arguments(value) if name in ("input", "context") else self.value(value)
+                yield from self.beside(Text(f"  {name:<11}", style="dim"), Text(text), lines=6)
 
     def error(self, failure: Failure) -> Iterator[Text]:
         """An error with what led to it: its words, the lines of people's own code, what the far side answered."""

@@ -153,10 +153,10 @@ def readable(log: Log, row: RunRow, *, answered: bool) -> list[Wait]:
     try:
         return list(_of(log, row, answered))
     except KillickError as error:
-        told = f"cannot be read: {error}"
+        reason = f"cannot be read: {error}"
         return [
             Wait(
-                id=row.run, run=row.run, step="", waits_for="answer", name="", prompt=told, to=(), deadline_us=None,
+                id=row.run, run=row.run, step="", waits_for="answer", name="", prompt=reason, to=(), deadline_us=None,
                 since_us=row.changed_at_us, verbs=(),
             )
         ]  # fmt: skip

@@ -120,11 +120,11 @@ class Operations:
         wait = state.fold.facts.waits.get(step)
         if wait is None or wait.name != "ask":
             return
-        told = state.data(wait.opened)
-        if isinstance(told.get("prompt"), Erased):
+        data = state.data(wait.opened)
+        if isinstance(data.get("prompt"), Erased):
             return
-        options = told.get("options") or ()
-        misfit = waits.misfit(told.get("schema"), value)
+        options = data.get("options") or ()
+        misfit = waits.misfit(data.get("schema"), value)
         if misfit is None and options and value not in options:
             misfit = f"{value!r} is not one of {', '.join(map(repr, options))}"
         if misfit is not None:
@@ -180,9 +180,9 @@ class Operations:
 
             kd.rewind("claim_17", "4:before", because="wrong rate")
         """
-        told = time_travel.rewound(self.runtime.engine, run, to, by=by, because=because)
+        result = time_travel.rewound(self.runtime.engine, run, to, by=by, because=because)
         self.runtime.notify(run)
-        return told
+        return result
 
     @InThread
     def restore(

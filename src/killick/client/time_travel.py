@@ -178,9 +178,9 @@ def _born(engine: Engine, found: Fork) -> None:
             Append(run=parent.run, after=parent.seq, before=parent.hash, epoch=parent.epoch, rows=(row,)),
         )
     else:
-        told = {"command": "forked", "fork": forked.run, "cut": forked.cut}
+        command = {"command": "forked", "fork": forked.run, "cut": forked.cut}
         name = inbox.FORKED + forked.run
-        message = delivery(log, parent.run, inbox.COMMAND, told, id=name, by=forked.by, at_us=forked.at)
+        message = delivery(log, parent.run, inbox.COMMAND, command, id=name, by=forked.by, at_us=forked.at)
         rights["sends"] = (*found.sends, message)
     log.fork_at(forked, found.fold, Ledger()).append(*found.entries, **rights)
 
@@ -194,8 +194,8 @@ def _refuse_rejected(engine: Engine, run: str, agent: str, conditions: Condition
     judge = ContractsInForce(engine, found, place, lambda: context.document or {}, lambda: context.version)
     verdict = judge_change(judge, through_codec(dict(conditions.set)), tuple(conditions.unset), by=by)
     if verdict is not None and verdict.ruling.ruling == "reject":
-        told = f"the contract rejects that context, by rule {verdict.ruling.rule!r}: {verdict.ruling.message}"
-        raise TimeRefused(run, told)
+        reason = f"the contract rejects that context, by rule {verdict.ruling.rule!r}: {verdict.ruling.message}"
+        raise TimeRefused(run, reason)
 
 
 def checked(engine: Engine, run: str, agent: str, conditions: Conditions, by: str | None) -> Conditions:
@@ -233,7 +233,7 @@ def refuse_misfit(log: Log, run: str, changes: dict[str, Any]) -> None:
 def resumed(engine: Engine, run: str, *, by: str | None, because: str | None) -> str:
     """Resume a paused, failed or abandoned run; says what was done."""
     log = engine.log
-    told = {"because": because} if because else None
+    data = {"because": because} if because else None
     at = engine.clock.now_us()
     _await_pause(engine, run)
     with leased(log, run, engine.ids.new("command")) as handle:
@@ -243,7 +243,7 @@ def resumed(engine: Engine, run: str, *, by: str | None, because: str | None) ->
         is_held_back = facts.paused or facts.mend
         if is_held_back or facts.status == "running":
             # The lease of a running one was free, so its holder died: from now on it is due.
-            handle.append(Entry(e.RunResumed(at=at, by=by), told))
+            handle.append(Entry(e.RunResumed(at=at, by=by), data))
             return "resumed" if is_held_back else "taken from a process that is gone"
         if facts.status != "failed":
             return f"{facts.status}, nothing holds it back"
@@ -251,7 +251,7 @@ def resumed(engine: Engine, run: str, *, by: str | None, because: str | None) ->
         undone = _first_undone(handle.fold)
         step = undone or (handle.fold.step(failed.step) if failed.step else None)
         if step is None:
-            handle.append(Entry(e.RunResumed(at=at, by=by), told))
+            handle.append(Entry(e.RunResumed(at=at, by=by), data))
             return "resumed where its code failed"
         found = rewind(log, handle, f"{step.id}:before", at=at, by=by, because=because)
         handle.append(found.entry, **found.rights)

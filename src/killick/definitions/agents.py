@@ -46,8 +46,8 @@ class Agent(Generic[I, O]):
         hints = resolved_hints(fn)
         first = None if not parameters else hints.get(parameters[0].name, Any)
         if not 1 <= len(parameters) <= 2 or getattr(get_origin(first) or first, "__module__", "") == "builtins":
-            told = f"{name}{inspect.signature(fn)} is no agent: its first parameter is a Run, its second the input"
-            raise DeclarationRefused(name, f"{told}; declare it as {name}(run: killick.{run}, …)")
+            reason = f"{name}{inspect.signature(fn)} is no agent: its first parameter is a Run, its second the input"
+            raise DeclarationRefused(name, f"{reason}; declare it as {name}(run: killick.{run}, …)")
         self.takes_input = len(parameters) == 2
         self.input_type: Any = hints.get(parameters[1].name, Any) if self.takes_input else None
         self.returns: Any = hints.get("return", Any)

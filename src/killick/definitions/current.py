@@ -144,11 +144,11 @@ def watch_io(watcher: Callable[[UnrecordedIO], None]) -> Callable[[], None]:
     return lambda: _unwatch(watcher)
 
 
-def refuse_io(told: Callable[[UnrecordedIO], None] = lambda stray: None) -> Callable[[], None]:
+def refuse_io(report: Callable[[UnrecordedIO], None] = lambda stray: None) -> Callable[[], None]:
     """As `watch_io`, and what does more than read a file does not happen: agent code gets an IORefused instead."""
 
     def refuse(stray: UnrecordedIO) -> None:
-        told(stray)
+        report(stray)
         if not stray.reads:
             raise IORefused(str(stray))
 
@@ -264,13 +264,13 @@ def _send_watched(send: Callable[..., Any]) -> Callable[..., Any]:
 
 def _said(event: str, args: tuple[Any, ...]) -> tuple[str, bool]:
     """An I/O as it would be written, and whether it only reads."""
-    told = repr(args[0]) if args and isinstance(args[0], str | bytes | int) else ""
+    target = repr(args[0]) if args and isinstance(args[0], str | bytes | int) else ""
     if event == "open":
         mode, flags = (*args[1:3], None, None)[:2]
         if (isinstance(mode, str) and set(mode) & set("wax+")) or (mode is None and (flags or 0) & _WRITING):
-            return f"open({told}, {mode or 'for writing'!r})", False
-        return f"open({told})", True
-    return f"{event}({told})" if told else event, False
+            return f"open({target}, {mode or 'for writing'!r})", False
+        return f"open({target})", True
+    return f"{event}({target})" if target else event, False
 
 
 def _agent_frame(frame: FrameType | None, *, loads: bool = False) -> tuple[bool, FrameType | None]:

@@ -80,13 +80,13 @@ def open_tool(
     doc      the description that models see; by default the function's docstring
     options  the options of `killick.tool`
     """
-    told = fn or _nothing
-    kind: Any = AsyncTool if inspect.iscoroutinefunction(told) else SyncTool
-    shape = OpenShape(told, name, schema)
+    function = fn or _nothing
+    kind: Any = AsyncTool if inspect.iscoroutinefunction(function) else SyncTool
+    shape = OpenShape(function, name, schema)
     for named in (*_names(options.get("identity") or ()), *_names(options.get("consumes", ()))):
         shape.hints.setdefault(named, Any)
-    shape.doc = doc or inspect.getdoc(told) or ""
-    declared: Tool[..., Any] = kind(told, name, policy_of(name, options), shape)
+    shape.doc = doc or inspect.getdoc(function) or ""
+    declared: Tool[..., Any] = kind(function, name, policy_of(name, options), shape)
     checked_tool(declared)
     if not isinstance(getattr(TOOLS.get(name), "shape", None), Shape) or isinstance(TOOLS[name].shape, OpenShape):
         TOOLS[name] = declared  # one that was declared here in full stays what the name means

@@ -66,25 +66,25 @@ class Parameters:
 
     def bind(self, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
         """The arguments as the declared types. What does not fit is refused, all of it at once."""
-        told, bound, problems = _object(arguments), dict[str, Any](), list[str]()
+        given, bound, problems = _object(arguments), dict[str, Any](), list[str]()
         if self._open:
-            missing = [f"{name}: is missing" for name in self.schema.get("required", ()) if name not in told]
+            missing = [f"{name}: is missing" for name in self.schema.get("required", ()) if name not in given]
             if missing:
                 raise ValueRefused("arguments", "\n".join(["do not fit", *missing]))
-            return dict(told)
+            return dict(given)
         for name, parameter in self._given.items():
             is_optional = parameter.default is not parameter.empty
-            if name not in told and not is_optional:
+            if name not in given and not is_optional:
                 problems.append(f"{name}: is missing{self._takes(name)}")
-            elif name in told:
+            elif name in given:
                 try:
-                    bound[name] = self.fitted(name, told[name])
+                    bound[name] = self.fitted(name, given[name])
                 except ValueRefused as refused:
                     # Models like to write null for what they leave out.
-                    if told[name] is not None or not is_optional:
+                    if given[name] is not None or not is_optional:
                         problems.append(f"{refused}{self._takes(name)}")
         names = ", ".join(self._given) or "it takes none"
-        problems += [f"{name}: is not an argument of this tool ({names})" for name in told if name not in self._given]
+        problems += [f"{name}: is not an argument of this tool ({names})" for name in given if name not in self._given]
         if problems:
             raise ValueRefused("arguments", "\n".join(["do not fit", *problems]))
         return bound
@@ -189,8 +189,8 @@ def _by_pydantic(name: str, adapter: Any, value: Any) -> Any:
         return adapter.validate_python(value, strict=False, by_alias=False, by_name=True)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)[:PROBLEMS_MAX]
-        told = [f"{''.join(map(step_of, each['loc']))} {each['msg']}".strip() for each in found]
-        raise ValueRefused(name, ", ".join(told)) from None
+        problems = [f"{''.join(map(step_of, each['loc']))} {each['msg']}".strip() for each in found]
+        raise ValueRefused(name, ", ".join(problems)) from None
 
 
 def untitled(schema: Any, *, names: bool = False) -> Any:

@@ -354,8 +354,8 @@ def checked_tool(declared: Tool[..., Any]) -> None:
     """Refuse a declaration that contradicts itself."""
     policy, name = declared.policy, declared.name
     if next(iter(inspect.signature(declared.fn).parameters), "") in ("self", "cls"):
-        told = "is a method, and its object is not on record; declare a function that takes what it needs"
-        raise DeclarationRefused(name, f"{told}, or killick.tool(name=…)(thing.{name}) of one object")
+        reason = "is a method, and its object is not on record; declare a function that takes what it needs"
+        raise DeclarationRefused(name, f"{reason}, or killick.tool(name=…)(thing.{name}) of one object")
     if not callable(policy.effect) and policy.effect not in EFFECTS:
         raise DeclarationRefused(name, f"effect={policy.effect!r} is not one of {', '.join(EFFECTS)}")
     if policy.changes not in CHANGES:

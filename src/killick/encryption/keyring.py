@@ -225,8 +225,8 @@ class Keyring:
                 return master.unwrap(wrapped)
             except Exception as error:  # a key service has errors of its own
                 reasons.append(str(error) or type(error).__name__)
-        told = f"none of the keys given opens its data keys: {'; '.join(reasons)}"
-        raise KeyRefused(self._store.place, f"{told}; give the key that wrapped them") from None
+        reason = f"none of the keys given opens its data keys: {'; '.join(reasons)}"
+        raise KeyRefused(self._store.place, f"{reason}; give the key that wrapped them") from None
 
     # rotation and erasure ---------------------------------------------------------------------
 

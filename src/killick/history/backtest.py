@@ -155,7 +155,7 @@ class _Backtester:
         """Returns the new verdict on an event's intention; None for other events."""
         seq, event, _ = self._recorded
         then: e.Verdict | None = getattr(event, "verdict", None)
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "seq": seq, "at": event.at, "step": getattr(event, "step", None) or "", "then": then,
             "if_so": self._stopped is not None,
         }  # fmt: skip
@@ -164,18 +164,18 @@ class _Backtester:
             intention = self._intended(fold, event)
             if intention is None:
                 return None
-            told |= {"name": intention.name, "arguments": intention.arguments, "by": intention.by}
+            fields |= {"name": intention.name, "arguments": intention.arguments, "by": intention.by}
             said = self._said(intention, event, fold, ledger)
         except ValueErased:
-            return Judged(**told, change="unknown")
+            return Judged(**fields, change="unknown")
         if said is None:
             own = then is None or then.contract is None
-            return Judged(**told, change="same" if own else "differs")
+            return Judged(**fields, change="same" if own else "differs")
         ruling, digest = said
         change: Change = "unknown" if self._is_erased else self._change(then, ruling, digest)
         if change == "stopped" and self._stopped is None:
-            self._stopped = told["step"]
-        return Judged(**told, now=None if self._is_erased else ruling, contract=digest, change=change)
+            self._stopped = fields["step"]
+        return Judged(**fields, now=None if self._is_erased else ruling, contract=digest, change=change)
 
     def _intended(self, fold: Fold, event: e.Event) -> Intention | None:
         seq = self._recorded.seq

@@ -38,7 +38,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     was: Any = None
     unset: tuple[str, ...] = ()
 
-    def told(self, chars: int = 60) -> str:
+    def line(self, chars: int = 60) -> str:
         """Returns one line of about that length."""
         match self.what:
             case "output":
@@ -87,7 +87,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
             return self.failure or self.status.replace("_", " ")
         return "" if self.output is None else _json(self.output)
 
-    def told(self, chars: int = 60) -> str:
+    def line(self, chars: int = 60) -> str:
         """Returns the call and its outcome in one line of about that length."""
         call = _cut(self.call, max(chars - min(len(self.outcome), chars // 2) - 3, 12))
         return _joined(call, _cut(self.outcome, max(chars - len(call) - 3, 12)))
@@ -101,10 +101,10 @@ class Pair(msgspec.Struct, frozen=True):
     one: Seen | None
     two: Seen | None
 
-    def told(self, chars: int = 60) -> tuple[str, str]:
+    def lines(self, chars: int = 60) -> tuple[str, str]:
         """Returns both calls with their outcomes, each about that long; long ones are cut around their difference."""
         if self.one is None or self.two is None:
-            one, two = (seen.told(chars) if seen is not None else "–" for seen in (self.one, self.two))
+            one, two = (seen.line(chars) if seen is not None else "–" for seen in (self.one, self.two))
             return one, two
         outcomes = self.one.outcome, self.two.outcome
         room = max(chars - min(max(map(len, outcomes)), chars // 2) - 3, 12)

@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from killick.errors import KillickError, ValueErased
-from killick.history.phrasing import arguments, crash_told, cut, entries_of, inline, short
+from killick.history.phrasing import arguments, crash_summary, cut, entries_of, inline, short
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.crash_loop import Crashes
@@ -202,8 +202,8 @@ class Listing:
             yield About(kind="person", text="a person to resume or cancel it")
         elif facts.status == "code_mismatch":
             data = self._data(state.run, facts.mend)
-            told = f"fixed code: the log has {data.get('recorded')}, and the code has {data.get('found')}"
-            yield About(kind="code", text=cut(told, CHARS_MAX))
+            mismatch = f"fixed code: the log has {data.get('recorded')}, and the code has {data.get('found')}"
+            yield About(kind="code", text=cut(mismatch, CHARS_MAX))
             return  # no answer helps until then
         elif facts.paused or facts.mend:
             because = ", because its record was repaired" if facts.mend else ""
@@ -247,8 +247,8 @@ class Listing:
 
     def _result(self, run: str, seq: int) -> tuple[About, ...]:
         result = self._data(run, seq).get("result")
-        told = result if isinstance(result, str) else inline(result)
-        return (About(kind="result", text=cut(told, CHARS_MAX)),) if result is not None else ()
+        text = result if isinstance(result, str) else inline(result)
+        return (About(kind="result", text=cut(text, CHARS_MAX)),) if result is not None else ()
 
     def _data(self, run: str, seq: int) -> Mapping[str, Any]:
         with contextlib.suppress(ValueErased):
@@ -260,7 +260,7 @@ class Listing:
 def crash(log: Log, run: str, crashes: Crashes) -> About:
     """Describes a run's crashes: how many consecutive ones, where, and when a worker retries."""
     last = log.event(run, crashes.last)
-    text = crash_told(crashes, last if isinstance(last, e.LeaseLapsed) else None)
+    text = crash_summary(crashes, last if isinstance(last, e.LeaseLapsed) else None)
     return About(kind="crash", text=text, at_us=None if crashes.quarantined else crashes.until)
 
 
@@ -291,7 +291,7 @@ def counted(store: Store, query: RunQuery) -> Counter[str]:
 
 def asked_of_intention(waits_for: str, intention: Any) -> str | None:
     """Returns an unknown outcome's question, which names the call."""
-    told = entries_of(intention)
-    if waits_for != "settlement" or "arguments" not in told:
+    entries = entries_of(intention)
+    if waits_for != "settlement" or "arguments" not in entries:
         return None
-    return f"Did {told.get('tool')}({arguments(told['arguments'], 200)}) happen?"
+    return f"Did {entries.get('tool')}({arguments(entries['arguments'], 200)}) happen?"

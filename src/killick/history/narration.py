@@ -25,16 +25,16 @@ class VerdictNarrator(Prose):
     def judged(self, step: Step) -> list[str]:
         """Returns the verdict, the questions and answers in order, and the result."""
         asked = [wait for wait in step.waits if wait.rule is not None]
-        told = [self.verdict(step, step.verdict)] if step.verdict is not None and not asked else []
+        sentences = [self.verdict(step, step.verdict)] if step.verdict is not None and not asked else []
         turns = [(wait.opened.seq, self.asking(wait, before)) for before, wait in pairwise([None, *asked]) if wait]
         turns += [(edit.values.seq, self.editing(edit)) for edit in step.edits]
         for _, said in sorted(turns, key=lambda turn: turn[0]):
-            told += said
+            sentences += said
         if step.last_verdict is not None:
-            told.append(f"after that, {self.verdict(step, step.last_verdict)}")
+            sentences.append(f"after that, {self.verdict(step, step.last_verdict)}")
         if step.is_skipped and step.failure is not None:
-            told.append(f"it was {step.failure.message}")
-        return [sentence(each) for each in told]
+            sentences.append(f"it was {step.failure.message}")
+        return [sentence(each) for each in sentences]
 
     def verdict(self, step: Step, verdict: e.Verdict) -> str:
         """Returns the verdict, its rule, and what would have been allowed."""
@@ -134,41 +134,41 @@ class StepNarrator(VerdictNarrator):
         self.text_of = text_of
 
     def course(self, step: Step) -> list[str]:
-        told = [f"It was delayed until {self.time(delay.until)}: {delay.because}" for delay in step.delays[:3]]
-        told += self.tried(step)
+        out = [f"It was delayed until {self.time(delay.until)}: {delay.because}" for delay in step.delays[:3]]
+        out += self.tried(step)
         for wait in (wait for wait in step.waits if wait.rule is None):
             if step.sort != "wait":
-                told.append(self.asked(wait))
+                out.append(self.asked(wait))
             if wait.how is not None:
-                told.append(f"{'It' if step.sort == 'wait' else 'This'} {self.answered(wait)}")
+                out.append(f"{'It' if step.sort == 'wait' else 'This'} {self.answered(wait)}")
         if step.sort == "scope":
-            told += self.branches(step)
+            out += self.branches(step)
         if step.adopted is not None:
-            told.append(f"It was not done again, because the run {step.adopted.run} had done the same before")
-            told.append(f"What that had returned was taken: {self.value(step.output)}")
+            out.append(f"It was not done again, because the run {step.adopted.run} had done the same before")
+            out.append(f"What that had returned was taken: {self.value(step.output)}")
         if step.overridden_by is not None:
             because = step.overriding.get("because")
             words = f", with the words {self.whole(because)}" if because else ""
-            told.append(f"Its result was given by hand, by {step.overridden_by}: {self.value(step.output)}{words}")
+            out.append(f"Its result was given by hand, by {step.overridden_by}: {self.value(step.output)}{words}")
         if step.confirmed is not None:
-            told.append(f"The world was looked at afterwards, and {'showed' if step.confirmed else 'did not show'} it")
+            out.append(f"The world was looked at afterwards, and {'showed' if step.confirmed else 'did not show'} it")
         if step.drifts:
-            told.append("Later the code asked for this step with other arguments; the result on record was kept")
-        told += [f"A note of {who(note.by)} says: {self.value(note.note)}" for note in step.notes]
-        return [sentence(each) for each in told]
+            out.append("Later the code asked for this step with other arguments; the result on record was kept")
+        out += [f"A note of {who(note.by)} says: {self.value(note.note)}" for note in step.notes]
+        return [sentence(each) for each in out]
 
     # attempts ---------------------------------------------------------------------------------
 
     def tried(self, step: Step) -> list[str]:
-        told: list[str] = []
+        sentences: list[str] = []
         last = len(step.attempts) - 1
         for index, attempt in enumerate(step.attempts):
             if last >= ATTEMPTS_MAX and 2 <= index < last - 1:
                 left_out = counted(last - 3, "more attempt")
-                told += [f"After that, {left_out} did not succeed either"] if index == 2 else []
+                sentences += [f"After that, {left_out} did not succeed either"] if index == 2 else []
             else:
-                told += self.attempt(step, attempt, step.attempts[index - 1] if index else None)
-        return told
+                sentences += self.attempt(step, attempt, step.attempts[index - 1] if index else None)
+        return sentences
 
     def attempt(self, step: Step, attempt: Attempt, before: Attempt | None) -> list[str]:
         name = (
@@ -180,36 +180,36 @@ class StepNarrator(VerdictNarrator):
             return self.unended(step, attempt, name)
         took = lasted(attempt.ended_at - attempt.started_at)
         if attempt.outcome == "returned":
-            told = [f"{name} {self.returned(step)} after {took}"]
-            return told + (
+            sentences = [f"{name} {self.returned(step)} after {took}"]
+            return sentences + (
                 [f"The model's own reasoning was {self.quoted(attempt.reasoning)}"] if attempt.reasoning else []
             )
         failure = attempt.failure
         again = before is not None and failure is not None and alike(before.failure, failure)
         error = " in the same way" if again else f" with {self.named(failure)}" if failure is not None else ""
-        told = [f"{name} {self.ended(attempt, took)}{error}"]
-        told += self.error(failure) if failure is not None and not again else []
+        sentences = [f"{name} {self.ended(attempt, took)}{error}"]
+        sentences += self.error(failure) if failure is not None and not again else []
         if attempt.progress is not None:
-            told.append(f"It had got as far as {self.value(attempt.progress)}")
+            sentences.append(f"It had got as far as {self.value(attempt.progress)}")
         if attempt.outcome == "refused" and not attempt.limited and step.effect not in ("reads", None):
-            told.append("Nothing had been done by it")
+            sentences.append("Nothing had been done by it")
         if attempt.outcome == "unknown" and step.effect in ("at_most_once", "transaction"):
-            told.append("Whether it had happened was not known")
+            sentences.append("Whether it had happened was not known")
         if attempt.not_retried is not None:
-            told.append(f"It was not retried automatically: {NOT_RETRIED[attempt.not_retried]}")
-        return told + self.settled(step, attempt.settled)
+            sentences.append(f"It was not retried automatically: {NOT_RETRIED[attempt.not_retried]}")
+        return sentences + self.settled(step, attempt.settled)
 
     def unended(self, step: Step, attempt: Attempt, name: str) -> list[str]:
         """Describes an attempt without a recorded end."""
         begun = f"it was begun {self.when(attempt.started_at)}" if name == "it" else name.removesuffix(" and")
         if not attempt.died:
             return [begun]
-        told = [f"{begun}, and its process died before it ended"]
+        sentences = [f"{begun}, and its process died before it ended"]
         if step.effect == "transaction":
-            told.append("Nothing of it had happened, for its rows are kept together with its outcome")
+            sentences.append("Nothing of it had happened, for its rows are kept together with its outcome")
         elif step.effect not in ("reads", None):
-            told.append("Whether it had happened was not known")
-        return told + self.settled(step, attempt.settled)
+            sentences.append("Whether it had happened was not known")
+        return sentences + self.settled(step, attempt.settled)
 
     def ended(self, attempt: Attempt, took: str) -> str:
         if attempt.limited:

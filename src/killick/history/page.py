@@ -174,7 +174,7 @@ class PageBuilder:
         events = self._standing(after, up_to, fold)
         events += self._late(steps, up_to)
         stage = self._stage_before(steps[0]) if begin else None
-        entries = self._entries(fold, steps, events, stage, not_told=facts.OUT_OF_BAND)
+        entries = self._entries(fold, steps, events, stage, excluded=facts.OUT_OF_BAND)
         return RunPage(first=first, last=last, total=total, entries=entries)
 
     def _standing(self, after: int, up_to: int, fold: folds.Fold) -> list[tuple[int, e.Event]]:
@@ -242,7 +242,7 @@ class PageBuilder:
         events: Sequence[tuple[int, e.Event]],
         stage: str | None = None,
         *,
-        not_told: str | None = None,
+        excluded: str | None = None,
     ) -> tuple[Entry, ...]:
         """Returns steps and moments in order, nested by scope. Other pages have the rest."""
         known = {step.id: step for step in steps}
@@ -259,7 +259,7 @@ class PageBuilder:
                     stages[number] = stage
                 own[number].append((seq, event))
                 continue
-            if number is not None and number not in known and not_told is not None and number.startswith(not_told):
+            if number is not None and number not in known and excluded is not None and number.startswith(excluded):
                 continue
             if isinstance(event, e.RunTaken):
                 takings.append((seq, event.epoch))

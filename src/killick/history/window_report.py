@@ -311,8 +311,8 @@ class _Reading:
             case page_events.PagePinned(page=page, until=until, because=why):
                 self.pins.append(Pin(**where, call=before, page=page, until=until, because=why, what=source))
             case page_events.PageEvicted(because=because, tokens=tokens):
-                told = {each.get("page"): each for each in _tables(data.get("pages"))}
-                gone = tuple(_gone(page, told.get(page, {}), because) for page in event.pages)
+                pages = {each.get("page"): each for each in _tables(data.get("pages"))}
+                gone = tuple(_gone(page, pages.get(page, {}), because) for page in event.pages)
                 self._waiting.setdefault(scope, []).append(len(self.evictions))
                 self.evictions.append(Eviction(**where, call=before + 1, because=because, tokens=tokens, pages=gone))
                 left = self._filling(scope).left
@@ -475,9 +475,9 @@ def _tables(found: Any) -> Iterator[Mapping[str, Any]]:
     yield from (each for each in found if is_map(each)) if is_list(found) else ()
 
 
-def _gone(page: str, told: Mapping[str, Any], because: str) -> EvictedPage:
-    tokens = told.get("tokens")
+def _gone(page: str, recorded: Mapping[str, Any], because: str) -> EvictedPage:
+    tokens = recorded.get("tokens")
     return EvictedPage(
-        page=page, kind=str(told.get("kind") or "page"), what=str(told.get("source") or ""),
-        tokens=tokens if isinstance(tokens, int) else 0, why=str(told.get("why") or because),
+        page=page, kind=str(recorded.get("kind") or "page"), what=str(recorded.get("source") or ""),
+        tokens=tokens if isinstance(tokens, int) else 0, why=str(recorded.get("why") or because),
     )  # fmt: skip

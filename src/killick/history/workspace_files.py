@@ -152,14 +152,14 @@ class Files:
         here = tree.find(self.top, above, self.vault.load)
         names = [shown(each.name) for each in tree.folder(here.ref, self.vault.load)] if here and here.is_folder else []
         where = shown(above) or "the folder"
-        told = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        return f"{where} had {told or 'nothing'}"
+        listed_names = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        return f"{where} had {listed_names or 'nothing'}"
 
     def listing(self, path: str = "", *, deep: bool = True, limit: int = LISTED_MAX) -> Listing:
         """Lists the entries below a path, and their changes; only direct ones unless `deep`."""
         name, entry = self.find(path) if path else (b"", self.top)
         changed = {each.path: each for each in self._changes() if each.path and _is_below(each.path, name)}
-        told: dict[bytes, How] = {place: each.how for place, each in changed.items() if not is_only_dated(each)}
+        changes: dict[bytes, How] = {place: each.how for place, each in changed.items() if not is_only_dated(each)}
         entries: dict[bytes, FileEntry] = {}
         inside: Counter[bytes] = Counter()
         sizes: Counter[bytes] = Counter()
@@ -172,7 +172,7 @@ class Files:
             if not deep and first != place:
                 continue
             if len(entries) < limit:
-                entries[place] = listed(place, each, told.get(place))
+                entries[place] = listed(place, each, changes.get(place))
             else:
                 left_out += 1
         for place, change in changed.items():
@@ -185,7 +185,7 @@ class Files:
             since=self.since[0] if self.since else None, path=shown(name),
             entries=tuple(entries[place] for place in sorted(entries, key=lambda each: each.split(b"/"))),
             left_out=left_out, files=inside.total(), folders=folders, size_bytes=sizes.total(),
-            changed=dict(Counter(told.values())),
+            changed=dict(Counter(changes.values())),
         )  # fmt: skip
 
     def _changes(self) -> Iterator[tree.Change]:
@@ -307,8 +307,8 @@ def _too_early(log: Log, run: str, ledger: Ledger, place: RunMoment) -> Workspac
     if ledger.facts.workspace is None:
         return WorkspaceRefused(run, "has no workspace, so no files were recorded")
     first = min((capture.after for capture in ledger.captures), default=None)
-    told = "none was made yet" if first is None else f"the first is at @{first}"
-    return WorkspaceRefused(run, f"there is no snapshot of its files as early as {place.label}; {told}")
+    since = "none was made yet" if first is None else f"the first is at @{first}"
+    return WorkspaceRefused(run, f"there is no snapshot of its files as early as {place.label}; {since}")
 
 
 def _before(log: Log, run: str, ledger: Ledger, place: RunMoment, root: Id) -> tuple[str, Id] | None:
@@ -405,13 +405,13 @@ def compared(before: FilesSide, after: FilesSide, one: Id, two: Id, load: Load) 
             left_out += 1
             continue
         wanted = diffed < DIFFED_MAX and lines < DIFF_LINES_MAX
-        found = _told(change, load, with_lines=wanted)
+        found = _file_change(change, load, with_lines=wanted)
         diffed, lines = diffed + bool(found.lines), lines + len(found.lines)
         changes.append(found)
     return FilesDiff(before=before, after=after, changes=tuple(changes), counts=dict(counts), left_out=left_out)
 
 
-def _told(change: tree.Change, load: Load, *, with_lines: bool) -> FileChange:
+def _file_change(change: tree.Change, load: Load, *, with_lines: bool) -> FileChange:
     before, after = change.before, change.after
     made = FileChange(
         path=shown(change.path), how=change.how, before=None if before is None else listed(change.path, before),

@@ -166,8 +166,8 @@ class Host:
         if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"a host calls tools; declare {getattr(tool, '__name__', tool)!r} with killick.tool")
         shape = tool.shape.given(arguments)
-        bound, told = shape.bind((), arguments)
-        intent = Intent("tool", tool.name, tool.fn, shape, bound, tool.policy, returns=tool.returns, given=told)
+        bound, given = shape.bind((), arguments)
+        intent = Intent("tool", tool.name, tool.fn, shape, bound, tool.policy, returns=tool.returns, given=given)
         self._called(intent, fn or tool.fn)
         intent.bubbles = bubbles
         return intent
@@ -320,10 +320,10 @@ class ExternalBranches:
         await ex.until_taken()  # where everything else waited, the run was let go
         inner = _inner(ex.run_id)
         if inner is not None and inner.effect == "transaction":
-            told = "is a transaction, which takes no steps inside; take them before or after it"
-            raise KillickError(f"{ex.run_id}: step {inner.step} {told}")
+            reason = "is a transaction, which takes no steps inside; take them before or after it"
+            raise KillickError(f"{ex.run_id}: step {inner.step} {reason}")
         if ex.signal is not None:
-            raise await self._told(ex.signal, inner)
+            raise await self._exception_for(ex.signal, inner)
         if not self.is_open:
             raise KillickError(f"{ex.run_id}: its host has ended; call inside the block")
         if key in self._left:
@@ -351,7 +351,7 @@ class ExternalBranches:
                 return await self.take(key, intent, do)
             raise
         except Signal as signal:
-            raise await self._told(signal, inner) from None
+            raise await self._exception_for(signal, inner) from None
         except BaseException as error:
             if intent is not None and isinstance(error, intent.bubbles):
                 self._leave(key)
@@ -364,7 +364,7 @@ class ExternalBranches:
         if self._begun.pop(key, None) is not None:
             self._left.add(key)
 
-    async def _told(self, signal: Signal, inner: InnerSteps | None) -> BaseException:
+    async def _exception_for(self, signal: Signal, inner: InnerSteps | None) -> BaseException:
         if inner is not None:
             inner.is_refused = True
         if inner is not None and self.how is not None and not isinstance(signal, Interrupted | Cancelling):
@@ -439,8 +439,8 @@ class ExternalBranches:
         asked = self._asked(intent)
         now = _meant(intent.sort, intent.name, asked)
         if now[:2] != known[:2] or (asked.binding and now != known):
-            told = f"{key} is on record as {known[0]} {known[1]} with other arguments; give this call another id"
-            raise KillickError(f"{self.ex.run_id}: {told}")
+            reason = f"{key} is on record as {known[0]} {known[1]} with other arguments; give this call another id"
+            raise KillickError(f"{self.ex.run_id}: {reason}")
 
     async def close(self) -> None:
         """Ends the steps in progress."""

@@ -85,10 +85,10 @@ class Toolset:
 
     def _schema(self, tool: AnyTool, provider: Provider) -> dict[str, Any]:
         parameters = self._parameters_of(tool.name)
-        told = {"name": tool.name, "description": parameters.description}
+        fields = {"name": tool.name, "description": parameters.description}
         if provider == "anthropic":
-            return told | {"input_schema": parameters.schema}
-        function: dict[str, Any] = told | {"parameters": parameters.schema}
+            return fields | {"input_schema": parameters.schema}
+        function: dict[str, Any] = fields | {"parameters": parameters.schema}
         return {"type": "function"} | (function if provider == "openai-responses" else {"function": function})
 
     def _parameters_of(self, name: str) -> Parameters:
@@ -150,9 +150,9 @@ async def _answered(run: AnyRun, tools: Toolset, call: ToolCall, why: str | None
     except StepFailed as failed:
         return _Answer(call.id, f"error: {failed.failure}", True)
     text = result if isinstance(result, str) else json.dumps(spoken(plain(result)), ensure_ascii=False)
-    told = getattr(run, "call_answer", None)
-    if isinstance(told, CallAnswer) and told.changed:
-        text += f"\n({told} before it was called)"
+    answer = getattr(run, "call_answer", None)
+    if isinstance(answer, CallAnswer) and answer.changed:
+        text += f"\n({answer} before it was called)"
     return _Answer(call.id, text)
 
 

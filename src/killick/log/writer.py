@@ -265,7 +265,7 @@ class RunLog:
         """Returns when everything submitted so far is committed, including the appends of others."""
         if (ticket := self._newest()) is not None:
             self._committer.wait(ticket)
-            self._told(ticket)
+            self._notify(ticket)
         if self._tail.last is not None:
             self._check()
 
@@ -273,7 +273,7 @@ class RunLog:
         """As `barrier`, from a loop."""
         if (ticket := self._newest()) is not None:
             await self._committer.wait_soon(ticket)
-            self._told(ticket)
+            self._notify(ticket)
         if self._tail.last is not None:
             self._check()
 
@@ -283,7 +283,7 @@ class RunLog:
         pending = [ticket for ticket in (self._begun, self._tail.last) if ticket is not None and not ticket.done]
         return max(pending, key=lambda ticket: ticket.item.last[0], default=None)
 
-    def _told(self, ticket: Ticket) -> None:
+    def _notify(self, ticket: Ticket) -> None:
         """Closes the handle after a refusal."""
         if ticket.error is not None:
             self._fail(ticket.error)

@@ -27,9 +27,9 @@ def by_rule(rule: str | None) -> str:
 def asked_lines(step: Step) -> Iterator[Phrase]:
     """The approvals that were asked for before a step was executed, and the edits made to its call, in order."""
     asked = [wait for wait in step.waits if wait.rule is not None]
-    told = [(wait.opened.seq, _asked(wait, before)) for before, wait in pairwise([None, *asked]) if wait is not None]
-    told += [(edit.values.seq, edited(edit)) for edit in step.edits if edit.stands]
-    yield from (line for _, line in sorted(told, key=lambda each: each[0]))
+    entries = [(wait.opened.seq, _asked(wait, before)) for before, wait in pairwise([None, *asked]) if wait is not None]
+    entries += [(edit.values.seq, edited(edit)) for edit in step.edits if edit.stands]
+    yield from (line for _, line in sorted(entries, key=lambda each: each[0]))
 
 
 def _asked(wait: Wait, before: Wait | None) -> Phrase:
@@ -72,8 +72,8 @@ def edited(edit: Edit) -> Phrase:
 def changes(changed: Any) -> str:
     """Each argument with its old and its new value."""
     pairs: Mapping[str, Any] = entries_of(changed)
-    told = (f"{name} {_value(old)} → {_value(new)}" for name, (old, new) in pairs.items())
-    return ", ".join(told) or "nothing"
+    texts = (f"{name} {_value(old)} → {_value(new)}" for name, (old, new) in pairs.items())
+    return ", ".join(texts) or "nothing"
 
 
 def _value(value: Any) -> str:

@@ -67,7 +67,7 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, str], ...]:
     """The fields of a struct, their names in JSON, and whether each is a time, a value of an agent, or neither."""
     fields = msgspec.structs.fields(kind)
     kinds = ("time" if each.name.endswith("_us") else "value" if _is_free(each.type) else "" for each in fields)
-    return tuple((each.name, json_name(each.encode_name), told) for each, told in zip(fields, kinds, strict=True))
+    return tuple((each.name, json_name(each.encode_name), role) for each, role in zip(fields, kinds, strict=True))
 
 
 def _structs(kind: Any) -> Iterator[type[msgspec.Struct]]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from killick.engine.control.inbox import ANSWER, CHILD, COMMAND, SAID, VOTE
-from killick.history.phrasing import counted, entries_of, filed, lapse_told, paged, process, snapshot
+from killick.history.phrasing import counted, entries_of, filed, lapse_text, paged, process, snapshot
 from killick.history.timeline_parts import Entry, Moment
 from killick.model import events as e
 from killick.model import page_events
@@ -55,7 +55,7 @@ def line(moment: Moment, shows: Shows) -> Phrase:
             build = " ".join(filter(None, (event.build.version, event.build.commit)))
             return Phrase(f"leased by {process(event.holder)}{f', build {build}' if build else ''}", "busy")
         case e.LeaseLapsed():
-            return Phrase(f"died: {lapse_told(event)}", "bad")
+            return Phrase(f"died: {lapse_text(event)}", "bad")
         case e.RunQuarantined():
             return Phrase(f"quarantined: its process died {counted(event.deaths, 'time')} in a row", "strong bad")
         case e.PlanMade():
@@ -111,12 +111,12 @@ def _context(event: e.ContextChanged | e.ContextRefused, data: Mapping[str, Any]
     by = f" by {event.by}" if event.by != "agent" else ""
     changed = data.get("document", data.get("set"))
     gone = f" without {', '.join(map(str, data['unset']))}" if data.get("unset") else ""
-    told = f" {shows.arguments(changed)}{gone}" if changed else gone
+    text = f" {shows.arguments(changed)}{gone}" if changed else gone
     if isinstance(event, e.ContextChanged):
-        return Phrase(f"context{by}", "quiet").add(told)
+        return Phrase(f"context{by}", "quiet").add(text)
     rule = f" by rule {event.verdict.rule}" if event.verdict is not None else ""
     why = entries_of(data.get("failure")).get("message")
-    return Phrase(f"change{by.replace(' by ', ' of ')} rejected{rule}", "bad").add(told).add(f": {why}" if why else "")
+    return Phrase(f"change{by.replace(' by ', ' of ')} rejected{rule}", "bad").add(text).add(f": {why}" if why else "")
 
 
 def _bound(event: e.ContractBound, data: Mapping[str, Any]) -> str:

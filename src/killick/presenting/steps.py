@@ -82,9 +82,9 @@ def answered(wait: Wait, shows: Shows) -> Phrase | None:
         return Phrase(status, _OUTCOMES.get(status, "")).add(shown)
     if wait.waits_for == "event":
         return Phrase(shows.value(wait.answer)).add(f" from {wait.by}" if wait.by else "", "quiet")
-    told = Phrase(f"{by}: {answer.get('kind')}", "strong")
-    told.add(f" {shows.value(answer['value'])}" if answer.get("value") is not None else "")
-    return told.add(remark(wait.comment), "quote")
+    phrase = Phrase(f"{by}: {answer.get('kind')}", "strong")
+    phrase.add(f" {shows.value(answer['value'])}" if answer.get("value") is not None else "")
+    return phrase.add(remark(wait.comment), "quote")
 
 
 def about(step: Step, shows: Shows) -> Iterator[Phrase]:

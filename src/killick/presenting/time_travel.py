@@ -69,11 +69,11 @@ def _effect(effect: LeftEffect, chars: int) -> Phrase:
 
 def changed_files(counts: Mapping[How, int]) -> Phrase:
     """2 added, 1 changed."""
-    told = Phrase()
+    phrase = Phrase()
     for how, role in FILES.items():
         if counts.get(how):
-            told.add(", " * bool(told)).add(f"{counts[how]:,} {how}", role)
-    return told or Phrase("nothing changed", "quiet")
+            phrase.add(", " * bool(phrase)).add(f"{counts[how]:,} {how}", role)
+    return phrase or Phrase("nothing changed", "quiet")
 
 
 def spent(spend: Spend) -> str:

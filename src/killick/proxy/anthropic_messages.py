@@ -240,7 +240,7 @@ class MessageSplice:
         if self._delta is not None:
             usage = summed([*self._usages, self._whole.get("usage") if self._whole else None])
             delta = self._delta.get("delta")
-            told = dict(delta) if is_map(delta) else {}
-            told["stop_reason"] = _reason(told.get("stop_reason"), self._sent_calls)
-            out = framed({**self._delta, "delta": told, "usage": usage}, "message_delta")
+            fields = dict(delta) if is_map(delta) else {}
+            fields["stop_reason"] = _reason(fields.get("stop_reason"), self._sent_calls)
+            out = framed({**self._delta, "delta": fields, "usage": usage}, "message_delta")
         return out + (framed({"type": "message_stop"}, "message_stop") if self._stops else b"")

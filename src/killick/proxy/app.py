@@ -84,15 +84,15 @@ class Proxy:
     async def _live(self, receive: Receive, send: Send) -> None:
         resting: asyncio.Task[None] | None = None
         while True:
-            told = (await receive())["type"]
-            if told == "lifespan.startup":
+            kind = (await receive())["type"]
+            if kind == "lifespan.startup":
                 resting = asyncio.create_task(self.conversations.rest())
             else:
                 if resting is not None:
                     resting.cancel()
                 await self.close()
-            await send({"type": f"{told}.complete"})
-            if told == "lifespan.shutdown":
+            await send({"type": f"{kind}.complete"})
+            if kind == "lifespan.shutdown":
                 return
 
     async def close(self) -> None:
@@ -154,9 +154,9 @@ class Proxy:
         calling = ProxyRequest(
             self.upstream, wire, asked, course, url=url, headers=headers, content=content, caller=caller
         )  # fmt: skip
-        told = {"shape": wire.shape, "upstream": str(self.upstream.url), "model": asked.body.get("model")}
+        origin = {"shape": wire.shape, "upstream": str(self.upstream.url), "model": asked.body.get("model")}
         try:
-            async with self.conversations.taken(wire, course, name=name, told=told) as conversation:
+            async with self.conversations.taken(wire, course, name=name, origin=origin) as conversation:
                 await calling.go(conversation)
         except Exception as error:
             # If the proxy itself fails, the agent must continue as without it.

@@ -105,8 +105,8 @@ def _same(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _digest(told: list[Any]) -> bytes:
-    return sha256(_encode(told)).digest()
+def _digest(messages: list[Any]) -> bytes:
+    return sha256(_encode(messages)).digest()
 
 
 def _is_reply(message: Any) -> bool:

@@ -56,10 +56,10 @@ class Conversations:
 
     @asynccontextmanager
     async def taken(
-        self, wire: Wire, course: Digests, *, name: str | None, told: Mapping[str, Any]
+        self, wire: Wire, course: Digests, *, name: str | None, origin: Mapping[str, Any]
     ) -> AsyncGenerator[Conversation]:
         """Returns the conversation that a request continues, or a new one, for the duration of the request."""
-        claiming = asyncio.ensure_future(self._claimed(wire, course, name, told))
+        claiming = asyncio.ensure_future(self._claimed(wire, course, name, origin))
         try:
             conversation = await asyncio.shield(claiming)
         except asyncio.CancelledError:
@@ -71,12 +71,12 @@ class Conversations:
         finally:
             self._free(conversation)
 
-    async def _claimed(self, wire: Wire, course: Digests, name: str | None, told: Mapping[str, Any]) -> Conversation:
+    async def _claimed(self, wire: Wire, course: Digests, name: str | None, origin: Mapping[str, Any]) -> Conversation:
         await self._outwait(course)
         while True:
             async with self._finding:
                 found, left = await self._found(wire, course, name)
-                conversation = found or self._begun(wire, course, name, left, told)
+                conversation = found or self._begun(wire, course, name, left, origin)
                 if conversation.at is None:
                     conversation.at = course.asked
                     conversation.freed.clear()
@@ -186,7 +186,7 @@ class Conversations:
         return None, last
 
     def _begun(
-        self, wire: Wire, course: Digests, name: str | None, left: str | None, told: Mapping[str, Any]
+        self, wire: Wire, course: Digests, name: str | None, left: str | None, origin: Mapping[str, Any]
     ) -> Conversation:
         run = name or self.client.runtime.ids.new(self.agent)
         if name is not None and left is not None:
@@ -196,7 +196,7 @@ class Conversations:
         window = self._window(wire)
         return self._keep(
             Conversation.begun(
-                self.client, run, self.agent, wire, window, root=course.root, tip=course.asked, left=left, told=told
+                self.client, run, self.agent, wire, window, root=course.root, tip=course.asked, left=left, origin=origin
             )
         )
 

@@ -121,8 +121,8 @@ class ProxyRequest:
         try:
             while True:
                 sending = self._planned(conversation)
-                told = unsecret(sending.arguments)
-                step = await conversation.intend(told, sending.decisions, note=sending.note)
+                recorded = unsecret(sending.arguments)
+                step = await conversation.intend(recorded, sending.decisions, note=sending.note)
                 self._open = step
                 if not await self._sent(conversation, step, sending):
                     return
@@ -206,8 +206,8 @@ class ProxyRequest:
         if self._doubted:
             conversation.unpaged = None  # it takes it no better as it came
         if self._caller.started:
-            told = _json(body)
-            await self._caller.write(self._wire.broken(told if is_map(told) else self._wire.error("api_error", "")))
+            parsed = _json(body)
+            await self._caller.write(self._wire.broken(parsed if is_map(parsed) else self._wire.error("api_error", "")))
             await self._caller.end()
         else:
             await self._caller.answer(response.status_code, answering(response.headers.raw, whole=True), body)
@@ -267,8 +267,8 @@ class ProxyRequest:
             return False
         reply = splice.reply()
         if reply is None or not splice.is_whole:
-            told = f"{_CUT}: {_line(splice.error)}" if splice.error else _CUT
-            self._fail(conversation, step, Failure.of("killick.proxy", told))
+            message = f"{_CUT}: {_line(splice.error)}" if splice.error else _CUT
+            self._fail(conversation, step, Failure.of("killick.proxy", message))
             await caller.write(splice.release(()) + splice.finish())
             await caller.end()
             return False
@@ -324,7 +324,7 @@ class ProxyRequest:
             if answer is not None:
                 said = {"text": answer.text, "failed": answer.failed}
                 decisions += [
-                    Decision(each.event, {**each.told, **said}) if isinstance(each.event, PageFaulted) else each
+                    Decision(each.event, {**each.data, **said}) if isinstance(each.event, PageFaulted) else each
                     for each in answer.decisions
                 ]
                 answered.append(Answered(call, answer.text, answer.failed))

@@ -66,8 +66,8 @@ class Chat:
         usage = summed([reply.get("usage") for reply in replies])
         choice = {**last, "message": message, "finish_reason": reason}
         first: dict[str, Any] = {name: replies[0][name] for name in ("id", "created") if name in replies[0]}
-        told: dict[str, Any] = {"usage": usage} if usage else {}
-        return {**replies[-1], **first, "choices": [choice], **told}
+        more: dict[str, Any] = {"usage": usage} if usage else {}
+        return {**replies[-1], **first, "choices": [choice], **more}
 
     def splice(self, held: Collection[str] = (), own: Collection[str] = ()) -> ChatSplice:
         return ChatSplice(held, own)

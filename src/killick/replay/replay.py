@@ -47,7 +47,7 @@ class _Left(KillickError):
     """The replay reached the step at which the caller asked it to stop."""
 
 
-def _untold(played: Played) -> None:
+def _ignore(played: Played) -> None:
     pass
 
 
@@ -62,7 +62,7 @@ class Replay:
         run: str | None = None,
         secret_key: bytes | None = None,
         asked: ReplayRequest | None = None,
-        tell: Callable[[Played], None] = _untold,
+        tell: Callable[[Played], None] = _ignore,
     ) -> None:
         self.export = export
         self.agent = agent
@@ -102,8 +102,8 @@ class Replay:
         """Refuses a position that is not in the log: the code would never reach it."""
         boundaries.at(self.log, self.run, place)
         if not place[:1].isdigit() or "~" in place:
-            told = f"{place!r} names no step of the current timeline; write 6, 6:before or 6:after"
-            raise BoundaryUnknown(self.run, place, told)
+            reason = f"{place!r} names no step of the current timeline; write 6, 6:before or 6:after"
+            raise BoundaryUnknown(self.run, place, reason)
 
     def outcome(self, check: bool = False) -> Replayed:
         """The result of the replay. With `check`, raises ReplayParted where the code diverges from the log."""
@@ -156,8 +156,8 @@ class Replay:
         """Adds to a divergence that the redaction of the export may be its cause."""
         if self.export.header.redacted is None or isinstance(parted, NotOnRecord):
             return parted
-        told = f"{parted.reason}; the file is redacted, and its pseudonyms may be the cause"
-        return ReplayParted(parted.run, told, step=parted.step).with_traceback(parted.__traceback__)
+        reason = f"{parted.reason}; the file is redacted, and its pseudonyms may be the cause"
+        return ReplayParted(parted.run, reason, step=parted.step).with_traceback(parted.__traceback__)
 
     # what is replayed -------------------------------------------------------------------------
 
@@ -229,8 +229,8 @@ class Replay:
         try:
             advanced = self._driven(runtime)
         except TimeoutError:
-            told = f"the code did not end within {self.asked_for.seconds:g} s"
-            raise ReplayParted(self.run, told) from None
+            reason = f"the code did not end within {self.asked_for.seconds:g} s"
+            raise ReplayParted(self.run, reason) from None
         except _Left:
             pass
         except KillickError as error:
@@ -247,8 +247,8 @@ class Replay:
         if advanced is not None and advanced.diverged is not None:
             step, recorded, found, builds = advanced.diverged
             diverged = RunDiverged(self.run, step, recorded=recorded, found=found, builds=builds)
-            told = f"at step {step} the log has {recorded}, the code has {found}"
-            raise ReplayParted(self.run, told, step=step) from diverged
+            reason = f"at step {step} the log has {recorded}, the code has {found}"
+            raise ReplayParted(self.run, reason, step=step) from diverged
         self._reached = Log(world).state(self.run)
         return advanced, world
 
@@ -336,10 +336,10 @@ class Replay:
             self._stop(ex, f"the debugger was quit at step {step}")
             raise ex.signal or _Left(self.run)
 
-    def _stop(self, ex: TracedExecution, told: str) -> None:
+    def _stop(self, ex: TracedExecution, reason: str) -> None:
         """Stops the replay: the next step of the code raises a signal."""
-        self.stopped = told
-        signal = Interrupted(_Left(f"{self.run}: stopped {told}"))
+        self.stopped = reason
+        signal = Interrupted(_Left(f"{self.run}: stopped {reason}"))
         if ex.loop is _running():
             ex.close(signal, cut=True)
         else:
@@ -378,7 +378,7 @@ class Replay:
     def _known_by(self, failure: Failure | None) -> tuple[str, str] | None:
         return None if failure is None else (failure.type, "" if self.export.is_hollow else failure.message)
 
-    def _same(self, told: str, found: Any, recorded: Any) -> None:
+    def _same(self, lead: str, found: Any, recorded: Any) -> None:
         was, now = _json(recorded), _json(found)
         # Results that the code computes from pseudonyms cannot match the log.
         sought = self._sought
@@ -391,7 +391,7 @@ class Replay:
         if first.path:
             half = (shown(first.before, _SHOWN // 4), shown(first.after, _SHOWN // 4))
             where = f" ({first.path}: {half[0]} is now {half[1]})"
-        raise ReplayParted(self.run, f"{told} {_brief(was)}, the code gives {_brief(now)}{where}")
+        raise ReplayParted(self.run, f"{lead} {_brief(was)}, the code gives {_brief(now)}{where}")
 
 
 def replayed(

@@ -174,8 +174,8 @@ class _Played(Generic[O]):
         """The only open question or message wait. Raises RunElsewhere if there is none, or several."""
         found = [wait for wait in self.waits if _KINDS.get(wait.waits_for) in ("person", "event")] or self.waits
         if len(found) != 1:
-            told = "; ".join(map(str, found))
-            standing = f"has {len(found)}: {told}" if found else self._standing()
+            listed = "; ".join(map(str, found))
+            standing = f"has {len(found)}: {listed}" if found else self._standing()
             raise RunElsewhere(self.run, expected="one wait should be open", found=standing)
         return found[0]
 
@@ -214,8 +214,8 @@ class _Played(Generic[O]):
             case "completed":
                 return f"has completed with {shown(self.state.result)}"
             case "waiting":
-                told = "; ".join(map(str, self.waits))
-                return f"waits for {told or ' and '.join(sorted(self.waits_for)) or 'an outside event'}"
+                listed = "; ".join(map(str, self.waits))
+                return f"waits for {listed or ' and '.join(sorted(self.waits_for)) or 'an outside event'}"
             case status:
                 return f"is {status}, at step {info.step}" if info.step else f"is {status}"
 

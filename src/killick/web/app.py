@@ -100,8 +100,8 @@ def asgi(
 
     async def missing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        told = {404: f"{request.url.path}: there is nothing here", 405: f"{request.method} is not done here"}
-        detail = told.get(error.status_code, str(error.detail))
+        details = {404: f"{request.url.path}: there is nothing here", 405: f"{request.method} is not done here"}
+        detail = details.get(error.status_code, str(error.detail))
         code = {404: "not_found", 405: "method_refused"}.get(error.status_code, "refused")
         problem = Problem(error.status_code, detail, code=code, headers=dict(error.headers or {}))
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))

@@ -117,8 +117,8 @@ class _Endpoint:
         given = [*request.path_params.items(), *request.query_params.multi_items()]
         named = [(name, str(value).replace(SLASH, "/")) for name, value in given if name in _NAMES_RUNS]
         runs = {value.rpartition(":")[0] if name == "wait" else value for name, value in named}
-        told = await run_in_threadpool(veil.over, {"detail": problem.detail, **problem.more}, run=runs)
-        return Problem(problem.status, code=problem.code, headers=problem.headers, **told)
+        fields = await run_in_threadpool(veil.over, {"detail": problem.detail, **problem.more}, run=runs)
+        return Problem(problem.status, code=problem.code, headers=problem.headers, **fields)
 
     async def _call(self, request: Request) -> Call[Any, Any]:
         route = self.route
@@ -170,8 +170,8 @@ class _Endpoint:
             raise Problem(401, access.way_in, code="unauthenticated", headers=headers)
         request.scope["killick.person"] = person
         if not person.may(route.scope):
-            told = f"{person.name} is {_a(person.scope)}, and this takes {_a(route.scope)}"
-            raise Problem(403, told, code="scope_too_small")
+            reason = f"{person.name} is {_a(person.scope)}, and this takes {_a(route.scope)}"
+            raise Problem(403, reason, code="scope_too_small")
         if route.writes:
             access.refuse_forged(request)
         return person
@@ -210,8 +210,8 @@ def _asked(kind: type[A], request: Request) -> A:
     lists, known = _parameters(kind)
     for name in request.query_params:
         if name not in known:
-            told = f"; it takes {', '.join(sorted(known))}" if known else ""
-            raise Problem(400, f"{name}: no such parameter{told}", code="parameter_unknown")
+            names = f"; it takes {', '.join(sorted(known))}" if known else ""
+            raise Problem(400, f"{name}: no such parameter{names}", code="parameter_unknown")
         found = request.query_params.getlist(name)
         if name in lists:
             given[name] = found

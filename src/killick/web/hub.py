@@ -127,11 +127,11 @@ class Hub:
     def following(self, *runs: str, by: str, counts: bool = False) -> Generator[Follower]:
         """Watch some runs, and how many there are, for one follower of a person."""
         if self._of_person[by] >= FOLLOWERS_EACH_MAX:
-            told = f"{by} has {FOLLOWERS_EACH_MAX} streams open; close one first"
-            raise Problem(429, told, code="too_many_followers", headers={"Retry-After": "10"})
+            reason = f"{by} has {FOLLOWERS_EACH_MAX} streams open; close one first"
+            raise Problem(429, reason, code="too_many_followers", headers={"Retry-After": "10"})
         if len(self._followers) >= self._followers_max or self.closing.is_set():
-            told = "this server takes no more followers now; ask again later"
-            raise Problem(503, told, code="too_many_followers", headers={"Retry-After": "10"})
+            reason = "this server takes no more followers now; ask again later"
+            raise Problem(503, reason, code="too_many_followers", headers={"Retry-After": "10"})
         follower = Follower()
         follower.ring()  # what is known already is news to a new one
         self._followers.add(follower)
@@ -247,10 +247,10 @@ class Hub:
     def _frame(self, run: str, recorded: Recorded) -> bytes:
         """One event as it is sent: with its values, as they are in the log."""
         event = documents.event(self._client.runtime.log, run, recorded)
-        told: Any = document(event)
+        data: Any = document(event)
         if self._veil is not None and self._veil.fields:
-            told = self._veil.over(told, run=run)
-        return frame(event.kind, told, id=event.seq)
+            data = self._veil.over(data, run=run)
+        return frame(event.kind, data, id=event.seq)
 
 
 def _ring(followers: Iterable[Follower]) -> None:

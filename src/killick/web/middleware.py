@@ -142,8 +142,8 @@ class Guard:
         wait = self._buckets.wait_seconds(key or (client[0] if client else None))
         if wait:
             after = {"Retry-After": str(max(1, round(wait + 0.5)))}
-            told = f"more than {self.limits.rate:g} requests a second; slow down"
-            raise Problem(429, told, code="too_many_requests", headers=after)
+            reason = f"more than {self.limits.rate:g} requests a second; slow down"
+            raise Problem(429, reason, code="too_many_requests", headers=after)
 
     def remember(self, scope: Scope, person: Person | None) -> None:
         """Bind the shown credentials to this person; None: to no one."""
@@ -269,17 +269,17 @@ class _Passage:
 
     async def _refuse(self, problem: Problem) -> None:
         # What was not read of the body would be taken for the next request.
-        response = self._told(problem)
+        response = self._problem_response(problem)
         response.headers["connection"] = "close"
         await response(self.scope, self._receive, self.send)  # pyright: ignore[reportArgumentType]
         self._note()
 
-    def _told(self, problem: Problem) -> Response:
+    def _problem_response(self, problem: Problem) -> Response:
         path = str(self.scope["path"]).removeprefix(str(self.scope.get("root_path", "")))
         if path.startswith("/api/") or b"text/html" not in (_header(self.scope, b"accept") or b""):
             return problem.response()
-        told = f"<h1>{escape(problem.title)}</h1><p>{escape(problem.detail)}</p>"
-        page = f'<!doctype html><html lang="en"><title>{escape(problem.title)}</title><main>{told}</main></html>'
+        body = f"<h1>{escape(problem.title)}</h1><p>{escape(problem.detail)}</p>"
+        page = f'<!doctype html><html lang="en"><title>{escape(problem.title)}</title><main>{body}</main></html>'
         return HTMLResponse(page, problem.status, problem.headers)
 
     def _note(self) -> None:
@@ -287,11 +287,11 @@ class _Passage:
         if self.scope["method"] in _LOOKS:
             return
         path = (self.scope.get("raw_path") or str(self.scope["path"]).encode()).partition(b"?")[0]
-        told = {
+        fields = {
             "what": "wrote" if self.status < 400 else "refused",
             "who": self.visit.person.name if self.visit.person is not None else None,
             "method": self.scope["method"],
             "path": path.decode("latin-1").encode("ascii", "backslashreplace").decode(),
             "status": self.status,
         }
-        logger.info(" ".join(f"{name}={value}" for name, value in told.items()), extra={"killick": told})
+        logger.info(" ".join(f"{name}={value}" for name, value in fields.items()), extra={"killick": fields})

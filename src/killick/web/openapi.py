@@ -49,8 +49,8 @@ _LAST_EVENT: Final[dict[str, Any]] = {
 }
 
 _SIGNED: Final[tuple[dict[str, Any], ...]] = tuple(
-    {"name": name, "in": "header", "required": True, "description": told, "schema": {"type": "string"}}
-    for name, told in {
+    {"name": name, "in": "header", "required": True, "description": description, "schema": {"type": "string"}}
+    for name, description in {
         "webhook-id": "Names what is told; the same when it is told again.",
         "webhook-timestamp": "When it was sent, in seconds since 1970.",
         "webhook-signature": "`v1,` and the base64 of HMAC-SHA256 over `id.timestamp.body`; several with spaces.",
@@ -105,7 +105,7 @@ def openapi(routes: tuple[Route, ...]) -> dict[str, Any]:
         },
         "servers": [{"url": "/"}],
         "security": [{name: []} for name in _SECURITY],
-        "tags": [{"name": name, "description": told} for name, told in sorted(_tags(routes))],
+        "tags": [{"name": name, "description": description} for name, description in sorted(_tags(routes))],
         "paths": paths,
         "components": {
             "schemas": schemas.components,
@@ -222,7 +222,7 @@ def _operation_id(route: Route) -> str:
 def _operation(route: Route, name: str, schemas: _Schemas) -> dict[str, Any]:
     about = (getdoc(route.handler) or "").partition("\n")[2].strip()
     allowed = _SCOPES[route.scope] if route.scope else "Open to all."
-    told: dict[str, Any] = {
+    spec: dict[str, Any] = {
         "operationId": name,
         "tags": [_tag(route)],
         "summary": route.summary,
@@ -232,12 +232,12 @@ def _operation(route: Route, name: str, schemas: _Schemas) -> dict[str, Any]:
         "x-scope": route.scope,
     }
     if route.takes is not Nothing:
-        told["requestBody"] = {"required": True, "content": {"application/json": {"schema": schemas.of(route.takes)}}}
+        spec["requestBody"] = {"required": True, "content": {"application/json": {"schema": schemas.of(route.takes)}}}
     elif _is_hook(route):
-        told["requestBody"] = {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
+        spec["requestBody"] = {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
     if route.scope is None:
-        told["security"] = []
-    return told
+        spec["security"] = []
+    return spec
 
 
 def _is_hook(route: Route) -> bool:
@@ -271,8 +271,8 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     return {str(route.status): done, **refused, "default": {"$ref": "#/components/responses/Problem"}}
 
 
-def _refused(told: str) -> dict[str, Any]:
-    return {"description": f"{told}.", "content": {"application/problem+json": {"schema": _PROBLEM}}}
+def _refused(description: str) -> dict[str, Any]:
+    return {"description": f"{description}.", "content": {"application/problem+json": {"schema": _PROBLEM}}}
 
 
 def _tag(route: Route) -> str:

@@ -155,11 +155,11 @@ class Redaction:
             known = self._gathered.pop(run, _Gathered())
             _keep(self._gathered, run, known, _RUNS_KEPT_MAX)
         seq, message, texts, fields, kin = known
-        while seq < head.seq and (told := self._client.runtime.log.read(run, after=seq, limit=_ROWS_AT_ONCE)):
-            found = Sought(self.fields, [self._values(each.row.data) for each in told if each.row.data is not None])
+        while seq < head.seq and (rows := self._client.runtime.log.read(run, after=seq, limit=_ROWS_AT_ONCE)):
+            found = Sought(self.fields, [self._values(each.row.data) for each in rows if each.row.data is not None])
             texts, fields = texts | found.known.keys(), fields | (set(self.fields) - set(found.missing))
-            kin |= {name for each in told for name in _kin(each.event)}
-            seq = told[-1].seq
+            kin |= {name for each in rows for name in _kin(each.event)}
+            seq = rows[-1].seq
         if waiting := self._client.runtime.store.inbox(run, after=message):
             found = Sought(self.fields, [{"body": self._values(each.body)} for each in waiting])
             texts, fields = texts | found.known.keys(), fields | (set(self.fields) - set(found.missing))

@@ -118,12 +118,12 @@ def ago(at: Time | None, now: Time) -> str:
     if at is None:
         return ""
     apart = abs(us(now) - us(at))
-    told = "now" if apart < 1_000_000 else span(apart - apart % 1_000_000).partition(" ")[0]
-    if told == "now":
-        return told
+    text = "now" if apart < 1_000_000 else span(apart - apart % 1_000_000).partition(" ")[0]
+    if text == "now":
+        return text
     if apart < 60_000_000:
-        told = f"{apart // 1_000_000} s"
-    return f"{told} ago" if us(at) <= us(now) else f"in {told}"
+        text = f"{apart // 1_000_000} s"
+    return f"{text} ago" if us(at) <= us(now) else f"in {text}"
 
 
 def moment(at: Time | None) -> str:

@@ -131,8 +131,8 @@ def access_at(client: Client, host: str, *, host_names: Iterable[str] = ()) -> T
         return OwnerAccess(client, host_names=host_names)
     now = client.runtime.clock.now_us()
     if not any(token.holds(now) for token in Tokens(client.runtime.engine).all().values()):
-        told = "others can reach this address, and the store has no token; make one first: `killick token create NAME`"
-        raise AccessRefused(host, told)
+        why = "others can reach this address, and the store has no token; make one first: `killick token create NAME`"
+        raise AccessRefused(host, why)
     return TokenAccess(client)
 
 
@@ -212,24 +212,24 @@ async def serve(
     if not worker:
         _give_way()
 
-    def told_to_stop() -> None:
+    def request_stop() -> None:
         if server.should_exit and at_work is not None:
             at_work.stop()
         server.stop()
 
     for each in (signal.SIGTERM, signal.SIGINT):
         with contextlib.suppress(ValueError, RuntimeError):  # only the main thread hears them
-            asyncio.get_running_loop().add_signal_handler(each, told_to_stop)
+            asyncio.get_running_loop().add_signal_handler(each, request_stop)
     url = url_of(bound)
 
     if isinstance(access, OwnerAccess):
         access.on_link_used = lambda: renewed(access.link(url) or url)
-    told = asyncio.ensure_future(_told(server, lambda: ready(url, access.link(url))))
+    announcing = asyncio.ensure_future(_call_when_started(server, lambda: ready(url, access.link(url))))
     try:
         async with at_work or contextlib.nullcontext():
             await server.serve([bound])
     finally:
-        told.cancel()
+        announcing.cancel()
         bound.close()
 
 
@@ -241,7 +241,7 @@ def _give_way() -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
 
 
-async def _told(server: _Server, ready: Callable[[], None]) -> None:
+async def _call_when_started(server: _Server, ready: Callable[[], None]) -> None:
     while not server.started:
         await asyncio.sleep(0.01)
     ready()

@@ -150,8 +150,8 @@ async def _events(hub: Hub, run: str, after: int, *, by: str) -> Frames:
                 yield frames
             elif position.is_over:
                 renewed_as = await hub.renewed_as(run, position.seq)
-                told = {"run": run, "seq": position.seq, "status": position.status, "renewed_as": renewed_as}
-                yield frame("end", told)
+                data = {"run": run, "seq": position.seq, "status": position.status, "renewed_as": renewed_as}
+                yield frame("end", data)
                 return
             elif not await follower.moved(HEARTBEAT_SECONDS):
                 yield _BEAT
@@ -183,7 +183,7 @@ async def live(call: Call[LiveAsked, Nothing]) -> Response:
 
 
 async def _hints(hub: Hub, runs: frozenset[str], *, by: str, counts: bool) -> Frames:
-    told: dict[str, Position] = {}
+    reported: dict[str, Position] = {}
     counted: dict[str, int] = {}
     with hub.following(*runs, by=by, counts=counts) as follower:
         yield b"retry: %d\n\n" % RETRY_MS
@@ -191,8 +191,8 @@ async def _hints(hub: Hub, runs: frozenset[str], *, by: str, counts: bool) -> Fr
             if not await follower.moved(HEARTBEAT_SECONDS):
                 yield _BEAT
                 continue
-            fresh = {run: at for run in runs if (at := hub.known(run)) is not None and told.get(run) != at}
-            told |= fresh
+            fresh = {run: at for run in runs if (at := hub.known(run)) is not None and reported.get(run) != at}
+            reported |= fresh
             hint: dict[str, Any] = {}
             if fresh:
                 hint["runs"] = [{"run": run, "seq": at.seq, "status": at.status} for run, at in fresh.items()]

@@ -288,14 +288,14 @@ class History:
 
     def _page(self, index: int, said: Message, part: Part) -> Page:
         call = self._calls.get(part.call) if part.is_result else None
-        kind, source, identity, reads, path = self._told(index, said, part, call)
+        kind, source, identity, reads, path = self._origin(index, said, part, call)
         tokens = sized(part.text, self._tokens)
         page = Page(index, part, kind=kind, source=source, identity=identity, tokens=tokens)
         page.read, page.path = reads, path
         page.born = page.used = self.turn
         return page
 
-    def _told(
+    def _origin(
         self, index: int, said: Message, part: Part, call: Call | None
     ) -> tuple[PageKind, str, str, bool, str | None]:
         if not part.is_result:

@@ -39,7 +39,7 @@ class Decision(NamedTuple):
     """A decision of the window: an event without time and seq, and its values."""
 
     event: PageEvent
-    told: dict[str, Any]
+    data: dict[str, Any]
 
 
 class View(msgspec.Struct, frozen=True):
@@ -97,26 +97,26 @@ def faulted(page: Page, how: FaultedHow, view: View) -> list[Decision]:
     """Records a fault and pins the page for a while."""
     turn, times = view.history.turn, view.decided.faults_of(page.handle)
     until = turn + min(PIN_TURNS << min(times, 8), PIN_TURNS_MAX)
-    told = {"source": page.source}
+    data = {"source": page.source}
     return [
-        Decision(PageFaulted(at=0, page=page.handle, how=how, tokens=page.tokens, turn=turn), told),
-        Decision(PagePinned(at=0, page=page.handle, until=until, because="fault", turn=turn), told),
+        Decision(PageFaulted(at=0, page=page.handle, how=how, tokens=page.tokens, turn=turn), data),
+        Decision(PagePinned(at=0, page=page.handle, until=until, because="fault", turn=turn), data),
     ]
 
 
 def left(pages: Sequence[Page], stretches: Sequence[TurnRange], because: EvictedBecause, turn: int) -> Decision:
     """Evicts pages and ranges of whole turns together."""
-    told = [_told(page.handle, page.kind, page.source, page.tokens, page.stale or because) for page in pages]
-    told += [_told(each.handle, "turns", each.source, each.tokens, because) for each in stretches]
+    data = [_page_data(page.handle, page.kind, page.source, page.tokens, page.stale or because) for page in pages]
+    data += [_page_data(each.handle, "turns", each.source, each.tokens, because) for each in stretches]
     saved = sum(page.saves for page in pages) + sum(each.freed for each in stretches)
     marks = [page.hash[:MARK_CHARS] for page in pages] + [each.mark for each in stretches]
     event = PageEvicted(
-        at=0, pages=tuple(each["page"] for each in told), tokens=saved, because=because, turn=turn, marks=tuple(marks)
+        at=0, pages=tuple(each["page"] for each in data), tokens=saved, because=because, turn=turn, marks=tuple(marks)
     )  # fmt: skip
-    return Decision(event, {"pages": told})
+    return Decision(event, {"pages": data})
 
 
-def _told(handle: str, kind: str, source: str, tokens: int, why: str) -> dict[str, Any]:
+def _page_data(handle: str, kind: str, source: str, tokens: int, why: str) -> dict[str, Any]:
     return {"page": handle, "kind": kind, "source": source, "tokens": tokens, "why": why}
 
 
@@ -125,11 +125,11 @@ def _unused(view: View) -> list[Decision]:
     schemas, new = view.schemas, sorted(view.schemas.stubs - view.decided.stubs)
     if not new:
         return []
-    told = [_told(f"tool:{name}", "schema", name, schemas.whole_tokens(name), "unused") for name in new]
+    data = [_page_data(f"tool:{name}", "schema", name, schemas.whole_tokens(name), "unused") for name in new]
     saved = sum(schemas.whole_tokens(name) - schemas.stub_tokens(name) for name in new)
     handles = tuple(f"tool:{name}" for name in new)
     event = PageEvicted(at=0, pages=handles, tokens=saved, because="unused", turn=view.history.turn)
-    return [Decision(event, {"pages": told})]
+    return [Decision(event, {"pages": data})]
 
 
 def _reread(view: View) -> list[Decision]:

@@ -178,13 +178,13 @@ def _stub(tool: Mapping[str, Any], about: Mapping[str, Any], shape: Shape, find_
 
 
 def _shaped(name: str, description: str, parameters: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
-    told: dict[str, Any] = {"name": name, "description": description}
+    fields: dict[str, Any] = {"name": name, "description": description}
     if shape == "anthropic":
-        return told | {"input_schema": parameters}
+        return fields | {"input_schema": parameters}
     if shape == "openai":
-        return {"type": "function", "function": told | {"parameters": parameters}}
+        return {"type": "function", "function": fields | {"parameters": parameters}}
     # Explicit: the Responses API defaults to strict schemas.
-    return {"type": "function"} | told | {"parameters": parameters, "strict": False}
+    return {"type": "function"} | fields | {"parameters": parameters, "strict": False}
 
 
 def _first_sentence(text: str) -> str:
@@ -263,13 +263,13 @@ def _weighed(about: Mapping[str, Any]) -> dict[str, float]:
     description = str(about.get("description") or "")
     words: defaultdict[str, float] = defaultdict(float)
     fields = [(about["name"], _NAME_WEIGHT), (_first_sentence(description), _LINE_WEIGHT), (description, 1.0)]
-    for text, weight in [*fields, *((text, 1.0) for text in _told(_parameters(about)))]:
+    for text, weight in [*fields, *((text, 1.0) for text in _parameter_texts(_parameters(about)))]:
         for word in _words(text):
             words[word] += weight
     return dict(words)
 
 
-def _told(schema: Any) -> Iterator[str]:
+def _parameter_texts(schema: Any) -> Iterator[str]:
     """Returns the names and descriptions of parameters at any depth."""
     if is_map(schema):
         for key, value in schema.items():
@@ -279,12 +279,12 @@ def _told(schema: Any) -> Iterator[str]:
                 if key == "properties":
                     yield from value
                 for part in value.values():
-                    yield from _told(part)
+                    yield from _parameter_texts(part)
             else:
-                yield from _told(value)
+                yield from _parameter_texts(value)
     elif is_list(schema):
         for part in schema:
-            yield from _told(part)
+            yield from _parameter_texts(part)
 
 
 def _words(text: str) -> Iterator[str]:

@@ -273,9 +273,9 @@ class Window:
         schemas = self._schemas
         if schemas is not None and schemas.same(tools):
             return schemas
-        told = self._shape or shape_of(messages, tools)
-        if told is not None and self._shape is None:
-            self._shape, self._history = told, None
+        shape = self._shape or shape_of(messages, tools)
+        if shape is not None and self._shape is None:
+            self._shape, self._history = shape, None
         stubs = self._decided.stubs if self._decided.stubs else None
         self._schemas = Schemas(tools, self._shape or "openai", self._tokens, whole=self._whole, stubs=stubs)
         return self._schemas

@@ -87,16 +87,16 @@ class HookEvent:
     hook   the name of the hook
     """
 
-    def __init__(self, engine: Engine, told: OutboxItem, *, agent: str, hook: str, attempt: int, told_at: int) -> None:
+    def __init__(self, engine: Engine, item: OutboxItem, *, agent: str, hook: str, attempt: int, sent_at: int) -> None:
         self._engine = engine
-        self.kind = told.kind
-        self.run = told.run
-        self.seq = told.seq
+        self.kind = item.kind
+        self.run = item.run
+        self.seq = item.seq
         self.agent = agent
         self.hook = hook
         self.attempt = attempt
         """The number of this delivery attempt, from 1."""
-        self.told_at = told_at
+        self.sent_at = sent_at
         """The time of this delivery, in microseconds since the epoch."""
         self.is_unread = False
         """Whether the store failed to read it: then the hook did not fail, and the attempt does not count."""
@@ -257,13 +257,13 @@ def declare_hook(
 
 
 def _check(hook: Hook) -> None:
-    told = ", ".join(sorted(HOOK_KINDS))
+    kinds = ", ".join(sorted(HOOK_KINDS))
     if _NAME.fullmatch(hook.name) is None:
         raise DeclarationRefused(hook.name, "is not a valid hook name; give name= of letters, digits and . _ -")
     if not hook.kinds:
-        raise DeclarationRefused(hook.name, f"a hook needs the event kinds it listens to; give some of {told}")
+        raise DeclarationRefused(hook.name, f"a hook needs the event kinds it listens to; give some of {kinds}")
     for kind in sorted(hook.kinds - HOOK_KINDS):
-        raise DeclarationRefused(hook.name, f"hooks cannot listen to {kind!r}; give some of {told}")
+        raise DeclarationRefused(hook.name, f"hooks cannot listen to {kind!r}; give some of {kinds}")
     for wait in sorted(hook.waits_for - set(get_args(e.WaitFor))):
         raise DeclarationRefused(hook.name, f"waits_for={wait!r}; give some of {', '.join(get_args(e.WaitFor))}")
     if hook.waits_for and "wait.opened" not in hook.kinds:
@@ -413,17 +413,17 @@ class _Following:
         cursor = self.cursor
         attempt = cursor.attempts + 1 if cursor.failing == row.position else 1
         try:
-            told = await asyncio.to_thread(self._loaded, row, attempt)
+            event = await asyncio.to_thread(self._loaded, row, attempt)
         except LogError as error:
             return await self._failed(row, attempt, error)
-        if told is None:
+        if event is None:
             return True
         if not await self._may_go_on():
             return False
         try:
-            await self._call(told)
+            await self._call(event)
         except Exception as error:
-            if told.is_unread:
+            if event.is_unread:
                 raise
             return await self._failed(row, attempt, error)
         called = system_events.HookCalled(at=self.now, position=row.position, run=row.run, seq=row.seq, attempt=attempt)
@@ -435,8 +435,8 @@ class _Following:
         agent = self._agent_of(row.run)
         if agent is None or not self.hook.wants_agent(agent):
             return None
-        told = HookEvent(self.engine, row, agent=agent, hook=self.hook.name, attempt=attempt, told_at=self.now)
-        return told if self.hook.wants(told.event) else None
+        event = HookEvent(self.engine, row, agent=agent, hook=self.hook.name, attempt=attempt, sent_at=self.now)
+        return event if self.hook.wants(event.event) else None
 
     def _agent_of(self, run: str) -> str | None:
         if run not in self._agents:
@@ -446,15 +446,15 @@ class _Following:
             self._agents[run] = None if row is None else row.agent
         return self._agents[run]
 
-    async def _call(self, told: HookEvent) -> None:
+    async def _call(self, event: HookEvent) -> None:
         """One call, in a thread unless it is `async`, so that a hanging hook blocks no other task."""
         fn, timeout = self.hook.fn, self.hook.timeout
         try:
             if inspect.iscoroutinefunction(fn):
                 async with asyncio.timeout(timeout):
-                    await fn(told)
+                    await fn(event)
                 return
-            work = self.engine.threads.start(lambda: fn(told), contextvars.copy_context())
+            work = self.engine.threads.start(lambda: fn(event), contextvars.copy_context())
             applied = await waited_for(work, timeout)
             if applied.error is not None:
                 raise applied.error

@@ -43,15 +43,15 @@ def _labels(**values: str | None) -> Labels:
 class Count:
     """A counter, or a gauge."""
 
-    def __init__(self, name: str, told: str, sort: str = "counter") -> None:
-        self.name, self.told, self.sort = name, told, sort
+    def __init__(self, name: str, description: str, sort: str = "counter") -> None:
+        self.name, self.description, self.sort = name, description, sort
         self.values: dict[Labels, float] = {}
 
     def add(self, labels: Labels, amount: float = 1) -> None:
         self.values[labels] = self.values.get(labels, 0) + amount
 
     def lines(self) -> Iterator[str]:
-        yield from _head(self.name, self.told, self.sort)
+        yield from _head(self.name, self.description, self.sort)
         for labels, value in sorted(self.values.items()):
             yield _line(self.name, labels, value)
 
@@ -61,8 +61,8 @@ class Histogram:
 
     sort = "histogram"
 
-    def __init__(self, name: str, told: str, bounds: Sequence[float]) -> None:
-        self.name, self.told, self.bounds = name, told, bounds
+    def __init__(self, name: str, description: str, bounds: Sequence[float]) -> None:
+        self.name, self.description, self.bounds = name, description, bounds
         self.values: dict[Labels, tuple[list[int], list[float]]] = {}
 
     def add(self, labels: Labels, measured: float) -> None:
@@ -71,7 +71,7 @@ class Histogram:
         total[0] += measured
 
     def lines(self) -> Iterator[str]:
-        yield from _head(self.name, self.told, self.sort)
+        yield from _head(self.name, self.description, self.sort)
         for labels, (buckets, total) in sorted(self.values.items()):
             seen = 0
             for bound, count in zip((*self.bounds, None), buckets, strict=True):
@@ -115,13 +115,13 @@ class Metrics(Observer):
 
     def ended(self, stretch: RunSpan) -> None:
         agent = _labels(agent=stretch.agent)
-        told = _labels(agent=stretch.agent, status=stretch.status)
+        labels = _labels(agent=stretch.agent, status=stretch.status)
         with self._mutex:
             self.live.add(agent, -1 if stretch.kept.pop(self, False) else 0)  # it may have begun before we counted
-            self.stretches.add(told)
+            self.stretches.add(labels)
             self.stretch_seconds.add(agent, _seconds(stretch.began_us, stretch.ended_us))
             if stretch.status in _ENDED:
-                self.ended_runs.add(told)
+                self.ended_runs.add(labels)
 
     def attempted(self, attempt: Attempt) -> None:
         attempt.kept[self] = True
@@ -148,8 +148,8 @@ class Metrics(Observer):
 
     def waited(self, wait: Waited) -> None:
         with self._mutex:
-            told = _labels(agent=wait.agent, for_=wait.waits_for, how=wait.how)
-            self.wait_seconds.add(told, _seconds(wait.opened_us, wait.closed_us))
+            labels = _labels(agent=wait.agent, for_=wait.waits_for, how=wait.how)
+            self.wait_seconds.add(labels, _seconds(wait.opened_us, wait.closed_us))
 
     def rejected(self, run: str, agent: str, name: str, verdict: e.Verdict, stretch: RunSpan | None) -> None:
         with self._mutex:
@@ -184,8 +184,8 @@ def stored(engine: Engine) -> Iterator[str]:
         runs.add(_labels(status=status), count)
     yield from runs.lines()
     asking = store.counts(RunQuery(tag=ASKS))
-    told = sum(count for status, count in asking.items() if status in ("waiting", "running"))
-    yield from _one("killick_store_runs_asking", "Runs that wait for a person.", told)
+    waiting = sum(count for status, count in asking.items() if status in ("waiting", "running"))
+    yield from _one("killick_store_runs_asking", "Runs that wait for a person.", waiting)
     due = [row for row in store.due(now, limit=DUE_MAX) if not row.agent.startswith(OWN_AGENTS)]
     yield from _one("killick_store_runs_due", f"Due runs without a worker; at most {DUE_MAX} are seen.", len(due))
     since = min((row.changed_at_us if row.wake_at_us is None else row.wake_at_us for row in due), default=now)
@@ -215,21 +215,21 @@ def exposed(engine: Engine) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _one(name: str, told: str, value: float) -> Iterable[str]:
-    count = Count(name, told, "gauge")
+def _one(name: str, description: str, value: float) -> Iterable[str]:
+    count = Count(name, description, "gauge")
     count.add((), value)
     return count.lines()
 
 
-def _head(name: str, told: str, sort: str) -> Iterator[str]:
-    yield f"# HELP {name} {told}"
+def _head(name: str, description: str, sort: str) -> Iterator[str]:
+    yield f"# HELP {name} {description}"
     yield f"# TYPE {name} {sort}"
 
 
 def _line(name: str, labels: Labels, value: float) -> str:
     shown = ",".join(f'{label}="{_quoted(text)}"' for label, text in labels)
-    told = str(value) if isinstance(value, int) else repr(round(value, 9))
-    return f"{name}{{{shown}}} {told}" if shown else f"{name} {told}"
+    number = str(value) if isinstance(value, int) else repr(round(value, 9))
+    return f"{name}{{{shown}}} {number}" if shown else f"{name} {number}"
 
 
 def _quoted(text: str) -> str:

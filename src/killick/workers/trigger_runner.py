@@ -154,7 +154,7 @@ class _Cause(NamedTuple):
     next: int | None
     due: int | None = None
     number: int = 0
-    told: Mapping[str, Any] = MappingProxyType({})
+    data: Mapping[str, Any] = MappingProxyType({})
     message: Message | None = None
     by: str | None = None
     run: str | None = None
@@ -205,7 +205,7 @@ class _AtWork:
         is_event = self.spec.sort == "event" and message.name == self.spec.what
         body: Any = inbox.body_of(self.engine.log, message)
         if is_event:
-            await self.set_off(_Cause(message.at_us, due, told={"body": body}, message=message, by=message.by))
+            await self.set_off(_Cause(message.at_us, due, data={"body": body}, message=message, by=message.by))
         elif message.name == FIRE:
             given = body.get("input", msgspec.UNSET)
             await self.set_off(_Cause(at, due, run=body["run"], given=given, message=message, by=message.by))
@@ -239,9 +239,9 @@ class _AtWork:
             if self.spec.overlap == "queue" and self._busy() is not None:
                 return
             event: Any = self.engine.log.event(self.log.run, queued.seq)
-            told = self.engine.log.data(self.log.run, queued.seq)
+            data = self.engine.log.data(self.log.run, queued.seq)
             at = queued.at if queued.due is None else queued.due
-            cause = _Cause(at, self.known.next, due=queued.due, number=queued.number, told=told, by=event.by)
+            cause = _Cause(at, self.known.next, due=queued.due, number=queued.number, data=data, by=event.by)
             await self.set_off(cause)
 
     async def look(self) -> None:
@@ -252,8 +252,8 @@ class _AtWork:
             holds = bool(value)
         except Exception as error:
             if not self._noted:
-                told = {"note": f"the condition gave no answer: {describe(error)}"}
-                await self.log.append_soon(Entry(e.NoteMade(at=self._now_us(), by="killick"), told))
+                note = {"note": f"the condition gave no answer: {describe(error)}"}
+                await self.log.append_soon(Entry(e.NoteMade(at=self._now_us(), by="killick"), note))
             self._noted = True
             return
         self._noted = False
@@ -262,7 +262,7 @@ class _AtWork:
         at = self._now_us()
         turned = Entry(system_events.TriggerTurned(at=at, holds=holds, next=self.known.next))
         if holds:
-            await self.set_off(_Cause(at, self.known.next, told={"value": value}), turned)
+            await self.set_off(_Cause(at, self.known.next, data={"value": value}), turned)
         else:
             await self.log.append_soon(turned)
 
@@ -282,8 +282,8 @@ class _AtWork:
                 return None
             if busy is not None and overlap == "cancel":
                 # Before the firing, which stays due until it is made.
-                told = {"command": "cancel", "compensate": False, "because": f"{self.trigger.name} fires again"}
-                command(self.engine, busy, told, by=self.log.run)
+                body = {"command": "cancel", "compensate": False, "because": f"{self.trigger.name} fires again"}
+                command(self.engine, busy, body, by=self.log.run)
         return await self._fire(cause, *first)
 
     async def _fire(self, cause: _Cause, *first: Entry) -> BaseException | None:
@@ -291,7 +291,7 @@ class _AtWork:
         number = cause.number or self.known.number + 1
         run = cause.run or f"{name}@{number if cause.due is None else stamp(cause.due)}"
         due, at = moment(cause.at, self.spec.tz), moment(now, self.spec.tz)
-        body, value = cause.told.get("body"), cause.told.get("value")
+        body, value = cause.data.get("body"), cause.data.get("value")
         firing = Firing(trigger=name, number=number, due=due, at=at, run=run, body=body, value=value)
         agent = self.trigger.agent if self.trigger.agent.name == self.spec.agent else AGENTS.get(self.spec.agent)
         previous = _previous(self.engine, self.known.run) if self.trigger.wants_previous else None
@@ -309,7 +309,7 @@ class _AtWork:
         fired = system_events.TriggerFired(at=now, number=number, run=run, due=cause.due, next=cause.next, by=cause.by)
         # A run with that id is this very firing, started earlier under the same name.
         also = () if self.engine.store.head(run) is not None else (birth,)
-        await self._append(cause, *first, Entry(fired, cause.told), also=also)
+        await self._append(cause, *first, Entry(fired, cause.data), also=also)
         return None
 
     async def _birth(self, agent: AnyAgent, firing: Firing, previous: Previous | None, given: Any) -> Append:
@@ -338,14 +338,14 @@ class _AtWork:
         event = system_events.TriggerQueued(
             at=self._now_us(), number=self.known.number + 1, due=cause.due, next=cause.next, by=cause.by
         )
-        await self._append(cause, *first, Entry(event, cause.told))
+        await self._append(cause, *first, Entry(event, cause.data))
 
     async def _pass(self, cause: _Cause, because: system_events.PassedBecause, *first: Entry, **why: Any) -> None:
         event = system_events.TriggerPassed(
             at=self._now_us(), first=cause.at, last=cause.at, because=because, number=cause.number, next=cause.next,
             by=cause.by,
         )  # fmt: skip
-        await self._append(cause, *first, Entry(event, {**cause.told, **why}))
+        await self._append(cause, *first, Entry(event, {**cause.data, **why}))
 
     async def _append(self, cause: _Cause, *entries: Entry, also: tuple[Append, ...] = ()) -> None:
         """One commit; the message that caused it is consumed with it."""

@@ -530,8 +530,8 @@ def _ring(loop: asyncio.AbstractEventLoop, rung: Any, run: str) -> None:
 
 def _tell(what: str, *, level: int = logging.INFO, exc_info: Any = None, **fields: Any) -> None:
     """Logs one line per transition, for people and for machines."""
-    told = " ".join(f"{name}={value}" for name, value in fields.items())
-    logger.log(level, "%s %s", what, told, exc_info=exc_info, extra={"killick": {"what": what, **fields}})
+    text = " ".join(f"{name}={value}" for name, value in fields.items())
+    logger.log(level, "%s %s", what, text, exc_info=exc_info, extra={"killick": {"what": what, **fields}})
 
 
 def _tell_advanced(agent: str, advanced: RunOutcome) -> None:

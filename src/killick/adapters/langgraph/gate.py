@@ -156,8 +156,8 @@ class Gate:
         for key, wait in _waits(self._client, run).items():
             if wait.waits_for == "answer" and key.startswith(asked):
                 with suppress(AnswerRefused):  # it was ended since
-                    told = "the conversation continued without it"
-                    self._client.as_sync().skip(run, wait.step, by=_GATE, because=told)
+                    reason = "the conversation continued without it"
+                    self._client.as_sync().skip(run, wait.step, by=_GATE, because=reason)
 
     def _answering(self, call: Call, fn: Callable[..., Any]) -> Callable[..., Any]:
         return answering(cast("AnyTool", call.tool), fn, self._errors, _BUBBLES)
@@ -231,8 +231,8 @@ class Gate:
             return nullcontext(hosted(None, "the gate for LangGraph's tools"))
         thread = (config.get("configurable") or {}).get("thread_id")
         if thread is None:
-            told = "there is no thread; compile the graph with a checkpointer and give a thread_id"
-            raise DeclarationRefused("the gate for LangGraph's tools", told)
+            reason = "there is no thread; compile the graph with a checkpointer and give a thread_id"
+            raise DeclarationRefused("the gate for LangGraph's tools", reason)
         return self._client.host(f"langgraph:{thread}", agent="langgraph", contract=self._contract)
 
     def call(self, call: Call, fn: Callable[..., Any]) -> Any:
@@ -473,8 +473,8 @@ def _recorded(came: Any, note: str = "") -> Any:
         noted = f"{content}\n{note}" if isinstance(content, str) else [*content, {"type": "text", "text": note}]
         came = came.model_copy(update={"content": noted})
     if type(came) is ToolMessage and came.artifact is None:
-        told = came.model_dump(mode="json", exclude={"tool_call_id", "artifact", "type"}, exclude_defaults=True)
-        return {"content": came.content, **told}
+        fields = came.model_dump(mode="json", exclude={"tool_call_id", "artifact", "type"}, exclude_defaults=True)
+        return {"content": came.content, **fields}
     return {"typed": list(STRICT_SERDE.dumps_typed(came))}
 
 
@@ -507,10 +507,10 @@ def place_of(config: RunnableConfig) -> str:
 
     A task's id is more specific, but depends on the last checkpoint; only inside nested graphs there is nothing else.
     """
-    told = config.get("metadata") or {}
-    outer, _, node = str(told.get("langgraph_checkpoint_ns", "")).rpartition("|")
-    path = _TASK.sub("", str(told.get("langgraph_path", "")))
-    return f"{outer}|{node.partition(':')[0]}:{told.get('langgraph_step')}:{short(path)}"
+    metadata = config.get("metadata") or {}
+    outer, _, node = str(metadata.get("langgraph_checkpoint_ns", "")).rpartition("|")
+    path = _TASK.sub("", str(metadata.get("langgraph_path", "")))
+    return f"{outer}|{node.partition(':')[0]}:{metadata.get('langgraph_step')}:{short(path)}"
 
 
 def short(text: str) -> str:

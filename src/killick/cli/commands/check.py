@@ -156,13 +156,13 @@ def rendered(report: Report, seconds: float) -> RenderableType:
     lines = {
         "agent": Text.assemble((report.agent, "bold"), (f"  {report.where}", "dim")),
         "baseline": Text.assemble(paint.status(report.left_alone), f", {steps}{asked}"),
-        "interrupted": Text.assemble(f"{report.stories} times: {report.told_ways}", (rate, "dim")),
+        "interrupted": Text.assemble(f"{report.stories} times: {report.ways_text}", (rate, "dim")),
     }
     if report.reached.tools or report.reached.lines:
         lines["reached"] = _reached(report.reached)
     if report.sampled:
-        told = f"{', '.join(report.sampled)} gave samples of their types; --fake NAME=VALUE says better"
-        lines["sampled"] = Text(told, style="dim")
+        sampled = f"{', '.join(report.sampled)} gave samples of their types; --fake NAME=VALUE says better"
+        lines["sampled"] = Text(sampled, style="dim")
     head = Table.grid(padding=(0, 2, 0, 0))
     for name, line in lines.items():
         head.add_row(Text(f"  {name}", style="dim"), line)

@@ -122,8 +122,8 @@ def _show_linted(shell: Shell, found: Linted, wide: int) -> None:
         place = [f"line {problem.line}"] if problem.line is not None else []
         place += [f"rule {problem.rule}"] if problem.rule is not None else []
         lead = Text.assemble(("    ~ ", "yellow") if problem.severity == "warning" else ("    ✗ ", "red"))
-        told = Text.assemble((", ".join(place) + ": " if place else "", "dim"), problem.message)
-        shell.row(lead, told)
+        message = Text.assemble((", ".join(place) + ": " if place else "", "dim"), problem.message)
+        shell.row(lead, message)
 
 
 def _document(found: Linted) -> dict[str, Any]:
@@ -318,17 +318,17 @@ def _row(found: Rejudged, judged: Judged, width: int) -> tuple[Text | str, ...]:
     elif judged.change == "differs" and judged.then is not None:
         message = f"{message or ''} (on record: {judged.then.rule or judged.then.ruling})".strip()
     step = Text(judged.step or "-").append("?" if judged.if_so else "", style="yellow")
-    told = Text(paint.brief(f"{judged.name}({paint.arguments(judged.arguments, 200)})", max(width // 2, 30)))
+    call = Text(paint.brief(f"{judged.name}({paint.arguments(judged.arguments, 200)})", max(width // 2, 30)))
     if message:
-        told.append(f"\n{message}", style="dim")
-    return found.run, step, verdicts, Text(rule or ""), told
+        call.append(f"\n{message}", style="dim")
+    return found.run, step, verdicts, Text(rule or ""), call
 
 
 def summary(found: Sequence[Rejudged], contract: Contract | None) -> str:
     """What came of it, in one line."""
     count = Counter(judged.change for each in found for judged in each.judged)
     of = f"of {counted(count.total(), 'intention')} in {counted(len(found), 'run')}"
-    said = [f"{count[change]} {told}" for change, told in _CHANGES.items() if count[change]]
+    said = [f"{count[change]} {word}" for change, word in _CHANGES.items() if count[change]]
     if not said:
         return f"{of}: " + ("all verdicts are as recorded" if contract is None else "nothing would be different")
     first, *rest = said

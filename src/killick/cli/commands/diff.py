@@ -123,10 +123,10 @@ def _why(found: Parting, room: int) -> Iterator[tuple[str, list[Text]]]:
 
 
 def _condition(condition: Condition, room: int, *, named: bool) -> Text:
-    told = Text(f"{condition.run}: " if named else "", style="dim").append(condition.told(room), style="not dim yellow")
+    text = Text(f"{condition.run}: " if named else "", style="dim").append(condition.line(room), style="not dim yellow")
     if condition.was not in (None, {}):
-        told.append(f", was {shown(plain(condition.was), max(room // 2, 24))}", style="dim")
-    return told
+        text.append(f", was {shown(plain(condition.was), max(room // 2, 24))}", style="dim")
+    return text
 
 
 def _beside(found: Parting, width: int) -> Iterator[Text]:
@@ -140,7 +140,7 @@ def _beside(found: Parting, width: int) -> Iterator[Text]:
             yield Text(f"⋮ … {counted(pair, 'step')} …", style="dim")
             continue
         sign, style = ("=", "dim") if pair.how is None else ("≠", "yellow")
-        one, two = (_fitted(told, room) for told in pair.told(room))
+        one, two = (_fitted(side, room) for side in pair.lines(room))
         line = Text.assemble((f"{sign} ", style), (f"{pair.step:<{digits}}  ", "bold"))
         yield line.append(one, style=style).append(" │ ", style="dim").append(two.rstrip(), style=style)
 

@@ -145,8 +145,8 @@ def intended(wait: Wait) -> str | None:
     found = wait.intention
     if not isinstance(found, dict):
         return None
-    told = cast("dict[str, Any]", found)
-    return None if (wait.prompt or "").startswith(f"{told.get('tool')}(") else argument_edits.call(told)
+    data = cast("dict[str, Any]", found)
+    return None if (wait.prompt or "").startswith(f"{data.get('tool')}(") else argument_edits.call(data)
 
 
 # inbox --------------------------------------------------------------------------------------------
@@ -265,8 +265,8 @@ def _tell_answered(
     agreed = agreement(voted.need, voters) if voted is not None else ""
     following = (approvals.lacks(one, by, verb) if one is not None else None) or _next(shell, run)
     if shell.json:
-        told = {"run": run, "wait": answered, "answer": verb, "by": by, "next": following}
-        shell.emit({**told, "agreed": voters} if agreed else told)
+        data = {"run": run, "wait": answered, "answer": verb, "by": by, "next": following}
+        shell.emit({**data, "agreed": voters} if agreed else data)
         return
     line = Text().append(answered, style="bold cyan").append(f"  {verb}", style="green")
     if one is not None and one.rule is not None:

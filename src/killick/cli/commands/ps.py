@@ -138,7 +138,7 @@ class Listing:
         return sorted(found, key=_urgency) if urgent else found
 
     def _seen(self, line: Line) -> Seen:
-        about = "; ".join(told for told in map(_told, line.about) if told)
+        about = "; ".join(text for text in map(_about_text, line.about) if text)
         if line.status == "broken":
             about = f"{about}; {self.shell.typed('store', 'verify', line.run)}"
         following = self.shell.typed("resume", line.run) if _is_stuck(line) else None
@@ -175,10 +175,10 @@ class Listing:
         if not counts and query == RunQuery(status=query.status):
             hint = "`killick run app.py:agent` starts one, `killick demo` shows one"
             return Text(f"{self.shell.url}: no runs yet; {hint}", style="dim")
-        told = ", ".join(f"{counts[name]} {style.status(name)}" for name in STATUSES if counts[name])
-        if not told and query.agent is not None:
-            told = f"runs of {', '.join(self.shell.store.agents())}"
-        return Text(f"no run matches{f'; there are {told}' if told else ''}", style="dim")
+        existing = ", ".join(f"{counts[name]} {style.status(name)}" for name in STATUSES if counts[name])
+        if not existing and query.agent is not None:
+            existing = f"runs of {', '.join(self.shell.store.agents())}"
+        return Text(f"no run matches{f'; there are {existing}' if existing else ''}", style="dim")
 
 
 def _is_stuck(line: Line) -> bool:
@@ -191,7 +191,7 @@ def _urgency(seen: Seen) -> int:
     return _URGENT.index(seen.line.status) if seen.line.status in _URGENT else len(_URGENT)
 
 
-def _told(about: About) -> str:
+def _about_text(about: About) -> str:
     """What a run waits for, in the terminal's time zone."""
     match about.kind:
         case "worker":
@@ -272,8 +272,8 @@ def _waited(seen: Seen, now_us: int) -> str:
 
 def _coarse(us: int) -> str:
     """How long, by its largest unit."""
-    told = style.span(max(us, 0))
-    return told if told[-2:] in (" s", "ms", "µs") else told.partition(" ")[0]
+    text = style.span(max(us, 0))
+    return text if text[-2:] in (" s", "ms", "µs") else text.partition(" ")[0]
 
 
 # watching -----------------------------------------------------------------------------------------
@@ -341,8 +341,8 @@ class Watching:
                     self.shell.emit_line(each.document)
                 else:
                     at, line = style.moment(self.clock.now_us()), each.line
-                    told = [at, line.run, line.agent, line.status, line.where, each.about]
-                    self.shell.print(Text("  ".join(filter(None, told))))
+                    cells = [at, line.run, line.agent, line.status, line.where, each.about]
+                    self.shell.print(Text("  ".join(filter(None, cells))))
             sys.stdout.flush()
             first = False
             pause.wait(self.clock.nap_seconds(LOOK_SECONDS))

@@ -129,19 +129,19 @@ class _Screen:
         origin = f", from {source}" if source != replay.run else ""
         redacted = ", redacted" if replay.export.header.redacted is not None else ""
         count = len(state.fold.steps)
-        told = f"  {state.agent}, {count} step{'' if count == 1 else 's'} on record{origin}{redacted}, "
-        self._print((replay.run, "bold"), told, (state.status, paint.STYLES.get(state.status, "")))
+        summary = f"  {state.agent}, {count} step{'' if count == 1 else 's'} on record{origin}{redacted}, "
+        self._print((replay.run, "bold"), summary, (state.status, paint.STYLES.get(state.status, "")))
 
     def step(self, played: Played) -> None:
         """One step that was given its outcome."""
         if self._shell.json:
             return
         style = paint.STYLES.get(played.status, "")
-        told = paint.brief(_said(played), max(self._shell.out.width - _NAME_CHARS - 11, 40))
+        output = paint.brief(_said(played), max(self._shell.out.width - _NAME_CHARS - 11, 40))
         self._print(
             (f"  {paint.SIGNS.get(played.status, '·')} ", style), (f"{played.step:<5} ", "dim"),
             f"{paint.brief(played.name, _NAME_CHARS):<{_NAME_CHARS}} ",
-            (told, "red" if played.status == "failed" else "dim"), wrap=False,
+            (output, "red" if played.status == "failed" else "dim"), wrap=False,
         )  # fmt: skip
         if played.drift is not None:
             for line in _changes(played.drift.recorded, played.drift.found):
@@ -167,9 +167,9 @@ def verdict(replayed: Replayed) -> str:
             assert replayed.parted is not None
             step, reason = replayed.parted.step, replayed.parted.reason
             at = f"at step {step}"
-            told = reason.removeprefix(f"{at} ")
-            told = told if called in told else f"{told}; {called}"
-            return f"diverged{f' {at}' if step is not None else ''}: {told}"
+            text = reason.removeprefix(f"{at} ")
+            text = text if called in text else f"{text}; {called}"
+            return f"diverged{f' {at}' if step is not None else ''}: {text}"
         case "beyond":
             return f"continues beyond the record with {replayed.beyond}; {called}"
         case "stopped" if str(replayed.stopped).startswith("the debugger"):
@@ -193,13 +193,13 @@ def _said(played: Played) -> str:
     output: Any = played.output
     if not isinstance(output, dict) or played.sort != "wait":
         return "" if output is None and played.sort in ("wait", "scope", "child") else paint.inline(output)
-    told: dict[str, Any] = output  # pyright: ignore[reportUnknownVariableType]
-    if set(told) == {"kind", "value"}:
-        value = f" {paint.inline(told['value'])}" if told["value"] is not None else ""
-        return f"{told['kind']}{value}"
-    if set(told) == {"status", "result", "failure"}:
-        return paint.inline(told["result"]) if told["status"] == "completed" else str(told["status"])
-    return paint.inline(told)
+    data: dict[str, Any] = output  # pyright: ignore[reportUnknownVariableType]
+    if set(data) == {"kind", "value"}:
+        value = f" {paint.inline(data['value'])}" if data["value"] is not None else ""
+        return f"{data['kind']}{value}"
+    if set(data) == {"status", "result", "failure"}:
+        return paint.inline(data["result"]) if data["status"] == "completed" else str(data["status"])
+    return paint.inline(data)
 
 
 def _changes(recorded: Any, found: Any) -> Iterator[str]:

@@ -98,11 +98,11 @@ def drive(shell: Shell, going: Going, *, quiet: bool = False) -> Exit:
     try:
         result = _outcome(shell, going, quiet=quiet) if is_over else _executed(shell, going, quiet=quiet)
     except KeyboardInterrupt:
-        told = f"{run}: stopped inside a step; to continue: {going.resumes(shell)}"
-        raise CommandFailed(told, Exit.INTERRUPTED) from None
+        message = f"{run}: stopped inside a step; to continue: {going.resumes(shell)}"
+        raise CommandFailed(message, Exit.INTERRUPTED) from None
     except Interrupted:
-        told = f"{run}: paused between two steps; to continue: {going.resumes(shell)}"
-        raise CommandFailed(told, Exit.INTERRUPTED) from None
+        message = f"{run}: paused between two steps; to continue: {going.resumes(shell)}"
+        raise CommandFailed(message, Exit.INTERRUPTED) from None
     except (RunWaiting, RunFailed) as stopped:
         return _stopped(shell, going, stopped)
     if shell.json:
@@ -423,8 +423,8 @@ def _why(state: State, step: Step) -> str:
     ended = next((attempt.ended for attempt in reversed(step.attempts) if attempt.ended), step.ended)
     failure = state.data(ended).get("failure")
     if isinstance(failure, dict):
-        told: dict[str, Any] = failure  # pyright: ignore[reportUnknownVariableType]
-        return paint.brief(f"{told.get('type')}: {told.get('message')}", 200)
+        data: dict[str, Any] = failure  # pyright: ignore[reportUnknownVariableType]
+        return paint.brief(f"{data.get('type')}: {data.get('message')}", 200)
     return step.status.replace("_", " ")
 
 

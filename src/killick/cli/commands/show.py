@@ -150,9 +150,9 @@ def _labelled(shell: Shell, page: Page, status: str, *, live: bool) -> Iterator[
     if tl.failed is not None:
         failure = tl.failed.failure
         cause = failure.cause if failure.type.endswith(".StepFailed") and failure.cause is not None else failure
-        told = Text(f"step {tl.failed.step}: " if tl.failed.step is not None else "")
-        told.append(f"{cause.type.rpartition('.')[2]}: ", style="bold red")
-        yield "failed", [told.append(style.brief(cause.message, 300))]
+        text = Text(f"step {tl.failed.step}: " if tl.failed.step is not None else "")
+        text.append(f"{cause.type.rpartition('.')[2]}: ", style="bold red")
+        yield "failed", [text.append(style.brief(cause.message, 300))]
     crashes = tl.state.fold.facts.crashes
     if crashes is not None and tl.ended_at is None:
         about = listing.crash(shell.log, tl.run, crashes)
@@ -220,9 +220,9 @@ def _approval(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
     is_now = shell.log.head(page.timeline.run).seq == page.timeline.seq
     for each in run_info.info(shell.log, page.timeline.run).waits if is_now else ():
         voters = list(each.votes) if each.step == wait.step else voters
-    told = [f"asked of {whom(wait.to, wait.may)}", agreement(wait.need, voters)]
-    told.append(approvals.passed_on(page.timeline.step(wait.step)) if wait.round else "")
-    yield Text(", ".join(filter(None, told)), style="dim")
+    parts = [f"asked of {whom(wait.to, wait.may)}", agreement(wait.need, voters)]
+    parts.append(approvals.passed_on(page.timeline.step(wait.step)) if wait.round else "")
+    yield Text(", ".join(filter(None, parts)), style="dim")
 
 
 def _until(at_us: int, now_us: int) -> str:
@@ -293,8 +293,8 @@ def _foot(shell: Shell, page: Page) -> Iterator[Text]:
         "last held by": process(tl.holder) if tl.holder else None,
         "generation": tl.generation or None, "events": tl.seq,
     }  # fmt: skip
-    told = " · ".join(f"{name} {value}" for name, value in facts.items() if value)
-    yield from style.wrapped(Text(), Text(told, style="dim"), page.width)
+    text = " · ".join(f"{name} {value}" for name, value in facts.items() if value)
+    yield from style.wrapped(Text(), Text(text, style="dim"), page.width)
     step = tl.at_work if tl.failed is None or tl.failed.step is not None else None
     about = [f"--why {step.number}" if step is not None else "--why", "--state", "--log", "--history"]
     forks = (isinstance(entry.event, e.ForkMade) for entry in tl.entries if isinstance(entry, Moment))
@@ -319,15 +319,15 @@ def standing(log: Log, run: str, status: str) -> str:
 def _why(shell: Shell, found: Timeline, number: str, *, live: bool, full: bool) -> None:
     abandoned = live and standing(shell.log, found.run, found.status) == "abandoned"
     zone = datetime.fromtimestamp(found.started_at / 1_000_000, UTC).astimezone().tzinfo or UTC
-    told = why(found, number or None, zone=zone, chars=WHOLE if full else 160, text_of=reply_text, abandoned=abandoned)
-    if not told:
+    text = why(found, number or None, zone=zone, chars=WHOLE if full else 160, text_of=reply_text, abandoned=abandoned)
+    if not text:
         steps = [step.number for step in found.steps()]
         there = f"it has {steps[0]} to {steps[-1]}" if steps else "it has taken none yet"
         raise CommandFailed(f"{found.run}: has no step {number}; {there}")
     if shell.json:
-        shell.emit({"run": found.run, "step": number or None, "why": told})
+        shell.emit({"run": found.run, "step": number or None, "why": text})
         return
-    for index, paragraph in enumerate(told):
+    for index, paragraph in enumerate(text):
         lines = textwrap.wrap(paragraph, min(shell.out.width, PROSE_COLUMNS), break_on_hyphens=False)
         shell.print(Text(("\n" if index else "") + "\n".join(lines)))
 
@@ -369,10 +369,10 @@ def _event(shell: Shell, run: str, recorded: Recorded, *, digits: int, full: boo
     line.append(f"{found.kind:<18}", style="cyan")
     fields = {name: value for name, value in found.fields.items() if name not in _HIDDEN}
     data = {"erased": True} if found.erased else found.data
-    told = "  ".join(
+    values = "  ".join(
         filter(None, (style.arguments(fields, WHOLE), style.arguments(data, WHOLE if full else VALUE_CHARS)))
     )
-    line.append(f"  {told}")
+    line.append(f"  {values}")
     if not full:
         line.truncate(shell.out.width, overflow="ellipsis")
     shell.print(line)
@@ -455,7 +455,7 @@ class Following:
         self.shell = shell
         self.run = run
         self.full = full
-        self.told: dict[str, tuple[str, int]] = {}
+        self.shown: dict[str, tuple[str, int]] = {}
 
     def look(self, seen: int) -> None:
         shell = self.shell
@@ -474,7 +474,7 @@ class Following:
                 lines = page.moment(row.entry, row.depth) if row.entry.seq > seen else ()
             else:
                 now = (row.entry.status, len(row.entry.attempts))
-                is_news = self.told.get(row.entry.number) != now and row.entry.status not in ("intended", "running")
-                self.told[row.entry.number] = now
+                is_news = self.shown.get(row.entry.number) != now and row.entry.status not in ("intended", "running")
+                self.shown[row.entry.number] = now
                 lines = page.step(row.entry, row.depth) if is_news else ()
             shell.print(*lines)

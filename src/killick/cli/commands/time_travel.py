@@ -170,12 +170,12 @@ def _print_fork(shell: Shell, run: str, fork: str, place: boundaries.RunMoment, 
     steps = [step for step in log.state(fork).fold.steps if "." not in step.id]
     shared = f"steps 1 to {steps[-1].id}" if len(steps) > 1 else "step 1" if steps else "its start"
     _report(shell, "shares", [Text().append(shared).append(", nothing is copied", style="dim")])
-    otherwise = [each.told(max(shell.out.width - 30, 30)) for each in changed_in(log, fork) if each.what != "effects"]
+    otherwise = [each.line(max(shell.out.width - 30, 30)) for each in changed_in(log, fork) if each.what != "effects"]
     _report(shell, "differs", otherwise or [Text("in nothing", style="dim")], "yellow")
     forked = log.event(fork, log.head(fork).base + 1)
     if isinstance(forked, e.RunForked) and forked.files is not None:
-        told = Text(f"in {forked.workspace}").append(f", a copy of {snapshot(forked.files)}", style="dim")
-        _report(shell, "files", [told])
+        text = Text(f"in {forked.workspace}").append(f", a copy of {snapshot(forked.files)}", style="dim")
+        _report(shell, "files", [text])
     steps = [step for step in left(log, run, place.seq, place.keep) if step.effect != "workspace"]
     done = effects_of(log, run, steps)
     standing = [f"{step} {each.effect.tool}" for step, each in done.items() if each.effect.status in STANDING]
@@ -228,8 +228,8 @@ def _print_parting(shell: Shell, run: str, fork: str) -> None:
     _report(shell, "diverges", [Text(found.why(), style="bold")])
     if (first := found.parts_at) is not None:
         wide = max(len(run), len(fork))
-        sides = zip((run, fork), first.told(max(shell.out.width - wide - LABEL - 6, 30)), strict=True)
-        _report(shell, "", [Text().append(f"{name:<{wide}}  ", style="cyan").append(told) for name, told in sides])
+        sides = zip((run, fork), first.lines(max(shell.out.width - wide - LABEL - 6, 30)), strict=True)
+        _report(shell, "", [Text().append(f"{name:<{wide}}  ", style="cyan").append(side) for name, side in sides])
 
 
 # rewind -------------------------------------------------------------------------------------------

@@ -106,5 +106,5 @@ def revoke_command(shell: Shell, token: str, **who: Any) -> None:
 
 
 def _document(shell: Shell, token: Token) -> dict[str, Any]:
-    told = {name: getattr(token, name) for name in token.__struct_fields__ if name != "hash"}
-    return {**told, "holds": token.holds(shell.clock.now_us())}
+    fields = {name: getattr(token, name) for name in token.__struct_fields__ if name != "hash"}
+    return {**fields, "holds": token.holds(shell.clock.now_us())}

@@ -110,14 +110,14 @@ async def _serve(client: Client, options: dict[str, Any], *, until_idle: bool) -
     worker = client.worker(**options)
     loop = asyncio.get_running_loop()
 
-    def told_to_stop() -> None:
+    def request_stop() -> None:
         if worker.stopping:
             worker.stop()
         else:
             worker.drain()
 
     for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, told_to_stop)
+        loop.add_signal_handler(each, request_stop)
     serving = asyncio.ensure_future(worker.serve())
     if until_idle:
         idle = asyncio.ensure_future(worker.until_idle())
@@ -156,27 +156,27 @@ class telling(logging.Handler):  # noqa: N801
             self.handleError(record)
 
     def _print(self, record: logging.LogRecord) -> None:
-        told: dict[str, Any] = getattr(record, "killick", None) or {"what": "note", "": record.getMessage()}
+        fields: dict[str, Any] = getattr(record, "killick", None) or {"what": "note", "": record.getMessage()}
         at_us = round(record.created * 1_000_000)
         if self._shell.json:
-            rest = {name: value for name, value in told.items() if name != "wake_at_us"}
-            wake = {"wake_at": timestamp(told["wake_at_us"])} if told.get("wake_at_us") is not None else {}
+            rest = {name: value for name, value in fields.items() if name != "wake_at_us"}
+            wake = {"wake_at": timestamp(fields["wake_at_us"])} if fields.get("wake_at_us") is not None else {}
             self._shell.emit_line({"at": timestamp(at_us), "level": record.levelname.lower(), **rest, **wake})
         else:
-            self._shell.print(_line(at_us, told))
+            self._shell.print(_line(at_us, fields))
         if record.exc_info and record.exc_info[1] is not None:
             trace = logging.Formatter().formatException(record.exc_info)
             self._shell.err.print(Text(trace, style="dim"), soft_wrap=True)
 
 
-def _line(at_us: int, told: dict[str, Any]) -> Text:
+def _line(at_us: int, fields: dict[str, Any]) -> Text:
     """When, what, which run, and the rest."""
-    what = visible_line(str(told["what"]))
+    what = visible_line(str(fields["what"]))
     line = Text.assemble((style.moment(at_us, date=False), "dim")).append(f"  {what:<11} ", style=STYLES.get(what, ""))
-    line.append(visible_line(str(told.get("run", ""))), style="bold")
-    if "agent" in told and told["agent"] != told.get("run"):
-        line.append(visible_line(f"  {told['agent']}"), style="dim")
-    for name, value in told.items():
+    line.append(visible_line(str(fields.get("run", ""))), style="bold")
+    if "agent" in fields and fields["agent"] != fields.get("run"):
+        line.append(visible_line(f"  {fields['agent']}"), style="dim")
+    for name, value in fields.items():
         if name == "wake_at_us":
             line.append(f"  until {style.moment(value)}")
         elif name in ("what", "was", *_QUIET) or value is None:

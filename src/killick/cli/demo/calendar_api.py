@@ -62,16 +62,16 @@ class Calendar(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         count = self._count(self.path)
-        told = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
         key = self.headers.get("Idempotency-Key", "")
         if self.path == "/rooms":
             with self.lock:
                 room = self.rooms.setdefault(key, f"room {4 + len(self.rooms)}")
             time.sleep(LATE_SECONDS if count == 1 else 0)
-            self._answer(200, {"room": room, "slot": told["slot"]})
+            self._answer(200, {"room": room, "slot": body["slot"]})
         elif self.path == "/invites":
             with self.lock:
-                invite = {"id": f"invite_{len(self.invites) + 1}", "key": key, **told}
+                invite = {"id": f"invite_{len(self.invites) + 1}", "key": key, **body}
                 self.invites.append(invite)
             time.sleep(NEVER_SECONDS if count == 1 else 0)
             self._answer(200, invite)

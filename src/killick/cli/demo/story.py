@@ -43,9 +43,9 @@ class Teller:
 
     def row(self, left: str, name: str, text: str | Text, *, style: str = "", left_style: str = DIM) -> None:
         """One line, or several with the text under itself."""
-        told = text if isinstance(text, Text) else Text(text, style)
+        content = text if isinstance(text, Text) else Text(text, style)
         first = Text.assemble((f"{left:>3}", left_style), f"  {name:<{MARGIN - 5}}")
-        for number, line in enumerate(told.wrap(self.out, max(self.out.width - MARGIN, 20))):
+        for number, line in enumerate(content.wrap(self.out, max(self.out.width - MARGIN, 20))):
             line.rstrip()
             self.out.print(Text.assemble(" " * MARGIN if number else first, line), soft_wrap=True)
 
@@ -83,7 +83,7 @@ class Teller:
                 self._started_at = event.at
             case e.AttemptEnded(outcome="returned"):
                 attempt = f"   attempt {event.attempt}" if event.attempt > 1 else ""
-                self._step(event.step, Text.assemble(self._to(), _told(data["output"]), (attempt, GOOD)))
+                self._step(event.step, Text.assemble(self._to(), _brief(data["output"]), (attempt, GOOD)))
             case e.AttemptEnded():
                 self._step(event.step, self._failed(event, data["failure"]))
             case e.DecisionMade():
@@ -110,8 +110,8 @@ class Teller:
 
     def killed(self, pid: int, step: str) -> None:
         self._step(step, Text(f"{self._to()}the API sends it, but no answer arrives", WARN))
-        told = f"{pid} is dead: the invite was sent, and the agent does not know"
-        self.row("✗", "SIGKILL", told, style=BAD, left_style=BAD)
+        message = f"{pid} is dead: the invite was sent, and the agent does not know"
+        self.row("✗", "SIGKILL", message, style=BAD, left_style=BAD)
 
     def goes_on(self, pid: int) -> None:
         self.heading(f"Process {pid} resumes the run")
@@ -162,13 +162,13 @@ class Teller:
         self.heading("Try next")
         width = max(len(command) for command, _ in commands if command.startswith("killick"))
         for command, purpose in commands:
-            told = f"  {command:<{width}}"
-            aside = f"   {purpose}" if purpose and len(told) + 3 + len(purpose) <= self.out.width else ""
-            self.out.print(Text.assemble(told if aside else told.rstrip(), (aside, DIM)), soft_wrap=True)
+            line = f"  {command:<{width}}"
+            aside = f"   {purpose}" if purpose and len(line) + 3 + len(purpose) <= self.out.width else ""
+            self.out.print(Text.assemble(line if aside else line.rstrip(), (aside, DIM)), soft_wrap=True)
         self.out.print()
 
 
-def _told(value: Any) -> str:
+def _brief(value: Any) -> str:
     """What came back, in few words."""
     if isinstance(value, Mapping):
         return ": ".join(map(str, value.values()))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]

@@ -86,8 +86,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def notable(self) -> bool:
         """Whether it deserves more than "done"."""
-        told = self.undone or self.adopted or self.undoes or self.given_by or self.in_doubt
-        return bool(told) or self.status != "done" or any(each.notable for each in self.inside)
+        remarkable = self.undone or self.adopted or self.undoes or self.given_by or self.in_doubt
+        return bool(remarkable) or self.status != "done" or any(each.notable for each in self.inside)
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):

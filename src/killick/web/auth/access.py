@@ -47,8 +47,8 @@ _FORWARDED: Final = (
     "forwarded", "x-forwarded-", "x-real-ip", "x-client-ip", "x-original-", "true-client-ip", "cf-", "via",
 )  # fmt: skip
 
-Told: TypeAlias = Person | tuple[str, Any] | str | None
-Identify: TypeAlias = Callable[[Request], Told | Awaitable[Told]]
+Identity: TypeAlias = Person | tuple[str, Any] | str | None
+Identify: TypeAlias = Callable[[Request], Identity | Awaitable[Identity]]
 """What an app's `identify` returns: a Person, a name and a scope, or an operator's name. None: not signed in."""
 
 
@@ -124,8 +124,8 @@ class _Door:
         if cookie is None or not hmac.compare_digest(
             self._proof(request, cookie), proof.encode("ascii", "replace").decode()
         ):
-            told = "this write does not show that a page of ours sent it; load the page again, or send a token"
-            raise Problem(403, f"{told} (Authorization: Bearer)", code="csrf")
+            reason = "this write does not show that a page of ours sent it; load the page again, or send a token"
+            raise Problem(403, f"{reason} (Authorization: Bearer)", code="csrf")
 
     def dress(self, request: Request, response: Response) -> None:
         """Give a browser that has none the cookie that its writes are checked against."""
@@ -187,20 +187,20 @@ class TokenAccess(_Door):
     def session(self, id: str) -> str:  # noqa: A002
         """What a browser shows instead of a token from now on."""
         until = self.client.runtime.clock.now_us() // 1_000_000 + SESSION_SECONDS
-        told = f"1.{id}.{until}"
-        return f"{told}.{self._signed(told)}"
+        payload = f"1.{id}.{until}"
+        return f"{payload}.{self._signed(payload)}"
 
     def _session(self, cookie: str, now_us: int) -> str | None:
         """The id of the token that a session was opened with, while it lasts."""
-        told, _, signature = cookie.rpartition(".")
-        if not cookie.isascii() or not hmac.compare_digest(self._signed(told), signature):
+        payload, _, signature = cookie.rpartition(".")
+        if not cookie.isascii() or not hmac.compare_digest(self._signed(payload), signature):
             return None
-        version, _, rest = told.partition(".")
+        version, _, rest = payload.partition(".")
         id_, _, until = rest.partition(".")
         return id_ if version == "1" and until.isdigit() and now_us < int(until) * 1_000_000 else None
 
-    def _signed(self, told: str) -> str:
-        return to_text(hmac.digest(self._session_key, told.encode(), sha256))
+    def _signed(self, payload: str) -> str:
+        return to_text(hmac.digest(self._session_key, payload.encode(), sha256))
 
 
 class OwnerAccess(TokenAccess):
@@ -266,8 +266,8 @@ class OwnerAccess(TokenAccess):
         if (found := refusal(request.headers, self._names)) is not None:
             raise Problem(found.status, found.text, code=found.code)
         if any(name.startswith(_FORWARDED) for name in request.headers):
-            told = "this came through a proxy, and its client is unknown; `killick token create` makes tokens"
-            raise Problem(403, told, code="forwarded")
+            reason = "this came through a proxy, and its client is unknown; `killick token create` makes tokens"
+            raise Problem(403, reason, code="forwarded")
 
 
 class Identified(_Door):
@@ -279,15 +279,15 @@ class Identified(_Door):
         self._is_async = inspect.iscoroutinefunction(identify)
 
     async def _identified(self, request: Request) -> Person | None:
-        told: Any = self._identify(request) if self._is_async else await asyncio.to_thread(self._identify, request)
-        if inspect.isawaitable(told):
-            told = await told
-        return person_of(told)
+        identity: Any = self._identify(request) if self._is_async else await asyncio.to_thread(self._identify, request)
+        if inspect.isawaitable(identity):
+            identity = await identity
+        return person_of(identity)
 
 
-def person_of(told: Told) -> Person | None:
+def person_of(identity: Identity) -> Person | None:
     """What an app says of who asks. A name alone is an operator's: who may act on runs, and hand out no tokens."""
-    match told:
+    match identity:
         case None:
             return None
         case str(name):
@@ -295,7 +295,7 @@ def person_of(told: Told) -> Person | None:
         case (str(name), "viewer" | "operator" | "admin" as scope):
             person = Person(name, scope)
         case Person(name=str(), scope="viewer" | "operator" | "admin"):
-            person = told
+            person = identity
         case _:
             raise AccessRefused("identify", "returned none of: a Person, a name with a scope, a name, None")
     if not person.name.strip() or not person.name.isprintable() or len(person.name) > NAME_CHARS_MAX:

@@ -223,9 +223,9 @@ def _knows(given: State) -> Iterator[StatePart]:
 
 def changed(diff: Diff) -> Iterator[Change]:
     """What people want to know of a diff: values as they were and are, and where the run is in words."""
-    told = diff.told()
-    decided = {change.step for change in told if change.part == "decisions"}
-    for change in told:
+    changes = diff.visible_changes()
+    decided = {change.step for change in changes if change.part == "decisions"}
+    for change in changes:
         if change.part in ("run", "position", "trace") or (change.part == "outputs" and change.step in decided):
             continue
         sign = {"add": "+", "remove": "-", "replace": "~"}[change.op]
@@ -233,7 +233,7 @@ def changed(diff: Diff) -> Iterator[Change]:
             part=change.part, sign=_sign(sign), step=change.step, path=change.path, before=change.before,
             after=change.after,
         )  # fmt: skip
-    words = tuple(change for change in told if change.part in ("run", "position"))
+    words = tuple(change for change in changes if change.part in ("run", "position"))
     for line in msgspec.structs.replace(diff, changes=words).lines(120):
         yield Change(part=line.part, sign=_sign(line.sign), text=line.text)
 
@@ -359,8 +359,8 @@ def difference(call: Call[DiffAsked, Nothing]) -> StateDiff:
     else:
         found = between(log, asked.run, asked.from_, asked.to, seen=veil, files=False)
     if found.before.run == found.after.run and found.before.seq > found.after.seq and asked.from_ is not None:
-        told = f"{asked.from_} comes after {asked.to}; name the earlier place first"
-        raise BoundaryUnknown(asked.run, asked.from_, told)
+        reason = f"{asked.from_} comes after {asked.to}; name the earlier place first"
+        raise BoundaryUnknown(asked.run, asked.from_, reason)
     one, two = (Place(run=side.run, place=side.label, seq=side.seq) for side in (found.before, found.after))
     return StateDiff(before=one, after=two, changes=tuple(changed(found)), patch=tuple(found.patch()))
 

@@ -361,22 +361,22 @@ def _kin(call: Call[Any, Any], side: _Side | None) -> Iterator[RelatedRun]:
     """The family first, then the latest runs of the same agent; without a run, the latest of all."""
     log, seen = call.client.runtime.log, {side.run if side is not None else ""}
 
-    def told(runs: Iterable[str], how: Kinship) -> Iterator[RelatedRun]:
+    def related(runs: Iterable[str], how: Kinship) -> Iterator[RelatedRun]:
         for run in runs:
             if run not in seen and len(seen) <= KIN_MAX and log.store.head(run) is not None:
                 seen.add(run)
                 yield RelatedRun(run=run, how=how, status=log.state(run).status)
 
     if side is None:
-        yield from told((each.id for each in call.client.list(limit=KIN_MAX)), "recent")
+        yield from related((each.id for each in call.client.list(limit=KIN_MAX)), "recent")
         return
     facts = side.fold.facts
     parent = facts.forked_from
-    yield from told([parent] if parent is not None else [], "parent")
-    yield from told(reversed(log.ledger(side.run).facts.forks), "fork")
+    yield from related([parent] if parent is not None else [], "parent")
+    yield from related(reversed(log.ledger(side.run).facts.forks), "fork")
     if parent is not None and log.store.head(parent) is not None:
-        yield from told(reversed(log.ledger(parent).facts.forks), "sibling")
-    yield from told((each.id for each in call.client.list(agent=facts.agent, limit=8)), "same agent")
+        yield from related(reversed(log.ledger(parent).facts.forks), "sibling")
+    yield from related((each.id for each in call.client.list(agent=facts.agent, limit=8)), "same agent")
 
 
 ROUTES: Final[tuple[Route, ...]] = (get("/compare", compare, asks=CompareAsked, gives=Comparison, page="compare.html"),)

@@ -74,7 +74,7 @@ def seen(call: Call[FilesAsked, Nothing]) -> RunFiles:
         return RunFiles(run=run)
     taken = list(ledger.captures)
     ended = {step.ended: step.id for step in state.fold.steps if step.ended}
-    told = RunFiles(
+    view = RunFiles(
         run=run, folder=ledger.facts.workspace, total=len(taken),
         snapshots=tuple(_snapshot(log, run, ended, each) for each in reversed(taken[-SNAPSHOTS_MAX:])),
     )  # fmt: skip
@@ -82,16 +82,16 @@ def seen(call: Call[FilesAsked, Nothing]) -> RunFiles:
         with files.at(log, run, call.asked.at or "now") as found:
             diff = found.diff()
             veil = call.context.veil
-            told = replace(told, at=found.at, snapshot=found.root.hex(), since=found.since[0] if found.since else None)
-            return told if diff is None else _changed(told, diff, bare=veil is not None and bool(veil.fields))
+            view = replace(view, at=found.at, snapshot=found.root.hex(), since=found.since[0] if found.since else None)
+            return view if diff is None else _changed(view, diff, bare=veil is not None and bool(veil.fields))
     except (WorkspaceRefused, SnapshotBroken, StoreError) as refused:
-        return replace(told, at=call.asked.at, problem=str(refused))
+        return replace(view, at=call.asked.at, problem=str(refused))
 
 
-def _changed(told: RunFiles, diff: FilesDiff, *, bare: bool) -> RunFiles:
+def _changed(view: RunFiles, diff: FilesDiff, *, bare: bool) -> RunFiles:
     left_out = diff.left_out + max(len(diff.changes) - CHANGES_MAX, 0)
     changes = tuple(_short(each, bare=bare) for each in diff.changes[:CHANGES_MAX])
-    return replace(told, counts=diff.counts, changes=changes, left_out=left_out)
+    return replace(view, counts=diff.counts, changes=changes, left_out=left_out)
 
 
 def _short(change: FileChange, *, bare: bool) -> FileChange:
@@ -105,13 +105,13 @@ _WHY: Final[Mapping[type[e.Event], str]] = {e.RunForked: "forked", e.RunRewound:
 
 def _snapshot(log: Log, run: str, ended: Mapping[int, str], capture: Capture) -> FileSnapshot:
     event = log.event(run, capture.seq)
-    told = event if isinstance(event, e.WorkspaceCaptured) else None
+    captured = event if isinstance(event, e.WorkspaceCaptured) else None
     step = ended.get(capture.after)
     return FileSnapshot(
         place=f"@{capture.after}" if step is None else f"{step}:after", seq=capture.after, at_us=event.at,
         because=_WHY.get(type(event), "taken"), snapshot=e.from_text(capture.root).hex(),
-        changed=told.changed if told else 0, files=told.files if told else 0,
-        size_bytes=told.size_bytes if told else 0, processes=told.processes if told else 0,
+        changed=captured.changed if captured else 0, files=captured.files if captured else 0,
+        size_bytes=captured.size_bytes if captured else 0, processes=captured.processes if captured else 0,
     )  # fmt: skip
 
 

@@ -181,8 +181,8 @@ def _tried(client: Client, state: State, step: Step | None) -> OpenAttempt | Non
     for seq, event, _ in client.runtime.log.read(state.run, after=last.started, limit=_PROGRESS_EVENTS):
         if isinstance(event, e.AttemptProgressed) and event.step == step.id:
             progress = state.data(seq).get("progress")
-    told = state.data(last.ended).get("failure")
-    failed = None if told is None or isinstance(told, Erased) else convert(told, Failure, at="failure")
+    failure = state.data(last.ended).get("failure")
+    failed = None if failure is None or isinstance(failure, Erased) else convert(failure, Failure, at="failure")
     error = None if failed is None else f"{failed.type}: {failed.message}"
     return OpenAttempt(
         number=started.attempt, idempotency_key=started.key, started_at_us=last.at, progress=progress,

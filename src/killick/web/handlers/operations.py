@@ -331,9 +331,9 @@ def _handler(name: str, command: Command) -> Callable[[Call[RunAsked, Any]], Com
         run.refuse_broken()
         if isinstance(body, SetRequest):
             body = msgspec.structs.replace(body, set=_shown(call, body.set))
-        told = command.will(run, body)
+        preview = command.will(run, body)
         if body.dry_run:
-            return CommandResult(run=run.run, will=told.will, more=told.more)
+            return CommandResult(run=run.run, will=preview.will, more=preview.more)
         said = command.do(client, call.asked.run, body, {"by": call.person.name, "because": body.because})
         later = f"; {run.holder} has the run, and takes it at its next step" if command.done and run.holder else ""
         return CommandResult(run=run.run, did=f"{said or command.done}{later}")
@@ -367,9 +367,9 @@ def fork(call: Call[RunAsked, ForkRequest]) -> CommandResult:
         output=output, set=_shown(call, body.set), unset=tuple(body.unset), input=input_, model=body.model,
         effects=body.effects,
     )  # fmt: skip
-    told = previews.forked(RunPreview(client, given), body.at, body.id, conditions)
+    preview = previews.forked(RunPreview(client, given), body.at, body.id, conditions)
     if body.dry_run:
-        return CommandResult(run=given, will=told.will, more=told.more)
+        return CommandResult(run=given, will=preview.will, more=preview.more)
     made = client.fork(
         given, body.at, id=body.id, output=conditions.output, set=conditions.set,
         unset=body.unset, input=input_, model=body.model, effects=body.effects, by=call.person.name,
@@ -381,9 +381,9 @@ def fork(call: Call[RunAsked, ForkRequest]) -> CommandResult:
 def undo(call: Call[RunAsked, UndoRequest]) -> CommandResult:
     """Undo the effect of one step, and nothing else."""
     body, client, run = call.body, call.client, call.asked.run
-    told = previews.undo(client.undoing(run, body.step), body.settled)
+    preview = previews.undo(client.undoing(run, body.step), body.settled)
     if body.dry_run:
-        return CommandResult(run=run, will=told.will, more=told.more)
+        return CommandResult(run=run, will=preview.will, more=preview.more)
     said = client.undo(run, body.step, by=call.person.name, because=body.because, settled=body.settled)
     return CommandResult(run=run, did=said)
 
@@ -404,9 +404,9 @@ def act(call: Call[Any, BulkRequest]) -> BulkResults:
 def _one(call: Call[Any, BulkRequest], run: str) -> BulkResult:
     body, command = call.body, COMMANDS[call.body.command]
     try:
-        told = command.will(RunPreview(call.client, run), body)
+        preview = command.will(RunPreview(call.client, run), body)
         if body.dry_run:
-            return BulkResult(run=run, done=True, said=told.will)
+            return BulkResult(run=run, done=True, said=preview.will)
         said = command.do(call.client, run, body, {"by": call.person.name, "because": body.because})
         return BulkResult(run=run, done=True, said=said or command.done)
     except KillickError as refused:

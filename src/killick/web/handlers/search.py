@@ -97,10 +97,10 @@ def find(call: Call[FindAsked, Any]) -> SearchResults:
     if not asked.what:
         return SearchResults(what="", agents=agents)
     if call.context.veil is not None and call.context.veil.fields and (by := _by_content(asked)):
-        told = (
+        reason = (
             f"{by}: values are redacted here, and asking by them would tell what they are; ask by tool, person or time"
         )
-        raise Problem(403, told, code="redacted")
+        raise Problem(403, reason, code="redacted")
     until_us, passed = _cursor(asked.cursor)
     within: dict[str, Any] = {
         "agent": asked.agent or None, "run": asked.run or None, "since_us": call.since_us(asked.since),

@@ -134,8 +134,8 @@ def send(call: Call[RunAsked, MessageRequest]) -> CommandResult:
     body, client = call.body, call.client
     run = RunPreview(client, call.asked.run)
     if body.dry_run:
-        told = previews.send(run, body.name)
-        return CommandResult(run=run.run, will=told.will, more=told.more)
+        preview = previews.send(run, body.name)
+        return CommandResult(run=run.run, will=preview.will, more=preview.more)
     message = body.id or derived(call, "msg")
     if message is not None and client.runtime.store.message(run.run, message) is not None:
         return CommandResult(run=run.run, did=f"{message} was sent before; the same id counts once")
@@ -147,9 +147,9 @@ def say(call: Call[RunAsked, SayRequest]) -> CommandResult:
     """Say something to a run; its loop hears it before it asks its model again."""
     body, client = call.body, call.client
     run = RunPreview(client, call.asked.run)
-    told = previews.say(run, body.text)
+    preview = previews.say(run, body.text)
     if body.dry_run:
-        return CommandResult(run=run.run, will=told.will, more=told.more)
+        return CommandResult(run=run.run, will=preview.will, more=preview.more)
     client.say(run.run, body.text, by=call.person.name)
     return CommandResult(run=run.run, did="told")
 

@@ -166,11 +166,11 @@ def searched(step: Step) -> str:
     """The text of a step for searches."""
     failures = [attempt.failure for attempt in step.attempts if attempt.failure is not None]
     failures += [step.failure] if step.failure is not None else []
-    told = [step.number, step.name, _searched(step.given), _searched(step.output), *map(str, failures)]
+    texts = [step.number, step.name, _searched(step.given), _searched(step.output), *map(str, failures)]
     if step.decision is not None:
-        told += [_searched(step.decision.question), _searched(step.decision.because)]
-    told += [_searched(wait.prompt) for wait in step.waits] + [_searched(step.because)]
-    return "\n".join(told).casefold()
+        texts += [_searched(step.decision.question), _searched(step.decision.because)]
+    texts += [_searched(wait.prompt) for wait in step.waits] + [_searched(step.because)]
+    return "\n".join(texts).casefold()
 
 
 def _searched(value: Any) -> str:
@@ -220,8 +220,8 @@ def _holds(step: Step, number: str | None) -> bool:
 def _more(scope: Step, depth: int, count: int, where: str) -> Iterator[TimelineRow]:
     """Says how many lines a scope has that are not shown."""
     if count:
-        told = f"{count:,} more in step {scope.number} {where}; go to one by its number, or search"
-        more = MomentSummary(kind="more", text=told)
+        text = f"{count:,} more in step {scope.number} {where}; go to one by its number, or search"
+        more = MomentSummary(kind="more", text=text)
         yield TimelineRow(seq=scope.seq, at_us=scope.intended_at, depth=depth, moment=more)
 
 

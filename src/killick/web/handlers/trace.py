@@ -86,16 +86,16 @@ def trace(call: Call[TraceAsked, Nothing]) -> Trace:
     indexes, following = paged(state.fold.trace, asked)
     start = int(following or 0)
     sent = _sent_before(state, start)
-    told: list[TracedCall] = []
+    calls: list[TracedCall] = []
     for at, index in enumerate(indexes):
         each = state.trace[start + at]
         if each.sort != "model":
-            told.append(_tool(state, index, each))
+            calls.append(_tool(state, index, each))
             continue
         messages = _messages(each.input)
-        told.append(_model(each, messages, sent, _errors(state, index)))
+        calls.append(_model(each, messages, sent, _errors(state, index)))
         sent = messages
-    return Trace(run=asked.run, total=len(state.fold.trace), first=start + 1, traced=tuple(told), next=following)
+    return Trace(run=asked.run, total=len(state.fold.trace), first=start + 1, traced=tuple(calls), next=following)
 
 
 def _sent_before(state: State, start: int) -> Sequence[Any]:

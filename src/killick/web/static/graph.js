@@ -54,7 +54,7 @@ class Drawing {
       if (picture.localName !== "svg") throw new Error("the drawing cannot be read");
       this.show(document.importNode(picture, true), isFirst);
     } catch (error) {
-      if (turn === this.turn) this.panel.querySelector("[data-graph-told]").textContent = error.message;
+      if (turn === this.turn) this.panel.querySelector("[data-graph-status]").textContent = error.message;
     } finally {
       this.body.setAttribute("aria-busy", "false");
     }

@@ -6,9 +6,9 @@ async function ask(method, address, body) {
   const headers = { "X-Killick-CSRF": csrf };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const answer = await fetch(address, { method, headers, body: body && JSON.stringify(body) });
-  const told = answer.status === 204 ? null : await answer.json();
-  if (!answer.ok) throw new Error(told.detail);
-  return told;
+  const body = answer.status === 204 ? null : await answer.json();
+  if (!answer.ok) throw new Error(body.detail);
+  return body;
 }
 
 async function refresh() {
@@ -34,8 +34,8 @@ form.addEventListener("submit", async (event) => {
   wrong.hidden = made.hidden = true;
   const { name, scope, expires } = Object.fromEntries(new FormData(form));
   try {
-    const told = await ask("POST", form.action, { name, scope, expires: expires || null });
-    text.textContent = told.token;
+    const body = await ask("POST", form.action, { name, scope, expires: expires || null });
+    text.textContent = body.token;
     made.hidden = false;
     text.focus();
     form.querySelector("#name").value = "";

@@ -46,10 +46,10 @@ def _is_declared(agent: str) -> bool:
 
 
 def _data(shell: Shell, found: Diagnosis) -> dict[str, Any]:
-    told: dict[str, Any] = document(found)
-    for finding, data in zip(found.findings, told["findings"], strict=True):
+    report: dict[str, Any] = document(found)
+    for finding, data in zip(found.findings, report["findings"], strict=True):
         data["next"] = _typed(shell, finding)
-    return {"wrong": found.wrong, **told}
+    return {"wrong": found.wrong, **report}
 
 
 def _typed(shell: Shell, finding: Finding) -> list[str]:

@@ -175,8 +175,8 @@ def verify_file(shell: Shell, path: Path, key: Path | None, kept: Path | None) -
             raise CommandFailed(f"{key}: {error.reason}") from None
         broken = error.reason if error.place == "proof" else str(error)
     if shell.json:
-        told = {} if proved is None else msgspec.structs.asdict(proved) | {"sealed_at": timestamp(proved.sealed_at)}
-        shell.emit({"holds": broken is None, "broken": broken, **told})
+        fields = {} if proved is None else msgspec.structs.asdict(proved) | {"sealed_at": timestamp(proved.sealed_at)}
+        shell.emit({"holds": broken is None, "broken": broken, **fields})
     elif proved is None:
         shell.say("✗", (str(path), "bold"), f"  {broken}")
     else:

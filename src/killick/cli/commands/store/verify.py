@@ -13,7 +13,7 @@ import msgspec
 
 from killick.archive import bundle
 from killick.archive.export import read
-from killick.audit.seal import SEALS, told_pruned
+from killick.audit.seal import SEALS, recorded_prunes
 from killick.audit.seal_check import verify
 from killick.cli.commands.store.maintenance import LISTED_MAX, progress
 from killick.cli.commands.store.seal import found_in, verify_file
@@ -82,11 +82,11 @@ def verify_command(
         broken += _unproved(shell.log, archives)
     held = _verify_files(shell, [head.run for head in looked_at]) if files else None
     if shell.json:
-        told = {"holds": report.holds and not broken}
-        told |= {name: getattr(report, name) for name in ("runs", "events", "erased", "repaired", "seals")}
+        result = {"holds": report.holds and not broken}
+        result |= {name: getattr(report, name) for name in ("runs", "events", "erased", "repaired", "seals")}
         found = {name: _fields(getattr(report, name)) for name in ("problems", "explained")}
         also = {} if held is None else {"files": msgspec.structs.asdict(held)}
-        shell.emit({**told, "broken": _fields(broken), **found, **also})
+        shell.emit({**result, "broken": _fields(broken), **found, **also})
     else:
         by_key = ", the last signed with this key" if key is not None else ""
         _print_report(shell, report, broken, f"{by_key}{', as the checkpoint says' if checkpoint is not None else ''}")
@@ -101,7 +101,7 @@ def _unproved(log: Log, archives: Sequence[Path]) -> list[Problem]:
     what = "was pruned by {} into {}, which proves it no longer unless it is given: --archive FILE"
     return [
         Problem(run=run, seq=None, where="seals", what=what.format(pruned.by or "an unnamed user", pruned.file))
-        for run, (pruned, _, _) in told_pruned(log).items()
+        for run, (pruned, _, _) in recorded_prunes(log).items()
         if pruned.sha256 not in given
     ]
 
