@@ -72,7 +72,7 @@ class KillickSessionStore(SessionStore):
         """Stores a batch of a transcript."""
         shelf, id = self._shelf(key["project_key"]), _id(key)  # noqa: A001
         while True:
-            head = shelf.head(id)  # before the entries are read: whatever comes between moves it
+            head = shelf.head(id)  # read before the entries: an append in between moves it
             known = {kept.name: kept for kept in shelf.entries(id)}
             fresh: dict[str, SessionStoreEntry] = {}
             for entry in entries:

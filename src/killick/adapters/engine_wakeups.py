@@ -79,7 +79,7 @@ class Waking:
                     if looked is None or "" in rung or clock.monotonic() - looked >= self._poll_seconds:
                         await self._tell(await asyncio.to_thread(self._overdue, first=looked is None))
                         looked = clock.monotonic()
-                except Exception as error:  # whatever one look meets, the next one comes all the same
+                except Exception as error:  # an error in one poll does not stop the next
                     logger.warning("store error=%s", error)
                     await asyncio.sleep(self._poll_seconds)
                 with contextlib.suppress(TimeoutError):

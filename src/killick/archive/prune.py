@@ -232,7 +232,7 @@ def prune(
         else:
             kept[run] = why
         progress("removing", count, len(copied))
-    _tell(log, file, copied, now_us, by)  # whoever made the first seal of all meanwhile was not told yet
+    _tell(log, file, copied, now_us, by)  # the first seal may have been made meanwhile
     return Pruned(
         runs=tuple(gone),
         events=sum(gone.values()),
@@ -264,7 +264,7 @@ def _copy(log: Log, run: str, file: Writer) -> _Copied | str:
     except ExportBroken as broken:
         return broken.reason
     except (LogError, ValueBroken) as broken:
-        return f"its record does not hold ({broken})"
+        return f"its event log fails verification ({broken})"
     return _Copied(head, -1 if row is None else row.delivered)
 
 

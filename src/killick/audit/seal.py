@@ -401,7 +401,7 @@ class _Changes:
         pruned_runs = _by_run(body for _, body in self.messages)
         sealed = {run: known for run, known in self._past.known.items() if run not in there and not known.gone}
         if sealed.keys() - pruned_runs.keys():
-            pruned_runs = recorded_prunes(self._log)  # a prune that was told of before may have gone on after it
+            pruned_runs = recorded_prunes(self._log)  # a prune that was announced before may have continued after it
         found: list[SealedRun] = []
         for run in dict.fromkeys((*sealed, *pruned_runs)):
             known = self._past.known.get(run)

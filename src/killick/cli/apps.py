@@ -85,8 +85,8 @@ def load_module(name: str) -> ModuleType:
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        beside = map(str, path.parent.glob("*.py"))
-        hint = nearest(str(path), beside, "name the file that declares the agent, as app.py:agent")
+        neighbours = map(str, path.parent.glob("*.py"))
+        hint = nearest(str(path), neighbours, "name the file that declares the agent, as app.py:agent")
         raise CommandFailed(f"{path}: no such file; {hint}")
     file = path.resolve()
     folder, name = _dotted(file)

@@ -56,11 +56,11 @@ def console(*, stderr: bool = False) -> Console:
     class Ours(Console):
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
             for each in super().render(renderable, options):
-                # Rich's own control codes are marked as such; every other text is somebody's.
+                # Rich's own control codes are marked as such; every other text is untrusted.
                 yield each if each.control or not each.text else Segment(visible(each.text), each.style)
 
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # `main` knows what to do when whoever read us has gone
+            raise BrokenPipeError  # `main` handles a reader that closed the pipe
 
     stream = sys.stderr if stderr else sys.stdout
     columns = os.environ.get("COLUMNS", "")

@@ -222,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _invoke(args)
     except BrokenPipeError:
-        # Whoever read us has gone, as `head` does; there is nobody to tell.
+        # The reader closed the pipe, as `head` does: nothing can be printed.
         drop_output()
         return int(Exit.DONE)
     except (KeyboardInterrupt, click.Abort):
@@ -245,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _invoke(args: list[str]) -> int:
-    # Not by click's own main, which ends the process its own way when a pipe breaks or somebody interrupts.
+    # Not by click's own main, which ends the process its own way when a pipe breaks or the user interrupts.
     color = False if os.environ.get("NO_COLOR") else None
     with killick.make_context("killick", args, color=color) as context:
         code = killick.invoke(context)

@@ -131,7 +131,7 @@ def forked(
             number += 1
             name = f"{run}-fork-{number}"
         except (HeadMoved, EpochStale):
-            continue  # its parent went on meanwhile
+            continue  # its parent continued meanwhile
 
 
 def _folder_of_fork(engine: Engine, run: str, name: str, workspace: str | None) -> str | None:
@@ -141,8 +141,8 @@ def _folder_of_fork(engine: Engine, run: str, name: str, workspace: str | None) 
         if workspace is not None:
             raise TimeRefused(run, "has no workspace; fork it without workspace=")
         return None
-    beside = Path(own).with_name(f"{Path(own).name}-{name.replace('/', '_')}")
-    folder = Path(os.path.realpath(workspace)) if workspace is not None else beside
+    default = Path(own).with_name(f"{Path(own).name}-{name.replace('/', '_')}")
+    folder = Path(os.path.realpath(workspace)) if workspace is not None else default
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise TimeRefused(run, f"{folder} is not empty; give the fork a new folder, with workspace=")
     if folder.is_relative_to(own):

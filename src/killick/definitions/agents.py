@@ -176,8 +176,8 @@ def declared(fn: Callable[..., Any] | None, options: dict[str, Any], *, is_machi
     def declare(fn: Callable[..., Any]) -> Agent[Any, Any]:
         called = name or getattr(fn, "__name__", "agent")
         if isinstance(options.get("contract"), str | os.PathLike):
-            beside = os.path.dirname(inspect.getsourcefile(inspect.unwrap(fn)) or "")
-            options["contract"] = read_contract(os.path.join(beside, options["contract"]))
+            folder = os.path.dirname(inspect.getsourcefile(inspect.unwrap(fn)) or "")
+            options["contract"] = read_contract(os.path.join(folder, options["contract"]))
         if isinstance(options.get("workspace"), str | os.PathLike):
             options["workspace"] = Workspace(options["workspace"])
         made: Agent[Any, Any] = Agent(fn, called, AgentOptions(**options), is_machine=is_machine)

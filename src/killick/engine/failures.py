@@ -187,7 +187,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def rate_limit_seconds(error: BaseException, *, now_us: int) -> float | None:
-    """How long the far side asks us to wait, 0.0 where it does not say; None when this is no rate limit."""
+    """How long the remote service asks callers to wait, 0.0 where it does not say; None when this is no rate limit."""
     if isinstance(error, RateLimited):
         return _finite(error.retry_after) or 0.0
     if isinstance(error, KillickError) or not _LASTING_CODES.isdisjoint(_codes(error)):
@@ -271,7 +271,7 @@ def _kind(error: BaseException) -> FailureKind:
     return "cancelled" if names & _CANCELLED else "timeout" if names & _TIMEOUTS else "error"
 
 
-# What the far side answered.
+# What the remote service answered.
 
 
 def _part(holder: Any, *names: str) -> Any:
@@ -327,7 +327,7 @@ def _body(error: BaseException) -> str | None:
 
 
 def _codes(error: BaseException) -> list[str]:
-    """The words by which the far side names the error, the most telling first."""
+    """The names that the remote service gives the error, the most specific first."""
     paths = [
         ("body", "error", "details", "error_code"), ("body", "error", "code"), ("body", "error", "type"),
         ("body", "code"), ("body", "type"),

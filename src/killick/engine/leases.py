@@ -157,7 +157,7 @@ class Leases:
                 reason: LogError = (
                     EpochStale(lease.run, held=lease.epoch, actual=head.epoch) if taken else LeaseLost(lease.run)
                 )
-                # A listener that fails, say because its loop was closed, keeps no other from hearing.
+                # A listener that fails, say because its loop was closed, does not stop the others.
                 with contextlib.suppress(Exception):
                     lease.lost(reason)
 

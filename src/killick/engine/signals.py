@@ -10,7 +10,7 @@ from killick.errors import HandleClosed, KillickError
 
 
 class Signal(BaseException):
-    """The execution of the run ends here; the run itself may go on later."""
+    """The execution of the run ends here; the run itself may continue later."""
 
 
 class Parked(Signal):

@@ -148,7 +148,7 @@ class Listing:
             started_at_us=row.started_at_us, changed_at_us=row.changed_at_us, number=row.number,
         )  # fmt: skip
         if status == "broken":
-            return replace(line, about=(About(kind="record", text="its record does not hold"),))
+            return replace(line, about=(About(kind="record", text="its event log fails verification"),))
         try:
             if not self._whole and row.status == "failed":
                 step, about = self._failed(row.run, seq, None)

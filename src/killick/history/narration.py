@@ -226,7 +226,7 @@ class StepNarrator(VerdictNarrator):
     def reply(self, step: Step) -> str:
         try:
             text = self.text_of(step.output)
-        except Exception:  # a reply may have any shape; one that cannot be read is told as it is
+        except Exception:  # a reply may have any shape; one that cannot be parsed is shown as it is
             text = None
         return self.quoted(text) if text else self.value(step.output)
 

@@ -198,10 +198,10 @@ class PageBuilder:
 
     def _late(self, steps: Sequence[facts.Step], up_to: int) -> list[tuple[int, e.Event]]:
         """Returns later events of out-of-band steps, which run concurrently with the agent."""
-        beside = {step.id: step for step in steps if step.id.startswith(facts.OUT_OF_BAND)}
-        ends = [step.ended or self._last for step in beside.values()]
+        out_of_band = {step.id: step for step in steps if step.id.startswith(facts.OUT_OF_BAND)}
+        ends = [step.ended or self._last for step in out_of_band.values()]
         late = self._standing(up_to, max(ends, default=0), self.fold)
-        return [(seq, event) for seq, event in late if getattr(event, "step", None) in beside]
+        return [(seq, event) for seq, event in late if getattr(event, "step", None) in out_of_band]
 
     def _stage_before(self, step: facts.Step) -> str | None:
         facts = self.fold.facts

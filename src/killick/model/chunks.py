@@ -108,7 +108,7 @@ def _plainly(obj: object) -> bytes | None:
         if found or len(raw) > STRING_BYTES_MAX:
             return None
         return raw if _decode(raw) == obj else None
-    except Exception:  # whatever is the matter, the long way finds it and names its place
+    except Exception:  # the slow path finds the error and names its place
         return None
 
 

@@ -62,7 +62,7 @@ async def serve(
     )
     server = _Server(config)
     for each in (signal.SIGTERM, signal.SIGINT):
-        with contextlib.suppress(ValueError, RuntimeError):  # only the main thread hears them
+        with contextlib.suppress(ValueError, RuntimeError):  # only the main thread receives signals
             asyncio.get_running_loop().add_signal_handler(each, server.stop)
     announcing = asyncio.ensure_future(_call_when_started(server, bound, ready))
     try:

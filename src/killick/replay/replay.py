@@ -348,7 +348,7 @@ class Replay:
 
     def _strayed(self, stray: UnrecordedIO) -> None:
         if self._debugging:
-            return  # whoever is at the prompt may look at what they like
+            return  # the user at the debugger's prompt may do I/O
         self.strays.append(stray)
         if not stray.reads:
             raise ReplayParted(self.run, f"the code does unrecorded I/O: {stray}")

@@ -318,7 +318,7 @@ class _Played(Generic[O]):
                 if (done := await self._turn(process, leaps)) is not None:
                     return done
                 if process is not self._process:
-                    self._halt = halt  # whatever was held there died with it
+                    self._halt = halt  # a step held there ended with its process
                     continue
                 if halt is not None and self._halt is None:
                     return None

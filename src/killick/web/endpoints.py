@@ -79,7 +79,7 @@ class _Endpoint:
 
     async def _written(self, call: Call[Any, Any]) -> Response:
         try:
-            keeps = self.route.keeps and self.route.scope is not None  # nobody's key is anybody's
+            keeps = self.route.keeps and self.route.scope is not None  # without a scope, callers share no keys
             if keeps and call.key is not None and self.app.once is not None:
                 return await self.app.once.around(call, self.route, self._answered)
             return await self._carried_out(call)

@@ -200,7 +200,7 @@ def unveiled(value: Any, original: Any, at: str = "value") -> Any:
     """A value that came back from a page, with what that did not show as it was. Problem where that is not known."""
     if value == HIDDEN:
         if original is NOTHING:
-            raise Problem(422, f"{at}: {HIDDEN} stands for what is not shown; give a value", code="value_hidden")
+            raise Problem(422, f"{at}: {HIDDEN} marks a hidden value; give a value", code="value_hidden")
         return original
     if isinstance(value, dict):
         known = _mapping(original)

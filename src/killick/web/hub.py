@@ -202,7 +202,7 @@ class Hub:
             begun = now()
             try:
                 await self._look_once(begun)
-            except Exception as error:  # whatever it is, those who follow are still there
+            except Exception as error:  # followers stay connected after any error
                 logger.warning("cannot look at what is followed: %s", error)
             took = now() - begun
             await asyncio.sleep(max(TICK_SECONDS, took / SHARE))

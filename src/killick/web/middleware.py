@@ -194,7 +194,7 @@ class _Passage:
             await self._refuse(problem)
             return
         except ConnectionError:
-            return  # whoever asked has gone
+            return  # the client has disconnected
         try:
             await self.guard.app(self.scope, self.receive, self.send)
         except Exception:

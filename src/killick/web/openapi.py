@@ -51,7 +51,7 @@ _LAST_EVENT: Final[dict[str, Any]] = {
 _SIGNED: Final[tuple[dict[str, Any], ...]] = tuple(
     {"name": name, "in": "header", "required": True, "description": description, "schema": {"type": "string"}}
     for name, description in {
-        "webhook-id": "Names what is told; the same when it is told again.",
+        "webhook-id": "Identifies the event; a redelivery has the same id.",
         "webhook-timestamp": "When it was sent, in seconds since 1970.",
         "webhook-signature": "`v1,` and the base64 of HMAC-SHA256 over `id.timestamp.body`; several with spaces.",
     }.items()
@@ -72,7 +72,7 @@ _SECURITY: Final[dict[str, Any]] = {
 }
 
 _SCOPES: Final = {
-    "viewer": "Anybody may who is signed in.",
+    "viewer": "Every signed-in user may.",
     "operator": "Takes an operator.",
     "admin": "Takes an admin.",
 }
@@ -114,7 +114,7 @@ def openapi(routes: tuple[Route, ...]) -> dict[str, Any]:
             "securitySchemes": _SECURITY,
         },
     }
-    # Types of two modules that share a name are told apart by their modules, which are nobody else's business.
+    # Types of two modules that share a name are distinguished by their modules, which clients need not know.
     text = _MODULE.sub(lambda found: found[1].capitalize() + found[2], msgspec.json.encode(made).decode())
     # Generators of clients need to know the items of an array, and take what has a default for required.
     text = text.replace('{"type":"array"}', '{"type":"array","items":{}}')

@@ -140,7 +140,7 @@ class Redaction:
         return words
 
     def _family(self, runs: Sequence[str]) -> list[str]:
-        """Some runs, and those that values came from or went to: parents, children, what they follow or go on as."""
+        """Some runs, and those that values came from or went to: parents, children, predecessors and successors."""
         found = list(dict.fromkeys(runs[:_RUNS_MAX]))
         most = len(found) + _KIN_MAX
         for run in found:

@@ -31,7 +31,7 @@ CROWD: Final = 60
 as well: workers on the same machine need the rest of the time."""
 
 KEPT_SECONDS: Final = 0.3
-"""How old a shared answer may be. Pages wait for longer than this before they ask for what they heard of."""
+"""How old a shared answer may be. Pages wait for longer than this before they ask for what was announced."""
 
 STILL_SECONDS: Final = 2.0
 """The same of an answer about a run that did not move since: what it shows of other runs may have."""

@@ -89,7 +89,7 @@ class _Hurried:
             self._timer = self.loop.call_later(self.head_seconds, self._late)
 
     def _late(self: Any) -> None:
-        # Not by `close`, which would wait for whoever does not read what is still to be sent.
+        # Not by `close`, which would wait for clients that do not read the rest of their response.
         self.transport.abort()
 
     def _calm(self) -> None:
@@ -146,7 +146,7 @@ def bind(host: str, port: int) -> socket.socket:
         raise AccessRefused(
             f"{host}:{port}", f"cannot be served on ({reason}); name another --host or --port"
         ) from None
-    # Connections inherit it. Without it a body waits for the far side to acknowledge the head before it.
+    # Connections inherit it. Without it a body waits for the client to acknowledge the head before it.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return bound
 
@@ -218,7 +218,7 @@ async def serve(
         server.stop()
 
     for each in (signal.SIGTERM, signal.SIGINT):
-        with contextlib.suppress(ValueError, RuntimeError):  # only the main thread hears them
+        with contextlib.suppress(ValueError, RuntimeError):  # only the main thread receives signals
             asyncio.get_running_loop().add_signal_handler(each, request_stop)
     url = url_of(bound)
 

@@ -165,7 +165,7 @@ class LiveAsked(msgspec.Struct, frozen=True, kw_only=True):
 
     run: Annotated[
         tuple[str, ...],
-        msgspec.Meta(description="Runs to be told of; repeat it for several.", max_length=LIVE_RUNS_MAX),
+        msgspec.Meta(description="Runs to follow; repeat it for several.", max_length=LIVE_RUNS_MAX),
     ] = ()
     counts: Annotated[bool, msgspec.Meta(description="Also how many runs there are of each status.")] = False
 

@@ -49,7 +49,7 @@ class WebhookReceipt(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     id: str
-    heard: Annotated[
+    receivers: Annotated[
         int,
         msgspec.Meta(
             description="How many triggers received it, each of which starts a run; 1 where it was for a run."
@@ -65,11 +65,11 @@ async def receive(call: Call[HookAsked, Nothing]) -> WebhookReceipt:
     """
     name = call.asked.name
     id_, body = await _verified(call, name)
-    heard = await call.client.as_async().publish(name, body, id=_taken_as(name, id_), by=f"webhook:{name}")
-    if not heard:
+    receivers = await call.client.as_async().publish(name, body, id=_taken_as(name, id_), by=f"webhook:{name}")
+    if not receivers:
         logger.warning("webhook %s (%s): refused, no trigger listens to this event; start a worker with one", name, id_)
         raise Problem(404, f"{name}: no trigger listens to this event; send it again later", code="trigger_unknown")
-    return WebhookReceipt(name=name, id=id_, heard=heard)
+    return WebhookReceipt(name=name, id=id_, receivers=receivers)
 
 
 async def receive_for_run(call: Call[HookToRunAsked, Nothing]) -> WebhookReceipt:
@@ -80,7 +80,7 @@ async def receive_for_run(call: Call[HookToRunAsked, Nothing]) -> WebhookReceipt
     name = call.asked.name
     id_, body = await _verified(call, name)
     await run_in_threadpool(_send, call.client, call.asked.run, name, body, _taken_as(name, id_))
-    return WebhookReceipt(name=name, id=id_, heard=1)
+    return WebhookReceipt(name=name, id=id_, receivers=1)
 
 
 def _send(client: Client, run: str, name: str, body: Any, message: str) -> None:
@@ -88,7 +88,7 @@ def _send(client: Client, run: str, name: str, body: Any, message: str) -> None:
     if row is not None and row.agent.startswith(OWN_AGENTS):
         raise RunUnknown(run)  # what Killick keeps for itself is nobody's to write to
     while row is not None and row.status == "completed":
-        # A run that goes on as another took what it took: the same, told again, is not for its successor.
+        # A redelivered message was received by the run that this one continues: it is not for the successor.
         if client.runtime.store.message(run, message) is not None:
             return
         last = client.runtime.log.event(run, client.runtime.log.head(run).seq)

@@ -311,7 +311,7 @@ class Worker:
         if self._slots.get(slot.run) is slot:
             del self._slots[slot.run]
         if not task.cancelled():
-            task.exception()  # told where it happened
+            task.exception()  # reported where it happened
         self._ring_all()
 
     async def _advance(self, executor: Executor, claimed: Claimed, claim: ClaimedRun, before: _Slot | None) -> None:

@@ -184,7 +184,7 @@ def _change(change: FileChange) -> Text:
 
 
 def _diff_lines(change: FileChange, limit: int, width: int) -> Iterator[Text]:
-    # A file that is new or gone is told by its lines alone: where they stand is no news.
+    # A new or deleted file is printed without hunk headers: the whole file changed.
     lines = [line for line in change.lines if change.how == "changed" or line[:2] != "@@"]
     for line in lines[:limit]:
         text = Text(f"      {_plain(line.expandtabs(4))}", style=_LINE_STYLES.get(line[:1], "dim"))

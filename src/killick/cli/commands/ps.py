@@ -195,7 +195,7 @@ def _about_text(about: About) -> str:
     """What a run waits for, in the terminal's time zone."""
     match about.kind:
         case "worker":
-            return ""  # the command that helps is told instead
+            return ""  # the next command is printed instead
         case "time":
             return f"until {style.moment(about.at_us or 0)[:16]}"
         case "crash" if about.at_us is not None:

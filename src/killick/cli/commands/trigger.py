@@ -197,14 +197,14 @@ def publish_command(shell: Shell, event: str, body: str | None, id: str | None, 
     killick trigger publish order.created '{"number": 17}' --id order-17
     """
     shell.load_app()
-    heard = shell.client.publish(event, value_of(body), id=id, by=by)
+    receivers = shell.client.publish(event, value_of(body), id=id, by=by)
     if shell.json:
-        shell.emit({"event": event, "heard": heard})
-    elif heard:
-        _say(shell, event, f"received by {counted(heard, 'trigger')}")
-    if not heard:
+        shell.emit({"event": event, "receivers": receivers})
+    elif receivers:
+        _say(shell, event, f"received by {counted(receivers, 'trigger')}")
+    if not receivers:
         shell.note(f"no trigger listens to {event}; declare one with killick.triggers.on_event, and start a worker")
-    return None if heard else Exit.BAD
+    return None if receivers else Exit.BAD
 
 
 def _say(shell: Shell, name: str, what: str) -> None:

@@ -108,7 +108,7 @@ def _keep_changed(file: Path, source: Path) -> None:
 
 
 def hold(claim: bool, otherwise: str) -> None:
-    """Go on only if that is so."""
+    """Raises unless the condition is true."""
     if not claim:
         raise CommandFailed(f"the demo failed: {otherwise}", Exit.BAD)
 
@@ -163,7 +163,7 @@ def calendar(address: str) -> Any:
 
 
 def play(teller: Teller, kd: Client, folder: Path, address: str) -> None:
-    """Run the agent, kill it at the worst moment, let another process go on, and count."""
+    """Run the agent, kill it at the worst moment, let another process resume it, and count."""
     with started(folder, "meeting.py", CALENDAR_API=address) as first:
         teller.runs(first.pid)
         follow(teller, kd, first, lambda: bool(calendar(address)["invites"]))

@@ -86,7 +86,7 @@ class Calendar(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, value: Any) -> None:
         body = json.dumps(value).encode()
-        # Whoever asked may have given up, or died.
+        # The client may have given up, or died.
         with contextlib.suppress(ConnectionError):
             self.send_response(status)
             self.send_header("Content-Type", "application/json")

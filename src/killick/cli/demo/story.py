@@ -176,7 +176,7 @@ def _brief(value: Any) -> str:
 
 
 def _answered(failure: Mapping[str, Any]) -> str:
-    """What the far side answered, word for word; or how it did not."""
+    """The remote service's response, unchanged, or the connection error."""
     details = failure["details"]
     return f"{details['status']} {details['body']}" if "body" in details else f"{failure['type']}: {failure['message']}"
 

@@ -218,7 +218,7 @@ async def _adopted(a: StepState) -> RecordedOutcome | None:
     for done in sorted(same, key=lambda each: each.effect.step != a.step):
         effect = done.effect
         if effect.status != "happened" and effect.effect == "idempotent" and effect.identity is not None:
-            # The far side honours the key: going on under it cannot do it twice.
+            # The remote service honours the key: continuing with it cannot execute the call twice.
             a.key = effect.key
             tree.adopt(done, a.step)
             return None

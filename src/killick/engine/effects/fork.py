@@ -97,7 +97,7 @@ def _overridden(log: Log, parent: str, found: Cut, name: e.StepId, output: Any, 
 
 
 def _has_successor(fold: Fold, name: e.StepId) -> bool:
-    """Whether the line that a step is in went on after it."""
+    """Whether the branch of a step continued after it."""
     path, dot, number = name.rpartition(".")
     return fold.step(f"{path}{dot}{int(number) + 1}") is not None
 

@@ -122,7 +122,7 @@ def intent_of(tool: AnyTool, arguments: dict[str, Any], given: dict[str, Any]) -
 
 
 class _Attempt(NamedTuple):
-    """The first attempt of a step, for the pipeline to go on with."""
+    """The first attempt of a step, for the pipeline to continue."""
 
     ex: Execution
     branch: Branch

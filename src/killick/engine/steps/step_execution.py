@@ -163,7 +163,7 @@ class StepExecution(StepState):
             applied = None
 
     async def _before_attempt(self, work: Work | None, *, looked: bool) -> reconcile.RecordedOutcome | None:
-        """Whatever comes before the next attempt. The outcome, where none is to be made."""
+        """Checks before the next attempt. Returns the outcome if no attempt is to be made."""
         ex, policy = self.ex, self.intent.policy
         if self.is_open and self.intent.effect not in SAFE:
             settled = await reconcile.settle(self, work)
@@ -286,7 +286,7 @@ class StepExecution(StepState):
         assert error is not None
         if applied.work is not None or self.says_nothing_happened(error):
             return False
-        # A far side that asks us to wait says nothing of what the tool did to the files before.
+        # A rate limit of the remote service does not show whether the tool changed files before.
         left = self.counted + 1 < self.allowed
         return self._limited(error) is not None or (left and not_retried(error, self.intent.policy.retry) is None)
 

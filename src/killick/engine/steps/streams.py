@@ -59,7 +59,7 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
         if reading is not None:
             await reading.end()
     except GeneratorExit:
-        # The agent has heard enough: what came so far is the reply, now and on replay.
+        # The agent stopped reading: the chunks so far are the reply, now and on replay.
         branch.streaming = False
         if not inside:
             ex.turns.computing -= 1

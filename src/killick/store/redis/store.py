@@ -470,7 +470,7 @@ class RedisStore:
             position = on.decode()
 
     def outbox_end(self) -> int:
-        return int(self._command("GET", self._key("told")) or 0)
+        return int(self._command("GET", self._key("outbox_end")) or 0)
 
     def trim_outbox(self, up_to: int) -> int:
         return int(self._ask("trim_outbox", {"up_to": str(up_to)}))

@@ -161,7 +161,7 @@ class TokenAccess(_Door):
         return "/login"
 
     async def _identified(self, request: Request) -> Person | None:
-        return await asyncio.to_thread(self._known, request)  # beside what is being answered, and not behind it
+        return await asyncio.to_thread(self._known, request)  # in parallel with other requests, not after them
 
     def _known(self, request: Request) -> Person | None:
         now = self.client.runtime.clock.now_us()

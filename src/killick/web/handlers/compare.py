@@ -195,7 +195,7 @@ class _Side:
 
 
 def compare(call: Call[CompareAsked, Nothing]) -> Comparison:
-    """Two runs side by side: what they share, where they part, and how they went on."""
+    """Two runs side by side: what they share, where they diverge, and how each continued."""
     asked = call.asked
     one = _Side(call, asked.a) if asked.a else None
     two = _Side(call, asked.b) if asked.b else None

@@ -242,7 +242,7 @@ def answer(call: Call[WaitAsked, AnswerRequest]) -> AnswerResult:
     try:
         client.answer(found or wait, body.verb, value=value, by=by, comment=body.comment, saw=saw)
     except (AlreadyAnswered, AlreadyAgreed) as first:
-        # Whoever lost the answer to their own answer asks again with its key; another answer is another thing.
+        # A client that lost the response repeats the request with its key; a different answer is a different request.
         if call.key is None or first.by != by or not _said(client, run, step, by, body.verb, value, body.comment):
             raise
     did, following = _SAID[body.verb], ""

@@ -84,7 +84,7 @@ class OverrideRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_
 
 
 class RetryRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Let a step that sits out a delay go on; which, where several do."""
+    """End a step's delay and retry it now; name the step if several are delayed."""
 
     step: StepNumber | None = None
 
@@ -227,7 +227,7 @@ def schema_of(kind: Any) -> Any:
 
 def _offers(run: RunPreview, pending: int, delayed: bool, undoable: int) -> list[AvailableCommand]:
     over = f"it is over ({run.status})" if run.is_over else None
-    broken = "its record does not hold; verify it, then repair it" if run.broken is not None else None
+    broken = "its event log fails verification; verify it, then repair it" if run.broken is not None else None
     if run.broken is not None:
         over = broken
     no_step = over or (None if pending else "no step is pending")

@@ -183,7 +183,7 @@ class EventsAsked(RunAsked, frozen=True, kw_only=True):
 
 
 class EventPage(Document, frozen=True):
-    """Events in order, of `last`; `next` is where to go on after, and `earlier` for those before."""
+    """Events in order, of `last`; `next` is where the following page begins, `earlier` where the preceding one does."""
 
     run: str
     last: int

@@ -144,14 +144,14 @@ def send(call: Call[RunAsked, MessageRequest]) -> CommandResult:
 
 
 def say(call: Call[RunAsked, SayRequest]) -> CommandResult:
-    """Say something to a run; its loop hears it before it asks its model again."""
+    """Send a text to a run; its loop reads it before the next model call."""
     body, client = call.body, call.client
     run = RunPreview(client, call.asked.run)
     preview = previews.say(run, body.text)
     if body.dry_run:
         return CommandResult(run=run.run, will=preview.will, more=preview.more)
     client.say(run.run, body.text, by=call.person.name)
-    return CommandResult(run=run.run, did="told")
+    return CommandResult(run=run.run, did="message sent")
 
 
 ROUTES: Final = (

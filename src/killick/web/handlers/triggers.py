@@ -163,7 +163,7 @@ def pause(call: Call[TriggerAsked, TriggerRequest]) -> TriggerResult:
 
 
 def resume(call: Call[TriggerAsked, TriggerRequest]) -> TriggerResult:
-    """Let a paused trigger go on; its policy says what becomes of what it missed."""
+    """Resume a paused trigger; its policy decides about the firings that it missed."""
     name = _on_record(call.client, call.asked.name)
     did = call.client.resume(LOG + name, by=call.person.name, because=call.body.because)
     return TriggerResult(trigger=name, did=did)
