@@ -17,7 +17,7 @@ from types import MethodType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
 
 from killick.errors import KillickError, RunError
-from killick.fork_safety import hears_of_forks, keep_inherited
+from killick.fork_safety import keep_inherited, register_for_forks
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -116,7 +116,7 @@ class LoopThread:
     def __init__(self) -> None:
         self._thread: _Loop | None = None
         self._mutex = threading.Lock()
-        hears_of_forks(self)
+        register_for_forks(self)
 
     def before_fork(self) -> None:
         self._mutex.acquire()
@@ -187,7 +187,7 @@ LOOP_THREAD: Final = LoopThread()
 atexit.register(LOOP_THREAD.close)
 
 
-def run_apart(work: Coroutine[Any, Any, R]) -> R:
+def run_in_own_loop(work: Coroutine[Any, Any, R]) -> R:
     """Runs a coroutine on a loop of its own, so that code that does not end holds up no other run."""
     with contextlib.closing(LoopThread()) as apart:
         return apart.run(work)

@@ -279,7 +279,7 @@ class ProofBroken(KillickError):
         self.place, self.reason = place, reason
 
 
-class ReplayParted(KillickError, AssertionError):
+class ReplayDiverged(KillickError, AssertionError):
     """Code diverges from the log on replay; `step` is where, if known."""
 
     def __init__(self, run: str, reason: str, *, step: str | None = None) -> None:
@@ -287,7 +287,7 @@ class ReplayParted(KillickError, AssertionError):
         self.run, self.reason, self.step = run, reason, step
 
 
-class NotOnRecord(ReplayParted):
+class NotOnRecord(ReplayDiverged):
     """The code makes a call that is not in the log. Nothing was called."""
 
     def __init__(self, run: str, call: str, *, step: str) -> None:

@@ -58,7 +58,7 @@ _inherited: list[object] = []
 _mutex = threading.Lock()
 
 
-def hears_of_forks(owner: Forked) -> None:
+def register_for_forks(owner: Forked) -> None:
     """Registers an owner, weakly referenced. Owners are called in registration order.
 
     A lock that is taken while another is held belongs to an owner that registers later, so that no fork can deadlock.

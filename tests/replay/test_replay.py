@@ -18,7 +18,7 @@ import pytest
 import killick
 from killick.agents.runtime import Runtime
 from killick.archive.export import export, load, read
-from killick.errors import BoundaryUnknown, ReplayParted, RunUnknown
+from killick.errors import BoundaryUnknown, ReplayDiverged, RunUnknown
 from killick.log import Log, verify
 from killick.replay.replay import Replay
 from killick.replay.result import Replayed, ReplayRequest
@@ -443,7 +443,7 @@ def test_every_run_of_the_examples_is_followed_with_its_tools_out_of_order(
 
 def test_parted_is_an_error_where_a_test_wants_one(kd: killick.Client) -> None:
     ended(kd)
-    with pytest.raises(ReplayParted):
+    with pytest.raises(ReplayDiverged):
         kd.replay("r", killick.agent(name="again_agent")(_nothing), check=True)
 
 

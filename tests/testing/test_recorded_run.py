@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import killick
-from killick.errors import ExportBroken, NotOnRecord, ReplayParted, RunDiverged, RunMismatch
+from killick.errors import ExportBroken, NotOnRecord, ReplayDiverged, RunDiverged, RunMismatch
 from killick.log import Entry
 from killick.model import events as e
 from killick.store import Store
@@ -116,8 +116,8 @@ def reviewed(kd: killick.Client, *, to_its_end: bool = True) -> bytes:
     return data
 
 
-def parted(data: bytes, agent: Any = replay_review) -> ReplayParted:
-    with pytest.raises(ReplayParted) as found:
+def parted(data: bytes, agent: Any = replay_review) -> ReplayDiverged:
+    with pytest.raises(ReplayDiverged) as found:
         replay(data, agent)
     assert isinstance(found.value, AssertionError)
     assert "\n" not in str(found.value)
@@ -302,7 +302,7 @@ def test_code_that_never_comes_to_its_end_is_given_up(kd: killick.Client) -> Non
         await asyncio.get_running_loop().create_future()
         return "done"
 
-    with pytest.raises(ReplayParted, match=r"did not end within 0\.2 s"):
+    with pytest.raises(ReplayDiverged, match=r"did not end within 0\.2 s"):
         replay(kd.export("r"), hangs, seconds=0.2)
 
 
@@ -326,12 +326,12 @@ def test_code_that_touches_the_world_by_itself_is_stopped_and_named(kd: killick.
     assert stray.file == __file__
     assert "notes.txt" in stray.what
     now.add("writes")
-    with pytest.raises(ReplayParted, match=r"unrecorded I/O: .*test_recorded_run\.py:\d+: open\(.*notes.txt', 'w'\)"):
+    with pytest.raises(ReplayDiverged, match=r"unrecorded I/O: .*test_recorded_run\.py:\d+: open\(.*notes.txt', 'w'\)"):
         replay(data, strays)
     assert (tmp_path / "notes.txt").read_text() == "read me"
     now.clear()
     now.add("connects")
-    with pytest.raises(ReplayParted, match=r"does unrecorded I/O: .*test_recorded_run\.py:\d+: socket\.connect"):
+    with pytest.raises(ReplayDiverged, match=r"does unrecorded I/O: .*test_recorded_run\.py:\d+: socket\.connect"):
         replay(data, strays)
 
 
@@ -617,7 +617,7 @@ def test_secrets_are_the_same_under_the_key_of_their_store(kd: killick.Client) -
     data = kd.export("s")
     assert b"hunter2" not in data
     assert replay(data, replay_secretive, secret_key=kd.runtime.store.secret_key).result == "in"
-    with pytest.raises(ReplayParted):
+    with pytest.raises(ReplayDiverged):
         replay(data, replay_secretive)
 
 

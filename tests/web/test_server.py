@@ -289,7 +289,9 @@ def hurried(
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"hi"})
 
-    made = type("Tried", (server._Hurried, kind), {"head_seconds": head_seconds, "connections_max": connections_max})
+    made = type(
+        "Tried", (server._HeadTimeout, kind), {"head_seconds": head_seconds, "connections_max": connections_max}
+    )
     guard = Guard(hello, killick.clock.SystemClock(), limits)
     config = uvicorn.Config(
         guard, http=made, ws="none", lifespan="off", log_config=None, access_log=False, timeout_keep_alive=3600
@@ -409,7 +411,7 @@ def test_a_flood_from_one_address_is_told_to_slow_down(kind: Any) -> None:
 
 
 def test_one_address_cannot_take_every_connection(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server._Hurried, "address_max", 2)
+    monkeypatch.setattr(server._HeadTimeout, "address_max", 2)
     with hurried(kind, head_seconds=60) as port, connect(port), connect(port), connect(port) as more:
         assert read(more).startswith(b"HTTP/1.1 503")
 

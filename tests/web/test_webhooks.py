@@ -26,7 +26,7 @@ from killick.web import webhooks as receiving
 from killick.web.addresses import Paths
 from killick.web.app_context import AppContext
 from killick.web.endpoints import Endpoints
-from killick.web.idempotency import Once
+from killick.web.idempotency import IdempotencyKeys
 from killick.web.routes import Person
 
 SECRET = "a-secret-of-the-shop"
@@ -60,7 +60,7 @@ class Anybody:
     def csrf(self, request: Request) -> str:
         return ""
 
-    def dress(self, request: Request, response: Response) -> None: ...
+    def set_cookies(self, request: Request, response: Response) -> None: ...
 
 
 class Desk:
@@ -70,7 +70,7 @@ class Desk:
         self.client = client
         self.clock = clock
         context = AppContext(client, access=Anybody(), webhooks=webhooks)
-        routes = Endpoints(context, once=Once(client)).table((*receiving.ROUTES, *events.ROUTES))
+        routes = Endpoints(context, once=IdempotencyKeys(client)).table((*receiving.ROUTES, *events.ROUTES))
         self._transport = httpx.ASGITransport(Paths(Starlette(routes=routes)))
 
     def post(self, path: str, body: bytes, headers: dict[str, str]) -> httpx.Response:

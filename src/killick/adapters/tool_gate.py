@@ -53,7 +53,7 @@ class Declared:
         return self._tools[name]
 
 
-class AtWork:
+class CallGroup:
     """The concurrent calls of an agent's turn, each in an `async with` block. One that leaves with an error of this
     kind waits here until the others rest: the framework abandons or cancels calls that still run then."""
 
@@ -207,7 +207,7 @@ def asked_sync(host: Host, who: str, fn: Callable[..., Any], /, **request: Any) 
             _raise_if_new(failed, was_asked)
 
 
-class _BrokeOff(Exception):
+class _StreamInterrupted(Exception):
     """A stream broke off. Its parts were already passed on, so it is not retried."""
 
 
@@ -229,7 +229,7 @@ async def streamed(
                 coming.put_nowait((part,))
         except Exception as error:
             if parts:
-                raise _BrokeOff from error
+                raise _StreamInterrupted from error
             raise
         return write(parts)
 
@@ -241,7 +241,7 @@ async def streamed(
             was_heard = True
             yield part[0]
         reply = await asking
-    except _BrokeOff as broke_off:
+    except _StreamInterrupted as broke_off:
         raise broke_off.__cause__ or broke_off from None
     finally:
         asking.cancel()

@@ -29,7 +29,7 @@ from killick.engine.replay import Tracer
 from killick.engine.steps import live_calls
 from killick.engine.steps.attempt import ToolInterceptor
 from killick.errors import KillickError
-from killick.fork_safety import hears_of_forks, keep_inherited
+from killick.fork_safety import keep_inherited, register_for_forks
 from killick.ids import Ids, RandomIds
 from killick.log.log import Log
 from killick.model import events as e
@@ -127,7 +127,7 @@ class Runtime:
         self.is_closed = False
         self._begin()
         mark_log_records()
-        hears_of_forks(self)
+        register_for_forks(self)
         _OPEN.add(self)
 
     def _begin(self) -> None:

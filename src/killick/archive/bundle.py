@@ -199,7 +199,7 @@ class Writer:
     def __enter__(self) -> Writer:
         try:
             if self.path.exists():
-                raise self._taken()
+                raise self._exists_error()
             self._raw = self._opened.enter_context(create_private(self.part))
             self._opened.callback(self.part.unlink, missing_ok=True)
         except FileExistsError:
@@ -253,7 +253,7 @@ class Writer:
         try:
             os.link(self.part, self.path)
         except FileExistsError:
-            raise self._taken() from None
+            raise self._exists_error() from None
         except OSError:  # a file system without links
             self.part.rename(self.path)
         folder = os.open(self.path.parent, os.O_RDONLY)
@@ -267,7 +267,7 @@ class Writer:
         with self._explained():
             self._packed.write(data)
 
-    def _taken(self) -> ArchiveRefused:
+    def _exists_error(self) -> ArchiveRefused:
         return ArchiveRefused(str(self.path), "exists, and is never overwritten; name another file")
 
     @contextlib.contextmanager

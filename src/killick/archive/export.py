@@ -173,7 +173,7 @@ def _part(log: Log, store: Store, ancestor: Ancestor, *, whole: bool) -> Part:
     rows = _rows(store, ancestor)
     messages = store.messages(ancestor.run)
     if not whole:  # what came to an elder after the cut is none of the run's
-        taken = {number for row in rows for number in rebuild.rights(event_codec.decode(row.body)).takes}
+        taken = {number for row in rows for number in rebuild.claims_of(event_codec.decode(row.body)).takes}
         messages = messages[: max(taken, default=0)]
     return Part(ancestor.run, ancestor.base, ancestor.parent, e.from_text(ancestor.genesis), rows, messages)
 
@@ -397,7 +397,7 @@ class Export:
         return self
 
     @property
-    def is_hollow(self) -> bool:
+    def has_no_values(self) -> bool:
         """Whether all of its values were redacted."""
         return self.header.redacted is not None and not self.header.fields
 
@@ -455,7 +455,7 @@ class Export:
             create=CreateRun(parent=ancestor.parent),
             pieces=tuple(self.pieces[digest] for digest in used),
         )
-        rebuild.give_birth(store, born)
+        rebuild.create_run(store, born)
         for message in messages:
             pieces = tuple(self.pieces[digest] for digest in _used(self.pieces, [message.body]))
             [outcome] = store.deliver([msgspec.structs.replace(message, pieces=pieces)])

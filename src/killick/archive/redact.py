@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from killick.archive.pseudonyms import LEAVES, StandIns
+from killick.archive.pseudonyms import LEAVES, Pseudonyms
 from killick.archive.rebuild import Written, chained
 from killick.engine.waits.questions import identity_and_wording
 from killick.errors import FieldUnknown
@@ -120,7 +120,7 @@ class _Log(NamedTuple):
         return [*(data for _, _, data in self.events), *({"body": body} for _, body in self.messages)]
 
 
-class Sought:
+class Secrets:
     """The values of the named fields: they are redacted wherever they occur, and keep their pseudonyms."""
 
     def __init__(self, fields: Sequence[str], nodes: Iterable[Any]) -> None:
@@ -148,7 +148,7 @@ class Sought:
         """Whether a value belongs to a named field, or is below one."""
         return any(_is_under(path, field) for field in self._fields)
 
-    def stands_in(self, node: Any) -> bool:
+    def occurs_in(self, node: Any) -> bool:
         """Whether any of these values occurs in a value."""
         return any(
             self.is_named(path)
@@ -163,10 +163,10 @@ class _Redactor:
 
     def __init__(self, redaction: Redaction, logs: Sequence[_Log], runs: Iterable[str], secret_key: bytes) -> None:
         self._secret_key = secret_key
-        self._standins = StandIns(redaction.key)
+        self._standins = Pseudonyms(redaction.key)
         self._fields = redaction.fields
         nodes = [node for each in logs for node in each.values()] if redaction.fields else []
-        self._sought = Sought(redaction.fields, nodes)
+        self._sought = Secrets(redaction.fields, nodes)
         for field in self._sought.missing:
             raise FieldUnknown(field, known=self._sought.names)
         self._tools = {event.name for each in logs for _, event, _ in each.events if isinstance(event, e.StepIntended)}
@@ -348,7 +348,7 @@ class _Redactor:
             changes[name] = tuple(self._label(name, each) for each in getattr(event, name))
         if "reason" in fields:
             changes["reason"] = self._leaf(event.reason, ("reason",))
-        changes |= self._weighed(seq, event, old, new) if isinstance(event, e.StepIntended) else {}
+        changes |= self._rehashed(seq, event, old, new) if isinstance(event, e.StepIntended) else {}
         if isinstance(event, e.RunStarted):
             changes["key"] = None  # what is redacted is in clear
         elif isinstance(key := getattr(event, "key", None), str):
@@ -369,11 +369,11 @@ class _Redactor:
         if isinstance(event, page_events.PageEvicted):
             changes["marks"] = ()  # of what the pages held
         if isinstance(event, e.WorkspaceEvent | e.RunForked | e.RunRewound):
-            changes |= self._filed(event)
+            changes |= self._file_fields(event)
         changed: e.Event = msgspec.structs.replace(event, **changes)
         return changed
 
-    def _filed(self, event: e.Event) -> dict[str, Any]:
+    def _file_fields(self, event: e.Event) -> dict[str, Any]:
         """Paths and references of files; their content is not in the export."""
         changes: dict[str, Any] = {}
         for name in ("path", "vault", "workspace"):
@@ -392,7 +392,7 @@ class _Redactor:
             return f"input:{self._standins.hash(label.encode()).hex()[:16]}"
         return str(self._leaf(label, (name,)))
 
-    def _weighed(self, seq: int, event: e.StepIntended, old: Any, new: Any) -> dict[str, Any]:
+    def _rehashed(self, seq: int, event: e.StepIntended, old: Any, new: Any) -> dict[str, Any]:
         """Recomputes the digests of an intention with redacted arguments, so that equal code still matches."""
         if event.digest is None:
             return {}

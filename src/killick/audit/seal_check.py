@@ -13,7 +13,7 @@ import msgspec
 
 from killick.audit.checkpoint import Checkpoint, SealedRun, checked, frontier, public_key
 from killick.audit.checkpoint import checkpoint as read_checkpoint
-from killick.audit.seal import SEALS, Leaf, Made, Parted, leaves, recorded_prunes, seals
+from killick.audit.seal import SEALS, Leaf, LogMismatch, Seal, leaves, recorded_prunes, seals
 from killick.errors import ProofBroken
 from killick.log.log import Log
 from killick.log.paging import heads
@@ -83,11 +83,11 @@ class _Check:
 
     # the seals themselves ---------------------------------------------------------------------
 
-    def seals(self) -> Made | None:
+    def seals(self) -> Seal | None:
         """Verifies every seal against the one before; returns the last."""
         tree, made = Frontier(), None
         for found in seals(self._log):
-            if not isinstance(found, Made):
+            if not isinstance(found, Seal):
                 self._say(SEALS, found[1], found[0])
                 break
             try:
@@ -101,7 +101,7 @@ class _Check:
             self._report.seals += 1
         return made
 
-    def _seal(self, made: Made, tree: Frontier, before: int) -> str | None:
+    def _seal(self, made: Seal, tree: Frontier, before: int) -> str | None:
         """Adds a seal's entries; or reports what is wrong with it."""
         event = made.event
         follows = (event.number, made.listed.first) == (before + 1, tree.size)
@@ -132,7 +132,7 @@ class _Check:
         """Reports that a key was given but nothing is sealed."""
         self._say(None, "has no seals that the key could prove")
 
-    def signature(self, made: Made, key: Ed25519PublicKey) -> None:
+    def signature(self, made: Seal, key: Ed25519PublicKey) -> None:
         """Checks the last checkpoint's signature, which covers all earlier seals, also those of other keys."""
         try:
             read_checkpoint(made.note).check(key)
@@ -178,10 +178,10 @@ class _Check:
         """Every sealed run, parents before their forks; then those that no longer exist."""
         there = {head.run: head for _, head in heads(self._store)}
         named = [only] if only is not None else list(self._wanted)
-        needed = {each.run for run in named if run in there for each in self._elders(there[run], there)}
+        needed = {each.run for run in named if run in there for each in self._ancestors(there[run], there)}
         cuts: defaultdict[str, set[int]] = defaultdict(set)
         for run in needed:
-            elders = list(self._elders(there[run], there))
+            elders = list(self._ancestors(there[run], there))
             cuts[_owner(elders, there[run].base)].add(there[run].base)
         for run, head in there.items():
             if run in needed:
@@ -195,7 +195,7 @@ class _Check:
         if gone:
             self._gone(gone)
 
-    def _elders(self, head: Head, there: dict[str, Head]) -> Iterator[Head]:
+    def _ancestors(self, head: Head, there: dict[str, Head]) -> Iterator[Head]:
         """A run and its fork ancestors."""
         yield head
         while head.parent is not None and head.parent in there:
@@ -220,7 +220,7 @@ class _Check:
                         fitted = leaf.seq
                 if leaf.seq % 2_000 == 0:
                     yield leaf.seq - head.base
-        except Parted as parted:
+        except LogMismatch as parted:
             if entries and wrong is None and self._report.first(head.run) is None:
                 wrong = (parted.seq, parted.what)
         else:
@@ -238,10 +238,10 @@ class _Check:
         """The tree that a fork starts from: its parent's tree at the fork point."""
         if head.parent is None or head.base == 0:
             return Frontier(), None
-        owner = _owner(list(self._elders(head, there)), head.base)
+        owner = _owner(list(self._ancestors(head, there)), head.base)
         found = self._trees.get((owner, head.base))
         if found is None or found[1] is None:
-            raise Parted(head.base, f"{owner}, which it is a fork of, does not hold at event {head.base}")
+            raise LogMismatch(head.base, f"{owner}, which it is a fork of, does not hold at event {head.base}")
         return found[0].copy(), found[1]
 
     def _judged(self, entry: SealedRun, leaf: Leaf, tree: Frontier, fitted: int) -> tuple[int, str] | None:

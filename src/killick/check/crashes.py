@@ -155,7 +155,7 @@ class World:
         return twin
 
 
-def living() -> Life:
+def current_process() -> Life:
     """Returns the current process."""
     life = _LIFE.get()
     if life is None:
@@ -163,7 +163,7 @@ def living() -> Life:
     return life
 
 
-class _Mortal:
+class _ProcessStore:
     """A store as one process reaches it."""
 
     def __init__(self, store: Store, life: Life) -> None:
@@ -197,7 +197,7 @@ Outside = Callable[[Client, Sequence[Wait], World], bool]
 """What people and other programs do when the run waits; False if they can do nothing."""
 
 
-def nobody(client: Client, waits: Sequence[Wait], world: World) -> bool:
+def no_actors(client: Client, waits: Sequence[Wait], world: World) -> bool:
     """No outside actors."""
     return False
 
@@ -219,7 +219,7 @@ class Scenario:
 
     agent: AnyAgent
     input: Any = None
-    outside: Outside = nobody
+    outside: Outside = no_actors
     exact: bool = True
     """False if chance or a race decides states and effects; duplicates are still forbidden."""
     warm: bool = True
@@ -312,7 +312,7 @@ def simulate(
 
 def _opened(scenario: Scenario, story: Story, life: Life, number: int, clock: LeapingClock, ids: SeededIds) -> Client:
     runtime = ClientRuntime(
-        cast("Store", _Mortal(story.store, life)), clock=clock, ids=SeededIds(int.from_bytes(ids.key())),
+        cast("Store", _ProcessStore(story.store, life)), clock=clock, ids=SeededIds(int.from_bytes(ids.key())),
         build=lambda agent: Build(version=f"simulated {number}"),
         lease_seconds=float("inf") if scenario.takeover == "lock" else LEASE_SECONDS,
         behind=scenario.behind, stand_in=story.world.stand_in,
@@ -404,7 +404,7 @@ class _Process:
         self._clients.append(self._opened())
         return self._clients[-1]
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         """Lets leftover tasks run into their next access, so that nothing stays in memory."""
         self.life.end()
         loop = self.loop
@@ -456,7 +456,7 @@ def _live(opened: Callable[[], Client], life: Life, scenario: Scenario, story: S
             story.troubles += [] if life.place else ["hung"]
         elif (error := main.exception()) is not None:
             story.troubles.append(f"{type(error).__name__}: {error}")
-        process.bury()
+        process.reap()
 
 
 async def _until_ended(process: _Process, scenario: Scenario, story: Story) -> None:

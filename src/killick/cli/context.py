@@ -53,7 +53,7 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
     from rich.segment import Segment
 
-    class Ours(Console):
+    class SafeConsole(Console):
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
             for each in super().render(renderable, options):
                 # Rich's own control codes are marked as such; every other text is untrusted.
@@ -65,7 +65,7 @@ def console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     columns = os.environ.get("COLUMNS", "")
     width = None if stream.isatty() else int(columns) if columns.isdigit() and int(columns) else PIPE_COLUMNS
-    return Ours(stderr=stderr, width=width, highlight=False, soft_wrap=False, emoji=False)
+    return SafeConsole(stderr=stderr, width=width, highlight=False, soft_wrap=False, emoji=False)
 
 
 HOSTED: Final = "call the same conversation from your program"
@@ -255,7 +255,7 @@ class Shell:
             named = ("--store", "URL")  # a password is for nobody's screen
         return shlex.join(("killick", *words, *named))
 
-    def goes_on(self, run: str, agent: str | None = None) -> str:
+    def continue_command(self, run: str, agent: str | None = None) -> str:
         """The command that continues a run. Without a configured app it names the agent's app."""
         target: tuple[str, ...] = ()
         if agent and agent.startswith(OWN_AGENTS):
@@ -273,7 +273,7 @@ class Shell:
     def continues(self, run: str) -> str:
         """What continues a run: a command, by the agent on record; for a framework's run the program that hosts it."""
         state = self.log.state(run)
-        return HOSTED if state.fold.facts.hosted else self.goes_on(run, state.agent)
+        return HOSTED if state.fold.facts.hosted else self.continue_command(run, state.agent)
 
     def next_move(self, run: str) -> str:
         """What continues a run that has its answer."""

@@ -119,7 +119,7 @@ VARIABLES: Final = {
 """What the command line reads from its environment."""
 
 
-class Words(click.Group):
+class CommandGroup(click.Group):
     """A group whose commands are known by their words, and imported when they are called."""
 
     words: Mapping[str, str]
@@ -167,7 +167,7 @@ class Words(click.Group):
         return super().parse_args(ctx, args)
 
 
-class Killick(Words):
+class Killick(CommandGroup):
     """All commands: those of one word, and the groups."""
 
     words = COMMANDS | {name: help_text for name, (help_text, _) in GROUPS.items()}
@@ -176,7 +176,7 @@ class Killick(Words):
         if cmd_name not in GROUPS:
             return super().get_command(ctx, cmd_name)
         help_text, words = GROUPS[cmd_name]
-        made = Words(cmd_name, help=help_text, context_settings={"max_content_width": 100})
+        made = CommandGroup(cmd_name, help=help_text, context_settings={"max_content_width": 100})
         made.words, made.prefix = words, f"{cmd_name} "
         return made
 
@@ -226,20 +226,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         drop_output()
         return int(Exit.DONE)
     except (KeyboardInterrupt, click.Abort):
-        return _tell("interrupted", Exit.INTERRUPTED)
+        return _print_error("interrupted", Exit.INTERRUPTED)
     except CommandFailed as failed:
-        return _tell(str(failed), failed.code)
+        return _print_error(str(failed), failed.code)
     except click.exceptions.Exit as left:
         return left.exit_code
     except click.ClickException as wrong:
-        return _tell(_usage(wrong), Exit.MISTYPED)
+        return _print_error(_usage(wrong), Exit.MISTYPED)
     except KillickError as error:
-        return _tell(str(error), code_of(error))
+        return _print_error(str(error), code_of(error))
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             drop_output()
-            return _tell("the output cannot be written: the disk is full; write it to another place", Exit.BAD)
-        return _tell(
+            return _print_error("the output cannot be written: the disk is full; write it to another place", Exit.BAD)
+        return _print_error(
             f"this is a bug in Killick ({type(error).__name__}: {error}); KILLICK_DEBUG=1 shows where", Exit.BUG
         )
 
@@ -289,7 +289,7 @@ def _said(message: str) -> str:
     return f"{line[:1].lower()}{line[1:]}"
 
 
-def _tell(line: str, code: Exit) -> int:
+def _print_error(line: str, code: Exit) -> int:
     if os.environ.get("KILLICK_DEBUG"):
         traceback.print_exc()
     from killick.sanitizer import visible

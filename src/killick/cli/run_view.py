@@ -72,13 +72,13 @@ class Page:
         head = Text().append(style.moment(at, date=False) if at is not None else " " * 8, style="dim")
         head.append("  ").append(f"{took:>7}", style="yellow" if busy else "dim")
         head.append("  ").append_text(sign).append(" ").append(f"{number:<{self.digits}}", style="bold").append("  ")
-        return self.wrapped_rows(head, body, lines)
+        return self.hanging(head, body, lines)
 
     def more(self, body: Text, depth: int = 0, lines: int = 1) -> list[Text]:
         """Further lines of an entry, under its text."""
-        return self.wrapped_rows(Text(" " * (self.indent + 2 * depth)), body, lines)
+        return self.hanging(Text(" " * (self.indent + 2 * depth)), body, lines)
 
-    def wrapped_rows(self, head: Text, body: Text, lines: int = 1) -> list[Text]:
+    def hanging(self, head: Text, body: Text, lines: int = 1) -> list[Text]:
         """A body next to its head, on a limited number of lines: cut where it is longer, unless all is wanted."""
         room = max(min(self.width, WIDE) - head.cell_len, 20)
         if lines == 1 and not self.full:
@@ -135,7 +135,7 @@ class Page:
         took = style.span(end - step.intended_at) if end is not None and step.sort != "decision" else ""
         sign = Text(style.SIGNS[step.status], style=style.STYLES[step.status])
         body = Text("  " * depth).append_text(self.what(step))
-        came = steps.came_to(step, self)
+        came = steps.outcome(step, self)
         output = style.text(came) if came is not None else None
         room = self.room
         apart = output is not None and (self.full or body.cell_len + output.cell_len + 3 > room)
@@ -239,26 +239,26 @@ class Page:
         for name, value in knew.items():
             if value not in (None, {}, [], ""):
                 text = self.arguments(value) if name in ("input", "context") else self.value(value)
-                yield from self.wrapped_rows(Text(f"  {name:<11}", style="dim"), Text(text), lines=6)
+                yield from self.hanging(Text(f"  {name:<11}", style="dim"), Text(text), lines=6)
 
     def error(self, failure: Failure) -> Iterator[Text]:
         """An error with what led to it: its message, the frames of user code, the remote service's response."""
         for number, each in enumerate(chain(failure)):
             if failure.type.endswith(".StepFailed") and number == 0 and failure.cause is not None:
                 frames = steps.own_frames(each.frames) or each.frames
-                yield from self.wrapped_rows(
+                yield from self.hanging(
                     Text("  called at  ", style="dim"), Text(", ".join(map(steps.place, frames[-1:])) or "?")
                 )
                 continue
             lead = "  " if number == 0 or (failure.type.endswith(".StepFailed") and number == 1) else "  because of "
             message = each.message if self.full else each.message.strip().partition("\n")[0]
             words = Text.assemble((f"{each.type}: ", "bold red")).append(message)
-            yield from self.wrapped_rows(Text(lead, style="dim"), words, lines=6)
+            yield from self.hanging(Text(lead, style="dim"), words, lines=6)
             for frame in steps.own_frames(each.frames) or each.frames[-1:]:
-                yield from self.wrapped_rows(Text("    at "), Text(steps.place(frame), style="cyan"), lines=6)
+                yield from self.hanging(Text("    at "), Text(steps.place(frame), style="cyan"), lines=6)
             for note in each.notes:
-                yield from self.wrapped_rows(Text("    note ", style="dim"), Text(note), lines=6)
+                yield from self.hanging(Text("    note ", style="dim"), Text(note), lines=6)
             if (answered := steps.response(each)) is not None:
-                yield from self.wrapped_rows(Text("    the service answered "), Text(answered, style="bold"), lines=6)
+                yield from self.hanging(Text("    the service answered "), Text(answered, style="bold"), lines=6)
             for member in each.members:
-                yield from self.wrapped_rows(Text("    inside: "), Text(short(member), style="red"), lines=6)
+                yield from self.hanging(Text("    inside: "), Text(short(member), style="red"), lines=6)

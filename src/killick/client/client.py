@@ -277,7 +277,7 @@ class AnyClient(Operations):
         seconds: float = 60.0,
     ) -> Replayed:
         """Replays an agent's code against a run, or an export of one, without I/O, on a copy in memory. Raises
-        ReplayParted if the code diverges from the log and `check` is set.
+        ReplayDiverged if the code diverges from the log and `check` is set.
 
         run      the id of a run, or the path of an export
         agent    the code; by default the agent that the run names

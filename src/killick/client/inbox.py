@@ -46,7 +46,7 @@ def urgency(wait: Wait, priority: int = 0, now_us: int = 0) -> tuple[bool, bool,
     return due is not None and due <= now_us, due is None, due or 0, -priority, wait.since_us
 
 
-def whom(to: Sequence[str], may: Sequence[str] | None) -> str:
+def addressees(to: Sequence[str], may: Sequence[str] | None) -> str:
     """The people who are asked, with the names of a role if known: managers (max, mia)."""
     if not to:
         return "anybody"
@@ -60,7 +60,7 @@ def agreement(need: int, voters: Sequence[str]) -> str:
     return f"{len(voters)} of {need} approved{named}" if need > 1 else ""
 
 
-def lacking(wait: Wait, voters: Sequence[str]) -> str:
+def missing_approvals(wait: Wait, voters: Sequence[str]) -> str:
     """The approvers who have not agreed yet. Votes are in the run's inbox or in its log."""
     count = wait.need - len(voters)
     *others, last = [name for name in wait.may or () if name not in voters] or [""]

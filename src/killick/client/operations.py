@@ -21,7 +21,7 @@ from killick.engine.control.commands import command
 from killick.engine.effects.fork import UNCHANGED, Conditions
 from killick.engine.waits import waits
 from killick.errors import AnswerRefused, RunUnknown
-from killick.history.undo_preview import Undoing, undoing
+from killick.history.undo_preview import UndoPreview, undoing
 from killick.model import events as e
 from killick.model.chunks import through_codec
 from killick.model.codec import Erased
@@ -254,7 +254,7 @@ class Operations:
         return self._handle(self.runtime.log.state(fork).agent, fork)
 
     @InThread
-    def undoing(self, run: str, step: str) -> Undoing:
+    def undoing(self, run: str, step: str) -> UndoPreview:
         """Returns a preview of `undo`: how the effect of a step can be undone, and which steps share it."""
         return undoing(self.runtime.log, run, step, TOOLS)
 

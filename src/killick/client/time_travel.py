@@ -121,7 +121,7 @@ def forked(
             made = fork(
                 log, run, at, name, conditions, at=engine.clock.now_us(), by=by, because=because, workspace=folder
             )
-            _born(engine, made)
+            _create_fork(engine, made)
             if made.forked.files is not None:
                 _files_forked(engine, name)
             return name
@@ -162,7 +162,7 @@ def _files_forked(engine: Engine, fork: str) -> None:
         logger.warning("%s: its files are restored when it is resumed: %s", fork, error)
 
 
-def _born(engine: Engine, found: Fork) -> None:
+def _create_fork(engine: Engine, found: Fork) -> None:
     """Creates a fork and notifies its parent in the same write: by an event, or by its inbox if a worker holds it.
 
     The sums of the fork's ledger are not needed for that, so they are not read.

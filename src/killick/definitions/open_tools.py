@@ -34,7 +34,7 @@ class OpenShape(Shape):
         shape._named(tuple(dict.fromkeys((*self.hints, *arguments))))
         return shape
 
-    def strangers(self, names: Collection[str]) -> list[str]:
+    def unknown_parameters(self, names: Collection[str]) -> list[str]:
         known = () if self.schema is None else self.schema.get("properties", ())
         takes_more = self.schema is None or bool(self.schema.get("additionalProperties", not known))
         return [] if takes_more else sorted(set(names) - set(known))

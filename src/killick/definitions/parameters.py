@@ -96,7 +96,7 @@ class Parameters:
         try:
             return self._fits[name](value)
         except ValueRefused:
-            for other in _otherwise(value):
+            for other in _lenient_readings(value):
                 try:
                     return self._fits[name](other)
                 except ValueRefused:
@@ -125,7 +125,7 @@ def _object(arguments: Mapping[str, Any] | str) -> Mapping[str, Any]:
     return cast("dict[str, Any]", read)
 
 
-def _otherwise(value: Any) -> Iterator[Any]:
+def _lenient_readings(value: Any) -> Iterator[Any]:
     """What a sloppy model may have meant: JSON that it wrote as text, or the text of what it wrote as JSON."""
     if isinstance(value, str):
         try:
@@ -142,7 +142,7 @@ def _otherwise(value: Any) -> Iterator[Any]:
 def _default(parameter: inspect.Parameter) -> Any:
     """A default as JSON; None where there is none, or none that JSON has a word for."""
     try:
-        return None if parameter.default is parameter.empty else spoken(plain(parameter.default))
+        return None if parameter.default is parameter.empty else untag(plain(parameter.default))
     except ValueRefused:
         return None
 
@@ -179,7 +179,7 @@ def _schemas(tool: str, hints: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     )
     fits: dict[str, _Fit] = {name: partial(_by_pydantic, name, adapter) for name, adapter in adapters.items()}
     fits |= {name: partial(convert, kind=hint, at=name) for name, hint in others.items()}
-    return {name: untitled(known[name]) for name in hints}, untitled(definitions | named, names=True), fits
+    return {name: without_titles(known[name]) for name in hints}, without_titles(definitions | named, names=True), fits
 
 
 def _by_pydantic(name: str, adapter: Any, value: Any) -> Any:
@@ -193,16 +193,16 @@ def _by_pydantic(name: str, adapter: Any, value: Any) -> Any:
         raise ValueRefused(name, ", ".join(problems)) from None
 
 
-def untitled(schema: Any, *, names: bool = False) -> Any:
+def without_titles(schema: Any, *, names: bool = False) -> Any:
     """A schema without the titles that pydantic makes of names: a model reads them twice and pays for it."""
     kind = schema.__class__
     if kind is list:
-        return [untitled(each) for each in schema]
+        return [without_titles(each) for each in schema]
     if kind is not dict:
         return schema
     return {
         key: part if key in ("default", "const", "enum", "examples") and not names
-        else untitled(part, names=not names and key in ("properties", "$defs"))
+        else without_titles(part, names=not names and key in ("properties", "$defs"))
         for key, part in schema.items()
         if names or key != "title"
     }  # fmt: skip
@@ -221,15 +221,15 @@ def described(doc: str) -> tuple[str, dict[str, str]]:
     while lines:
         line = lines.pop(0)
         if _GOOGLE.fullmatch(line):
-            for head, *rest in _entries(_taken(lines, lambda at: _indented(lines[at]))):
+            for head, *rest in _entries(_block(lines, lambda at: _indented(lines[at]))):
                 if entry := _GOOGLE_ENTRY.fullmatch(head):
                     about[entry[1]] = " ".join(filter(None, [entry[2], *rest]))
         elif _NUMPY.fullmatch(line) and lines and _RULE.fullmatch(lines[0]):
             lines.pop(0)
-            for head, *rest in _entries(_taken(lines, lambda at: not _RULE.fullmatch("".join(lines[at + 1 : at + 2])))):
+            for head, *rest in _entries(_block(lines, lambda at: not _RULE.fullmatch("".join(lines[at + 1 : at + 2])))):
                 about |= {name.strip(" *"): " ".join(rest) for name in head.partition(":")[0].split(",")}
         elif field := _FIELD.fullmatch(line):
-            rest = [each.strip() for each in _taken(lines, lambda at: bool(lines[at].strip()) and _indented(lines[at]))]
+            rest = [each.strip() for each in _block(lines, lambda at: bool(lines[at].strip()) and _indented(lines[at]))]
             if field[1] != "type" and field[2].strip():
                 about[field[2].split()[-1].strip("*")] = " ".join(filter(None, [field[3], *rest]))
         else:
@@ -241,7 +241,7 @@ def _indented(line: str) -> bool:
     return not line.strip() or line[0].isspace()
 
 
-def _taken(lines: list[str], continues: Callable[[int], bool]) -> list[str]:
+def _block(lines: list[str], continues: Callable[[int], bool]) -> list[str]:
     """Removes and returns the leading lines of a block."""
     count = next((at for at in range(len(lines)) if not continues(at)), len(lines))
     taken = lines[:count]
@@ -263,24 +263,24 @@ def _entries(block: Sequence[str]) -> Iterator[list[str]]:
         yield entry
 
 
-def spoken(node: Plain) -> Any:
+def untag(node: Plain) -> Any:
     """A stored value as a model reads it: JSON without tags."""
     if isinstance(node, list):
-        return [spoken(item) for item in node]
+        return [untag(item) for item in node]
     if not isinstance(node, dict):
         return node
     tag = next(iter(node), "")
     if len(node) != 1 or tag[:1] != "$":
-        return {name: spoken(item) for name, item in node.items()}
+        return {name: untag(item) for name, item in node.items()}
     payload: Any = node[tag]
     match tag:
         case "$map":
-            return {key if isinstance(key, str) else json.dumps(spoken(key)): spoken(item) for key, item in payload}
+            return {key if isinstance(key, str) else json.dumps(untag(key)): untag(item) for key, item in payload}
         case "$int":
             return int(payload, 16)
         case "$timedelta":
-            return f"PT{spoken(payload) / 1_000_000}S"
+            return f"PT{untag(payload) / 1_000_000}S"
         case "$str":
             return payload.decode("utf-16-le", "replace")
         case _:
-            return b64encode(payload).decode() if isinstance(payload, bytes) else spoken(payload)
+            return b64encode(payload).decode() if isinstance(payload, bytes) else untag(payload)

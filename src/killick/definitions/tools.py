@@ -204,7 +204,7 @@ class Shape:
         """The shape of one call."""
         return self
 
-    def strangers(self, names: Collection[str]) -> list[str]:
+    def unknown_parameters(self, names: Collection[str]) -> list[str]:
         """Those that are no parameters of it."""
         return sorted(set(names) - self.hints.keys())
 

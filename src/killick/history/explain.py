@@ -45,7 +45,7 @@ def why(
     text_of    extracts the text of a model's reply
     abandoned  whether the run's process is known to be dead
     """
-    narrator = _Why(timeline, zone, chars, text_of, abandoned=abandoned)
+    narrator = _Explainer(timeline, zone, chars, text_of, abandoned=abandoned)
     if number is None:
         return narrator.run(timeline.at_work)
     step = timeline.step(number)
@@ -58,7 +58,7 @@ def _paragraphs(*paragraphs: Iterable[str]) -> list[str]:
     return [_TWO_STOPS.sub(r"\1”", paragraph) for paragraph in joined if paragraph]
 
 
-class _Why(StepNarrator):
+class _Explainer(StepNarrator):
     """Writes about one timeline."""
 
     def __init__(
@@ -145,7 +145,7 @@ class _Why(StepNarrator):
         """Explains the call, its inputs, its reason, its course, and what follows."""
         what = self.what(step)
         known = self.known(step, with_input=with_input)
-        return _paragraphs(what, known, self.reason(step), self.judged(step), self.course(step), self.next(step))
+        return _paragraphs(what, known, self.reason(step), self.judged(step), self.narrate(step), self.next(step))
 
     def what(self, step: Step) -> list[str]:
         when, given = self.when(step.intended_at), self.given(step.arguments)
@@ -238,7 +238,7 @@ class _Why(StepNarrator):
         if count > BEFORE_MAX:
             sentences.append(f"Of the {count} steps before it, these were the last {BEFORE_MAX}.")
         sentences += [
-            sentence(f"Step {each.number} ({self.short(each)}) {self.came_to(each)}") for each in before[-BEFORE_MAX:]
+            sentence(f"Step {each.number} ({self.short(each)}) {self.outcome(each)}") for each in before[-BEFORE_MAX:]
         ]
         context = self.context_before(step)
         if context:
@@ -332,7 +332,7 @@ class _Why(StepNarrator):
         if wait is None or wait.waits_for == "settlement":
             return ["Nothing happens until a person says whether it happened."]
         if wait.rule is not None:
-            return [self.lacking(wait)]
+            return [self.missing_approvals(wait)]
         match wait.waits_for:
             case "time":
                 return [f"It continues {self.when(wait.deadline or 0)}."]

@@ -116,18 +116,18 @@ class Listing:
         standings = store.statuses([row.run for row in rows])
         clock_us, lives = store.now_us(), cache(store.lives)
 
-        def is_left(head: Head) -> bool:
+        def is_abandoned(head: Head) -> bool:
             has_ended = head.lease_until_us is not None and head.lease_until_us <= clock_us
             return head.holder is None or has_ended or not lives(head.holder)
 
-        return [self._line(row, standings[row.run], is_left, now_us) for row in rows if row.run in standings]
+        return [self._line(row, standings[row.run], is_abandoned, now_us) for row in rows if row.run in standings]
 
-    def _line(self, row: RunRow, standing: RunStatus, is_left: Callable[[Head], bool], now_us: int) -> Line:
+    def _line(self, row: RunRow, standing: RunStatus, is_abandoned: Callable[[Head], bool], now_us: int) -> Line:
         is_read = self._whole or row.status not in _STILL or CRASHING in row.tags
         seq, status = standing.head.seq if is_read else 0, row.status
         if standing.quarantined is not None:
             status = "broken"
-        elif status == "running" and is_left(standing.head):
+        elif status == "running" and is_abandoned(standing.head):
             status = "abandoned"
         kept = self._kept.get(row.run)
         if kept is None or kept[:2] != (seq, status):

@@ -7,7 +7,7 @@ from datetime import tzinfo
 from itertools import pairwise
 from typing import Any, Final
 
-from killick.history.phrasing import NOT_RETRIED, Prose, counted, entries_of, lasted, listed, ordinal, sentence, who
+from killick.history.phrasing import NOT_RETRIED, Prose, counted, entries_of, listed, ordinal, period, sentence, who
 from killick.history.timeline_parts import Attempt, Edit, Settled, Step, Wait
 from killick.model import events as e
 from killick.model.failure import Failure
@@ -83,7 +83,7 @@ class VerdictNarrator(Prose):
         if wait.how is None:
             return None
         when = f"{self.when(wait.closed_at or wait.opened_at)}"
-        when += f", after {lasted((wait.closed_at or wait.opened_at) - wait.opened_at)}"
+        when += f", after {period((wait.closed_at or wait.opened_at) - wait.opened_at)}"
         comment = f", with the words {self.whole(wait.comment)}" if wait.comment else ""
         if wait.how == "expired":
             return f"{'not enough of them' if wait.votes else 'none of them'} had answered {when}"
@@ -109,7 +109,7 @@ class VerdictNarrator(Prose):
         elif edit.verdict is not None and edit.verdict.ruling == "accept" and edit.verdict.contract is not None:
             yield f"{self.contract(edit.verdict.contract)} accepted the changed call"
 
-    def lacking(self, wait: Wait) -> str:
+    def missing_approvals(self, wait: Wait) -> str:
         """Describes what an open approval request still needs."""
         left, of = wait.need - len(wait.votes), listed(wait.to) or "people"
         until = ", or until its time is up" if wait.deadline is not None else ""
@@ -133,7 +133,7 @@ class StepNarrator(VerdictNarrator):
         super().__init__(zone, chars)
         self.text_of = text_of
 
-    def course(self, step: Step) -> list[str]:
+    def narrate(self, step: Step) -> list[str]:
         out = [f"It was delayed until {self.time(delay.until)}: {delay.because}" for delay in step.delays[:3]]
         out += self.tried(step)
         for wait in (wait for wait in step.waits if wait.rule is None):
@@ -175,10 +175,10 @@ class StepNarrator(VerdictNarrator):
             "it" if len(step.attempts) == 1 else f"{ordinal(attempt.number)} began {self.when(attempt.started_at)} and"
         )
         if before is not None and before.ended_at is not None and attempt.started_at - before.ended_at >= 1_000:
-            name = f"after a pause of {lasted(attempt.started_at - before.ended_at)}, {name}"
+            name = f"after a pause of {period(attempt.started_at - before.ended_at)}, {name}"
         if attempt.ended_at is None:
-            return self.unended(step, attempt, name)
-        took = lasted(attempt.ended_at - attempt.started_at)
+            return self.interrupted(step, attempt, name)
+        took = period(attempt.ended_at - attempt.started_at)
         if attempt.outcome == "returned":
             sentences = [f"{name} {self.returned(step)} after {took}"]
             return sentences + (
@@ -199,7 +199,7 @@ class StepNarrator(VerdictNarrator):
             sentences.append(f"It was not retried automatically: {NOT_RETRIED[attempt.not_retried]}")
         return sentences + self.settled(step, attempt.settled)
 
-    def unended(self, step: Step, attempt: Attempt, name: str) -> list[str]:
+    def interrupted(self, step: Step, attempt: Attempt, name: str) -> list[str]:
         """Describes an attempt without a recorded end."""
         begun = f"it was begun {self.when(attempt.started_at)}" if name == "it" else name.removesuffix(" and")
         if not attempt.died:
@@ -250,7 +250,7 @@ class StepNarrator(VerdictNarrator):
     def answered(self, wait: Wait) -> str:
         """Describes how a wait ended, after its name."""
         when = self.when(wait.closed_at or wait.opened_at)
-        after = f"{when}, after {lasted((wait.closed_at or wait.opened_at) - wait.opened_at)}"
+        after = f"{when}, after {period((wait.closed_at or wait.opened_at) - wait.opened_at)}"
         if wait.how == "expired":
             counts = f", so {self.value(wait.default)} counted" if wait.default is not None else ""
             return f"was over {when}" if wait.waits_for == "time" else f"ran out unanswered {after}{counts}"
@@ -279,7 +279,7 @@ class StepNarrator(VerdictNarrator):
                 last[entry.number.rpartition(".")[0]] = entry
         return [
             f"{'branch ' + branch.rpartition('.')[2] if branch != step.number else 'it'} got to step {each.number} "
-            f"({self.short(each)}), which {self.came_to(each)}"
+            f"({self.short(each)}), which {self.outcome(each)}"
             for branch, each in sorted(last.items(), key=lambda item: [int(part) for part in item[0].split(".")])
         ]
 
@@ -305,7 +305,7 @@ class StepNarrator(VerdictNarrator):
         asked = entries_of(step.arguments).get("model")
         return f"the model {named or asked}" if named or isinstance(asked, str) else f"a model ({step.name})"
 
-    def came_to(self, step: Step) -> str:
+    def outcome(self, step: Step) -> str:
         """Describes a step's outcome, after its name."""
         if not step.is_over:
             return "is not over yet"
@@ -325,7 +325,7 @@ class StepNarrator(VerdictNarrator):
         if step.child is not None:
             return f"was started as {step.child.run}"
         if step.sort == "scope" and step.name == "transition":
-            led = led_to(step)
+            led = transition(step)
             after = f" when the message {led['after']} comes" if "after" in led else ""
             return (
                 f"was the last, with {self.value(led['done'])}"
@@ -344,7 +344,7 @@ def is_answered(step: Step, settled: Settled) -> bool:
     )
 
 
-def led_to(step: Step) -> dict[str, Any]:
+def transition(step: Step) -> dict[str, Any]:
     """Describes a state machine's transition: the next state and its wait, or the end."""
     output = entries_of(step.output)
     waits = entries_of(output.get("waits")).get("name")

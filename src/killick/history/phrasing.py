@@ -76,7 +76,7 @@ CAME_BACK: Final = {
 """How an evicted page came back."""
 
 
-def paged(event: page_events.PageEvent) -> str:
+def page_text(event: page_events.PageEvent) -> str:
     """Describes a window's page event."""
     match event:
         case page_events.PageEvicted():
@@ -88,7 +88,7 @@ def paged(event: page_events.PageEvent) -> str:
             return f"{event.page} stays in the window until turn {event.until:,}"
 
 
-def sized(count: int) -> str:
+def size_text(count: int) -> str:
     """A number of bytes: 640 B, 1.2 kB, 3.4 GB."""
     if count < 1_000:
         return f"{count} B"
@@ -110,13 +110,13 @@ _WENT_BACK: Final[Mapping[e.RestoredBecause, str]] = {
 }  # fmt: skip
 
 
-def filed(event: e.WorkspaceEvent, data: Mapping[str, Any], when: str = "") -> str:
+def workspace_text(event: e.WorkspaceEvent, data: Mapping[str, Any], when: str = "") -> str:
     """Describes a workspace event; snapshots may be recorded late, so `when` is included."""
     match event:
         case e.WorkspaceBound():
             return f"works in {event.path}, whose files are kept in {event.vault}"
         case e.WorkspaceCaptured():
-            held = f"{counted(event.files, 'file')}, {sized(event.size_bytes)}"
+            held = f"{counted(event.files, 'file')}, {size_text(event.size_bytes)}"
             text = f"files{when}: {f'{event.changed:,} changed' if event.changed else held} ({snapshot(event.root)})"
             alive = (
                 f"{counted(event.processes, 'process', 'processes')} {'was' if event.processes == 1 else 'were'} alive"
@@ -157,7 +157,7 @@ def ordinal(number: int) -> str:
     return f"the {_ORDINALS[number - 1]} attempt" if 1 <= number <= len(_ORDINALS) else f"attempt {number}"
 
 
-def lasted(us: int) -> str:
+def period(us: int) -> str:
     """A duration: 12 milliseconds, 3.2 seconds, 2 days and 4 hours."""
     if us < 1_000:
         return "less than a millisecond"

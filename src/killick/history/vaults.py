@@ -13,7 +13,7 @@ import msgspec
 from killick.engine.steps import workspace_folders
 from killick.engine.steps.workspace_folders import opened_vault, owner_of, vault_place
 from killick.errors import KillickError, WorkspaceRefused
-from killick.history.phrasing import counted, sized
+from killick.history.phrasing import counted, size_text
 from killick.log.log import Log
 from killick.model import event_codec
 from killick.model import events as e
@@ -184,7 +184,7 @@ def condition(log: Log, runs: Iterable[str]) -> Condition | None:
         try:
             with Vaults([vault := opened_vault(place, log.store)]):
                 kept = len({each.root for each in vault.references()})
-                described.append(f"{place}, {counted(kept, 'snapshot')}, {sized(vault.size_bytes())}")
+                described.append(f"{place}, {counted(kept, 'snapshot')}, {size_text(vault.size_bytes())}")
                 wrong += [
                     f"a restore of {each.workspace} was interrupted; the next operation there finishes it"
                     for each in vault.unfinished()

@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from killick.errors import KillickError, WorkspaceRefused
-from killick.history.phrasing import sized
+from killick.history.phrasing import size_text
 from killick.history.vaults import Vaults, on_record, vault_of
 from killick.log.boundaries import RunMoment
 from killick.log.boundaries import at as place_at
@@ -159,7 +159,7 @@ class Files:
         """Lists the entries below a path, and their changes; only direct ones unless `deep`."""
         name, entry = self.find(path) if path else (b"", self.top)
         changed = {each.path: each for each in self._changes() if each.path and _is_below(each.path, name)}
-        changes: dict[bytes, How] = {place: each.how for place, each in changed.items() if not is_only_dated(each)}
+        changes: dict[bytes, How] = {place: each.how for place, each in changed.items() if not is_time_only(each)}
         entries: dict[bytes, FileEntry] = {}
         inside: Counter[bytes] = Counter()
         sizes: Counter[bytes] = Counter()
@@ -228,7 +228,7 @@ def _summed(each: FileEntry, files: int, size: int) -> FileEntry:
     return replace(each, files=files, size=size)
 
 
-def is_only_dated(change: tree.Change) -> bool:
+def is_time_only(change: tree.Change) -> bool:
     """A folder whose contents changed has another time, and no other change."""
     before, after = change.before, change.after
     return (
@@ -398,7 +398,7 @@ def compared(before: FilesSide, after: FilesSide, one: Id, two: Id, load: Load) 
     changes: list[FileChange] = []
     left_out, diffed, lines = 0, 0, 0
     for change in tree.changes(tree.root(one, load), tree.root(two, load), load):
-        if not change.path or is_only_dated(change):
+        if not change.path or is_time_only(change):
             continue
         counts[change.how] += 1
         if len(changes) >= LISTED_MAX:
@@ -422,8 +422,8 @@ def _file_change(change: tree.Change, load: Load, *, with_lines: bool) -> FileCh
         return replace(made, about=other or "only its time is other")
     if not any(each is not None and each.kind == tree.FILE for each in (before, after)):
         return replace(made, about=other)
-    texts = [_text(each, load) if with_lines else _No("") for each in (before, after)]
-    why = next((text.why for text in texts if isinstance(text, _No)), None)
+    texts = [_text(each, load) if with_lines else _NotDiffed("") for each in (before, after)]
+    why = next((text.why for text in texts if isinstance(text, _NotDiffed)), None)
     lines = () if why is not None else tuple(_unified(*map(str, texts)))
     if lines:
         plus, minus = (sum(line[:1] == sign for line in lines) for sign in "+-")
@@ -444,7 +444,7 @@ def _other(before: Entry | None, after: Entry | None) -> str:
 
 
 def _sizes(before: Entry | None, after: Entry | None) -> str:
-    sizes = [sized(each.size) for each in (before, after) if each is not None and each.kind == tree.FILE]
+    sizes = [size_text(each.size) for each in (before, after) if each is not None and each.kind == tree.FILE]
     return " → ".join(dict.fromkeys(sizes))
 
 
@@ -452,26 +452,26 @@ def _leads(entry: Entry) -> str:
     return f" → {shown(entry.ref)}" if entry.kind == tree.LINK else ""
 
 
-class _No(msgspec.Struct, frozen=True):
+class _NotDiffed(msgspec.Struct, frozen=True):
     """Why a file is not compared line by line."""
 
     why: str
 
 
-def _text(entry: Entry | None, load: Load) -> str | _No:
+def _text(entry: Entry | None, load: Load) -> str | _NotDiffed:
     if entry is None or entry.kind != tree.FILE:
         return ""
     if entry.size > TEXT_BYTES_MAX:
         begins = b"".join(content(entry, load, 8_192))
-        return _No("binary" if b"\0" in begins else "too long to compare")
+        return _NotDiffed("binary" if b"\0" in begins else "too long to compare")
     data = load(entry.ref) if entry.size else b""
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        return _No("binary")
+        return _NotDiffed("binary")
     if "\0" in text:
-        return _No("binary")
-    return text if text.count("\n") <= LINES_MAX else _No("too long to compare")
+        return _NotDiffed("binary")
+    return text if text.count("\n") <= LINES_MAX else _NotDiffed("too long to compare")
 
 
 def _unified(before: str, after: str) -> Iterator[str]:

@@ -300,7 +300,7 @@ class ExternalBranches:
         self._begun: dict[str, asyncio.Future[Any]] = {}
         self._branches: dict[str, Branch] = {}
         self._waiting: Counter[str] = Counter()
-        self._meant: dict[str, tuple[str, str, e.Digest | None]] = {}
+        self._identity: dict[str, tuple[str, str, e.Digest | None]] = {}
         self._left: set[str] = set()
         """Keys of steps that were started here and left open."""
         self.is_open = True
@@ -332,7 +332,7 @@ class ExternalBranches:
         if work is None:
             work = self._begun[key] = self._start(key, intent, do, inner)
         elif self.outside and intent is not None:
-            self._refuse_other(key, intent, self._meant[key])
+            self._refuse_other(key, intent, self._identity[key])
         self._waiting[key] += 1
         try:
             if inner is not None:
@@ -400,8 +400,8 @@ class ExternalBranches:
         past = ex.record.step(f"{branch.path}.1")
         if intent is not None and self.outside:
             if past is not None:
-                self._refuse_other(key, intent, _meant(past.sort, past.name, ex.record.event(past.intended)))
-            self._meant[key] = _meant(intent.sort, intent.name, self._asked(intent))
+                self._refuse_other(key, intent, _identity(past.sort, past.name, ex.record.event(past.intended)))
+            self._identity[key] = _identity(intent.sort, intent.name, self._asked(intent))
         branch.stopped = scope.branch.stopped
         scope.branches.append(branch)
         if not scope.running:
@@ -437,7 +437,7 @@ class ExternalBranches:
     def _refuse_other(self, key: str, intent: Intent, known: tuple[str, str, e.Digest | None]) -> None:
         """Outside an agent, a key identifies one call: another call under it is refused."""
         asked = self._asked(intent)
-        now = _meant(intent.sort, intent.name, asked)
+        now = _identity(intent.sort, intent.name, asked)
         if now[:2] != known[:2] or (asked.binding and now != known):
             reason = f"{key} is on record as {known[0]} {known[1]} with other arguments; give this call another id"
             raise KillickError(f"{self.ex.run_id}: {reason}")
@@ -449,7 +449,7 @@ class ExternalBranches:
             await asyncio.wait(under_way)
 
 
-def _meant(sort: str, name: str, said: Any) -> tuple[str, str, e.Digest | None]:
+def _identity(sort: str, name: str, said: Any) -> tuple[str, str, e.Digest | None]:
     """The identity of a call under a key."""
     return sort, name, said.identity or said.digest
 

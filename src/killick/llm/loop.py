@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from killick.definitions.parameters import spoken
+from killick.definitions.parameters import untag
 from killick.definitions.tools import AnyTool
 from killick.engine.steps.model_reply import Provider, assistant_messages, is_paused, provider_of, text_of
 from killick.errors import KillickError
@@ -142,5 +142,5 @@ async def _received(run: AnyRun) -> list[Any]:
 def _message(message: Any) -> Any:
     if message.__class__ is dict and "role" in message:
         return message
-    text = message if isinstance(message, str) else json.dumps(spoken(plain(message)), ensure_ascii=False)
+    text = message if isinstance(message, str) else json.dumps(untag(plain(message)), ensure_ascii=False)
     return {"role": "user", "content": text}

@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from killick.definitions.parameters import Parameters, spoken
+from killick.definitions.parameters import Parameters, untag
 from killick.definitions.policy import Changes
 from killick.definitions.tools import AnyTool, Tool
 from killick.engine.approval.call_answer import CallAnswer
@@ -149,7 +149,7 @@ async def _answered(run: AnyRun, tools: Toolset, call: ToolCall, why: str | None
         return _Answer(call.id, f"error: {rejected}", True)
     except StepFailed as failed:
         return _Answer(call.id, f"error: {failed.failure}", True)
-    text = result if isinstance(result, str) else json.dumps(spoken(plain(result)), ensure_ascii=False)
+    text = result if isinstance(result, str) else json.dumps(untag(plain(result)), ensure_ascii=False)
     answer = getattr(run, "call_answer", None)
     if isinstance(answer, CallAnswer) and answer.changed:
         text += f"\n({answer} before it was called)"

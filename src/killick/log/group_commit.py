@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from killick.clock import Clock, SystemClock
 from killick.errors import LogError
-from killick.fork_safety import hears_of_forks
+from killick.fork_safety import register_for_forks
 from killick.log.switch_interval import hurry, reset_hurry
 from killick.store.protocol import Store
 from killick.store.records import Append, Head, Row
@@ -119,7 +119,7 @@ class Committer:
         self._wake = threading.Event()
         self._closed = False
         self._open = 0
-        hears_of_forks(self)
+        register_for_forks(self)
 
     def before_fork(self) -> None:
         self._mutex.acquire()

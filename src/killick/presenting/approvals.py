@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from killick.client.inbox import agreement, lacking, whom
+from killick.client.inbox import addressees, agreement, missing_approvals
 from killick.engine import views
 from killick.engine.approval.argument_edits import ARGUMENT_CHARS, call, shown, visible
 from killick.engine.control.inbox import APPROVE, may_answer
@@ -100,7 +100,7 @@ def passed_on(step: Step | None) -> str:
 def why_not(client: Client, wait: views.Wait, person: str | None) -> str | None:
     """Why a person cannot answer a wait; None where they can. Where several approvals are needed, each counts once."""
     if not may_answer(person, wait.to, wait.may, client.runtime.engine.roles):
-        return f"it is asked of {whom(wait.to, wait.may)}"
+        return f"it is asked of {addressees(wait.to, wait.may)}"
     if person is not None and person in wait.votes:
         return f"{person} approved it already"
     if wait.is_agreed:
@@ -115,7 +115,7 @@ def why_not(client: Client, wait: views.Wait, person: str | None) -> str | None:
 def lacks(wait: views.Wait, by: str | None, verb: str) -> str | None:
     """The approvals that are missing after an answer; None where it has all that it needs."""
     voters = tuple(dict.fromkeys((*wait.votes, str(by))))
-    return lacking(wait, voters) if verb == "approve" and len(voters) < wait.need else None
+    return missing_approvals(wait, voters) if verb == "approve" and len(voters) < wait.need else None
 
 
 def continues(client: Client, run: str, otherwise: str) -> str:

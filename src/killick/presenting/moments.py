@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from killick.engine.control.inbox import ANSWER, CHILD, COMMAND, SAID, VOTE
-from killick.history.phrasing import counted, entries_of, filed, lapse_text, paged, process, snapshot
+from killick.history.phrasing import counted, entries_of, lapse_text, page_text, process, snapshot, workspace_text
 from killick.history.timeline_parts import Entry, Moment
 from killick.model import events as e
 from killick.model import page_events
@@ -87,13 +87,13 @@ def line(moment: Moment, shows: Shows) -> Phrase:
         case e.FactDrawn():
             return Phrase(f"{event.name} ", "quiet").add(value(data.get("value")))
         case page_events.PageEvicted() | page_events.PageFaulted() | page_events.PagePinned():
-            return Phrase(paged(event), "quiet")
+            return Phrase(page_text(event), "quiet")
         case e.WorkspaceCaptured():
-            return Phrase(filed(event, data, shows.after(event.after)), "quiet")
+            return Phrase(workspace_text(event, data, shows.after(event.after)), "quiet")
         case e.WorkspaceBound():
-            return Phrase(filed(event, data), "quiet")
+            return Phrase(workspace_text(event, data), "quiet")
         case e.WorkspaceRestored():
-            return Phrase(filed(event, data), "change")
+            return Phrase(workspace_text(event, data), "change")
         case e.AttemptSettled():
             return Phrase(f"settled{by}, {event.key}: {event.settlement.replace('_', ' ')}", "notice")
         case _:

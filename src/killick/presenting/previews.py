@@ -19,8 +19,8 @@ from killick.engine.effects.fork import UNCHANGED, Conditions, fork
 from killick.engine.waits import waits
 from killick.errors import AnswerRefused, RunBroken, RunExists, RunUnknown, TimeRefused
 from killick.history.phrasing import counted, listed, span
-from killick.history.rewind_preview import leaving
-from killick.history.undo_preview import Undoing
+from killick.history.rewind_preview import preview_rewind
+from killick.history.undo_preview import UndoPreview
 from killick.log import boundaries
 from killick.model import events as e
 from killick.model.facts import Facts, Step
@@ -239,7 +239,7 @@ def rewind(run: RunPreview, to: str) -> Will:
     head = run.client.runtime.log.head(run.run)
     if head.parent is not None and boundaries.at(run.client.runtime.log, run.run, to).seq <= head.base:
         raise TimeRefused(run.run, f"the part before {to} belongs to the run that it was forked from; fork that run")
-    found = leaving(run.client.runtime.log, run.run, to)
+    found = preview_rewind(run.client.runtime.log, run.run, to)
     summary = f"{run.run} is rewound to {found.to}, and continues from there."
     return Will(summary, _cut([*_lines(report.rewind(found, CHARS)), run.lands]))
 
@@ -278,7 +278,7 @@ def _free(run: RunPreview) -> str:
     return name
 
 
-def undo(found: Undoing, settled: str | None) -> Will:
+def undo(found: UndoPreview, settled: str | None) -> Will:
     if found.status is None:
         raise TimeRefused(found.run, f"step {found.step} has no effect that could be undone")
     if found.refuses is not None and settled is None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from killick.engine.steps.model_reply import text_of
 from killick.history.listing import asked_of_intention
-from killick.history.narration import alike, is_answered, led_to
+from killick.history.narration import alike, is_answered, transition
 from killick.history.phrasing import NOT_RETRIED, chain, entries_of, inline, scope_words, short, span
 from killick.history.timeline_parts import Attempt, Step, Wait
 from killick.model.failure import Failure, Frame
@@ -49,10 +49,10 @@ def asked_of(wait: Wait) -> str:
     return asked_of_intention(wait.waits_for, wait.intention) or (asked if isinstance(asked, str) else inline(asked))
 
 
-def came_to(step: Step, shows: Shows) -> Phrase | None:
+def outcome(step: Step, shows: Shows) -> Phrase | None:
     """What a step returned; None where there is nothing to say."""
     if step.name == "transition" and step.status == "done":
-        return Phrase(" ".join(f"{name} {shows.value(value)}" for name, value in led_to(step).items()))
+        return Phrase(" ".join(f"{name} {shows.value(value)}" for name, value in transition(step).items()))
     if step.status != "done" or step.sort in ("undo", "scope", "child") or step.sent_to is not None:
         return None
     if step.decision is not None:

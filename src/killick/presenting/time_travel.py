@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import Any, Final
 
 from killick.history.phrasing import arguments, brief, counted
-from killick.history.rewind_preview import Leaving, LeftEffect, rights
-from killick.history.undo_preview import SharedBy, Undoing
+from killick.history.rewind_preview import LeftEffect, RewindPreview, rights
+from killick.history.undo_preview import SharedBy, UndoPreview
 from killick.history.workspace_files import How
 from killick.model import events as e
 from killick.model.ledger import Spend
@@ -43,7 +43,7 @@ def steps_between(steps: Sequence[str]) -> str:
     return f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
 
 
-def rewind(found: Leaving, chars: int) -> Report:
+def rewind(found: RewindPreview, chars: int) -> Report:
     """What a rewind takes back, and what stays as it is."""
     kept = f", which {'stay' if len(found.steps) > 1 else 'stays'} on record" if found.steps else ""
     yield "rewinds", [Phrase(steps_between(found.steps)).add(kept, "quiet")]
@@ -83,7 +83,7 @@ def spent(spend: Spend) -> str:
     return f"{counted(spend.model_calls, 'model call')}{tokens}{price}"
 
 
-def undo(found: Undoing, chars: int) -> Report:
+def undo(found: UndoPreview, chars: int) -> Report:
     """What an undo undoes, by which compensation, and which steps share its effect."""
     yield "returned", [Phrase(brief(found.result, chars))] if found.result is not None else []
     status = (found.status or "no effect").replace("_", " ")

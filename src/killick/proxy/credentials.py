@@ -21,13 +21,13 @@ _LOGIN: Final = re.compile(r"(?<=://)[^/@\s]+@")
 _CHARS_MIN: Final = 6
 
 
-def whose(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def credentials_digest(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Returns a digest of the client's credentials."""
     shown = sorted((name.lower(), value) for name, value in headers if name.lower() in CREDENTIALS)
     return sha256(b"\x00".join(part for pair in shown for part in pair)).digest()
 
 
-def unsecret(body: Mapping[str, Any]) -> dict[str, Any]:
+def without_secrets(body: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a request for recording, without credentials for servers that the provider calls."""
     copy = dict(body)
     for name in ("mcp_servers", "tools"):

@@ -22,9 +22,9 @@ from killick.model.failure import Failure
 from killick.model.page_events import PageFaulted
 from killick.proxy.conversation import GONE, Conversation, Exchange
 from killick.proxy.conversation_match import Digests, print_of_messages, shown_of, tip_of
-from killick.proxy.credentials import unsecret, without
+from killick.proxy.credentials import without, without_secrets
 from killick.proxy.upstream import Headers, Upstream, answering, asking
-from killick.proxy.wire import Answered, Asked, Call, Frames, Splice, Wire, is_map
+from killick.proxy.wire import Answered, Call, Frames, ParsedBody, Splice, Wire, is_map
 from killick.window import Answer, Decision, Window
 
 logger: Final = get_logger("killick.proxy")
@@ -97,13 +97,13 @@ class ProxyRequest:
     """A request in progress."""
 
     def __init__(
-        self, upstream: Upstream, wire: Wire, asked: Asked, course: Digests, *, url: httpx.URL, headers: Headers,
+        self, upstream: Upstream, wire: Wire, asked: ParsedBody, hashes: Digests, *, url: httpx.URL, headers: Headers,
         content: bytes, caller: Caller,
     ) -> None:  # fmt: skip
         self._upstream = upstream
         self._wire = wire
         self._asked = asked
-        self._course = course
+        self._hashes = hashes
         self._url = url
         self._headers = headers
         self._content = content
@@ -121,7 +121,7 @@ class ProxyRequest:
         try:
             while True:
                 sending = self._planned(conversation)
-                recorded = unsecret(sending.arguments)
+                recorded = without_secrets(sending.arguments)
                 step = await conversation.intend(recorded, sending.decisions, note=sending.note)
                 self._open = step
                 if not await self._sent(conversation, step, sending):
@@ -300,7 +300,7 @@ class ProxyRequest:
         if len(self._rounds) > 1 or done.own:
             last = self._wire.said(reply) if done.answered else self._wire.said(self._wire.visible([reply], done.own))
             exchange = Exchange(len(self._asked.messages), to_text(shown_of(seen)), [*self._said, *last], answers)
-        tip = tip_of(self._course.chain, said)
+        tip = tip_of(self._hashes.chain, said)
         try:
             await conversation.replied(step, reply, done.decisions, exchange=exchange, tip=tip)
         except KillickError as error:

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from killick.definitions.current import UnrecordedIO
-from killick.errors import ReplayParted
+from killick.errors import ReplayDiverged
 from killick.model.failure import Failure
 from killick.model.state import State
 from killick.replay.sandbox import Drift
@@ -55,7 +55,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     drifts: tuple[Drift, ...] = ()
     strays: tuple[UnrecordedIO, ...] = ()
     beyond: str | None = None
-    parted: ReplayParted | None = None
+    parted: ReplayDiverged | None = None
     played: tuple[Played, ...] = ()
     state: State | None = None
     stopped: str | None = None

@@ -334,7 +334,7 @@ class _Played(Generic[O]):
 
     async def _turn(self, process: Process, leaps: bool) -> RunOutcome | None:
         """Continues until something happens; returns the run's outcome, if known."""
-        await self._bury()
+        await self._reap()
         if process.task is None and self.info.status in ENDED:
             return ended(self.client.runtime.engine, self.run)
         if process.task is None:
@@ -347,7 +347,7 @@ class _Played(Generic[O]):
         stirred = self._stirred = asyncio.get_running_loop().create_future()
         await asyncio.wait({process.task, stirred}, return_when=asyncio.FIRST_COMPLETED)
         if process is not self._process:
-            await self._bury()
+            await self._reap()
             if self._fault is not None:
                 fault, self._fault = self._fault, None
                 raise fault
@@ -363,16 +363,16 @@ class _Played(Generic[O]):
             found = f"slept {LEAPS_MAX} times and sleeps again"
             raise RunElsewhere(self.run, expected="should end", found=found)
 
-    async def _bury(self) -> None:
+    async def _reap(self) -> None:
         while self._dead:
-            await self._dead.pop().bury()
+            await self._dead.pop().reap()
 
     async def end(self) -> None:
         """Closes everything."""
         self._held = None
         self._unwatch()
-        await self._bury()
-        await self._process.bury()
+        await self._reap()
+        await self._process.reap()
         self.store.close()
 
     @OnLoop
@@ -456,7 +456,7 @@ def replay(
     secret_key: bytes | None = None,
     seconds: float = SECONDS,
 ) -> Replayed:
-    """Replays an agent's code against an exported run. Raises ReplayParted if the code diverges from the log and
+    """Replays an agent's code against an exported run. Raises ReplayDiverged if the code diverges from the log and
     `check` is set.
 
     source      the export: a path, or bytes

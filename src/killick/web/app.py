@@ -47,7 +47,7 @@ from killick.web.handlers import (
     window,
 )
 from killick.web.handlers import files as workspace
-from killick.web.idempotency import Once
+from killick.web.idempotency import IdempotencyKeys
 from killick.web.middleware import Guard, Limits
 from killick.web.problems import Problem
 from killick.web.redaction import Redaction
@@ -87,8 +87,8 @@ def asgi(
 ) -> Guard:
     """The dashboard and the API over a client, to be served or mounted."""
     known = access or access_for(client, identify)
-    context = AppContext(client, access=known, veil=Redaction(client, redact, spared=_WORDS), webhooks=webhooks)
-    endpoints = Endpoints(context, once=Once(client))
+    context = AppContext(client, access=known, mask=Redaction(client, redact, spared=_WORDS), webhooks=webhooks)
+    endpoints = Endpoints(context, once=IdempotencyKeys(client))
     receiving.check(context.webhooks, at_us=client.runtime.clock.now_us())
 
     @contextlib.asynccontextmanager

@@ -23,11 +23,11 @@ from killick.store.records import OWN_RUNS
 from killick.type_init import ready
 from killick.web.addresses import API, SLASH, address
 from killick.web.app_context import AppContext
-from killick.web.idempotency import Once
+from killick.web.idempotency import IdempotencyKeys
 from killick.web.problems import Problem, problem_of
 from killick.web.render import problem_page, render
-from killick.web.response_cache import Answers
-from killick.web.routes import Call, Made, Nothing, Person, Route
+from killick.web.response_cache import ResponseCache
+from killick.web.routes import Call, Created, Nothing, Person, Route
 
 A = TypeVar("A", bound=msgspec.Struct)
 B = TypeVar("B", bound=msgspec.Struct)
@@ -36,10 +36,10 @@ B = TypeVar("B", bound=msgspec.Struct)
 class Endpoints:
     """Serves the routes of one app. With `once`, a write with an Idempotency-Key is carried out once."""
 
-    def __init__(self, context: AppContext, *, once: Once | None = None) -> None:
+    def __init__(self, context: AppContext, *, once: IdempotencyKeys | None = None) -> None:
         self.context = context
         self.once = once
-        self.answers = Answers(context.client.runtime.clock, context.client.runtime.store)
+        self.answers = ResponseCache(context.client.runtime.clock, context.client.runtime.store)
 
     def table(self, routes: Sequence[Route]) -> list[StarletteRoute]:
         """The Starlette routes of a table; a fixed segment wins over a parameter."""
@@ -111,13 +111,13 @@ class _Endpoint:
     async def _problem(self, request: Request, error: Exception) -> Problem:
         """An error may quote what is not to be seen."""
         problem = problem_of(error)
-        veil = self.context.veil
-        if veil is None or not veil.fields:
+        mask = self.context.mask
+        if mask is None or not mask.fields:
             return problem
         given = [*request.path_params.items(), *request.query_params.multi_items()]
         named = [(name, str(value).replace(SLASH, "/")) for name, value in given if name in _NAMES_RUNS]
         runs = {value.rpartition(":")[0] if name == "wait" else value for name, value in named}
-        fields = await run_in_threadpool(veil.over, {"detail": problem.detail, **problem.more}, run=runs)
+        fields = await run_in_threadpool(mask.over, {"detail": problem.detail, **problem.more}, run=runs)
         return Problem(problem.status, code=problem.code, headers=problem.headers, **fields)
 
     async def _call(self, request: Request) -> Call[Any, Any]:
@@ -153,7 +153,7 @@ class _Endpoint:
         if self.route.status == 204:
             return Response(status_code=204)
         doc = self._redacted(found, call)
-        headers = {"Location": found.location} if isinstance(found, Made) else None
+        headers = {"Location": found.location} if isinstance(found, Created) else None
         return Response(msgspec.json.encode(doc), self.route.status, headers, media_type="application/json")
 
     def _drawn(self, call: Call[Any, Any], found: Any) -> Response:
@@ -178,13 +178,13 @@ class _Endpoint:
 
     def _redacted(self, found: Any, call: Call[Any, Any]) -> Any:
         """A handler's document as plain JSON, with the redacted fields hidden."""
-        doc, veil = document(found), self.context.veil
-        if veil is None or not veil.fields or not self.route.veils:
+        doc, mask = document(found), self.context.mask
+        if mask is None or not mask.fields or not self.route.veils:
             return doc
-        veiled = veil.over(doc, run=getattr(call.asked, "run", None))
+        masked = mask.over(doc, run=getattr(call.asked, "run", None))
         # What the caller sent is returned as it is: hiding it would confirm a right guess.
         sent = {name: getattr(call.asked, name) for name in call.asked.__struct_fields__ if name in doc}
-        return veiled | {name: value for name, value in sent.items() if isinstance(value, str) and doc[name] == value}
+        return masked | {name: value for name, value in sent.items() if isinstance(value, str) and doc[name] == value}
 
     def _rendered(self, call: Call[Any, Any], doc: Any, problem: Problem | None = None) -> Response:
         """The page of a document, with the address of its twin in the API; or of a form whose question was refused."""

@@ -76,7 +76,7 @@ class Follower:
     def __init__(self) -> None:
         self._bell = asyncio.Event()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         self._bell.set()
 
     async def moved(self, seconds: float) -> bool:
@@ -93,9 +93,9 @@ class Follower:
 class Hub:
     """Who follows what. All of it belongs to one loop."""
 
-    def __init__(self, client: Client, *, followers_max: int = FOLLOWERS_MAX, veil: Redaction | None = None) -> None:
+    def __init__(self, client: Client, *, followers_max: int = FOLLOWERS_MAX, mask: Redaction | None = None) -> None:
         self._client = client
-        self._veil = veil
+        self._mask = mask
         self._followers_max = followers_max
         self._followers: set[Follower] = set()
         self._of_person: Counter[str] = Counter()
@@ -117,7 +117,7 @@ class Hub:
     async def close(self) -> None:
         """End every stream, at once."""
         self.closing.set()
-        _ring(self._followers)
+        _notify_all(self._followers)
         if self._poller is not None:
             self._poller.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -133,7 +133,7 @@ class Hub:
             reason = "this server takes no more followers now; ask again later"
             raise Problem(503, reason, code="too_many_followers", headers={"Retry-After": "10"})
         follower = Follower()
-        follower.ring()  # what is known already is news to a new one
+        follower.notify()  # what is known already is news to a new one
         self._followers.add(follower)
         self._of_person[by] += 1
         if counts:
@@ -212,13 +212,13 @@ class Hub:
         for run, position in looked.items():
             if run in self._watched and self._positions.get(run) != position:
                 self._positions[run] = position
-                _ring(self._watched[run])
+                _notify_all(self._watched[run])
         if self._counting and now - self._counted_at >= COUNT_SECONDS:
             self._counted_at = now
             counts = await asyncio.to_thread(self._count)
             if counts != self._counts:
                 self._counts = counts
-                _ring(self._counting)
+                _notify_all(self._counting)
 
     # off the loop -----------------------------------------------------------------------------
 
@@ -248,14 +248,14 @@ class Hub:
         """One event as it is sent: with its values, as they are in the log."""
         event = documents.event(self._client.runtime.log, run, recorded)
         data: Any = document(event)
-        if self._veil is not None and self._veil.fields:
-            data = self._veil.over(data, run=run)
+        if self._mask is not None and self._mask.fields:
+            data = self._mask.over(data, run=run)
         return frame(event.kind, data, id=event.seq)
 
 
-def _ring(followers: Iterable[Follower]) -> None:
+def _notify_all(followers: Iterable[Follower]) -> None:
     for follower in followers:
-        follower.ring()
+        follower.notify()
 
 
 def frame(event: str, data: Any, *, id: int | None = None) -> bytes:  # noqa: A002

@@ -74,7 +74,7 @@ def derived(call: Call[Any, Any], prefix: str) -> str | None:
     return None if call.key is None else f"{prefix}_{_named(call)[:16]}"
 
 
-class Once:
+class IdempotencyKeys:
     """The keys of one app. Requests of this process that have the same key wait for each other."""
 
     def __init__(self, client: Client) -> None:

@@ -125,7 +125,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await _Passage(self, scope, receive, send).through()
+            await _RequestCycle(self, scope, receive, send).handle()
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1008})
@@ -169,7 +169,7 @@ def _shown(scope: Scope) -> bytes | None:
     return sha256(given).digest() if given else None
 
 
-class _Passage:
+class _RequestCycle:
     """One request, from the server to the app and back."""
 
     def __init__(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
@@ -183,7 +183,7 @@ class _Passage:
         self.status = 0
         self.ended = False
 
-    async def through(self) -> None:
+    async def handle(self) -> None:
         self.scope[VISIT] = self.visit
         # By this version a stream listens for who goes; later ones find out when they send.
         self.scope["asgi"] = {**self.scope.get("asgi", {}), "spec_version": "2.3"}
@@ -252,14 +252,14 @@ class _Passage:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message = {**message, "headers": self._dressed(message.get("headers", ()))}
+            message = {**message, "headers": self._response_headers(message.get("headers", ()))}
             if self.visit.person is not None or self.status == 401:
                 self.guard.remember(self.scope, self.visit.person)
         elif message["type"] == "http.response.body" and not message.get("more_body"):
             self.ended = True
         await self._send(message)
 
-    def _dressed(self, given: Any) -> list[tuple[bytes, bytes]]:
+    def _response_headers(self, given: Any) -> list[tuple[bytes, bytes]]:
         ours = {name for name, _ in HEADERS} | {b"server"}
         headers = [(name, value) for name, value in given if name.lower() not in ours]
         named = {name.lower() for name, _ in headers}

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from killick.clock import microseconds, timestamp
-from killick.history.phrasing import CAME_BACK, cut, sized, span
+from killick.history.phrasing import CAME_BACK, cut, size_text, span
 from killick.model.system_events import Scope
 from killick.presenting import windows
 from killick.sanitizer import visible
@@ -42,7 +42,7 @@ def environment() -> Environment:
     )
     filters: Mapping[str, Any] = {
         "brief": brief, "written": written, "json": pretty, "moment": moment, "us": us, "lasting": lasting,
-        "ago": ago, "dollars": dollars, "size": size, "sized": sized, "visible": shown,
+        "ago": ago, "dollars": dollars, "size": size, "sized": size_text, "visible": shown,
     }  # fmt: skip
     made.filters.update(filters)
     ours: Mapping[str, Any] = {"static": _static, "form_of": form_of, "windows": windows, "CAME_BACK": CAME_BACK,
@@ -69,7 +69,7 @@ def render(
         login=context.access.login, place=context.client.runtime.store.place, **given,
     )  # fmt: skip
     response = HTMLResponse(text.encode(errors="backslashreplace"), status, headers)
-    context.access.dress(request, response)
+    context.access.set_cookies(request, response)
     return response
 
 

@@ -48,7 +48,7 @@ _FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-
 # slow heads ---------------------------------------------------------------------------------------
 
 
-class _Hurried:
+class _HeadTimeout:
     """Closes a connection that sends no complete head in time, or too long a one.
 
     Wraps uvicorn's protocol, which waits for the head of a request without a limit.
@@ -68,31 +68,31 @@ class _Hurried:
             transport.write(_FULL)
             transport.close()
             return
-        self._hurry()
+        self._start_timer()
 
     def data_received(self: Any, data: bytes) -> None:
         super().data_received(data)  # type: ignore[misc]
         if self.cycle is not None and not self.cycle.response_complete:
-            self._calm()
+            self._stop_timer()
             return
         self._head_bytes += len(data)
         if self._head_bytes > HEAD_BYTES_MAX:
             self.transport.close()
-        self._hurry()
+        self._start_timer()
 
     def connection_lost(self: Any, exc: Exception | None) -> None:
-        self._calm()
+        self._stop_timer()
         super().connection_lost(exc)  # type: ignore[misc]
 
-    def _hurry(self: Any) -> None:
+    def _start_timer(self: Any) -> None:
         if self._timer is None and not self.transport.is_closing():
-            self._timer = self.loop.call_later(self.head_seconds, self._late)
+            self._timer = self.loop.call_later(self.head_seconds, self._timed_out)
 
-    def _late(self: Any) -> None:
+    def _timed_out(self: Any) -> None:
         # Not by `close`, which would wait for clients that do not read the rest of their response.
         self.transport.abort()
 
-    def _calm(self) -> None:
+    def _stop_timer(self) -> None:
         self._head_bytes = 0
         if self._timer is not None:
             self._timer.cancel()
@@ -106,7 +106,7 @@ def _protocol() -> type[asyncio.Protocol]:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
         kind = HttpToolsProtocol
-    return type("Hurried", (_Hurried, kind), {})
+    return type("Hurried", (_HeadTimeout, kind), {})
 
 
 # the address --------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ async def serve(
     server.guard = guard
     at_work = client.worker() if worker else None
     if not worker:
-        _give_way()
+        _lower_priority()
 
     def request_stop() -> None:
         if server.should_exit and at_work is not None:
@@ -233,7 +233,7 @@ async def serve(
         bound.close()
 
 
-def _give_way() -> None:
+def _lower_priority() -> None:
     """Lowers the priority of the server below that of workers, on a machine with few cores."""
     with contextlib.suppress(OSError):
         os.nice(NICE)

@@ -55,7 +55,7 @@ class Stream(Response):
 
     async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
         ends = (self._sent(send), _left(receive), self._dismissed(), self._call.context.hub.closing.wait())
-        tasks = [asyncio.ensure_future(_quietly(end)) for end in ends]
+        tasks = [asyncio.ensure_future(_ignore_disconnect(end)) for end in ends]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -87,7 +87,7 @@ async def _left(receive: Any) -> None:
         pass
 
 
-async def _quietly(work: Awaitable[Any]) -> None:
+async def _ignore_disconnect(work: Awaitable[Any]) -> None:
     """A client that left or stopped reading is no error of the server."""
     with contextlib.suppress(OSError, TimeoutError):
         await work

@@ -19,7 +19,7 @@ from killick.errors import DeclarationRefused, RunUnknown, WebhookRefused
 from killick.logger import get_logger
 from killick.model import events as e
 from killick.store.records import OWN_AGENTS
-from killick.web.idempotency import Once
+from killick.web.idempotency import IdempotencyKeys
 from killick.web.problems import Problem
 from killick.web.routes import Call, Nothing, post
 from killick.workers.webhooks import Secrets, signing_key, webhook_verify
@@ -65,7 +65,7 @@ async def receive(call: Call[HookAsked, Nothing]) -> WebhookReceipt:
     """
     name = call.asked.name
     id_, body = await _verified(call, name)
-    receivers = await call.client.as_async().publish(name, body, id=_taken_as(name, id_), by=f"webhook:{name}")
+    receivers = await call.client.as_async().publish(name, body, id=_message_id(name, id_), by=f"webhook:{name}")
     if not receivers:
         logger.warning("webhook %s (%s): refused, no trigger listens to this event; start a worker with one", name, id_)
         raise Problem(404, f"{name}: no trigger listens to this event; send it again later", code="trigger_unknown")
@@ -79,7 +79,7 @@ async def receive_for_run(call: Call[HookToRunAsked, Nothing]) -> WebhookReceipt
     """
     name = call.asked.name
     id_, body = await _verified(call, name)
-    await run_in_threadpool(_send, call.client, call.asked.run, name, body, _taken_as(name, id_))
+    await run_in_threadpool(_send, call.client, call.asked.run, name, body, _message_id(name, id_))
     return WebhookReceipt(name=name, id=id_, receivers=1)
 
 
@@ -105,7 +105,7 @@ async def _verified(call: Call[Any, Any], name: str) -> tuple[str, Any]:
     headers, path = call.request.headers, call.request.url.path
     document = webhook_verify(secret, headers, await call.request.body(), clock=call.client.runtime.clock)
     # The signature does not cover the path: without this, one webhook would count for every run.
-    if not await run_in_threadpool(Once(call.client).bind, _taken_as(name, headers["webhook-id"]), path):
+    if not await run_in_threadpool(IdempotencyKeys(call.client).bind, _message_id(name, headers["webhook-id"]), path):
         raise Problem(409, "this webhook was sent to another address before; give each its own id", code="id_reused")
     return headers["webhook-id"], document
 
@@ -122,7 +122,7 @@ def check(webhooks: Mapping[str, Secrets], *, at_us: int) -> None:
             webhook_verify(secret, headers, b"", clock=ManualClock(at_us))
 
 
-def _taken_as(name: str, id_: str) -> str:
+def _message_id(name: str, id_: str) -> str:
     return f"webhook:{name}:{id_}"
 
 

@@ -241,7 +241,7 @@ class _Index:
     """Ranks tools by the words of name, description and parameters (BM25 with weighted fields)."""
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
-        self._words = {name: _weighed(about) for name, about in tools.items()}
+        self._words = {name: _word_weights(about) for name, about in tools.items()}
         self._lengths = {name: sum(words.values()) for name, words in self._words.items()}
         self._usual = (sum(self._lengths.values()) / len(self._lengths) if self._lengths else 0) or 1.0
 
@@ -258,7 +258,7 @@ class _Index:
         return sorted((name for name in self._words if name in scores), key=lambda name: -scores[name])
 
 
-def _weighed(about: Mapping[str, Any]) -> dict[str, float]:
+def _word_weights(about: Mapping[str, Any]) -> dict[str, float]:
     """Returns a tool's words and their weights."""
     description = str(about.get("description") or "")
     words: defaultdict[str, float] = defaultdict(float)
@@ -304,11 +304,11 @@ def _hit(asked: str, words: Mapping[str, float]) -> float:
     weight = words.get(asked, 0.0)
     if len(asked) < _ALIKE_CHARS_MIN:
         return weight
-    alike = [of for word, of in words.items() if word != asked and _begin_alike(asked, word)]
+    alike = [of for word, of in words.items() if word != asked and _share_prefix(asked, word)]
     return weight + _ALIKE * max(alike, default=0.0)
 
 
-def _begin_alike(one: str, other: str) -> bool:
+def _share_prefix(one: str, other: str) -> bool:
     """Returns whether one word starts with the other, or with all but its last letter: write, writing."""
     short, long = sorted((one, other), key=len)
     stem = short[:-1] if len(short) > _ALIKE_CHARS_MIN + 1 else short

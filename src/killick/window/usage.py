@@ -43,7 +43,7 @@ OWN_TOOLS: Final = frozenset({"recall", "find_tools", "killick_recall", "killick
 """The window's own tools, which are never waste."""
 
 
-class Left(msgspec.Struct, frozen=True):
+class EvictedPart(msgspec.Struct, frozen=True):
     """An evicted page, from its event."""
 
     page: str
@@ -118,11 +118,11 @@ class _Entry(NamedTuple):
     place: int
 
 
-class Filling:
+class UsageTracker:
     """Follows the requests of one conversation; `left` are its evicted pages, by handle."""
 
     def __init__(self, tokens: Callable[[str], int] = estimate) -> None:
-        self.left: dict[str, Left] = {}
+        self.left: dict[str, EvictedPart] = {}
         self.called: set[str] = set()
         """The tools that the model called, as far as later requests show."""
         self._tokens = tokens

@@ -91,8 +91,8 @@ class Metrics(Observer):
         self._mutex = threading.Lock()
         self.live = Count("killick_runs_live", "Runs that are being advanced here now.", "gauge")
         self.open = Count("killick_attempts_open", "Attempts that are under way here now.", "gauge")
-        self.stretches = Count("killick_stretches_total", "How often a run was taken here, by how it was let go.")
-        self.stretch_seconds = Histogram("killick_stretch_seconds", "How long a run was advanced at a stretch.", _QUICK)
+        self.spans = Count("killick_stretches_total", "How often a run was taken here, by how it was let go.")
+        self.span_seconds = Histogram("killick_stretch_seconds", "How long a run was advanced at a stretch.", _QUICK)
         self.ended_runs = Count("killick_runs_ended_total", "Runs that ended here.")
         self.replayed = Count("killick_steps_replayed_total", "Steps that came from the record.")
         self.attempts = Count("killick_attempts_total", "Attempts that are over, by what came of them.")
@@ -104,23 +104,23 @@ class Metrics(Observer):
         self.tokens = Count("killick_tokens_total", "Tokens that model calls used.")
         self.cost = Count("killick_cost_usd_total", "What model calls cost, by the prices that are known.")
 
-    def began(self, stretch: RunSpan) -> None:
-        stretch.kept[self] = True
+    def began(self, run_span: RunSpan) -> None:
+        run_span.kept[self] = True
         with self._mutex:
-            self.live.add(_labels(agent=stretch.agent))
+            self.live.add(_labels(agent=run_span.agent))
             for status in _ENDED:  # a series that begins at its first failure would hide that from `increase()`
-                self.ended_runs.add(_labels(agent=stretch.agent, status=status), 0)
-            if stretch.replayed:
-                self.replayed.add(_labels(agent=stretch.agent), stretch.replayed)
+                self.ended_runs.add(_labels(agent=run_span.agent, status=status), 0)
+            if run_span.replayed:
+                self.replayed.add(_labels(agent=run_span.agent), run_span.replayed)
 
-    def ended(self, stretch: RunSpan) -> None:
-        agent = _labels(agent=stretch.agent)
-        labels = _labels(agent=stretch.agent, status=stretch.status)
+    def ended(self, run_span: RunSpan) -> None:
+        agent = _labels(agent=run_span.agent)
+        labels = _labels(agent=run_span.agent, status=run_span.status)
         with self._mutex:
-            self.live.add(agent, -1 if stretch.kept.pop(self, False) else 0)  # it may have begun before we counted
-            self.stretches.add(labels)
-            self.stretch_seconds.add(agent, _seconds(stretch.began_us, stretch.ended_us))
-            if stretch.status in _ENDED:
+            self.live.add(agent, -1 if run_span.kept.pop(self, False) else 0)  # it may have begun before we counted
+            self.spans.add(labels)
+            self.span_seconds.add(agent, _seconds(run_span.began_us, run_span.ended_us))
+            if run_span.status in _ENDED:
                 self.ended_runs.add(labels)
 
     def attempted(self, attempt: Attempt) -> None:
@@ -151,7 +151,7 @@ class Metrics(Observer):
             labels = _labels(agent=wait.agent, for_=wait.waits_for, how=wait.how)
             self.wait_seconds.add(labels, _seconds(wait.opened_us, wait.closed_us))
 
-    def rejected(self, run: str, agent: str, name: str, verdict: e.Verdict, stretch: RunSpan | None) -> None:
+    def rejected(self, run: str, agent: str, name: str, verdict: e.Verdict, run_span: RunSpan | None) -> None:
         with self._mutex:
             self.rejections.add(_labels(agent=agent, name=name, rule=verdict.rule))
 
@@ -202,7 +202,7 @@ def stored(engine: Engine) -> Iterator[str]:
 # as text ------------------------------------------------------------------------------------------
 
 
-def exposed(engine: Engine) -> str:
+def prometheus_text(engine: Engine) -> str:
     """All metrics in Prometheus' text format. If the store is unreachable, that is a metric, with those of this
     process."""
     built = Count("killick_build_info", "Which Killick this is.", "gauge")
@@ -239,13 +239,13 @@ def _quoted(text: str) -> str:
 # shown by a worker ----------------------------------------------------------------------------------
 
 
-class Scraped:
+class MetricsServer:
     """Serves the metrics at `/metrics` of its own address, from a thread, until it is closed."""
 
     def __init__(self, engine: Engine, host: str, port: int) -> None:
         counting()
         try:
-            self._server = ThreadingHTTPServer((host, port), _handler(lambda: exposed(engine)))
+            self._server = ThreadingHTTPServer((host, port), _handler(lambda: prometheus_text(engine)))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise AccessRefused(f"{host}:{port}", f"cannot be served on ({reason}); name another port") from None

@@ -39,7 +39,7 @@ from killick.model.typed import convert
 from killick.store.protocol import Store
 from killick.store.records import ENDED, Append, Message, RunQuery, RunRow
 from killick.triggers import EVENT, LOG, OWN, TAG, TRIGGERS, Firing, Previous, Spec, Trigger, TriggerInfo
-from killick.workers.background import Duty
+from killick.workers.background import TaskControl
 
 logger: Final = get_logger("killick")
 
@@ -116,19 +116,19 @@ def _set(engine: Engine, trigger: Trigger, *, after_us: int) -> Entry:
     return Entry(event, {"spec": msgspec.structs.asdict(spec)})
 
 
-async def attend(engine: Engine, log: RunLog, duty: Duty) -> None:
+async def attend(engine: Engine, log: RunLog, control: TaskControl) -> None:
     """Does everything that is due. Continues while a condition must be polled, or a firing waits for a run to end."""
     trigger = TRIGGERS.get(log.run.removeprefix(LOG))
     if trigger is None:
         return
-    at_work = _AtWork(engine, log, trigger)
+    at_work = _LeasedTrigger(engine, log, trigger)
     if at_work.spec.sort != trigger.spec.sort:
         raise KillickError(f"{log.run}: other workers declare it {str(at_work.spec)!r}; restart this worker")
     look_at = engine.clock.monotonic()
     while True:
-        await at_work.hear()
+        await at_work.consume_messages()
         facts = log.fold.facts
-        if facts.paused or facts.ended or duty.stopping:
+        if facts.paused or facts.ended or control.stopping:
             return
         await at_work.do_due()
         await at_work.do_queued()
@@ -141,7 +141,7 @@ async def attend(engine: Engine, log: RunLog, duty: Duty) -> None:
             rest += [look_at - now, HEAR_SECONDS]
         if not rest:
             return
-        await duty.rest(min(rest))
+        await control.rest(min(rest))
         head = engine.store.head(log.run)
         if head is None or head.seq != log.seq:
             return  # another process changed the declaration: the log is due, and is opened again
@@ -163,7 +163,7 @@ class _Cause(NamedTuple):
     """The input of a manual firing."""
 
 
-class _AtWork:
+class _LeasedTrigger:
     """A trigger's log, held under a lease."""
 
     def __init__(self, engine: Engine, log: RunLog, trigger: Trigger) -> None:
@@ -192,7 +192,7 @@ class _AtWork:
 
     # what comes -------------------------------------------------------------------------------
 
-    async def hear(self) -> None:
+    async def consume_messages(self) -> None:
         """Consumes every message: an event, a manual firing, a command, or one that does not concern a trigger."""
         store = self.engine.store
         while messages := store.inbox(self.log.run, limit=100):
@@ -302,7 +302,7 @@ class _AtWork:
                     await self._pass(cause, "duplicate", *first, run=run)
                     return None
                 firing = msgspec.structs.replace(firing, run=run)
-            birth = await self._birth(agent, firing, previous, cause.given)
+            birth = await self._new_run(agent, firing, previous, cause.given)
         except Exception as error:
             await self._pass(cause, "input failed", *first, failure=describe(error))
             return error
@@ -312,7 +312,7 @@ class _AtWork:
         await self._append(cause, *first, Entry(fired, cause.data), also=also)
         return None
 
-    async def _birth(self, agent: AnyAgent, firing: Firing, previous: Previous | None, given: Any) -> Append:
+    async def _new_run(self, agent: AnyAgent, firing: Firing, previous: Previous | None, given: Any) -> Append:
         """The new run, to be committed with the firing."""
         engine, trigger, spec = self.engine, self.trigger, self.spec
         if given is msgspec.UNSET:
@@ -419,7 +419,7 @@ async def fire(engine: Engine, name: str, *, by: str | None, given: Any) -> str:
     if trigger is not None:
         with contextlib.suppress(RunBusy):
             with leased(engine.log, log_id, engine.ids.new("command")) as log:
-                at_work = _AtWork(engine, log, trigger)
+                at_work = _LeasedTrigger(engine, log, trigger)
                 cause = _Cause(engine.clock.now_us(), at_work.known.next, run=run, given=given, by=by)
                 failed = await at_work.set_off(cause)
             if failed is not None:

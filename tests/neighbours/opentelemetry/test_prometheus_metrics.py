@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import killick
 from killick.engine.observers import observe
-from killick.workers.metrics import MEDIA, Metrics, exposed
+from killick.workers.metrics import MEDIA, Metrics, prometheus_text
 from killick.workers.tokens import Person
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -102,7 +102,7 @@ def test_the_store_is_shown_as_it_stands(kd: killick.Client) -> None:
     kd.start(visitor, "front", id="v1")
     with pytest.raises(killick.RunWaiting):
         kd.run(visitor, "front", id="v2")
-    seen = read(exposed(kd.runtime.engine))
+    seen = read(prometheus_text(kd.runtime.engine))
     assert of(seen, "killick_store_up") == 1
     assert of(seen, "killick_store_runs", status="queued") == 1
     assert of(seen, "killick_store_runs", status="waiting") == 1

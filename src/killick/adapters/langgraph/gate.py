@@ -33,7 +33,7 @@ from langgraph.types import Command, Interrupt
 from killick.adapters import langchain_approvals
 from killick.adapters.langgraph.serialization import STRICT_SERDE
 from killick.adapters.tool_gate import (
-    AtWork,
+    CallGroup,
     Declared,
     Errors,
     Stopped,
@@ -105,7 +105,7 @@ class Gate:
         self._by = by
         self._errors: Errors = errors
         self._tasks: OrderedDict[int, tuple[Any, Counter[str]]] = OrderedDict()
-        self._at_work: defaultdict[int, AtWork] = defaultdict(partial(AtWork, GraphInterrupt))
+        self._at_work: defaultdict[int, CallGroup] = defaultdict(partial(CallGroup, GraphInterrupt))
         self._mutex = Lock()
 
     # tools of a ToolNode ----------------------------------------------------------------------
@@ -241,7 +241,7 @@ class Gate:
             with _or_stopped():
                 host = stack.enter_context(call.host)
             for key in call.tries():
-                ran = _Ran(fn)
+                ran = _CallTracker(fn)
                 try:
                     if call.tool is None:
                         return host.model_sync(ran.blocking(call.who), key=key, **call.arguments)
@@ -259,7 +259,7 @@ class Gate:
             with _or_stopped():
                 host = await stack.enter_async_context(call.host)
             for key in call.tries():
-                ran = _Ran(fn)
+                ran = _CallTracker(fn)
                 try:
                     if call.tool is None:
                         return await host.model(ran.awaited(call.who), key=key, **call.arguments)
@@ -367,7 +367,7 @@ class Call:
                 yield self.key
 
 
-class _Ran:
+class _CallTracker:
     """A function, and whether it was called: a recorded result comes without a call."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
@@ -404,7 +404,7 @@ def _or_stopped() -> Generator[None]:
         raise Stopped(str(error)) from error
 
 
-def _settled(error: KillickError, ran: _Ran) -> RunWaiting | None:
+def _settled(error: KillickError, ran: _CallTracker) -> RunWaiting | None:
     """Handles an error of the gate: waits for a person, or returns None for a retry; else raises it."""
     if isinstance(error, RunWaiting):
         return error

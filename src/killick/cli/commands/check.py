@@ -107,11 +107,11 @@ def _checked(shell: Shell, case: Case, most: int) -> Report:
     # One line, rewritten; a pipe gets none of it.
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[way]}"))
     shown = shell.err.is_terminal and not shell.json
-    with Progress(*columns, console=shell.err, transient=True, disable=not shown) as progress, _patiently(case):
+    with Progress(*columns, console=shell.err, transient=True, disable=not shown) as progress, _with_timeout(case):
         task = progress.add_task(f"interrupting {case.agent.name}", total=None, way="")
 
         def tell(way: str, count: int, expected: int) -> None:
-            _go_on()
+            _restart_timer()
             progress.update(task, completed=count, total=expected, way=way)
 
         report = check(case, stories_max=most, progress=tell)
@@ -120,13 +120,13 @@ def _checked(shell: Shell, case: Case, most: int) -> Report:
     return report
 
 
-def _go_on() -> None:
+def _restart_timer() -> None:
     """Another rehearsal begins, and may take its time."""
     signal.alarm(PATIENCE_SECONDS)
 
 
 @contextlib.contextmanager
-def _patiently(case: Case) -> Generator[None]:
+def _with_timeout(case: Case) -> Generator[None]:
     """Only the operating system can stop code that never yields, so the wait is bounded and silent."""
 
     def ring(number: int, frame: Any) -> None:
@@ -136,7 +136,7 @@ def _patiently(case: Case) -> Generator[None]:
         )
 
     before = signal.signal(signal.SIGALRM, ring)
-    _go_on()
+    _restart_timer()
     logger = logging.getLogger("killick")
     level = logger.level
     logger.setLevel(logging.CRITICAL)  # what rehearsals tell each other is nobody's business

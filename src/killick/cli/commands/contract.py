@@ -75,7 +75,7 @@ def _linted(target: str) -> Linted:
         if ":" not in target:
             raise CommandFailed(f"{target}: no such file; name a contract in TOML, or one in Python as app.py:name")
         contract = _declared(target)
-        return Linted(target=target, contract=contract, problems=tuple(_strange(contract, TOOLS)))
+        return Linted(target=target, contract=contract, problems=tuple(_unknown_names(contract, TOOLS)))
     try:
         text = _file(target).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -84,27 +84,27 @@ def _linted(target: str) -> Linted:
     if any(each.severity == "error" for each in problems):
         return Linted(target=target, contract=None, problems=tuple(problems))
     contract = Contract.parse(text)
-    return Linted(target=target, contract=contract, problems=(*problems, *_strange(contract, TOOLS)))
+    return Linted(target=target, contract=contract, problems=(*problems, *_unknown_names(contract, TOOLS)))
 
 
-def _strange(contract: Contract, tools: Mapping[str, AnyTool]) -> Iterator[Problem]:
+def _unknown_names(contract: Contract, tools: Mapping[str, AnyTool]) -> Iterator[Problem]:
     """Tools and arguments that the app does not have. Nothing is known of it where none was looked at."""
     for rule in contract.rules if tools else ():
         terms: Any = rule.terms
         named = [*rule.tools, *(terms if rule.kind in ("allow", "once", "after") else ())]
         for name in dict.fromkeys(named):
             if re.fullmatch(r"\w+", name) and name not in (*tools, "send", "update"):
-                yield Problem("warning", f"no tool is called {name}{_meant(name, tools)}", rule.name)
+                yield Problem("warning", f"no tool is called {name}{_did_you_mean(name, tools)}", rule.name)
         arguments = [terms["argument"], terms.get("by")] if rule.kind == "total" else []
         arguments += list(terms) if rule.kind in ("arguments", "paths") else []
         for name in rule.tools:
             known: Mapping[str, Any] = tools[name].shape.hints if name in tools else {}
             for first in [re.split(r"[.\[]", each, maxsplit=1)[0] for each in arguments if each and known]:
                 if first not in known:
-                    yield Problem("warning", f"{name} has no argument {first}{_meant(first, known)}", rule.name)
+                    yield Problem("warning", f"{name} has no argument {first}{_did_you_mean(first, known)}", rule.name)
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, list(known), 1)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -183,12 +183,12 @@ def _found(shell: Shell, target: str) -> Iterator[tuple[str, Contract]]:
                 f"{target}: no contract is on record of it; `killick contract rejudge --contract FILE` tries one"
             )
         for each in sorted(bound, key=lambda each: each.of is not None):
-            yield _whose(each), Contract.from_spec(shell.log.data(target, each.seq)["contract"])
+            yield _owner_text(each), Contract.from_spec(shell.log.data(target, each.seq)["contract"])
     else:
         yield "", _of_agent(shell, target)
 
 
-def _whose(bound: ContractInForce) -> str:
+def _owner_text(bound: ContractInForce) -> str:
     return f", in force since event {bound.seq}" + (f", that of {bound.of} above" if bound.of is not None else "")
 
 

@@ -18,7 +18,7 @@ from killick.cli.selection import complete_place
 from killick.cli.style import many
 from killick.client.file_restore import Restoration
 from killick.history import workspace_files as history
-from killick.history.phrasing import counted, sized
+from killick.history.phrasing import counted, size_text
 from killick.history.workspace_files import FileChange, FileEntry, Files, FilesDiff, How, Listing
 from killick.presenting.time_travel import changed_files
 from killick.workspace import tree
@@ -80,7 +80,7 @@ def _content(shell: Shell, found: Files, path: str, entry: tree.Entry) -> None:
     begins = b"".join(found.pieces(path, entry, 8_192))
     if b"\0" in begins:
         typed = shell.typed("show", found.run, "--files", "--at", found.at, path)
-        raise CommandFailed(f"{path}: is binary, {sized(entry.size)}, and for no terminal; {typed} > FILE")
+        raise CommandFailed(f"{path}: is binary, {size_text(entry.size)}, and for no terminal; {typed} > FILE")
     for piece in pieces:
         shell.out.print(Text(_plain(piece.decode("utf-8", "replace"))), soft_wrap=True, end="")
 
@@ -101,7 +101,7 @@ def _plain(text: str) -> str:
 def _listing(shell: Shell, found: Listing, folded: Listing | None) -> Iterator[Text]:
     head = Text.assemble((found.run, "bold"), "  files at ", (_at(found.at, found.seq), "bold"))
     yield head.append(f"  {found.path}/" if found.path else "")
-    held = f"{many(found.files, 'file')} in {many(found.folders + 1, 'folder')}, {sized(found.size_bytes)}"
+    held = f"{many(found.files, 'file')} in {many(found.folders + 1, 'folder')}, {size_text(found.size_bytes)}"
     yield _labelled("folder", Text(found.folder))
     yield _labelled("snapshot", Text.assemble((found.snapshot[: history.ID_DIGITS], "cyan"), f"  {held}"))
     if found.since is not None:
@@ -129,7 +129,7 @@ def _listing(shell: Shell, found: Listing, folded: Listing | None) -> Iterator[T
 def _rows(entries: Iterable[FileEntry]) -> Iterator[Text]:
     for each in entries:
         sign, style = SIGNS[each.how] if each.how is not None else (" ", "")
-        size = sized(each.size) if each.kind == "file" or each.files else ""
+        size = size_text(each.size) if each.kind == "file" or each.files else ""
         when = many(each.files, "file") if each.files is not None else paint.moment(each.mtime_ns // 1_000)
         line = Text.assemble("  ", (f"{sign} ", f"bold {style}"), (stat.filemode(_TYPES[each.kind] | each.mode), "dim"))
         line.append(f" {size:>8}  ").append(f"{when:<19}  ", style="dim")

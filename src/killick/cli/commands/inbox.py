@@ -26,7 +26,7 @@ from killick.cli.context import (
     text_of,
 )
 from killick.cli.exit_codes import CommandFailed
-from killick.client.inbox import addressed, agreement, everything, whom
+from killick.client.inbox import addressed, addressees, agreement, everything
 from killick.engine.approval import argument_edits
 from killick.engine.control.inbox import QUESTION_VERBS, SETTLEMENT_VERBS, Verb
 from killick.engine.views import Wait, key_of, needs_value
@@ -102,7 +102,7 @@ def _approval(shell: Shell, wait: Wait, width: int, now: int) -> Iterator[Text]:
     rule = approvals.by_rule(wait.rule)
     reason = Text(argument_edits.visible(wait.reason or f"{wait.run} wants to do this"))
     reason.append(f" ({rule})" if rule else "", style="dim")
-    asked = Text(f"asked of {whom(wait.to, wait.may)} {paint.ago(wait.since_us, now)}", style="dim")
+    asked = Text(f"asked of {addressees(wait.to, wait.may)} {paint.ago(wait.since_us, now)}", style="dim")
     if wait.round:
         asked.append(f", {approvals.passed_on(timeline(shell.log, wait.run).step(wait.step))}", style="dim")
     voted, until = Text(agreement(wait.need, wait.votes), style="yellow"), _until(wait, now)
@@ -251,10 +251,10 @@ def answer_command(
             raise
         except AnswerRefused as refused:
             raise CommandFailed(f"{refused}{_move(refused, asked, verb, value)}") from refused
-    _tell_answered(shell, run, waits, wait, verb, by, given)
+    _print_answered(shell, run, waits, wait, verb, by, given)
 
 
-def _tell_answered(
+def _print_answered(
     shell: Shell, run: str, waits: Sequence[Wait], wait: str, verb: str, by: str | None, given: Any
 ) -> None:
     """Print the answer, how many approvals there are where it needs several, and what happens next."""
@@ -358,12 +358,12 @@ def say_command(shell: Shell, run: str, text: str, by: str | None) -> None:
     \b
       killick message say claim_17 "the second invoice is the right one"
     """
-    refuse_deaf(shell, run)
+    refuse_ended(shell, run)
     shell.client.say(run, text_of(text), by=by)
     shell.note(f"{run}: sent; {_next(shell, run)}")
 
 
-def refuse_deaf(shell: Shell, run: str) -> None:
+def refuse_ended(shell: Shell, run: str) -> None:
     """A run that is over takes nothing any more; one that failed does when it is resumed."""
     row = shell.store.index(run)
     if row is not None and row.status in ENDED:

@@ -218,7 +218,7 @@ def drawn(seen: Sequence[Seen], now_us: int, width: int, marked: Container[str] 
     """The table, line by line, made by hand for thousands of rows. Where there is no room for what a run waits for,
     that is on a line of its own."""
     cells = [_cells(each, now_us) for each in seen]
-    tails = [_waited(each, now_us) for each in seen]
+    tails = [_duration(each, now_us) for each in seen]
     widths = [max(len(head), *(cell[at].cell_len for cell in cells)) for at, head in enumerate(HEADS)]
     abouts = [cell[ABOUT].cell_len + len(tail) for cell, tail in zip(cells, tails, strict=True)]
     widths[ABOUT] = max(widths[ABOUT], *abouts)
@@ -259,7 +259,7 @@ def _cells(seen: Seen, now_us: int) -> list[Text]:
     ]  # fmt: skip
 
 
-def _waited(seen: Seen, now_us: int) -> str:
+def _duration(seen: Seen, now_us: int) -> str:
     """How long an ended run took; since when one waits, where that is not since it last changed."""
     line, since = seen.line, seen.line.since_us
     if line.status in ENDED:

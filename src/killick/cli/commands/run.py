@@ -79,32 +79,32 @@ def run_command(
     """
     if resume and run:
         raise CommandFailed("--resume finds a run by its input, --id names one; leave one of them out")
-    going = _going(shell, agent, text, run)
-    client, found = shell.creating(), going.agent
-    with _hushed():
-        about = (found, going.input, going.run, priority, tags)
+    run_target = _run_target(shell, agent, text, run)
+    client, found = shell.creating(), run_target.agent
+    with _muted():
+        about = (found, run_target.input, run_target.run, priority, tags)
         run, new = begin(client.runtime.engine, *about, resume=resume, subject=subject)
     if new is not None:
-        client.start(found, going.input, id=run, priority=priority, tags=new.started.tags, subject=subject)
-    elif going.run is None and not quiet:
+        client.start(found, run_target.input, id=run, priority=priority, tags=new.started.tags, subject=subject)
+    elif run_target.run is None and not quiet:
         shell.note(f"{run}: continues this run, which was not finished")
-    return drive(shell, going._replace(run=run), quiet=quiet)
+    return drive(shell, run_target._replace(run=run), quiet=quiet)
 
 
-def drive(shell: Shell, going: Going, *, quiet: bool = False) -> Exit:
+def drive(shell: Shell, run_target: RunTarget, *, quiet: bool = False) -> Exit:
     """Execute a run here up to its outcome, and print that."""
-    client, run = shell.client, str(going.run)
+    client, run = shell.client, str(run_target.run)
     is_over = (row := client.runtime.store.index(run)) is not None and row.status in ENDED
     try:
-        result = _outcome(shell, going, quiet=quiet) if is_over else _executed(shell, going, quiet=quiet)
+        result = _outcome(shell, run_target, quiet=quiet) if is_over else _executed(shell, run_target, quiet=quiet)
     except KeyboardInterrupt:
-        message = f"{run}: stopped inside a step; to continue: {going.resumes(shell)}"
+        message = f"{run}: stopped inside a step; to continue: {run_target.resumes(shell)}"
         raise CommandFailed(message, Exit.INTERRUPTED) from None
     except Interrupted:
-        message = f"{run}: paused between two steps; to continue: {going.resumes(shell)}"
+        message = f"{run}: paused between two steps; to continue: {run_target.resumes(shell)}"
         raise CommandFailed(message, Exit.INTERRUPTED) from None
     except (RunWaiting, RunFailed) as stopped:
-        return _stopped(shell, going, stopped)
+        return _stopped(shell, run_target, stopped)
     if shell.json:
         shell.emit({"run": run, "status": "completed", "result": result})
     else:
@@ -116,7 +116,7 @@ def drive(shell: Shell, going: Going, *, quiet: bool = False) -> Exit:
     return Exit.DONE
 
 
-class Going(NamedTuple):
+class RunTarget(NamedTuple):
     """A run to be driven: by which agent, named how, on what."""
 
     agent: AnyAgent
@@ -127,7 +127,7 @@ class Going(NamedTuple):
     def again(self, shell: Shell) -> str:
         """The command that continues the run."""
         if self.target is None or shell.app:
-            return shell.goes_on(str(self.run), self.agent.name)
+            return shell.continue_command(str(self.run), self.agent.name)
         return shell.typed("run", self.target, "--id", str(self.run))
 
     def resumes(self, shell: Shell) -> str:
@@ -137,22 +137,22 @@ class Going(NamedTuple):
         return shell.typed("resume", str(self.run), *module)
 
 
-def _going(shell: Shell, target: str | None, text: str | None, run: str | None) -> Going:
+def _run_target(shell: Shell, target: str | None, text: str | None, run: str | None) -> RunTarget:
     """What to run: as it is named, or as it is on record. Makes nothing yet."""
     if target is not None:
         agent = shell.agent(target)
         if text is None and run is not None and (recorded := _recorded(shell, run)) is not None:
-            return Going(agent, target, recorded.input, run)
-        return Going(agent, target, fitting(agent, text), run)
+            return RunTarget(agent, target, recorded.input, run)
+        return RunTarget(agent, target, fitting(agent, text), run)
     if run is None:
         raise CommandFailed("run what? Name an agent, as app.py:agent, or a run to continue, as --id RUN")
     recorded = shell.client.state(shell.run(run))
     if (found := shell.agent_of(recorded.agent)) is None:
         raise CommandFailed(
             f"{run}: is a run of {recorded.agent}, whose code is not found here; name it: "
-            f"{shell.goes_on(run, recorded.agent)}"
+            f"{shell.continue_command(run, recorded.agent)}"
         )
-    return Going(found, None, recorded.input if text is None else fitting(found, text), run)
+    return RunTarget(found, None, recorded.input if text is None else fitting(found, text), run)
 
 
 def _recorded(shell: Shell, run: str) -> State | None:
@@ -160,21 +160,21 @@ def _recorded(shell: Shell, run: str) -> State | None:
     return shell.client.state(run) if shell.exists and shell.store.head(run) is not None else None
 
 
-def _outcome(shell: Shell, going: Going, *, quiet: bool) -> Any:
+def _outcome(shell: Shell, run_target: RunTarget, *, quiet: bool) -> Any:
     """The recorded outcome of a run that is over."""
     if not quiet:
-        shell.note(f"{going.run}: ended earlier; this is its recorded outcome")
-    with _hushed():
-        return shell.client.run(going.agent, going.input, id=going.run)
+        shell.note(f"{run_target.run}: ended earlier; this is its recorded outcome")
+    with _muted():
+        return shell.client.run(run_target.agent, run_target.input, id=run_target.run)
 
 
-def _executed(shell: Shell, going: Going, *, quiet: bool) -> Any:
+def _executed(shell: Shell, run_target: RunTarget, *, quiet: bool) -> Any:
     """Run to the result, and ask the person at the terminal the run's questions."""
-    client, run = shell.client, str(going.run)
+    client, run = shell.client, str(run_target.run)
     while True:
         try:
             with Progress(shell, client, run, shown=shell.err.is_terminal and not quiet), _pausing(shell, run):
-                return client.run(going.agent, going.input, id=run)
+                return client.run(run_target.agent, run_target.input, id=run)
         except RunWaiting as waiting:
             if isinstance(waiting, RunPaused | RunDiverged) or shell.json or not prompt.can_ask():
                 raise
@@ -212,7 +212,7 @@ def _pausing(shell: Shell, run: str) -> Generator[None, None, None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _stopped(shell: Shell, going: Going, stopped: RunWaiting | RunFailed) -> Exit:
+def _stopped(shell: Shell, run_target: RunTarget, stopped: RunWaiting | RunFailed) -> Exit:
     """Print the status of a run that has no result, and the next move."""
     run = stopped.run
     if isinstance(stopped, RunFailed):
@@ -220,23 +220,23 @@ def _stopped(shell: Shell, going: Going, stopped: RunWaiting | RunFailed) -> Exi
         if shell.json:
             failure = {"errors": errors(stopped.failure), "not_undone": stopped.not_undone}
             shell.emit({"run": run, "status": "failed", "failure": failure})
-        moves = f"`{shell.typed('show', run)}` says why, `{going.resumes(shell)}` tries again"
+        moves = f"`{shell.typed('show', run)}` says why, `{run_target.resumes(shell)}` tries again"
         raise CommandFailed(f"{line}; {moves}", Exit.BAD)
     if shell.json:
         waits = [asked(shell, wait) for wait in stopped.waits]
         shell.emit({"run": run, "status": "paused" if isinstance(stopped, RunPaused) else "waiting", "waits": waits})
     if isinstance(stopped, RunPaused):
-        raise CommandFailed(f"{run}: is paused; `{going.resumes(shell)}` continues it", Exit.WAITING)
+        raise CommandFailed(f"{run}: is paused; `{run_target.resumes(shell)}` continues it", Exit.WAITING)
     if isinstance(stopped, RunDiverged):
         raise CommandFailed(str(stopped), Exit.WAITING)
     if not stopped.waits:
         raise CommandFailed(
-            f"{run}: waits for a person to look at it; `{going.resumes(shell)}` continues it", Exit.WAITING
+            f"{run}: waits for a person to look at it; `{run_target.resumes(shell)}` continues it", Exit.WAITING
         )
     if not shell.json:
         for wait in stopped.waits:
             print_wait(shell, wait, err=True)
-        shell.note(f"{run}: waits; when that is done: {going.again(shell)}")
+        shell.note(f"{run}: waits; when that is done: {run_target.again(shell)}")
     return Exit.WAITING
 
 
@@ -248,7 +248,7 @@ def _print_result(shell: Shell, result: Any) -> None:
 
 
 @contextmanager
-def _hushed() -> Generator[None, None, None]:
+def _muted() -> Generator[None, None, None]:
     """Keep the log silent where we say the same in words of the command line."""
     logger = logging.getLogger("killick")
     before, logger.disabled = logger.disabled, True
@@ -285,7 +285,7 @@ def start_command(
         return
     shell.print(handle.id)
     state = f"was there before and is {status}" if known else "is queued for a worker"
-    shell.note(f"{state}; to run it here: {Going(found, agent, value, handle.id).again(shell)}")
+    shell.note(f"{state}; to run it here: {RunTarget(found, agent, value, handle.id).again(shell)}")
 
 
 # input --------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any, Final
 import click
 
 from killick.cli import apps
-from killick.cli.commands.worker import telling
+from killick.cli.commands.worker import LogPrinter
 from killick.cli.context import Shell, command
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.definitions.agents import AGENTS
@@ -73,7 +73,7 @@ def serve_command(
     options["ready"] = partial(_ready, shell, opens=opens, alone=server.is_loopback(host))
     options["renewed"] = partial(_renewed, shell)
     try:
-        with telling(shell):
+        with LogPrinter(shell):
             asyncio.run(server.serve(client, **options))
     except AccessRefused as error:
         raise CommandFailed(str(error)) from None

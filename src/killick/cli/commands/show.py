@@ -19,7 +19,7 @@ from killick.cli.commands.inbox import commands
 from killick.cli.context import Shell, command, run_argument
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.run_view import VALUE_CHARS, WHOLE, Page
-from killick.client.inbox import agreement, whom
+from killick.client.inbox import addressees, agreement
 from killick.engine import views
 from killick.engine.approval import argument_edits
 from killick.engine.control.inbox import VOTE
@@ -114,7 +114,7 @@ def show_command(
 def _emit(shell: Shell, found: Timeline, *, live: bool) -> None:
     """The whole run as a document; at its head with its open waits, as they are now."""
     now = shell.clock.now_us()
-    status = standing(shell.log, found.run, str(found.status)) if live else str(found.status)
+    status = display_status(shell.log, found.run, str(found.status)) if live else str(found.status)
     waits = run_info.info(shell.log, found.run).waits if live else None
     broken = shell.store.quarantined(found.run) if live else None
     shell.emit(run_timeline(found, now if live else found.last_at, status=status, broken=broken, waits=waits))
@@ -134,7 +134,7 @@ def _page(shell: Shell, found: Timeline, at: str | None, *, everything: bool, fu
 def heading(shell: Shell, page: Page, at: str | None = None) -> Iterator[Text]:
     """Where a run is, what it waits for, and what to type; or where it was at a place in time."""
     tl, live = page.timeline, at is None
-    status = standing(shell.log, tl.run, str(tl.status)) if live else str(tl.status)
+    status = display_status(shell.log, tl.run, str(tl.status)) if live else str(tl.status)
     head = Text.assemble((tl.run, "bold")).append("  ").append_text(style.status(status)).append(f"  {tl.agent}")
     yield head.append(f"  as it was at {at}, {style.moment(tl.last_at)}" if at is not None else "", style="dim")
     for label, lines in _labelled(shell, page, status, live=live):
@@ -220,7 +220,7 @@ def _approval(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
     is_now = shell.log.head(page.timeline.run).seq == page.timeline.seq
     for each in run_info.info(shell.log, page.timeline.run).waits if is_now else ():
         voters = list(each.votes) if each.step == wait.step else voters
-    parts = [f"asked of {whom(wait.to, wait.may)}", agreement(wait.need, voters)]
+    parts = [f"asked of {addressees(wait.to, wait.may)}", agreement(wait.need, voters)]
     parts.append(approvals.passed_on(page.timeline.step(wait.step)) if wait.round else "")
     yield Text(", ".join(filter(None, parts)), style="dim")
 
@@ -244,7 +244,7 @@ def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
         verify, repair = shell.typed("store", "verify", tl.run), shell.typed("store", "repair", tl.run)
         return [Text.assemble((verify, "bold green"), ("  says where; then  ", "dim"), (repair, "bold green"))]
     if tl.held_back is not None and isinstance(tl.held_back.event, e.RunDiverged):
-        return [Text.assemble("fix the code, then  ", (shell.goes_on(tl.run, tl.agent), "bold green"))]
+        return [Text.assemble("fix the code, then  ", (shell.continue_command(tl.run, tl.agent), "bold green"))]
     if status in ("failed", "paused", "abandoned") or tl.held_back is not None:
         worker = ("  or start a worker", "dim") if status == "abandoned" else ""
         return [Text.assemble((shell.typed("resume", tl.run), "bold green"), worker)]
@@ -253,7 +253,7 @@ def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
     if is_due and not _is_only_voted(shell, tl, now_us):
         # Its time has come, or something came for it that it has not taken yet.
         due = "" if status == "queued" else "  it is due, and continues when a worker takes it"
-        return [Text.assemble((shell.goes_on(tl.run, tl.agent), "bold green"), (due, "dim"))]
+        return [Text.assemble((shell.continue_command(tl.run, tl.agent), "bold green"), (due, "dim"))]
     if status == "running":
         return [Text(shell.typed("show", tl.run, "--follow"), style="bold green")]
     lines: list[Text] = []
@@ -306,7 +306,7 @@ def _foot(shell: Shell, page: Page) -> Iterator[Text]:
     )
 
 
-def standing(log: Log, run: str, status: str) -> str:
+def display_status(log: Log, run: str, status: str) -> str:
     """The status of a run: broken, abandoned, or the one on record."""
     if log.store.quarantined(run) is not None:
         return "broken"
@@ -317,7 +317,7 @@ def standing(log: Log, run: str, status: str) -> str:
 
 
 def _why(shell: Shell, found: Timeline, number: str, *, live: bool, full: bool) -> None:
-    abandoned = live and standing(shell.log, found.run, found.status) == "abandoned"
+    abandoned = live and display_status(shell.log, found.run, found.status) == "abandoned"
     zone = datetime.fromtimestamp(found.started_at / 1_000_000, UTC).astimezone().tzinfo or UTC
     text = why(found, number or None, zone=zone, chars=WHOLE if full else 160, text_of=reply_text, abandoned=abandoned)
     if not text:
@@ -379,7 +379,7 @@ def _event(shell: Shell, run: str, recorded: Recorded, *, digits: int, full: boo
 
 
 def _history(shell: Shell, run: str, *, everything: bool) -> None:
-    from killick.history.graph.graph import Past, generations
+    from killick.history.graph.graph import PastStep, generations
 
     log = shell.log
     found: Sequence[boundaries.Boundary] = generations(log, run) if everything else boundaries.history(log, run)
@@ -389,7 +389,7 @@ def _history(shell: Shell, run: str, *, everything: bool) -> None:
     table = style.table(("BEFORE", "AFTER", "WHAT", "WHEN", "TOOK", "OUTCOME"))
     for each in found:
         took = style.span(each.ended_at - each.at) if each.ended_at is not None else ""
-        label, left = (each.label, each.left) if isinstance(each, Past) else (each.step, False)
+        label, left = (each.label, each.left) if isinstance(each, PastStep) else (each.step, False)
         after = f"{label}:after" if each.after is not None else ""
         name = f"undo {each.name}" if each.sort == "undo" else each.name
         outcome = style.status(each.outcome).append(", rewound" if left else "")
@@ -406,11 +406,11 @@ _DRAWN: Final = {
 
 
 def _graph(shell: Shell, run: str, file: str | None) -> None:
-    from killick.history.graph.graph import family
+    from killick.history.graph.graph import run_graph
     from killick.history.graph.svg import svg as svg_of
     from killick.history.graph.text import outline
 
-    found = family(shell.log, run)
+    found = run_graph(shell.log, run)
     if file is not None:
         drawn = svg_of(found, text_of=reply_text)
         if file == "-":

@@ -75,11 +75,11 @@ def list_command(shell: Shell) -> None:
     wide = max((len(each.name) for each in found), default=0)
     for each in found:
         lead = Text(f"{each.id}  ", style="bold cyan").append(f"{each.name:<{wide}}  ", style="bold")
-        lead.append(f"{each.scope:<8}  ").append_text(_standing(each, now))
+        lead.append(f"{each.scope:<8}  ").append_text(_status_text(each, now))
         shell.print(lead)
 
 
-def _standing(token: Token, now_us: int) -> Text:
+def _status_text(token: Token, now_us: int) -> Text:
     if token.revoked_at_us is not None:
         who = f" by {token.revoked_by}" if token.revoked_by else ""
         return Text(f"revoked{who} {style.moment(token.revoked_at_us)}", style="dim")

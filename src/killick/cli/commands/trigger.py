@@ -71,10 +71,10 @@ def list_command(shell: Shell) -> None:
         if each.agent != each.name:
             what.append(f", starts {each.agent}", style="dim")
         shell.row(lead, what)
-        shell.row(Text(" " * lead.cell_len), _standing(shell, each, now))
+        shell.row(Text(" " * lead.cell_len), _status_text(shell, each, now))
 
 
-def _standing(shell: Shell, trigger: TriggerInfo, now_us: int) -> Text:
+def _status_text(shell: Shell, trigger: TriggerInfo, now_us: int) -> Text:
     """The state of a trigger: when it is due, its last run, and whether a worker has taken it up."""
     parts: list[Text] = []
     if not trigger.declared and shell.app is not None:

@@ -22,7 +22,7 @@ from killick.errors import AccessRefused, AgentUnknown, DurationRefused
 from killick.logger import get_logger
 from killick.model.retry import seconds
 from killick.sanitizer import visible_line
-from killick.workers.metrics import Scraped
+from killick.workers.metrics import MetricsServer
 
 STYLES: Final = {
     "claimed": "blue", "completed": "green", "failed": "red", "cancelled": "dim", "waiting": "yellow",
@@ -75,7 +75,7 @@ def worker_command(
             "agents": agents or None, "concurrency": concurrency, "per_agent": dict(map(_most, per_agent)),
             "lease_seconds": seconds(lease), "slice_seconds": seconds(least),
         }  # fmt: skip
-        with telling(shell), _shown(client, metrics):
+        with LogPrinter(shell), _shown(client, metrics):
             asyncio.run(_serve(client, made, until_idle=until_idle))
     except (AccessRefused, AgentUnknown, DurationRefused) as error:
         raise CommandFailed(str(error)) from None
@@ -98,7 +98,7 @@ def _shown(client: Client, metrics: str | None) -> Generator[None]:
     host, _, port = metrics.rpartition(":")
     if not port.isdigit():
         raise CommandFailed(f"{metrics!r}: no port; write it as --metrics 9464, or --metrics 0.0.0.0:9464")
-    scraped = Scraped(client.runtime.engine, host.strip("[]") or "127.0.0.1", int(port))
+    scraped = MetricsServer(client.runtime.engine, host.strip("[]") or "127.0.0.1", int(port))
     logger.info("metrics at %s", scraped.url, extra={"killick": {"what": "metrics", "at": scraped.url}})
     try:
         yield
@@ -127,7 +127,7 @@ async def _serve(client: Client, options: dict[str, Any], *, until_idle: bool) -
     await serving
 
 
-class telling(logging.Handler):  # noqa: N801
+class LogPrinter(logging.Handler):
     """Prints what the worker, and Killick as a whole, has to say."""
 
     def __init__(self, shell: Shell) -> None:

@@ -23,7 +23,7 @@ MARGIN: Final = 18
 """Where the text of a line begins: after the step and the name."""
 
 
-class Teller:
+class Narrator:
     """Prints the story of one run."""
 
     def __init__(self, out: Console, run: str) -> None:
@@ -72,9 +72,9 @@ class Teller:
             return
         for recorded in kd.events(self.run, after=self._seq):
             self._seq = recorded.seq
-            self._tell(recorded.event, kd.runtime.log.data(self.run, recorded.seq) if recorded.event.data else {})
+            self._print(recorded.event, kd.runtime.log.data(self.run, recorded.seq) if recorded.event.data else {})
 
-    def _tell(self, event: e.Event, data: Mapping[str, Any]) -> None:
+    def _print(self, event: e.Event, data: Mapping[str, Any]) -> None:
         match event:
             case e.StepIntended():
                 self._names[event.step] = event.name
@@ -113,7 +113,7 @@ class Teller:
         message = f"{pid} is dead: the invite was sent, and the agent does not know"
         self.row("✗", "SIGKILL", message, style=BAD, left_style=BAD)
 
-    def goes_on(self, pid: int) -> None:
+    def resumed(self, pid: int) -> None:
         self.heading(f"Process {pid} resumes the run")
         self.row("1-5", "on record", "recorded steps return their outcomes: no tool and no model is called again")
         self._last = ""

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from killick.contracts.contract import Approval
-from killick.definitions.parameters import Parameters, spoken
+from killick.definitions.parameters import Parameters, untag
 from killick.definitions.tools import TOOLS, AnyTool
 from killick.engine.approval.call_answer import EXPIRED, INSTEAD, PERSON, after_approval, after_edit
 from killick.engine.approval.contracts_in_force import ApprovalGiven, AskingRule, Verdict, named, who_of
@@ -300,7 +300,7 @@ def short_value(value: Any) -> str:
 
 def in_words(value: Any) -> str:
     """A value as a model reads it."""
-    return value if isinstance(value, str) else json.dumps(spoken(plain(value)), ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(untag(plain(value)), ensure_ascii=False)
 
 
 def _deadline(now_us: int, timeout: float | None) -> int | None:
@@ -313,7 +313,7 @@ def edited(j: PendingVerdict, value: Any) -> dict[str, Any]:
     if shape is None or not isinstance(value, dict):
         raise ValueRefused("edit", 'must give arguments by name, such as {"amount": 100}')
     changes: dict[str, Any] = {**value}
-    if unknown := shape.strangers(changes.keys()):
+    if unknown := shape.unknown_parameters(changes.keys()):
         raise ValueRefused(f"edit.{unknown[0]}", f"is not an argument of {j.intent.name} ({', '.join(shape.hints)})")
     typed = _typed(TOOLS.get(j.intent.name), through_codec(changes, at="edit"))
     return shape.restore({**j.intent.recording, **typed}, j.intent.arguments)
@@ -349,7 +349,7 @@ def refuse_misfit(wait: Wait, value: Any) -> None:
     if tool is None:
         return
     changes: dict[str, Any] = {**value}
-    if unknown := tool.shape.strangers(changes.keys()):
+    if unknown := tool.shape.unknown_parameters(changes.keys()):
         raise AnswerRefused(wait.id, f"{tool.name} has no argument {unknown[0]!r} ({', '.join(tool.shape.hints)})")
     try:
         tool.shape.restore(_typed(tool, through_codec(changes, at="edit")), {})

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
 from killick.history.graph.graph import Graph, Lane, Layout, Node, layout
-from killick.history.graph.text import INSIDE_MAX, TextOf, brief, came_to, cells, cut, ending, heading, notes, what
+from killick.history.graph.text import INSIDE_MAX, TextOf, brief, cells, cut, ending, heading, notes, outcome, what
 from killick.history.phrasing import counted
 
 CHAR: Final = 7.3
@@ -128,7 +128,7 @@ class _Svg:
         called = cut(what(node), max(room - cells(node.number) - 1, 8))
         pieces = [(f"{node.number} ", "number"), (called, "undone" if node.undone else "name")]
         left = room - cells(node.number) - 1 - cells(called) - 3
-        output = came_to(node.step, self.text_of)
+        output = outcome(node.step, self.text_of)
         if output and left >= 6:
             pieces.append((f" → {cut(output, left)}", "bad" if node.status == "failed" else "quiet"))
         yield _Words(tuple(pieces), INDENT * depth)
@@ -145,7 +145,7 @@ class _Svg:
         step = node.step
         at = datetime.fromtimestamp(node.at / 1_000_000, UTC).isoformat(" ", "seconds")
         given = cut(brief(step.arguments), TIP_CHARS) if step.arguments else ""
-        output = came_to(step, self.text_of)
+        output = outcome(step, self.text_of)
         lines = [f"step {node.number}: {what(node)}", f"{node.status.replace('_', ' ')}, {at}", *notes(node, lane)]
         lines += [f"with {given}"] if given else []
         lines += [f"→ {cut(output, TIP_CHARS)}"] if output else []

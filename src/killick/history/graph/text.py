@@ -80,7 +80,7 @@ def what(node: Node) -> str:
             return node.name
 
 
-def came_to(step: Step, text_of: TextOf) -> str:
+def outcome(step: Step, text_of: TextOf) -> str:
     """Returns a step's result or failure; empty if none."""
     if step.failure is not None:
         return short(step.failure)
@@ -179,7 +179,7 @@ def _node(node: Node, lane: Lane, depth: int, text_of: TextOf) -> Iterator[Line]
     sign = Span(f"{SIGNS[status]} ", dim if dim and status == "done" else status)
     called = Span(f"{node.number}  ", dim or "name"), Span(cut(what(node), _TEXT_MAX), "undone" if node.undone else dim)
     marks = [Span(f"  {note}", "note") for note in notes(node, lane)]
-    output = cut(came_to(node.step, text_of), _TEXT_MAX)
+    output = cut(outcome(node.step, text_of), _TEXT_MAX)
     arrow = (Span(" → ", "quiet"), Span(output, "failed" if node.status == "failed" else "quiet")) if output else ()
     yield (_indent(depth), sign, *called, *marks, *arrow)
     inside = node.inside if len(node.inside) <= INSIDE_MAX else node.inside[: INSIDE_MAX - 1]

@@ -27,7 +27,7 @@ from killick.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
-from killick.fork_safety import hears_of_forks, keep_inherited
+from killick.fork_safety import keep_inherited, register_for_forks
 from killick.store.postgres.wire import Failed, Q, Session, Statement
 from killick.store.records import Durability
 from killick.store.sql import migration, schema
@@ -92,7 +92,7 @@ class PostgresServer:
         lock_ms = max(1, int(min(busy_seconds, 86_400) * 1_000))
         self._set_up = Q.set_up_session.format(synchronous_commit=durable, lock_ms=lock_ms)
         self._closed = False
-        hears_of_forks(self)
+        register_for_forks(self)
         self.q = Statements(self.qualified)
         try:
             self.format = self.run(lambda session: self._prepare(session, create=create, new=new))

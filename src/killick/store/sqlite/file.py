@@ -29,7 +29,7 @@ from killick.errors import (
     StoreUnavailable,
     ValueRefused,
 )
-from killick.fork_safety import hears_of_forks, keep_inherited
+from killick.fork_safety import keep_inherited, register_for_forks
 from killick.permissions import reserve
 from killick.store.records import STORE_FORMAT, Durability, row_check
 from killick.store.sql import migration, queries, schema
@@ -113,7 +113,7 @@ class SqliteFile:
             except BaseException:
                 self._writer.close()
                 raise
-        hears_of_forks(self)
+        register_for_forks(self)
 
     def _read_only_source(self) -> str:
         """Reads a file on read-only media in place, or, since SQLite cannot read its WAL there, as a private copy."""
@@ -493,7 +493,7 @@ class CommitDetector:
         self._db: sqlite3.Connection | None = connect()
         self._mutex = threading.Lock()
         self._version = self._data_version()
-        hears_of_forks(self)
+        register_for_forks(self)
 
     def before_fork(self) -> None:
         self._mutex.acquire()

@@ -63,7 +63,7 @@ def bearer(request: Request) -> str | None:
     return given.strip() if scheme.lower() == "bearer" else None
 
 
-class _Door:
+class _CsrfAccess:
     """What every way of knowing people has in common: whether a write comes from a page of ours."""
 
     def __init__(self, client: Client) -> None:
@@ -127,7 +127,7 @@ class _Door:
             reason = "this write does not show that a page of ours sent it; load the page again, or send a token"
             raise Problem(403, f"{reason} (Authorization: Bearer)", code="csrf")
 
-    def dress(self, request: Request, response: Response) -> None:
+    def set_cookies(self, request: Request, response: Response) -> None:
         """Give a browser that has none the cookie that its writes are checked against."""
         if (fresh := request.scope.get(_FRESH)) is not None:
             set_cookie(request, response, CSRF, fresh)
@@ -148,7 +148,7 @@ class Admitted(NamedTuple):
     person: Person
 
 
-class TokenAccess(_Door):
+class TokenAccess(_CsrfAccess):
     """People by their tokens: sent with each request, or once to the page where they sign in."""
 
     def __init__(self, client: Client) -> None:
@@ -270,7 +270,7 @@ class OwnerAccess(TokenAccess):
             raise Problem(403, reason, code="forwarded")
 
 
-class Identified(_Door):
+class Identified(_CsrfAccess):
     """People as the app that Killick is mounted in knows them."""
 
     def __init__(self, client: Client, identify: Identify) -> None:

@@ -178,15 +178,15 @@ def numbered(log: Log, run: str, now: Fold, text: str) -> Numbered:
 
 def _seen(call: Call[Any, Nothing], run: str, now: Fold, at: Numbered, *, marks: bool) -> Boundary:
     log, place = call.client.runtime.log, at.place
-    veil = veiled(call, run)
+    mask = masked(call, run)
     earlier = at.n if at.side == "event" else at.n - 1
     before = boundaries.nth(now, earlier).place if earlier >= 0 else None
     if before is not None and before.seq <= place.seq:
-        diff, stood = passed(log, run, before, place, seen=veil)
+        diff, stood = passed(log, run, before, place, seen=mask)
         changes = tuple(changed(diff))
     else:
         changes, stood = (), log.state(run, place.seq, keep=place.keep)
-    state = veil(stood)
+    state = mask(stood)
     facts = state.fold.facts
     return Boundary(
         run=run, n=at.n, count=boundaries.count(now), side=at.side, place=place.label,
@@ -245,24 +245,24 @@ def _sign(text: str) -> Literal["+", "-", "~"]:
 # what is not to be seen ---------------------------------------------------------------------------
 
 
-def veiled(call: Call[Any, Any], run: str) -> Callable[[State], State]:
+def masked(call: Call[Any, Any], run: str) -> Callable[[State], State]:
     """A state, redacted for the caller. Its texts are made from the redacted values."""
-    veil = call.context.veil
-    if veil is None or not veil.fields:
+    mask = call.context.mask
+    if mask is None or not mask.fields:
         return lambda state: state
-    return lambda state: State(state.fold, _Veiled(state, lambda values: veil.over(values, run=run)))
+    return lambda state: State(state.fold, _Masked(state, lambda values: mask.over(values, run=run)))
 
 
-class _Veiled:
+class _Masked:
     """Reads for a state, less what is not to be seen."""
 
-    def __init__(self, state: State, veil: Callable[[Any], Any]) -> None:
+    def __init__(self, state: State, mask: Callable[[Any], Any]) -> None:
         self.event = state.event
         self._state = as_written(state)
-        self._veil = veil
+        self._mask = mask
 
     def data(self, seq: int) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self._veil(dict(self._state.data(seq)))
+        found: Mapping[str, Any] = self._mask(dict(self._state.data(seq)))
         return found
 
 
@@ -287,10 +287,10 @@ def _marks(log: Log, run: str, fold: Fold) -> Iterator[BoundaryMark]:
 
 
 def _steps_marked(fold: Fold) -> Iterator[tuple[str, int]]:
-    yield from (("decision", index) for index in _fair(fold.decisions))
-    yield from (("failure", index) for index in _fair(fold.retried))
+    yield from (("decision", index) for index in _evenly_spaced(fold.decisions))
+    yield from (("failure", index) for index in _evenly_spaced(fold.retried))
     yield from (("wait", index) for index in fold.facts.pending.values() if fold.steps[index].status == "waiting")
-    for index in _fair(range(len(fold.steps)), LOOKED_MAX):
+    for index in _evenly_spaced(range(len(fold.steps)), LOOKED_MAX):
         step: Step = fold.steps[index]
         if step.status == "failed":
             yield "failure", index
@@ -298,7 +298,7 @@ def _steps_marked(fold: Fold) -> Iterator[tuple[str, int]]:
             yield ("wait" if step.sort == "wait" else "child"), index
 
 
-def _fair(indexes: Sequence[int], most: int = MARKS_MAX) -> Iterator[int]:
+def _evenly_spaced(indexes: Sequence[int], most: int = MARKS_MAX) -> Iterator[int]:
     """All of them, or some, evenly."""
     count = len(indexes)
     places = range(count) if count <= most else (count * nth // MARKS_MAX for nth in range(MARKS_MAX))
@@ -344,20 +344,20 @@ def state(call: Call[StateAsked, Nothing]) -> Response:
     """The whole state of a run at a place, as its documented JSON form has it: as long as the run is."""
     asked, log = call.asked, call.client.runtime.log
     place: RunMoment = boundaries.at(log, asked.run, asked.at)
-    found = veiled(call, asked.run)(log.state(asked.run, place.seq, keep=place.keep))
+    found = masked(call, asked.run)(log.state(asked.run, place.seq, keep=place.keep))
     return Response(found.to_json(), media_type="application/json")
 
 
 def difference(call: Call[DiffAsked, Nothing]) -> StateDiff:
     """What is different between two places of a run, or between two runs."""
     asked, log = call.asked, call.client.runtime.log
-    veil = veiled(call, asked.run)
+    mask = masked(call, asked.run)
     if asked.against is not None:
-        found = across(log, asked.run, asked.against, asked.to, seen=veil, files=False)
+        found = across(log, asked.run, asked.against, asked.to, seen=mask, files=False)
     elif asked.from_ is None:
-        found = between(log, asked.run, asked.to, seen=veil, files=False)
+        found = between(log, asked.run, asked.to, seen=mask, files=False)
     else:
-        found = between(log, asked.run, asked.from_, asked.to, seen=veil, files=False)
+        found = between(log, asked.run, asked.from_, asked.to, seen=mask, files=False)
     if found.before.run == found.after.run and found.before.seq > found.after.seq and asked.from_ is not None:
         reason = f"{asked.from_} comes after {asked.to}; name the earlier place first"
         raise BoundaryUnknown(asked.run, asked.from_, reason)

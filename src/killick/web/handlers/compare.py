@@ -25,14 +25,14 @@ from killick.model.codec import plain
 from killick.model.facts import OUT_OF_BAND
 from killick.model.ledger import Spend
 from killick.model.state import State
-from killick.web.handlers.boundary import Change, PlaceText, RunContext, StepChoice, Written, changed, own_steps, veiled
+from killick.web.handlers.boundary import Change, PlaceText, RunContext, StepChoice, Written, changed, masked, own_steps
 from killick.web.handlers.step_list import through_of
 from killick.web.routes import Call, Nothing, Route, get
 
 PAGE: Final = 40
 """So many steps of either run are on a page."""
 
-KIN_MAX: Final = 24
+RELATED_MAX: Final = 24
 """So many runs are named that one may be compared with."""
 
 PIECES_MAX: Final = 4_000
@@ -149,7 +149,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     related: tuple[RelatedRun, ...]
     shared: SharedHistory | None
     conditions: tuple[ForkCondition, ...]
-    parts_at: str | None
+    diverges_at: str | None
     pairs: tuple[StepPair, ...]
     changes: tuple[Change, ...]
     next: str | None
@@ -160,7 +160,7 @@ class _Side:
 
     def __init__(self, call: Call[Any, Any], run: str) -> None:
         self.log, self.run = call.client.runtime.log, run
-        self.state = veiled(call, run)(self.log.state(run))
+        self.state = masked(call, run)(self.log.state(run))
         self.fold = self.state.fold
         self._making = PageBuilder(self.log, run, self.fold, through=through_of(call, run))
         self._keys = StepKeys(self.log, run, self.fold)
@@ -201,8 +201,8 @@ def compare(call: Call[CompareAsked, Nothing]) -> Comparison:
     two = _Side(call, asked.b) if asked.b else None
     a, b = (side.seen() if side is not None else None for side in (one, two))
     nothing = Comparison(
-        a=a, b=b, at=asked.at, to=asked.to, steps=own_steps(one.fold) if one is not None else (),
-        related=tuple(_kin(call, one)), shared=None, conditions=(), parts_at=None, pairs=(), changes=(), next=None,
+        a=a, b=b, at=asked.at, to=asked.to, next=None, steps=own_steps(one.fold) if one is not None else (),
+        related=tuple(_related_runs(call, one)), shared=None, conditions=(), diverges_at=None, pairs=(), changes=(),
     )  # fmt: skip
     if one is None or two is None:
         return nothing
@@ -217,7 +217,7 @@ def compare(call: Call[CompareAsked, Nothing]) -> Comparison:
     conditions = conditions_between(call.client.runtime.log, one.run, two.run) if shared is not None else ()
     return msgspec.structs.replace(
         nothing, shared=shared, conditions=tuple(map(_given, conditions)), pairs=pairs,
-        parts_at=next((pair.step for pair in pairs if pair.how is not None), None),
+        diverges_at=next((pair.step for pair in pairs if pair.how is not None), None),
         changes=tuple(_contexts(_document(call, one), _document(call, two))),
         next=str(first + PAGE) if first + PAGE < last else None,
     )  # fmt: skip
@@ -280,8 +280,8 @@ def _pieces(pair: Pair) -> tuple[_Marked, _Marked]:
         return (None, None), (None, None)
     if pair.how == "call":
         return (None, None), (None, None)
-    given = apart(_text(pair.one.arguments), _text(pair.two.arguments))
-    came = apart(_text(pair.one.output), _text(pair.two.output))
+    given = word_diff(_text(pair.one.arguments), _text(pair.two.arguments))
+    came = word_diff(_text(pair.one.output), _text(pair.two.output))
     return (given[0], came[0]), (given[1], came[1])
 
 
@@ -289,7 +289,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
-def apart(one: str, two: str) -> tuple[tuple[TextPiece, ...], tuple[TextPiece, ...]] | tuple[None, None]:
+def word_diff(one: str, two: str) -> tuple[tuple[TextPiece, ...], tuple[TextPiece, ...]] | tuple[None, None]:
     """Two texts with what each has otherwise marked, word by word; nothing where they are the same, or very long."""
     if one == two or len(one) + len(two) > PIECES_MAX:
         return None, None
@@ -321,7 +321,7 @@ def _document(call: Call[CompareAsked, Nothing], side: _Side) -> Any:
 
 
 def _at(call: Call[CompareAsked, Nothing], side: _Side, place: RunMoment) -> State:
-    return veiled(call, side.run)(side.log.state(side.run, place.seq, keep=place.keep))
+    return masked(call, side.run)(side.log.state(side.run, place.seq, keep=place.keep))
 
 
 def _contexts(one: Any, two: Any) -> Iterator[Change]:
@@ -340,7 +340,7 @@ def _two_places(side: _Side, asked: CompareAsked) -> tuple[RunMoment, RunMoment]
 def _between(call: Call[CompareAsked, Nothing], side: _Side, place: RunMoment, later: RunMoment) -> Iterator[Change]:
     """What came to a run from one place to a later one."""
     if later.seq - place.seq <= PASSED_MAX and not place.keep:
-        found, _ = passed(side.log, side.run, place, later, seen=veiled(call, side.run))
+        found, _ = passed(side.log, side.run, place, later, seen=masked(call, side.run))
         yield from changed(found)
         return
     then, since = as_written(_at(call, side, place)), as_written(_at(call, side, later))
@@ -357,18 +357,18 @@ def _between(call: Call[CompareAsked, Nothing], side: _Side, place: RunMoment, l
 # whom to compare with -----------------------------------------------------------------------------
 
 
-def _kin(call: Call[Any, Any], side: _Side | None) -> Iterator[RelatedRun]:
+def _related_runs(call: Call[Any, Any], side: _Side | None) -> Iterator[RelatedRun]:
     """The family first, then the latest runs of the same agent; without a run, the latest of all."""
     log, seen = call.client.runtime.log, {side.run if side is not None else ""}
 
     def related(runs: Iterable[str], how: Kinship) -> Iterator[RelatedRun]:
         for run in runs:
-            if run not in seen and len(seen) <= KIN_MAX and log.store.head(run) is not None:
+            if run not in seen and len(seen) <= RELATED_MAX and log.store.head(run) is not None:
                 seen.add(run)
                 yield RelatedRun(run=run, how=how, status=log.state(run).status)
 
     if side is None:
-        yield from related((each.id for each in call.client.list(limit=KIN_MAX)), "recent")
+        yield from related((each.id for each in call.client.list(limit=RELATED_MAX)), "recent")
         return
     facts = side.fold.facts
     parent = facts.forked_from

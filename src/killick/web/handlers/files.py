@@ -81,9 +81,9 @@ def seen(call: Call[FilesAsked, Nothing]) -> RunFiles:
     try:
         with files.at(log, run, call.asked.at or "now") as found:
             diff = found.diff()
-            veil = call.context.veil
+            mask = call.context.mask
             view = replace(view, at=found.at, snapshot=found.root.hex(), since=found.since[0] if found.since else None)
-            return view if diff is None else _changed(view, diff, bare=veil is not None and bool(veil.fields))
+            return view if diff is None else _changed(view, diff, bare=mask is not None and bool(mask.fields))
     except (WorkspaceRefused, SnapshotBroken, StoreError) as refused:
         return replace(view, at=call.asked.at, problem=str(refused))
 

@@ -28,7 +28,7 @@ from killick.model.state import State
 from killick.model.typed import convert
 from killick.presenting import approvals
 from killick.presenting.documents import Document, Question, open_wait
-from killick.web.forms import NOTHING, unveiled
+from killick.web.forms import NOTHING, unmasked
 from killick.web.problems import Problem
 from killick.web.routes import Call, get, post
 
@@ -230,10 +230,10 @@ def answer(call: Call[WaitAsked, AnswerRequest]) -> AnswerResult:
     value, saw = body.value, body.digest
     if body.digest is None and body.verb in ("approve", "edit"):
         raise AnswerRefused(wait, f"{body.verb!r} needs the version that was shown; send the question's digest with it")
-    if found is not None and call.context.veil is not None and call.context.veil.fields:
+    if found is not None and call.context.mask is not None and call.context.mask.fields:
         intention = cast("Mapping[str, Any]", found.intention or {})
-        value = unveiled(value, intention.get("arguments") if body.verb == "edit" else NOTHING)
-        if saw == call.context.veil.keyed(found.digest or ""):
+        value = unmasked(value, intention.get("arguments") if body.verb == "edit" else NOTHING)
+        if saw == call.context.mask.keyed(found.digest or ""):
             saw = found.digest  # as it was shown
     if found is not None and found.rule is not None and body.verb == "edit" and value is not None:
         value = argument_edits.checked(found, value)

@@ -21,7 +21,7 @@ from killick.model.codec import plain
 from killick.model.facts import OUT_OF_BAND
 from killick.presenting import previews
 from killick.presenting.previews import RunPreview, Will
-from killick.web.forms import JsonSchema, unveiled
+from killick.web.forms import JsonSchema, unmasked
 from killick.web.handlers.boundary import StepChoice, choices, own_steps
 from killick.web.problems import Problem
 from killick.web.render import VALUE_CHARS
@@ -344,10 +344,10 @@ def _handler(name: str, command: Command) -> Callable[[Call[RunAsked, Any]], Com
 
 def _shown(call: Call[RunAsked, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Changes of a context, in which values that the page redacted are unchanged."""
-    if call.context.veil is None or not call.context.veil.fields:
+    if call.context.mask is None or not call.context.mask.fields:
         return changes
     document: Any = call.client.state(renewals.latest(call.client.runtime.log, call.asked.run)).context.document
-    shown: dict[str, Any] = unveiled(changes, document, "set")
+    shown: dict[str, Any] = unmasked(changes, document, "set")
     return shown
 
 
@@ -357,12 +357,12 @@ def fork(call: Call[RunAsked, ForkRequest]) -> CommandResult:
     client.runtime.log.head(given)
     input_ = UNCHANGED if body.input is msgspec.UNSET else body.input
     output = body.output
-    if call.context.veil is not None and call.context.veil.fields:
+    if call.context.mask is not None and call.context.mask.fields:
         state = client.state(given)
-        input_ = input_ if input_ is UNCHANGED else unveiled(input_, state.input, "input")
+        input_ = input_ if input_ is UNCHANGED else unmasked(input_, state.input, "input")
         known = {number: state.fold.step(number) for number in output}
         recorded = {number: state.output_of(step) for number, step in known.items() if step is not None and step.output}
-        output = {n: unveiled(value, recorded[n], "output") if n in recorded else value for n, value in output.items()}
+        output = {n: unmasked(value, recorded[n], "output") if n in recorded else value for n, value in output.items()}
     conditions = Conditions(
         output=output, set=_shown(call, body.set), unset=tuple(body.unset), input=input_, model=body.model,
         effects=body.effects,

@@ -232,10 +232,10 @@ class ExportAsked(RunAsked, frozen=True, kw_only=True):
 
 def export(call: Call[ExportAsked, Nothing]) -> Response:
     """A run as one file that can be loaded, verified and replayed anywhere; less what is not to be seen."""
-    run, veil = call.asked.run, call.context.veil
+    run, mask = call.asked.run, call.context.mask
     if call.client.runtime.store.head(run) is None:
         raise RunUnknown(run)
-    redact = veil.redaction(run) if veil is not None and veil.fields else False
+    redact = mask.redaction(run) if mask is not None and mask.fields else False
     body = call.client.export(run, children=call.asked.children, redact=redact)
     name = "".join(each if each.isascii() and (each.isalnum() or each in "-_.") else "_" for each in run)[:80]
     headers = {"Content-Disposition": f'attachment; filename="{name}.killick"'}

@@ -86,7 +86,7 @@ class SearchResults(msgspec.Struct, frozen=True, kw_only=True):
     next: str | None = None
 
 
-class _Enough(Exception):
+class _LimitReached(Exception):
     """As much was marked as one question may."""
 
 
@@ -96,7 +96,7 @@ def find(call: Call[FindAsked, Any]) -> SearchResults:
     agents = tuple(client.runtime.store.agents())
     if not asked.what:
         return SearchResults(what="", agents=agents)
-    if call.context.veil is not None and call.context.veil.fields and (by := _by_content(asked)):
+    if call.context.mask is not None and call.context.mask.fields and (by := _by_content(asked)):
         reason = (
             f"{by}: values are redacted here, and asking by them would tell what they are; ask by tool, person or time"
         )
@@ -187,7 +187,7 @@ def _mark(client: Client) -> int | None:
     try:
         with suppress(StoreReadOnly, StoreFull):  # the question itself says so, and reads every log
             client.find.catch_up(_for_a_while(client.runtime.clock))
-    except _Enough as enough:
+    except _LimitReached as enough:
         return int(enough.args[0])
     return None
 
@@ -198,7 +198,7 @@ def _for_a_while(clock: Clock) -> Callable[[int], None]:
     def progress(events: int) -> None:
         # What was marked up to here is kept.
         if clock.monotonic() - began > MARKING_SECONDS:
-            raise _Enough(events)
+            raise _LimitReached(events)
 
     return progress
 

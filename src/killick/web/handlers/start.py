@@ -15,7 +15,7 @@ from killick.presenting.previews import RunPreview
 from killick.web.forms import JsonSchema
 from killick.web.handlers.operations import CommandRequest, CommandResult, Name, Priority, schema_of
 from killick.web.idempotency import derived
-from killick.web.routes import Call, Made, RunAsked, get, post
+from killick.web.routes import Call, Created, RunAsked, get, post
 
 
 class AgentsAsked(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tags: Annotated[list[Annotated[str, msgspec.Meta(min_length=1, max_length=200)]], msgspec.Meta(max_length=50)] = []
 
 
-class StartedRun(Made, frozen=True, kw_only=True):
+class StartedRun(Created, frozen=True, kw_only=True):
     """A run that is there, and due."""
 
     run: str

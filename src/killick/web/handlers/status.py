@@ -261,7 +261,7 @@ def health(call: Call[Nothing, Nothing]) -> Health:
     oldest = min(due, key=lambda each: each.since_us, default=None)
     late = oldest is not None and call.now_us - oldest.since_us > LATE_US
     conditions = tuple(store.conditions())
-    apart, looked_at = _apart(client)
+    apart, looked_at = _quarantined(client)
     questions, more = call.context.questions.now()
     return Health(
         store=store.place, id=store.id, wrong=sum(each.wrong is not None for each in conditions) + len(apart) + late,
@@ -273,7 +273,7 @@ def health(call: Call[Nothing, Nothing]) -> Health:
     )  # fmt: skip
 
 
-def _apart(client: Client) -> tuple[tuple[QuarantinedRun, ...], int]:
+def _quarantined(client: Client) -> tuple[tuple[QuarantinedRun, ...], int]:
     """The quarantined runs among the newest of each status. No index has them."""
     found: list[QuarantinedRun] = []
     looked_at = 0

@@ -20,7 +20,7 @@ from killick.log.log import Log
 from killick.model.fold import Fold
 from killick.presenting.documents import Document, Step, step_fields
 from killick.presenting.steps import reply_text
-from killick.web.handlers.boundary import Change, changed, veiled
+from killick.web.handlers.boundary import Change, changed, masked
 from killick.web.handlers.step_list import through_of
 from killick.web.problems import Problem
 from killick.web.routes import Call, Nothing, Route, RunAsked, get
@@ -80,7 +80,7 @@ def _changes(call: Call[StepAsked, Nothing], step: timeline_parts.Step) -> tuple
     if sum(1 for _ in timeline_parts.walked(step.entries)) > INSIDE_MAX:
         return ()
     before, after = (place_at(log, run, f"{step.number}:{side}") for side in ("before", "after"))
-    diff, _ = passed(log, run, before, after, seen=veiled(call, run))
+    diff, _ = passed(log, run, before, after, seen=masked(call, run))
     return tuple(changed(diff))
 
 

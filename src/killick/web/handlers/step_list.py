@@ -239,7 +239,7 @@ def _line(step: Step, now_us: int, scale: Scale) -> StepSummary:
     failure = step.failure or next((each.failure for each in reversed(step.attempts) if each.failure is not None), None)
     edits = [edit.by for edit in step.edits if edit.stands]
     because = step.decision.because if step.decision is not None else step.because
-    came = presented.came_to(step, _BRIEF)
+    came = presented.outcome(step, _BRIEF)
     return StepSummary.of(
         step, kind=step.sort, duration_seconds=None if took is None else took / 1_000_000,
         whole=scale.whole(step), segments=scale.segments(step),
@@ -260,12 +260,12 @@ def _line(step: Step, now_us: int, scale: Scale) -> StepSummary:
 
 def through_of(call: Call[Any, Any], run: str) -> RedactData | None:
     """What hides the values that are not to be seen, before anything is said of them."""
-    veil, fetch = call.context.veil, call.client.runtime.store.pieces
-    if veil is None or not veil.fields:
+    mask, fetch = call.context.mask, call.client.runtime.store.pieces
+    if mask is None or not mask.fields:
         return None
 
     def hide(values: dict[str, Any]) -> dict[str, Any]:
-        written = msgspec.json.encode(veil.over(plain(values), run=run))
+        written = msgspec.json.encode(mask.over(plain(values), run=run))
         return cast("dict[str, Any]", unpack(written, fetch))
 
     return hide
@@ -274,10 +274,10 @@ def through_of(call: Call[Any, Any], run: str) -> RedactData | None:
 def state_of(call: Call[Any, Any], run: str) -> State:
     """A run's state, with the same hidden."""
     state, hide = call.client.runtime.log.state(run), through_of(call, run)
-    return state if hide is None else State(state.fold, _Hiding(call.client.runtime.log, run, hide))
+    return state if hide is None else State(state.fold, _RedactedReader(call.client.runtime.log, run, hide))
 
 
-class _Hiding(NamedTuple):
+class _RedactedReader(NamedTuple):
     """Reads for a state, less what is not to be seen."""
 
     log: Log

@@ -28,7 +28,7 @@ from killick.presenting.documents import Document
 from killick.web.handlers.step_detail import StepId, unknown
 from killick.web.handlers.step_list import state_of
 from killick.web.routes import Call, Nothing, Route, RunAsked, get
-from killick.window.usage import Filling, Kind, request_of
+from killick.window.usage import Kind, UsageTracker, request_of
 
 READ_MAX: Final = 200
 """The number of calls that are read by default."""
@@ -96,8 +96,8 @@ def window(call: Call[WindowAsked, Nothing]) -> RunWindow:
     found = windows(call.client.runtime.log, run, read_max=None if call.asked.whole else READ_MAX)
     if found is None:
         return RunWindow(run=run, calls=0)
-    veil = call.context.veil
-    if veil is not None and veil.fields:
+    mask = call.context.mask
+    if mask is not None and mask.fields:
         found = _bare(found)
     return RunWindow.of(
         found, run=run, calls=len(found.calls), fills=tuple(sorted(found.fills, key=lambda fill: -fill.tokens)),
@@ -184,7 +184,7 @@ def called(call: Call[CallAsked, Nothing]) -> CallWindow:
     request = request_of(state.data(step.edited or step.intended).get("arguments")) if step.sort == "model" else None
     if request is None:
         return CallWindow(run=run, step=number)
-    filling = Filling()
+    filling = UsageTracker()
     filled = filling.fill(*request)
     end = filled.messages if call.asked.cursor is None else min(int(call.asked.cursor), filled.messages)
     start = max(end - MESSAGES_MAX, 0)

@@ -59,7 +59,7 @@ def _typed(shell: Shell, finding: Finding) -> list[str]:
     for words in finding.next:
         match words[0]:
             case "run":
-                typed.append(shell.goes_on(first.run, first.agent))
+                typed.append(shell.continue_command(first.run, first.agent))
             case "worker":
                 typed.append(shell.worker_for(first.agent))
             case _:

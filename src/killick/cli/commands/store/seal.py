@@ -15,7 +15,7 @@ import msgspec
 from rich.filesize import decimal
 
 from killick.audit.checkpoint import checkpoint, new_key
-from killick.audit.proof import Proved, has_grown_out_of, prove, verify_proof
+from killick.audit.proof import Proved, extends, prove, verify_proof
 from killick.audit.seal import SEALS, Sealed, seal
 from killick.cli import style
 from killick.cli.commands.store.maintenance import LISTED_MAX, progress
@@ -93,7 +93,7 @@ def _check_older(shell: Shell, out: Path) -> None:
         older = checkpoint(found_in(out), str(out))
     except ProofBroken:
         raise CommandFailed(f"{out}: is there, and is no checkpoint; name another file") from None
-    if not has_grown_out_of(shell.log, older):
+    if not extends(shell.log, older):
         raise CommandFailed(
             f"{out}: this store does not match that checkpoint, which is kept; see the differences with "
             f"killick store verify --checkpoint {shlex.quote(str(out))} --key PUB",
