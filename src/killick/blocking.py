@@ -160,7 +160,7 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Ends what is on the loop, and stops it. The next work starts another."""
+        """Ends the tasks on the loop, and stops it. The next call starts another."""
         with self._mutex:
             thread, self._thread = self._thread, None
         if thread is not None:
@@ -182,7 +182,7 @@ async def _cancel_others() -> None:
 
 
 LOOP_THREAD: Final = LoopThread()
-"""The loop of all blocking clients of this process, so that what an agent binds to it outlives one client."""
+"""The loop of all blocking clients of this process, so that objects that an agent binds to it outlive one client."""
 
 atexit.register(LOOP_THREAD.close)
 

@@ -1,4 +1,4 @@
-"""Triggers, declared with the agents: what sets off which agent, and what to do when it is late or not alone.
+"""Triggers, declared with the agents: the source that starts an agent, and the policies for late and overlapping runs.
 
 Declares and describes; `workers.trigger_runner` acts. What is declared is recorded as a spec, which any worker obeys.
 """
@@ -106,7 +106,7 @@ class TriggerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """What is on record of a declaration. `what` is the expression, the interval, the condition's name or the event's;
+    """The recorded declaration. `what` is the expression, the interval, the condition's name or the event's;
     `makes_input` names the function that makes the input, where there is one."""
 
     sort: system_events.TriggerSort
@@ -211,7 +211,7 @@ class Triggers:
         return dict(self._triggers)
 
     def restore(self, declared: dict[str, Trigger]) -> None:
-        """Go back to what was declared when it was copied."""
+        """Restores the declarations of a copy."""
         self._triggers = dict(declared)
 
 
@@ -363,7 +363,7 @@ def _declare(
 
 
 def _own_input(spec: Spec, given: Any) -> Callable[..., Any] | None:
-    """Where no input is given, what set the trigger off is the input."""
+    """Without a declared input, the firing itself is the input."""
     if given is not _UNSET:
         return None
     return {"event": lambda firing: firing.body, "when": lambda firing: firing.value}.get(spec.sort)  # pyright: ignore

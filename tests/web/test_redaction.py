@@ -16,7 +16,7 @@ from killick.errors import RunWaiting
 from killick.model.events import from_text, to_text
 from killick.store import MemoryStore
 from killick.web.app import ROUTES, asgi
-from killick.web.redaction import HIDDEN, Redaction, _Words
+from killick.web.redaction import HIDDEN, Redaction, _Finder
 from killick.workers.tokens import issue
 
 SSN = "123-45-6789"
@@ -87,7 +87,7 @@ def test_thousands_of_values_are_found_as_one_pattern_would_find_them() -> None:
         sought = Secrets(["x"], [{"x": values}])
         assert sought.words is not None
         document = text(200)
-        assert _Words(frozenset(sought.known)).hidden(document) == sought.words.sub(HIDDEN, document)
+        assert _Finder(frozenset(sought.known)).hidden(document) == sought.words.sub(HIDDEN, document)
 
 
 def test_what_a_run_says_later_is_hidden_as_soon_as_it_is_on_record(kd: killick.Client) -> None:

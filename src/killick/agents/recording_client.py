@@ -312,7 +312,7 @@ class _Exchange:
         return SyncRun(place.execution) if self._blocks else Run(place.execution)
 
     def _called(self, fn: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
-        """What the step calls: a function of this client's kind, under the step's name."""
+        """The function that the step calls: of this client's kind, under the step's name."""
 
         async def awaited(**body: Any) -> Any:
             return await fn(**body)

@@ -1,6 +1,6 @@
 """Finds people's code: `app.py:agent`, `package.module:agent`, or a name in the app that pyproject.toml names.
 
-Says in one line what cannot be found or imported, and where. Runs nothing of it.
+Reports in one line which module cannot be found or imported, and where. Runs no agent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SETTINGS: Final = {
     "store": "the store: a path relative to pyproject.toml, or a URL",
     "redact": "a list of fields whose values `killick serve` never shows",
 }
-"""What `[tool.killick]` may say."""
+"""The settings of `[tool.killick]`."""
 
 
 # settings -----------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def _from_file(path: Path) -> ModuleType:
     if "." in name:
         return load_module(name)
     if name in sys.stdlib_module_names:
-        # Under its own name it would stand in the place of a module of Python's.
+        # Under its own name it would shadow a module of the standard library.
         name = f"app_{name}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
@@ -165,7 +165,7 @@ def load_agent(target: str, app: str | None = None) -> AnyAgent:
 
 
 def load(target: str, app: str | None = None) -> Any:
-    """What a target names: `module:name`, a file that declares one agent, or a name in the app."""
+    """The agent that a target names: `module:name`, a file that declares one agent, or a name in the app."""
     module_name, colon, name = target.rpartition(":")
     if not colon and target.endswith(".py"):
         module_name, name = target, ""

@@ -59,7 +59,7 @@ class Bash(BashComplete):
 
 
 def completions(group: click.Group, asked: str) -> None:
-    """Print what completes the line that a shell holds: `asked` is of the form bash_complete."""
+    """Prints the completions of a shell's line: `asked` is of the form bash_complete."""
     shell, _, instruction = asked.partition("_")
     if instruction == "complete":
         sys.stdout.write(_completer(shell, group).complete() + "\n")

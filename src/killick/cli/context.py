@@ -1,4 +1,4 @@
-"""What every command is given: the store, the app, where to print, and how people write values. Decides nothing."""
+"""The context of every command: the store, the app, the consoles, and the parsing of values. Decides nothing."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Shell:
 
     @cached_property
     def out(self) -> Console:
-        """For what was asked for."""
+        """The console for results: stdout."""
         return console()
 
     @cached_property
@@ -188,7 +188,7 @@ class Shell:
         elif self._store is not None:
             self._store.close()
 
-    # what is printed --------------------------------------------------------------------------
+    # printing ---------------------------------------------------------------------------------
 
     def emit(self, data: Any) -> None:
         """Data for a program: JSON, one document, keys as they are documented."""
@@ -234,7 +234,7 @@ class Shell:
         return head is not None and is_held(self.store, head)
 
     def say(self, sign: str, *parts: str | tuple[str, str]) -> None:
-        """A line with a sign before it, in the colour of what the sign says."""
+        """A line with a sign before it, in the sign's colour."""
         from rich.text import Text
 
         style = {"✓": "bold green", "✗": "bold red", "?": "bold red", "~": "yellow"}.get(sign, "")
@@ -252,14 +252,14 @@ class Shell:
         """A command line that reaches the same store."""
         named = ("--store", self._url) if self._url and self._url != os.environ.get("KILLICK_STORE") else ()
         if named and urlsplit(self._url or "").password:
-            named = ("--store", "URL")  # a password is for nobody's screen
+            named = ("--store", "URL")  # a password is never printed
         return shlex.join(("killick", *words, *named))
 
     def continue_command(self, run: str, agent: str | None = None) -> str:
         """The command that continues a run. Without a configured app it names the agent's app."""
         target: tuple[str, ...] = ()
         if agent and agent.startswith(OWN_AGENTS):
-            return self.typed("worker")  # which attends to what Killick keeps for itself
+            return self.typed("worker")  # which serves triggers and hooks
         if agent and not self.app:
             target = ([*self.targets_of(agent), f"APP.py:{agent}"][0],)
         named = ("--app", self._app) if self._app else ()
@@ -271,16 +271,16 @@ class Shell:
         return self.typed("worker", *filter(None, (self._app or here,)))
 
     def continues(self, run: str) -> str:
-        """What continues a run: a command, by the agent on record; for a framework's run the program that hosts it."""
+        """The command that continues a run, by its recorded agent; for a framework's run, the program that hosts it."""
         state = self.log.state(run)
         return HOSTED if state.fold.facts.hosted else self.continue_command(run, state.agent)
 
     def next_move(self, run: str) -> str:
-        """What continues a run that has its answer."""
+        """The command that continues a run whose wait was answered."""
         move = self.continues(run)
         return f"to continue: {move}" if move is HOSTED else f"to continue: {move}, or start a worker"
 
-    # what is found ----------------------------------------------------------------------------
+    # lookup -----------------------------------------------------------------------------------
 
     def agent(self, target: str) -> AnyAgent:
         """An agent by `app.py:agent`, `module:agent`, or its name in the app."""
@@ -506,7 +506,7 @@ def command(name: str, *, json: bool = True, app: bool = False) -> Callable[[Cal
         if json:
             wrapped = click.option("--json", is_flag=True, help="Print data as JSON.")(wrapped)
         made = click.command(name, context_settings={"max_content_width": 100})(wrapped)
-        # What every command has comes last in its help.
+        # Common options come last in the help.
         made.params.sort(key=lambda parameter: parameter.name in ("json", "app", "store"))
         return made
 

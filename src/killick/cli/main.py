@@ -68,7 +68,7 @@ GROUPS: Final[dict[str, tuple[str, dict[str, str]]]] = {
         "create": "create a token", "list": "list the tokens", "revoke": "revoke a token",
     }),
 }  # fmt: skip
-"""The groups of commands: what each is for, and its commands, each with its line."""
+"""The groups of commands: each with its purpose and its commands, and a line for each command."""
 
 MODULES: Final = {
     path: module
@@ -116,7 +116,7 @@ VARIABLES: Final = {
     "NO_COLOR": "any value: no colors",
     "COLUMNS": "the width of lines in a file or a pipe",
 }
-"""What the command line reads from its environment."""
+"""The environment variables of the command line."""
 
 
 class CommandGroup(click.Group):
@@ -264,7 +264,7 @@ def _complete(asked: str) -> int:
 
 
 def _usage(wrong: click.ClickException) -> str:
-    """What click found wrong, in one line with the next move."""
+    """A usage error of click, in one line with the next move."""
     context: click.Context = getattr(wrong, "ctx", None) or click.Context(killick, info_name="killick")
     where, group = context.command_path, context.command
     see = f"see {where} --help"

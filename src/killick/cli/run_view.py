@@ -1,6 +1,6 @@
-"""How a run looks as a page: where it is and what to do first, then its timeline, then why it failed. Decides nothing.
+"""The page of a run: its position and the next command first, then its timeline and its failure. Decides nothing.
 
-Every line is a Text that fits the width; what is longer is cut, or wrapped where the whole is asked for.
+Every line is a Text that fits the width; longer ones are cut, or wrapped with `--full`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Page:
     # the timeline -----------------------------------------------------------------------------
 
     def rows(self, entries: Sequence[Entry] | None = None, depth: int = 0) -> Iterator[Row]:
-        """What is shown of the timeline, flat."""
+        """The displayed part of the timeline, flat."""
         for entry in self.timeline.entries if entries is None else entries:
             if isinstance(entry, Moment) and not self.full and self._is_quiet(entry):
                 continue
@@ -184,7 +184,7 @@ class Page:
                 return Text(f"waits for {wait.waits_for} {wait.name}")
 
     def about(self, step: Step) -> Iterator[Text]:
-        """What else is on record of a step, a line each."""
+        """The other records of a step, a line each."""
         yield from map(style.text, steps.about(step, self))
         if step.status == "delayed" and step.delayed_until is not None:
             when = f"{style.moment(step.delayed_until, date=False)} ({style.ago(step.delayed_until, self.now_us)})"
@@ -222,7 +222,7 @@ class Page:
     # the failure ------------------------------------------------------------------------------
 
     def failure(self) -> Iterator[Text]:
-        """Why it failed, and what it knew then."""
+        """The failure, and the state at that time."""
         failed = self.timeline.failed
         if failed is None:
             return
@@ -242,7 +242,7 @@ class Page:
                 yield from self.hanging(Text(f"  {name:<11}", style="dim"), Text(text), lines=6)
 
     def error(self, failure: Failure) -> Iterator[Text]:
-        """An error with what led to it: its message, the frames of user code, the remote service's response."""
+        """An error with its causes: its message, the frames of user code, the remote service's response."""
         for number, each in enumerate(chain(failure)):
             if failure.type.endswith(".StepFailed") and number == 0 and failure.cause is not None:
                 frames = steps.own_frames(each.frames) or each.frames

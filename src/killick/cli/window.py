@@ -1,4 +1,4 @@
-"""How `show --window` looks: what fills the window, what was wasted, what left and came back, and what it all cost."""
+"""The display of `show --window`: the window's contents, waste, evictions, faults, and cost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COLOURS: Final = {"left": "magenta", "files": "cyan", "results": "blue", "docum
 
 
 def show(shell: Shell, run: str, place: RunMoment | None, *, everything: bool, full: bool) -> None:
-    """Print what the model calls of a run were sent."""
+    """Prints the requests of a run's model calls."""
     found = windows(shell.log, run, place, read_max=None if everything or shell.json else READ_MAX)
     if found is None:
         raise CommandFailed(
@@ -183,11 +183,11 @@ def _chart(found: Windows, columns: int) -> Iterator[Text]:
     yield Text(f"{'calls':<9}{first}{last:>{max(len(groups) - len(str(first)), 1)}}", style="dim")
 
 
-# what is long ---------------------------------------------------------------------------------------
+# details --------------------------------------------------------------------------------------------
 
 
 def _details(found: Windows, width: int) -> Iterator[Table]:
-    """What was evicted, what was wanted back, and every page, where there is any."""
+    """The evictions, the faults, and every page, if there are any."""
     gone = [(each.call, page) for each in found.evictions for page in each.pages]
     parts: tuple[tuple[tuple[str, ...], list[tuple[str, ...]]], ...] = (
         (("EVICTED", "PAGE", "KIND", " TOKENS", "WHY", "WHAT"),

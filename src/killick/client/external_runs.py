@@ -211,7 +211,7 @@ class ExternalRun:
             ex.at_close = self._leaving.set
             await self._leaving.wait()
             if ex.signal is None:
-                await hosted.close()  # what is under way comes to its end
+                await hosted.close()  # calls in progress end first
             if ex.signal is None:
                 ex.close(Released())
             assert ex.signal is not None

@@ -373,7 +373,7 @@ def _input_tag(engine: Engine, agent: AnyAgent, value: Any, subject: str | None)
 
 
 def outcome(engine: Engine, agent: AnyAgent, advanced: RunOutcome) -> Any:
-    """What `run` returns or raises for the outcome of a run."""
+    """Returns the result of an outcome as `run` does, or raises its error."""
     run, log = advanced.run, engine.log
     if advanced.status == "completed":
         returns = Any if agent.is_machine else agent.returns

@@ -57,7 +57,7 @@ logger: Final = get_logger("killick")
 
 
 def rewound(engine: Engine, run: str, to: str, *, by: str | None, because: str | None) -> str:
-    """Rewind a run to a place, or let its holder do it; says what was done."""
+    """Rewinds a run to a position, or lets its holder do it. Returns the result in words."""
     log, clock, label = engine.log, engine.clock, cut(engine.log, run, to).label
 
     def send() -> Message:
@@ -231,7 +231,7 @@ def refuse_misfit(log: Log, run: str, changes: dict[str, Any]) -> None:
 
 
 def resumed(engine: Engine, run: str, *, by: str | None, because: str | None) -> str:
-    """Resume a paused, failed or abandoned run; says what was done."""
+    """Resumes a paused, failed or abandoned run. Returns the result in words."""
     log = engine.log
     data = {"because": because} if because else None
     at = engine.clock.now_us()

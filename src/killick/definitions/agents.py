@@ -69,7 +69,7 @@ class Agent(Generic[I, O]):
         return _source_digest(self.folder, self.fn.__module__.partition(".")[0]) if self.folder else ""
 
     def digest_of(self, input: Any, key: bytes | None = None) -> bytes:  # noqa: A002
-        """What tells two inputs apart."""
+        """The digest that distinguishes inputs."""
         return digest(input, at="input", secret_key=key)
 
     def checked(self, value: Any) -> Any:
@@ -94,7 +94,7 @@ def _source_digest(folder: str, package: str) -> str:
 
 
 class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent declares besides its code."""
+    """An agent's options."""
 
     context: type[Any] | None = None
     migrations: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = ()
@@ -219,11 +219,11 @@ class Registry:
         return (*self._agents, *self._aliases)
 
     def copy(self) -> tuple[dict[str, Agent[Any, Any]], dict[str, str]]:
-        """What is declared now, to be restored later."""
+        """A copy of the declarations, for `restore`."""
         return dict(self._agents), dict(self._aliases)
 
     def restore(self, declared: tuple[dict[str, Agent[Any, Any]], dict[str, str]]) -> None:
-        """Go back to what was declared when it was copied."""
+        """Restores the declarations of a copy."""
         self._agents, self._aliases = dict(declared[0]), dict(declared[1])
 
 

@@ -13,7 +13,7 @@ from killick.definitions.tools import TOOLS, AsyncTool, Shape, SyncTool, Tool, c
 
 
 class OpenShape(Shape):
-    """Takes what it is given, by name. `schema` is the JSON schema of its parameters, where it is known."""
+    """Accepts any arguments, by name. `schema` is the JSON schema of its parameters, if known."""
 
     def __init__(self, fn: Callable[..., Any], name: str, schema: Mapping[str, Any] | None) -> None:
         super().__init__(_nothing, name)
@@ -29,7 +29,7 @@ class OpenShape(Shape):
         self.returns = Any
 
     def given(self, arguments: Mapping[str, Any]) -> Shape:
-        """The shape of one call: what is given is what there is."""
+        """The shape of one call: its arguments are its parameters."""
         shape = copy(self)
         shape._named(tuple(dict.fromkeys((*self.hints, *arguments))))
         return shape
@@ -89,5 +89,5 @@ def open_tool(
     declared: Tool[..., Any] = kind(function, name, policy_of(name, options), shape)
     checked_tool(declared)
     if not isinstance(getattr(TOOLS.get(name), "shape", None), Shape) or isinstance(TOOLS[name].shape, OpenShape):
-        TOOLS[name] = declared  # one that was declared here in full stays what the name means
+        TOOLS[name] = declared  # a full declaration of that name takes precedence
     return declared

@@ -24,7 +24,7 @@ PROBLEMS_MAX: Final = 4
 
 
 def bind(tool: AnyTool, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
-    """A model's arguments as the types that the tool declares. What does not fit is refused, all of it at once."""
+    """A model's arguments as the types that the tool declares. All misfits are refused at once."""
     return Parameters(tool).bind(arguments)
 
 
@@ -33,8 +33,8 @@ _Fit: TypeAlias = Callable[[Any], Any]
 
 
 class Parameters:
-    """The parameters of a tool: their JSON schema, and how a model's arguments become theirs. What others declared is
-    theirs to judge: only what is missing is refused here."""
+    """The parameters of a tool: their JSON schema, and the conversion of arguments to them. A framework's own schema is
+    validated by the framework: only missing arguments are refused here."""
 
     schema: dict[str, Any]
 
@@ -65,7 +65,7 @@ class Parameters:
             self.schema["$defs"] = definitions
 
     def bind(self, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
-        """The arguments as the declared types. What does not fit is refused, all of it at once."""
+        """The arguments as the declared types. All misfits are refused at once."""
         given, bound, problems = _object(arguments), dict[str, Any](), list[str]()
         if self._open:
             missing = [f"{name}: is missing" for name in self.schema.get("required", ()) if name not in given]
@@ -80,7 +80,7 @@ class Parameters:
                 try:
                     bound[name] = self.fitted(name, given[name])
                 except ValueRefused as refused:
-                    # Models like to write null for what they leave out.
+                    # Models often write null for omitted arguments.
                     if given[name] is not None or not is_optional:
                         problems.append(f"{refused}{self._takes(name)}")
         names = ", ".join(self._given) or "it takes none"
@@ -126,7 +126,7 @@ def _object(arguments: Mapping[str, Any] | str) -> Mapping[str, Any]:
 
 
 def _lenient_readings(value: Any) -> Iterator[Any]:
-    """What a sloppy model may have meant: JSON that it wrote as text, or the text of what it wrote as JSON."""
+    """Alternative readings of a model's value: text parsed as JSON, or JSON written as text."""
     if isinstance(value, str):
         try:
             yield json.loads(value)
@@ -216,7 +216,7 @@ _FIELD: Final = re.compile(r":(param|parameter|arg|argument|key|keyword|type)\b(
 
 
 def described(doc: str) -> tuple[str, dict[str, str]]:
-    """A docstring without what it says of parameters, and that by name; as Google, NumPy or Sphinx write it."""
+    """A docstring without its parameters, and their texts by name; in Google, NumPy or Sphinx style."""
     lines, kept, about = doc.splitlines(), list[str](), dict[str, str]()
     while lines:
         line = lines.pop(0)

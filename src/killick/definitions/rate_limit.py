@@ -19,7 +19,7 @@ BUCKETS_SWEPT: Final = 1024
 """The number of buckets from which full ones are dropped."""
 
 _ROUNDING_SECONDS: Final = 1e-6
-"""Who waited as long as was asked must not be sent away again for what floats round off."""
+"""A tolerance: a caller that waited as long as required must not be refused again by rounding."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Limit:
             object.__setattr__(self, name, value)
 
     def key_of(self, arguments: Mapping[str, Any]) -> str:
-        """What separates this call's bucket from others. It can hold a secret's digest: keep it in memory."""
+        """The key of this call's bucket. It can contain a secret's digest: keep it in memory."""
         if self.by is None:
             return ""
         if self.by not in arguments:

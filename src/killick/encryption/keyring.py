@@ -1,4 +1,4 @@
-"""The data keys of a store, each wrapped by a master key in a log of its own. Destroying one erases what it encrypted.
+"""The data keys of a store, each wrapped by a master key in a log of its own. Destroying one erases its data.
 
 The store has one key, and each data subject another. A run tree derives its own from one of them, so that its values
 are shared within the tree alone. A key's name has the owner (12 bytes), the owner's key (2), and the run tree (8).
@@ -186,7 +186,7 @@ class Keyring:
         raise KeyRefused(self._store.place, "other processes change the same key all the time; try again")
 
     def _kept(self, owner: bytes) -> Iterator[_Kept]:
-        """Yields what a key log has: every wrapping of every key, oldest first."""
+        """Yields the content of a key log: every wrapping of every key, oldest first."""
         run, after = _LOGS + owner.hex(), 0
         while self._store.head(run) is not None and (found := self._log.read(run, after=after)):
             for seq, event, row in found:

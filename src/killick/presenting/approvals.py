@@ -1,4 +1,4 @@
-"""Approvals: the call that is to be approved, the rule and the people asked, their votes, and what they edited."""
+"""Approvals: the call that is to be approved, the rule and the approvers, their votes, and their edits."""
 
 from __future__ import annotations
 

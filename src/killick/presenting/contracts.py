@@ -84,7 +84,7 @@ def _bounds(terms: Mapping[str, Any]) -> Iterator[str]:
 
 
 def bounded(bound: Mapping[str, Any]) -> str:
-    """What a value may be, after "is"."""
+    """The permitted values, after "is"."""
     types: Sequence[str] = [bound["type"]] if isinstance(bound.get("type"), str) else bound.get("type", ())
     limits = ""
     if "min" in bound and "max" in bound:

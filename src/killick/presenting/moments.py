@@ -1,4 +1,4 @@
-"""What happened to a run between its steps, one line each; and which of it a timeline leaves out."""
+"""The events of a run between its steps, one line each; and which of them a timeline omits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def trivial(entries: Sequence[Entry], *, is_first: bool = True) -> Callable[[Mom
 
 
 def line(moment: Moment, shows: Shows) -> Phrase:
-    """What happened, in one line."""
+    """A moment, in one line."""
     event, data, value = moment.event, moment.data, shows.value
     by = f" by {getattr(event, 'by', None)}" if getattr(event, "by", None) else ""
     because = f": {value(data['because'])}" if data.get("because") else ""

@@ -1,4 +1,4 @@
-"""What needs a person now: the open questions of all runs, and the runs that continue only when a person acts."""
+"""The work for people: the open questions of all runs, and the runs that only a person can continue."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Questions:
         return f"{len(waits)}{'+' * more}" if waits else ""
 
     def needs(self, person: str, counts: Counter[str] | None = None, *, may_answer: bool) -> Needs:
-        """What needs a person, as this one sees it. `counts` are those of all runs, where they are known."""
+        """The work for people, as this person sees it. `counts` are those of all runs, if known."""
         (waits, more), counts = self.now(), counts or counted(self._client.runtime.store, RunQuery())
         asks = [each for each in waits if each.waits_for == "answer"]
         mine = [each for each in asks if may_answer and approvals.why_not(self._client, each, person) is None]

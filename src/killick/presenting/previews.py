@@ -1,4 +1,4 @@
-"""What a command will do to a run, in plain words, before it is given. Raises the error that the command would raise.
+"""Previews of commands in plain words. A preview raises the error that the command would raise.
 
 Reads the record as it is now: a worker may have advanced the run by the time that the command takes effect.
 """
@@ -33,7 +33,7 @@ CHARS: Final = 80
 
 
 class Will(msgspec.Struct, frozen=True):
-    """What will be done: in one sentence, and line by line where there is more to know."""
+    """A preview: one sentence, and further lines."""
 
     will: str
     more: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What a rewind, a fork or an undo would mean: labels, and the lines under each. Changes nothing."""
+"""Previews of a rewind, a fork or an undo: labels, and the lines under each. Read-only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STAYS: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
     (("undone",), "undone", "the same call again is executed"),
 )
 FILES: Final[Mapping[How, str]] = {"added": "good", "removed": "bad", "changed": "warning", "touched": "notice"}
-"""The roles of what became of a file."""
+"""The roles of file changes."""
 
 
 def call_line(tool: str, given: Any, chars: int = 60) -> str:
@@ -44,7 +44,7 @@ def steps_between(steps: Sequence[str]) -> str:
 
 
 def rewind(found: RewindPreview, chars: int) -> Report:
-    """What a rewind takes back, and what stays as it is."""
+    """The steps that a rewind drops, and the effects that stay."""
     kept = f", which {'stay' if len(found.steps) > 1 else 'stays'} on record" if found.steps else ""
     yield "rewinds", [Phrase(steps_between(found.steps)).add(kept, "quiet")]
     for status, label, means in _STAYS:
@@ -84,7 +84,7 @@ def spent(spend: Spend) -> str:
 
 
 def undo(found: UndoPreview, chars: int) -> Report:
-    """What an undo undoes, by which compensation, and which steps share its effect."""
+    """The effect of an undo, its compensation, and the steps that share the effect."""
     yield "returned", [Phrase(brief(found.result, chars))] if found.result is not None else []
     status = (found.status or "no effect").replace("_", " ")
     yield "effect", [Phrase(status).add(f"  {found.key}" if found.key else "", "quiet")]

@@ -1,4 +1,4 @@
-"""Labels for the context window of a run: what fills it, what was wasted, why pages left and how they came back."""
+"""Labels for the context window of a run: contents, waste, evictions and faults."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ ROUTES: Final[tuple[Route, ...]] = (
 
 
 _WORDS: Final = words_of(route.gives for route in ROUTES)
-"""What our own documents are made of: no rule hides that."""
+"""The values of Killick's own documents: no redaction rule applies to them."""
 
 
 def asgi(

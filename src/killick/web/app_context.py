@@ -1,4 +1,4 @@
-"""What every handler works with: the client, the access rules, the redaction, and the hub of its streams."""
+"""The context of every handler: the client, the access rules, the redaction, and the hub of its streams."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Access(Protocol):
         ...
 
     def csrf(self, request: Request) -> str:
-        """What a page of ours proves itself with when it writes."""
+        """The CSRF token that a page sends with a write."""
         ...
 
     def set_cookies(self, request: Request, response: Response) -> None:
@@ -79,7 +79,7 @@ class AppContext:
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def _seen(self, run: str, values: dict[str, Any]) -> dict[str, Any]:
-        """What is to be seen of a run's values."""
+        """The values of a run that the caller may see."""
         seen: dict[str, Any] = values if self.mask is None else self.mask.over(values, run=run)
         return seen
 

@@ -1,6 +1,6 @@
 """Serves routes: identifies the caller, decodes the request, calls the handler, and sends its document or its page.
 
-A page is a template over the document of its twin in the API: a person sees what a program gets.
+A page is a template over the document of its API route: a person and a program get the same data.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _Endpoint:
             self.context.questions.forget()
 
     async def _answered(self, call: Call[Any, Any]) -> Response:
-        """What came of a call, a refusal included: that is an answer too."""
+        """The response to a call. A refusal is a response too."""
         try:
             return await self._carried_out(call)
         except Exception as error:
@@ -109,7 +109,7 @@ class _Endpoint:
             return problem_page(self.context, request, problem)
 
     async def _problem(self, request: Request, error: Exception) -> Problem:
-        """An error may quote what is not to be seen."""
+        """A problem, redacted: an error may quote values that the caller may not see."""
         problem = problem_of(error)
         mask = self.context.mask
         if mask is None or not mask.fields:
@@ -137,7 +137,7 @@ class _Endpoint:
         return await self._finished(call, self._sent)
 
     async def _finished(self, call: Call[Any, Any], finish: Callable[[Call[Any, Any], Any], Response]) -> Response:
-        """What came of a call as a response. Reading, hiding and drawing are all done off the loop, in one go."""
+        """The result of a call as a response. A worker thread reads, redacts and renders it in one go."""
         handler = self.route.handler
         if inspect.iscoroutinefunction(handler):
             found = await handler(call)
@@ -182,7 +182,7 @@ class _Endpoint:
         if mask is None or not mask.fields or not self.route.veils:
             return doc
         masked = mask.over(doc, run=getattr(call.asked, "run", None))
-        # What the caller sent is returned as it is: hiding it would confirm a right guess.
+        # The caller's own values are returned unchanged: redacting them would confirm a right guess.
         sent = {name: getattr(call.asked, name) for name in call.asked.__struct_fields__ if name in doc}
         return masked | {name: value for name, value in sent.items() if isinstance(value, str) and doc[name] == value}
 
@@ -242,7 +242,7 @@ _NAMES_RUNS: Final = ("run", "a", "b", "against", "wait")
 
 
 def _refuse_own(person: Person, asked: msgspec.Struct) -> None:
-    """What Killick keeps for itself, its tokens among it, is for admins."""
+    """Killick's internal logs, such as its tokens, are for admins."""
     if person.may("admin"):
         return
     for name in _NAMES_RUNS:

@@ -22,7 +22,7 @@ class PublishRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class PublishResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an event."""
+    """The result of publishing an event."""
 
     name: str
     receivers: Annotated[int, msgspec.Meta(description="How many triggers listen to it.")]

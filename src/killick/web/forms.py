@@ -1,7 +1,7 @@
 """Forms from JSON Schema: a schema and a current value become fields. Pure: reads no store, checks no answer.
 
-What has no better form is a field of raw JSON, so that every value can be given; a value that does not fit its schema
-is shown so too. What comes back is checked by the runtime alone.
+A schema without a specific form gets a field of raw JSON, so that every value can be given; a value that misfits
+its schema is shown so too. Only the runtime validates the submitted values.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     was: str | None = None
     shown: str = ""
     takes: str = ""
-    """What fits, in words: `from 1 to 20`."""
+    """The accepted values, in words: `from 1 to 20`."""
     length_max: int | None = None
     choices: tuple[Choice, ...] = ()
     fields: tuple[Field, ...] = ()
@@ -197,7 +197,7 @@ class _FormBuilder:
 
 
 def unmasked(value: Any, original: Any, at: str = "value") -> Any:
-    """A value that came back from a page, with what that did not show as it was. Problem where that is not known."""
+    """A submitted value, with hidden parts restored from the original. Raises Problem if the original has none."""
     if value == HIDDEN:
         if original is NOTHING:
             raise Problem(422, f"{at}: {HIDDEN} marks a hidden value; give a value", code="value_hidden")
@@ -252,7 +252,7 @@ def _label(value: Any) -> str:
 
 
 def _like(value: Any) -> Mapping[str, Any]:
-    """What a value of which nothing is said is likely to be."""
+    """The likely schema of a value without one."""
     kinds = {bool: "boolean", int: "number", float: "number", str: "string"}
     return {"type": kinds[type(value)]} if type(value) in kinds else {}
 

@@ -44,7 +44,7 @@ FOLLOWERS_EACH_MAX: Final = 100
 
 PAGE_EVENTS: Final = 100
 PAGE_BYTES: Final = 262_144
-"""What one reading gives, at the most; one event alone may be more."""
+"""The most bytes of one read; a single event may be larger."""
 
 _PAGES_KEPT: Final = 64
 _READERS: Final = 4
@@ -91,7 +91,7 @@ class Follower:
 
 
 class Hub:
-    """Who follows what. All of it belongs to one loop."""
+    """The followers of runs. All of it belongs to one loop."""
 
     def __init__(self, client: Client, *, followers_max: int = FOLLOWERS_MAX, mask: Redaction | None = None) -> None:
         self._client = client
@@ -133,7 +133,7 @@ class Hub:
             reason = "this server takes no more followers now; ask again later"
             raise Problem(503, reason, code="too_many_followers", headers={"Retry-After": "10"})
         follower = Follower()
-        follower.notify()  # what is known already is news to a new one
+        follower.notify()  # a new follower gets the known state at once
         self._followers.add(follower)
         self._of_person[by] += 1
         if counts:
@@ -154,7 +154,7 @@ class Hub:
                     del self._watched[run]
                     self._positions.pop(run, None)
 
-    # what followers ask -----------------------------------------------------------------------
+    # queries of followers ---------------------------------------------------------------------
 
     async def position(self, run: str) -> Position:
         """How far a run is, as far as is known; RunUnknown where there is none."""
@@ -163,7 +163,7 @@ class Hub:
             looked = await asyncio.to_thread(self._look, (run,))
             if run not in looked:
                 raise RunUnknown(run)
-            return looked[run]  # only the poller keeps what it saw, since it tells those who wait for it
+            return looked[run]  # only the poller stores positions, since it notifies the followers
         return known
 
     def known(self, run: str) -> Position | None:

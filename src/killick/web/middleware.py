@@ -135,7 +135,7 @@ class Guard:
     # who comes how often ----------------------------------------------------------------------
 
     def refuse_often(self, scope: Scope) -> None:
-        """Who is known by what they show counts for themselves; everybody else by their address."""
+        """Counts requests with credentials by their person, and all others by their address."""
         shown = _shown(scope)
         key = self._known.get(shown) if shown is not None else None
         client = scope.get("client")
@@ -268,7 +268,7 @@ class _RequestCycle:
         return [*headers, *HEADERS]
 
     async def _refuse(self, problem: Problem) -> None:
-        # What was not read of the body would be taken for the next request.
+        # The unread rest of the body would be parsed as the next request.
         response = self._problem_response(problem)
         response.headers["connection"] = "close"
         await response(self.scope, self._receive, self.send)  # pyright: ignore[reportArgumentType]
@@ -283,7 +283,7 @@ class _RequestCycle:
         return HTMLResponse(page, problem.status, problem.headers)
 
     def _note(self) -> None:
-        """One line for each write: who, what, and what came of it. No query and no body."""
+        """One line for each write: the person, the request and the status. No query and no body."""
         if self.scope["method"] in _LOOKS:
             return
         path = (self.scope.get("raw_path") or str(self.scope["path"]).encode()).partition(b"?")[0]

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the route table and the types of its documents: it cannot say what is not so."""
+"""The OpenAPI document, made from the route table and the types of its documents, so that it is always correct."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def openapi(routes: tuple[Route, ...]) -> dict[str, Any]:
     }
     # Types of two modules that share a name are distinguished by their modules, which clients need not know.
     text = _MODULE.sub(lambda found: found[1].capitalize() + found[2], msgspec.json.encode(made).decode())
-    # Generators of clients need to know the items of an array, and take what has a default for required.
+    # Client generators need the items of an array, and treat fields with a default as required.
     text = text.replace('{"type":"array"}', '{"type":"array","items":{}}')
     text = text.replace(',"default":null', "").replace('{"default":null}', "{}")
     plain: dict[str, Any] = msgspec.json.decode(text)
@@ -139,7 +139,7 @@ class _Schemas:
         taken = set(_reached([self._refs[kind] for kind in bodies], components))
         brief = set(_brief(msgspec.inspect.multi_type_info(given)))
         for name, made in list(self.components.items()):
-            # Documents are sent whole: what has a default is there too, unless its type leaves it out.
+            # Documents are sent whole: fields with a default are included, unless their type omits them.
             if name not in taken and made.get("properties") and made.get("title") not in brief:
                 self.components[name] = {**made, "required": sorted(made["properties"])}
 
@@ -156,7 +156,7 @@ class _Schemas:
 
 
 def _brief(infos: Sequence[Any], seen: set[type] | None = None) -> Iterator[str]:
-    """The names of types that leave out what is as it is by default."""
+    """The names of types that omit default values."""
     seen = set() if seen is None else seen
     for info in infos:
         if isinstance(info, msgspec.inspect.StructType):
@@ -280,6 +280,6 @@ def _tag(route: Route) -> str:
 
 
 def _tags(routes: Sequence[Route]) -> set[tuple[str, str]]:
-    """The modules of a table, and what each says that it is."""
+    """The modules of a table, and their descriptions."""
     modules = {_tag(route): route.handler.__module__ for route in routes}
     return {(tag, (sys.modules[name].__doc__ or "").strip().partition("\n")[0]) for tag, name in modules.items()}

@@ -1,4 +1,4 @@
-"""Problems: what went wrong, as `application/problem+json` or as a page. Every error has a status, and none leaks."""
+"""Problems: errors as `application/problem+json` or as a page. Every error has a status, and none leaks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Problem(Exception):
         return TITLES.get(self.status, "Refused")
 
     def document(self) -> dict[str, Any]:
-        """As RFC 9457 has it. The code is what programs tell problems by."""
+        """As RFC 9457 defines it. Programs distinguish problems by the code."""
         return {
             "type": f"urn:killick:problem:{self.code}",
             "title": self.title,
@@ -88,7 +88,7 @@ class Problem(Exception):
 
 
 class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A problem (RFC 9457). `code` tells them apart; `detail` is one line that names the thing and the next move."""
+    """A problem (RFC 9457). `code` identifies its kind; `detail` is one line that names the thing and the next move."""
 
     type: str
     title: str

@@ -1,7 +1,7 @@
 """Redacts values: of fields that rules name, in every document, and wherever else they occur in a run's texts.
 
-Works on plain documents just before they become JSON or a page. What the fields of a run hold is gathered from its log
-once and kept up to date, so that a page costs what is new. Without rules it does nothing at all.
+Works on plain documents just before they become JSON or a page. The values of a run's fields are gathered from its log
+once and kept up to date, so that a page reads only new events. Without rules it does nothing.
 
 A hash of a value that is hidden would tell it to a reader who guesses. So every hash of ours is keyed too: the same for
 the same hash, and of no use without the key.
@@ -72,7 +72,7 @@ a document without them would be unreadable."""
 
 
 class _Gathered(NamedTuple):
-    """What the named fields of a run hold, as texts, up to an event and a message; and which of them it has."""
+    """The values of a run's named fields, as texts, up to an event and a message; and the fields that it has."""
 
     seq: int = 0
     message: int = 0
@@ -83,7 +83,7 @@ class _Gathered(NamedTuple):
 
 
 class Redaction:
-    """What is not to be seen. `fields` are names, or dotted paths of names, as for an export."""
+    """The redaction rules of an app. `fields` are names, or dotted paths of names, as for an export."""
 
     def __init__(self, client: Client, fields: Sequence[str] = (), *, spared: Collection[str] = ()) -> None:
         self.fields = (fields,) if isinstance(fields, str) else tuple(fields)
@@ -103,12 +103,12 @@ class Redaction:
         if not self.fields:
             return document
         runs = {run} if isinstance(run, str) else set(run or ())
-        # What names no run is a text like any other, wherever it stands.
+        # A text that names no run is redacted like any other.
         runs.update(each for each in set(_mentioned(document)) if self._client.runtime.store.head(each) is not None)
         return _Redactor(self._named, self._words_of(runs), runs, self.keyed).value(document, ())
 
     def keyed(self, text: str) -> str:
-        """What is shown for a hash of ours, in the same form; for any other text the keys of actions in it."""
+        """A keyed replacement of Killick's own hash, in the same form; in any other text, of the action keys in it."""
         if _HASH.fullmatch(text) is None:
             return _ACTION.sub(lambda found: found[1] + self._digest(found[2]).hex()[:8], text)
         digest = self._digest(text)
@@ -118,7 +118,7 @@ class Redaction:
         return hmac.digest(self._key, text.encode(), "sha256")
 
     def redaction(self, run: str) -> tuple[str, ...] | bool:
-        """What an export of a run is to redact: the fields that it has; everything, where others of its family have
+        """The fields that an export of a run redacts: those that it has; everything, where others of its family have
         such values, which may occur in it under any name."""
         own = self._up_to_date(run)
         others = [self._up_to_date(each) for each in self._linked([run]) if each != run]
@@ -126,10 +126,10 @@ class Redaction:
             return True
         return tuple(field for field in self.fields if field in own.fields) or False
 
-    # what is known ----------------------------------------------------------------------------
+    # gathered values --------------------------------------------------------------------------
 
     def _words_of(self, runs: Iterable[str]) -> _Finder:
-        """What to look for in a document about these runs."""
+        """The texts to redact in a document about these runs."""
         texts = frozenset[str]().union(*(self._up_to_date(run).texts for run in self._linked(sorted(runs))))
         texts -= self._spared
         with self._mutex:
@@ -173,7 +173,7 @@ class Redaction:
         try:
             return unpack(packed, self._client.runtime.store.pieces)
         except KillickError:
-            return None  # what cannot be read cannot be shown either
+            return None  # an unreadable value cannot be shown either
 
 
 def _linked_runs(event: e.Event) -> Iterator[str]:

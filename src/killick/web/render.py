@@ -61,7 +61,7 @@ def render(
     headers: Mapping[str, str] | None = None,
     **given: Any,
 ) -> Response:
-    """A page as a response, with what its forms need to prove where they come from."""
+    """A page as a response, with the CSRF cookie for its forms."""
     base = request.scope.get("root_path", "")
     text = environment().get_template(template).render(
         person=person, may=partial(_may, person), csrf=context.access.csrf(request), url=partial(address, request),
@@ -140,7 +140,7 @@ def pretty(value: Any) -> str:
 
 
 def shown(text: Any) -> Any:
-    """A text for people to read, with what cannot be seen written out; what is no text stays as it is."""
+    """A text for display, with invisible characters escaped; other values stay as they are."""
     return visible(text) if isinstance(text, str) else text
 
 
@@ -173,7 +173,7 @@ def size(count: int) -> str:
 
 @cache
 def _version() -> str:
-    """What changes when any of our files does: modules import each other by relative paths."""
+    """A version that changes with any static file: modules import each other by relative paths."""
     digest = sha256()
     for file in sorted(files("killick.web").joinpath("static").iterdir(), key=lambda file: file.name):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())

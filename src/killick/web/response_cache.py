@@ -31,10 +31,10 @@ CROWD: Final = 60
 as well: workers on the same machine need the rest of the time."""
 
 KEPT_SECONDS: Final = 0.3
-"""How old a shared answer may be. Pages wait for longer than this before they ask for what was announced."""
+"""How old a shared answer may be. Pages wait for longer than this before they ask for an announced change."""
 
 STILL_SECONDS: Final = 2.0
-"""The same of an answer about a run that did not move since: what it shows of other runs may have."""
+"""The same for a response about an unchanged run: other runs that it shows may have changed."""
 
 ANSWERS_MAX: Final = 256
 ANSWER_BYTES_MAX: Final = 262_144

@@ -28,7 +28,7 @@ HINT_SECONDS: Final = 0.3
 """How long hints are gathered before they are sent."""
 
 SEND_SECONDS: Final = 60.0
-"""How long a follower may take to take what is sent, before it is let go."""
+"""How long a follower may block a send before it is disconnected."""
 
 KNOWN_SECONDS: Final = 2.0
 """How often the permission of a follower is checked again."""
@@ -64,7 +64,7 @@ class Stream(Response):
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._frames.aclose()
         if not tasks[1].cancelled():
-            return  # nobody is there any more
+            return  # the client disconnected
         with contextlib.suppress(OSError):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -126,7 +126,7 @@ def _after(call: Call[FollowAsked, Nothing]) -> int:
 
 
 async def _begun(frames: Frames) -> Frames:
-    """A stream whose first frame is there: what keeps it from beginning is a problem, and no broken stream."""
+    """A stream after its first frame: an error before that is a problem response, not a broken stream."""
     first = await anext(frames)
 
     async def whole() -> Frames:
@@ -161,7 +161,7 @@ async def _events(hub: Hub, run: str, after: int, *, by: str) -> Frames:
 
 
 class LiveAsked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a page shows."""
+    """The runs and counts that a page shows."""
 
     run: Annotated[
         tuple[str, ...],
@@ -174,7 +174,7 @@ async def live(call: Call[LiveAsked, Nothing]) -> Response:
     """Follow changes: hints for pages, a few a second at the most.
 
     `event: changed` says how far which of the runs are (`runs`: `run`, `seq`, `status`), and how many runs there are of
-    each status (`counts`), where that is not what was said before. The current values come first. Unknown runs are
+    each status (`counts`), if they changed. The current values come first. Unknown runs are
     ignored.
     """
     hub = call.context.hub

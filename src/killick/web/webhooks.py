@@ -1,8 +1,8 @@
-"""Webhooks in: what other services tell, signed, becomes named events and messages to runs.
+"""Incoming webhooks: signed requests of other services become named events and messages to runs.
 
 The signature is the proof, in the form of Standard Webhooks; no token is asked for. Each name has a secret of its own,
-and its sender publishes events of that name and no other. What was taken once is not taken again: the webhook's id is
-the event's, and what is old is refused before that is forgotten.
+and its sender publishes events of that name and no other. A redelivery is received once: the webhook's id is
+the event's, and old requests are refused before the id is forgotten.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class HookToRunAsked(HookAsked, frozen=True, kw_only=True):
 
 
 class WebhookReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a webhook."""
+    """The receipt of a webhook."""
 
     name: str
     id: str
@@ -58,7 +58,7 @@ class WebhookReceipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def receive(call: Call[HookAsked, Nothing]) -> WebhookReceipt:
-    """Take a webhook: publish what it says as the event of its name.
+    """Receive a webhook: publish its body as the event of its name.
 
     Its body is a JSON object; `webhook-id`, `webhook-timestamp` and `webhook-signature` are as Standard Webhooks has
     them, not older than five minutes. The id makes it count once. 404 if no trigger listens to the event.
@@ -73,7 +73,7 @@ async def receive(call: Call[HookAsked, Nothing]) -> WebhookReceipt:
 
 
 async def receive_for_run(call: Call[HookToRunAsked, Nothing]) -> WebhookReceipt:
-    """Take a webhook for one run: send it what it says, as the message that it waits for by that name.
+    """Receive a webhook for one run: send it the body, as the message that it waits for by that name.
 
     The run's id is no secret: a caller with the secret of this name may send to every run.
     """
@@ -86,7 +86,7 @@ async def receive_for_run(call: Call[HookToRunAsked, Nothing]) -> WebhookReceipt
 def _send(client: Client, run: str, name: str, body: Any, message: str) -> None:
     row = client.runtime.store.index(run)
     if row is not None and row.agent.startswith(OWN_AGENTS):
-        raise RunUnknown(run)  # what Killick keeps for itself is nobody's to write to
+        raise RunUnknown(run)  # callers may not write to Killick's internal logs
     while row is not None and row.status == "completed":
         # A redelivered message was received by the run that this one continues: it is not for the successor.
         if client.runtime.store.message(run, message) is not None:

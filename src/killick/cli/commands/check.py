@@ -1,4 +1,4 @@
-"""`killick check`: interrupts a person's own agent in every way, and prints what to mend."""
+"""`killick check`: interrupts a user's agent in every way, and prints the findings."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check_command(
     answered = dict(map(_answer, answers))
 
     def joined(case: Case) -> Case:
-        """A case, with what was said on the command line on top."""
+        """A case, overridden by the options of the command line."""
         return Case(
             agent=case.agent, input=case.input if given is None else value_of(given),
             fakes={**case.fakes, **dict(map(pair, fakes))}, answers={**answered, **case.answers, **answered},
@@ -139,7 +139,7 @@ def _with_timeout(case: Case) -> Generator[None]:
     _restart_timer()
     logger = logging.getLogger("killick")
     level = logger.level
-    logger.setLevel(logging.CRITICAL)  # what rehearsals tell each other is nobody's business
+    logger.setLevel(logging.CRITICAL)  # rehearsals log errors that they cause themselves
     try:
         yield
     finally:
@@ -185,7 +185,7 @@ def _found(finding: Finding) -> list[RenderableType]:
 
 
 def _reached(reached: Reached) -> Text:
-    """What the rehearsals reached, and what none did."""
+    """The steps that the rehearsals reached, and those that none did."""
     never = len(reached.tools_never)
     parts = [f"{reached.tools - never} of {reached.tools} tool{'s' * (reached.tools != 1)}"] if reached.tools else []
     branches = reached.branches - len(reached.branches_never)

@@ -1,4 +1,4 @@
-"""`killick contract`: lints contracts, says what they say, and judges what runs intended once more. Changes nothing."""
+"""`killick contract`: lints and explains contracts, and judges recorded intentions again. Read-only."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check_command(shell: Shell, targets: Sequence[str]) -> Exit:
 
 
 class Linted(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found. Without a contract it does not hold together."""
+    """The result of linting a file. Without a contract the file is invalid."""
 
     target: str
     contract: Contract | None
@@ -325,7 +325,7 @@ def _row(found: Rejudged, judged: Judged, width: int) -> tuple[Text | str, ...]:
 
 
 def summary(found: Sequence[Rejudged], contract: Contract | None) -> str:
-    """What came of it, in one line."""
+    """The result, in one line."""
     count = Counter(judged.change for each in found for judged in each.judged)
     of = f"of {counted(count.total(), 'intention')} in {counted(len(found), 'run')}"
     said = [f"{count[change]} {word}" for change, word in _CHANGES.items() if count[change]]

@@ -36,7 +36,7 @@ LAST_EVENTS: Final = 200
 
 @dataclass(frozen=True)
 class Act:
-    """A command on one run: `plan` previews it, or raises why it is refused; `do` gives it, and returns what it did."""
+    """A command on one run: `plan` previews it, or raises why it is refused; `do` runs it, and returns the result."""
 
     verb: str
     usual: tuple[str, ...]
@@ -45,7 +45,7 @@ class Act:
 
 
 class Outcome(NamedTuple):
-    """What became of one run."""
+    """The result for one run."""
 
     run: str
     status: str

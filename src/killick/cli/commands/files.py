@@ -1,4 +1,4 @@
-"""How files look: `show --files`, what `diff` says of them, and the command `restore`. Decides nothing."""
+"""The display of files: `show --files`, the files of `diff`, and the command `restore`. Decides nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from killick.presenting.time_travel import changed_files
 from killick.workspace import tree
 
 LINES_MAX: Final = 48
-"""A listing that is longer is folded to what changed and to the names of the folder itself."""
+"""A longer listing is folded to the changed entries and the names of the folder itself."""
 
 CHANGES_MAX: Final = 40
 """So many changes, and so many lines of each file, are printed; `--files` prints all."""
@@ -94,7 +94,7 @@ def _content_fields(data: bytes, entry: tree.Entry) -> dict[str, Any]:
 
 
 def _plain(text: str) -> str:
-    """A text that moves no cursor: what is no printable character and no line is shown as what it is."""
+    """A text that moves no cursor: characters that are neither printable nor line breaks are escaped."""
     return "".join(char if char.isprintable() or char in "\n\t" else f"\\x{ord(char):02x}" for char in text)
 
 
@@ -155,7 +155,7 @@ def _at(label: str, seq: int) -> str:
 
 
 def print_diff(shell: Shell, found: FilesDiff, *, whole: bool = False) -> None:
-    """What is other in the files of two places; lines of small texts, all of them where that is asked for."""
+    """The differences between the files of two positions; with the lines of small texts, or of all on request."""
     one, two = found.before, found.after
     head = Text.assemble(("files", "bold"))
     for between, side in (("  ", one), (" → ", two)):

@@ -1,4 +1,4 @@
-"""The commands of people who are asked: `inbox` lists what waits, `answer` answers it, `say` speaks to a run."""
+"""The commands of approvers: `inbox` lists open waits, `answer` answers one, `say` sends text to a run."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _commands(wait: Wait) -> list[tuple[str, ...]]:
 
 
 def print_wait(shell: Shell, wait: Wait, *, err: bool = False) -> None:
-    """A wait: what is asked, of whom, until when, and what to type."""
+    """A wait: its question, its addressees, its deadline, and the command that answers it."""
     width, now = (shell.err if err else shell.out).width, shell.clock.now_us()
     lines = _approval(shell, wait, width, now) if wait.rule is not None else _question(wait, now)
     shell.print(*lines, *_command_lines(shell, wait, width), err=err)
@@ -96,7 +96,7 @@ def _question(wait: Wait, now: int) -> Iterator[Text]:
 
 
 def _approval(shell: Shell, wait: Wait, width: int, now: int) -> Iterator[Text]:
-    """What is to be agreed to: the call, why that is asked, of whom and until when, and who agreed so far."""
+    """An approval request: the call, the reason, the approvers and the deadline, and the approvals so far."""
     head = Text().append(wait.id, style="bold cyan").append("  ")
     yield from paint.wrapped(head, Text(argument_edits.call(wait.intention), style="bold"), width)
     rule = approvals.by_rule(wait.rule)
@@ -132,7 +132,7 @@ def _command_lines(shell: Shell, wait: Wait, width: int) -> list[Text]:
 
 
 def _others(commands: list[tuple[str, ...]]) -> str:
-    """What else can be answered, without the words that all have in common."""
+    """The other possible answers, without the words that all have in common."""
     bare = [words[2] for words in commands if len(words) == 3]
     edits = [shlex.join(words[2:]) for words in commands if "--set" in words]
     chosen = [" ".join(words[2:]) for words in commands if "--value" in words and words[-1] != "VALUE"]
@@ -257,7 +257,7 @@ def answer_command(
 def _print_answered(
     shell: Shell, run: str, waits: Sequence[Wait], wait: str, verb: str, by: str | None, given: Any
 ) -> None:
-    """Print the answer, how many approvals there are where it needs several, and what happens next."""
+    """Prints the answer, the number of approvals if it needs several, and the next step."""
     answered = ", ".join(each.id for each in waits) or wait
     one = waits[0] if len(waits) == 1 else None
     voted = one if one is not None and one.need > 1 and verb == "approve" else None
@@ -289,7 +289,7 @@ def _edit(asked: Wait | None, wait: str, verb: str, value: str | None, sets: Seq
 
 
 def _move(refused: AnswerRefused, asked: Wait | None, verb: str, value: str | None) -> str:
-    """What to do about an answer that was refused, where that says nothing of it itself."""
+    """The next move after a refused answer, unless the refusal names one."""
     if isinstance(refused, NotAsked):
         return "; --by says who answers"
     if verb == "edit" and asked is not None and asked.rule is not None:

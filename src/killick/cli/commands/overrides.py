@@ -23,7 +23,7 @@ _step = click.argument("step", shell_complete=complete_pending)
 
 
 def _said(shell: Shell, run: str, done: str, line: str = "", **fields: Any) -> None:
-    """Report what was done; as `line`, where given, or with the command that continues the run."""
+    """Reports the result: as `line` if given, else with the command that continues the run."""
     if shell.json:
         shell.emit({"run": run, **fields, "done": done})
         return

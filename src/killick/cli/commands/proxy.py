@@ -16,7 +16,7 @@ from killick.cli.exit_codes import CommandFailed, Exit
 from killick.errors import AccessRefused
 
 EXTRA: Final = ("httpx", "uvicorn")
-"""What the proxy needs that Killick by itself does not."""
+"""The packages that only the proxy needs."""
 
 
 @command("proxy")

@@ -1,4 +1,4 @@
-"""The command `ps`: runs and where each one is, newest first; once, or live. Reads only what it shows."""
+"""The command `ps`: runs and their positions, newest first; once, or live. Reads only the displayed runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MARKED_US: Final = 3_000_000
 
 
 class Seen(NamedTuple):
-    """One run as the table has it. `about` is what it waits for, or what went wrong; `next` a command to type."""
+    """One row of the table. `about` is the run's wait or its failure; `next` is a command to type."""
 
     line: Line
     about: str
@@ -192,7 +192,7 @@ def _urgency(seen: Seen) -> int:
 
 
 def _about_text(about: About) -> str:
-    """What a run waits for, in the terminal's time zone."""
+    """A run's wait, in the terminal's time zone."""
     match about.kind:
         case "worker":
             return ""  # the next command is printed instead
@@ -215,7 +215,7 @@ _GIVE_WAY: Final = ((ABOUT, 24), (3, 12), (1, 8))
 
 
 def drawn(seen: Sequence[Seen], now_us: int, width: int, marked: Container[str] = ()) -> list[Text]:
-    """The table, line by line, made by hand for thousands of rows. Where there is no room for what a run waits for,
+    """The table, line by line, made by hand for thousands of rows. Where there is no room for a run's wait,
     that is on a line of its own."""
     cells = [_cells(each, now_us) for each in seen]
     tails = [_duration(each, now_us) for each in seen]
@@ -298,7 +298,7 @@ class Watching:
                 self._lines()
 
     def _look(self) -> tuple[list[Seen], list[Seen]]:
-        """What there is now, and what of it is news."""
+        """The current rows, and the changed ones among them."""
         seen = self.listing.seen(urgent=self.shell.out.is_terminal and not self.shell.json)
         news = [each for each in seen if self.last.get(each.line.run) != each]
         now = self.clock.now_us()

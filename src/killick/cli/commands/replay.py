@@ -64,11 +64,11 @@ def replay_command(
     return Exit.BAD if replayed.parted is not None else Exit.DONE
 
 
-# what is replayed, and with which code ------------------------------------------------------------
+# the run and its code -----------------------------------------------------------------------------
 
 
 def _found(shell: Shell, source: str, run: str | None) -> tuple[Export, bytes | None]:
-    """A run of the store, as a copy and with the key of its secrets; or what a file holds."""
+    """A copy of a run of the store, with the key of its secrets; or the export in a file."""
     is_file = Path(source).is_file()
     if not is_file or (shell.exists and not bundle.is_archive(source) and shell.store.head(source) is not None):
         log = shell.log
@@ -109,11 +109,11 @@ def _name_of(found: Export, run: str) -> str:
     return name
 
 
-# what is shown ------------------------------------------------------------------------------------
+# output -------------------------------------------------------------------------------------------
 
 
 class _Screen:
-    """Tells a person what comes of a replay, as it comes."""
+    """Prints the progress of a replay."""
 
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
@@ -160,7 +160,7 @@ class _Screen:
 
 
 def verdict(replayed: Replayed) -> str:
-    """What came of it, in one line."""
+    """The result, in one line."""
     called = "nothing was called"
     match replayed.outcome:
         case "parted":

@@ -117,7 +117,7 @@ def drive(shell: Shell, run_target: RunTarget, *, quiet: bool = False) -> Exit:
 
 
 class RunTarget(NamedTuple):
-    """A run to be driven: by which agent, named how, on what."""
+    """A run to execute: its agent, its name and its input."""
 
     agent: AnyAgent
     target: str | None
@@ -138,7 +138,7 @@ class RunTarget(NamedTuple):
 
 
 def _run_target(shell: Shell, target: str | None, text: str | None, run: str | None) -> RunTarget:
-    """What to run: as it is named, or as it is on record. Makes nothing yet."""
+    """The run to execute: a new one, or a recorded one. Creates nothing yet."""
     if target is not None:
         agent = shell.agent(target)
         if text is None and run is not None and (recorded := _recorded(shell, run)) is not None:
@@ -312,7 +312,7 @@ def fitting(agent: AnyAgent, text: str | None) -> Any:
         if _refused(agent, value) is None:
             return value
     try:
-        # What JSON has no word for is written as text: dates, identifiers, decimals, bytes.
+        # Types that JSON lacks are written as text: dates, identifiers, decimals, bytes.
         return msgspec.convert(found, agent.input_type)
     except (msgspec.ValidationError, TypeError):
         raise CommandFailed(f"{_misfit(_refused(agent, found))}; {takes}") from None
@@ -371,7 +371,7 @@ class Progress:
             self._thread.join(5)
 
     def _follow(self) -> None:
-        """Until the run is over. Progress is a courtesy: what cannot be read or printed costs the run nothing."""
+        """Follows the run until it ends. An error in reading or printing does not affect the run."""
         with suppress(OSError):
             over = False
             while not over:
@@ -380,7 +380,7 @@ class Progress:
                     self._look()
 
     def _look(self) -> None:
-        """Print what is new. Steps are shown as they are now, each as often as it comes to something else."""
+        """Prints changed steps, each in its current state."""
         recorded = self._client.events(self._run, after=self._after)
         state = self._client.state(self._run)
         if recorded:
@@ -402,7 +402,7 @@ class Progress:
 
 
 def line_of(state: State, step: Step, now_us: int) -> Text:
-    """A step on one line: its number, its name, and how it ended or what keeps it."""
+    """A step on one line: its number, its name, and its outcome or its wait."""
     style = paint.STYLES.get(step.status, "")
     line = Text().append(f"  {paint.SIGNS.get(step.status, '·')} ", style=style).append(f"{step.id:<4} ", style="dim")
     line.append(f"{paint.brief(step.name, 32):<20} ", style="bold" if step.status in _OVER else "")
@@ -419,7 +419,7 @@ def line_of(state: State, step: Step, now_us: int) -> Text:
 
 
 def _why(state: State, step: Step) -> str:
-    """What went wrong last."""
+    """The last failure."""
     ended = next((attempt.ended for attempt in reversed(step.attempts) if attempt.ended), step.ended)
     failure = state.data(ended).get("failure")
     if isinstance(failure, dict):
@@ -429,7 +429,7 @@ def _why(state: State, step: Step) -> str:
 
 
 def _said(state: State, step: Step) -> str:
-    """What was decided or answered."""
+    """The decision or the answer."""
     if step.sort == "decision":
         return f"  {paint.brief(state.output_of(step), 40)}"
     if step.sort == "wait" and isinstance(answer := state.output_of(step), dict):

@@ -25,7 +25,7 @@ from killick.definitions.agents import AGENTS
 from killick.errors import AccessRefused
 
 EXTRA: Final = ("jinja2", "starlette", "uvicorn")
-"""What the web needs that Killick by itself does not."""
+"""The packages that only the web server needs."""
 
 
 @command("serve", app=True)
@@ -103,7 +103,7 @@ def _ready(shell: Shell, url: str, link: str | None, *, opens: bool, alone: bool
 
 
 def _renewed(shell: Shell, link: str) -> None:
-    with contextlib.suppress(OSError):  # the browser is signed in, though nobody may read what we print
+    with contextlib.suppress(OSError):  # the browser is signed in even if stdout is closed
         if shell.json:
             shell.emit_line({"what": "link", "link": link})
         else:

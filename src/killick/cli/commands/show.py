@@ -1,4 +1,4 @@
-"""The command `show`: where a run is and what to type next; then what happened to it, or one of its other faces."""
+"""The command `show`: a run's position and the next command; then its timeline, or another view of it."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _page(shell: Shell, found: Timeline, at: str | None, *, everything: bool, fu
 
 
 def heading(shell: Shell, page: Page, at: str | None = None) -> Iterator[Text]:
-    """Where a run is, what it waits for, and what to type; or where it was at a place in time."""
+    """A run's position, its wait, and the next command; or its position at an earlier time."""
     tl, live = page.timeline, at is None
     status = display_status(shell.log, tl.run, str(tl.status)) if live else str(tl.status)
     head = Text.assemble((tl.run, "bold")).append("  ").append_text(style.status(status)).append(f"  {tl.agent}")
@@ -188,7 +188,7 @@ def _where(tl: Timeline, now_us: int) -> list[str]:
 
 
 def _waits(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
-    """What it waits for, of whom, and until when."""
+    """A wait: its question, its addressees, and its deadline."""
     now, about = page.now_us, [f"since {style.moment(wait.opened_at)}"] if len(page.timeline.waits) > 1 else []
     match wait.waits_for:
         case "time":
@@ -211,7 +211,7 @@ def _waits(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
 
 
 def _approval(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
-    """What is to be agreed to: the call, why it is asked, of whom, and who agreed so far."""
+    """An approval request: the call, the reason, the approvers, and the approvals so far."""
     yield Text(argument_edits.call(wait.intention, WHOLE if page.full else argument_edits.ARGUMENT_CHARS), style="bold")
     rule = approvals.by_rule(wait.rule)
     reason = wait.reason or f"{page.timeline.run} wants to do this"
@@ -230,7 +230,7 @@ def _until(at_us: int, now_us: int) -> str:
 
 
 def _child(shell: Shell, run: str) -> Text:
-    """The status of a child run, and what it waits for."""
+    """The status of a child run, and its wait."""
     if shell.store.head(run) is None:
         return Text()
     child = run_info.info(shell.log, run)
@@ -449,7 +449,7 @@ def _follow(shell: Shell, run: str, *, full: bool) -> Exit | None:
 
 
 class Following:
-    """Prints what was committed since it last looked: each step when it ends or comes to wait."""
+    """Prints the steps committed since its last poll: each when it ends or begins to wait."""
 
     def __init__(self, shell: Shell, run: str, *, full: bool) -> None:
         self.shell = shell

@@ -1,4 +1,4 @@
-"""The commands `fork`, `rewind` and `undo`. Each shows first what stays as it is."""
+"""The commands `fork`, `rewind` and `undo`. Each shows the lasting effects first."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _report(shell: Shell, label: str, lines: Iterable[Text | str], style: str = 
 
 
 def _said(option: str, text: str) -> Any:
-    """A value as people write it; what begins as JSON has to be JSON."""
+    """A value from the command line; text that begins as JSON must be JSON."""
     raw = text_of(text)
     found = parsed(raw)
     if not isinstance(found, Unparsed):
@@ -338,7 +338,7 @@ def undo_command(
 
 
 def _way_out(shell: Shell, found: UndoPreview) -> str:
-    """What to do about an effect that cannot be undone."""
+    """The next move for an effect that cannot be undone."""
     refuses = found.refuses or ""
     if found.status in ("open", "in_doubt"):
         return f": {shell.typed('answer', f'{found.run}:{found.step}', 'happened')}, or not"

@@ -1,4 +1,4 @@
-"""`killick trigger`: which triggers there are, what they did, and pause, resume, fire and publish."""
+"""`killick trigger`: lists triggers and their history; pause, resume, fire and publish."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ _STYLES: Final = {"fired": "green", "passed": "yellow", "queued": "cyan", "pause
 
 
 def _about(each: triggers.TriggerActivity, event: e.Event) -> str:
-    """The run, the firings that were passed, by whom and why, on one line."""
+    """The run, the skipped firings, the author and the reason, on one line."""
     about = [each.run] if each.run else []
     if isinstance(event, system_events.TriggerPassed):
         first, last = style.moment(event.first), style.moment(event.last)

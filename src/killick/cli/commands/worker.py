@@ -128,7 +128,7 @@ async def _serve(client: Client, options: dict[str, Any], *, until_idle: bool) -
 
 
 class LogPrinter(logging.Handler):
-    """Prints what the worker, and Killick as a whole, has to say."""
+    """Prints the log records of the worker, and of Killick as a whole."""
 
     def __init__(self, shell: Shell) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class LogPrinter(logging.Handler):
 
 
 def _line(at_us: int, fields: dict[str, Any]) -> Text:
-    """When, what, which run, and the rest."""
+    """The time, the event, the run, and the other fields."""
     what = visible_line(str(fields["what"]))
     line = Text.assemble((style.moment(at_us, date=False), "dim")).append(f"  {what:<11} ", style=STYLES.get(what, ""))
     line.append(visible_line(str(fields.get("run", ""))), style="bold")

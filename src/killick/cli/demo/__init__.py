@@ -1,6 +1,6 @@
 """The demo: an agent with nine steps, four tools and a flaky API is killed at step 6, and another process continues it.
 
-Owns the folder, the processes and the order of events; `story` says what they look like. Nothing is simulated: the API
+Owns the folder, the processes and the order of events; `story` prints them. Nothing is simulated: the API
 is a server, the agent's process is really killed, and the output is read from the record or the server. A failed check
 ends the demo with exit code 1.
 """
@@ -99,7 +99,7 @@ def _write(file: Path, data: bytes) -> None:
 
 
 def _keep_changed(file: Path, source: Path) -> None:
-    """Files that a person changed in an earlier demo's folder are moved aside, not lost."""
+    """Files that a person changed in an earlier demo's folder are renamed, not lost."""
     if file.is_file() and file.read_bytes() != source.read_bytes():
         file.replace(file.with_suffix(".yours.py"))
 
@@ -117,7 +117,7 @@ def check(claim: bool, otherwise: str) -> None:
 def started(folder: Path, file: str, *arguments: str, **env: str) -> Generator[subprocess.Popen[str]]:
     """A Python process in the folder; gone when this ends, however it ends."""
     known = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, _python_path()))} | env
-    # A group of its own: an interrupt at the terminal reaches us alone, and we end what we started.
+    # A group of its own: an interrupt at the terminal reaches only this process, which ends its children.
     process = subprocess.Popen(
         [sys.executable, file, *arguments], cwd=folder, env=known, text=True, process_group=0,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -150,7 +150,7 @@ def serving(folder: Path) -> Generator[tuple[subprocess.Popen[str], str]]:
 
 
 def calendar(address: str) -> Any:
-    """What the API has and counts, asked over HTTP."""
+    """The API's data and request counts, read over HTTP."""
     link = http.client.HTTPConnection(address, timeout=PHASE_SECONDS_MAX)
     try:
         link.request("GET", "/calendar")
@@ -194,7 +194,7 @@ def play(narrator: Narrator, kd: Client, folder: Path, address: str) -> None:
 
 
 def follow(narrator: Narrator, kd: Client, process: subprocess.Popen[str], until: Callable[[], bool]) -> None:
-    """Tell what comes on record while a process works, until something is so or the process has ended."""
+    """Prints new events while a process works, until a condition holds or the process has ended."""
     late = kd.runtime.clock.monotonic() + PHASE_SECONDS_MAX
     while process.poll() is None and not until():
         narrator.follow(kd)
@@ -203,7 +203,7 @@ def follow(narrator: Narrator, kd: Client, process: subprocess.Popen[str], until
 
 
 def print_record(narrator: Narrator, kd: Client) -> None:
-    """What the record says afterwards: before and after, why, how often, and that it holds."""
+    """Prints the record afterwards: before and after, reasons, counts, and its verification."""
     changed = between(kd.runtime.log, RUN, f"{KILLED_AT}:before", f"{KILLED_AT}:after")
     check(
         any(change.part == "effects" and change.op == "add" for change in changed.changes), "step 6 was to do something"
@@ -216,7 +216,7 @@ def print_record(narrator: Narrator, kd: Client) -> None:
 
 
 def commands(folder: Path) -> list[tuple[str, str]]:
-    """What to try next: commands that work as they are printed, and what each one is for."""
+    """The next commands to try, ready to paste, each with its purpose."""
     tell: list[tuple[str, str]] = []
     if shutil.which("killick") is None:
         tell.append((f'export PATH="{Path(sys.executable).parent}:$PATH"', "where killick is"))

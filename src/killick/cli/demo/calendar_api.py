@@ -5,7 +5,7 @@
   POST /rooms    {"slot"}    books a room; the first answer comes late. Honours Idempotency-Key
   POST /invites  {"to", …}   sends an invite; the first answer never comes. Knows the key, and does not honour it
   GET  /invites?key=…        the invites that were sent under a key
-  GET  /calendar             all of it, and what was asked for how often
+  GET  /calendar             all of it, and the count of each request
 
     python calendar_api.py [PORT]
 
@@ -35,7 +35,7 @@ NEVER_SECONDS: Final = 3600.0
 
 
 class Calendar(BaseHTTPRequestHandler):
-    """What one request does."""
+    """Handles one request."""
 
     protocol_version = "HTTP/1.1"
     lock: ClassVar = threading.Lock()
@@ -95,7 +95,7 @@ class Calendar(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Says nothing: /calendar tells what was asked."""
+        """Logs nothing: /calendar counts the requests."""
 
 
 def _end_with_stdin() -> None:

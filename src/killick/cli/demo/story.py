@@ -1,4 +1,4 @@
-"""What the demo prints: a story in short lines, read from the record as it grows. Starts and decides nothing."""
+"""The output of the demo: short lines, read from the record as it grows. Starts and decides nothing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Narrator:
     # the record, as it grows ------------------------------------------------------------------
 
     def follow(self, kd: Client) -> None:
-        """Tell what came on record since the last time."""
+        """Prints the events recorded since the last call."""
         if kd.runtime.store.head(self.run) is None:
             return
         for recorded in kd.events(self.run, after=self._seq):
@@ -169,7 +169,7 @@ class Narrator:
 
 
 def _brief(value: Any) -> str:
-    """What came back, in few words."""
+    """A result, in few words."""
     if isinstance(value, Mapping):
         return ": ".join(map(str, value.values()))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)  # pyright: ignore[reportUnknownArgumentType]

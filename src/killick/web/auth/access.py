@@ -49,7 +49,7 @@ _FORWARDED: Final = (
 
 Identity: TypeAlias = Person | tuple[str, Any] | str | None
 Identify: TypeAlias = Callable[[Request], Identity | Awaitable[Identity]]
-"""What an app's `identify` returns: a Person, a name and a scope, or an operator's name. None: not signed in."""
+"""The result of an app's `identify`: a Person, a name and a scope, or an operator's name. None: not signed in."""
 
 
 def derived(client: Client, purpose: str) -> bytes:
@@ -64,7 +64,7 @@ def bearer(request: Request) -> str | None:
 
 
 class _CsrfAccess:
-    """What every way of knowing people has in common: whether a write comes from a page of ours."""
+    """The CSRF check that all kinds of access share: whether a write comes from one of the server's pages."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -91,7 +91,7 @@ class _CsrfAccess:
         raise NotImplementedError
 
     def csrf(self, request: Request) -> str:
-        """What a page of ours shows when it writes. Fits the browser that got it, and the session that it has."""
+        """The CSRF token of a page's writes. It is bound to the browser's cookie and to its session."""
         cookie = self._cookie(request)
         if cookie is None:
             cookie = request.scope.setdefault(_FRESH, to_text(self.client.runtime.ids.key()))
@@ -142,7 +142,7 @@ def set_cookie(request: Request, response: Response, name: str, value: str, *, s
 
 
 class Admitted(NamedTuple):
-    """A person who showed what lets them in, and the id that their session bears."""
+    """A person with valid credentials, and the id of their session."""
 
     id: str
     person: Person
@@ -174,7 +174,7 @@ class TokenAccess(_CsrfAccess):
         return token.person if token is not None else None
 
     def link(self, url: str) -> str | None:
-        """What a browser opens to sign in, once, at a server's address; None where tokens are asked for."""
+        """The single-use link that signs a browser in at a server's address; None if tokens are required."""
         return None
 
     def admit(self, text: str) -> Admitted | None:
@@ -185,7 +185,7 @@ class TokenAccess(_CsrfAccess):
     # sessions: `1.<token's id>.<until, in seconds>.<signature>`
 
     def session(self, id: str) -> str:  # noqa: A002
-        """What a browser shows instead of a token from now on."""
+        """The session cookie that replaces the token."""
         until = self.client.runtime.clock.now_us() // 1_000_000 + SESSION_SECONDS
         payload = f"1.{id}.{until}"
         return f"{payload}.{self._signed(payload)}"
@@ -286,7 +286,7 @@ class Identified(_CsrfAccess):
 
 
 def person_of(identity: Identity) -> Person | None:
-    """What an app says of who asks. A name alone is an operator's: who may act on runs, and hand out no tokens."""
+    """The person from an app's `identify`. A name alone is an operator's, who may act on runs and not issue tokens."""
     match identity:
         case None:
             return None

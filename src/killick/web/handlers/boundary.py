@@ -1,6 +1,6 @@
-"""A run at any boundary of its time: where it stood, what it knew, and what had changed since the boundary before.
+"""A run at any boundary of its timeline: its position, its state, and the changes since the boundary before.
 
-A boundary is found by its number or its name, and costs what is shown of it, however long the run is. Changes nothing.
+A boundary is found by its number or its name. The cost depends on the output, not on the run's length. Read-only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MARKS_MAX: Final = 60
 """So many boundaries of one sort are marked; of more, as many, evenly."""
 
 LOOKED_MAX: Final = 400
-"""So many steps are looked at for what they are; of more, as many as there are marks of one sort."""
+"""The most steps that are examined for marks; of a longer run, a selection is."""
 
 EVENTS_MAX: Final = 4_000
 """A log of more events is not searched for its rewinds."""
@@ -204,7 +204,7 @@ def _seen(call: Call[Any, Nothing], run: str, now: Fold, at: Numbered, *, marks:
 
 
 def _knows(given: State) -> Iterator[StatePart]:
-    """The parts of a state that are lists; of each what is at its end."""
+    """The parts of a state that are lists, each with its last items."""
     state = as_written(given)
     fold = state.fold
     done = (step for step in reversed(fold.steps) if step.status == "done" and step.output)
@@ -222,7 +222,7 @@ def _knows(given: State) -> Iterator[StatePart]:
 
 
 def changed(diff: Diff) -> Iterator[Change]:
-    """What people want to know of a diff: values as they were and are, and where the run is in words."""
+    """A diff for display: values before and after, and the run's position in words."""
     changes = diff.visible_changes()
     decided = {change.step for change in changes if change.part == "decisions"}
     for change in changes:
@@ -242,7 +242,7 @@ def _sign(text: str) -> Literal["+", "-", "~"]:
     return "+" if text == "+" else "-" if text == "-" else "~"
 
 
-# what is not to be seen ---------------------------------------------------------------------------
+# redaction ----------------------------------------------------------------------------------------
 
 
 def masked(call: Call[Any, Any], run: str) -> Callable[[State], State]:
@@ -254,7 +254,7 @@ def masked(call: Call[Any, Any], run: str) -> Callable[[State], State]:
 
 
 class _Masked:
-    """Reads for a state, less what is not to be seen."""
+    """Reads values for a state, redacted."""
 
     def __init__(self, state: State, mask: Callable[[Any], Any]) -> None:
         self.event = state.event
@@ -270,7 +270,7 @@ class _Masked:
 
 
 def _marks(log: Log, run: str, fold: Fold) -> Iterator[BoundaryMark]:
-    """What is worth a look, in the order of time; in a long run a fair choice of it."""
+    """The notable boundaries, in order; of a long run, an even selection."""
     found = list(_steps_marked(fold))
     if fold.facts.generation and fold.facts.seq <= EVENTS_MAX:
         for seq, event, _ in log.read(run, limit=EVENTS_MAX):
@@ -310,7 +310,7 @@ def _following(fold: Fold, seq: int) -> int | None:
     return next((index for index, step in enumerate(fold.steps) if step.intended > seq), None)
 
 
-# whole states and what is between two -------------------------------------------------------------
+# whole states and diffs ---------------------------------------------------------------------------
 
 
 class StateAsked(RunAsked, frozen=True, kw_only=True):
@@ -324,7 +324,7 @@ class DiffAsked(RunAsked, frozen=True, kw_only=True):
 
 
 class StateDiff(msgspec.Struct, frozen=True, kw_only=True):
-    """What is different between two states; `patch` is RFC 6902, from the whole of the first to the second."""
+    """The differences between two states; `patch` is RFC 6902, from the whole of the first to the second."""
 
     before: Place
     after: Place
@@ -349,7 +349,7 @@ def state(call: Call[StateAsked, Nothing]) -> Response:
 
 
 def difference(call: Call[DiffAsked, Nothing]) -> StateDiff:
-    """What is different between two places of a run, or between two runs."""
+    """The differences between two positions of a run, or between two runs."""
     asked, log = call.asked, call.client.runtime.log
     mask = masked(call, asked.run)
     if asked.against is not None:

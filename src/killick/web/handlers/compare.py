@@ -1,4 +1,4 @@
-"""Two runs side by side, or one then and now: what they share, where they part, and every step from there on.
+"""Two runs side by side, or one run at two positions: the shared steps, the divergence, and every later step.
 
 Reads from where they part, a page at a time, however long the runs are. Changes nothing.
 """
@@ -36,7 +36,7 @@ RELATED_MAX: Final = 24
 """So many runs are named that one may be compared with."""
 
 PIECES_MAX: Final = 4_000
-"""Values of more characters are shown whole, without what is other in them marked."""
+"""Longer values are shown whole, without marked differences."""
 
 PASSED_MAX: Final = 3_000
 """Where more events lie between then and now, only where the run was and its context are compared."""
@@ -55,7 +55,7 @@ class CompareAsked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two runs, as it is now. What it used is its own, without what a fork shares."""
+    """One of the two runs, as it is now. Its usage excludes steps that a fork shares."""
 
     id: str
     agent: str
@@ -80,7 +80,7 @@ Kinship = Literal["parent", "fork", "sibling", "same agent", "recent"]
 
 
 class RelatedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that one may want to compare with, and what it is to the first."""
+    """A candidate for the comparison, and its relation to the first run."""
 
     run: str
     how: Kinship
@@ -88,14 +88,14 @@ class RelatedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """What both have on the same record: so many steps, up to a place; None where they are strangers."""
+    """The shared history: the number of steps, and its end; None for unrelated runs."""
 
     steps: int
     place: str
 
 
 class ForkCondition(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fork was given otherwise."""
+    """A condition that a fork changed."""
 
     run: str
     what: str
@@ -128,7 +128,7 @@ class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepPair(msgspec.Struct, frozen=True, kw_only=True):
-    """A step number, and what each run has there; `how` they differ, or None."""
+    """A step number, and each run's step there; `how` they differ, or None."""
 
     step: str
     how: Literal["call", "arguments", "outcome", "output", "absent"] | None
@@ -166,7 +166,7 @@ class _Side:
         self._keys = StepKeys(self.log, run, self.fold)
 
     def key(self, index: int) -> tuple[Any, ...]:
-        """What tells the record of a step from any other."""
+        """The key that identifies the record of a step."""
         return self._keys.key(self.fold.steps[index].id)
 
     def steps(self, first: int, end: int) -> dict[str, Step]:
@@ -195,7 +195,7 @@ class _Side:
 
 
 def compare(call: Call[CompareAsked, Nothing]) -> Comparison:
-    """Two runs side by side: what they share, where they diverge, and how each continued."""
+    """Two runs side by side: the shared steps, the divergence, and each run's later steps."""
     asked = call.asked
     one = _Side(call, asked.a) if asked.a else None
     two = _Side(call, asked.b) if asked.b else None
@@ -275,7 +275,7 @@ def _half(step: Step | None, pair: Pair, marked: _Marked, which: Literal[0, 1]) 
 
 
 def _pieces(pair: Pair) -> tuple[_Marked, _Marked]:
-    """What is other in the arguments and in the outputs of two steps, for the one and for the two."""
+    """The differences of two steps' arguments and outputs, for each of the two."""
     if pair.one is None or pair.two is None or pair.how is None:
         return (None, None), (None, None)
     if pair.how == "call":
@@ -290,7 +290,7 @@ def _text(value: Any) -> str:
 
 
 def word_diff(one: str, two: str) -> tuple[tuple[TextPiece, ...], tuple[TextPiece, ...]] | tuple[None, None]:
-    """Two texts with what each has otherwise marked, word by word; nothing where they are the same, or very long."""
+    """Two texts with their differences marked, word by word; None if they are equal, or very long."""
     if one == two or len(one) + len(two) > PIECES_MAX:
         return None, None
     ones, twos = _WORD.findall(one), _WORD.findall(two)
@@ -310,7 +310,7 @@ def _given(condition: Any) -> ForkCondition:
     )  # fmt: skip
 
 
-# what they know -----------------------------------------------------------------------------------
+# their states -------------------------------------------------------------------------------------
 
 
 def _document(call: Call[CompareAsked, Nothing], side: _Side) -> Any:
@@ -338,7 +338,7 @@ def _two_places(side: _Side, asked: CompareAsked) -> tuple[RunMoment, RunMoment]
 
 
 def _between(call: Call[CompareAsked, Nothing], side: _Side, place: RunMoment, later: RunMoment) -> Iterator[Change]:
-    """What came to a run from one place to a later one."""
+    """The changes of a run from one position to a later one."""
     if later.seq - place.seq <= PASSED_MAX and not place.keep:
         found, _ = passed(side.log, side.run, place, later, seen=masked(call, side.run))
         yield from changed(found)
@@ -354,7 +354,7 @@ def _between(call: Call[CompareAsked, Nothing], side: _Side, place: RunMoment, l
             yield Change(part=part, sign="~", text=f"{before} → {after}")
 
 
-# whom to compare with -----------------------------------------------------------------------------
+# candidates for a comparison ----------------------------------------------------------------------
 
 
 def _related_runs(call: Call[Any, Any], side: _Side | None) -> Iterator[RelatedRun]:

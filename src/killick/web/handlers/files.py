@@ -1,4 +1,4 @@
-"""The files of a run: its snapshots, and what changed from one to the next. Changes nothing.
+"""The files of a run: its snapshots, and the changes from one to the next. Read-only.
 
 The contents of files are not values of the record, so redaction rules cannot search them: with redaction, only the
 names of files are shown.
@@ -35,7 +35,7 @@ class FilesAsked(RunAsked, frozen=True, kw_only=True):
 
 
 class FileSnapshot(Document, frozen=True):
-    """A snapshot on record: what it is of, and how much of it is other than in the one before."""
+    """A recorded snapshot: its step, and how much of it differs from the one before."""
 
     place: str
     seq: int
@@ -49,7 +49,7 @@ class FileSnapshot(Document, frozen=True):
 
 
 class RunFiles(Document, frozen=True):
-    """The snapshots of a run, the last first, and what changed from `since` to `at`; `problem` is why the changes
+    """The snapshots of a run, the last first, and the changes from `since` to `at`; `problem` is why the changes
     cannot be shown."""
 
     run: str
@@ -66,7 +66,7 @@ class RunFiles(Document, frozen=True):
 
 
 def seen(call: Call[FilesAsked, Nothing]) -> RunFiles:
-    """The files of a run at a place: what changed there, line by line, and which snapshots there are."""
+    """The files of a run at a position: the changes there, line by line, and the snapshots."""
     run, log = call.asked.run, call.client.runtime.log
     state = state_of(call, run)
     ledger = log.ledger(run)

@@ -38,7 +38,7 @@ class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def graph(call: Call[RunAsked, Nothing]) -> RunGraph:
-    """The run with its forks, children and what its rewinds left, as lanes of a drawing."""
+    """The run with its forks, children and rewound steps, as lanes of a drawing."""
     return RunGraph(**_drawn(call, call.asked.run).document())
 
 

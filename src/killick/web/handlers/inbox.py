@@ -1,6 +1,6 @@
-"""The inbox: what waits for a person, the most urgent first, and their answers. Decides nothing: the runtime does.
+"""The inbox: open questions, the most urgent first, and their answers. Decides nothing: the runtime does.
 
-An answer is the caller's own and bound to what they saw: an old screen answers no new question.
+An answer is the caller's own and bound to the displayed question: an old screen answers no new question.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class AnsweredQuestion(Document, frozen=True):
 
 
 class Inbox(Document, frozen=True):
-    """What waits for people, the most urgent first; and what was answered lately."""
+    """Open questions, the most urgent first; and recently answered ones."""
 
     questions: tuple[InboxQuestion, ...]
     answered: tuple[AnsweredQuestion, ...]
@@ -108,7 +108,7 @@ class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class AnswerResult(Document, frozen=True):
-    """What became of an answer, and what follows."""
+    """The result of an answer, and the next step."""
 
     wait: str
     run: str
@@ -223,7 +223,7 @@ def _gone(client: Client, run: str, step: str, state: State) -> str:
 
 
 def answer(call: Call[WaitAsked, AnswerRequest]) -> AnswerResult:
-    """Answer what a run waits for; the first answer counts."""
+    """Answer a run's question; the first answer counts."""
     client, wait, body, by = call.client, call.asked.wait, call.body, call.person.name
     run, _, step = wait.rpartition(":")
     found = next((each for each in waits_of(client.runtime.store, client.state(run)) if each.step == step), None)

@@ -38,14 +38,14 @@ Priority = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
 
 
 class CommandRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A command: why, for the record; and whether to say only what it would do."""
+    """A command: its recorded reason; and whether to return only a preview."""
 
     because: Text | None = None
     dry_run: bool = False
 
 
 class CancelRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """End a run; with `compensate`, undo what it did."""
+    """End a run; with `compensate`, undo its effects."""
 
     compensate: bool = False
 
@@ -128,7 +128,7 @@ class BulkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done; or what will be, where only that was asked. `made` is the run that came of it."""
+    """The result of a command, or its preview. `made` is a run that it created."""
 
     run: str
     did: str | None = None
@@ -138,7 +138,7 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one run of several, in words."""
+    """The result for one run of several, in words."""
 
     run: str
     done: bool
@@ -146,7 +146,7 @@ class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BulkResults(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of each of several runs."""
+    """The result for each of several runs."""
 
     results: tuple[BulkResult, ...]
     done: int
@@ -162,7 +162,7 @@ class AvailableCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AvailableCommands(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be done to a run now. `steps` are its own, the last of them; `pending` are those that are not over,
+    """A run's available commands. `steps` are its own, the last of them; `pending` are those that are not over,
     `undoable` those whose effects happened."""
 
     run: str
@@ -183,7 +183,7 @@ class AvailableCommands(msgspec.Struct, frozen=True, kw_only=True):
     input_schema: JsonSchema | None
 
 
-# what can be done ---------------------------------------------------------------------------------
+# available commands -------------------------------------------------------------------------------
 
 
 def _is_small(value: Any) -> bool:
@@ -192,7 +192,7 @@ def _is_small(value: Any) -> bool:
 
 
 def acts(call: Call[RunAsked, Any]) -> AvailableCommands:
-    """What a person can do to a run now, and why the rest cannot be done."""
+    """The commands that a run accepts now, and why it refuses the others."""
     run = RunPreview(call.client, call.asked.run)
     pending = [run.fold.steps[index] for index in list(run.facts.pending.values())[:STEPS_MAX]]
     steps = [step for step in pending if step.sort not in ("scope", "undo") and not step.id.startswith(OUT_OF_BAND)]
@@ -392,7 +392,7 @@ def undo(call: Call[RunAsked, UndoRequest]) -> CommandResult:
 
 
 def act(call: Call[Any, BulkRequest]) -> BulkResults:
-    """Give one command to several runs; says of each what came of it."""
+    """Give one command to several runs; returns the result for each."""
     body = call.body
     if body.command == "prioritize" and body.priority is None:
         raise Problem(422, "prioritize takes `priority`", code="body_refused")

@@ -42,7 +42,7 @@ def paged(found: Sequence[T], asked: PageAsked) -> tuple[Sequence[T], str | None
 
 
 class RecordedDecision(Document, frozen=True):
-    """What was chosen, from what, by whom and why."""
+    """A decision: the choice, its options, its author and its reason."""
 
     step: str
     at_us: int
@@ -63,7 +63,7 @@ class DecisionPage(Document, frozen=True):
 
 
 def decisions(call: Call[PageAsked, Nothing]) -> DecisionPage:
-    """What was decided, with the options, the reason and who chose; the last first."""
+    """Decisions with their options, reasons and authors; the last first."""
     run, state = call.asked.run, state_of(call, call.asked.run)
     found, following = paged(state.decisions, call.asked)
     documents = tuple(map(RecordedDecision.of, reversed(found)))
@@ -71,7 +71,7 @@ def decisions(call: Call[PageAsked, Nothing]) -> DecisionPage:
 
 
 class RecordedFailure(Document, frozen=True):
-    """What went wrong: where, with what input, how far it got, and the error with its chain."""
+    """A failure: its step, its input, its progress, and the error with its chain."""
 
     at_us: int
     step: str | None
@@ -92,7 +92,7 @@ class FailurePage(Document, frozen=True):
 
 
 def failures(call: Call[PageAsked, Nothing]) -> FailurePage:
-    """What went wrong, with its whole context: every failed attempt, rejection and failed step; the last first."""
+    """Failures with their context: every failed attempt, rejection and failed step; the last first."""
     run, state = call.asked.run, state_of(call, call.asked.run)
     found, following = paged(state.failures, call.asked)
     documents = tuple(RecordedFailure.of(each, errors=errors(recorded_failure(each.error))) for each in reversed(found))
@@ -130,7 +130,7 @@ class EffectPage(Document, frozen=True):
 
 
 def effects(call: Call[PageAsked, Nothing]) -> EffectPage:
-    """What was done to the world, whether that is known, and what was undone; the last first."""
+    """Effects on the outside world, with their status; the last first."""
     run, state = call.asked.run, state_of(call, call.asked.run)
     ledger = call.client.runtime.log.ledger(run)
     found, following = paged(ledger.effects, call.asked)

@@ -1,6 +1,6 @@
 """Search across runs and time: a form, and its results, with links to the run and the step.
 
-Searches what `kd.find` can search and nothing else. A search first indexes new events. Where that takes long it is
+Searches the same as `kd.find`. A search first indexes new events. Where that takes long it is
 done in parts, and the response has its progress.
 """
 
@@ -33,7 +33,7 @@ from killick.web.problems import Problem
 from killick.web.routes import Call, get
 
 MARKING_SECONDS: Final = 2.0
-"""How long one question marks what is new before it says how far it is."""
+"""How long one query indexes new events before it returns its progress."""
 
 NAMES_AGENTS: Final = 40
 NAMES_RUNS: Final = 4
@@ -49,7 +49,7 @@ Text = Annotated[str, msgspec.Meta(max_length=500)]
 
 
 class FindAsked(msgspec.Struct, frozen=True, kw_only=True):
-    """A question: what is looked for, and by what. Which of the others count depends on what is looked for."""
+    """A query: the kind of result, and the conditions. Each kind has its own conditions."""
 
     what: Annotated[What | Literal[""], msgspec.Meta(description="Without it, nothing is looked for.")] = ""
     tool: Annotated[Text, msgspec.Meta(description="A name, or how it begins; so for `kind` and `agent`.")] = ""
@@ -72,8 +72,8 @@ class FindAsked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchResults(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found, newest first. `scanned`: why every log was read instead of the index; `unread`: runs that could
-    not be read; `marked`: what is new is still being marked, and so many events are: ask again. `began`: the names
+    """The results, newest first. `scanned`: why every log was read instead of the index; `unread`: runs that could
+    not be read; `marked`: new events are still being indexed, and so many are: ask again. `began`: the names
     that were looked for, where none is as it was asked for and some begin so."""
 
     what: str
@@ -125,7 +125,7 @@ def _blank(call: Call[FindAsked, Any]) -> SearchResults:
 
 
 def _beginning(call: Call[FindAsked, Any], within: dict[str, Any]) -> tuple[Findings[Any], tuple[str, ...]]:
-    """What is found by the names that begin as those that were asked for."""
+    """The results for names that begin with the requested ones."""
     asked, known = call.asked, names(call)
     meant = [
         [name for name in of if folded(name).startswith(folded(text))] if text else [""]
@@ -178,12 +178,12 @@ def names(call: Call[Any, Any]) -> SearchNames:
 
 
 def _by_content(asked: FindAsked) -> str | None:
-    """What of a question is about values, of which some are not to be seen."""
+    """The conditions of a query that concern values, some of which the caller may not see."""
     return next((name for name in ("where", "because", "question", "choice") if getattr(asked, name)), None)
 
 
 def _mark(client: Client) -> int | None:
-    """Mark what is new, for a while. Gives back how many events were marked if there are more; None: that was all."""
+    """Index new events, for a while. Returns how many were indexed if there are more; None: all are."""
     try:
         with suppress(StoreReadOnly, StoreFull):  # the question itself says so, and reads every log
             client.find.catch_up(_for_a_while(client.runtime.clock))
@@ -196,7 +196,7 @@ def _for_a_while(clock: Clock) -> Callable[[int], None]:
     began = clock.monotonic()
 
     def progress(events: int) -> None:
-        # What was marked up to here is kept.
+        # Events indexed so far stay indexed.
         if clock.monotonic() - began > MARKING_SECONDS:
             raise _LimitReached(events)
 
@@ -231,7 +231,7 @@ _FILTERS: Final[dict[str, tuple[str, ...]]] = {
     "calls": ("tool", "where"), "decisions": ("question", "choice", "by", "because"), "failures": ("kind", "tool"),
     "effects": ("tool", "standing", "where"), "answers": ("by", "verb", "to"),
 }  # fmt: skip
-"""What each kind of event is looked for by, besides what holds for all."""
+"""The conditions of each kind of result, besides the common ones."""
 
 
 def _ask(client: Client, asked: FindAsked, within: dict[str, Any]) -> Findings[Any]:

@@ -1,6 +1,6 @@
-"""Steps in lines: a section of a run, what happened between its steps, and a search through them.
+"""Steps in lines: a page of a run, the moments between its steps, and a search through them.
 
-A line says in brief what a step was and came to; its values are in its own document. Reads what is shown, however long
+A line has a step's call and outcome in brief; its values are in its own document. Reads only the page, however long
 the run is, and changes nothing.
 """
 
@@ -259,7 +259,7 @@ def _line(step: Step, now_us: int, scale: Scale) -> StepSummary:
 
 
 def through_of(call: Call[Any, Any], run: str) -> RedactData | None:
-    """What hides the values that are not to be seen, before anything is said of them."""
+    """The function that redacts values before texts are made from them."""
     mask, fetch = call.context.mask, call.client.runtime.store.pieces
     if mask is None or not mask.fields:
         return None
@@ -278,7 +278,7 @@ def state_of(call: Call[Any, Any], run: str) -> State:
 
 
 class _RedactedReader(NamedTuple):
-    """Reads for a state, less what is not to be seen."""
+    """Reads values for a state, redacted."""
 
     log: Log
     run: str

@@ -1,4 +1,4 @@
-"""The reasoning trace of a run: model calls and tool calls in order, with what each was sent, said and used.
+"""The reasoning trace of a run: model calls and tool calls in order, each with its input, output and usage.
 
 A conversation grows by a few messages a call: only those are returned, and the number of earlier ones. Changes nothing.
 """
@@ -32,7 +32,7 @@ class TraceAsked(PageAsked, frozen=True):
 
 
 class Message(Document, frozen=True):
-    """A message that a model was sent: whose it is, its text where it is one, and what else it holds."""
+    """A message that a model was sent: its role, its text if it has one, and its other parts."""
 
     role: str
     text: str | None
@@ -99,7 +99,7 @@ def trace(call: Call[TraceAsked, Nothing]) -> Trace:
 
 
 def _sent_before(state: State, start: int) -> Sequence[Any]:
-    """What the last model call before was sent, if it is not far."""
+    """The messages of the preceding model call, if it is near."""
     for place in range(start - 1, max(start - TRACED_MAX, 0) - 1, -1):
         step = state.fold.steps[state.fold.trace[place]]
         if step.sort == "model":
@@ -127,7 +127,7 @@ def _model(traced: Traced, messages: Sequence[Any], sent: Sequence[Any], errors:
     while shared < min(len(messages), len(sent)) and messages[shared] == sent[shared]:
         shared += 1
     if shared == len(sent) and shared:
-        # What the model answered stands where it said it.
+        # The model's replies appear at their own calls.
         while shared < len(messages) and entries_of(messages[shared]).get("role") == "assistant":
             shared += 1
     reply = traced.output

@@ -1,4 +1,4 @@
-"""The window of a run: what its models were sent, what was wasted, what left and came back; and one call by itself.
+"""The window of a run: the requests to its models, waste, evictions and faults; and one call by itself.
 
 Of a long run some calls are read unless all of them are asked for. Changes nothing.
 """
@@ -44,7 +44,7 @@ class WindowAsked(RunAsked, frozen=True, kw_only=True):
 
 
 class WindowPoint(Document, frozen=True):
-    """One call, or a few that follow each other: the largest of them, and what happened with any."""
+    """One call, or a few consecutive ones: the largest of them, and the events of all."""
 
     first: int
     last: int
@@ -56,7 +56,7 @@ class WindowPoint(Document, frozen=True):
 
 
 class RunWindow(Document, frozen=True):
-    """What the model calls of a run were sent; `at` is the last of them, whose contents and pages are returned.
+    """The requests of a run's model calls; `at` is the last of them, whose contents and pages are returned.
 
     Of `calls`, so many were `read`, and sums are estimates where these are fewer. Evictions, faults and pins are listed
     from the last, and counted; `left` are the different pages that left, and `wanted` is how often one was wanted back.
@@ -91,7 +91,7 @@ class RunWindow(Document, frozen=True):
 
 
 def window(call: Call[WindowAsked, Nothing]) -> RunWindow:
-    """What the models of a run were sent: what fills it by kind, what was wasted, what left, came back, and cost."""
+    """The requests to a run's models: their contents by kind, waste, evictions, faults and cost."""
     run = call.asked.run
     found = windows(call.client.runtime.log, run, read_max=None if call.asked.whole else READ_MAX)
     if found is None:
@@ -119,7 +119,7 @@ def _point(group: Any) -> WindowPoint:
 
 
 def _bare(found: Windows) -> Windows:
-    """The same where something is not to be seen: what a page is of was shortened, so nothing in it could be found."""
+    """The same for a redacted run: a page's source was shortened, so values in it could not be matched."""
 
     def gone(page: EvictedPage) -> EvictedPage:
         return replace(page, what=_tool(page.what))
@@ -147,7 +147,7 @@ class CallAsked(RunAsked, frozen=True, kw_only=True):
 
 
 class WindowPiece(Document, frozen=True):
-    """A piece of a request: the message that it is in, what it is and how large. `left` is the page that stood here."""
+    """A piece of a request: its message, its kind and its size. `left` is the page that was evicted from here."""
 
     message: int
     role: str
@@ -160,7 +160,7 @@ class WindowPiece(Document, frozen=True):
 
 
 class CallWindow(Document, frozen=True):
-    """What one call was sent, from its end: `next` is the cursor of what was before. Nothing, where a step was none."""
+    """The request of one call, from its end: `next` is the cursor of earlier pieces. Empty if the step is no call."""
 
     run: str
     step: str

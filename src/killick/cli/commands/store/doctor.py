@@ -1,4 +1,4 @@
-"""`killick store doctor`: what was found, on one screen, with the command to type next. Finds nothing itself."""
+"""`killick store doctor`: prints the findings on one screen, with the next command. Examines nothing itself."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _typed(shell: Shell, finding: Finding) -> list[str]:
 
 
 def _draw(shell: Shell, found: Diagnosis) -> None:
-    """Print what was found, as wide as there is room."""
+    """Prints the findings in the width of the terminal."""
     wide = 2 + max(len(name) for name in ("versions", *(each.name for each in found.conditions)))
     good, bad = Text("✓ ", "green"), Text("✗ ", "bold red")
 

@@ -1,4 +1,4 @@
-"""`killick store`: repair, erase and export; and what the commands that look after the record share."""
+"""`killick store`: repair, erase and export; and the helpers of the maintenance commands."""
 
 from __future__ import annotations
 

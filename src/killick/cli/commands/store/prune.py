@@ -70,7 +70,7 @@ def prune_command(
 
 
 def _print_vault(shell: Shell, vault: Cleaned, *, dry_run: bool) -> None:
-    """What became of the files of runs that are gone."""
+    """The result for the files of removed runs."""
     if vault.problem is not None:
         shell.say("✗", (vault.vault, "bold"), f"  is not cleaned: {vault.problem}")
     if not vault.snapshots and not vault.bytes_freed:
@@ -82,14 +82,14 @@ def _print_vault(shell: Shell, vault: Cleaned, *, dry_run: bool) -> None:
 
 
 def _print_chosen(shell: Shell, chosen: Chosen, until_us: int) -> None:
-    run_target = chosen.going
-    events = f", with {many(chosen.events, 'event')}," if run_target else ""
-    shell.say("", f"{many(len(run_target), 'run')}{events} ended before {style.moment(until_us)} and can go")
-    for row in run_target[:LISTED_MAX]:
+    pruned = chosen.going
+    events = f", with {many(chosen.events, 'event')}," if pruned else ""
+    shell.say("", f"{many(len(pruned), 'run')}{events} ended before {style.moment(until_us)} and can go")
+    for row in pruned[:LISTED_MAX]:
         ended = style.ago(row.changed_at_us, shell.clock.now_us())
         shell.say("", "  ", (row.run, "bold"), f"  {row.agent}, ", (row.status, style.STYLES[row.status]), f" {ended}")
-    if len(run_target) > LISTED_MAX:
-        shell.say("", (f"  and {len(run_target) - LISTED_MAX:,} more", "dim"))
+    if len(pruned) > LISTED_MAX:
+        shell.say("", (f"  and {len(pruned) - LISTED_MAX:,} more", "dim"))
     _print_kept(shell, chosen.kept)
 
 

@@ -200,7 +200,7 @@ def _print_proved(shell: Shell, proved: Proved) -> None:
 
 
 def found_in(path: Path) -> bytes:
-    """What a file holds, or one line that says why that cannot be read."""
+    """The content of a file, or one line that says why it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -63,7 +63,7 @@ def verify_command(
     done: Counter[str] = Counter()
     total = sum(head.seq - head.base for head in looked_at)
     if shell.store.head(SEALS) is not None:
-        total *= 2  # what was sealed is read once more
+        total *= 2  # sealed events are read once more
     kept, public = (None if each is None else found_in(each) for each in (checkpoint, key))
     with progress(shell) as tell:
 
