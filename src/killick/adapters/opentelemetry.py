@@ -31,7 +31,7 @@ _LONG_SECONDS: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102
 _WAIT_SECONDS: Final = (1, 10, 60, 600, 3_600, 21_600, 86_400, 259_200, 604_800)
 _TOKENS: Final = tuple(4**power for power in range(14))
 
-_RUN_SPAN: Final = contexts.create_key("killick-stretch")
+_RUN_SPAN: Final = contexts.create_key("killick-run-span")
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _FAILED: Final = frozenset({"failed", "interrupted", "diverged"})
 
@@ -299,7 +299,7 @@ class _Meters:
             "gen_ai.execute_tool.duration", "s", "The duration of a single tool execution.", _SECONDS
         )
         self._run_seconds = histogram(
-            "gen_ai.invoke_agent.duration", "s", "How long a run was advanced at a stretch.", _LONG_SECONDS
+            "gen_ai.invoke_agent.duration", "s", "How long one execution of a run took.", _LONG_SECONDS
         )
         self._waits = histogram("killick.wait.duration", "s", "From a wait's opening to its close.", _WAIT_SECONDS)
         self._attempts = meter.create_counter("killick.attempts", "{attempt}", "Attempts that are over.")

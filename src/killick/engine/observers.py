@@ -217,7 +217,7 @@ def watch(ex: Execution) -> Watch | None:
 
 
 def taken(ex: Execution, event: e.RunTaken, *, started: e.RunStarted | None = None, warm: bool = False) -> e.RunTaken:
-    """A run is taken: the event as it is to be written, with the trace of the stretch that begins."""
+    """A run is taken: the event as it is to be written, with the trace of its run span."""
     found = watch(ex)
     trace = None if found is None else found.begin(event, started, warm=warm)
     return event if trace is None else replace(event, trace=trace)
@@ -375,7 +375,7 @@ class Watch:
             attempt.name, attempt.sort, attempt.effect = intended.name, intended.sort, intended.effect
             attempt.verdict, attempt.arguments = intended.verdict, values.get("arguments") or _NOTHING
         elif (past := ex.log.fold.step(event.step)) is not None:
-            # Another stretch intended it, so that it holds.
+            # Another execution intended it, so that it holds.
             attempt.name, attempt.sort, attempt.effect, attempt.asked = past.name, past.sort, past.effect, past.asked
             with contextlib.suppress(KillickError):
                 data = ex.engine.log.data(ex.run_id, past.edited or past.intended)

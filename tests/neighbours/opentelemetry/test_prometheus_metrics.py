@@ -85,7 +85,7 @@ def test_meters_count_attempts_waits_and_runs_as_they_come_to_their_ends(kd: kil
     assert of(seen, "killick_attempt_seconds_count", **knocks) == 3
     assert of(seen, "killick_attempt_seconds_bucket", **knocks, le="+Inf") == 3
     assert of(seen, "killick_waits_opened_total", agent="visitor", for_="answer") == 1
-    assert of(seen, "killick_stretches_total", agent="visitor", status="waiting") == 1
+    assert of(seen, "killick_executions_total", agent="visitor", status="waiting") == 1
     assert of(seen, "killick_runs_ended_total", agent="visitor", status="failed") == 1
     assert of(seen, "killick_runs_live", agent="visitor") == 0
     kd.answer("v1", "approve", by="ann")

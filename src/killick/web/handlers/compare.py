@@ -106,7 +106,7 @@ class ForkCondition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of a value's text; `other` where the other run has something else."""
+    """A part of a value's text; `other` if the other run differs there."""
 
     text: str
     other: bool
