@@ -1,4 +1,4 @@
-"""How a run ends: what its children and effects become, and the last event."""
+"""The end of a run: its open children and effects, and the last event."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ logger: Final = get_logger("killick")
 
 
 class Engine:
-    """What all executions of a client share."""
+    """The shared state of all executions of a client."""
 
     def __init__(
         self, log: Log, *, clock: Clock, ids: Ids, holder: str, build: Callable[[AnyAgent], e.Build],
@@ -117,7 +117,7 @@ class ReleasedRun(NamedTuple):
 
 
 class Resources:
-    """Open resources, each once a loop: what is opened on one is often of no use on another."""
+    """Open resources, one of each per event loop: most cannot be used on another loop."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, asyncio.AbstractEventLoop], tuple[Resource[Any], asyncio.Future[Any]]] = {}
@@ -145,7 +145,7 @@ class Resources:
         return future.result()
 
     async def close(self) -> None:
-        """Close what is open, the last one first. Runs of a closed loop can only be released."""
+        """Closes the resources, the last one first. Runs of a closed loop can only be released."""
         opened, self._open = list(self._open.items()), {}
         for (_, loop), (resource, future) in reversed(opened):
             if resource.close is None or not future.done() or future.cancelled() or future.exception() is not None:

@@ -111,7 +111,7 @@ class Leases:
             self._thread.start()
 
     def _release(self) -> StoreError | None:
-        """Release what is pending. Returns the error where a release failed."""
+        """Releases pending leases. Returns the error of a failed release."""
         failed: StoreError | None = None
         with self._mutex:
             unreleased = list(self._unreleased.items())

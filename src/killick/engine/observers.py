@@ -1,6 +1,6 @@
 """Publishes run events to registered observers: run spans, attempts, waits, rejections.
 
-The source is what a run writes, so a replay publishes nothing. Decides nothing, writes nothing; an observer that fails
+The source is the run's appends, so a replay publishes nothing. Decides nothing, writes nothing; an observer that fails
 is logged and does not disturb the run.
 """
 
@@ -41,7 +41,7 @@ _ATTEMPTED: Final = frozenset({"tool", "model", "undo"})
 _NOTHING: Final[Mapping[str, Any]] = {}
 
 
-# what is published --------------------------------------------------------------------------------
+# published records --------------------------------------------------------------------------------
 
 
 class RunSpan:
@@ -57,7 +57,7 @@ class RunSpan:
         self.parent: str | None = None
         """The run that spawned it."""
         self.trace: str | None = None
-        """What its record says of the trace that it belongs to, in W3C's form."""
+        """Its recorded trace context, in W3C's form."""
         self.begins = False
         """Whether the run itself begins with it."""
         self.replayed = 0
@@ -67,7 +67,7 @@ class RunSpan:
         """How it ended: completed, failed, cancelled, renewed, waiting, paused, diverged, left or interrupted."""
         self.failure: Failure | None = None
         self.kept: dict[object, Any] = {}
-        """For each observer what it wants to find here again."""
+        """Each observer's own data."""
 
 
 class Attempt:
@@ -89,7 +89,7 @@ class Attempt:
         """Whether it needed an approval."""
         self.arguments: Mapping[str, Any] = _NOTHING
         self.fn: Callable[..., Any] | None = None
-        """What is called, once it is."""
+        """The called function, once called."""
         self.ended_us = 0
         self.outcome: e.Outcome | None = None
         """None where the run was released before the attempt ended."""
@@ -146,7 +146,7 @@ class Observer:
         """An attempt began."""
 
     def applying(self, attempt: Attempt) -> AbstractContextManager[Any]:
-        """Entered around what an attempt calls, in its own context."""
+        """Entered around the call of an attempt, in its own context."""
         return nullcontext()
 
     def came(self, attempt: Attempt) -> None:
@@ -190,7 +190,7 @@ def trace_here() -> str | None:
 
 @contextmanager
 def _harmless() -> Generator[None]:
-    """What an observer does wrong is not the run's fault."""
+    """Suppresses and logs an observer's errors."""
     try:
         yield
     except Exception:
@@ -205,7 +205,7 @@ def _excuse() -> None:
 
 
 def watch(ex: Execution) -> Watch | None:
-    """Listen to what an execution writes, if there are observers."""
+    """Listens to the appends of an execution, if there are observers."""
     if not _observers or ex.engine.stand_in is not None:
         ex.log.listener = None
         return None
@@ -230,7 +230,7 @@ def end_span(ex: Execution | None, advanced: RunOutcome | None = None, *, error:
 
 
 def applying(ex: Execution, place: ToolStep, intent: Intent) -> AbstractContextManager[Any]:
-    """Around what an attempt calls."""
+    """Surrounds the call of an attempt."""
     found = ex.log.listener
     attempt = found.attempts.get((place.id, place.attempt)) if isinstance(found, Watch) else None
     if attempt is None:
@@ -307,7 +307,7 @@ class Watch:
             except Exception:
                 _excuse()
 
-    # what is written --------------------------------------------------------------------------
+    # appended events --------------------------------------------------------------------------
 
     def appended(self, entries: Sequence[Entry]) -> None:
         """Something was written, or is about to be committed."""

@@ -56,7 +56,7 @@ class Record:
     def __init__(self, log: Log, run: str, fold: Fold, *, after: int = 0, rows: Sequence[Row] | None = None) -> None:
         self._log = log
         self._run = run
-        # Of a run that is about to be created nothing is on record; what was read to open it is not read again.
+        # A new run has no record; events that were read to open a run are not read again.
         rows = _standing(log, run, after, rows) if fold.facts.seq else ()
         self._rows: dict[int, Row] = {row.seq: row for row in rows}
         self.steps: dict[e.StepId, Step] = {}
@@ -148,7 +148,7 @@ class Record:
         return [(seq, event) for seq, event in self._of_step.get(step, ()) if isinstance(event, kind)]
 
     def of_all(self, step: e.StepId) -> list[tuple[int, e.Event]]:
-        """What is on record of a step between its intention and its end, in order."""
+        """The events of a step between its intention and its end, in order."""
         return self._of_step.get(step, [])
 
     def holder_of(self, epoch: int) -> str | None:
@@ -166,7 +166,7 @@ class Record:
         return queue.popleft() if queue else None
 
     def ahead(self, position: str, kind: str) -> int | None:
-        """The seq of what `take` would give next."""
+        """The seq of the next event of `take`."""
         queue = self._between.get((position, f"{kind}:"))
         return queue[0] if queue else None
 
@@ -221,7 +221,7 @@ def _as_it_is(step: Step) -> Step:
 
 
 def _standing(log: Log, run: str, after: int, read: Sequence[Row] | None) -> Sequence[Row]:
-    """A log's rows less what was rewound."""
+    """A log's rows without rewound ones."""
     rows = log.rows(run, after=after) if read is None else [row for row in read if row.seq > after]
     if not any(row.body.startswith(b'{"kind":"run.rewound"') for row in rows):
         return rows
@@ -264,7 +264,7 @@ def short(values: Any, length: int = 160) -> str:
 
 
 class TracedExecution(Protocol):
-    """What a tracer sees of an execution. It may close it; the code then meets the signal at its next step."""
+    """A tracer's view of an execution. It may close it; the code then gets the signal at its next step."""
 
     agent: AnyAgent
     record: Record

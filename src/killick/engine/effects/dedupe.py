@@ -35,7 +35,7 @@ _ANNOUNCE_SECONDS: Final = 0.05
 """The first pause between two attempts to announce a fork; doubled each time."""
 
 OWN_ONLY: Final = ("reads", "workspace", None)
-"""What no other timeline can have done for this one: files went back with the run, and a fork has its own."""
+"""The effect classes that timelines never share: files are restored with the run, and a fork has its own."""
 
 
 async def _announced(ex: Execution, branch: Branch) -> None:
@@ -120,7 +120,7 @@ async def _agreed(wanted: WantedStep, prompt: str) -> bool:
 
 
 class WantedStep(NamedTuple):
-    """A step of which nothing was tried yet: what it wants, in the words in which a person is asked about it."""
+    """A step without an attempt: its intention, in the words of the question to a person."""
 
     ex: Execution
     branch: Branch
@@ -129,7 +129,7 @@ class WantedStep(NamedTuple):
     recording: Mapping[str, Any]
     identity: e.Digest
     written: Callable[[], list[Entry]] = list
-    """What is still to be written of the intention."""
+    """The unwritten events of the intention."""
 
 
 def _wanted_step(a: StepState) -> WantedStep:
@@ -212,7 +212,7 @@ async def _adopted(a: StepState) -> RecordedOutcome | None:
             left = tree.adoptable(intent.name, a.step)
         a.begins(intent.name, identity)
     a.forks = ex.log.ledger.facts.forks
-    # What a repair left in doubt is known by its tool alone: its arguments went with the record.
+    # An effect that a repair left in doubt is known by its tool alone: its arguments were removed.
     same = [each for each in left if each.effect.identity in (identity, None)]
     # Branches of a gather come in any order: each takes its own again, where there is one.
     for done in sorted(same, key=lambda each: each.effect.step != a.step):

@@ -148,7 +148,7 @@ class _Attempt(NamedTuple):
         return intent
 
     async def conclude(self, applied: Applied, inner: InnerSteps | None = None) -> Any:
-        """Lets the pipeline record the attempt's outcome and decide what follows."""
+        """Lets the pipeline record the attempt's outcome and decide the next step."""
         if self.ex.signal is not None:
             self.ex.stirred.set()  # the executor waits for open attempts to end
         execution = self.execution()

@@ -182,7 +182,7 @@ def restored(intent: Intent, value: Any, reply: str | None, step: e.StepId) -> A
 
 
 def called(intent: Intent, injected: Mapping[str, Any]) -> Any:
-    """Call what is intended."""
+    """Makes the intended call."""
     if intent.shape is None:
         positional = intent.arguments.get("args", ())
         named = {name: value for name, value in intent.arguments.items() if name != "args"}

@@ -108,7 +108,7 @@ class StepExecution(StepState):
         if judged and not self.made:
             await approvals.agreed(self, adopts=ex.left_behind and dedupe.is_left(self))
             if ex.left_behind and self.unwritten:
-                ex.write_behind(*self.written())  # what was done before may take a while to look at
+                ex.write_behind(*self.written())  # the lookup of earlier effects may take a while
         elif self.past is not None and not self.made:
             approvals.void(self)
         if not self.made and (ex.left_behind or policy.repeat != "allow" or self.intent.claims):
@@ -451,7 +451,7 @@ class StepExecution(StepState):
         if self.ex.signal is None and not over:
             self.ex.write_behind(entry)
 
-    # what came of it --------------------------------------------------------------------------
+    # outcomes ---------------------------------------------------------------------------------
 
     def _returned(self, value: Any) -> tuple[int, Any] | None:
         """Record a value at once; None when it cannot be stored, which leaves the attempt in doubt."""

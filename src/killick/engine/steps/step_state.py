@@ -125,7 +125,7 @@ class StepState(PendingVerdict):
         return seq
 
     async def _give_up(self) -> Any:
-        """No attempt is left, or none may be made: the step fails with what is known."""
+        """No attempt is left, or none may be made: the step fails with the known failure."""
         failure = self.failure
         event = e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="failed")
         seq = self.ex.write_behind(*self.written(), Entry(event, {"failure": failure}))
@@ -189,7 +189,7 @@ class StepState(PendingVerdict):
         return now + round(delay * 1_000_000), None
 
     def _action(self) -> e.Action | None:
-        """What the attempt does, for the ledger of a run that was rewound: it knows only what was intended since."""
+        """The attempt's action, for the ledger of a rewound run, which knows only later intentions."""
         intent, past = self.intent, self.past
         if past is None or not self.ex.generation or intent.effect in ("reads", None):
             return None

@@ -25,7 +25,7 @@ from killick.model import events as e
 from killick.model.chunks import through_codec
 
 END: Final[Any] = object()
-"""What a blocking reader gets after the last chunk."""
+"""The end marker for a blocking reader."""
 
 
 async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None) -> AsyncGenerator[Any]:

@@ -117,7 +117,7 @@ class InertSteps:
             raise KillickError(f"{problem}; write `await {call}`")
 
     def close(self) -> None:
-        """Close what no code is left to await."""
+        """Closes the steps that no code can await any more."""
         for step, *_ in filter(lambda each: _is_inert(each[0]), self._steps):
             step.close()
 
