@@ -84,7 +84,7 @@ def test_a_fork_with_another_output_diverges_at_that_step_and_goes_another_way(k
     assert (output.step, output.value["status"], output.was["status"]) == ("1", "down", "up")
     assert (effects.what, effects.value) == ("effects", "recorded")
     assert [(pair.step, pair.how) for pair in found.pairs] == [("1", "output"), ("2", "call"), ("3", "absent")]
-    assert found.why() == "step 1: the same call, and something else came of it"
+    assert found.why() == "step 1: the same call with another outcome"
 
 
 def test_a_fork_with_another_context_parts_where_that_is_first_seen(kd: killick.Client) -> None:
@@ -178,7 +178,7 @@ def test_two_runs_of_one_agent_that_share_nothing_part_at_the_first_step_that_di
     kd.run(part_agent, 50, id="other")
     found = compare(kd.runtime.log, "r", "other")
     assert (found.shared, found.conditions) == (None, ())
-    assert found.why() == "step 2: the same call, and something else came of it"
+    assert found.why() == "step 2: the same call with another outcome"
     assert [(pair.step, pair.how) for pair in found.pairs] == [("2", "output"), ("3", "arguments")]
 
 

@@ -44,7 +44,7 @@ SPACE: Final = "agent-framework"
 
 
 class KillickCheckpointStorage(StateOwner):
-    """A `CheckpointStorage` for workflow checkpoints. Each stores only what is new in it.
+    """A `CheckpointStorage` for workflow checkpoints. Each stores only its new parts.
 
     Values that are not JSON use the framework's own checkpoint encoding, which pickles them. They are read under its
     own rules: its types, those registered with it, and `allowed_checkpoint_types` ("module:QualName").
@@ -137,7 +137,7 @@ class KillickHistory(StateOwner, HistoryProvider):  # type: ignore[misc,unused-i
     def __init__(
         self, store: Place, *, source_id: str = DEFAULT_SOURCE_ID, space: str = f"{SPACE}-history", **flags: Any
     ) -> None:
-        """`flags` are those of `HistoryProvider`: what is loaded, and what is stored."""
+        """`flags` are those of `HistoryProvider`: which messages are loaded and stored."""
         super().__init__(source_id, **flags)
         self._shelf = FrameworkState(store, space)
 

@@ -170,7 +170,7 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
         return _answer(name, str(outcome))
 
     def _misfit(self, name: str, given: Mapping[str, Any]) -> str | None:
-        """Returns what is wrong with arguments: the model corrects it, and it is not recorded."""
+        """Returns the misfit of arguments: the model corrects it, and it is not recorded."""
         try:
             if name in self._tools:
                 self._tools[name].args_type().model_validate(given)

@@ -93,7 +93,7 @@ class RunWaker:
             self._rung.add(run)
             self._bell.set()
 
-    # what wants it ------------------------------------------------------------------------------
+    # due runs -----------------------------------------------------------------------------------
 
     def _known(self) -> Collection[str]:
         return AGENTS.names() if self._agents is None else self._agents

@@ -272,7 +272,7 @@ class StateLog:
         self._run = ""
         self._handle: RunLog | None = None
 
-    # what it adds up to -------------------------------------------------------------------------
+    # the current state --------------------------------------------------------------------------
 
     def clear(self) -> None:
         """Clears the cache: nothing was read yet, or the log was replaced."""
@@ -282,7 +282,7 @@ class StateLog:
         """Applies the next event."""
         match event:
             case system_events.EntryKept():
-                self.standing.pop(event.name, None)  # what is kept again comes last
+                self.standing.pop(event.name, None)  # an entry stored again comes last
                 self.standing[event.name] = StateEntry.on_record(self._client.runtime.log, self._run, seq, event)
             case system_events.EntryDropped():
                 self.standing.pop(event.name, None)
@@ -331,7 +331,7 @@ class StateLog:
         return self._read(self._raws(seqs))
 
     def copies(self, seqs: Sequence[int], cache: Items[bytes]) -> list[Any]:
-        """Returns the values at some events, for the caller to mutate. What is plain JSON is cached as such."""
+        """Returns the values at some events, for the caller to mutate. Plain JSON is cached as such."""
         known = {seq: cache.get((self._run, seq)) for seq in seqs}
         raws, odd = self._raws({seq for seq, raw in known.items() if raw is None}), dict[int, Any]()
         shared = self._read({seq: raw for seq, raw in raws.items() if raw.find(_TAG) >= 0})
@@ -391,7 +391,7 @@ class StateLog:
                     self._check(expect)
                 return self._created(entries)
             handle = self._handle = self._client.runtime.log.open(self._run)
-            handle.rows = None  # what it was opened with is not needed here
+            handle.rows = None  # the rows of the open are not needed here
         before = handle.seq
         if expect is not None and before != expect:
             raise HeadMoved(self._run, expected=expect, actual=before)

@@ -28,14 +28,14 @@ Shape: TypeAlias = Mapping[str, Any] | Sequence[Any]
 """A question or an answer in one of the two formats."""
 
 _SETTLES: Final[dict[str, Verb]] = {"approve": "not", "reject": "stop", "respond": "happened"}
-"""What a decision means for an unknown outcome: retry, leave, or it happened with this result."""
+"""The meaning of a decision on an unknown outcome: retry, leave, or it happened with this result."""
 
 _SETTLING: Final = "approve: it did not happen, do it; reject: leave it; respond: it happened, and returned this"
 _OLDER: Final = {"approve": "accept", "reject": "ignore", "edit": "edit", "respond": "response"}
 _NEWER: Final = {older: newer for newer, older in _OLDER.items()}
 
 
-# what waits here, as they ask it --------------------------------------------------------------------
+# open waits, in LangChain's form --------------------------------------------------------------------
 
 
 def hitl_request(waits: Sequence[Wait]) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _decision(given: Any) -> _Decision:
             raise AnswerRefused("approval", f"{given!r} is not a decision; give type approve, edit, reject or respond")
 
 
-# what they ask, asked here --------------------------------------------------------------------------
+# LangChain's interrupts, as waits -------------------------------------------------------------------
 
 
 async def ask(

@@ -365,7 +365,7 @@ async def _listed(client: Client, *, fresh: bool = False) -> list[Offered]:
     raise KillickError(f"the server lists more than {PAGES_MAX} pages of tools; check whether it repeats pages")
 
 
-# What comes back -------------------------------------------------------------------------------------
+# Results ---------------------------------------------------------------------------------------------
 
 
 def _value(result: CallToolResult) -> Any:

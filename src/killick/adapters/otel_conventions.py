@@ -29,7 +29,7 @@ USAGE: Final = "gen_ai.usage."
 """How the names of tokens' attributes begin."""
 
 
-# what was asked, and how it was answered -----------------------------------------------------------
+# requests and replies ------------------------------------------------------------------------------
 
 
 def maker_of(fn: Callable[..., Any] | None) -> str | None:

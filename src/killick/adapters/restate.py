@@ -166,7 +166,7 @@ class Restate:
         key, once = quote(name_of(row), safe=""), quote(reason, safe="@+:")
         await self._requests.generic_send(self._object.name, WAKE, b"", key=key, idempotency_key=once)
 
-    # what Restate calls -----------------------------------------------------------------------
+    # handlers ---------------------------------------------------------------------------------
 
     def _made(self, name: str) -> restate.VirtualObject:
         made = restate.VirtualObject(

@@ -217,7 +217,7 @@ class Writer:
         self._opened.close()
 
     def _abandon(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk may refuse the end of what nobody will read
+        with contextlib.suppress(OSError):  # a full disk may refuse the end of an abandoned file
             self._packed.close()
 
     def add(self, section: bytes) -> None:

@@ -172,7 +172,7 @@ def _part(log: Log, store: Store, ancestor: Ancestor, *, whole: bool) -> Part:
     """A run's own rows and messages that belong to the export."""
     rows = _rows(store, ancestor)
     messages = store.messages(ancestor.run)
-    if not whole:  # what came to an elder after the cut is none of the run's
+    if not whole:  # events of an ancestor after the cut are not the run's
         taken = {number for row in rows for number in rebuild.claims_of(event_codec.decode(row.body)).takes}
         messages = messages[: max(taken, default=0)]
     return Part(ancestor.run, ancestor.base, ancestor.parent, e.from_text(ancestor.genesis), rows, messages)
@@ -393,7 +393,7 @@ class Export:
         for run, sent in self.messages.items():
             self.messages[run] = [replace(each, body=opened(store, each.body) or ERASED_BODY) for each in sent]
         self.pieces = {digest: opened_piece(store, piece) for digest, piece in self.pieces.items()}
-        self._is_verified = True  # hashes are of what is stored
+        self._is_verified = True  # the hashes cover the stored form
         return self
 
     @property

@@ -33,7 +33,7 @@ def chained(written: Iterable[Written], before: bytes) -> list[Row]:
             event = msgspec.structs.replace(event, hash_before=e.to_text(before))
             before = e.from_text(event.hash_head)
         if data is None:
-            body = event_codec.encode(event)  # what was erased is named by a hash all the same
+            body = event_codec.encode(event)  # erased values are still named by their hash
         else:
             body = event_codec.encode(msgspec.structs.replace(event, data=None), hashing.data_hash(data))
         before = hashing.link(before, body)

@@ -350,7 +350,7 @@ class _Redactor:
             changes["reason"] = self._leaf(event.reason, ("reason",))
         changes |= self._rehashed(seq, event, old, new) if isinstance(event, e.StepIntended) else {}
         if isinstance(event, e.RunStarted):
-            changes["key"] = None  # what is redacted is in clear
+            changes["key"] = None  # redacted values are not encrypted
         elif isinstance(key := getattr(event, "key", None), str):
             changes["key"] = self._key(event.step, key)  # the digest in it is known by now
         if isinstance(event, e.StepEdited) and not self._fields:
@@ -367,7 +367,7 @@ class _Redactor:
         if isinstance(event, e.ValueErasedOnPurpose):
             changes["pieces"] = tuple(e.to_text(self._standins.hash(e.from_text(each))) for each in event.pieces)
         if isinstance(event, page_events.PageEvicted):
-            changes["marks"] = ()  # of what the pages held
+            changes["marks"] = ()  # they are hashes of page contents
         if isinstance(event, e.WorkspaceEvent | e.RunForked | e.RunRewound):
             changes |= self._file_fields(event)
         changed: e.Event = msgspec.structs.replace(event, **changes)

@@ -129,7 +129,7 @@ def recorded_prunes(log: Log) -> dict[str, tuple[Pruned, int, e.Digest]]:
     found: list[Pruned] = []
     for seq, body in _bodies(log):
         if body.startswith(_TAKEN):
-            with contextlib.suppress(KillickError, KeyError, ValueError):  # what cannot be read says nothing
+            with contextlib.suppress(KillickError, KeyError, ValueError):  # unreadable messages are skipped
                 found.append(msgspec.convert(log.data(SEALS, seq)["body"], ready(Pruned)))
     return _by_run((*found, *(body for _, body in _waiting(log.store))))
 

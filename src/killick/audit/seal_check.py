@@ -102,7 +102,7 @@ class _Check:
         return made
 
     def _seal(self, made: Seal, tree: Frontier, before: int) -> str | None:
-        """Adds a seal's entries; or reports what is wrong with it."""
+        """Adds a seal's entries; or reports its problem."""
         event = made.event
         follows = (event.number, made.listed.first) == (before + 1, tree.size)
         if not follows or [*made.listed.peaks] != [e.to_text(peak) for peak in tree.peaks]:
@@ -172,7 +172,7 @@ class _Check:
         changed = (SealedRun.read(line).run for line in kept.entries if line not in self._lines)
         return f": that of {next(changed, 'another run')} was changed there"
 
-    # what they are of -------------------------------------------------------------------------
+    # the sealed runs --------------------------------------------------------------------------
 
     def runs(self, only: str | None, progress: Progress | None) -> None:
         """Every sealed run, parents before their forks; then those that no longer exist."""

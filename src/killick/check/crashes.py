@@ -191,10 +191,10 @@ def _last(items: Sequence[Append]) -> str:
     return f"{event.__struct_config__.tag} {getattr(event, 'step', None) or ''}".rstrip()
 
 
-# what is simulated --------------------------------------------------------------------------------
+# simulation ---------------------------------------------------------------------------------------
 
 Outside = Callable[[Client, Sequence[Wait], World], bool]
-"""What people and other programs do when the run waits; False if they can do nothing."""
+"""The actions of people and other programs when the run waits; False if there is none."""
 
 
 def no_actors(client: Client, waits: Sequence[Wait], world: World) -> bool:
@@ -267,7 +267,7 @@ class Story:
 
 
 class Saved(NamedTuple):
-    """What survives a process that dies at a point."""
+    """The data that survives a process that dies at a point."""
 
     point: int
     place: str

@@ -244,7 +244,7 @@ def resumed(engine: Engine, run: str, *, by: str | None, because: str | None) ->
         if is_held_back or facts.status == "running":
             # The lease of a running one was free, so its holder died: from now on it is due.
             handle.append(Entry(e.RunResumed(at=at, by=by), data))
-            return "resumed" if is_held_back else "taken from a process that is gone"
+            return "resumed" if is_held_back else "taken over from a dead process"
         if facts.status != "failed":
             return f"{facts.status}, nothing holds it back"
         failed: Any = log.event(run, facts.ended)

@@ -155,5 +155,5 @@ class Resources:
                 if asyncio.iscoroutine(closing):
                     await closing
             except Exception as error:
-                gone = "" if loop is asyncio.get_running_loop() else ", for it was opened on a loop that is gone"
+                gone = "" if loop is asyncio.get_running_loop() else ", because it was opened on a closed loop"
                 logger.warning("%s: could not be closed%s: %s", resource.name, gone, error)

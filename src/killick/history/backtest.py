@@ -130,7 +130,7 @@ class _Backtester:
             fold = self._log.applied(self._run, fold, ledger, [(recorded.seq, recorded.event)])
             self._track(recorded.seq, recorded.event, fold)
             if found is None or found.name.startswith("model:"):
-                self._data.pop(recorded.seq, None)  # only what was done is looked at again
+                self._data.pop(recorded.seq, None)  # only effects are read again
         return Rejudged(
             run=self._run,
             agent=fold.facts.agent,
@@ -290,7 +290,7 @@ class _Backtester:
             return "same"
         return "stopped" if now.ruling == "reject" else "asked" if now.ruling == "ask" else "passed"
 
-    # what goes along --------------------------------------------------------------------------
+    # tracked state ----------------------------------------------------------------------------
 
     def _track(self, seq: int, event: e.Event, fold: Fold) -> None:
         """Tracks the context version that the code had seen, and the approvals so far."""

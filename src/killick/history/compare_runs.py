@@ -169,7 +169,7 @@ class RunComparison(msgspec.Struct, frozen=True):
             "call": f"{first.one.name} in the one, {first.two.name} in the other",
             "arguments": "the same call with other arguments",
             "outcome": f"one is {first.one.status}, the other {first.two.status}".replace("_", " "),
-            "output": "the same call, and something else came of it",
+            "output": "the same call with another outcome",
         }
         return f"step {first.step}: {words[first.how or 'output']}"
 
@@ -203,7 +203,7 @@ def compare(log: Log, one: str, two: str) -> RunComparison:
     )
 
 
-# what a fork changed ------------------------------------------------------------------------------
+# conditions of a fork -----------------------------------------------------------------------------
 
 
 def conditions_between(log: Log, one: str, two: str) -> Iterator[Condition]:

@@ -142,7 +142,7 @@ class _Explainer(StepNarrator):
     # a step -----------------------------------------------------------------------------------
 
     def about(self, step: Step, *, with_input: bool = True) -> list[str]:
-        """Explains the call, its inputs, its reason, its course, and what follows."""
+        """Explains the call, its inputs, its reason, its course, and the next step."""
         what = self.what(step)
         known = self.known(step, with_input=with_input)
         return _paragraphs(what, known, self.reason(step), self.judged(step), self.narrate(step), self.next(step))
@@ -227,7 +227,7 @@ class _Explainer(StepNarrator):
             sentences.append(f"It {can} be answered until {self.time(wait.deadline)}{default}.")
         return " ".join(sentences)
 
-    # what was known ---------------------------------------------------------------------------
+    # the state before -------------------------------------------------------------------------
 
     def known(self, step: Step, *, with_input: bool) -> list[str]:
         tl = self.timeline
@@ -307,7 +307,7 @@ class _Explainer(StepNarrator):
         failed = self.timeline.failed
         return [] if failed is None else [f"The run had failed with {self.named(failed.failure)}."]
 
-    # what comes next --------------------------------------------------------------------------
+    # the next step ----------------------------------------------------------------------------
 
     def next(self, step: Step) -> list[str]:
         if step.is_over:
@@ -352,7 +352,7 @@ class _Explainer(StepNarrator):
             return [f"The run failed with it {self.when(tl.failed.at)}.", *self.after_failure()]
         later = [each.number for each in self.steps if each.seq > step.seq and "." not in each.number]
         if later:
-            return [f"The run went on with step {later[0]}."]
+            return [f"The run continued with step {later[0]}."]
         if tl.status == "completed":
             return [f"It was the last step: the run completed {self.when(tl.last_at)} with {self.value(tl.result)}."]
         if tl.failed is not None:

@@ -105,7 +105,7 @@ class VerdictNarrator(Prose):
         yield f"{edit.by} changed {changes or 'nothing'} {self.when(edit.at)}{comment}"
         if not edit.stands and edit.verdict is not None and edit.failure is not None:
             rule = self.quoted(edit.verdict.rule)
-            yield f"that was rejected by the rule {rule}: {self.whole(edit.failure.message)}, and the question stood"
+            yield f"that was rejected by the rule {rule}: {self.whole(edit.failure.message)}; the question is open"
         elif edit.verdict is not None and edit.verdict.ruling == "accept" and edit.verdict.contract is not None:
             yield f"{self.contract(edit.verdict.contract)} accepted the changed call"
 

@@ -233,7 +233,7 @@ class PageBuilder:
         later = next((seq for seq, event in reversed(recent) if isinstance(event, kinds)), 0)
         return self._moment(later, self.event(later)) if later > (found.seq if found is not None else 0) else found
 
-    # what they come to ------------------------------------------------------------------------
+    # entries ----------------------------------------------------------------------------------
 
     def _entries(
         self,

@@ -67,7 +67,7 @@ class Vaults:
         return self._vaults[-1].load(ref)
 
 
-# what has to be whole -------------------------------------------------------------------------------
+# verification ---------------------------------------------------------------------------------------
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +109,7 @@ def verify(log: Log, runs: Collection[str], progress: Progress | None = None) ->
     return Held(runs=count, snapshots=snapshots, vaults=tuple(map(str, kept)), broken=tuple(broken))
 
 
-# what can go ----------------------------------------------------------------------------------------
+# cleaning -------------------------------------------------------------------------------------------
 
 
 class Cleaned(msgspec.Struct, frozen=True, kw_only=True):

@@ -293,7 +293,7 @@ class _ReportBuilder:
         bodies = ((row.seq, row.body) for row in self._rows.values())
         return [(seq, event_codec.decode(body)) for seq, body in bodies if body.startswith(_DECISIVE)]
 
-    # what was decided -----------------------------------------------------------------------------
+    # decisions ------------------------------------------------------------------------------------
 
     def _decided(self, seq: int, event: page_events.PageEvent) -> None:
         data = self._data(seq, whole=isinstance(event, page_events.PageEvicted))
@@ -387,7 +387,7 @@ class _ReportBuilder:
                     line.without = max(line.without, line.sent)
                 line.described, line.model = new.described, line.model or new.model
 
-    # what it comes to -------------------------------------------------------------------------------
+    # the report -------------------------------------------------------------------------------------
 
     def document(self, prices: Prices) -> Windows:
         filled = self.lines[-1].filled

@@ -326,7 +326,7 @@ def _before(log: Log, run: str, ledger: Ledger, place: RunMoment, root: Id) -> t
     return None
 
 
-# what changed ---------------------------------------------------------------------------------------
+# changes --------------------------------------------------------------------------------------------
 
 
 class FilesSide(msgspec.Struct, frozen=True):

@@ -85,7 +85,7 @@ class Pager:
             decided = _missing(recorded, self.window.plan(messages, tools, system=system))
             self._put_on_record(ex, branch, decided)
         elif recorded:
-            self.window.render(messages, tools, system=system)  # it sees a history before what was decided of that
+            self.window.render(messages, tools, system=system)  # it must see a history before the decisions about it
         self.window.apply([*recorded, *decided])
         return self.window.render(messages, tools, system=system)
 

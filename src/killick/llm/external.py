@@ -327,7 +327,7 @@ class ExternalBranches:
         if not self.is_open:
             raise KillickError(f"{ex.run_id}: its host has ended; call inside the block")
         if key in self._left:
-            await ex.barrier()  # what is on record of it is read again
+            await ex.barrier()  # its recorded events are read again
         work = self._begun.get(key)
         if work is None:
             work = self._begun[key] = self._start(key, intent, do, inner)
@@ -339,7 +339,7 @@ class ExternalBranches:
                 await self._awaited_inside(self._branches[key], work, inner)
             value = await asyncio.shield(work)
             if self.outside:
-                await ex.barrier()  # no barrier of ours waits for what the caller does with it
+                await ex.barrier()  # no later barrier waits for the caller's own use of it
             return value
         except asyncio.CancelledError:
             if not work.done() and self._waiting[key] == 1:
@@ -518,7 +518,7 @@ async def _opened(ex: Execution, branch: Branch, outside: bool) -> ExternalBranc
 
 
 async def _closed(ex: Execution, branch: Branch, hosted: ExternalBranches, error: BaseException | None) -> None:
-    ex.hosting = True  # what is under way still comes in no order
+    ex.hosting = True  # steps in progress still end in any order
     await hosted.close()
     ex.hosting = False
     ex.refuse(branch)

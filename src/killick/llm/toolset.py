@@ -73,10 +73,10 @@ class Toolset:
         try:
             return bool(tool.policy.effect(**tool.shape.bind((), self.bind(name, arguments))[0]) == "reads")
         except Exception:
-            return False  # What does not fit the tool, or its own function, says nothing; calling it will.
+            return False  # Arguments that do not fit are refused by the call.
 
     def changes(self, name: str, arguments: Mapping[str, Any] | str) -> Changes:
-        """What can change the results of the tool of that name."""
+        """The kind of change that can alter the results of the tool of that name."""
         return self._tools[name].policy.changes if self.reads(name, arguments) else "any time"
 
     def schemas(self, provider: Provider = "openai") -> list[dict[str, Any]]:

@@ -170,7 +170,7 @@ class Conversation:
         engine = self.client.runtime.engine
 
         def lost(error: LogError) -> None:
-            logger.warning("%s: %s; its next request is recorded apart", self.run, error)
+            logger.warning("%s: %s; its next request is recorded separately", self.run, error)
             self.is_lost = True
 
         self.lease = engine.leases.hold(self.run, epoch, seconds=engine.lease_seconds, since=since, lost=lost)

@@ -250,7 +250,7 @@ class Conversations:
             try:
                 await asyncio.to_thread(conversation.let_go)
             except KillickError as error:
-                logger.warning("%s: could not be let go: %s", conversation.run, error)
+                logger.warning("%s: could not be released: %s", conversation.run, error)
 
     async def close(self) -> None:
         """Releases everything."""

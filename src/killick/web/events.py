@@ -15,7 +15,7 @@ class PublishRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """An event, by its name."""
 
     name: Annotated[Name, msgspec.Meta(description="What triggers listen to.", examples=["order.created"])]
-    body: Annotated[Any, msgspec.Meta(description="What it says; any JSON.")] = None
+    body: Annotated[Any, msgspec.Meta(description="Its body; any JSON value.")] = None
     id: Annotated[Name, msgspec.Meta(description="Makes it count once: the same id again is passed over.")] | None = (
         None
     )

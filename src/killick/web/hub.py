@@ -203,7 +203,7 @@ class Hub:
             try:
                 await self._look_once(begun)
             except Exception as error:  # followers stay connected after any error
-                logger.warning("cannot look at what is followed: %s", error)
+                logger.warning("cannot read the followed runs: %s", error)
             took = now() - begun
             await asyncio.sleep(max(TICK_SECONDS, took / SHARE))
 

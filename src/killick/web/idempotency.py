@@ -105,7 +105,7 @@ class IdempotencyKeys:
         if known.at_us and not route.natural:
             begun = datetime.fromtimestamp(known.at_us / 1_000_000, UTC).isoformat(timespec="seconds")
             reason = f"a request with this key was begun at {begun} and may have been carried out"
-            raise Problem(409, f"{reason}; look at what it was about, then take a new key", code="in_doubt")
+            raise Problem(409, f"{reason}; check whether it took effect, then use a new key", code="in_doubt")
         response = await carry_out(call)
         if response.status_code == 503:
             # The store was busy or away, so nothing was written: the key is as if it had not been used.

@@ -110,7 +110,7 @@ def openapi(routes: tuple[Route, ...]) -> dict[str, Any]:
         "components": {
             "schemas": schemas.components,
             "parameters": {"IdempotencyKey": _KEY},
-            "responses": {"Problem": _refused("What is wrong, as RFC 9457 has it")},
+            "responses": {"Problem": _refused("A problem, as defined by RFC 9457")},
             "securitySchemes": _SECURITY,
         },
     }

@@ -39,7 +39,7 @@ TITLES: Final = {
     405: "Not done this way",
     406: "Not available in this form",
     408: "The request came too slowly",
-    409: "It cannot be done as things stand",
+    409: "It conflicts with the current state",
     410: "Gone",
     413: "Too large",
     414: "The address is too long",

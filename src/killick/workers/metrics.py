@@ -95,7 +95,7 @@ class Metrics(Observer):
         self.span_seconds = Histogram("killick_execution_seconds", "How long one execution of a run took.", _QUICK)
         self.ended_runs = Count("killick_runs_ended_total", "Runs that ended here.")
         self.replayed = Count("killick_steps_replayed_total", "Steps that came from the record.")
-        self.attempts = Count("killick_attempts_total", "Attempts that are over, by what came of them.")
+        self.attempts = Count("killick_attempts_total", "Ended attempts, by outcome.")
         self.attempt_seconds = Histogram("killick_attempt_seconds", "How long attempts took.", _QUICK)
         self.limited = Count("killick_rate_limited_total", "Attempts that a rate limit refused.")
         self.opened = Count("killick_waits_opened_total", "Waits that were opened here.")

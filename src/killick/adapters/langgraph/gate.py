@@ -434,7 +434,7 @@ def _question_id(wait: Wait) -> str:
     return sha256(f"{wait.id}@{wait.opened}:{wait.digest}".encode()).hexdigest()[:32]
 
 
-# requests and what comes of them --------------------------------------------------------------------
+# requests and responses -----------------------------------------------------------------------------
 
 
 def _asked_by(request: ToolCallRequest) -> AIMessage | None:

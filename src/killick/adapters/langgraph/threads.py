@@ -74,7 +74,7 @@ class Thread(StateLog):
         self._snapshots = snapshots
         self.clear()
 
-    # what it adds up to -------------------------------------------------------------------------
+    # the current state --------------------------------------------------------------------------
 
     def clear(self) -> None:
         self.checkpoints: dict[At, Standing] = {}

@@ -110,7 +110,7 @@ class _Svg:
         self.bottom = self._down()
         self.width = max(self.x[-1] + MARGIN, 520)
 
-    # what is said -----------------------------------------------------------------------------
+    # texts ------------------------------------------------------------------------------------
 
     def _heading(self, lane: Lane) -> list[_Words]:
         first, *others = heading(lane)
@@ -151,7 +151,7 @@ class _Svg:
         lines += [f"→ {cut(output, TIP_CHARS)}"] if output else []
         return "\n".join(lines)
 
-    # where it stands --------------------------------------------------------------------------
+    # positions --------------------------------------------------------------------------------
 
     def _columns(self) -> list[float]:
         """Returns the left edge of each column, and the right edge of the last."""

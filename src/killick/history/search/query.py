@@ -150,7 +150,7 @@ class AnyFinder:
             step = reader.step(place, event.step)
             intended = event if isinstance(event, e.StepIntended) else None
             if intended is not None and (intended.sort != "tool" or (step is not None and step.edited)):
-                return  # what a person made of it is what was called
+                return  # the edited arguments are those of the call
             name = intended.name if intended is not None else step.name if step is not None else ""
             arguments = reader.data(place).get("arguments")
             if tool in (None, name) and _have(arguments, wanted):

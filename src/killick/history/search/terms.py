@@ -58,7 +58,7 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
-# scalars and where they stand ---------------------------------------------------------------------
+# scalars and their paths --------------------------------------------------------------------------
 
 
 class Leaf(NamedTuple):

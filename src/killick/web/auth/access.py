@@ -124,7 +124,7 @@ class _CsrfAccess:
         if cookie is None or not hmac.compare_digest(
             self._proof(request, cookie), proof.encode("ascii", "replace").decode()
         ):
-            reason = "this write does not show that a page of ours sent it; load the page again, or send a token"
+            reason = "this write does not show that a page of this server sent it; load the page again, or send a token"
             raise Problem(403, f"{reason} (Authorization: Bearer)", code="csrf")
 
     def set_cookies(self, request: Request, response: Response) -> None:

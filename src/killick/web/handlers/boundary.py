@@ -50,13 +50,13 @@ Written = Annotated[object, msgspec.Meta(extra_json_schema={"description": "Any 
 
 
 class MomentAsked(RunAsked, frozen=True, kw_only=True):
-    n: Annotated[int, msgspec.Meta(ge=0, le=2**53, description="A boundary, from 0, the start; what is more is now.")]
-    marks: Annotated[bool, msgspec.Meta(description="Whether to tell which boundaries are worth a look.")] = False
+    n: Annotated[int, msgspec.Meta(ge=0, le=2**53, description="A boundary, from 0, the start; a greater one is now.")]
+    marks: Annotated[bool, msgspec.Meta(description="Whether to return the notable boundaries.")] = False
 
 
 class PlaceAsked(RunAsked, frozen=True, kw_only=True):
     place: PlaceText = "now"
-    marks: Annotated[bool, msgspec.Meta(description="Whether to tell which boundaries are worth a look.")] = False
+    marks: Annotated[bool, msgspec.Meta(description="Whether to return the notable boundaries.")] = False
 
 
 class BoundaryPosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +97,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BoundaryMark(msgspec.Struct, frozen=True, kw_only=True):
-    """A boundary that is worth a look."""
+    """A notable boundary."""
 
     n: int
     kind: Literal["wait", "failure", "decision", "rewind", "child"]

@@ -43,7 +43,7 @@ _PEOPLE: Final = ("answer", "settlement")
 class InboxAsked(msgspec.Struct, frozen=True, kw_only=True):
     """Whose questions, and from where on."""
 
-    to: Annotated[str, msgspec.Meta(max_length=200, description="Only what is asked of them.")] | None = None
+    to: Annotated[str, msgspec.Meta(max_length=200, description="Only questions to this person or role.")] | None = None
     mine: Annotated[bool, msgspec.Meta(description="Only what the caller may answer and has not.")] = False
     asks: Annotated[tuple[Kind, ...], msgspec.Meta(max_length=3, description="Only these kinds.")] = ()
     cursor: Annotated[str, msgspec.Meta(max_length=200, description="`next` of the page before.")] | None = None
