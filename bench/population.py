@@ -294,7 +294,7 @@ class Story:
 # filling a store ----------------------------------------------------------------------------------
 
 
-class UsageTracker:
+class Filling:
     """Writes runs into a store, many in a commit."""
 
     def __init__(self, client: Client, *, holder: str, now_us: int, runs: int, seed: int) -> None:
@@ -434,7 +434,7 @@ def fill(
     """Put a crowd into a store, and among its newest runs a very long one."""
     now_us = client.runtime.clock.now_us()
     holder = client.runtime.ids.new("worker")
-    UsageTracker(client, holder=holder, now_us=now_us, runs=runs, seed=seed).fill(told)
+    Filling(client, holder=holder, now_us=now_us, runs=runs, seed=seed).fill(told)
     if steps:
         long_run(client.runtime.log, holder=holder, steps=steps, now_us=now_us, seed=seed)
 
