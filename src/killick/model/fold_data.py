@@ -150,7 +150,7 @@ class FoldData:
         saved = _read_root(root)
         return cls(saved.facts, saved.vectors, fetch)
 
-    # what handlers share ----------------------------------------------------------------------
+    # shared by handlers -----------------------------------------------------------------------
 
     def open_step(self, seq: int, event: e.StepIntended) -> Step:
         step = Step(event.step, event.sort, event.name, seq, event.at, "intended", event.effect, undoes=event.undoes)

@@ -187,7 +187,7 @@ class Conversation:
     def tags(self) -> tuple[str, ...]:
         return ((f"{ROOT_TAG}{self.root}",) if self.root else ()) + ((f"{TIP_TAG}{self.tip}",) if self.tip else ())
 
-    # what was really said -----------------------------------------------------------------------
+    # recorded exchanges -------------------------------------------------------------------------
 
     def history(self, messages: Sequence[Any]) -> list[Any]:
         """Returns a client's messages with the hidden exchanges inserted."""

@@ -279,7 +279,7 @@ class ProxyRequest:
         await caller.end()
         return False
 
-    # what came ----------------------------------------------------------------------------------
+    # responses ----------------------------------------------------------------------------------
 
     async def _ended(
         self, conversation: Conversation, step: str, sending: OutgoingRequest, reply: dict[str, Any]

@@ -159,7 +159,7 @@ class Replay:
         reason = f"{parted.reason}; the file is redacted, and its pseudonyms may be the cause"
         return ReplayDiverged(parted.run, reason, step=parted.step).with_traceback(parted.__traceback__)
 
-    # what is replayed -------------------------------------------------------------------------
+    # the replayed run -------------------------------------------------------------------------
 
     def _all(self) -> tuple[RunOutcome | None, NotOnRecord | None]:
         for step in self._transitions():
@@ -272,7 +272,7 @@ class Replay:
             await executor.close()
             await runtime.engine.resources.close()
 
-    # what the code does meanwhile -------------------------------------------------------------
+    # steps of the code ------------------------------------------------------------------------
 
     def asked(self, ex: TracedExecution, step: str) -> None:
         """The code calls a step."""
@@ -353,7 +353,7 @@ class Replay:
         if not stray.reads:
             raise ReplayDiverged(self.run, f"the code does unrecorded I/O: {stray}")
 
-    # what came of it --------------------------------------------------------------------------
+    # the outcome ------------------------------------------------------------------------------
 
     def _compare(self, found: RunOutcome) -> None:
         data = self.state.data(self.state.fold.facts.ended)

@@ -150,7 +150,7 @@ class Process:
             await self.client.runtime.engine.resources.close()
             self.client.close()
 
-    # what stands between steps and the world ----------------------------------------------------
+    # interception of calls ----------------------------------------------------------------------
 
     async def apply(self, intent: Intent, place: ToolStep, real: Callable[[], Awaitable[Applied]]) -> Applied:
         play = self._play

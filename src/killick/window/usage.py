@@ -189,7 +189,7 @@ class UsageTracker:
             return Schema(name, tokens, -tokens)  # without a window it would not be there
         return Schema(name, tokens, max(left.tokens - tokens, 0) if left else 0)
 
-    # the pieces as they stand -------------------------------------------------------------------
+    # current pieces -----------------------------------------------------------------------------
 
     def pieces(self) -> Iterator[Seen]:
         """Returns every part of the last request, in order."""

@@ -235,7 +235,7 @@ class Window:
         page = self.page(handle)
         return page is not None and not self._decided.is_out(page)
 
-    # what was seen ----------------------------------------------------------------------------------
+    # seen requests ----------------------------------------------------------------------------------
 
     @property
     def _turn(self) -> int:
@@ -290,7 +290,7 @@ class Window:
             self._system[1],
         )  # fmt: skip
 
-    # what to answer -----------------------------------------------------------------------------------
+    # answers of the window's tools --------------------------------------------------------------------
 
     def _is_stub(self, name: str, view: View) -> bool:
         """Returns whether the model has seen only a tool's stub: a schema shown now is read with its next reply."""

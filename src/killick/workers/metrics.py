@@ -36,7 +36,7 @@ def _labels(**values: str | None) -> Labels:
     return tuple((name.rstrip("_"), value or "") for name, value in values.items())
 
 
-# what is counted ----------------------------------------------------------------------------------
+# counters -----------------------------------------------------------------------------------------
 # Not by prometheus-client: it would make an extra of `worker --metrics`, and its settings are global to the process.
 
 
@@ -173,7 +173,7 @@ def counting() -> Metrics:
     return meters
 
 
-# what is in the store -----------------------------------------------------------------------------
+# metrics of the store -----------------------------------------------------------------------------
 
 
 def stored(engine: Engine) -> Iterator[str]:

@@ -190,7 +190,7 @@ class _LeasedTrigger:
             raise applied.error
         return applied.value
 
-    # what comes -------------------------------------------------------------------------------
+    # messages ---------------------------------------------------------------------------------
 
     async def consume_messages(self) -> None:
         """Consumes every message: an event, a manual firing, a command, or one that does not concern a trigger."""
@@ -266,7 +266,7 @@ class _LeasedTrigger:
         else:
             await self.log.append_soon(turned)
 
-    # what comes of it -------------------------------------------------------------------------
+    # firings ----------------------------------------------------------------------------------
 
     async def set_off(self, cause: _Cause, *first: Entry) -> BaseException | None:
         """Fires, skips or queues, in one commit with the entries given. Returns the error if no input could be made."""
@@ -389,7 +389,7 @@ def spec_of(log: Log, run: str, known: facts.Trigger) -> Spec:
     return spec
 
 
-# what clients do ----------------------------------------------------------------------------------
+# operations of clients ----------------------------------------------------------------------------
 
 
 def publish(engine: Engine, name: str, body: Any, *, id: str | None, by: str | None) -> int:  # noqa: A002

@@ -211,7 +211,7 @@ class Watch:
         is_same = all(_identity(path) == identity for path, identity in self._tops.items())
         return is_same and self._mounts.stand(self._tops)
 
-    # what is watched ------------------------------------------------------------------------------
+    # watched folders ------------------------------------------------------------------------------
 
     def _is_open(self) -> bool:
         return self._descriptor >= 0 and os.getpid() == self._pid
