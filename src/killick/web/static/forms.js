@@ -1,7 +1,7 @@
 // Collects forms that were made from schemas, and sends them as JSON.
 //
-// <form data-post="/api/v1/…" data-fixed='{"verb": "edit"}'> has fields marked data-field and data-kind. What nobody
-// touched is sent as it was, byte for byte; what is optional and empty is left out. Values are put together as JSON
+// <form data-post="/api/v1/…" data-fixed='{"verb": "edit"}'> has fields marked data-field and data-kind. Untouched
+// values are sent as they were, byte for byte; empty optional ones are left out. Values are put together as JSON
 // text, so that no number loses a digit.
 
 const csrf = () => document.querySelector('meta[name="killick-csrf"]')?.content ?? "";
@@ -138,7 +138,7 @@ export function collect(form, submitter) {
 
 const keys = new WeakMap();
 
-// A key that nobody else has. Not by randomUUID, which pages without TLS do not have.
+// A unique key. Not by randomUUID, which pages without TLS do not have.
 export function newKey() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   return [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -159,7 +159,7 @@ export async function post(address, json, form) {
   } catch {
     return { ok: false, status: 0, doc: { detail: "The server cannot be reached. Nothing is known of what became of it; send it again: it counts once." } };
   }
-  // A key stands for one request and its answer; without an answer the same is asked again.
+  // A key identifies one request and its answer; without an answer the request is repeated.
   if (form && answer.status < 500) keys.delete(form);
   const doc = await answer.json().catch(() => ({ detail: `The server answered ${answer.status}.` }));
   return { ok: answer.ok, status: answer.status, doc };
@@ -260,7 +260,7 @@ function toast(text) {
   setTimeout(() => toast.remove(), TOAST_MS);
 }
 
-// Asks once more, in words. True: go on.
+// Asks for confirmation, in words. True: continue.
 export function confirmed(question, does) {
   const dialog = document.createElement("dialog");
   const form = document.createElement("form");
@@ -357,7 +357,7 @@ document.addEventListener("input", (event) => {
   if (!form) return;
   tell(form, {});
   clearMarks(form);
-  // What somebody has typed stays when the page is drawn anew.
+  // Typed text stays when the page is drawn again.
   event.target.closest("details[id]")?.setAttribute("data-fetched", "");
   if (form.dataset.preview !== undefined) preview(form);
   relabel(form.closest("[data-wait]"));

@@ -37,7 +37,7 @@ class Drawing {
   }
 
   soon(ms) {
-    // What nobody looks at is drawn when they do.
+    // A hidden graph is drawn when it is shown.
     clearTimeout(this.timer);
     if (this.isSeen && this.isStale) this.timer = setTimeout(() => this.draw(!this.turn), ms);
   }

@@ -1,7 +1,7 @@
 // Keeps a page as it is on record: parts marked data-part are replaced when what they show has changed.
 //
-// <body data-live-runs='["a", "b"]' data-live-counts> says what the page shows. What somebody has open, focused or
-// typed into stays. Relative times are updated as they pass.
+// <body data-live-runs='["a", "b"]' data-live-counts> names the runs of the page. Elements that the user
+// has open, focused or typed into stay. Relative times are updated as they pass.
 
 const base = document.documentElement.dataset.base;
 const PATIENCE_MS = 400;

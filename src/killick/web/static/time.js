@@ -153,7 +153,7 @@ class Time {
     this.tell(null);
   }
 
-  // A moment that is held: the slider goes on, and the two can be compared.
+  // A pinned moment: the slider moves on, and the two can be compared.
   pin() {
     this.pinned = this.pinned === null ? { place: this.place, n: this.n } : null;
     this.drawMarks();
