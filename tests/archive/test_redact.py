@@ -208,7 +208,7 @@ def test_code_that_branches_on_what_is_redacted_parts_and_is_told_that_it_is(kd:
     told = reviewed(kd, word="stop now")
     assert "nothing for Annabel Archer" in told
     assert replay(kd.export("r"), redact_agent).status == "failed"
-    parted = replay(kd.export("r", redact=True), redact_agent, check=False).parted
+    parted = replay(kd.export("r", redact=True), redact_agent, check=False).divergence
     assert "the file is redacted, and its pseudonyms may be the cause" in str(parted)
     replayed = replay(kd.export("r", redact=["name", "email"]), redact_agent)
     assert replayed.failure is not None

@@ -122,7 +122,7 @@ def parted(data: bytes, agent: Any = replay_review) -> ReplayDiverged:
     assert isinstance(found.value, AssertionError)
     assert "\n" not in str(found.value)
     assert world == []
-    unraised = replay(data, agent, check=False).parted
+    unraised = replay(data, agent, check=False).divergence
     assert unraised is not None
     assert str(unraised) == str(found.value)
     return found.value
@@ -135,7 +135,7 @@ def test_code_that_is_as_it_was_does_all_of_it_again_and_touches_nothing(kd: kil
     replayed = replay(reviewed(kd), replay_review)
     assert (replayed.status, replayed.result) == ("completed", Verdict("paid 106", "ann"))
     assert replayed.steps == len(kd.state("r").fold.steps)
-    assert (replayed.drifts, replayed.strays, replayed.beyond, replayed.parted) == ((), (), None, None)
+    assert (replayed.drifts, replayed.strays, replayed.beyond, replayed.divergence) == ((), (), None, None)
     assert world == []
 
 
@@ -385,7 +385,7 @@ def test_mended_code_parts_from_the_failure_and_says_what_it_does_now(kd: killic
         'f: the record failed with ZeroDivisionError: division by zero, the code returns "70"'
     )
     replayed = replay(data, replay_fails, check=False)
-    assert (replayed.status, replayed.parted is not None) == ("failed", True)
+    assert (replayed.status, replayed.divergence is not None) == ("failed", True)
 
 
 def test_another_failure_parts(kd: killick.Client) -> None:
@@ -599,7 +599,7 @@ def test_a_fork_is_replayed_from_the_beginning_of_what_it_stands_on(kd: killick.
     cut = next(r.seq for r in kd.events("r") if isinstance(r.event, e.WaitClosed) and r.event.by == "ann") - 1
     kd.runtime.log.fork(e.RunForked(at=1, run="f", parent="r", cut=cut, generation=1))
     replayed = replay(kd.export("f"), replay_review)
-    assert replayed.parted is None
+    assert replayed.divergence is None
     now.add("amount")
     assert "replay_pay(amount=107)" in str(parted(kd.export("f")))
 

@@ -148,8 +148,8 @@ def _path(log: Log, run: str, seq: int, entry: SealedRun) -> list[bytes]:
             if leaf.seq == seq and leaf.aside is not None:
                 raise SealRefused(run, f"event {seq} was removed from the log by a repair; prove another event")
             found.append(leaf.leaf)
-    except LogMismatch as parted:
-        raise SealRefused(run, f"{parted.what}; killick store verify {run} says more") from None
+    except LogMismatch as mismatch:
+        raise SealRefused(run, f"{mismatch.what}; killick store verify {run} says more") from None
     if entry.root is None or root(found) != e.from_text(entry.root):
         raise SealRefused(run, f"differs from the log sealed at event {entry.seq}; killick store verify locates it")
     return inclusion(found, seq - 1)

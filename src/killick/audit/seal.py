@@ -363,8 +363,8 @@ class _Changes:
         for head, known in changed:
             try:
                 self._run(head, known)
-            except LogMismatch as parted:
-                self.refused[head.run] = parted.what
+            except LogMismatch as mismatch:
+                self.refused[head.run] = mismatch.what
             progress("sealing", self.events, total)
         self.entries += self._gone(there)
         if all(entry.run == SEALS for entry in self.entries):

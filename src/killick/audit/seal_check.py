@@ -220,9 +220,9 @@ class _Check:
                         fitted = leaf.seq
                 if leaf.seq % 2_000 == 0:
                     yield leaf.seq - head.base
-        except LogMismatch as parted:
+        except LogMismatch as mismatch:
             if entries and wrong is None and self._report.first(head.run) is None:
-                wrong = (parted.seq, parted.what)
+                wrong = (mismatch.seq, mismatch.what)
         else:
             beyond = max(at, default=0)
             if wrong is None and beyond > head.seq:

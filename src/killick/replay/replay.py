@@ -107,13 +107,13 @@ class Replay:
 
     def outcome(self, check: bool = False) -> Replayed:
         """The result of the replay. With `check`, raises ReplayDiverged where the code diverges from the log."""
-        advanced, refused, parted = None, None, None
+        advanced, refused, divergence = None, None, None
         try:
             advanced, refused = self._all()
         except ReplayDiverged as found:
-            parted = self._explained(found)
-        if parted is not None and check:
-            raise parted
+            divergence = self._explained(found)
+        if divergence is not None and check:
+            raise divergence
         status: str = self.state.status
         result = None
         if advanced is not None and advanced.has_ended:
@@ -130,7 +130,7 @@ class Replay:
             drifts=tuple(self.drifts),
             strays=tuple(self.strays),
             beyond=None if refused is None else f"step {refused.step}: {refused.call}",
-            parted=parted,
+            divergence=divergence,
             played=tuple(self.played),
             state=self._reached,
             stopped=self.stopped,
@@ -152,12 +152,12 @@ class Replay:
                 if step is not None and (self.export.has_no_values or sought.occurs_in(data)):
                     yield step.intended
 
-    def _explained(self, parted: ReplayDiverged) -> ReplayDiverged:
+    def _explained(self, divergence: ReplayDiverged) -> ReplayDiverged:
         """Adds to a divergence that the redaction of the export may be its cause."""
-        if self.export.header.redacted is None or isinstance(parted, NotOnRecord):
-            return parted
-        reason = f"{parted.reason}; the file is redacted, and its pseudonyms may be the cause"
-        return ReplayDiverged(parted.run, reason, step=parted.step).with_traceback(parted.__traceback__)
+        if self.export.header.redacted is None or isinstance(divergence, NotOnRecord):
+            return divergence
+        reason = f"{divergence.reason}; the file is redacted, and its pseudonyms may be the cause"
+        return ReplayDiverged(divergence.run, reason, step=divergence.step).with_traceback(divergence.__traceback__)
 
     # the replayed run -------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ def replay_command(
         screen.end(replayed)
     if replay.missed is not None:
         shell.note(f"the code never came to step {replay.missed}, so the debugger had nowhere to stop")
-    return Exit.BAD if replayed.parted is not None else Exit.DONE
+    return Exit.BAD if replayed.divergence is not None else Exit.DONE
 
 
 # the run and its code -----------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class _Screen:
         if replayed.played:
             self._print("")
         sign, style = {
-            "agrees": ("✓", "bold green"), "parted": ("✗", "bold red"), "beyond": ("→", "bold yellow"),
+            "agrees": ("✓", "bold green"), "diverged": ("✗", "bold red"), "beyond": ("→", "bold yellow"),
             "stopped": ("■", "bold cyan"),
         }[replayed.outcome]  # fmt: skip
         self._print((f"{sign} ", style), verdict(replayed))
@@ -163,9 +163,9 @@ def verdict(replayed: Replayed) -> str:
     """The result, in one line."""
     called = "nothing was called"
     match replayed.outcome:
-        case "parted":
-            assert replayed.parted is not None
-            step, reason = replayed.parted.step, replayed.parted.reason
+        case "diverged":
+            assert replayed.divergence is not None
+            step, reason = replayed.divergence.step, replayed.divergence.reason
             at = f"at step {step}"
             text = reason.removeprefix(f"{at} ")
             text = text if called in text else f"{text}; {called}"
@@ -216,11 +216,11 @@ def _json(value: Any) -> Any:
 
 def _document(replayed: Replayed) -> dict[str, Any]:
     """The same for a program."""
-    parted, strays = replayed.parted, [stray._asdict() for stray in replayed.strays]
+    divergence, strays = replayed.divergence, [stray._asdict() for stray in replayed.strays]
     return {
         "run": replayed.run, "agent": replayed.agent, "outcome": replayed.outcome, "says": verdict(replayed),
         "status": replayed.status, "result": replayed.result, "failure": replayed.failure,
-        "parted": None if parted is None else {"step": parted.step, "reason": parted.reason},
+        "divergence": None if divergence is None else {"step": divergence.step, "reason": divergence.reason},
         "beyond": replayed.beyond, "stopped": replayed.stopped, "redacted": replayed.is_redacted,
         "played": replayed.played, "drifts": replayed.drifts, "strays": strays,
     }  # fmt: skip

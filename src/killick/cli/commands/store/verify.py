@@ -178,9 +178,9 @@ def _print_report(shell: Shell, report: Report, broken: Sequence[Problem], prove
         if report.seals:
             shell.say("✓", f"and matches its seals: {many(report.seals, 'seal')}{proved}")
     else:
-        parted = {problem.run for problem in broken if problem.run and problem.where == "seals"}
-        runs = len({problem.run for problem in broken if problem.run} - parted)
-        if runs or not parted:
+        differ = {problem.run for problem in broken if problem.run and problem.where == "seals"}
+        runs = len({problem.run for problem in broken if problem.run} - differ)
+        if runs or not differ:
             shell.say("", f"{many(runs, 'run')} of {report.runs:,} {'fails' if runs == 1 else 'fail'} verification")
-        if parted:
-            shell.say("", f"{many(len(parted), 'run')} {'does' if len(parted) == 1 else 'do'} not match the seals")
+        if differ:
+            shell.say("", f"{many(len(differ), 'run')} {'does' if len(differ) == 1 else 'do'} not match the seals")
