@@ -236,15 +236,11 @@ def applying(ex: Execution, place: ToolStep, intent: Intent) -> AbstractContextM
     if attempt is None:
         return _NOWHERE
     attempt.fn = intent.fn
-    around = [observer for observer in _observers if _has_applying(observer)]
+    around = [observer for observer in _observers if type(observer).applying is not Observer.applying]
     return _within(attempt, around) if around else _NOWHERE
 
 
 _NOWHERE: Final = nullcontext()
-
-
-def _has_applying(observer: Observer) -> bool:
-    return type(observer).applying is not Observer.applying
 
 
 @contextmanager

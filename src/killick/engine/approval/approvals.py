@@ -235,7 +235,8 @@ class ApprovalQuestion:
         elif kind == "respond":
             value = answer.get("value")
             said = f" ({closed.comment})" if closed.comment else ""
-            text = f"{by or 'a person'} answered instead: {in_words(value)}{said}"
+            words = value if isinstance(value, str) else json.dumps(spoken(plain(value)), ensure_ascii=False)
+            text = f"{by or 'a person'} answered instead: {words}{said}"
             self.failure = failed_by(text, code=INSTEAD, response=value, **details)
         else:
             said = f": {closed.comment}" if closed.comment else ""
@@ -296,11 +297,6 @@ def short_value(value: Any) -> str:
     """An argument in a prompt, shortened by itself, so that none hides another."""
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}… ({len(text)} characters)"
-
-
-def in_words(value: Any) -> str:
-    """A value as a model reads it."""
-    return value if isinstance(value, str) else json.dumps(spoken(plain(value)), ensure_ascii=False)
 
 
 def _deadline(now_us: int, timeout: float | None) -> int | None:

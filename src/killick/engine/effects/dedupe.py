@@ -161,12 +161,8 @@ def is_sent(wanted: WantedStep) -> bool:
     return any(done.effect.identity == wanted.identity for done in wanted.ex.run_tree.adoptable(SENDING, wanted.step))
 
 
-def is_spawned(wanted: WantedStep) -> bool:
-    """Whether a child was spawned before, so that it is taken rather than another."""
-    return _spawned(wanted) is not None
-
-
-def _spawned(wanted: WantedStep) -> tuple[str, ledger.Child] | None:
+def spawned(wanted: WantedStep) -> tuple[str, ledger.Child] | None:
+    """The child that was spawned before, and its run, so that it is taken rather than another."""
     asked, log = digest(dict(wanted.recording), at="input"), wanted.ex.engine.log
     for run, child in wanted.ex.run_tree.children(wanted.name):
         if digest({"input": log.data(run, child.spawned).get("input")}, at="input") == asked:
@@ -178,7 +174,7 @@ async def spawned_before(wanted: WantedStep) -> ledger.Child | None:
     """A run of the same agent on the same input, spawned on an abandoned timeline or in the run tree."""
     ex = wanted.ex
     await _announced(ex, wanted.branch)
-    found = _spawned(wanted)
+    found = spawned(wanted)
     if found is not None:
         run, child = found
         ex.run_tree.has_child(child.run)

@@ -16,7 +16,7 @@ from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.facts import Step
 from killick.model.fold import Fold
-from killick.store.records import Delivery, Message
+from killick.store.records import Delivery
 
 UNCHANGED: Final[Any] = msgspec.UNSET
 """The fork has its parent's input."""
@@ -120,9 +120,6 @@ def copied(log: Log, parent: str, run: str, found: Cut) -> list[Delivery]:
     return [
         renewals.forwarded(log, message, run)
         for message in log.store.messages(parent)
-        if renewals.goes_along(message) and not _was_taken(message, found)
+        if renewals.goes_along(message)
+        and (message.taken is None or (message.taken > found.seq and message.taken not in found.keep))
     ]
-
-
-def _was_taken(message: Message, found: Cut) -> bool:
-    return message.taken is not None and (message.taken <= found.seq or message.taken in found.keep)
