@@ -24,7 +24,7 @@ async def recorded_step(
 
     `label` names what the code asks for, where `asked` alone does not.
     """
-    past = ex.record.step(step)
+    past = ex.record.steps.get(step)
     if past is None:
         await refuse_gap(ex, branch, step, label or asked)
     else:

@@ -397,7 +397,7 @@ class ExternalBranches:
         ex, scope = self.ex, self._scope
         branch = self._branches[key] = Branch(ex, f"{scope.step}.{self._number(key, intent)}", scope)
         branch.guest, branch.outer = key, inner
-        past = ex.record.step(f"{branch.path}.1")
+        past = ex.record.steps.get(f"{branch.path}.1")
         if intent is not None and self.outside:
             if past is not None:
                 self._refuse_other(key, intent, _meant(past.sort, past.name, ex.record.event(past.intended)))
@@ -425,7 +425,7 @@ class ExternalBranches:
 
     def _drifted(self, name: str) -> int | None:
         for key, number in self._known.items():
-            past = self.ex.record.step(f"{self._scope.step}.{number}.1")
+            past = self.ex.record.steps.get(f"{self._scope.step}.{number}.1")
             if past is not None and (past.sort, past.name) == ("model", name) and key not in self._begun:
                 return number
         return None
@@ -523,7 +523,7 @@ async def _closed(ex: Execution, branch: Branch, hosted: ExternalBranches, error
     ex.hosting = False
     ex.refuse(branch)
     step = f"{branch.path}.{branch.count}" if branch.path else str(branch.count)
-    past = ex.record.step(step)
+    past = ex.record.steps.get(step)
     if past is not None and past.status in OVER:
         ex.context.see(past.ended)
         return

@@ -80,7 +80,7 @@ async def _undone(ex: Execution, branch: Branch, tool: AnyTool, effect: ledger.E
     """One effect through its own compensation, as a step like any other."""
     intent = _undoing(ex, tool, effect, effect.step)
     step = _again(branch, ex.record.undoing.get(effect.started))
-    past = ex.record.step(step)
+    past = ex.record.steps.get(step)
     try:
         if past is None or past.status not in OVER:
             await execute_step(ex, branch, intent, step)
@@ -105,7 +105,7 @@ async def undo(
     effect = effect_to_undo(ex.engine.log, ex.run_id, step)
     tool = TOOLS.get(effect.tool)
     begun = ex.record.undoing_beside.get(effect.started)
-    past = ex.record.step(begun) if begun is not None else None
+    past = ex.record.steps.get(begun) if begun is not None else None
     past = past if past is not None and past.status not in OVER else None
     if past is not None and past.attempts and settled is not None:
         return _settled_undo(ex, past, effect, settled, by, because)

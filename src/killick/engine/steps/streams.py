@@ -35,7 +35,7 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
     inside, reading = True, None
     try:
         step = branch.number()
-        if ex.model is not None and ex.record.step(step) is None:
+        if ex.model is not None and ex.record.steps.get(step) is None:
             intent.ask_instead(ex.model)
         intent.classify(step, ex.log.secret_key)
         past = await recorded_step(ex, branch, step, intent.asked(), intent.recording)
