@@ -249,9 +249,9 @@ class Operations:
         )
         folder = None if workspace is None else os.fspath(workspace)
         engine = self.runtime.engine
-        fork = time_travel.forked(engine, run, at, conditions, id=id, by=by, because=because, workspace=folder)
+        fork, agent = time_travel.forked(engine, run, at, conditions, id=id, by=by, because=because, workspace=folder)
         self.runtime.notify(fork)
-        return self._handle(self.runtime.log.state(fork).agent, fork)
+        return self._handle(agent, fork)
 
     @InThread
     def undoing(self, run: str, step: str) -> Undoing:

@@ -105,8 +105,8 @@ def forked(
     by: str | None,
     because: str | None,
     workspace: str | None = None,
-) -> str:
-    """Forks a run at a position; returns the fork's id. It is due at once, and its files are in its own folder."""
+) -> tuple[str, str]:
+    """Forks a run at a position; returns the fork's id and agent. It is due at once, its files in its own folder."""
     waits.refuse_own(id)
     log, row = engine.log, engine.store.index(run)
     if row is None:
@@ -124,7 +124,7 @@ def forked(
             _born(engine, made)
             if made.forked.files is not None:
                 _files_forked(engine, name)
-            return name
+            return name, row.agent
         except RunExists:
             if id is not None:
                 raise
