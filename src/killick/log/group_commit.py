@@ -162,13 +162,13 @@ class Committer:
             self._flush_soon(loop, loop.call_soon)
         return ticket
 
-    def submit(self, *tickets: Ticket, urgent: bool = False) -> None:
-        """Write-behind: commits with the next commit of any run, or by itself within two milliseconds."""
+    def submit(self, *tickets: Ticket, urgent: bool = False, happens_again: bool = False) -> None:
+        """Write-behind: commits with the next commit of any run, or by itself within two milliseconds. What another
+        process would do again, such as taking a run or its message, is no loss: it has the time of a turn."""
         with self._mutex:
             for ticket in tickets:
                 self._refuse_closed(ticket.item.run)
-                # A new run has no outcome to lose yet, and waits for the first append that it must wait for.
-                seconds = BEHIND_SECONDS_MAX if ticket.item.create is None else TURN_SECONDS_MAX
+                seconds = TURN_SECONDS_MAX if happens_again or ticket.item.create else BEHIND_SECONDS_MAX
                 ticket.size_bytes, ticket.due = ticket.item.size_bytes, SystemClock.monotonic() + seconds
                 self._behind_bytes += ticket.size_bytes
             self._queue.extend(tickets)

@@ -24,6 +24,7 @@ from killick.model.events import (
     Event,
     RunRewound,
     RunStarted,
+    RunTaken,
     StepIntended,
     StepStarted,
 )
@@ -248,7 +249,8 @@ class RunLog:
             self._committer.add_behind(self._tail, start, rows)
         else:
             self._tail.last = ticket = Ticket(self._appended(start, rows, more))
-            self._committer.submit(ticket)
+            again = "takes" in rights or isinstance(entries[-1].event, RunTaken)
+            self._committer.submit(ticket, happens_again=again)
         return self._seq
 
     def barrier(self) -> None:
