@@ -177,7 +177,7 @@ class _Check:
     def runs(self, only: str | None, progress: Progress | None) -> None:
         """Every sealed run, parents before their forks; then those that no longer exist."""
         there = {head.run: head for _, head in heads(self._store)}
-        named = [only] if only is not None else list(self._wanted)
+        named = [run for run in self._wanted if only in (None, run)]
         needed = {each.run for run in named if run in there for each in self._elders(there[run], there)}
         cuts: defaultdict[str, set[int]] = defaultdict(set)
         for run in needed:
@@ -189,7 +189,7 @@ class _Check:
                 for events in self._run(head, there, [*map(SealedRun.read, entries)], cuts[run]):
                     if progress is not None and only in (None, run):
                         progress(f"seal of {run}", events)
-            elif progress is not None and only is None:
+            elif progress is not None and only in (None, run):
                 progress(f"seal of {run}", head.seq - head.base)
         gone = [run for run in named if run not in there and self._wanted.get(run)]
         if gone:
