@@ -38,8 +38,11 @@ THREADED: Final = [
 ]  # fmt: skip
 TIMED: Final = ["killick.log.group_commit", "killick.engine.control.commands"]
 
-CALM_SECONDS_MAX: Final = 3_600
-"""Once the network is calm, every run ends within this time: five minutes of back-off, then its own waits."""
+CALM_SECONDS_MAX: Final = 2_400
+"""Once the network is calm, every run ends within this time: back-off, wrong clocks, then its own waits."""
+
+DUE_SECONDS_MAX: Final = 60.0
+"""Once the network is calm, no due run waits longer than this, a poll, and the most that a clock is wrong."""
 
 KINDS: Final = ("crash", "pause", "cut", "deaf", "mute", "flaky", "stall", "clock", "bells", "upgrade")
 
@@ -96,15 +99,15 @@ def drawn_plan(seed: int, *, workers: int | None = None, minutes: float | None =
     """The plan of a seed. A story is small, so that a machine tells many of them."""
     chance = Random(f"plan {seed}")
     count = workers or chance.choice((1, 2, 3, 3, 5, 8))
-    length = minutes or chance.choice((5.0, 10.0, 20.0))
+    length = minutes or chance.choice((3.0, 6.0, 12.0))
     plan = Plan(
-        seed=seed, workers=count, runs=chance.randint(3, 4 + count), events=chance.randint(0, 5), minutes=length,
-        lease_seconds=chance.choice((5.0, 15.0, 30.0)), poll_seconds=chance.choice((1.0, 5.0, 20.0)),
+        seed=seed, workers=count, runs=chance.randint(3, 4 + count), events=chance.randint(0, 12), minutes=length,
+        lease_seconds=chance.choice((5.0, 15.0, 30.0)), poll_seconds=chance.choice((2.0, 10.0, 30.0)),
         latency_us=chance.choice((0, 300, 3_000)), timeout_us=chance.choice((2_000_000, 10_000_000, 40_000_000)),
         lost_effects=chance.choice((0.0, 0.0, 0.1)),
     )  # fmt: skip
     names = [*(f"w{number}" for number in range(count)), "people"]
-    faults = [_fault(chance, names, length * 60) for _ in range(chance.randint(0, 4 + 2 * count))]
+    faults = [_fault(chance, names, length * 60, plan.lease_seconds) for _ in range(chance.randint(0, 6 + 4 * count))]
     if chance.random() < 0.5:
         start = chance.uniform(0, length * 60)
         faults += [Fault(start + 20.0 * at, "upgrade", name, chance.uniform(1, 30)) for at, name in enumerate(names[:-1])]
@@ -113,11 +116,11 @@ def drawn_plan(seed: int, *, workers: int | None = None, minutes: float | None =
     return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
-def _fault(chance: Random, names: Sequence[str], end: float) -> Fault:
+def _fault(chance: Random, names: Sequence[str], end: float, lease: float) -> Fault:
     kind = chance.choice(KINDS[:-1])
     who = chance.choice(names) if kind != "flaky" or chance.random() < 0.7 else "*"
-    seconds = chance.choice((0.5, 4.0, 20.0, 60.0, 150.0)) * chance.uniform(0.5, 1.5)
-    amount = {"clock": chance.choice((-3600.0, -20.0, 3.0, 40.0, 7200.0)), "flaky": chance.uniform(0.05, 0.5)}.get(kind, 0.0)
+    seconds = chance.choice((0.5, 4.0, lease, lease * 1.2, 60.0)) * chance.uniform(0.7, 1.4)
+    amount = {"clock": chance.choice((-600.0, -20.0, 3.0, 40.0, 600.0)), "flaky": chance.uniform(0.05, 0.5)}.get(kind, 0.0)
     return Fault(chance.uniform(0, end), kind, who, 0.0 if kind == "clock" else seconds, amount)
 
 
@@ -140,7 +143,7 @@ class Told:
     runs: int
     virtual_seconds: float
     worker_hours: float
-    wall_seconds: float
+    cpu_seconds: float
     tail: list[str] = field(default_factory=list)
 
 
@@ -157,7 +160,7 @@ class Story:
 
     def tell(self) -> Told:
         """Tells the story to its end. Raises the first invariant that does not hold."""
-        began, plan = time.perf_counter(), self.plan
+        began, plan = time.process_time(), self.plan
         with _quiet(), fibers.virtual_time(plan.seed, THREADED, TIMED, **_substitutes(plan.seed)) as hub:
             invariants = Invariants(hub.fail)
             books = Books(invariants)
@@ -173,7 +176,7 @@ class Story:
                     return Told(
                         self.network.trace, self.network.operations, invariants.checks, hub.switches, books.requests,
                         len(store.runs(RunQuery(), limit=10**6)), hub.now_us / 1e6,
-                        plan.workers * hub.now_us / 3.6e9, time.perf_counter() - began, list(self.network.tail),
+                        plan.workers * hub.now_us / 3.6e9, time.process_time() - began, list(self.network.tail),
                     )  # fmt: skip
                 finally:
                     for member in [*self._graves, *self._members.values()]:
@@ -194,9 +197,27 @@ class Story:
         for fault in plan.faults:
             hub.at(round(fault.at * 1e6), partial(self._strike, fault))
         hub.run(round(max(plan.minutes * 60, plan.calm_at) * 1e6))
-        until = hub.now_us + CALM_SECONDS_MAX * 10**6
-        while hub.now_us < until and not self._is_done():
+        until, due = hub.now_us + CALM_SECONDS_MAX * 10**6, dict[str, int]()
+        limit_us = self._due_limit_us()
+        least = hub.now_us + limit_us + 60 * 10**6
+        while hub.now_us < until and (hub.now_us < least or not self._is_done()):
             hub.run(min(hub.now_us + 10 * 10**6, until))
+            due = self._still_due(due, hub.now_us, invariants, limit_us)
+
+    def _due_limit_us(self) -> int:
+        wrong_us = max(abs(member.clock.skew_us) for member in self._members.values())
+        return round((DUE_SECONDS_MAX + self.plan.poll_seconds) * 1e6) + 2 * wrong_us
+
+    def _still_due(self, before: dict[str, int], now_us: int, invariants: Invariants, limit_us: int) -> dict[str, int]:
+        """The runs that are due, and since when they have been each time."""
+        assert self.network is not None
+        rows = self.network.store.due(fibers.START_US + now_us, limit=10**6)
+        due = {row.run: before.get(row.run, now_us) for row in rows}
+        for run, since_us in due.items():
+            if now_us - since_us > limit_us:
+                told = f"{run} has been due for {(now_us - since_us) / 1e6:.0f} s; {self.network.store.head(run)}"
+                invariants.broken("no run is stuck while a worker is free", told)
+        return due
 
     def _is_done(self) -> bool:
         assert self.network is not None
@@ -372,19 +393,15 @@ class _Os:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Killed processes leave coroutines behind that were never awaited, and workers log what befalls them."""
-    loggers = [logging.getLogger(name) for name in ("killick", "asyncio")]
-    before = [logger.disabled for logger in loggers]
-    was_on = gc.isenabled()
+    before, was_on = logging.root.manager.disable, gc.isenabled()
     gc.disable()  # a collection at a random moment would unwind the dead in the middle of the living
-    for logger in loggers:
-        logger.disabled = True
+    logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             yield
     finally:
-        for logger, disabled in zip(loggers, before, strict=True):
-            logger.disabled = disabled
+        logging.disable(before)
         if was_on:
             gc.enable()
 

@@ -61,7 +61,8 @@ async def act(tool: str, label: str, key: str) -> str:
     """One request to the external system. It is sent at once; it arrives though its sender dies."""
     told, process, loop = world(), here(), asyncio.get_running_loop()
     future: asyncio.Future[str] = loop.create_future()
-    there, back = (round(process.chance.choice((0, 0, 0.02, ARRIVES_SECONDS_MAX)) * 1e6) for _ in range(2))
+    there = round(process.chance.choice((0, 0, 0.02, ARRIVES_SECONDS_MAX)) * 1e6)
+    back = round(process.chance.choice((0, 0.02, 1.0, 10.0)) * 1e6)
     is_lost = process.chance.random() < told.lost_answers
 
     def arrive() -> None:
@@ -200,7 +201,7 @@ def _op(chance: Random, label: str, depth: int) -> Op:
     if kind < 0.55 or not depth:
         return {"do": chance.choice(_PLAIN), "label": label}
     if kind < 0.85:
-        return {"do": chance.choice(_WAITS), "label": label, "seconds": chance.choice((1, 20, 200))}
+        return {"do": chance.choice(_WAITS), "label": label, "seconds": chance.choice((1, 20, 90))}
     if kind < 0.93:
         return {"do": "child", "program": drawn(chance, label, depth - 1)}
     return {"do": "gather", "programs": [drawn(chance, f"{label}.{branch}", depth - 1) for branch in range(2)]}

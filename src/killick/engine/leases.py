@@ -54,13 +54,14 @@ class Leases:
         self._keeping = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        self._last_seconds = 1.0
 
     def hold(self, run: str, epoch: int, *, seconds: float, since: float, lost: Lost) -> Lease:
         """Renew a lease taken at `since` from now on. `lost` is called, in any thread, when it could not be renewed."""
         lease = Lease(run, epoch, seconds=seconds, until=since + seconds, lost=lost)
         if not math.isinf(seconds):
             with self._mutex:
-                self._held[run] = lease
+                self._held[run], self._last_seconds = lease, seconds
                 self._begin()
         return lease
 
@@ -167,5 +168,6 @@ class Leases:
 
     def _nap_seconds(self) -> float:
         with self._mutex:
-            shortest = min((lease.seconds for lease in self._held.values()), default=1.0)
+            idle = 1.0 if self._unreleased else self._last_seconds
+            shortest = min((lease.seconds for lease in self._held.values()), default=idle)
         return min(shortest / _SHARE / 2, 5.0)
