@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # Two pips at once in one environment would trip over each other.
 .NOTPARALLEL:
-.PHONY: help demo test test-rest test-all test-neighbours lint-neighbours soak bench docs lint clean programs
+.PHONY: help demo test test-rest test-all test-neighbours lint-neighbours soak simulate bench docs lint clean programs
 
 help:  ## print these lines
 	@awk -F ':.*## *' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -52,6 +52,9 @@ soak: $(VENV)/has-test  ## kill and freeze workers, tell random stories (STORY_S
 	@PYTHONPATH=tests $(PY) -m soak
 	@PYTHONPATH=tests $(PY) -m soak.stories --limit-seconds $(or $(STORY_SECONDS),600)
 	@KILLICK_SEED=random $(PYTEST) -m ''
+
+simulate: $(VENV)/has-test  ## simulate clusters in virtual time for a minute (SECONDS=600), or one of them again (SEED=17)
+	@PYTHONPATH=tests $(PY) -m cluster $(if $(SEED),$(SEED),--seconds $(or $(SECONDS),60) --first $(or $(FIRST),0)) $(SIMULATE)
 
 bench: $(VENV)/has-bench  ## measure, side by side with raw stores and peers, in one run
 	@$(PY) -m bench

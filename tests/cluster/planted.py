@@ -21,10 +21,10 @@ from killick.workers.worker import Worker
 
 
 class Bug(NamedTuple):
-    """A bug, and within how many seeds from 0 the simulator must find it."""
+    """A bug, and the seeds within which the simulator must find it."""
 
     name: str
-    seeds: int
+    seeds: range
     plant: Callable[[], contextlib.AbstractContextManager[Any]]
 
 
@@ -33,19 +33,18 @@ BUGS: Final[list[Bug]] = []
 
 def bug(name: str, seeds: int) -> Callable[[Callable[[], Iterator[None]]], Callable[[], Iterator[None]]]:
     def add(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
-        BUGS.append(Bug(name, seeds, contextlib.contextmanager(plant)))
+        BUGS.append(Bug(name, range(seeds), contextlib.contextmanager(plant)))
         return plant
 
     return add
 
 
-@bug("the epoch is not checked at an append", 40)
-def unchecked_epoch() -> Iterator[None]:
+@bug("an append is fenced neither by epoch nor by head", 20)
+def unfenced() -> Iterator[None]:
     real = Runs._checked_head
 
     def checked(self: Runs, item: Append, head: Head | None) -> Head:
-        unfenced = item if head is None else replace(item, epoch=head.epoch)
-        return real(self, unfenced, head)
+        return real(self, item, head) if head is None or item.create is not None else head
 
     with patch.object(Runs, "_checked_head", checked):
         yield
@@ -165,7 +164,7 @@ def repeated_in_doubt() -> Iterator[None]:
         yield
 
 
-@bug("a new holder does not wait for the last one's call", 200)
+@bug("a new holder does not wait for the last one's call", 40)
 def impatient() -> Iterator[None]:
     with patch.object(executor, "touch_after", lambda ex, claim: 0):
         yield

@@ -22,8 +22,8 @@ from killick.workers.hooks import HOOKS
 Op = dict[str, Any]
 Program = list[Op]
 
-ARRIVES_SECONDS_MAX: Final = 1.0
-"""How long a request to the external system is on its way. A new holder waits longer than that before it asks."""
+ARRIVES_SECONDS_MAX: Final = 4.5
+"""How long a request to the external system is on its way: less than the grace for which a new holder waits."""
 
 TICK_SECONDS: Final = 90
 THINKS_SECONDS: Final = 15.0

@@ -78,7 +78,7 @@ class Worker:
         self._failures: Counter[str] = Counter()
         self._store_errors = 0
         self._bell = asyncio.Event()
-        self._duties: set[_Resting] = set()
+        self._duties: dict[_Resting, None] = {}
         self._draining = False
         self._serving: asyncio.Task[None] | None = None
         self._watching = False
@@ -482,18 +482,18 @@ class _Slot:
 class _Resting:
     """How a background task rests. It counts as busy until then."""
 
-    def __init__(self, worker: Worker, duties: set[_Resting]) -> None:
+    def __init__(self, worker: Worker, duties: dict[_Resting, None]) -> None:
         self._worker = worker
         self._duties = duties
         self.bell = asyncio.Event()
         self.busy = True
 
     def __enter__(self) -> _Resting:
-        self._duties.add(self)
+        self._duties[self] = None
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._duties.discard(self)
+        self._duties.pop(self, None)
 
     @property
     def stopping(self) -> bool:
