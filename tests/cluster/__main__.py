@@ -16,7 +16,9 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed, without seeds given")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to go on with new seeds")
     parser.add_argument("--workers", type=int, help="how many workers each cluster has, in place of a drawn number")
-    parser.add_argument("--minutes", type=float, help="the virtual minutes that faults go on, in place of a drawn number")
+    parser.add_argument(
+        "--minutes", type=float, help="the virtual minutes that faults go on, in place of a drawn number"
+    )
     parser.add_argument("--failover", action="store_true", help="the store fails over to a replica that is behind")
     parser.add_argument("--whole", action="store_true", help="do not shrink a story that breaks")
     asked = parser.parse_args()

@@ -31,6 +31,8 @@ START_US: Final = 1_750_000_000_000_000
 
 Action = Callable[[], object]
 
+_swap_current_task: Callable[..., Any] = getattr(asyncio.tasks, "_swap_current_task", lambda *_: None)
+
 
 class Dead(BaseException):
     """The process was killed: nothing that its leftover code does has an effect."""
@@ -54,9 +56,11 @@ class Hub:
         self._actions: list[tuple[int, int, int, Action]] = []
         self._count = 0
 
-    def at(self, when_us: int, action: Action) -> None:
+    def at(self, when_us: int, action: Action, *, first: bool = False) -> None:
+        """Runs an action at a moment. One that comes first draws no chance, so that leaving it out changes no other."""
         self._count += 1
-        heappush(self._actions, (max(when_us, self.now_us), self.chance.getrandbits(16), self._count, action))
+        tie = 0 if first else self.chance.getrandbits(16)
+        heappush(self._actions, (max(when_us, self.now_us), tie, self._count, action))
 
     def after(self, delay_us: int, action: Action) -> None:
         self.at(self.now_us + delay_us, action)
@@ -187,7 +191,11 @@ class Fiber:
         self._is_parked = True
         if until_us is not None:
             hub().at(until_us, partial(self._resume, self._parkings))
+        # A thread has one current task from Python 3.14 on. Here it is that of the fiber.
+        task = _swap_current_task(self.loop, None) if self.loop is not None else None
         hub().main.switch()
+        if task is not None:
+            _swap_current_task(self.loop, task)
         if self.process.is_dead:
             raise Dead
 

@@ -130,7 +130,9 @@ class Invariants:
                 if isinstance(result, LogError | None) or was is None or one.last[0] <= was.seq or not one.rows:
                     continue
                 if one.epoch != was.epoch:
-                    told = f"{process.name} appended {one.after + 1}… to {one.run} at epoch {one.epoch}, not {was.epoch}"
+                    told = (
+                        f"{process.name} appended {one.after + 1}… to {one.run} at epoch {one.epoch}, not {was.epoch}"
+                    )
                     self.broken("a stale epoch appends nothing", told)
                 if was.holder is not None and not is_own(one.run) and self._owners.get(was.holder) is not process:
                     told = f"{process.name} appended to {one.run}, held by {was.holder}"
@@ -149,7 +151,9 @@ class Invariants:
         for at in range(seq + 1, now.seq + 1):
             row = store.row(run, at)
             if row is None or hashing.link(hash_, row.body) != row.hash:
-                self.broken("the chain is intact", f"{run}: event {at} by {process.name} does not link to the one before")
+                self.broken(
+                    "the chain is intact", f"{run}: event {at} by {process.name} does not link to the one before"
+                )
                 return
             hash_ = row.hash
             self._event(run, at, event_codec.decode(row.body))

@@ -34,7 +34,9 @@ class Link:
 class Network:
     """All connections to one store."""
 
-    def __init__(self, hub: Hub, store: MemoryStore, invariants: Invariants, *, latency_us: int, timeout_us: int) -> None:
+    def __init__(
+        self, hub: Hub, store: MemoryStore, invariants: Invariants, *, latency_us: int, timeout_us: int
+    ) -> None:
         self.hub = hub
         self.store = store
         self.invariants = invariants
@@ -143,7 +145,9 @@ class Network:
         self._watchers = [place for place in self._watchers if not place[0].is_dead]
         for process, callback in self._watchers:
             link = self.link(process.name)
-            if link.stalled_until_us > self.hub.now_us or process.chance.random() < max(link.lost_bells, link.lost_answers):
+            if link.stalled_until_us > self.hub.now_us or process.chance.random() < max(
+                link.lost_bells, link.lost_answers
+            ):
                 continue
             self.hub.after(self._delay_us(process, link), partial(_rung, process, callback, run))
 
@@ -165,9 +169,9 @@ def _told(name: str, args: Any, result: Any) -> str:
     if name == "append":
         items: Collection[Append] = args[0]
         done = [type(each).__name__ if isinstance(each, Exception) else "" for each in result or ()]
-        return " ".join(f"{one.run}@{one.epoch}:{one.after}+{len(one.rows)}" for item in items for one in item.group) + (
-            " ".join(done)
-        )
+        return " ".join(
+            f"{one.run}@{one.epoch}:{one.after}+{len(one.rows)}" for item in items for one in item.group
+        ) + (" ".join(done))
     if name == "claim":
         return " ".join(f"{each.head.run}@{each.head.epoch}" for each in result or ())
     if name == "renew":

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import logging
@@ -17,7 +16,6 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-import killick
 from cluster import fibers, workload
 from cluster.fibers import Hub, Process, ProcessClock
 from cluster.invariants import Books, Broken, Invariants
@@ -43,6 +41,9 @@ CALM_SECONDS_MAX: Final = 2_400
 
 DUE_SECONDS_MAX: Final = 60.0
 """Once the network is calm, no due run waits longer than this, a poll, and the most that a clock is wrong."""
+
+QUIET_SECONDS: Final = 400
+"""Longer than any back-off, sleep or retry: a cluster in which nothing moves for so long has come to rest."""
 
 KINDS: Final = ("crash", "pause", "cut", "deaf", "mute", "flaky", "stall", "clock", "bells", "upgrade")
 
@@ -110,7 +111,9 @@ def drawn_plan(seed: int, *, workers: int | None = None, minutes: float | None =
     faults = [_fault(chance, names, length * 60, plan.lease_seconds) for _ in range(chance.randint(0, 6 + 4 * count))]
     if chance.random() < 0.5:
         start = chance.uniform(0, length * 60)
-        faults += [Fault(start + 20.0 * at, "upgrade", name, chance.uniform(1, 30)) for at, name in enumerate(names[:-1])]
+        faults += [
+            Fault(start + 20.0 * at, "upgrade", name, chance.uniform(1, 30)) for at, name in enumerate(names[:-1])
+        ]
     if failover:
         faults.append(Fault(chance.uniform(length * 6, length * 54), "failover", "the store", chance.uniform(0.0, 3.0)))
     return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
@@ -120,7 +123,9 @@ def _fault(chance: Random, names: Sequence[str], end: float, lease: float) -> Fa
     kind = chance.choice(KINDS[:-1])
     who = chance.choice((*names, "people")) if kind != "flaky" or chance.random() < 0.7 else "*"
     seconds = chance.choice((0.5, 4.0, lease, lease * 1.2, 60.0)) * chance.uniform(0.7, 1.4)
-    amount = {"clock": chance.choice((-120.0, -20.0, 3.0, 40.0, 120.0)), "flaky": chance.uniform(0.05, 0.5)}.get(kind, 0.0)
+    amount = {"clock": chance.choice((-120.0, -20.0, 3.0, 40.0, 120.0)), "flaky": chance.uniform(0.05, 0.5)}.get(
+        kind, 0.0
+    )
     return Fault(chance.uniform(0, end), kind, who, 0.0 if kind == "clock" else seconds, amount)
 
 
@@ -195,14 +200,27 @@ class Story:
         events = {f"order-{number}": chance.uniform(0, plan.minutes * 60) for number in range(plan.events)}
         self._begin("people", lambda people: people.live(starts, events), invariants)
         for fault in plan.faults:
-            hub.at(round(fault.at * 1e6), partial(self._strike, fault))
+            hub.at(round(fault.at * 1e6), partial(self._strike, fault), first=True)
         hub.run(round(max(plan.minutes * 60, plan.calm_at) * 1e6))
         until, due = hub.now_us + CALM_SECONDS_MAX * 10**6, dict[str, int]()
         limit_us = self._due_limit_us()
         least = hub.now_us + limit_us + 60 * 10**6
+        moved = (0, hub.now_us)
         while hub.now_us < until and (hub.now_us < least or not self._is_done()):
             hub.run(min(hub.now_us + 10 * 10**6, until))
             due = self._still_due(due, hub.now_us, invariants, limit_us)
+            length = self._length()
+            moved = moved if length == moved[0] else (length, hub.now_us)
+            if hub.now_us - moved[1] > QUIET_SECONDS * 10**6 + limit_us:
+                return  # nothing will come any more
+
+    def _length(self) -> int:
+        """How many events all runs have that have not ended."""
+        assert self.network is not None
+        store = self.network.store
+        rows = [row for row in store.runs(RunQuery(), limit=10**6) if row.status not in ENDED]
+        heads = [store.head(row.run) for row in rows]
+        return sum(head.seq for head in heads if head is not None)
 
     def _due_limit_us(self) -> int:
         wrong_us = max(abs(member.clock.skew_us) for member in self._members.values())
@@ -282,14 +300,14 @@ class Story:
                 case "upgrade":
                     if member.worker is not None and not member.is_dead:
                         member.worker.drain()
-                    hub.after(over_us, partial(self._upgrade, name))
+                    hub.at(hub.now_us + over_us, partial(self._upgrade, name), first=True)
                 case _:
                     before = (link.lost_requests, link.lost_answers, link.lost_bells)
                     lost = {"flaky": (fault.amount,) * 3, "cut": (1.0, 1.0, 1.0), "deaf": (0.0, 1.0, 1.0)}
                     lost |= {"mute": (1.0, 0.0, 0.0), "bells": (0.0, 0.0, 1.0)}
                     worst = tuple(map(max, before, lost[fault.kind]))
                     link.lost_requests, link.lost_answers, link.lost_bells = worst
-                    hub.after(over_us, partial(self._mend, name))
+                    hub.at(hub.now_us + over_us, partial(self._mend, name), first=True)
 
     def _mend(self, name: str) -> None:
         """The end of one fault of a connection ends all of them."""
@@ -303,7 +321,8 @@ class Story:
             return
         member.kill()
         self._graves.append(member)
-        self.network.hub.after(over_us, partial(self._begin, member.name))
+        hub = self.network.hub
+        hub.at(hub.now_us + over_us, partial(self._begin, member.name), first=True)
 
     def _upgrade(self, name: str) -> None:
         """What has not ended by now is killed."""
@@ -325,7 +344,7 @@ class Story:
             self.world.books.tolerates_twice = True
             network.fail_over(replica)
 
-        hub.after(behind_us, swap)
+        hub.at(hub.now_us + behind_us, swap, first=True)
 
     # the end ----------------------------------------------------------------------------------------
 
@@ -337,7 +356,9 @@ class Story:
         lost_some = any(fault.kind == "failover" for fault in plan.faults)
         for row in rows.values():
             if row.status not in ENDED:
-                told = f"{row.run} is {row.status} {CALM_SECONDS_MAX} s after the last fault; {store.head(row.run)}; {row}"
+                told = (
+                    f"{row.run} is {row.status} {CALM_SECONDS_MAX} s after the last fault; {store.head(row.run)}; {row}"
+                )
                 invariants.broken("no run is stuck while a worker is free", told)
             elif row.status != "completed":
                 invariants.broken("every run completes", f"{row.run} {row.status}")
@@ -352,7 +373,9 @@ class Story:
                 continue
             for tool, label in workload.labels(program):
                 if world.books.done[label] != 1:
-                    invariants.broken("every effect happens", f"{tool} of {label} happened {world.books.done[label]} times")
+                    invariants.broken(
+                        "every effect happens", f"{tool} of {label} happened {world.books.done[label]} times"
+                    )
         for event in world.published:
             if world.books.done[event] != 1:
                 invariants.broken("every event starts one run", f"{event} was acted on {world.books.done[event]} times")

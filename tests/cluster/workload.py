@@ -15,7 +15,6 @@ import killick
 from cluster.fibers import Process, here, hub
 from cluster.invariants import Books, Invariants
 from killick.errors import AlreadyAnswered, AnswerRefused, KillickError, RunUnknown, StoreError
-from killick.store.records import ENDED
 from killick.triggers import TRIGGERS
 from killick.workers.hooks import HOOKS
 
@@ -294,7 +293,7 @@ class People:
             verb, value = "respond", f"{wait.run}:{wait.step} said {self._chance.randrange(1000)}"
         else:
             return
-        # Once the question changed, was closed or was answered by a request whose answer was lost, it is not asked again.
+        # It was closed meanwhile, or an answer of which no acknowledgement came is there.
         with contextlib.suppress(AlreadyAnswered, AnswerRefused, RunUnknown):
             await self.kd.answer(wait, verb, value=value, by="people")
             if verb == "respond":
@@ -304,7 +303,3 @@ class People:
         if place in world().answered:
             self._invariants.broken("every wait is answered at most once", f"{place} took two answers")
         world().answered[place] = value
-
-
-def is_over(status: str) -> bool:
-    return status in ENDED

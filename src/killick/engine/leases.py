@@ -53,8 +53,7 @@ class Leases:
         self._mutex = threading.Lock()
         self._keeping = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
-        self._last_seconds = 1.0
+        self._stop, self._last_seconds = threading.Event(), 1.0
 
     def hold(self, run: str, epoch: int, *, seconds: float, since: float, lost: Lost) -> Lease:
         """Renew a lease taken at `since` from now on. `lost` is called, in any thread, when it could not be renewed."""
@@ -169,5 +168,4 @@ class Leases:
     def _nap_seconds(self) -> float:
         with self._mutex:
             idle = 1.0 if self._unreleased else self._last_seconds
-            shortest = min((lease.seconds for lease in self._held.values()), default=idle)
-        return min(shortest / _SHARE / 2, 5.0)
+            return min(min((lease.seconds for lease in self._held.values()), default=idle) / _SHARE / 2, 5.0)
