@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from functools import partial
 from itertools import count
 
-from cluster.simulator import Broken, Plan, Story, Told, drawn_plan, rule_of, shrunk
+from cluster.simulator import Broken, Plan, Story, Told, drawn_fleet, drawn_plan, rule_of, shrunk
 
 
 def main() -> int:
@@ -19,6 +20,7 @@ def main() -> int:
     parser.add_argument(
         "--minutes", type=float, help="the virtual minutes that faults go on, in place of a drawn number"
     )
+    parser.add_argument("--fleet", action="store_true", help="200 workers with little work for two hours")
     parser.add_argument("--failover", action="store_true", help="the store fails over to a replica that is behind")
     parser.add_argument("--whole", action="store_true", help="do not shrink a story that breaks")
     asked = parser.parse_args()
@@ -26,7 +28,8 @@ def main() -> int:
     for seed in asked.seeds or count(asked.first):
         if not asked.seeds and time.monotonic() - began > asked.seconds:
             break
-        plan = drawn_plan(seed, workers=asked.workers, minutes=asked.minutes, failover=asked.failover)
+        drawn = partial(drawn_plan, workers=asked.workers, minutes=asked.minutes, failover=asked.failover)
+        plan = (drawn_fleet if asked.fleet else drawn)(seed)
         found = tell(plan, loud=bool(asked.seeds))
         if not isinstance(found, Told):
             explain(plan, found, shrinks=not asked.whole)

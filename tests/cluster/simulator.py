@@ -90,6 +90,8 @@ class Plan:
     timeout_us: int
     lost_effects: float
     faults: tuple[Fault, ...] = ()
+    tick_minutes: int = 1
+    """How often the triggers by the clock fire."""
 
     @property
     def calm_at(self) -> float:
@@ -107,20 +109,34 @@ def drawn_plan(seed: int, *, workers: int | None = None, minutes: float | None =
         latency_us=chance.choice((0, 300, 3_000)), timeout_us=chance.choice((2_000_000, 10_000_000, 40_000_000)),
         lost_effects=chance.choice((0.0, 0.0, 0.1)),
     )  # fmt: skip
-    names = [*(f"w{number}" for number in range(count)), "people"]
-    faults = [_fault(chance, names, length * 60, plan.lease_seconds) for _ in range(chance.randint(0, 6 + 4 * count))]
-    if chance.random() < 0.5:
-        start = chance.uniform(0, length * 60)
-        faults += [
-            Fault(start + 20.0 * at, "upgrade", name, chance.uniform(1, 30)) for at, name in enumerate(names[:-1])
-        ]
+    faults = _faults(chance, plan, chance.randint(0, 6 + 4 * count))
     if failover:
         faults.append(Fault(chance.uniform(length * 6, length * 54), "failover", "the store", chance.uniform(0.0, 3.0)))
     return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
+def drawn_fleet(seed: int) -> Plan:
+    """Many workers and little work for two hours: what a cluster does for most of its life."""
+    chance = Random(f"fleet {seed}")
+    plan = Plan(
+        seed=seed, workers=200, runs=20, events=10, minutes=120.0, lease_seconds=30.0, poll_seconds=60.0, latency_us=0,
+        timeout_us=10_000_000, lost_effects=0.02, tick_minutes=30,
+    )  # fmt: skip
+    return replace(plan, faults=tuple(_faults(chance, plan, 60)))
+
+
+def _faults(chance: Random, plan: Plan, count: int) -> list[Fault]:
+    names, end = [*(f"w{number}" for number in range(plan.workers)), "people"], plan.minutes * 60
+    faults = [_fault(chance, names, end, plan.lease_seconds) for _ in range(count)]
+    if chance.random() < 0.5:
+        start = chance.uniform(0, end)
+        rolling = enumerate(names[:-1])
+        faults += [Fault(start + 20.0 * at, "upgrade", name, chance.uniform(1, 30)) for at, name in rolling]
+    return sorted(faults, key=lambda fault: fault.at)
+
+
 def _fault(chance: Random, names: Sequence[str], end: float, lease: float) -> Fault:
-    kind = chance.choice(KINDS[:-1])
+    kind = chance.choice((*KINDS[:-1], "flaky", "flaky"))
     who = chance.choice((*names, "people")) if kind != "flaky" or chance.random() < 0.7 else "*"
     seconds = chance.choice((0.5, 4.0, lease, lease * 1.2, 60.0)) * chance.uniform(0.7, 1.4)
     amount = {"clock": chance.choice((-120.0, -20.0, 3.0, 40.0, 120.0)), "flaky": chance.uniform(0.05, 0.5)}.get(
@@ -172,7 +188,7 @@ class Story:
             self.world = workload.World(books, Random(f"world {plan.seed}"), lost_answers=plan.lost_effects)
             store = MemoryStore(clock=ProcessClock(), ids=SeededIds(plan.seed))
             self.network = Network(hub, store, invariants, latency_us=plan.latency_us, timeout_us=plan.timeout_us)
-            with workload.declared(self.world):
+            with workload.declared(self.world, plan.tick_minutes):
                 try:
                     self._play(hub, invariants)
                     self._judge(invariants)

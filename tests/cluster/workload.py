@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -24,7 +24,6 @@ Program = list[Op]
 ARRIVES_SECONDS_MAX: Final = 4.5
 """How long a request to the external system is on its way: less than the grace for which a new holder waits."""
 
-TICK_SECONDS: Final = 90
 THINKS_SECONDS: Final = 15.0
 """How long a person takes to look into the books."""
 
@@ -164,7 +163,7 @@ AGENTS: Final = tuple(agent.name for agent in (errand, tick, order))
 
 
 @contextlib.contextmanager
-def declared(told: World) -> Iterator[None]:
+def declared(told: World, tick_minutes: int) -> Iterator[None]:
     """Declares the triggers and the hook of a story, and no others."""
     global _world
     triggers, hooks = TRIGGERS.copy(), dict(HOOKS)
@@ -172,8 +171,8 @@ def declared(told: World) -> Iterator[None]:
     HOOKS.clear()
     _world = told
     try:
-        killick.triggers.every(TICK_SECONDS, tick, name="cluster-tick", overlap="allow")
-        killick.triggers.cron("*/7 * * * *", tick, name="cluster-cron", overlap="queue")
+        killick.triggers.every(tick_minutes * 90, tick, name="cluster-tick", overlap="allow")
+        killick.triggers.cron(f"*/{tick_minutes * 2} * * * *", tick, name="cluster-cron", overlap="queue")
         killick.triggers.on_event("order.placed", order, name="cluster-order")
         killick.on("run.completed", "run.failed", name="cluster-hook")(hear)
         yield
@@ -243,9 +242,9 @@ class People:
     async def live(self, starts: dict[str, tuple[float, Program]], events: dict[str, float]) -> None:
         self.busy += len(starts) + len(events)
         for run, (at, program) in starts.items():
-            asyncio.get_running_loop().create_task(self._started(run, at, program))
+            self._begin(self._started(run, at, program))
         for event, at in events.items():
-            asyncio.get_running_loop().create_task(self._published(event, at))
+            self._begin(self._published(event, at))
         while True:
             await asyncio.sleep(self._chance.uniform(2, 20))
             with contextlib.suppress(StoreError):
@@ -256,6 +255,13 @@ class People:
                     if "quarantined" in str(listed):
                         with contextlib.suppress(KillickError):
                             await self.kd.resume(listed.id, by="people")
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                hub().fail(error)
+
+        asyncio.get_running_loop().create_task(work).add_done_callback(ended)
 
     async def _again(self, do: Callable[[], Any]) -> Any:
         """Until the store acknowledges it."""
@@ -273,7 +279,11 @@ class People:
         for number in range(words(program)):
             await asyncio.sleep(0 if early else self._chance.uniform(0, 60))
             message = f"{run}-{number}"
-            await self._again(partial(self.kd.send, run, "word", message, id=message))
+            try:
+                await self._again(partial(self.kd.send, run, "word", message, id=message))
+            except RunUnknown:  # the store failed over, and its replica has not heard of the run
+                await self._started(run, 0, program)
+                return
         self.busy -= 1
 
     async def _published(self, event: str, at: float) -> None:
