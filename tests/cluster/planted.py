@@ -142,16 +142,12 @@ def delivered_twice() -> Iterator[None]:
         yield
 
 
-@bug("an effect begins before its intention is durable", 5)
+@bug("an effect does not wait until its intention is durable", 10)
 def effect_first() -> Iterator[None]:
-    class Committed:
-        is_committed = True
+    async def settled(self: Execution, writing: Any) -> bool:
+        return False
 
-    def write_begun(self: Execution, *entries: Any) -> Any:
-        self.write_behind(*entries)
-        return Committed()
-
-    with patch.object(Execution, "write_begun", write_begun):
+    with patch.object(Execution, "settled", settled):
         yield
 
 

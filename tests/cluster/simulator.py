@@ -104,7 +104,7 @@ def drawn_plan(seed: int, *, workers: int | None = None, minutes: float | None =
     count = workers or chance.choice((1, 2, 3, 3, 5, 8))
     length = minutes or chance.choice((2.0, 4.0, 8.0))
     plan = Plan(
-        seed=seed, workers=count, runs=chance.randint(3, 4 + count), events=chance.randint(0, 12), minutes=length,
+        seed=seed, workers=count, runs=chance.randint(4, 6 + 2 * count), events=chance.randint(0, 12), minutes=length,
         lease_seconds=chance.choice((5.0, 15.0, 30.0)), poll_seconds=chance.choice((2.0, 10.0, 30.0)),
         latency_us=chance.choice((0, 300, 3_000)), timeout_us=chance.choice((2_000_000, 10_000_000, 40_000_000)),
         lost_effects=chance.choice((0.0, 0.0, 0.1)),

@@ -60,7 +60,7 @@ async def act(tool: str, label: str, key: str) -> str:
     told, process, loop = world(), here(), asyncio.get_running_loop()
     future: asyncio.Future[str] = loop.create_future()
     there = round(process.chance.choice((0, 0, 0.02, ARRIVES_SECONDS_MAX)) * 1e6)
-    back = round(process.chance.choice((0, 0.02, 1.0, 10.0)) * 1e6)
+    back = round(process.chance.choice((0, 1.0, 10.0, 30.0)) * 1e6)
     is_lost = process.chance.random() < told.lost_answers
 
     def arrive() -> None:
@@ -106,7 +106,7 @@ async def mail(label: str, key: killick.Key = killick.KEY) -> str:
 
 @killick.tool(name="cluster_look", effect="reads")
 async def look(label: str) -> str:
-    await asyncio.sleep(here().chance.choice((0, 0.1, 2.0)))
+    await asyncio.sleep(here().chance.choice((0, 1.0, 20.0)))
     return label
 
 
