@@ -10,12 +10,11 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from cluster.fibers import START_US
-from killick.engine import executor
 from killick.engine.effects import reconcile
 from killick.engine.execution import Execution
 from killick.store import MemoryStore
-from killick.store.memory_runs import Runs, StoredRun, lease_end_us
-from killick.store.records import Append, Delivered, Delivery, Head, Message, is_own
+from killick.store.memory_runs import Runs, StoredRun
+from killick.store.records import Append, Delivered, Delivery, Head, Message
 from killick.workers.trigger_runner import _AtWork
 from killick.workers.worker import Worker
 
@@ -130,18 +129,6 @@ def fires_again() -> Iterator[None]:
         yield
 
 
-@bug("a message is not deduplicated by its id", 40)
-def delivered_twice() -> Iterator[None]:
-    real = Runs._deliver
-
-    def deliver(self: Runs, sent: Delivery) -> Any:
-        self._runs[sent.run].numbers.pop(sent.id, None)
-        return real(self, sent)
-
-    with patch.object(Runs, "_deliver", deliver):
-        yield
-
-
 @bug("an effect does not wait until its intention is durable", 10)
 def effect_first() -> Iterator[None]:
     async def settled(self: Execution, writing: Any) -> bool:
@@ -160,12 +147,6 @@ def repeated_in_doubt() -> Iterator[None]:
         yield
 
 
-@bug("a new holder does not wait for the last one's call", 40)
-def impatient() -> Iterator[None]:
-    with patch.object(executor, "touch_after", lambda ex, claim: 0):
-        yield
-
-
 @bug("a stale epoch releases a run", 60)
 def stale_release() -> Iterator[None]:
     real = MemoryStore.release
@@ -175,15 +156,4 @@ def stale_release() -> Iterator[None]:
         real(self, run, epoch=epoch if stored.head is None else stored.head.epoch, holder=None, left=left)
 
     with patch.object(MemoryStore, "release", release):
-        yield
-
-
-@bug("an expired lease is not taken over", 5)
-def never_taken_over() -> Iterator[None]:
-    real = MemoryStore._due
-
-    def due(self: MemoryStore, now_us: int, agents: Any) -> Any:
-        return [row for row in real(self, now_us, agents) if is_own(row.run) or not lease_end_us(self._known(row.run))]
-
-    with patch.object(MemoryStore, "_due", due):
         yield

@@ -359,6 +359,8 @@ class Story:
             network.note("FAULT the replica is the store now")
             self.world.books.tolerates_twice = True
             network.fail_over(replica)
+            if self._people is not None:
+                self._members["people"].loop.call_soon_threadsafe(self._people.repeat)
 
         hub.at(hub.now_us + behind_us, swap, first=True)
 

@@ -36,6 +36,7 @@ class World:
     chance: Random
     lost_answers: float = 0.0
     """How often the external system does what it was asked to, and its answer is lost."""
+    unanswered: set[str] = field(default_factory=set)
     heard: Counter[str] = field(default_factory=Counter)
     """The deliveries to the hook, by key."""
     answered: dict[str, Any] = field(default_factory=dict)
@@ -61,7 +62,9 @@ async def act(tool: str, label: str, key: str) -> str:
     future: asyncio.Future[str] = loop.create_future()
     there = round(process.chance.choice((0, 0, 0.02, ARRIVES_SECONDS_MAX)) * 1e6)
     back = round(process.chance.choice((0, 1.0, 10.0, 30.0)) * 1e6)
-    is_lost = process.chance.random() < told.lost_answers
+    # A retry is answered: a run fails when its last attempt is not.
+    is_lost = label not in told.unanswered and process.chance.random() < told.lost_answers
+    told.unanswered |= {label} if is_lost else set()
 
     def arrive() -> None:
         answer = told.books.do(tool, label, key)
@@ -256,6 +259,14 @@ class People:
                         with contextlib.suppress(KillickError):
                             await self.kd.resume(listed.id, by="people")
 
+    def repeat(self) -> None:
+        """Does everything again that the store acknowledged: it failed over, and may have lost it."""
+        self.busy += len(world().starts) + len(world().published)
+        for run, program in world().starts.items():
+            self._begin(self._started(run, 0, program))
+        for event in sorted(world().published):
+            self._begin(self._published(event, 0))
+
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -281,6 +292,8 @@ class People:
             message = f"{run}-{number}"
             try:
                 await self._again(partial(self.kd.send, run, "word", message, id=message))
+            except AnswerRefused:  # the store failed over, and the run ended without it
+                pass
             except RunUnknown:  # the store failed over, and its replica has not heard of the run
                 await self._started(run, 0, program)
                 return

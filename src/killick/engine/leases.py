@@ -24,7 +24,6 @@ LEASE_SECONDS: Final = 30.0
 _SHARE: Final = 3
 """A lease is renewed after a third of its time, so that two failures in a row do not lose it."""
 
-
 Lost = Callable[[LogError], None]
 
 
