@@ -23,9 +23,10 @@ from killick.cli import apps
 from killick.cli.exit_codes import CommandFailed, nearest
 from killick.clock import SystemClock
 from killick.encryption.store import decrypting
-from killick.errors import AgentUnknown, RunUnknown, StoreBroken
+from killick.errors import AgentUnknown, DurationRefused, RunUnknown, StoreBroken
 from killick.ids import RandomIds
 from killick.log.log import Log
+from killick.model.retry import seconds
 from killick.permissions import open_output
 from killick.presenting.encoder import document
 from killick.sanitizer import visible
@@ -457,6 +458,16 @@ def who_options(fn: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--because", metavar="TEXT", help="The reason, for the record.")(by_option(fn))
 
 
+def span(context: click.Context, parameter: click.Parameter, text: str) -> float:
+    """The seconds of an option that takes a duration."""
+    try:
+        return seconds(text)
+    except DurationRefused as error:
+        raise CommandFailed(str(error)) from None
+
+
+grace_option: Final = click.option("--grace", metavar="SPAN", default="30s", show_default=True, callback=span,
+                                   help="How long an open step may run on after Ctrl-C.")  # fmt: skip
 yes_option: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 agent_option: Final = click.option("--agent", "-a", metavar="NAME", help="Only runs of this agent.",
                                    shell_complete=complete_agent_name)  # fmt: skip

@@ -42,6 +42,7 @@ CHARS_MAX: Final = 400
 """The maximum length of a wait's or a failure's text."""
 
 _STILL: Final = ("queued", "cancelled")
+_LATEST: Final = 100
 
 Kind = Literal[
     "person", "doubt", "time", "message", "child", "backoff", "crash", "failure", "code", "worker", "record", "more",
@@ -206,7 +207,7 @@ class Listing:
             yield About(kind="code", text=cut(told, CHARS_MAX))
             return  # no answer helps until then
         elif facts.paused or facts.mend:
-            because = ", because its record was repaired" if facts.mend else ""
+            because = ", because its record was repaired" if facts.mend else self._pause_reason(state)
             yield About(kind="person", text=f"a person to resume it{because}")
         for wait in facts.waits.values():
             yield self._waits(state.run, wait)
@@ -215,6 +216,13 @@ class Listing:
             if step.status == "delayed" and step.delayed_until is not None:
                 text = f"attempt {len(step.attempts) + 1} of {step.name}"
                 yield About(kind="backoff", text=text, at_us=step.delayed_until)
+
+    def _pause_reason(self, state: State) -> str:
+        """Returns the recorded reason of a pause, if one of the last events has it."""
+        latest = reversed(self._log.read(state.run, after=max(state.seq - _LATEST, 0), limit=_LATEST))
+        seq = next((seq for seq, event, _ in latest if isinstance(event, e.RunPaused)), 0)
+        because = self._data(state.run, seq).get("because") if seq else None
+        return f" ({because})" if because else ""
 
     def _waits(self, run: str, wait: Wait) -> About:
         match wait.waits_for:

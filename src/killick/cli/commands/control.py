@@ -13,7 +13,7 @@ from rich.text import Text
 
 from killick.cli.commands.inbox import refuse_deaf
 from killick.cli.commands.run import Going, drive
-from killick.cli.context import HOSTED, Shell, by_option, command, run_argument, value_of, who_options
+from killick.cli.context import HOSTED, Shell, by_option, command, grace_option, run_argument, value_of, who_options
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.selection import Selection, select, selecting
 from killick.engine.views import Listed
@@ -152,8 +152,9 @@ def cancel_command(shell: Shell, selection: Selection, compensate: bool, **who: 
 
 @command("resume", app=True)
 @selecting
+@grace_option
 @who_options
-def resume_command(shell: Shell, selection: Selection, **who: Any) -> Exit | None:
+def resume_command(shell: Shell, selection: Selection, grace: float, **who: Any) -> Exit | None:
     """Resume runs that are paused, failed, abandoned (their process died), quarantined or diverged from their code.
 
     A failed run is rewound to the step that failed. A live worker continues the runs. If none takes it, one named run
@@ -176,7 +177,7 @@ def resume_command(shell: Shell, selection: Selection, **who: Any) -> Exit | Non
     act = Act("resume", ("paused", "failed", "running", "waiting", "code_mismatch"), previews.resume, do)
     code = _act(shell, act, selection)
     try:
-        return drive(shell, found[0]) if found else code
+        return drive(shell, found[0], grace) if found else code
     except RunBusy as busy:
         shell.note(f"{busy.run}: {process(busy.holder)} was faster, and continues it")
         return None

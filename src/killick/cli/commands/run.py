@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterable
@@ -16,7 +17,7 @@ from rich.text import Text
 from killick.cli import apps, prompt
 from killick.cli import style as paint
 from killick.cli.commands.inbox import asked, print_wait
-from killick.cli.context import Shell, Unparsed, command, completing, current_user, parsed, text_of
+from killick.cli.context import Shell, Unparsed, command, completing, current_user, grace_option, parsed, text_of
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.client.client import Client
 from killick.client.start import begin
@@ -61,17 +62,18 @@ def _about_a_run(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @command("run", app=True)
 @_about_a_run
+@grace_option
 @click.option("--resume", is_flag=True, help="Continue the unfinished run of the same input, if there is one.")
 @click.option("--quiet", "-q", is_flag=True, help="Print only the result.")
 def run_command(
     shell: Shell, agent: str | None, text: str | None, run: str | None, priority: int | None, tags: tuple[str, ...],
-    subject: str | None, resume: bool, quiet: bool,
+    subject: str | None, grace: float, resume: bool, quiet: bool,
 ) -> Exit:  # fmt: skip
     """Run an agent in this process: start a new run, or continue one. Prints its result.
 
     AGENT is app.py:agent, module:agent, or a name in the app of [tool.killick]. Without it, --id names the run to
     continue. The command waits for timers. If the run waits for a person, it asks you; without a terminal it exits with
-    3. Ctrl-C pauses the run after its open step; a second one stops it at once.
+    3. Ctrl-C pauses the run after its open step; a second one, or the end of --grace, interrupts the step.
 
     \b
       killick run app.py:review --input '{"id": 17}'
@@ -88,17 +90,21 @@ def run_command(
         client.start(found, going.input, id=run, priority=priority, tags=new.started.tags, subject=subject)
     elif going.run is None and not quiet:
         shell.note(f"{run}: continues this run, which was not finished")
-    return drive(shell, going._replace(run=run), quiet=quiet)
+    return drive(shell, going._replace(run=run), grace, quiet=quiet)
 
 
-def drive(shell: Shell, going: Going, *, quiet: bool = False) -> Exit:
+def drive(shell: Shell, going: Going, grace: float, *, quiet: bool = False) -> Exit:
     """Execute a run here up to its outcome, and print that."""
     client, run = shell.client, str(going.run)
     is_over = (row := client.runtime.store.index(run)) is not None and row.status in ENDED
     try:
-        result = _outcome(shell, going, quiet=quiet) if is_over else _executed(shell, going, quiet=quiet)
+        result = _outcome(shell, going, quiet=quiet) if is_over else _executed(shell, going, grace, quiet=quiet)
     except KeyboardInterrupt:
         told = f"{run}: stopped inside a step; to continue: {going.resumes(shell)}"
+        if client.runtime.engine.live.of():  # the thread of a blocking tool, which only the end of the process stops
+            client.runtime.log.close()
+            shell.note(f"killick: {told}")
+            os._exit(Exit.INTERRUPTED)
         raise CommandFailed(told, Exit.INTERRUPTED) from None
     except Interrupted:
         told = f"{run}: paused between two steps; to continue: {going.resumes(shell)}"
@@ -168,12 +174,12 @@ def _outcome(shell: Shell, going: Going, *, quiet: bool) -> Any:
         return shell.client.run(going.agent, going.input, id=going.run)
 
 
-def _executed(shell: Shell, going: Going, *, quiet: bool) -> Any:
+def _executed(shell: Shell, going: Going, grace: float, *, quiet: bool) -> Any:
     """Run to the result, and ask the person at the terminal the run's questions."""
     client, run = shell.client, str(going.run)
     while True:
         try:
-            with Progress(shell, client, run, shown=shell.err.is_terminal and not quiet), _pausing(shell, run):
+            with Progress(shell, client, run, shown=shell.err.is_terminal and not quiet), _pausing(shell, run, grace):
                 return client.run(going.agent, going.input, id=run)
         except RunWaiting as waiting:
             if isinstance(waiting, RunPaused | RunDiverged) or shell.json or not prompt.can_ask():
@@ -187,14 +193,19 @@ class Interrupted(Exception):
 
 
 @contextmanager
-def _pausing(shell: Shell, run: str) -> Generator[None, None, None]:
-    """Lets the first Ctrl-C pause the run after its open step. The second one raises KeyboardInterrupt."""
+def _pausing(shell: Shell, run: str, grace: float) -> Generator[None, None, None]:
+    """Lets the first Ctrl-C pause the run after its open step. The second one, or the end of the grace period, raises
+    KeyboardInterrupt."""
     asked: list[threading.Thread] = []
+    over, main = threading.Event(), threading.get_ident()
 
     def pause() -> None:
         with suppress(KillickError):  # it has just ended, or is paused
-            shell.client.pause(run, by=current_user(), because="Ctrl-C")
-            shell.note(f"{run}: pauses when its open step has ended; Ctrl-C again stops it at once")
+            shell.client.pause(run, by=current_user(), because="interrupted by Ctrl-C")
+            within = f"at the latest in {paint.span(round(grace * 1_000_000))}"
+            shell.note(f"{run}: pauses when its open step has ended, {within}; Ctrl-C again stops it at once")
+        if not over.wait(grace):
+            signal.pthread_kill(main, signal.SIGINT)
 
     def interrupt(*_: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -209,6 +220,7 @@ def _pausing(shell: Shell, run: str) -> Generator[None, None, None]:
             raise Interrupted from paused
         raise
     finally:
+        over.set()
         signal.signal(signal.SIGINT, before)
 
 

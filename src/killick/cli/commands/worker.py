@@ -13,14 +13,13 @@ import click
 from rich.text import Text
 
 from killick.cli import apps, style
-from killick.cli.context import Shell, command
+from killick.cli.context import Shell, command, grace_option, span
 from killick.cli.exit_codes import CommandFailed, Exit, drop_output
 from killick.client.client import Client
 from killick.clock import timestamp
 from killick.definitions.agents import AGENTS
-from killick.errors import AccessRefused, AgentUnknown, DurationRefused
+from killick.errors import AccessRefused, AgentUnknown
 from killick.logger import get_logger
-from killick.model.retry import seconds
 from killick.sanitizer import visible_line
 from killick.workers.metrics import Scraped
 
@@ -39,21 +38,22 @@ logger: Final = get_logger("killick")
               help="The maximum number of runs at once.")  # fmt: skip
 @click.option("--agent", "agents", metavar="NAME", multiple=True, help="Only runs of this agent. May be repeated.")
 @click.option("--per-agent", metavar="NAME=N", multiple=True, help="The maximum of runs of one agent. May be repeated.")
-@click.option("--lease", metavar="SPAN", default="30s", show_default=True,
+@click.option("--lease", metavar="SPAN", default="30s", show_default=True, callback=span,
               help="The lease: how long before another worker takes the run of a frozen one.")  # fmt: skip
-@click.option("--slice", "least", metavar="SPAN", default="1s", show_default=True,
+@click.option("--slice", "least", metavar="SPAN", default="1s", show_default=True, callback=span,
               help="The minimum time of a run before a more urgent one may take its slot.")  # fmt: skip
+@grace_option
 @click.option("--metrics", metavar="[HOST:]PORT", help="Serve Prometheus metrics at /metrics of this port.")
 @click.option("--until-idle", is_flag=True, help="Exit when no run is due and none is running here.")
 def worker_command(
     shell: Shell, target: str | None, concurrency: int, agents: tuple[str, ...], per_agent: tuple[str, ...],
-    lease: str, least: str, metrics: str | None, until_idle: bool,
+    lease: float, least: float, grace: float, metrics: str | None, until_idle: bool,
 ) -> Exit:  # fmt: skip
     """Execute due runs, fire triggers and call hooks, until SIGTERM or Ctrl-C.
 
     APP is the file or module that declares the agents; by default the app of [tool.killick]. Any number of workers may
-    share a store. SIGTERM or Ctrl-C drains: each run finishes its step, and other workers continue it. A second signal
-    stops at once.
+    share a store. SIGTERM or Ctrl-C drains: each run finishes its step, and other workers continue it. A second signal,
+    or the end of --grace, interrupts the steps.
 
     \b
       killick worker app.py
@@ -73,11 +73,11 @@ def worker_command(
     try:
         made = {
             "agents": agents or None, "concurrency": concurrency, "per_agent": dict(map(_most, per_agent)),
-            "lease_seconds": seconds(lease), "slice_seconds": seconds(least),
+            "lease_seconds": lease, "slice_seconds": least,
         }  # fmt: skip
         with telling(shell), _shown(client, metrics):
-            asyncio.run(_serve(client, made, until_idle=until_idle))
-    except (AccessRefused, AgentUnknown, DurationRefused) as error:
+            asyncio.run(_serve(client, made, grace, until_idle=until_idle))
+    except (AccessRefused, AgentUnknown) as error:
         raise CommandFailed(str(error)) from None
     return Exit.DONE
 
@@ -106,7 +106,7 @@ def _shown(client: Client, metrics: str | None) -> Generator[None]:
         scraped.close()
 
 
-async def _serve(client: Client, options: dict[str, Any], *, until_idle: bool) -> None:
+async def _serve(client: Client, options: dict[str, Any], grace: float, *, until_idle: bool) -> None:
     worker = client.worker(**options)
     loop = asyncio.get_running_loop()
 
@@ -115,6 +115,7 @@ async def _serve(client: Client, options: dict[str, Any], *, until_idle: bool) -
             worker.stop()
         else:
             worker.drain()
+            loop.call_later(grace, worker.stop)
 
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, told_to_stop)
