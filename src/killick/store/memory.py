@@ -19,6 +19,8 @@ from killick.model.chunks import Blob
 from killick.store.memory_runs import Runs, StoredRun, indexed_to, lease_end_us, unshare
 from killick.store.protocol import Transaction, lease_clock_us
 from killick.store.records import (
+    ASKING,
+    ASKS,
     ENDED,
     OWN_AGENTS,
     READ_LIMIT,
@@ -45,6 +47,8 @@ from killick.store.records import (
     TermPosition,
     UnindexedRun,
     UniqueRight,
+    Urgency,
+    urgency_of,
 )
 
 
@@ -317,6 +321,10 @@ class MemoryStore(Runs):
         lines = self._matching(query)
         lines = [line for line in lines if before is None or line.number < before]
         return [line for line in lines if not query.status or line.status in query.status][:limit]
+
+    def asking(self, now_us: int, *, after: Urgency | None = None, limit: int) -> list[RunRow]:
+        found = {urgency_of(row, now_us): row for row in self._matching(RunQuery(tag=ASKS)) if row.status in ASKING}
+        return [found[key] for key in sorted(found) if after is None or key > after][:limit]
 
     def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
         with self._open():

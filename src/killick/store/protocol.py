@@ -40,6 +40,7 @@ from killick.store.records import (
     TermPosition,
     UnindexedRun,
     UniqueRight,
+    Urgency,
 )
 
 
@@ -267,6 +268,10 @@ class Store(Protocol):
 
     def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
         """Returns matching runs, newest first, below a cursor."""
+        ...
+
+    def asking(self, now_us: int, *, after: Urgency | None = None, limit: int) -> list[RunRow]:
+        """Returns the waiting and running runs that may have open questions, by `urgency_of`, after a sort key."""
         ...
 
     def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:

@@ -46,6 +46,9 @@ ASKS: Final = "killick:asks"
 """The tag of a run that may wait for a person: for an answer, or to resolve an unknown outcome."""
 
 
+ASKING: Final = ("waiting", "running")
+"""The statuses of runs whose questions are open."""
+
 CRASHING: Final = "killick:crashing"
 """The tag of a run whose holders crashed since its last step ended."""
 
@@ -151,6 +154,21 @@ class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
     """A part of the run's id, compared without ASCII case."""
     holders: tuple[str, ...] = ()
     """The run's head must name one of these holders."""
+
+
+Urgency = tuple[int, int, int, int]
+"""The sort key of a run in the inbox: its deadline, its negated priority, its last change, its number."""
+
+NO_DEADLINE: Final = 1 << 62
+
+
+def urgency_of(row: RunRow, now_us: int) -> Urgency:
+    """Returns a run's sort key. First the runs whose log must be read, because they are executed or have a message;
+    then by deadline; last those whose deadline has passed, which continue by themselves."""
+    when = NO_DEADLINE if row.wake_at_us is None else row.wake_at_us
+    if when <= now_us:
+        when = 0 if row.delivered else NO_DEADLINE + 1
+    return 0 if row.status == "running" else when, -row.priority, row.changed_at_us, row.number
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,6 +51,12 @@ def environment() -> Environment:
     return made
 
 
+def compile_templates() -> None:
+    """Compiles every template, so that no first request of a page waits for it."""
+    for name in environment().list_templates():
+        environment().get_template(name)
+
+
 def render(
     context: AppContext,
     request: Request,

@@ -23,6 +23,7 @@ from killick.errors import AccessRefused
 from killick.web.app import asgi
 from killick.web.auth.access import OwnerAccess, TokenAccess
 from killick.web.middleware import Guard, Limits
+from killick.web.render import compile_templates
 from killick.workers.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -245,3 +246,4 @@ async def _told(server: _Server, ready: Callable[[], None]) -> None:
     while not server.started:
         await asyncio.sleep(0.01)
     ready()
+    await asyncio.to_thread(compile_templates)

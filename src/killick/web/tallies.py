@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 KEPT_MAX: Final = 20_000
 
-READ_SECONDS: Final = 0.08
+READ_SECONDS: Final = 0.04
 """How long one request reads logs. The next request continues."""
 
 _ROWS: Final = 1_000

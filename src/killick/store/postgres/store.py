@@ -42,6 +42,8 @@ from killick.store.postgres.server import PostgresServer
 from killick.store.postgres.wire import Failed, Rows, Session, Statement
 from killick.store.protocol import Transaction
 from killick.store.records import (
+    ASKS,
+    NO_DEADLINE,
     OWN_AGENTS,
     READ_LIMIT,
     Append,
@@ -68,6 +70,7 @@ from killick.store.records import (
     TermPosition,
     UnindexedRun,
     UniqueRight,
+    Urgency,
 )
 
 SESSIONS: Final = 8
@@ -385,6 +388,10 @@ class PostgresStore:
         name, sql, values = runs_query(query)
         statement = self._q.of(name, lambda: sql)
         return [run_row_of(row) for row in self._rows(statement, _LAST if before is None else before, limit, *values)]
+
+    def asking(self, now_us: int, *, after: Urgency | None = None, limit: int) -> list[RunRow]:
+        rows = self._rows(self._q.asking, ASKS, now_us, NO_DEADLINE, *(after or (-1, 0, 0, 0)), limit)
+        return [run_row_of(row) for row in rows]
 
     def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
         return {row[1]: RunStatus(head_of(row[:10]), *row[10:]) for row in self._rows(self._q.run_statuses, list(runs))}

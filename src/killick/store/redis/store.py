@@ -26,6 +26,8 @@ from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
 from killick.store.protocol import Transaction
 from killick.store.records import (
+    ASKING,
+    ASKS,
     READ_LIMIT,
     Append,
     Claimed,
@@ -51,6 +53,8 @@ from killick.store.records import (
     TermPosition,
     UnindexedRun,
     UniqueRight,
+    Urgency,
+    urgency_of,
 )
 from killick.store.redis.inspect import conditions, inspect, should_wait
 from killick.store.redis.notify import Listener
@@ -407,6 +411,11 @@ class RedisStore:
             if on is None:
                 return rows
             below = on.decode()
+
+    def asking(self, now_us: int, *, after: Urgency | None = None, limit: int) -> list[RunRow]:
+        rows = self.runs(RunQuery(tag=ASKS, status=ASKING), limit=_BEYOND)
+        found = {urgency_of(row, now_us): row for row in rows}
+        return [found[key] for key in sorted(found) if after is None or key > after][:limit]
 
     def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
         found = self._ask("run_statuses", {"runs": list(runs)})

@@ -47,6 +47,7 @@ from killick.store.records import (
     TermPosition,
     UnindexedRun,
     UniqueRight,
+    Urgency,
     row_check,
 )
 from killick.store.sqlite import listing, search_terms
@@ -413,6 +414,10 @@ class SqliteStore:
     def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
         with self._file.reading() as db:
             return listing.listed(db, query, before, limit)
+
+    def asking(self, now_us: int, *, after: Urgency | None = None, limit: int) -> list[RunRow]:
+        with self._file.reading() as db:
+            return listing.asking(db, now_us, after, limit)
 
     def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
         with self._file.reading() as db:

@@ -131,11 +131,10 @@ def inbox(call: Call[InboxAsked, Any]) -> Inbox:
             and (not wanted.mine or approvals.why_not(client, wait, call.person.name) is None)
         )
 
-    rows = asked.asking(client.runtime.store, call.now_us)
-    found = asked.page(client.runtime.log, chosen, rows, now_us=call.now_us, limit=wanted.limit, after=wanted.cursor)
+    found = asked.page(client.runtime.log, chosen, now_us=call.now_us, limit=wanted.limit, after=wanted.cursor)
     done: list[Wait] = []
     if wanted.cursor is None:
-        done = asked.page(client.runtime.log, chosen, rows, now_us=call.now_us, answered=True, limit=ANSWERED_MAX).waits
+        done = asked.page(client.runtime.log, chosen, now_us=call.now_us, answered=True, limit=ANSWERED_MAX).waits
     doubts_first = sorted(found.waits, key=lambda wait: wait.waits_for != "settlement")
     questions = tuple(question(client, wait, call.person.name) for wait in doubts_first)
     return Inbox(

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec.structs import replace
 
-from killick.history.listing import selected
 from killick.store.protocol import Store
 from killick.store.records import ENDED, RunQuery, RunRow
 from killick.web.handlers.run_list import StatusCounts, Text, agent_of
@@ -122,7 +120,9 @@ def overview(call: Call[OverviewAsked, Any]) -> Overview:
     rows, more = _started(store, query, since_us)
     read = call.context.tallies.of(rows, seconds=READ_SECONDS)
     slots, total = [_Slot() for _ in range(count)], _Slot()
-    left = {row.run for row in selected(store, replace(query, status=("abandoned",)), limit=_PAGE)}
+    dead = {each.holder for each in store.holders() if not each.lives}
+    heads = store.statuses([row.run for row in rows if row.status == "running"])
+    left = {run for run, each in heads.items() if each.head.holder in dead}
     for row in rows:
         of = slots[min((row.started_at_us - since_us) // size, count - 1)], total
         for slot in of:

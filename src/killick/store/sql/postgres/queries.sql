@@ -235,6 +235,22 @@ SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_
     delivered_checksum = killick.count_check(number, delivered)
 FROM killick.heads WHERE number < $1 AND agent IS NOT NULL {conditions} ORDER BY number DESC LIMIT $2
 
+-- The sort key is `urgency_of`.
+-- name: asking
+SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered,
+    delivered_checksum = killick.count_check(number, delivered)
+FROM (
+    SELECT heads.*, CASE
+        WHEN status = 'running' OR (wake_at_us <= $2 AND delivered != 0) THEN 0
+        WHEN wake_at_us <= $2 THEN $3 + 1
+        ELSE coalesce(wake_at_us, $3)
+    END AS at_us
+    FROM killick.heads
+    WHERE number IN (SELECT number FROM killick.tags WHERE tag = $1) AND status IN ('waiting', 'running')
+) AS found
+WHERE (at_us, -priority, changed_at_us, number) > ($4, $5, $6, $7)
+ORDER BY at_us, -priority, changed_at_us, number LIMIT $8
+
 -- name: tagged
 number IN (SELECT number FROM killick.tags WHERE tag = {value})
 
