@@ -45,6 +45,12 @@ PAGE_BYTES: Final = 2_048
 WAL_PAGES_MAX: Final = 2_000
 """A checkpoint costs two flushes, negligible every 4 MB; a longer WAL makes each commit slower."""
 
+GUARD_COMMITS: Final = 400
+"""How many commits of a process one guard of the WAL serves."""
+
+_NEEDS_WAL: Final = 1 << 20
+"""A flag next to the format in the file's header; see `_guard`."""
+
 _READERS_IDLE_MAX: Final = 8
 _PURGE_NAPS_SECONDS: Final = (0.01, 0.05, 0.2, 0.5, 0.0)
 _BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -79,6 +85,7 @@ class SqliteFile:
         create: bool,
         setup: Setup,
         kind: FileKind | None = None,
+        accept_loss: bool = False,
     ) -> None:
         if sqlite3.sqlite_version_info < SQLITE_NEEDED:
             needed = ".".join(map(str, SQLITE_NEEDED))
@@ -99,6 +106,8 @@ class SqliteFile:
         self._gate = threading.Event()
         self._gate.set()
         self._closed = False
+        self._guarded = 0
+        self._had_wal = accept_loss or Path(f"{path}-wal").exists()
         if not create and not path.exists():
             raise StoreUnavailable(self.place, "no such file; a run, or create=True, makes a new store")
         self._copy: TemporaryDirectory[str] | None = None
@@ -165,6 +174,7 @@ class SqliteFile:
                 self._writer = self._connect()
                 self._cursor = self._writer.cursor()
                 self._tune(self._writer)
+                self._guarded = 0
 
     # transactions -----------------------------------------------------------------------------
 
@@ -231,6 +241,9 @@ class SqliteFile:
             return
         with self._mutex:
             try:
+                self._guarded -= 1
+                if self._guarded < 0:
+                    self._guard()
                 # A single statement is a transaction by itself.
                 try:
                     self._cursor.execute(sql, rows[0])
@@ -245,6 +258,9 @@ class SqliteFile:
         """Waits for the write lock, in this process and across processes, and begins."""
         self._mutex.acquire()
         try:
+            self._guarded -= 1
+            if self._guarded < 0:
+                self._guard()
             if not flushes:
                 self._cursor.execute("PRAGMA synchronous = NORMAL")
             self._execute("BEGIN IMMEDIATE")
@@ -274,6 +290,36 @@ class SqliteFile:
                 with contextlib.suppress(sqlite3.Error):
                     self._writer.execute("ROLLBACK")
             self._free(flushes=flushes)
+
+    def _guard(self) -> None:
+        """Marks the file as incomplete without its WAL, so that a copy of the file alone is refused.
+
+        The flag is set in the file, by a checkpoint, and cleared in the WAL. A reader of both, a backup and the last
+        close see it cleared. The next checkpoint clears it in the file, too; a later guard sets it again. Where a
+        reader holds the checkpoint up, the file is as it was.
+        """
+        _, found = self._format()
+        self._guarded = GUARD_COMMITS if found else 0
+        if not found or self._kind.application_id != APPLICATION_ID:
+            return  # it is being created, or is a vault
+        # No flush of its own: a checkpoint flushes the WAL first, and the next commit flushes the rest.
+        self._cursor.execute("PRAGMA synchronous = NORMAL")
+        self._execute(f"PRAGMA user_version = {found | _NEEDS_WAL}")
+        self._cursor.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        self._execute(f"PRAGMA user_version = {found}")
+        self._cursor.execute(f"PRAGMA synchronous = {'FULL' if self._durability == 'power' else 'NORMAL'}")
+
+    def _refuse_without_wal(self) -> None:
+        """Refuses a file whose WAL had commits and is missing. Clears the flag of a process that died while it set
+        it."""
+        if not self._writer.execute("PRAGMA user_version").fetchone()[0] & _NEEDS_WAL:
+            return
+        wal = Path(f"{self.path}-wal")
+        if not self._had_wal and not (wal.exists() and wal.stat().st_size):  # another process may set it just now
+            way = "put it back next to the file, or run `killick store verify --accept-loss`"
+            raise StoreUnavailable(self.place, f"the latest commits were in {wal.name}, which is missing; {way}")
+        if not self._source.endswith("?immutable=1"):
+            self._writer.execute(f"PRAGMA user_version = {self._format()[1]}")
 
     def truncate_wal(self) -> bool:
         """Copies the write-ahead log into the file and empties it; False while a reader blocks that."""
@@ -353,6 +399,7 @@ class SqliteFile:
 
     def _prepare(self, setup: Setup) -> None:
         writer = self._writer
+        self._refuse_without_wal()
         if self._copy is not None or self._source.endswith("?immutable=1"):
             writer.execute("PRAGMA query_only = ON")
             if self._format() != (self._kind.application_id, self._kind.newest):
@@ -383,7 +430,7 @@ class SqliteFile:
 
     def _format(self) -> tuple[int, int]:
         # The version first: a process that creates the store in between sets both, and is then seen to have set it.
-        found: int = self._writer.execute("PRAGMA user_version").fetchone()[0]
+        found: int = self._writer.execute("PRAGMA user_version").fetchone()[0] & ~_NEEDS_WAL
         application: int = self._writer.execute("PRAGMA application_id").fetchone()[0]
         return application, found
 

@@ -84,6 +84,7 @@ class SqliteStore:
     durability    "power": a commit survives a power failure; "process": only the end of the process
     busy_seconds  how long to wait for the write lock
     create        whether to create a missing file
+    accept_loss   open a file whose write-ahead log is missing, without the commits that were in it
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class SqliteStore:
         durability: Durability = "power",
         busy_seconds: float = 60.0,
         create: bool = True,
+        accept_loss: bool = False,
         clock: Clock | None = None,
         ids: Ids | None = None,
     ) -> None:
@@ -104,7 +106,9 @@ class SqliteStore:
                 writer.execute(Q.put_meta, (key, value, row_check(key, value)))
 
         path = Path(path)
-        self._file = SqliteFile(path, durability=durability, busy_seconds=busy_seconds, create=create, setup=setup)
+        self._file = SqliteFile(
+            path, durability=durability, busy_seconds=busy_seconds, create=create, setup=setup, accept_loss=accept_loss
+        )
         try:
             with self._file.reading() as db:
                 meta = {key: value for key, value, checksum in db.execute(Q.meta) if row_check(key, value) == checksum}

@@ -25,6 +25,7 @@ from killick.history.vaults import Held
 from killick.history.vaults import verify as verify_files
 from killick.log import Log, Report
 from killick.log.paging import heads
+from killick.store import open_store
 from killick.store.memory import MemoryStore
 from killick.store.records import Problem
 
@@ -39,9 +40,11 @@ _file: Final = click.Path(dir_okay=False, path_type=Path)
 @click.option("--archive", "archives", type=_file, multiple=True,
               help="A file that pruned runs went into; with --checkpoint each is needed. May be repeated.")  # fmt: skip
 @click.option("--files", is_flag=True, help="Also verify that the vault has every file of the recorded snapshots.")
+@click.option("--accept-loss", is_flag=True,
+              help="Open a SQLite file whose -wal file is missing, without the commits that it had.")  # fmt: skip
 def verify_command(
     shell: Shell, run: str | None, checkpoint: Path | None, key: Path | None, proof: Path | None,
-    archives: tuple[Path, ...], files: bool,
+    archives: tuple[Path, ...], files: bool, accept_loss: bool,
 ) -> Exit:  # fmt: skip
     """Verify the log of one run, of the whole store, or of an exported or archived file.
 
@@ -51,6 +54,8 @@ def verify_command(
     A process that can write the store can also rewrite its seals, but not a checkpoint kept elsewhere: verify against
     one.
     """
+    if accept_loss:
+        open_store(shell.url, create=False, accept_loss=True).close()
     if proof is not None:
         return verify_file(shell, proof, key, checkpoint)
     if checkpoint is not None and key is None:
