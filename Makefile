@@ -36,7 +36,7 @@ test-all: $(VENV)/has-test programs  ## run every test
 	@$(PYTEST) -m ''
 
 # Slow tests use a real browser. Root on Debian gets it installed here; anywhere else those tests say how to install it.
-programs:
+programs: build/axe.min.js
 	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing chromium"; \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null || true; \
@@ -64,6 +64,11 @@ docs: $(VENV)/has-docs build/mermaid.min.js  ## build the documentation site in 
 build/mermaid.min.js: | $(VENV)/has-docs
 	@mkdir -p build && cd build && ../$(VENV)/bin/npm pack --silent mermaid@11 >/dev/null \
 	  && tar xzf mermaid-11*.tgz --strip-components=2 package/dist/mermaid.min.js && rm mermaid-11*.tgz && touch mermaid.min.js
+
+# The accessibility checks of the browser tests.
+build/axe.min.js: | $(VENV)/has-docs
+	@mkdir -p build && cd build && ../$(VENV)/bin/npm pack --silent axe-core@4 >/dev/null \
+	  && tar xzf axe-core-4*.tgz --strip-components=1 package/axe.min.js && rm axe-core-4*.tgz && touch axe.min.js
 
 # The test group is here too, because what src/killick/testing imports has to be found to be checked.
 # pyright's own question to npm, whether it is the newest, is left out: nothing here needs the network. It runs beside

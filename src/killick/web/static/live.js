@@ -65,6 +65,7 @@ function inZone(at, options) {
 function nameZone() {
   for (const each of document.querySelectorAll("[data-zone-switch]")) {
     each.textContent = zone.replaceAll("_", " ");
+    each.ariaLabel = `Time zone: ${each.textContent}`;
     each.title = zone === LOCAL ? "Times are local; click for UTC" : `Times are in UTC; click for ${LOCAL}`;
   }
 }
