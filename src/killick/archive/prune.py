@@ -264,7 +264,7 @@ def _copy(log: Log, run: str, file: Writer) -> _Copied | str:
     except ExportBroken as broken:
         return broken.reason
     except (LogError, ValueBroken) as broken:
-        return f"its record does not hold ({broken})"
+        return f"its event log fails verification ({broken})"
     return _Copied(head, -1 if row is None else row.delivered)
 
 

@@ -25,7 +25,7 @@ from killick.model import system_events
 from killick.model.cipher import Cipher, derived, key_in
 from killick.model.facts import LIVE
 from killick.store.protocol import Store
-from killick.store.records import OWN_RUNS, SUBJECT, RunQuery
+from killick.store.records import KEY_DESTROYED, OWN_RUNS, SUBJECT, RunQuery
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ class Keyring:
         if known is None or self._clock.monotonic() >= known[1]:
             found = self._known(e.from_text(key))
             if found.cipher is None:
-                raise KeyRefused(self._store.place, "the key of its data subject was destroyed, so nothing is recorded")
+                raise KeyRefused(self._store.place, KEY_DESTROYED)
             if len(self._named) >= _KNOWN_MAX:
                 self._named.clear()
             known = self._named[key] = (found.cipher, found.until)

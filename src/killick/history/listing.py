@@ -27,7 +27,7 @@ from killick.model.fold import Fold
 from killick.model.state import State
 from killick.model.typed import convert
 from killick.store.protocol import Store
-from killick.store.records import CRASHING, Head, RunQuery, RunRow, RunStatus, shown_tags
+from killick.store.records import CRASHING, KEY_DESTROYED, Head, RunQuery, RunRow, RunStatus, shown_tags
 
 STATUSES: Final = (*LIVE, "completed", "failed", "cancelled", "abandoned")
 """The statuses of listings; a quarantined run is also broken. `abandoned` runs are not `running`: their holder died."""
@@ -132,7 +132,7 @@ class Listing:
             status = "abandoned"
         kept = self._kept.get(row.run)
         if kept is None or kept[:2] != (seq, status):
-            kept = (seq, status, self._read(row, seq, status))
+            kept = (seq, status, self._read(row, seq, status, standing.quarantined))
             with self._mutex:
                 self._kept[row.run] = kept
                 self._kept.move_to_end(row.run)
@@ -143,13 +143,14 @@ class Listing:
 
     # reading ----------------------------------------------------------------------------------
 
-    def _read(self, row: RunRow, seq: int, status: str) -> Line:
+    def _read(self, row: RunRow, seq: int, status: str, broken: str | None) -> Line:
         line = Line(
             run=row.run, agent=row.agent, status=status, priority=row.priority, tags=shown_tags(row.tags), seq=seq,
             started_at_us=row.started_at_us, changed_at_us=row.changed_at_us, number=row.number,
         )  # fmt: skip
         if status == "broken":
-            return replace(line, about=(About(kind="record", text="its record does not hold"),))
+            text = KEY_DESTROYED if broken == KEY_DESTROYED else "its event log fails verification"
+            return replace(line, about=(About(kind="record", text=text),))
         try:
             if not self._whole and row.status == "failed":
                 step, about = self._failed(row.run, seq, None)

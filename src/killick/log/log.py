@@ -184,6 +184,13 @@ class Log:
         """Returns the key of a run's values; None in a store without encryption."""
         return None if self.keys is None else self.keys.cipher(self.keys.key_of(run))
 
+    def key_for(self, subject: str, run: str) -> str:
+        """Returns the name of a data subject's key for a new run. Raises KeyRefused in a store without keys."""
+        if self.keys is None:
+            told = f"subject={subject!r} needs an encrypted store; open a new one with keys="
+            raise KeyRefused(self.store.place, told)
+        return self.keys.key_for(subject, run)
+
     def secret_key(self, run: str) -> bytes:
         """Returns the key for digests of a run's values."""
         cipher = self.cipher(run)

@@ -42,7 +42,7 @@ def line(moment: Moment, shows: Shows) -> Phrase:
     """What happened, in one line."""
     event, data, value = moment.event, moment.data, shows.value
     by = f" by {getattr(event, 'by', None)}" if getattr(event, "by", None) else ""
-    because = f": {value(data['because'])}" if data.get("because") else ""
+    because = f": {value(said)}" if (said := data.get("because")) else ""
     match event:
         case e.RunStarted():
             return Phrase("started", "strong").add(_with(data.get("input"), value))
@@ -110,7 +110,7 @@ def _context(event: e.ContextChanged | e.ContextRefused, data: Mapping[str, Any]
     """A change of the context, or one that a rule or a newer version rejected."""
     by = f" by {event.by}" if event.by != "agent" else ""
     changed = data.get("document", data.get("set"))
-    gone = f" without {', '.join(map(str, data['unset']))}" if data.get("unset") else ""
+    gone = f" without {', '.join(map(str, unset))}" if (unset := data.get("unset")) else ""
     told = f" {shows.arguments(changed)}{gone}" if changed else gone
     if isinstance(event, e.ContextChanged):
         return Phrase(f"context{by}", "quiet").add(told)

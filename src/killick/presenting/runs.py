@@ -25,7 +25,7 @@ from killick.presenting.documents import (
     step_fields,
 )
 from killick.presenting.steps import reply_text
-from killick.store.records import shown_tags
+from killick.store.records import KEY_DESTROYED, shown_tags
 
 
 class RunReason(Document, frozen=True):
@@ -180,6 +180,8 @@ def position(tl: Timeline, status: str, broken: str | None = None) -> Position:
     if status == "running" and step is not None:
         since = step.intended_at
     match status:
+        case "broken" if broken == KEY_DESTROYED:
+            where, following = "Quarantined", f"{broken[:1].upper()}{broken[1:]}."
         case "broken":
             where, following = "The log fails verification", f"{broken}. Verify it to see where; then repair it."
         case "completed" | "cancelled":

@@ -59,6 +59,9 @@ DIED_ALONE: Final = "killick:died_alone"
 SUBJECT: Final = "killick:subject:"
 """The prefix of the tag of a run under the key of a data subject; the key's owner follows."""
 
+KEY_DESTROYED: Final = "the key of its data subject was destroyed, so no worker can continue it"
+"""Why an open run of an erased subject is quarantined."""
+
 STORE_OWNER: Final = "A" * 16
 """The owner of the store's own key, as a key's name begins with it."""
 

@@ -27,8 +27,19 @@ from killick.engine.failures import describe
 from killick.engine.outcome import ended
 from killick.engine.steps.attempt import waited_for
 from killick.engine.steps.children import first_entries
+from killick.engine.steps.workspace_folders import OF_THE_STORE
 from killick.engine.waits import waits
-from killick.errors import AnswerRefused, EpochStale, HeadMoved, KillickError, RunBroken, RunBusy, RunExists, RunUnknown
+from killick.errors import (
+    AnswerRefused,
+    EpochStale,
+    HeadMoved,
+    KillickError,
+    RunBroken,
+    RunBusy,
+    RunExists,
+    RunUnknown,
+    WorkspaceRefused,
+)
 from killick.log.log import Log
 from killick.log.writer import Entry, RunLog
 from killick.logger import get_logger
@@ -319,6 +330,9 @@ class _AtWork:
             given = trigger.spec.input
             if trigger.make_input is not None:
                 given = await self._call(trigger.make_input, firing, *((previous,) if trigger.wants_previous else ()))
+        subject = None if trigger.make_subject is None else await self._call(trigger.make_subject, firing)
+        if subject is not None and agent.options.workspace is not None:
+            raise WorkspaceRefused(agent.name, OF_THE_STORE)
         started = e.RunStarted(
             at=self._now_us(),
             run=firing.run,
@@ -326,6 +340,7 @@ class _AtWork:
             build=engine.build(agent),
             priority=agent.options.priority if spec.priority is None else spec.priority,
             tags=(trigger.log, *spec.tags),
+            key=None if subject is None else engine.log.key_for(subject, firing.run),
         )
         return engine.log.begin(firing.run).built(*first_entries(started, agent, _taken(agent, given)))
 

@@ -20,7 +20,7 @@ from killick.history import listing
 from killick.history.listing import About, Line
 from killick.model.facts import LIVE
 from killick.presenting.runs import RunSummary, revived, run_summary
-from killick.store.records import ENDED, RunQuery, RunRow
+from killick.store.records import ENDED, KEY_DESTROYED, RunQuery, RunRow
 
 STATUSES: Final = (*listing.STATUSES, "broken")
 """The statuses of the table. A `broken` run has a log that cannot be read, or that failed verification."""
@@ -139,7 +139,7 @@ class Listing:
 
     def _seen(self, line: Line) -> Seen:
         about = "; ".join(told for told in map(_told, line.about) if told)
-        if line.status == "broken":
+        if line.status == "broken" and about != KEY_DESTROYED:
             about = f"{about}; {self.shell.typed('store', 'verify', line.run)}"
         following = self.shell.typed("resume", line.run) if _is_stuck(line) else None
         return Seen(line, f"due; {about}" if line.due else about, following)

@@ -38,7 +38,7 @@ from killick.presenting.documents import boundary, event
 from killick.presenting.runs import run_timeline
 from killick.presenting.steps import asked_of, reply_text
 from killick.store.protocol import is_held
-from killick.store.records import ENDED, shown_tags
+from killick.store.records import ENDED, KEY_DESTROYED, shown_tags
 
 LOOK_SECONDS: Final = 0.25
 """How often --follow looks whether something was committed."""
@@ -240,6 +240,8 @@ def _child(shell: Shell, run: str) -> Text:
 
 def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
     """The commands to type: the first one whole, then its alternatives."""
+    if status == "broken" and shell.store.quarantined(tl.run) == KEY_DESTROYED:
+        return []
     if status == "broken":
         verify, repair = shell.typed("store", "verify", tl.run), shell.typed("store", "repair", tl.run)
         return [Text.assemble((verify, "bold green"), ("  says where; then  ", "dim"), (repair, "bold green"))]

@@ -227,7 +227,7 @@ def schema_of(kind: Any) -> Any:
 
 def _offers(run: RunPreview, pending: int, delayed: bool, undoable: int) -> list[AvailableCommand]:
     over = f"it is over ({run.status})" if run.is_over else None
-    broken = "its record does not hold; verify it, then repair it" if run.broken is not None else None
+    broken = "its event log fails verification; verify it, then repair it" if run.broken is not None else None
     if run.broken is not None:
         over = broken
     no_step = over or (None if pending else "no step is pending")

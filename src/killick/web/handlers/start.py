@@ -60,6 +60,7 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     input: Any = None
     id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)] | None = None
     priority: Priority | None = None
+    subject: Annotated[Name, msgspec.Meta(description="In an encrypted store: whose data it is.")] | None = None
     tags: Annotated[list[Annotated[str, msgspec.Meta(min_length=1, max_length=200)]], msgspec.Meta(max_length=50)] = []
 
 
@@ -119,7 +120,7 @@ def start(call: Call[Any, StartRequest]) -> StartedRun:
     existed = run is not None and client.runtime.store.head(run) is not None
     handle = client.start(
         AGENTS.get(body.agent), body.input, id=run, priority=body.priority, tags=tuple(body.tags),
-        by=call.person.name,
+        by=call.person.name, subject=body.subject,
     )  # fmt: skip
     row = client.runtime.store.index(handle.id)
     did = "is there already; the same id is the same run" if existed else "started; it continues when a worker takes it"
