@@ -23,7 +23,7 @@ LINES: Final = {
     "adapters": 7102, "agents": 1200, "archive": 1896, "audit": 1259, "check": 3482, "cli": 8241, "client": 2279,
     "contracts": 3014, "definitions": 1941, "encryption": 525, "engine": 12800, "history": 7924, "llm": 1152, "log":
     2681, "model": 4936, "presenting": 2409, "proxy": 2469, "replay": 740, "store": 7637, "testing": 1049, "top":
-    1930, "web": 8373, "window": 2699, "workers": 2534, "workspace": 4916,
+    1948, "web": 8373, "window": 2699, "workers": 2534, "workspace": 4916,
 }  # fmt: skip
 """Lines of Python by package."""
 

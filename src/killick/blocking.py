@@ -5,7 +5,6 @@ Also the event loop of blocking callers: one for each process, in a daemon threa
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import sys
@@ -14,10 +13,13 @@ import warnings
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from types import MethodType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
 
 from killick.errors import KillickError, RunError
 from killick.fork_safety import hears_of_forks, keep_inherited
+
+if TYPE_CHECKING:
+    import asyncio  # elsewhere imported on use: a command that only searches needs no loop
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,6 +37,10 @@ class Blocks:
 
     def _warn_in_loop(self) -> None:
         """Warns a caller once that blocks its own running loop. A notebook always has one, so it is not warned."""
+        if "asyncio" not in sys.modules:
+            return
+        import asyncio
+
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -77,6 +83,8 @@ class InThread(Twin[Callable[P, R], Callable[P, Coroutine[Any, Any, R]]]):
 
         @wraps(body)
         async def awaited(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            import asyncio
+
             return await asyncio.to_thread(body, self, *args, **kwargs)
 
         super().__init__(blocking, awaited)
@@ -102,10 +110,14 @@ class _Loop(threading.Thread):
     """Serves an event loop."""
 
     def __init__(self) -> None:
+        import asyncio
+
         super().__init__(name="killick-loop", daemon=True)
         self.loop = asyncio.new_event_loop()
 
     def run(self) -> None:
+        import asyncio
+
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
 
@@ -144,6 +156,8 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """Runs a coroutine on the loop and waits for it."""
+        import asyncio
+
         loop = self.loop
         if threading.current_thread() is self._thread:
             work.close()
@@ -164,6 +178,8 @@ class LoopThread:
         with self._mutex:
             thread, self._thread = self._thread, None
         if thread is not None:
+            import asyncio
+
             with contextlib.suppress(Exception):
                 asyncio.run_coroutine_threadsafe(_cancel_others(), thread.loop).result(_END_SECONDS)
             thread.loop.call_soon_threadsafe(thread.loop.stop)
@@ -174,6 +190,8 @@ class LoopThread:
 
 async def _cancel_others() -> None:
     """Cancels the tasks of a loop that is about to stop, as `asyncio.run` does."""
+    import asyncio
+
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

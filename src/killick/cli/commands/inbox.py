@@ -162,7 +162,7 @@ def inbox_command(shell: Shell, to: str | None, limit: int) -> None:
       killick inbox
       killick inbox --to managers --json
     """
-    waiting = _inbox(shell, to, limit=10_000)
+    waiting = _inbox(shell, to, limit=limit + 1)
     if shell.json:
         shell.emit([asked(shell, wait) for wait in waiting[:limit]])
         return
@@ -173,7 +173,7 @@ def inbox_command(shell: Shell, to: str | None, limit: int) -> None:
     if not waiting:
         shell.note(f"nothing waits for {to or 'a person'}")
     elif len(waiting) > limit:
-        shell.note(f"\n{len(waiting) - limit} more; --limit {len(waiting)} shows them all")
+        shell.note(f"\nthere are more; --limit {limit * 10} shows up to so many")
     for run in dict.fromkeys(wait.run for wait in _inbox(shell, to, answered=True)):
         shell.note(f"{run}: answered; {shell.next_move(run)}")
 
