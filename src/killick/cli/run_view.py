@@ -242,7 +242,7 @@ class Page:
                 yield from self.beside(Text(f"  {name:<11}", style="dim"), Text(told), lines=6)
 
     def error(self, failure: Failure) -> Iterator[Text]:
-        """An error with what led to it: its words, the lines of people's own code, what the far side answered."""
+        """An error with what led to it: its words, the lines of people's own code, the remote service's answer."""
         for number, each in enumerate(chain(failure)):
             if failure.type.endswith(".StepFailed") and number == 0 and failure.cause is not None:
                 frames = steps.own_frames(each.frames) or each.frames

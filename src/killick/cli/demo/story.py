@@ -59,7 +59,7 @@ class Teller:
         self.heading("An agent with nine steps, four tools and a flaky API")
         self.row("", "the agent", f"{folder}/meeting.py")
         self.row("", "the API", f"calendar_api.py, a separate process at {address}")
-        self.row("", "the record", "killick.db; the lines below are read from it")
+        self.row("", "the log", "killick.db; the lines below are read from it")
 
     def runs(self, pid: int) -> None:
         self.heading(f"Process {pid} runs the agent")
@@ -115,13 +115,13 @@ class Teller:
 
     def goes_on(self, pid: int) -> None:
         self.heading(f"Process {pid} resumes the run")
-        self.row("1-5", "on record", "recorded steps return their outcomes: no tool and no model is called again")
+        self.row("1-5", "replayed", "recorded steps return their outcomes: no tool and no model is called again")
         self._last = ""
 
     # after the play ---------------------------------------------------------------------------
 
     def counts(self, calendar: Mapping[str, Any]) -> None:
-        self.heading("What the API counts")
+        self.heading("What the API received")
         asked = calendar["asked"]
         people = Counter(invite["to"] for invite in calendar["invites"])
         each = ", ".join(f"{person} {count}" for person, count in people.items())
@@ -131,13 +131,13 @@ class Teller:
         self.row("", "requests", ", ".join(f"{name} {count}" for name, count in asked.items() if count))
 
     def before_and_after(self, changed: Diff) -> None:
-        self.heading(f"What it knew at {changed.before.label} and at {changed.after.label}")
+        self.heading(f"The state at {changed.before.label} and at {changed.after.label}")
         styles = {"+": GOOD, "-": BAD, "~": WARN}
         for line in changed.lines(self.out.width - MARGIN):
             self.row(line.sign, line.part, line.text, left_style=styles[line.sign])
 
     def reasons(self, kd: Client) -> None:
-        self.heading("Why, how often, and what the API answered")
+        self.heading("Retries, the decision, and the step in doubt")
         state = kd.state(self.run)
         retries = {retry.step: retry for retry in state.retries}
         decisions = {decision.step: decision for decision in state.decisions}
@@ -155,8 +155,8 @@ class Teller:
                 self.row(step.id, step.name, settled)
 
     def verified(self, report: Report) -> None:
-        self.heading("The record")
-        self.row("✓", "holds", f"{report.events} events, every hash as written", left_style=GOOD)
+        self.heading("The event log")
+        self.row("✓", "verified", f"{report.events} events; every hash matches", left_style=GOOD)
 
     def next(self, commands: Sequence[tuple[str, str]]) -> None:
         self.heading("Try next")
@@ -176,7 +176,7 @@ def _told(value: Any) -> str:
 
 
 def _answered(failure: Mapping[str, Any]) -> str:
-    """What the far side answered, word for word; or how it did not."""
+    """What the API answered, word for word; or how it did not."""
     details = failure["details"]
     return f"{details['status']} {details['body']}" if "body" in details else f"{failure['type']}: {failure['message']}"
 
