@@ -241,14 +241,14 @@ SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_
     delivered_checksum = killick.count_check(number, delivered)
 FROM (
     SELECT heads.*, CASE
-        WHEN status = 'running' OR (wake_at_us <= $2 AND delivered != 0) THEN 0
-        WHEN wake_at_us <= $2 THEN $3 + 1
-        ELSE coalesce(wake_at_us, $3)
+        WHEN status = 'running' OR (wake_at_us <= $2::bigint AND delivered != 0) THEN 0::bigint
+        WHEN wake_at_us <= $2::bigint THEN $3::bigint + 1
+        ELSE coalesce(wake_at_us, $3::bigint)
     END AS at_us
     FROM killick.heads
     WHERE number IN (SELECT number FROM killick.tags WHERE tag = $1) AND status IN ('waiting', 'running')
 ) AS found
-WHERE (at_us, -priority, changed_at_us, number) > ($4, $5, $6, $7)
+WHERE (at_us, -priority, changed_at_us, number) > ($4::bigint, $5::bigint, $6::bigint, $7::bigint)
 ORDER BY at_us, -priority, changed_at_us, number LIMIT $8
 
 -- name: tagged
