@@ -18,13 +18,15 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # Two pips at once in one environment would trip over each other.
 .NOTPARALLEL:
-.PHONY: help demo test test-rest test-all test-neighbours lint-neighbours soak bench docs lint clean programs
+.PHONY: help demo environment test test-rest test-all test-neighbours lint-neighbours soak simulate bench docs lint clean programs
 
 help:  ## print these lines
 	@awk -F ':.*## *' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
 
 demo: $(VENV)/has-package  ## watch an agent die at step 6 and go on
 	@$(PY) -m killick demo
+
+environment: $(VENV)/has-test $(VENV)/has-lint $(VENV)/has-neighbours $(VENV)/has-docs  ## install what .ci/run needs
 
 test: $(VENV)/has-test  ## run the gate, in under five minutes: every test but those marked slow
 	@$(PYTEST)
@@ -35,11 +37,13 @@ test-rest: $(VENV)/has-test programs  ## run the tests marked slow: more kills, 
 test-all: $(VENV)/has-test programs  ## run every test
 	@$(PYTEST) -m ''
 
-# Slow tests use a real browser. Root on Debian gets it installed here; anywhere else those tests say how to install it.
-programs:
-	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  echo "installing chromium"; \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null || true; \
+# Slow tests use a real browser and PgBouncer. Root on Debian gets them installed here; elsewhere the tests say how.
+programs: build/axe.min.js
+	@missing=; command -v chromium >/dev/null || missing=chromium; \
+	PATH=$$PATH:/usr/sbin command -v pgbouncer >/dev/null || missing="$$missing pgbouncer"; \
+	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing $$missing"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null || true; \
 	fi
 
 test-neighbours: $(VENV)/has-neighbours  ## try Killick in real frameworks, stores and engines, each in its own environment
@@ -53,6 +57,9 @@ soak: $(VENV)/has-test  ## kill and freeze workers, tell random stories (STORY_S
 	@PYTHONPATH=tests $(PY) -m soak.stories --limit-seconds $(or $(STORY_SECONDS),600)
 	@KILLICK_SEED=random $(PYTEST) -m ''
 
+simulate: $(VENV)/has-test  ## simulate clusters in virtual time for a minute (SECONDS=600), or one of them again (SEED=17)
+	@PYTHONPATH=tests $(PY) -m cluster $(if $(SEED),$(SEED),--seconds $(or $(SECONDS),60) --first $(or $(FIRST),0)) $(SIMULATE)
+
 bench: $(VENV)/has-bench  ## measure, side by side with raw stores and peers, in one run
 	@$(PY) -m bench
 
@@ -65,18 +72,23 @@ build/mermaid.min.js: | $(VENV)/has-docs
 	@mkdir -p build && cd build && ../$(VENV)/bin/npm pack --silent mermaid@11 >/dev/null \
 	  && tar xzf mermaid-11*.tgz --strip-components=2 package/dist/mermaid.min.js && rm mermaid-11*.tgz && touch mermaid.min.js
 
+# The accessibility checks of the browser tests.
+build/axe.min.js: | $(VENV)/has-docs
+	@mkdir -p build && cd build && ../$(VENV)/bin/npm pack --silent axe-core@4 >/dev/null \
+	  && tar xzf axe-core-4*.tgz --strip-components=1 package/axe.min.js && rm axe-core-4*.tgz && touch axe.min.js
+
 # The test group is here too, because what src/killick/testing imports has to be found to be checked.
 # pyright's own question to npm, whether it is the newest, is left out: nothing here needs the network. It runs beside
 # the others, because it takes as long as all of them.
 lint: $(VENV)/has-test $(VENV)/has-lint  ## check style, format and types
-	@failed=0; told=$$(mktemp); \
-	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --pythonpath $(PY) >"$$told" 2>&1 & pyright=$$!; \
+	@failed=0; output=$$(mktemp); \
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --pythonpath $(PY) >"$$output" 2>&1 & pyright=$$!; \
 	for check in 'ruff check .' 'ruff format --check .' 'mypy'; do \
 	  echo "-- $$check"; \
 	  $(PY) -m $$check || failed=1; \
 	done; \
 	wait $$pyright || failed=1; \
-	echo "-- pyright"; cat "$$told"; rm "$$told"; \
+	echo "-- pyright"; cat "$$output"; rm "$$output"; \
 	exit $$failed
 
 clean:  ## remove everything that make made, .venv included

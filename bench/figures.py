@@ -1,4 +1,4 @@
-"""Writes the figures of README.md and docs/comparison.md from RESULTS.md, so that no page can claim another number.
+"""Writes the figures of README.md and of pages in docs from RESULTS.md, so that no page can claim another number.
 
 `python -m bench.figures` rewrites the tables between the markers; `make bench` does so too after it wrote RESULTS.md.
 """
@@ -83,6 +83,9 @@ class Results:
             "recover_dbos": recover_dbos,
             "recover_queue": queue[1] if queue else "0 s",
             "recover_langgraph": self.pair("recovery", "LangGraph")[1],
+            "due_pg": self.pair("crowd", "claiming one", "PostgreSQL")[0],
+            "list_pg": self.pair("crowd", "listing a page", "PostgreSQL")[0],
+            "wake_pg": self.pair("crowd", "waking one", "PostgreSQL")[0],
             "flushes_dbos": self.flushes("as it comes"),
             "flushes_wal": self.flushes(wal),
             "flushes_langgraph": self.flushes("LangGraph .*"),
@@ -112,7 +115,16 @@ PostgreSQL | not measured | not measured |
 | resuming after a kill at step 1,000 | {recover} ms | {recover_dbos} ms, of which its queue waits {recover_queue} | \
 {recover_langgraph} ms | not measured |"""
 
-PAGES: Final = {"README.md": README, "docs/comparison.md": COMPARISON}
+SCALING: Final = """\
+| two cores for PostgreSQL and the workers | measured |
+|---|---|
+| steps a second of one run | {one_pg} |
+| steps a second of 50 runs at once, one process | {many_pg} |
+| claim a due run among 100,000 parked runs | {due_pg} µs |
+| wake a parked run among 100,000 | {wake_pg} µs |
+| list 100 of 100,000 runs | {list_pg} µs |"""
+
+PAGES: Final = {"README.md": README, "docs/comparison.md": COMPARISON, "docs/scaling.md": SCALING}
 
 
 def written(page: str, template: str, figures: dict[str, str]) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import killick
 
 ROOT: Final = Path(__file__).parents[1]
 WAIT_SECONDS: Final = 0.02
+COMPUTE_ROUNDS: Final = 100_000
 
 
 @killick.tool(effect="idempotent")
@@ -29,6 +31,20 @@ async def linger(number: int) -> int:
 async def clock() -> int:
     """The time by the clock that all processes of a machine share."""
     return time.monotonic_ns()
+
+
+@killick.tool(effect="reads")
+def compute(rounds: int) -> int:
+    """Python code that uses one core."""
+    return sum(number * number for number in range(rounds))
+
+
+@killick.agent
+async def computes(run: killick.Run, count: int) -> int:
+    """One computing tool after the other."""
+    for _ in range(count):
+        await run.call(compute, COMPUTE_ROUNDS)
+    return count
 
 
 @killick.agent
@@ -83,6 +99,22 @@ def workers(url: str, count: int, *, concurrency: int) -> Iterator[list[Worker]]
         for process in started:
             process.wait(30)
             _end(process.stdout).close()
+
+
+@contextmanager
+def processes(url: str, count: int, *, concurrency: int) -> Iterator[None]:
+    """One `killick worker --processes`, ready, for as long as the block lasts."""
+    options = ["--store", url, "--json", f"--processes={count}", f"--concurrency={concurrency}"]
+    command = [sys.executable, "-m", "killick", "worker", __spec__.name, *options]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as worker:
+        lines = (line for line in _end(worker.stdout) if '"started"' in line)
+        try:
+            for _ in range(count):
+                next(lines)
+            threading.Thread(target=_end(worker.stdout).read, daemon=True).start()  # so that the pipe is never full
+            yield
+        finally:
+            worker.terminate()
 
 
 def _end(of: IO[str] | None) -> IO[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from functools import partial
 from itertools import count
@@ -13,7 +14,8 @@ from typing import Final
 import killick
 from bench.measure import Measure, interleaved, ratio
 from bench.postgres import server, store_url, version
-from bench.serving import WAIT_SECONDS, lingers, workers
+from bench.serving import WAIT_SECONDS, computes, lingers, processes, workers
+from killick.definitions.agents import Agent
 from killick.store.records import RunQuery
 
 ROUNDS: Final = 5
@@ -28,6 +30,7 @@ _ids: Final = count()
 def measure(folder: Path) -> Iterator[Measure]:
     """On one file, then on one server."""
     yield _beside_one(f"sqlite:///{folder}/workers.db", "one SQLite file")
+    yield _on_all_cores(f"sqlite:///{folder}/processes.db")
     with server(folder) as started:
         yield _beside_one(store_url(started.url), version(started.url))
 
@@ -45,17 +48,34 @@ def _beside_one(url: str, where: str) -> Measure:
     )
 
 
+def _on_all_cores(url: str) -> Measure:
+    killick.open(url).close()
+    two, one = interleaved(ROUNDS, partial(_computed, url, 2), partial(_computed, url, 1))
+    return Measure(
+        name="workers",
+        what="steps/s of `killick worker --processes 2` to one process, tools that compute, on one SQLite file",
+        figure=ratio(two, one),
+        at_least=1.9,
+        beside=f"{median(two):,.0f}/s to {median(one):,.0f}/s on {os.cpu_count()} cores",
+    )
+
+
+def _computed(url: str, number: int) -> float:
+    with processes(url, number, concurrency=CONCURRENCY):
+        return asyncio.run(_played(url, computes))
+
+
 def _rate(url: str, number: int) -> float:
     with workers(url, number, concurrency=CONCURRENCY):
-        return asyncio.run(_played(url))
+        return asyncio.run(_played(url, lingers))
 
 
-async def _played(url: str) -> float:
+async def _played(url: str, agent: Agent[int, int]) -> float:
     """From the first start to the last end; the clock is looked at by whoever waits."""
     loop, name = asyncio.get_running_loop(), next(_ids)
     async with killick.open_async(url) as kd:
         began = loop.time()
-        await asyncio.gather(*(kd.start(lingers, STEPS, id=f"{name}-{number}") for number in range(RUNS)))
+        await asyncio.gather(*(kd.start(agent, STEPS, id=f"{name}-{number}") for number in range(RUNS)))
         while kd.runtime.store.runs(RunQuery(status=("queued", "running", "waiting")), limit=1):
             await asyncio.sleep(POLL_SECONDS)
         return RUNS * STEPS / (loop.time() - began)

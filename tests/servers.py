@@ -161,6 +161,41 @@ def own_server(**settings: str) -> Iterator[Server]:
         yield made
 
 
+@contextlib.contextmanager
+def pooler(url: str, *, mode: str = "transaction", sessions: int = 2) -> Iterator[str]:
+    """PgBouncer in front of a server, with few sessions for many clients."""
+    program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        raise RuntimeError("this test needs PgBouncer: apt-get install pgbouncer")
+    to, port = urlsplit(url), _free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "pgbouncer.ini")
+        config.write_text(
+            f"[databases]\npostgres = host={to.hostname} port={to.port} user={to.username}\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
+            f"pool_mode = {mode}\ndefault_pool_size = {sessions}\nmax_client_conn = 200\n"
+        )
+        os.chmod(folder, 0o755)
+        privileges = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []} if os.getuid() == 0 else {}
+        with subprocess.Popen(
+            [program, "--quiet", config], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **privileges
+        ) as started:
+            try:
+                while not _answers(port):
+                    if started.poll() is not None:
+                        raise RuntimeError(f"PgBouncer does not start: {started.communicate()[1][-2_000:]}")
+                    time.sleep(0.02)
+                yield f"postgresql://{to.username}@127.0.0.1:{port}/postgres"
+            finally:
+                started.terminate()
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
 class Proxy:
     """Stands between a client and a server, counts how often a client waited for an answer, and cuts lines."""
 

@@ -20,7 +20,7 @@ SOURCE: Final = Path(__file__).resolve().parents[1] / "src"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
 
-SENTINELS: Final = {"MISSING", "UNCHANGED", "_UNSET", "UNSET", "untold"}
+SENTINELS: Final = {"MISSING", "UNCHANGED", "_UNSET", "UNSET", "silent"}
 """Defaults that stand for "not given"; a signature shows them as an ellipsis."""
 SHOWN_AS: Final = {f"Any{name}": name for name in ("Agent", "Client", "Handle", "Run", "Tool")}
 PLAIN: Final = {

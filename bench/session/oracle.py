@@ -32,7 +32,7 @@ from bench.session.script import Move, Session
 from killick.model.page_events import PageEvicted
 from killick.window import Rates, Window, estimate
 from killick.window.compaction import LOW
-from killick.window.tombstones import left
+from killick.window.tombstones import for_page
 
 STUB_TOKENS: Final = 28
 FRAME_TOKENS: Final = 18
@@ -116,7 +116,7 @@ class Oracle:
         tokens = estimate(encoded(result))
         stub = tokens
         if page is not None:
-            empty = {**result, "content": left(page.source, page.tokens, page.handle)}
+            empty = {**result, "content": for_page(page.source, page.tokens, page.handle)}
             stub = estimate(encoded(empty))
         function = said["tool_calls"][0]["function"]
         path = msgspec.json.decode(function["arguments"]).get("path") if function["name"] == "edit_file" else None

@@ -5,7 +5,6 @@ Also the event loop of blocking callers: one for each process, in a daemon threa
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import sys
@@ -14,10 +13,13 @@ import warnings
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from types import MethodType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
 
 from killick.errors import KillickError, RunError
-from killick.fork_safety import hears_of_forks, keep_inherited
+from killick.fork_safety import keep_inherited, register_for_forks
+
+if TYPE_CHECKING:
+    import asyncio  # elsewhere imported on use: a command that only searches needs no loop
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,14 +37,18 @@ class Blocks:
 
     def _warn_in_loop(self) -> None:
         """Warns a caller once that blocks its own running loop. A notebook always has one, so it is not warned."""
+        if "asyncio" not in sys.modules:
+            return
+        import asyncio
+
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             return
         if not self._is_warned and not isinstance(threading.current_thread(), _Loop) and not _is_notebook():
             self._is_warned = True
-            told = "a blocking client holds up the running event loop; use killick.open_async, or kd.as_async()"
-            warnings.warn(told, RuntimeWarning, stacklevel=3)
+            message = "a blocking client holds up the running event loop; use killick.open_async, or kd.as_async()"
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 class Awaits:
@@ -77,6 +83,8 @@ class InThread(Twin[Callable[P, R], Callable[P, Coroutine[Any, Any, R]]]):
 
         @wraps(body)
         async def awaited(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            import asyncio
+
             return await asyncio.to_thread(body, self, *args, **kwargs)
 
         super().__init__(blocking, awaited)
@@ -102,10 +110,14 @@ class _Loop(threading.Thread):
     """Serves an event loop."""
 
     def __init__(self) -> None:
+        import asyncio
+
         super().__init__(name="killick-loop", daemon=True)
         self.loop = asyncio.new_event_loop()
 
     def run(self) -> None:
+        import asyncio
+
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
 
@@ -116,7 +128,7 @@ class LoopThread:
     def __init__(self) -> None:
         self._thread: _Loop | None = None
         self._mutex = threading.Lock()
-        hears_of_forks(self)
+        register_for_forks(self)
 
     def before_fork(self) -> None:
         self._mutex.acquire()
@@ -144,6 +156,8 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """Runs a coroutine on the loop and waits for it."""
+        import asyncio
+
         loop = self.loop
         if threading.current_thread() is self._thread:
             work.close()
@@ -160,10 +174,12 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Ends what is on the loop, and stops it. The next work starts another."""
+        """Ends the tasks on the loop, and stops it. The next call starts another."""
         with self._mutex:
             thread, self._thread = self._thread, None
         if thread is not None:
+            import asyncio
+
             with contextlib.suppress(Exception):
                 asyncio.run_coroutine_threadsafe(_cancel_others(), thread.loop).result(_END_SECONDS)
             thread.loop.call_soon_threadsafe(thread.loop.stop)
@@ -174,6 +190,8 @@ class LoopThread:
 
 async def _cancel_others() -> None:
     """Cancels the tasks of a loop that is about to stop, as `asyncio.run` does."""
+    import asyncio
+
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -182,12 +200,12 @@ async def _cancel_others() -> None:
 
 
 LOOP_THREAD: Final = LoopThread()
-"""The loop of all blocking clients of this process, so that what an agent binds to it outlives one client."""
+"""The loop of all blocking clients of this process, so that objects that an agent binds to it outlive one client."""
 
 atexit.register(LOOP_THREAD.close)
 
 
-def run_apart(work: Coroutine[Any, Any, R]) -> R:
+def run_in_own_loop(work: Coroutine[Any, Any, R]) -> R:
     """Runs a coroutine on a loop of its own, so that code that does not end holds up no other run."""
     with contextlib.closing(LoopThread()) as apart:
         return apart.run(work)

@@ -25,8 +25,8 @@ def refusal(headers: Mapping[str, str], names: Collection[str]) -> Refusal | Non
     """Returns why a request may come from another site's page; None if it does not. `headers` have lower-case names."""
     host = re.sub(r":\d*$", "", headers.get("host", "").lower())
     if host not in names:
-        told = f"{host[:100] or 'no name'}: not a name of this machine; serve with --host-name if it is one"
-        return Refusal(421, "host_unknown", told)
+        detail = f"{host[:100] or 'no name'}: not a name of this machine; serve with --host-name if it is one"
+        return Refusal(421, "host_unknown", detail)
     if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
         return Refusal(403, "cross_site", "another site's page asked for this; open the dashboard itself")
     return None

@@ -279,7 +279,7 @@ class ProofBroken(KillickError):
         self.place, self.reason = place, reason
 
 
-class ReplayParted(KillickError, AssertionError):
+class ReplayDiverged(KillickError, AssertionError):
     """Code diverges from the log on replay; `step` is where, if known."""
 
     def __init__(self, run: str, reason: str, *, step: str | None = None) -> None:
@@ -287,7 +287,7 @@ class ReplayParted(KillickError, AssertionError):
         self.run, self.reason, self.step = run, reason, step
 
 
-class NotOnRecord(ReplayParted):
+class NotOnRecord(ReplayDiverged):
     """The code makes a call that is not in the log. Nothing was called."""
 
     def __init__(self, run: str, call: str, *, step: str) -> None:
@@ -421,8 +421,8 @@ class Rejected(StepFailed):
 
     def __str__(self) -> str:
         rule = f" by rule {self.rule!r}" if self.rule and self.by is None else ""
-        told = f"{self.name} was rejected{rule} ({self.code}): {self.message}"
-        return f"{told}; allowed: {self.allowed}" if self.allowed else told
+        text = f"{self.name} was rejected{rule} ({self.code}): {self.message}"
+        return f"{text}; allowed: {self.allowed}" if self.allowed else text
 
 
 class Skipped(StepFailed):
@@ -541,8 +541,8 @@ class RunWaiting(RunError):
     """Only a person or an outside event can wake the run. `waits` lists the open waits."""
 
     def __init__(self, run: str, waits: Sequence[Any], *, why: str | None = None) -> None:
-        told = why or "; ".join(wait.with_move for wait in waits) or "an outside event"
-        super().__init__(f"{run}: waits for {told}")
+        detail = why or "; ".join(wait.with_move for wait in waits) or "an outside event"
+        super().__init__(f"{run}: waits for {detail}")
         self.run, self.waits = run, tuple(waits)
 
 
@@ -570,8 +570,8 @@ class RunFailed(RunError):
     def __init__(self, run: str, failure: Any, *, step: str | None = None, not_undone: Sequence[str] = ()) -> None:
         rest = f"; not undone: {', '.join(not_undone)}" if not_undone else ""
         named = step and failure.message.startswith(f"step {step} (")
-        told = f" at {failure.message}" if named else f" at step {step}: {failure}" if step else f": {failure}"
-        super().__init__(f"{run}: failed{told}{rest}; resume it to try again from there")
+        detail = f" at {failure.message}" if named else f" at step {step}: {failure}" if step else f": {failure}"
+        super().__init__(f"{run}: failed{detail}{rest}; resume it to try again from there")
         self.run, self.not_undone, self.failure, self.step = run, tuple(not_undone), failure, step
 
 

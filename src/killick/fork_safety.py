@@ -53,12 +53,12 @@ class Forked(Protocol):
 
 _known: Final[weakref.WeakValueDictionary[int, Any]] = weakref.WeakValueDictionary()
 _numbers: Final = count()
-_told: list[Forked] = []
+_notified: list[Forked] = []
 _inherited: list[object] = []
 _mutex = threading.Lock()
 
 
-def hears_of_forks(owner: Forked) -> None:
+def register_for_forks(owner: Forked) -> None:
     """Registers an owner, weakly referenced. Owners are called in registration order.
 
     A lock that is taken while another is held belongs to an owner that registers later, so that no fork can deadlock.
@@ -87,23 +87,23 @@ def end_child(error: BaseException | None) -> NoReturn:
 
 def _before() -> None:
     with _mutex:
-        _told[:] = _known.values()
-    for owner in _told:
+        _notified[:] = _known.values()
+    for owner in _notified:
         owner.before_fork()
 
 
 def _in_parent() -> None:
-    for owner in _told:
+    for owner in _notified:
         owner.after_fork_in_parent()
-    _told.clear()
+    _notified.clear()
 
 
 def _in_child() -> None:
     global _mutex
     _mutex = threading.Lock()
-    for owner in _told:
+    for owner in _notified:
         owner.after_fork_in_child()
-    _told.clear()
+    _notified.clear()
 
 
 os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

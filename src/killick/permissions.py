@@ -58,7 +58,7 @@ def open_output(path: str | Path) -> IO[bytes]:
 
 def reserve(path: str | Path) -> None:
     """Creates an empty 0600 file for a library that would use the umask; an existing one stays unchanged."""
-    with contextlib.suppress(OSError):  # the library reports what is wrong with the path
+    with contextlib.suppress(OSError):  # the library reports a bad path
         os.close(open_private(os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL))
 
 

@@ -1,4 +1,4 @@
-"""Triggers, declared with the agents: what sets off which agent, and what to do when it is late or not alone.
+"""Triggers, declared with the agents: the source that starts an agent, and the policies for late and overlapping runs.
 
 Declares and describes; `workers.trigger_runner` acts. What is declared is recorded as a spec, which any worker obeys.
 """
@@ -106,7 +106,7 @@ class TriggerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """What is on record of a declaration. `what` is the expression, the interval, the condition's name or the event's;
+    """The recorded declaration. `what` is the expression, the interval, the condition's name or the event's;
     `makes_input` names the function that makes the input, where there is one."""
 
     sort: system_events.TriggerSort
@@ -165,6 +165,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
     condition: Condition | None = None
     make_input: Callable[..., Any] | None = None
     make_id: Callable[[Firing], Any] | None = None
+    make_subject: Callable[[Firing], Any] | None = None
     place: Any = None
 
     @property
@@ -211,7 +212,7 @@ class Triggers:
         return dict(self._triggers)
 
     def restore(self, declared: dict[str, Trigger]) -> None:
-        """Go back to what was declared when it was copied."""
+        """Restores the declarations of a copy."""
         self._triggers = dict(declared)
 
 
@@ -317,6 +318,7 @@ def on_event(
     *,
     input: Any = _UNSET,  # noqa: A002
     id: Callable[[Firing], Any] | None = None,  # noqa: A002
+    subject: Callable[[Firing], Any] | None = None,
     overlap: Overlap = "allow",
     name: str | None = None,
     priority: int | None = None,
@@ -325,19 +327,22 @@ def on_event(
     """Starts an agent for every published event of a name. The other options are those of `cron`. Raises
     DeclarationRefused.
 
-    event  the name, as in `kd.publish(name)`
-    input  as for `cron`; by default the body of the event
-    id     a function of the Firing that returns the id of the run; an event whose id is taken starts no run
+    event    the name, as in `kd.publish(name)`
+    input    as for `cron`; by default the body of the event
+    id       a function of the Firing that returns the id of the run; an event whose id is taken starts no run
+    subject  a function of the Firing that returns the person whose data it is, in an encrypted store, or None
 
         killick.triggers.on_event("order.created", ship, id=lambda firing: f"order-{firing.body['number']}")
     """
     called = _called(name, agent)
     if not isinstance(event, str) or not event or event.startswith("killick."):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DeclarationRefused(called, f"{event!r} is not a valid event name; use one such as 'order.created'")
-    if id is not None and (not callable(id) or _parameters(id)[0] > 1 or not _parameters(id)[1]):  # pyright: ignore
-        raise DeclarationRefused(called, f"id={_words(id)} is not a function of the firing; give lambda firing: …")
+    for option, made in (("id", id), ("subject", subject)):
+        if made is not None and (not callable(made) or _parameters(made)[0] > 1 or not _parameters(made)[1]):  # pyright: ignore
+            told = f"{option}={_words(made)} is not a function of the firing; give lambda firing: …"
+            raise DeclarationRefused(called, told)
     spec = Spec(sort="event", what=event, agent=agent.name, overlap=overlap)
-    return _declare(called, agent, spec, input, priority, tags, make_id=id)
+    return _declare(called, agent, spec, input, priority, tags, make_id=id, make_subject=subject)
 
 
 def _declare(
@@ -363,7 +368,7 @@ def _declare(
 
 
 def _own_input(spec: Spec, given: Any) -> Callable[..., Any] | None:
-    """Where no input is given, what set the trigger off is the input."""
+    """Without a declared input, the firing itself is the input."""
     if given is not _UNSET:
         return None
     return {"event": lambda firing: firing.body, "when": lambda firing: firing.value}.get(spec.sort)  # pyright: ignore

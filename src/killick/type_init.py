@@ -26,7 +26,7 @@ def ready(kind: T) -> T:
     except TypeError:  # metadata inside Annotated need not be hashable
         return kind
     with _mutex:
-        with suppress(Exception):  # what msgspec cannot read, it says when it is asked to
+        with suppress(Exception):  # msgspec reports an unsupported type when it is used
             msgspec.json.Decoder(kind)
         _ready.add(kind)
     return kind

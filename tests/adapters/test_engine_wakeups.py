@@ -10,7 +10,7 @@ from typing import Any
 
 import killick
 from killick.adapters.engine_turns import Turn
-from killick.adapters.engine_wakeups import Waking
+from killick.adapters.engine_wakeups import RunWaker
 from killick.store.records import RunRow
 
 
@@ -32,7 +32,7 @@ class Told:
         self.reasons: list[tuple[str, str]] = []
         self.away = False
 
-    async def stir(self, row: RunRow, reason: str) -> None:
+    async def wake(self, row: RunRow, reason: str) -> None:
         if self.away:
             raise ConnectionError("nobody there")
         self.reasons.append((row.run, reason))
@@ -45,7 +45,7 @@ class Told:
 @asynccontextmanager
 async def listening(store: Path, **options: Any) -> AsyncIterator[tuple[killick.Client, Told]]:
     told = Told()
-    async with killick.open_async(store) as kd, Waking(kd, told.stir, **options):
+    async with killick.open_async(store) as kd, RunWaker(kd, told.wake, **options):
         yield kd.as_sync(), told
 
 

@@ -311,7 +311,7 @@ def test_what_does_not_hold_or_says_what_was_erased_stays_and_is_named(
     assert done.runs == ("fine",)
     assert done.kept["apart"] == "it is quarantined (somebody touched it)"
     assert done.kept["erased"] == "it says which values were erased, and others may have shared them"
-    assert done.kept["broken"].startswith("its record does not hold (value ")
+    assert done.kept["broken"].startswith("its event log fails verification (value ")
     assert bundle.verify(tmp_path / "old.gz").runs == 1
 
 

@@ -20,7 +20,7 @@ import pytest
 
 import killick
 from killick.archive.export import export, load, read
-from killick.archive.pseudonyms import StandIns
+from killick.archive.pseudonyms import Pseudonyms
 from killick.archive.redact import Redaction
 from killick.errors import FieldUnknown
 from killick.log import Log, repair, verify
@@ -43,7 +43,7 @@ def kd(store: Store) -> Iterator[killick.Client]:
 
 
 def test_a_stand_in_has_the_type_and_the_shape_of_what_it_stands_for() -> None:
-    shape = StandIns(KEY)
+    shape = Pseudonyms(KEY)
     for value in (
         "Annabel Archer", "ann@example.org", "+44 20 7946 0018", "x", "é ß 漢字", 125093, -7, 2**70, 12.5, -0.25, 1e-9,
         3e300, b"raw", bytearray(b"more"), Decimal("12.50"), UUID(int=5), date(2024, 2, 29), time(9, 30, tzinfo=UTC),
@@ -58,17 +58,17 @@ def test_a_stand_in_has_the_type_and_the_shape_of_what_it_stands_for() -> None:
         if isinstance(value, int):
             assert (len(str(found)), found < 0) == (len(str(value)), value < 0)
     assert shape.of("ann@example.org")[3::8] == "@."
-    assert StandIns(b"other" * 8).of("Annabel Archer") != shape.of("Annabel Archer")
+    assert Pseudonyms(b"other" * 8).of("Annabel Archer") != shape.of("Annabel Archer")
 
 
 def test_what_only_says_that_there_is_something_stands_for_itself() -> None:
-    shape = StandIns(KEY)
+    shape = Pseudonyms(KEY)
     for value in (None, True, False, 0, 0.0, "", b"", float("inf")):
         assert shape.of(value) == value
 
 
 def test_dates_identifiers_and_numbers_that_are_texts_stay_such() -> None:
-    shape = StandIns(KEY)
+    shape = Pseudonyms(KEY)
     assert date.fromisoformat(shape.of("1984-02-29"))
     assert datetime.fromisoformat(shape.of("1984-02-29T10:00:00+00:00"))
     assert UUID(shape.of("123e4567-e89b-12d3-a456-426614174000"))
@@ -76,7 +76,7 @@ def test_dates_identifiers_and_numbers_that_are_texts_stay_such() -> None:
 
 
 def test_different_values_have_different_stand_ins_while_there_are_enough() -> None:
-    shape = StandIns(KEY)
+    shape = Pseudonyms(KEY)
     values = [*range(100, 900), *(f"{n:04d}" for n in range(500))]
     assert len({(type(value), shape.of(value)) for value in values}) == len(values)
 
@@ -208,7 +208,7 @@ def test_code_that_branches_on_what_is_redacted_parts_and_is_told_that_it_is(kd:
     told = reviewed(kd, word="stop now")
     assert "nothing for Annabel Archer" in told
     assert replay(kd.export("r"), redact_agent).status == "failed"
-    parted = replay(kd.export("r", redact=True), redact_agent, check=False).parted
+    parted = replay(kd.export("r", redact=True), redact_agent, check=False).divergence
     assert "the file is redacted, and its pseudonyms may be the cause" in str(parted)
     replayed = replay(kd.export("r", redact=["name", "email"]), redact_agent)
     assert replayed.failure is not None

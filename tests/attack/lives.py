@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import killick
 from attack import bank, payer
+from warm import load_client
 
 Task = Callable[[killick.Client], Any]
 """What a process does with a store; what it returns is told."""
@@ -89,6 +90,7 @@ class Stage:
 
     def __init__(self, url: str, seed: int, *, lease_seconds: float | None = None) -> None:
         self.url = url
+        load_client(url)
         self.seed = seed
         self.chance = Random(seed)
         self.lives = self.deaths = 0

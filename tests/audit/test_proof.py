@@ -13,7 +13,7 @@ import pytest
 
 import killick
 from killick.audit.checkpoint import new_key
-from killick.audit.proof import Growth, Piece, Proof, verify_proof
+from killick.audit.proof import ConsistencyProof, Piece, Proof, verify_proof
 from killick.errors import KillickError, ProofBroken, RunUnknown, SealRefused
 from killick.log import Entry, Log
 from killick.model import events as e
@@ -196,7 +196,7 @@ def test_a_checkpoint_of_other_seals_or_another_store_does_not_fit(kd: killick.C
             other.prove("a", 1, since=kd.seal(KEY).file)
     with pytest.raises(ProofBroken, match=r"is of store store_.*, the checkpoint of store_"):
         verify_proof(proof.file, PUB, elsewhere)
-    forged = msgspec.structs.replace(proof, since=Growth(1, proof.path[0], ()))
+    forged = msgspec.structs.replace(proof, since=ConsistencyProof(1, proof.path[0], ()))
     with pytest.raises(ProofBroken, match="does not prove that its seals extend the older checkpoint"):
         verify_proof(forged.file, PUB)
 

@@ -22,6 +22,7 @@ import killick
 import servers
 from faulty_store import faulty
 from killick.archive.prune import choose, prune
+from killick.audit import seal_check
 from killick.audit.checkpoint import SealedRun, checkpoint, new_key
 from killick.audit.proof import verify_proof
 from killick.audit.seal import AGENT, SEALS, seal
@@ -97,6 +98,15 @@ def test_the_next_seal_has_what_changed_since_and_the_seals_themselves(kd: killi
     assert set(done.runs) == {"b", "d", SEALS}
     assert (done.number, done.size) == (2, 6)
     assert kd.verify(key=PUB, checkpoint=done.file).seals == 2
+
+
+def test_a_run_that_no_seal_has_is_read_once_to_be_verified(
+    kd: killick.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(seal_check, "leaves", lambda store, head, **at: read.append(head.run) or ())
+    assert kd.verify("a").holds
+    assert not read
 
 
 def test_nothing_new_makes_no_seal_and_gives_the_same_checkpoint(kd: killick.Client) -> None:

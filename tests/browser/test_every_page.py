@@ -11,12 +11,14 @@ from playwright.sync_api import Page, ViewportSize
 
 from browser import office
 from browser.browsing import Watch, bridge
+from browser.conftest import WIDE
 from browser.places import places
 from killick.triggers import TRIGGERS
 
 pytestmark = pytest.mark.slow
 
 LOOKING: Final = (Path(__file__).parent / "looking.js").read_text(encoding="utf-8")
+AXE: Final = Path(__file__).resolve().parents[2] / "build" / "axe.min.js"
 PHONE: Final = ViewportSize(width=360, height=740)
 TABS_MAX: Final = 25
 RUNS: Final = ["claim-18"]
@@ -77,6 +79,25 @@ def test_every_page_can_be_read_in_the_dark_on_a_phone_and_none_scrolls_sideways
 _WIDEST: Final = """() => [...document.querySelectorAll("main *, body > *")]
   .filter((each) => each.getBoundingClientRect().right > innerWidth + 1)
   .slice(-3).map((each) => `<${each.localName} class="${each.getAttribute("class") || ""}">`).join(" ")"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
+def test_axe_finds_nothing_on_any_page(full: str, watch: Watch, viewport: ViewportSize, dark: bool) -> None:
+    assert AXE.is_file(), "no axe-core here, which this test asks; make build/axe.min.js"
+    window, source = watch(full, viewport=viewport, dark=dark), AXE.read_text(encoding="utf-8")
+    wrong: list[str] = []
+    for path in places(RUNS, WAITS):
+        page = window.goto(path)
+        page.evaluate(_GO)
+        page.wait_for_function(_COME)
+        page.evaluate(source)
+        wrong += [f"{path}: {line}" for line in page.evaluate(_FOUND)]
+    assert not wrong, "\n".join(wrong)
+
+
+_FOUND: Final = """async () => (await axe.run(document, { resultTypes: ["violations"] })).violations
+  .flatMap((each) => each.nodes.map((node) => `${each.id}: ${node.target.join(" ")}: ${node.failureSummary}`))"""
 
 
 def test_every_page_says_what_to_do_where_nothing_is_on_record(empty: str, watch: Watch) -> None:

@@ -40,7 +40,7 @@ def test_a_window_can_be_read_by_eye_and_by_ear_wide_and_on_a_phone(server: str,
 def test_from_the_tab_a_bar_leads_to_what_the_model_saw_and_an_eviction_to_its_step(server: str, watch: Watch) -> None:
     page = watch(server).goto("/runs/held")
     page.get_by_role("navigation", name="Parts of the run").get_by_role("link", name="Window").press("Enter")
-    expect(page.get_by_role("img", name=re.compile("Tokens of each call"))).to_be_visible()
+    expect(page.get_by_role("group", name=re.compile("Tokens of each call"))).to_be_visible()
     expect(page.locator("svg.calls rect.sent")).to_have_count(60)
     left = page.get_by_role("region", name="What left")
     left.locator("a[data-show-step]").first.press("Enter")

@@ -175,7 +175,7 @@ def test_a_run_whose_process_was_killed_is_resumed_and_a_live_one_is_not(office:
     assert "s1        is abandoned: its process died." in call(capsys, "resume", "--all", "--dry-run").out
     (office / "awake").touch()
     found = call(capsys, "resume", "s1")
-    assert (found.code, found.out) == (0, "s1  taken from a process that is gone; continues here\nrested\n")
+    assert (found.code, found.out) == (0, "s1  taken over from a dead process; continues here\nrested\n")
     assert statuses()["s1"] == "completed"
 
 

@@ -144,10 +144,14 @@ def test_json_of_two_runs_says_what_they_share_where_they_part_and_the_patch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = json.loads(said(capsys, "one", "fork", "--json"))
-    assert list(found) == ["shared", "conditions", "parts_at", "steps", "patch"]
+    assert list(found) == ["shared", "conditions", "diverges_at", "steps", "patch"]
     assert (found["shared"]["run"], found["shared"]["place"], found["shared"]["steps"]) == ("one", "1:after", 1)
     assert [condition["what"] for condition in found["conditions"]] == ["effects"]
-    assert (found["parts_at"]["step"], found["parts_at"]["how"], found["parts_at"]["two"]) == ("2", "absent", None)
+    assert (found["diverges_at"]["step"], found["diverges_at"]["how"], found["diverges_at"]["two"]) == (
+        "2",
+        "absent",
+        None,
+    )
     assert {"op": "replace", "path": "/forked_from", "value": "one"} in found["patch"]
     assert isinstance(json.loads(said(capsys, "one", "fork", "--at", "1", "--json")), list)
 

@@ -12,6 +12,7 @@ import pytest
 import killick
 from claims import call, move_in, on_terminal, open_office, plain_environment
 from killick.cli.main import main
+from killick.client import inbox
 from killick.client.inbox import urgency
 from killick.engine.control.inbox import body_of
 from killick.engine.views import Wait
@@ -102,10 +103,19 @@ def test_what_is_in_doubt_names_the_key_and_suggests_an_answer_that_is_taken(off
     assert call(capsys, "run", "bank.py:pays", "--id", "p1").out == "receipt 7\n"
 
 
-def test_a_limit_says_how_much_is_left_out(office: Path, capsys: Capture) -> None:
+def test_a_limit_says_that_there_are_more_and_logs_beyond_it_are_not_read(
+    office: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killick.open("killick.db") as kd:
+        kd.fork("claim_17", at="head", id="claim_20")
+    read, reading = list[str](), inbox.readable
+    monkeypatch.setattr(
+        inbox, "readable", lambda log, row, **more: (read.append(row.run), reading(log, row, **more))[1]
+    )
     found = call(capsys, "inbox", "--limit", "1")
     assert found.out.count("killick answer") == 1
-    assert "1 more; --limit 2 shows them all" in found.err
+    assert "there are more; --limit 10 shows up to so many" in found.err
+    assert len(read) == 2
 
 
 def test_what_is_answered_leaves_the_inbox_before_the_run_goes_on(office: Path, capsys: Capture) -> None:

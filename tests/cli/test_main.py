@@ -420,7 +420,7 @@ def test_neither_the_version_nor_a_group_imports_a_command(office: Path, words: 
     assert imported <= {f"killick.{name}" for name in light}
 
 
-@pytest.mark.parametrize("words", ["ps", "inbox", "show claim_17"])
+@pytest.mark.parametrize("words", ["ps", "inbox", "show claim_17", "find calls pay"])
 def test_a_command_that_reads_starts_without_the_engine(office: Path, words: str) -> None:
     code = f"import sys; from killick.cli.main import main; main({words.split()!r}); print(*sys.modules)"
     done = subprocess.run(

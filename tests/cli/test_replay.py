@@ -222,7 +222,7 @@ def test_the_same_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
         ("    docs = await run.call", "    print(claim)\n    docs = await run.call"),
     )
     found = json.loads(call(capsys, "time", "replay", "c17", "--agent", "app.py:review", "--json").out)
-    assert (found["outcome"], found["parted"]["step"]) == ("parted", "5")
+    assert (found["outcome"], found["divergence"]["step"]) == ("diverged", "5")
 
 
 @pytest.mark.slow

@@ -260,12 +260,16 @@ async def sleeper(run: killick.Run) -> str:
 """
 
 
+BLOCKING = SLOW.replace("async def nap", "def nap").replace("await asyncio", "time").replace("asyncio", "time")
+
+
 @pytest.fixture
-def sleeping(office: Path) -> Iterator[subprocess.Popen[str]]:
+def sleeping(office: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     """A run whose step has begun, and which has been interrupted once."""
-    (office / "slow.py").write_text(SLOW, encoding="utf-8")
+    grace, source = getattr(request, "param", ("300s", SLOW))
+    (office / "slow.py").write_text(source, encoding="utf-8")
     with subprocess.Popen(
-        [*KILLICK, "run", "slow.py", "--id", "s1"], cwd=office, env=plain_environment(), text=True,
+        [*KILLICK, "run", "slow.py", "--id", "s1", "--grace", grace], cwd=office, env=plain_environment(), text=True,
         stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         while not (office / "asleep").exists() and process.poll() is None:
@@ -298,12 +302,36 @@ def test_an_interrupt_lets_the_open_step_end_and_pauses_the_run(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sleeping", [("300s", SLOW), ("300s", BLOCKING)], indirect=True, ids=["async", "blocking"])
 def test_a_second_interrupt_stops_inside_the_step(office: Path, sleeping: subprocess.Popen[str]) -> None:
     sleeping.send_signal(signal.SIGINT)
     _, err = sleeping.communicate(timeout=300)
     assert sleeping.returncode == 130
     assert err.splitlines()[-1] == "killick: s1: stopped inside a step; to continue: killick resume s1"
     assert not (office / "awake").exists()
-    assert " paused  step 1 nap  a person to resume it " in run_killick("ps", cwd=office).stdout
+    assert " paused  step 1 nap  a person to resume it (interrupted by Ctrl-C)" in run_killick("ps", cwd=office).stdout
     (office / "awake").touch()
     assert run_killick("resume", "s1", cwd=office).stdout.splitlines()[-1] == "rested"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sleeping", [("1ms", SLOW)], indirect=True)
+def test_the_end_of_the_grace_period_stops_inside_the_step(office: Path, sleeping: subprocess.Popen[str]) -> None:
+    _, err = sleeping.communicate(timeout=300)
+    assert (sleeping.returncode, (office / "awake").exists()) == (130, False)
+    assert err.splitlines()[-1] == "killick: s1: stopped inside a step; to continue: killick resume s1"
+    assert [each["status"] for each in json.loads(run_killick("ps", "--json", cwd=office).stdout)] == ["paused"]
+
+
+@pytest.mark.slow
+def test_the_end_of_the_grace_period_interrupts_the_open_steps_of_a_worker(office: Path) -> None:
+    (office / "slow.py").write_text(SLOW, encoding="utf-8")
+    run_killick("start", "slow.py", "--id", "s1", cwd=office)
+    command = [*KILLICK, "worker", "slow.py", "--grace", "1ms"]
+    with subprocess.Popen(command, cwd=office, env=plain_environment(), text=True, stdout=subprocess.PIPE) as worker:
+        while not (office / "asleep").exists() and worker.poll() is None:
+            time.sleep(0.01)
+        worker.send_signal(signal.SIGTERM)
+        out, _ = worker.communicate(timeout=300)
+    assert (worker.returncode, out.splitlines()[-1].split()[1]) == (0, "stopped")
+    assert not (office / "awake").exists()

@@ -108,7 +108,7 @@ def test_an_event_is_published_to_whoever_listens(office: Path, capsys: Capture)
     found = call(capsys, "trigger", "publish", "order.created", '{"number": 17}', "--id", "o17")
     assert (found.code, found.out) == (0, "order.created  received by 1 trigger\n")
     found = call(capsys, "trigger", "publish", "order.craeted", "--json")
-    assert (found.code, json.loads(found.out)) == (1, {"event": "order.craeted", "heard": 0})
+    assert (found.code, json.loads(found.out)) == (1, {"event": "order.craeted", "receivers": 0})
     assert "no trigger listens to order.craeted" in found.err
 
 

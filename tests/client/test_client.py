@@ -847,7 +847,7 @@ def test_a_run_whose_process_died_is_due_by_itself_or_for_whoever_resumes_it(tmp
     with killick.open(path) as kd:
         assert kd.info("r").status == "running"
         if resumed:
-            assert kd.resume("r", by="ann") == "taken from a process that is gone"
+            assert kd.resume("r", by="ann") == "taken over from a dead process"
             assert kd.info("r").status == "queued"
         [advanced] = kd.advance_due()
         assert advanced.result == "done"

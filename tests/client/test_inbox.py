@@ -84,10 +84,9 @@ def test_pages_follow_each_other_and_end(kd: Client) -> None:
     for n in range(5):
         ask(kd, f"r{n}", f"{n + 1}h")
     now_us = kd.runtime.clock.now_us()
-    rows = inbox.asking(kd.runtime.store, now_us)
-    first = inbox.page(kd.runtime.log, lambda wait: True, rows, now_us=now_us, limit=2)
-    second = inbox.page(kd.runtime.log, lambda wait: True, rows, now_us=now_us, limit=2, after=first.next)
-    third = inbox.page(kd.runtime.log, lambda wait: True, rows, now_us=now_us, limit=2, after=second.next)
+    first = inbox.page(kd.runtime.log, lambda wait: True, now_us=now_us, limit=2)
+    second = inbox.page(kd.runtime.log, lambda wait: True, now_us=now_us, limit=2, after=first.next)
+    third = inbox.page(kd.runtime.log, lambda wait: True, now_us=now_us, limit=2, after=second.next)
     assert [[wait.run for wait in each.waits] for each in (first, second, third)] == [
         ["r0", "r1"],
         ["r2", "r3"],
@@ -95,7 +94,7 @@ def test_pages_follow_each_other_and_end(kd: Client) -> None:
     ]
     assert third.next is None
     with pytest.raises(ValueRefused, match="cursor"):
-        inbox.page(kd.runtime.log, lambda wait: True, rows, now_us=now_us, limit=2, after="nonsense")
+        inbox.page(kd.runtime.log, lambda wait: True, now_us=now_us, limit=2, after="nonsense")
 
 
 def test_a_question_of_one_branch_is_there_while_another_branch_works(tmp_path: Path) -> None:

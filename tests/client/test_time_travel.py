@@ -14,8 +14,10 @@ import killick
 from killick.engine.control import inbox
 from killick.engine.control.inbox import delivery
 from killick.errors import BoundaryUnknown, RunExists, StoreUnavailable, TimeRefused, ValueRefused
+from killick.log import Log
 from killick.log.group_commit import Committer
 from killick.model import events as e
+from killick.model.state import State
 from killick.store import SqliteStore, Store
 from world import World
 
@@ -87,6 +89,20 @@ def test_a_fork_goes_on_from_its_place_and_leaves_its_parent_alone(world: World)
     assert [event.run for event in world.told("r", e.ForkMade)] == ["r-fork"]
     assert world.kd.state("r", at=world.kd.runtime.log.head("r").seq - 1).to_json() == before
     assert world.kd.verify().holds
+
+
+def test_a_fork_is_made_without_being_folded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.kd.run(travelling, "ann", id="r")
+    folded: list[str] = []
+    real = Log.state
+
+    def noted(log: Log, run: str, *args: Any, **kwargs: Any) -> State:
+        folded.append(run)
+        return real(log, run, *args, **kwargs)
+
+    monkeypatch.setattr(Log, "state", noted)
+    assert world.kd.fork("r", "3:after").id == "r-fork"
+    assert set(folded) == {"r"}
 
 
 def test_forks_are_numbered_and_an_id_of_ones_own_is_taken_once(world: World) -> None:

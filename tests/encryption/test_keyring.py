@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from base64 import b64encode
 from pathlib import Path
 from typing import cast
 
 import pytest
+from starlette.testclient import TestClient
 
 import killick
 from killick.archive.export import load
+from killick.cli.main import main
 from killick.encryption import keyring
 from killick.encryption.master_key import LocalKey, described, master_keys
 from killick.encryption.store import DecryptingStore
@@ -17,6 +20,9 @@ from killick.errors import KeyRefused, RunWaiting
 from killick.log import Log
 from killick.model import events as e
 from killick.store import Store
+from killick.triggers import TRIGGERS, on_event
+from killick.web.app import asgi
+from killick.web.auth.access import Identified
 
 KEY, OTHER = bytes(range(32)), bytes(range(32, 64))
 
@@ -233,7 +239,9 @@ def test_a_subject_with_open_runs_is_not_erased_and_an_unknown_one_is_named(tmp_
         assert kd.advance("r").status == "waiting"
 
 
-def test_an_open_run_whose_key_is_destroyed_is_quarantined_and_records_nothing_more(tmp_path: Path) -> None:
+def test_an_open_run_whose_key_is_destroyed_is_quarantined_and_records_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with killick.open(str(tmp_path / "killick.db"), keys=KEY) as kd:
         kd.start(clerk, "ada", id="r", subject="user-17")
         with pytest.MonkeyPatch.context() as patch:  # as if the run were started while its subject is erased
@@ -243,6 +251,36 @@ def test_an_open_run_whose_key_is_destroyed_is_quarantined_and_records_nothing_m
         with pytest.raises(killick.errors.RunBroken, match="the key of its data subject was destroyed"):
             kd.advance("r")
         assert (kd.runtime.log.head("r").seq, kd.advance_due()) == (before, [])
+    monkeypatch.setenv("KILLICK_KEYS", "env:OURS")
+    monkeypatch.setenv("OURS", KEY.hex())
+    monkeypatch.setenv("COLUMNS", "160")
+    told = "the key of its data subject was destroyed, so no worker can continue it"
+    for command in ("ps", "show r"):
+        assert main([*command.split(), "--store", str(tmp_path / "killick.db")]) == 0
+        out = capsys.readouterr().out
+        assert (told in out, "store verify" in out) == (True, False), command
+
+
+def test_http_and_events_start_runs_under_the_key_of_a_subject(tmp_path: Path) -> None:
+    declared = TRIGGERS.copy()
+
+    async def serve() -> None:
+        async with kd.worker():
+            while {row.id for row in kd.list(status=["completed"])} != {"posted", "fired"}:
+                await asyncio.sleep(0.01)
+
+    with killick.open(str(tmp_path / "killick.db"), keys=KEY) as kd:
+        web = TestClient(asgi(kd, access=Identified(kd, lambda request: ("mia", "operator"))))
+        body = {"agent": "quick", "input": "Ada Lovelace", "id": "posted", "subject": "user-17"}
+        assert web.post("/api/v1/runs", json=body, headers={"Authorization": "Bearer mine"}).status_code == 201
+        on_event("came", quick, input="Ada Lovelace", id=lambda _: "fired", subject=lambda firing: firing.body)
+        kd.publish("came", "user-17")
+        asyncio.run(serve())
+        TRIGGERS.restore(declared)
+        kd.erase("user-17")
+        for run in ("posted", "fired"):
+            with pytest.raises(killick.errors.ValueErased):
+                kd.runtime.log.data(run, 1)
 
 
 def test_a_subject_that_comes_back_gets_a_new_key(tmp_path: Path) -> None:

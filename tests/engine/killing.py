@@ -27,6 +27,7 @@ import httpx
 import killick
 from engine.counting import fetched, receipts, serve_for_ever
 from killick.errors import RunBusy
+from warm import load_client
 
 MANY: Final = killick.Retry(attempts=200, first=0.002, max=0.01)
 """A step may be killed again and again: how often is not what these tests are about."""
@@ -428,8 +429,8 @@ async def touch(n: int) -> int:
     return n
 
 
-def after_computing(folder: Path, lives: int, micros: int, holding: int) -> dict[str, object]:
-    """Die while the agent computes after a tool returned; in how many lives was the outcome on record by then?"""
+def after_computing(folder: Path, wanted: int, lives_max: int, micros: int, holding: int) -> dict[str, object]:
+    """Die while the agent computes after a tool returned, until so many lives had the outcome on record by then."""
 
     @killick.agent(name="computing")
     async def computing(run: killick.Run, lasts: int) -> None:
@@ -441,9 +442,10 @@ def after_computing(folder: Path, lives: int, micros: int, holding: int) -> dict
                 time.sleep(0.0002)
         os._exit(0)
 
-    kept = 0
-    for number in range(lives):
-        path = folder / f"killick_{number}.db"
+    lives = kept = 0
+    while kept < wanted and lives < lives_max:
+        lives += 1
+        path = folder / f"killick_{lives}.db"
 
         def begin(out: int, path: Path = path) -> None:
             with killick.open(str(path)) as kd:
@@ -461,10 +463,11 @@ def after_computing(folder: Path, lives: int, micros: int, holding: int) -> dict
 
 def after_the_lease_ran_out(folder: Path) -> dict[str, object]:
     """Killed within a tool that had an hour, and gone on with when its lease is over: nobody holds its lock."""
-    path, there = folder / "killick.db", folder / "there"
+    path, begun, there = folder / "killick.db", folder / "begun", folder / "there"
 
     @killick.tool(effect="idempotent", timeout=3600)
     def linger() -> bool:
+        begun.touch()
         while not there.exists():
             time.sleep(0.01)
         return True
@@ -477,10 +480,14 @@ def after_the_lease_ran_out(folder: Path) -> dict[str, object]:
         with killick.open(str(path), lease_seconds=0.2) as kd:
             os.write(out, f"{kd.run(lingering, id='run')}\n".encode())
 
-    assert live(begin, kill_after=0.5).killed
+    child, reading = fork(begin)
+    while not begun.exists():
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    assert end_of(child, reading) == []
     there.touch()
     time.sleep(0.3)
-    return {"told": live(begin, kill_after=10).told}
+    return {"told": live(begin, kill_after=1_000).told}
 
 
 if __name__ == "__main__":
@@ -492,5 +499,6 @@ if __name__ == "__main__":
         "computing": after_computing,
         "lease": after_the_lease_ran_out,
     }
+    load_client()
     with far_side():
         sys.stdout.write(json.dumps(known[mode](Path(folder), *map(int, rest))))

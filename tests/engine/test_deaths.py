@@ -19,9 +19,9 @@ from killick.model import events as e
 from killick.model.crash_loop import SUSPECT_AFTER
 
 AGENTS = '''
-import os, sys
+import importlib.metadata, os, sys
 from pathlib import Path
-import killick
+import killick.client.client  # here, and not in every child
 
 HERE = Path(__file__).parent
 DEATHS = int(os.environ.get("DEATHS", "0"))
@@ -204,22 +204,46 @@ async def before_any_step(run) -> None:
 """
 
 SERVE = """
-import asyncio, signal, sys
-import killick
+import asyncio, importlib.metadata, os, signal, sys
+import killick.client.client  # here, and not in every worker
 from killick.model import crash_loop
 import app
 
 crash_loop.BACKOFF_SECONDS = (0.05, 0.2)
+url, lease_seconds, workers = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+if "://" in url:
+    import psycopg
 
 
 async def serve() -> None:
-    with killick.open(sys.argv[1]) as kd:
-        worker = kd.worker(lease_seconds=float(sys.argv[2]))
+    with killick.open(url) as kd:
+        worker = kd.worker(lease_seconds=lease_seconds)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.drain)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         await worker.serve()
 
 
-asyncio.run(serve())
+def started() -> int:
+    # A process has opened nothing when it is forked.
+    if not (child := os.fork()):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        asyncio.run(serve())
+        os._exit(0)
+    return child
+
+
+# What comes meanwhile waits until a worker listens, or the supervisor looks.
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
+living = {started() for _ in range(workers)}
+while signal.sigwait({signal.SIGTERM, signal.SIGCHLD}) != signal.SIGTERM:
+    for child in list(living):
+        if os.waitpid(child, os.WNOHANG)[0]:
+            print("died", flush=True)
+            living.remove(child)
+            living.add(started())
+for child in living:
+    os.kill(child, signal.SIGTERM)
+sys.exit(any(os.waitpid(child, 0)[1] for child in living))
 """
 
 
@@ -227,29 +251,22 @@ class Supervisor:
     """Starts workers again whenever they die, until the runs are where they should be."""
 
     def __init__(self, folder: Path, url: str, *, workers: int = 1, lease_seconds: float = 30) -> None:
-        self._command = [sys.executable, str(folder / "serve.py"), url, str(lease_seconds)]
-        self._folder = folder
-        self._workers = [self._started() for _ in range(workers)]
-        self.deaths = 0
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self._command, cwd=self._folder)
+        command = [sys.executable, str(folder / "serve.py"), url, str(lease_seconds), str(workers)]
+        self._process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
 
     def until(self, done: Callable[[], bool], *, seconds: float = 500) -> None:
         deadline = time.monotonic() + seconds
         while not done():
-            assert time.monotonic() < deadline, f"not there after {self.deaths} deaths of workers"
-            for at, worker in enumerate(self._workers):
-                if worker.poll() is not None:
-                    self.deaths += 1
-                    self._workers[at] = self._started()
+            assert self._process.poll() is None
+            assert time.monotonic() < deadline, "not there"
             time.sleep(0.05)
 
-    def stop(self) -> None:
-        for worker in self._workers:
-            worker.send_signal(signal.SIGTERM)
-        for worker in self._workers:
-            assert worker.wait(60) == 0
+    def stop(self) -> int:
+        """Let the workers drain. How many died before."""
+        self._process.send_signal(signal.SIGTERM)
+        told, _ = self._process.communicate(timeout=500)
+        assert self._process.returncode == 0
+        return told.split().count("died")
 
 
 def poisoned(folder: Path, url: str, poison: str, *, innocents: int, effect: str = "reads", **options: Any) -> None:
@@ -269,13 +286,13 @@ def poisoned(folder: Path, url: str, poison: str, *, innocents: int, effect: str
                 and kd.state("poison").fold.facts.crashes.quarantined
             )
         )
-        supervisor.stop()
+        deaths = supervisor.stop()
         # One more where the first death came before the steps before it were on record.
-        assert SUSPECT_AFTER <= supervisor.deaths <= SUSPECT_AFTER + 1
-        assert len((folder / "deaths").read_text()) == supervisor.deaths + 5
+        assert SUSPECT_AFTER <= deaths <= SUSPECT_AFTER + 1
+        assert len((folder / "deaths").read_text()) == deaths + 5
         told = [each.event for each in kd.events("poison")]
         lapsed = [event for event in told if isinstance(event, e.LeaseLapsed)]
-        assert [event.alone for event in lapsed] == [False] * supervisor.deaths + [True] * 5
+        assert [event.alone for event in lapsed] == [False] * deaths + [True] * 5
         assert isinstance(told[-1], e.RunQuarantined)
         assert not any(kd.state(name).fold.failures for name in [*names, "poison"])
         assert kd.verify().holds

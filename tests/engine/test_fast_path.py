@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count as count_from
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import killick
 from killick import rules
 from killick.engine import observers
 from killick.engine.steps import fast_path
+from killick.errors import RunWaiting
 from killick.log import writer
 from killick.log.writer import apply_events
 from killick.model import events as e
@@ -216,14 +218,64 @@ def test_whole_steps_and_single_events_fold_to_the_same_snapshots(
         found = [each.event for each in kd.events("r")]
     if count == 3:
         found = [part for event in found for part in apart(event)]
-    events = list(enumerate(found, 1))
-    whole, single = (Fold(), Ledger()), (Fold(), Ledger())
-    apply_events(*whole, events)
-    for seq, event in events:
-        single[0].apply(seq, event)
-        single[1].apply(seq, event)
-    for left, right in zip(whole, single, strict=True):
-        pieces: tuple[list[Any], list[Any]] = ([], [])
-        assert left.save(pieces[0]) == right.save(pieces[1])
-        assert pieces[0] == pieces[1]
+    for far in (1, 3):  # of what a rewind kept, not every seq is there
+        events = list(zip(count_from(1, far), found, strict=False))
+        whole, alone, single = (Fold(), Ledger()), (Fold(), Ledger()), (Fold(), Ledger())
+        apply_events(*whole, events)
+        apply_events(alone[0], None, events)
+        apply_events(None, alone[1], events)
+        for seq, event in events:
+            single[0].apply(seq, event)
+            single[1].apply(seq, event)
+        for each in zip(whole, alone, single, strict=True):
+            pieces: tuple[list[Any], ...] = ([], [], [])
+            roots = [fold.save(into) for fold, into in zip(each, pieces, strict=True)]
+            assert roots[0] == roots[1] == roots[2]
+            assert pieces[0] == pieces[1] == pieces[2]
     assert sum(isinstance(event, e.Started) for _, event in events) > 8
+
+
+async def waits_after(run: killick.Run) -> list[Any]:
+    found = await everything.fn(run)
+    return [*found, run.call_answer, await run.wait("go")]
+
+
+replays = killick.agent(name="replays")(waits_after)
+replays_judged = killick.agent(name="replays judged", contract=BOUNDS)(waits_after)
+
+
+@pytest.mark.parametrize("agent", [replays, replays_judged])
+def test_both_ways_replay_to_the_same_values(
+    agent: killick.Agent[None, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for is_fast in (True, False):
+        CALLS.clear()
+        with killick.open(tmp_path / f"{is_fast}.db") as kd, pytest.raises(RunWaiting):
+            kd.run(agent, id="r")
+        made = list(CALLS)
+        if not is_fast:
+            monkeypatch.setattr(fast_path, "is_common", lambda branch, ex: False)
+        with killick.open(tmp_path / f"{is_fast}.db") as kd:
+            kd.send("r", "go", "on")
+            found.append((kd.run(agent, id="r"), recorded(kd)))
+        assert made == CALLS
+    assert found[0] == found[1]
+
+
+def test_a_recorded_step_is_replayed_without_the_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long: list[str] = []
+    real = fast_path.intent_of
+
+    def noted(tool: Any, *args: Any) -> Any:
+        long.append(tool.name)
+        return real(tool, *args)
+
+    monkeypatch.setattr(observers, "_observers", [])  # another test may have left one
+    with killick.open(tmp_path / "k.db") as kd, pytest.raises(RunWaiting):
+        kd.run(replays, id="r")
+    monkeypatch.setattr(fast_path, "intent_of", noted)
+    with killick.open(tmp_path / "k.db") as kd:
+        kd.send("r", "go", "on")
+        kd.run(replays, id="r")
+    assert long == ["reports", "refuses", "pay", "pay"]  # reported progress, failed, and the two of a gather

@@ -124,7 +124,7 @@ async def serve(name):
     async with kd.worker() as worker:
         await worker.until_idle()
 
-worker = threading.Thread(target=asyncio.run, args=(work(),))
+worker = threading.Thread(target=asyncio.run, args=(work(),), daemon=True)
 worker.start()
 children = []
 for number in range(4):
@@ -186,7 +186,7 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=1_000, check=False
     )
 
 

@@ -12,7 +12,7 @@ import killick
 from killick.engine import observers
 from killick.engine.observers import Attempt, Observer, RunSpan, Waited
 from killick.model import events as e
-from killick.workers.metrics import Metrics, exposed
+from killick.workers.metrics import Metrics, prometheus_text
 from world import World
 
 
@@ -167,9 +167,9 @@ def test_meters_show_no_value_and_no_run(world: World) -> None:
 
 
 def test_a_store_that_does_not_answer_is_shown_as_down(world: World) -> None:
-    assert "\nkillick_store_up 1\n" in exposed(world.kd.runtime.engine)
+    assert "\nkillick_store_up 1\n" in prometheus_text(world.kd.runtime.engine)
     world.line.is_cut = True
-    shown = exposed(world.kd.runtime.engine)
+    shown = prometheus_text(world.kd.runtime.engine)
     assert "\nkillick_store_up 0\n" in shown
     assert "killick_store_runs" not in shown
 

@@ -25,6 +25,7 @@ import killick
 from engine.killing import Life, live
 from killick.errors import LeaseLost, RunBusy
 from killick.model import events as e
+from warm import load_client
 
 MANY: Final = killick.Retry(attempts=200, first=0.002, max=0.01)
 PAID: Final = ("ann", "bob", "cleo", "dan")
@@ -190,6 +191,7 @@ def done(life: Life, where: str) -> int:
 def kill(url: str, points: int, moments: int, seed: int) -> dict[str, object]:
     """Kill runs at so many points, and at so many moments, and go on with each to its end."""
     WHERE["url"] = url
+    load_client(url)
     live(verified)  # which makes the store
     with closing(connect()) as connection:
         connection.execute("DROP TABLE IF EXISTS paid")

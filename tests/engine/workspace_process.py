@@ -28,6 +28,7 @@ from killick.model import events as e
 from killick.store import SqliteStore, Store
 from killick.workspace import tree
 from killick.workspace.workspace import Workspace
+from warm import load_client
 from workspace.folders import told
 
 ROUNDS: Final = 2
@@ -322,6 +323,7 @@ IN_TOOL: Final = frozenset(
 
 
 def main(path: str, seed: int, kills: int, say: Callable[[str], object]) -> None:
+    load_client()
     chance = random.Random(seed)
     whole = story(Path(path) / "whole", patching, lambda _: None)
     stories: list[dict[str, Any]] = []

@@ -11,7 +11,7 @@ import pytest
 
 import killick
 from families import Family, claim
-from killick.history.compare_runs import Parting, folded, parting, place_of
+from killick.history.compare_runs import RunComparison, compare, folded, place_of
 from killick.log import Entry
 from killick.model import events as e
 
@@ -49,10 +49,10 @@ def kd() -> Iterator[killick.Client]:
         yield client
 
 
-def forked(kd: killick.Client, at: str, **conditions: Any) -> Parting:
+def forked(kd: killick.Client, at: str, **conditions: Any) -> RunComparison:
     fork = kd.fork("r", at, **conditions)
     kd.advance(fork.id)
-    return parting(kd.runtime.log, "r", fork.id)
+    return compare(kd.runtime.log, "r", fork.id)
 
 
 def patched(document: Any, patch: list[dict[str, Any]]) -> Any:
@@ -76,7 +76,7 @@ def patched(document: Any, patch: list[dict[str, Any]]) -> Any:
 # a fork -------------------------------------------------------------------------------------------
 
 
-def test_a_fork_with_another_output_parts_at_that_step_and_goes_another_way(kd: killick.Client) -> None:
+def test_a_fork_with_another_output_diverges_at_that_step_and_goes_another_way(kd: killick.Client) -> None:
     found = forked(kd, "1:after", output={"1": {"bank": "DE02", "status": "down"}}, by="ann")
     assert found.shared is not None
     assert (found.shared.place, found.shared.steps) == ("start", 0)
@@ -84,44 +84,44 @@ def test_a_fork_with_another_output_parts_at_that_step_and_goes_another_way(kd: 
     assert (output.step, output.value["status"], output.was["status"]) == ("1", "down", "up")
     assert (effects.what, effects.value) == ("effects", "recorded")
     assert [(pair.step, pair.how) for pair in found.pairs] == [("1", "output"), ("2", "call"), ("3", "absent")]
-    assert found.why() == "step 1: the same call, and something else came of it"
+    assert found.why() == "step 1: the same call with another outcome"
 
 
 def test_a_fork_with_another_context_parts_where_that_is_first_seen(kd: killick.Client) -> None:
     found = forked(kd, "1:after", set={"to": "Bob"}, effects="live")
     assert found.shared is not None
     assert (found.shared.run, found.shared.place, found.shared.steps) == ("r", "1:after", 1)
-    assert [condition.told() for condition in found.conditions] == ['context to="Bob"', "effects live"]
-    first = found.parts_at
+    assert [condition.line() for condition in found.conditions] == ['context to="Bob"', "effects live"]
+    first = found.diverges_at
     assert first is not None
     assert (first.step, first.how) == ("3", "arguments")
     assert first.one is not None
     assert first.two is not None
     assert (first.one.arguments["to"], first.two.arguments["to"]) == ("Ann", "Bob")
-    assert first.told(60) == tuple(f'part_pay(to="{to}", amount=5) → "paid 5 to {to}"' for to in ("Ann", "Bob"))
+    assert first.lines(60) == tuple(f'part_pay(to="{to}", amount=5) → "paid 5 to {to}"' for to in ("Ann", "Bob"))
 
 
 def test_a_fork_with_another_input_says_so_though_the_state_has_no_word_for_it(kd: killick.Client) -> None:
     found = forked(kd, "1:after", input=50, effects="live")
     [given, _] = found.conditions
     assert (given.what, given.value, given.was) == ("input", 50, 5)
-    assert found.parts_at is not None
-    assert (found.parts_at.step, found.parts_at.how) == ("2", "output")
+    assert found.diverges_at is not None
+    assert (found.diverges_at.step, found.diverges_at.how) == ("2", "output")
 
 
 def test_a_fork_that_did_the_same_parts_nowhere(kd: killick.Client) -> None:
     found = forked(kd, "1:after")
-    assert (found.pairs, found.parts_at) == ((), None)
+    assert (found.pairs, found.diverges_at) == ((), None)
     assert found.why() == "every step is the same so far"
 
 
 def test_a_fork_that_has_not_gone_on_yet_says_which_has_not_come_so_far(kd: killick.Client) -> None:
-    found = parting(kd.runtime.log, "r", kd.fork("r", "2:after").id)
+    found = compare(kd.runtime.log, "r", kd.fork("r", "2:after").id)
     assert found.why() == "step 3: r took it, r-fork has not come so far (queued)"
 
 
 def test_two_forks_of_one_run_are_told_with_what_each_was_given() -> None:
-    found = parting(claim().log, "r-fork-2", "r-fork-fork")
+    found = compare(claim().log, "r-fork-2", "r-fork-fork")
     assert found.shared is not None
     assert (found.shared.run, found.shared.place) == ("r", "1:after")
     assert [(condition.run, condition.what) for condition in found.conditions] == [
@@ -142,7 +142,7 @@ def test_a_fork_that_left_a_fork_before_that_one_began_has_nothing_of_what_it_wa
     told.fork("f", "r", 7, model="big-one")
     told.steps("f", 3, 4)
     told.fork("g", "f", 4)
-    found = parting(told.log, "r", "g")
+    found = compare(told.log, "r", "g")
     assert [(condition.run, condition.what) for condition in found.conditions] == [("g", "effects")]
     assert found.shared is not None
     assert (found.shared.run, found.shared.place) == ("r", "1:after")
@@ -155,7 +155,7 @@ def test_what_was_rewound_since_the_fork_is_not_shared_any_more() -> None:
     told.fork("f", "r", 10)
     told.rewind("r", 4)
     told.step("r", "2", "other")
-    found = parting(told.log, "r", "f")
+    found = compare(told.log, "r", "f")
     assert found.shared is not None
     assert (found.shared.place, found.shared.steps) == ("1:after", 1)
     assert found.why() == "step 2: other in the one, fetch in the other"
@@ -164,9 +164,9 @@ def test_what_was_rewound_since_the_fork_is_not_shared_any_more() -> None:
 def test_the_document_has_all_of_it_and_its_patch_makes_the_one_state_of_the_other(kd: killick.Client) -> None:
     found = forked(kd, "1:after", output={"1": {"bank": "DE02", "status": "down"}}, set={"x": [1, {"y": 2}]})
     document = json.loads(json.dumps(found.document()))
-    assert list(document) == ["shared", "conditions", "parts_at", "steps", "patch"]
-    assert document["parts_at"] == document["steps"][0]
-    assert document["parts_at"]["one"]["output"] == {"bank": "DE02", "status": "up"}
+    assert list(document) == ["shared", "conditions", "diverges_at", "steps", "patch"]
+    assert document["diverges_at"] == document["steps"][0]
+    assert document["diverges_at"]["one"]["output"] == {"bank": "DE02", "status": "up"}
     one, two = (json.loads(kd.state(run).to_json()) for run in ("r", "r-fork"))
     assert patched(one, document["patch"]) == two
 
@@ -176,9 +176,9 @@ def test_the_document_has_all_of_it_and_its_patch_makes_the_one_state_of_the_oth
 
 def test_two_runs_of_one_agent_that_share_nothing_part_at_the_first_step_that_differs(kd: killick.Client) -> None:
     kd.run(part_agent, 50, id="other")
-    found = parting(kd.runtime.log, "r", "other")
+    found = compare(kd.runtime.log, "r", "other")
     assert (found.shared, found.conditions) == (None, ())
-    assert found.why() == "step 2: the same call, and something else came of it"
+    assert found.why() == "step 2: the same call with another outcome"
     assert [(pair.step, pair.how) for pair in found.pairs] == [("2", "output"), ("3", "arguments")]
 
 
@@ -188,7 +188,7 @@ def test_an_error_and_a_result_of_one_call_are_two_outcomes() -> None:
         told.start(run)
         told.begin(run, "1")
     told.append("a", Entry(e.AttemptEnded(at=told.now(), step="1", attempt=1, outcome="returned"), {"output": 1}))
-    found = parting(told.log, "a", "b")
+    found = compare(told.log, "a", "b")
     assert found.why() == "step 1: one is done, the other running"
 
 
@@ -202,7 +202,7 @@ def test_steps_inside_a_gather_are_compared_by_their_numbers_whatever_their_orde
         told.end_scope(run, "1")
     told.step("a", "2", output="x")
     told.step("b", "2", output="y")
-    found = parting(told.log, "a", "b")
+    found = compare(told.log, "a", "b")
     assert [(pair.step, pair.how) for pair in found.pairs] == [("2", "output")]
     parts = {(line.part, line.text) for line in found.diff.lines()}
     assert not any("1.1.1" in text or "1.2.1" in text for _, text in parts), "order alone is no news"
@@ -217,7 +217,7 @@ def test_many_steps_are_folded_in_the_middle() -> None:
         told.start(run)
         told.step(run, "1", output=run)
         told.steps(run, 2, 100)
-    items = folded(parting(told.log, "a", "b").pairs, 12)
+    items = folded(compare(told.log, "a", "b").pairs, 12)
     assert [item if isinstance(item, int) else item.step for item in items] == [
         "1", "2", "3", "4", "5", "6", "7", "8", "9", 88, "98", "99", "100",
     ]  # fmt: skip
@@ -229,8 +229,8 @@ def test_of_what_is_long_both_sides_show_the_place_where_they_differ(chars: int)
     for run, status in (("a", "up"), ("b", "down")):
         told.start(run)
         told.step(run, "1", output={"letter": "Dear Madam or Sir, " * 20, "status": status, "more": "x" * 90})
-    [pair] = parting(told.log, "a", "b").pairs
-    one, two = pair.told(chars)
+    [pair] = compare(told.log, "a", "b").pairs
+    one, two = pair.lines(chars)
     assert '"up' in one
     assert '"do' in two
     assert max(len(one), len(two)) <= chars

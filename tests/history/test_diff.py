@@ -209,7 +209,7 @@ def test_events_that_change_nothing_make_no_difference(kd: killick.Client) -> No
 def test_items_are_matched_by_their_step_and_not_by_their_place(kd: killick.Client) -> None:
     finished(kd, 5, "five")
     found = kd.diff("r", against="five")
-    gone = [change for change in found.told() if change.op in ("add", "remove") and change.step]
+    gone = [change for change in found.visible_changes() if change.op in ("add", "remove") and change.step]
     assert {(change.part, change.step) for change in gone} == {("outputs", "3.3.1"), ("trace", "3.3.1")}
     assert 'outputs ~ 4 value  "paid 4" → "paid 5"' in told(found)
 
@@ -225,7 +225,7 @@ def test_two_runs_are_told_without_what_only_names_the_run_or_the_time(kd: killi
 def test_two_runs_are_compared_at_the_same_place(kd: killick.Client) -> None:
     finished(kd, 6, "six")
     found = kd.diff("r", "2:after", against="six")
-    assert [change.step for change in found.told() if change.part == "outputs"] == ["1", "1", "1"]
+    assert [change.step for change in found.visible_changes() if change.part == "outputs"] == ["1", "1", "1"]
     assert (found.before.run, found.after.run) == ("r", "six")
 
 
@@ -278,7 +278,7 @@ def test_one_step_of_a_long_run_is_compared_without_reading_the_others(
         data = Log.data
         monkeypatch.setattr(Log, "data", lambda self, run, seq: read.append(seq) or data(self, run, seq))
         found = kd.diff("long", "150")
-        assert [change.step for change in found.told() if change.part == "outputs"] == ["150"]
+        assert [change.step for change in found.visible_changes() if change.part == "outputs"] == ["150"]
         assert len(set(read)) <= 3
         read.clear()
         assert len(diff(kd.state("long", found.before.seq), kd.state("long", found.after.seq)).changes) == len(

@@ -324,7 +324,7 @@ def test_a_model_and_what_it_chose() -> None:
         "“A ferry to Oslo, please.”",
         "This was known at that time. The run had been started with the input “A ferry to Oslo, please.”",
         "It answered “I look up the rate.” after 2 seconds. The model's own reasoning was “Kroner need a rate.”",
-        "The step is done. The run went on with step 2.",
+        "The step is done. The run continued with step 2.",
     ]
     assert why(tl, "3", text_of=text_of)[1:3] == [
         "This was known at that time. The run had been started with the input “A ferry to Oslo, please.” Step 1 (the "
@@ -478,7 +478,7 @@ def test_a_child_run_is_told_with_its_input() -> None:
     assert why(tl, "1") == [
         'Step 1 started a run of the agent review as claim_17/1 on 2 March 2026 at 09:00:00 UTC, with input {"id":9}.',
         "The agent's code took this step, and gave no reason for it.",
-        "The step is done. The run went on with step 2.",
+        "The step is done. The run continued with step 2.",
     ]
 
 
@@ -550,7 +550,7 @@ UNDO: list[Told] = [
 def test_what_was_undone_says_by_which_step_and_why() -> None:
     failure = Failure.of("app.Full", "the hotel is full")
     tl = read(*UNDONE, *UNDO, (e.RunFailed(at=at(5)), {"failure": failure}))
-    assert why(tl, "1")[-1] == "The step is done. It was undone by step 2, at 09:00:04. The run went on with step 2."
+    assert why(tl, "1")[-1] == "The step is done. It was undone by step 2, at 09:00:04. The run continued with step 2."
     assert why(tl, "2") == [
         "Step 2 began on 2 March 2026 at 09:00:03 UTC to undo step 1, hold with amount 5.",
         "This was known at that time. Step 1 (hold) returned “held”.",
@@ -816,8 +816,8 @@ def test_an_edit_that_was_rejected_leaves_the_question_open() -> None:
     values = {"arguments": {"amount": 9000}, "changed": {"amount": [5000, 9000]}, "failure": rejection("at most 6000")}
     tl = read(*BEGUN, intended(1, verdict("ask")), put(1, need=2), (edited, values))
     assert why(tl, "1")[-2].endswith(
-        "Mia changed amount from 5000 to 9000 at 09:01:00. That was rejected by the rule “the most”: “at most 6000”, "
-        "and the question stood."
+        "Mia changed amount from 5000 to 9000 at 09:01:00. That was rejected by the rule “the most”: “at most 6000”; "
+        "the question is open."
     )
     assert why(tl, "1")[-1] == "Nothing is done until 2 of managers agree."
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import killick
 from families import Family, claim
 from killick.history.diff import between
-from killick.history.graph.graph import Graph, Lane, Node, family, generations, kept, layout
+from killick.history.graph.graph import Graph, Lane, Node, generations, kept, layout, run_graph
 from killick.history.timeline import timeline
 from killick.log import Entry, boundaries
 from killick.model import events as e
@@ -44,13 +44,13 @@ def test_a_run_by_itself_is_one_lane_with_its_steps_in_order() -> None:
     told.start()
     told.steps("r", 1, 3)
     told.complete("r")
-    [lane] = family(told.log, "r").lanes
+    [lane] = run_graph(told.log, "r").lanes
     assert (lane.run, lane.sort, lane.status, lane.asked, lane.parent) == ("r", "run", "completed", True, None)
     assert numbers(lane) == ["1", "2", "3"]
 
 
 def test_what_a_rewind_left_is_a_lane_that_ends_and_hangs_off_the_step_before_the_cut() -> None:
-    graph = family(claim().log, "r")
+    graph = run_graph(claim().log, "r")
     left = lane_of(graph, "r", 0)
     assert numbers(left) == ["3", "4"]
     assert leaves(graph, left) == ("r", "2")
@@ -66,7 +66,7 @@ def test_a_rewind_beyond_a_rewind_leaves_a_lane_off_a_lane() -> None:
     told.steps("r", 3, 5)
     told.rewind("r", 4)
     told.steps("r", 2, 2)
-    graph = family(told.log, "r")
+    graph = run_graph(told.log, "r")
     first, second = lane_of(graph, "r", 0), lane_of(graph, "r", 1)
     assert (numbers(first), numbers(second), numbers(lane_of(graph, "r"))) == (
         ["3", "4"],
@@ -86,7 +86,7 @@ def test_a_rewind_back_into_what_was_left_goes_on_there_and_no_step_is_drawn_twi
     told.steps("r", 2, 3)
     told.rewind("r", 10)
     told.steps("r", 4, 4)
-    graph = family(told.log, "r")
+    graph = run_graph(told.log, "r")
     assert numbers(lane_of(graph, "r")) == ["1", "2", "3", "4"]
     assert numbers(lane_of(graph, "r", 1)) == ["2", "3"]
     assert numbers(lane_of(graph, "r", 0)) == ["4"]
@@ -105,7 +105,7 @@ def test_a_rewind_inside_a_gather_leaves_only_the_branch_that_it_took_back() -> 
     told.rewind("r", cut, keep=(cut + 4, cut + 5, cut + 6))
     told.step("r", "1.2.1", "right_branch", "otherwise")
     told.end_scope("r", "1")
-    graph = family(told.log, "r")
+    graph = run_graph(told.log, "r")
     [now], [left] = lane_of(graph, "r").nodes, lane_of(graph, "r", 0).nodes
     assert [node.number for node in now.inside] == ["1.1.1", "1.1.2", "1.2.1"]
     assert [node.number for node in left.inside] == ["1.2.1"]
@@ -116,20 +116,20 @@ def test_a_rewind_inside_a_gather_leaves_only_the_branch_that_it_took_back() -> 
 
 
 def test_a_fork_leaves_its_parent_after_the_step_of_the_cut_with_what_was_changed() -> None:
-    graph = family(claim().log, "r")
+    graph = run_graph(claim().log, "r")
     fork = lane_of(graph, "r-fork")
     assert (fork.sort, fork.cut, fork.by, fork.status) == ("fork", "3:after", "ann", "waiting")
     assert leaves(graph, fork) == ("r", "3")
-    assert [condition.told() for condition in fork.conditions] == ['context route="manager"', "effects none"]
+    assert [condition.line() for condition in fork.conditions] == ['context route="manager"', "effects none"]
     assert numbers(fork) == ["4", "5"]
     below = lane_of(graph, "r-fork-fork")
     assert (leaves(graph, below), below.cut, numbers(below)) == (("r-fork", "4"), "4:after", [])
-    assert [condition.told() for condition in below.conditions] == ["input 18", "model big-one", "effects recorded"]
+    assert [condition.line() for condition in below.conditions] == ["input 18", "model big-one", "effects recorded"]
 
 
 @pytest.mark.parametrize("asked", ["r", "r-fork", "r-fork-fork", "r-fork-2"])
 def test_whichever_member_is_asked_for_the_whole_lineage_is_there_and_that_one_is_marked(asked: str) -> None:
-    graph = family(claim().log, asked)
+    graph = run_graph(claim().log, asked)
     assert {lane.run for lane in graph.lanes} == {"r", "r/2", "r-fork", "r-fork-fork", "r-fork-2"}
     assert [lane.run for lane in graph.lanes if lane.asked] == [asked]
     assert (graph.run, graph.root, graph.lanes[0].run) == (asked, "r", "r")
@@ -140,8 +140,8 @@ def test_a_fork_that_its_parent_has_not_heard_of_is_drawn_when_it_is_asked_for()
     told.start()
     told.steps("r", 1, 2)
     told.fork("f", "r", 4, told=False)
-    assert [lane.run for lane in family(told.log, "r").lanes] == ["r"]
-    assert [lane.run for lane in family(told.log, "f").lanes] == ["r", "f"]
+    assert [lane.run for lane in run_graph(told.log, "r").lanes] == ["r"]
+    assert [lane.run for lane in run_graph(told.log, "f").lanes] == ["r", "f"]
 
 
 def test_a_fork_from_before_the_first_step_leaves_the_lane_at_its_top() -> None:
@@ -149,7 +149,7 @@ def test_a_fork_from_before_the_first_step_leaves_the_lane_at_its_top() -> None:
     told.start()
     told.steps("r", 1, 2)
     told.fork("f", "r", 1)
-    fork = lane_of(family(told.log, "f"), "f")
+    fork = lane_of(run_graph(told.log, "f"), "f")
     assert (fork.parent, fork.after, fork.cut) == (0, -1, "1:before")
 
 
@@ -159,7 +159,7 @@ def test_a_fork_of_what_was_left_hangs_off_the_lane_that_was_left() -> None:
     told.steps("r", 1, 3)
     told.rewind("r", 4)
     told.fork("f", "r", 7)
-    graph = family(told.log, "r")
+    graph = run_graph(told.log, "r")
     fork = lane_of(graph, "f")
     assert graph.lanes[fork.parent or 0] == lane_of(graph, "r", 0)
     assert leaves(graph, fork) == ("r", "2")
@@ -171,7 +171,7 @@ def test_a_step_that_was_open_at_the_cut_is_on_both_lanes_as_it_came_out_on_each
     asked = told.ask("r", "1", "Pay?")
     told.fork("f", "r", asked)
     told.append("r", Entry(e.WaitClosed(at=told.now(), step="1", how="answered", by="mia"), {"answer": "approve"}))
-    graph = family(told.log, "r")
+    graph = run_graph(told.log, "r")
     assert [(node.number, node.status) for node in lane_of(graph, "r").nodes] == [("1", "done")]
     assert [(node.number, node.status) for node in lane_of(graph, "f").nodes] == [("1", "waiting")]
 
@@ -182,14 +182,14 @@ def test_a_step_that_was_open_at_the_cut_is_on_both_lanes_as_it_came_out_on_each
 def test_a_child_hangs_off_the_step_that_started_it_once_though_a_fork_has_it_too() -> None:
     told = claim()
     told.spawn("r-fork-2", "3", "r/2")
-    graph = family(told.log, "r")
+    graph = run_graph(told.log, "r")
     child = lane_of(graph, "r/2")
     assert (child.sort, child.cut, child.child_of) == ("child", "2:after", "r:2")
     assert leaves(graph, child) == ("r", "2")
 
 
 def test_a_child_that_is_asked_for_is_the_root_and_says_whose_it_is() -> None:
-    [lane] = family(claim().log, "r/2").lanes
+    [lane] = run_graph(claim().log, "r/2").lanes
     assert (lane.sort, lane.child_of, lane.asked) == ("run", "r:2", True)
 
 
@@ -197,12 +197,12 @@ def test_a_child_whose_record_is_gone_is_only_named_by_its_step() -> None:
     told = Family()
     told.start()
     told.spawn("r", "1", "r/1")
-    [lane] = family(told.log, "r").lanes
+    [lane] = run_graph(told.log, "r").lanes
     assert lane.nodes[0].child == "r/1"
 
 
 def test_an_adopted_effect_names_where_it_was_done_and_is_undone_with_it() -> None:
-    graph = family(claim().log, "r")
+    graph = run_graph(claim().log, "r")
     paid = lane_of(graph, "r").nodes[2]
     assert paid.adopted is not None
     assert (paid.adopted.run, paid.adopted.step) == ("r", "3~0")
@@ -218,7 +218,7 @@ def test_what_may_have_happened_is_in_doubt_on_the_lane_that_was_left() -> None:
     told.begin("r", "1", "pay", effect="at_most_once")
     told.append("r", Entry(e.AttemptEnded(at=told.now(), step="1", attempt=1, outcome="unknown"), None))
     told.rewind("r", 1)
-    [node] = lane_of(family(told.log, "r"), "r", 0).nodes
+    [node] = lane_of(run_graph(told.log, "r"), "r", 0).nodes
     assert node.in_doubt
 
 
@@ -231,14 +231,14 @@ def test_of_very_many_runs_some_are_left_out_and_counted_but_never_the_one_that_
     told.steps("r", 1, 2)
     for number in range(12):
         told.fork(f"f{number}", "r", 4)
-    graph = family(told.log, "f11", runs_max=5)
+    graph = run_graph(told.log, "f11", runs_max=5)
     assert len(graph.lanes) == 5
     assert graph.left_out == 8
     assert any(lane.asked for lane in graph.lanes)
 
 
 def test_the_document_is_json_without_values() -> None:
-    document = json.loads(json.dumps(family(claim().log, "r").document()))
+    document = json.loads(json.dumps(run_graph(claim().log, "r").document()))
     assert (document["version"], document["run"], document["root"], document["left_out"]) == (1, "r", "r", 0)
     paid = document["lanes"][0]["nodes"][2]
     assert paid["adopted"] == {"run": "r", "step": "3~0", "key": "r:step_3:pay:f3a9b12c"}
@@ -286,7 +286,7 @@ def random_family(seed: int, runs: int = 12, steps: int = 30) -> Family:
 @pytest.mark.gate(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_no_two_lanes_are_in_each_others_way_and_who_leaves_stands_at_the_right(seed: int) -> None:
-    graph = family(random_family(seed).log, "r")
+    graph = run_graph(random_family(seed).log, "r")
     grid = layout(graph)
     taken: dict[tuple[int, int], int] = {}
     for index, lane in enumerate(graph.lanes):
@@ -302,7 +302,7 @@ def test_no_two_lanes_are_in_each_others_way_and_who_leaves_stands_at_the_right(
 @pytest.mark.parametrize("seed", range(12))
 def test_every_step_of_every_timeline_is_on_one_lane(seed: int) -> None:
     told = random_family(seed)
-    graph = family(told.log, "r", runs_max=100)
+    graph = run_graph(told.log, "r", runs_max=100)
     drawn = [
         (node.seq, lane.run if node.ended_at is None else "", node.ended_at)
         for lane in graph.lanes
@@ -316,7 +316,7 @@ def test_every_step_of_every_timeline_is_on_one_lane(seed: int) -> None:
 
 
 def test_steps_of_one_number_stand_in_one_row_as_long_as_they_are_of_one_lineage() -> None:
-    graph = family(claim().log, "r")
+    graph = run_graph(claim().log, "r")
     grid = layout(graph)
     rows = {
         (index, node.number): grid.starts[index] + place
@@ -399,7 +399,7 @@ def test_runs_that_were_really_forked_and_rewound_are_drawn_as_they_went() -> No
         kd.advance("r")
         fork = kd.fork("r", "1:after", output={"1": "down"}, by="ann")
         kd.advance(fork.id)
-        graph = family(kd.runtime.log, fork.id)
+        graph = run_graph(kd.runtime.log, fork.id)
     assert [(lane.run, lane.sort, lane.cut, numbers(lane)) for lane in graph.lanes] == [
         ("r", "run", None, ["1", "2"]),
         ("r", "left", "2:before", ["2"]),

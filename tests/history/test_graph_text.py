@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from families import Family, claim
-from killick.history.graph.graph import family
+from killick.history.graph.graph import run_graph
 from killick.history.graph.svg import CHAR, svg
 from killick.history.graph.text import Line, cells, cut, outline
 from killick.log import Entry
@@ -40,7 +40,7 @@ def long_family(steps: int = 1_000, forks: int = 19) -> Family:
 
 
 def test_a_branch_is_indented_below_the_step_that_it_leaves() -> None:
-    assert plain(outline(family(claim().log, "r-fork"))) == [
+    assert plain(outline(run_graph(claim().log, "r-fork"))) == [
         "r",
         "  review",
         '  ✓ 1  check → {"status":"up"}',
@@ -83,7 +83,7 @@ def test_a_branch_is_indented_below_the_step_that_it_leaves() -> None:
 def test_every_text_is_on_one_line_and_of_limited_width() -> None:
     told = claim()
     told.ask("r-fork-2", "3", "銀行は閉まっています。\n手で払いますか？" * 20)
-    lines = plain(outline(family(told.log, "r")))
+    lines = plain(outline(run_graph(told.log, "r")))
     assert not any("\n" in line for line in lines)
     assert max(map(cells, lines)) < 250
 
@@ -93,7 +93,7 @@ def test_a_long_run_is_folded_and_says_how_many_steps_are_not_shown() -> None:
     told.start()
     told.steps("r", 1, 90)
     told.fork("f", "r", 1 + 3 * 40)
-    lines = plain(outline(family(told.log, "r")))
+    lines = plain(outline(run_graph(told.log, "r")))
     assert len(lines) < 25
     assert [line for line in lines if "…" in line] == ["  … 36 steps …", "  … 47 steps …"]
     shown = sum(bool(re.match(r"  ✓ \d+ ", line)) for line in lines)
@@ -107,11 +107,11 @@ def test_what_went_wrong_is_never_folded_away() -> None:
     told.begin("r", "51", "pay", effect="at_most_once")
     told.append("r", Entry(e.AttemptEnded(at=told.now(), step="51", attempt=1, outcome="unknown")))
     told.steps("r", 52, 99)
-    assert "  ? 51  pay  in doubt" in plain(outline(family(told.log, "r")))
+    assert "  ? 51  pay  in doubt" in plain(outline(run_graph(told.log, "r")))
 
 
 def test_what_was_left_is_dim_what_was_undone_is_struck_and_the_one_asked_for_is_marked() -> None:
-    lines = list(outline(family(claim().log, "r")))
+    lines = list(outline(run_graph(claim().log, "r")))
     styles = {span.text.strip(): span.style for line in lines for span in line}
     assert styles["rewound, generation 0"] == "left"
     assert styles["◀ this one"] == "asked"
@@ -126,7 +126,7 @@ def test_a_gather_shows_its_branches_and_counts_those_that_are_too_many() -> Non
     for branch in range(1, 21):
         told.step("r", f"1.{branch}.1", "look")
     told.end_scope("r", "1")
-    lines = plain(outline(family(told.log, "r")))
+    lines = plain(outline(run_graph(told.log, "r")))
     assert lines[2:5] == ["  ✓ 1  gather 20 branches", "    ✓ 1.1.1  look → ok", "    ✓ 1.2.1  look → ok"]
     assert "    … 13 steps inside …" in lines
 
@@ -176,7 +176,7 @@ def across(root: ElementTree.Element) -> Iterator[tuple[float, float, float]]:
 
 
 def drawn(told: Family, run: str = "r") -> ElementTree.Element:
-    return ElementTree.fromstring(svg(family(told.log, run)))
+    return ElementTree.fromstring(svg(run_graph(told.log, run)))
 
 
 FAMILIES: dict[str, Any] = {"claim": claim, "long": lambda: long_family(300, 12)}
@@ -199,7 +199,7 @@ def test_no_two_texts_meet_none_leaves_the_picture_and_no_line_runs_through_word
 
 
 def test_it_stands_by_itself_and_says_what_it_is() -> None:
-    made = svg(family(claim().log, "r"))
+    made = svg(run_graph(claim().log, "r"))
     root = ElementTree.fromstring(made)
     assert root.attrib["role"] == "img"
     named = {element.get("id"): element.text for element in root.iter() if element.get("id")}
@@ -234,7 +234,7 @@ def test_what_was_undone_is_struck_and_the_lane_that_was_asked_for_is_lit() -> N
 
 @pytest.mark.slow
 def test_a_thousand_steps_on_twenty_lanes_are_folded_to_a_picture_that_can_be_looked_at() -> None:
-    made = svg(family(long_family().log, "r"))
+    made = svg(run_graph(long_family().log, "r"))
     root = ElementTree.fromstring(made)
     assert len(made) < 1_000_000
     assert float(root.attrib["height"]) < 12_000

@@ -10,8 +10,8 @@ import pytest
 import killick
 from killick.definitions.tools import TOOLS
 from killick.errors import BoundaryUnknown, TimeRefused
-from killick.history.rewind_preview import leaving
-from killick.history.undo_preview import Undoing, shared_by, undoing
+from killick.history.rewind_preview import preview_rewind
+from killick.history.undo_preview import UndoPreview, shared_by, undoing
 from killick.log import Entry, Log
 from killick.model import events as e
 from killick.presenting import previews
@@ -92,7 +92,7 @@ def test_the_same_action_that_took_a_recorded_result_adopted_it(kd: killick.Clie
 
 def test_undoing_says_how_it_is_undone(kd: killick.Client) -> None:
     found = kd.undoing("r", "1")
-    assert isinstance(found, Undoing)
+    assert isinstance(found, UndoPreview)
     assert (found.tool, found.status, found.compensated_by, found.refuses) == ("pay", "happened", "refund", None)
     assert found.arguments == {"to": "bob", "token": "T-1"}
     assert found.result == "PA-bob-2211"
@@ -143,7 +143,7 @@ def test_forks_that_share_the_effect_or_adopted_it_stand_on_it_too(kd: killick.C
 
 def test_leaving_lists_what_a_rewind_does_not_take_back(kd: killick.Client) -> None:
     kd.undo("r", "1")
-    found = leaving(kd.runtime.log, "r", "1:before")
+    found = preview_rewind(kd.runtime.log, "r", "1:before")
     assert found.steps == ("1", "2", "3", "4", "5")
     assert [(effect.step, effect.tool, effect.status) for effect in found.effects] == [
         ("1", "pay", "undone"),
@@ -152,7 +152,7 @@ def test_leaving_lists_what_a_rewind_does_not_take_back(kd: killick.Client) -> N
         ("5", "greet", "happened"),
     ]
     assert found.consumed == ("token",)
-    assert leaving(kd.runtime.log, "r", "3:before").consumed == ()
+    assert preview_rewind(kd.runtime.log, "r", "3:before").consumed == ()
 
 
 def test_leaving_counts_what_was_spent_started_and_taken_and_names_answers() -> None:
@@ -168,15 +168,15 @@ def test_leaving_counts_what_was_spent_started_and_taken_and_names_answers() -> 
         told.event(e.StepIntended(at=1, step=step, sort="wait", name="wait"), arguments={})
         told.event(e.WaitOpened(at=1, step=step, waits_for=waits_for), prompt="?")  # type: ignore[arg-type]
         told.event(e.WaitClosed(at=1, step=step, how="answered", by=by), answer={"kind": "approve"})
-    found = leaving(told.log, "r", "2:before")
+    found = preview_rewind(told.log, "r", "2:before")
     assert (found.spend.model_calls, found.spend.tokens_in, found.spend.cost_micros) == (1, 100, 700)
     assert [(child.run, child.status) for child in found.children] == [("c", "running")]
     assert [(answer.step, answer.by, answer.answer) for answer in found.answers] == [("4", "mia", "approve")]
     assert found.effects == ()
-    assert leaving(told.log, "r", "now").steps == ()
+    assert preview_rewind(told.log, "r", "now").steps == ()
     told.event(e.RunRenewed(at=1, run="r+2"), input=None)
     with pytest.raises(TimeRefused, match=r"r: continues as r\+2; rewind that, or fork this one"):
-        leaving(told.log, "r", "2:before")
+        preview_rewind(told.log, "r", "2:before")
 
 
 def test_the_preview_of_an_undo_names_the_runs_that_share_the_effect(kd: killick.Client) -> None:

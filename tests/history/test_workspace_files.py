@@ -392,4 +392,4 @@ def test_the_vault_of_another_store_is_left_alone(kd: killick.Client, run: str) 
 @pytest.mark.parametrize("because", get_args(e.RestoredBecause))
 def test_why_files_went_back_is_told_in_words(because: e.RestoredBecause) -> None:
     event = e.WorkspaceRestored(at=1, root=e.to_text(bytes(32)), because=because, step="3", by="ann")
-    assert phrasing.filed(event, {}).startswith("files went back to snapshot 000000000000 (")
+    assert phrasing.workspace_text(event, {}).startswith("files went back to snapshot 000000000000 (")

@@ -17,6 +17,7 @@ import killick
 from killick.definitions.open_tools import open_tool
 from killick.llm import external
 from killick.llm.external import Host
+from warm import load_client
 
 BOOK = open_tool("book", effect="idempotent", retry=killick.Retry(attempts=100, first=0.001))
 DELEGATE = open_tool("delegate", effect="reads", retry=killick.Retry(attempts=100, first=0.001))
@@ -99,6 +100,7 @@ def live(folder: Path, where: str, dies_at: int) -> None:
 
 def main(folder: Path, where: str, each: int) -> int:
     """Each process lives a little longer than those before: sooner or later all moments are died at. Their deaths."""
+    load_client()
     deaths = 0
     while not (child := os.fork()) or (code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])):
         if not child:

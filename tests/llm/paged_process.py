@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 import killick
 from killick.store import SqliteStore, Store
 from llm.paged_session import BUDGET, SCRIPT, THERE, TOOLS, Far, answer, as_bytes
+from warm import load_client
 
 TURNS: Final = 14
 PLACE: Final = {"path": Path()}
@@ -116,6 +117,7 @@ def told(at: int) -> dict[str, Any]:
 
 
 def main(path: str, tell: Callable[[str], object]) -> None:
+    load_client("", "killick.llm.loop", "pydantic")
     PLACE["path"] = Path(path) / "none"
     stories = [told(0)]
     while len(stories) == 1 or stories[-1]["killed"]:

@@ -81,6 +81,21 @@ async def test_a_run_waits_between_two_blocks_and_nobody_takes_it(kd: killick.Cl
     assert kd.runtime.store.due(kd.runtime.clock.now_us() + 10**12, limit=10) == []
 
 
+@on_loop
+async def test_a_call_after_the_block_is_refused_and_leases_nothing(kd: killick.Client, done: list[Any]) -> None:
+    """A call that a block left behind, when another one of its `gather` failed, would hold the run for ever."""
+    async with kd.host("thread") as host:
+        await host.call(PAY, {"amount": 1}, key="a", fn=paying(done))
+    with pytest.raises(killick.KillickError, match="thread: its host has ended; call inside the block"):
+        await host.call(PAY, {"amount": 2}, key="b", fn=paying(done))
+    head = kd.runtime.store.head("thread")
+    assert head is not None
+    assert head.holder is None
+    async with kd.host("thread") as again:
+        assert await again.call(PAY, {"amount": 3}, key="c", fn=paying(done)) == {"paid": 3}
+    assert done == [1, 3]
+
+
 def test_blocking_code_calls_from_any_thread(kd: killick.Client) -> None:
     def pay(amount: int) -> str:
         return f"{threading.current_thread() is threading.main_thread()} {amount}"

@@ -10,7 +10,7 @@ from stories import START_US, started
 from killick.clock import ManualClock, SystemClock
 from killick.errors import HeadMoved, LogError, StoreFull
 from killick.log import Committer, Entry, Log, RunLog, verify
-from killick.log.group_commit import Ticket
+from killick.log.group_commit import BEHIND_SECONDS_MAX, TURN_SECONDS_MAX, Ticket
 from killick.model import events as e
 from killick.store import MemoryStore
 from killick.store.records import Append, Head
@@ -213,6 +213,23 @@ def test_what_nobody_waits_for_is_committed_all_the_same() -> None:
         while log.head("run_1").seq < seq:
             pass
     assert log.head("run_1").seq == 4
+    log.close()
+
+
+def test_what_another_process_would_do_again_has_the_time_of_a_turn() -> None:
+    log = Log(Watched())
+    handle = begin(log, "run_1")
+    committer = log.committer
+    with committer._mutex:  # nobody can commit before all are queued
+        committer._leading = True
+    began = SystemClock.monotonic()
+    handle.append_behind(Entry(e.RunTaken(at=START_US, epoch=1, holder="me")))
+    handle.append_behind(Entry(e.RunPaused(at=START_US)))
+    taken, paused = committer._queue
+    assert taken.due >= began + TURN_SECONDS_MAX
+    assert paused.due <= SystemClock.monotonic() + BEHIND_SECONDS_MAX
+    with committer._mutex:
+        committer._hand_on()
     log.close()
 
 

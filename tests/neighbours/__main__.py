@@ -3,7 +3,7 @@
 `make test-neighbours` calls it; names as arguments choose some. With `--types`, as `make lint-neighbours` does, their
 adapters are type-checked instead. With `--oldest`, frameworks have the oldest versions that their extras allow.
 
-An environment is made anew when what it should hold changed. Two are at work at once, as there is a lot of waiting.
+An environment is made anew when what it should hold changed. Three are at work at once, as there is a lot of waiting.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 HOME = ROOT / ".neighbours"
-AT_ONCE = 2
+AT_ONCE = 3
+LONGEST = ("crewai", "langgraph", "mcp", "openapi_clients", "temporal")
+"""They begin first, so that none of them runs alone in the end."""
 Check = Callable[[str, Path], "subprocess.CompletedProcess[str]"]
 COUNTED = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
 
@@ -47,6 +49,7 @@ def main() -> int:
     if is_oldest:
         known = sorted(set(known) & set(extras()))
     names = [name for name in sys.argv[1:] if not name.startswith("--")] or known
+    names.sort(key=lambda name: name not in LONGEST)
     if unknown := sorted(set(names) - set(known)):
         sys.stderr.write(f"{', '.join(unknown)}: no such neighbour; there are {', '.join(known)}\n")
         return 2

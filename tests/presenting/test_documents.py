@@ -124,7 +124,7 @@ def test_an_event_is_the_same_document_on_the_command_line_over_http_and_in_a_we
     with killick.open("killick.db") as kd:
         for one in printed_:
             told = _Told(one)
-            event = HookEvent(kd.runtime.engine, told, agent="review", hook="ops", attempt=1, told_at=0)  # type: ignore[arg-type]
+            event = HookEvent(kd.runtime.engine, told, agent="review", hook="ops", attempt=1, sent_at=0)  # type: ignore[arg-type]
             alike(documents.Event, one, json.loads(msgspec.json.encode(webhook_document(event))))
 
 

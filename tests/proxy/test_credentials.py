@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from killick.model.failure import Failure
-from killick.proxy.credentials import unsecret, without
+from killick.proxy.credentials import without, without_secrets
 
 
 def test_what_opens_a_server_that_the_provider_calls_is_not_on_record() -> None:
@@ -11,7 +11,7 @@ def test_what_opens_a_server_that_the_provider_calls_is_not_on_record() -> None:
         "mcp_servers": [{"url": "https://ann:pin@far.example/x", "authorization_token": "SECRET", "name": "far"}],
         "tools": [{"type": "mcp", "headers": {"k": "SECRET"}, "authorization": "SECRET"}, {"name": "headers"}],
     }
-    told = unsecret(body)
+    told = without_secrets(body)
     assert "SECRET" not in str(told)
     assert "pin" not in str(told)
     assert told["tools"][1] == {"name": "headers"}

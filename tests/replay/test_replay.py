@@ -18,7 +18,7 @@ import pytest
 import killick
 from killick.agents.runtime import Runtime
 from killick.archive.export import export, load, read
-from killick.errors import BoundaryUnknown, ReplayParted, RunUnknown
+from killick.errors import BoundaryUnknown, ReplayDiverged, RunUnknown
 from killick.log import Log, verify
 from killick.replay.replay import Replay
 from killick.replay.result import Replayed, ReplayRequest
@@ -101,7 +101,7 @@ def followed(data: bytes, agent: Any = again_agent, **asked: Any) -> Replayed:
 
 def agrees(data: bytes, agent: Any = again_agent) -> Replayed:
     replayed = followed(data, agent)
-    assert replayed.outcome == "agrees", replayed.parted or replayed.beyond
+    assert replayed.outcome == "agrees", replayed.divergence or replayed.beyond
     assert world == []
     return replayed
 
@@ -203,9 +203,9 @@ def test_a_run_that_was_renewed_is_replayed_log_by_log(kd: killick.Client) -> No
     world.clear()
     assert [agrees(data, again_renewing).result for data in logs] == [None, None, "2"]
     now.add("leaps")
-    assert "the log continues with 1, the code gives 2" in str(followed(logs[0], again_renewing).parted)
+    assert "the log continues with 1, the code gives 2" in str(followed(logs[0], again_renewing).divergence)
     now.add("stays")
-    assert "the log continues as n+2, the code in no other run" in str(followed(logs[0], again_renewing).parted)
+    assert "the log continues as n+2, the code in no other run" in str(followed(logs[0], again_renewing).divergence)
     assert world == []
 
 
@@ -368,9 +368,9 @@ def test_threads_and_tasks_that_the_code_starts_are_stopped_and_named(
     now.add(how)
     replayed = followed(data, again_strays)
     assert not path.exists()
-    assert replayed.parted is not None
-    assert f"{__file__}:" in str(replayed.parted)
-    assert f"open('{path}', 'w') outside of a step" in str(replayed.parted)
+    assert replayed.divergence is not None
+    assert f"{__file__}:" in str(replayed.divergence)
+    assert f"open('{path}', 'w') outside of a step" in str(replayed.divergence)
 
 
 def test_reading_a_file_is_told_and_does_not_stop_the_code(kd: killick.Client) -> None:
@@ -438,12 +438,12 @@ def test_every_run_of_the_examples_is_followed_with_its_tools_out_of_order(
     assert records
     for run, (agent, data) in records.items():
         replayed = followed(data, agents[agent])
-        assert replayed.outcome == "agrees", (run, replayed.parted, replayed.beyond)
+        assert replayed.outcome == "agrees", (run, replayed.divergence, replayed.beyond)
 
 
 def test_parted_is_an_error_where_a_test_wants_one(kd: killick.Client) -> None:
     ended(kd)
-    with pytest.raises(ReplayParted):
+    with pytest.raises(ReplayDiverged):
         kd.replay("r", killick.agent(name="again_agent")(_nothing), check=True)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from killick.check import crashes
-from killick.check.crashes import Story, living, simulate
+from killick.check.crashes import Story, current_process, simulate
 
 
 class World(crashes.World):
@@ -33,7 +33,7 @@ class World(crashes.World):
                 self._keys[key] = result
             return result
 
-        return living().write(effect, act)
+        return current_process().write(effect, act)
 
     def visit(self, place: str) -> int:
         """Counts visits, this one included. Not an effect."""
@@ -42,7 +42,7 @@ class World(crashes.World):
             self.visits[place] += 1
             return self.visits[place]
 
-        return living().write(place, act)
+        return current_process().write(place, act)
 
     def happened(self, effect: str) -> bool:
         return bool(self.effects[effect])
@@ -56,12 +56,12 @@ class Scenario(crashes.Scenario):
 def tick() -> None:
     """A crash point in agent code, between steps. Outside a simulation it does nothing."""
     with suppress(LookupError):
-        living().point("agent code")
+        current_process().point("agent code")
 
 
 def world() -> World:
     """The world of the current simulation."""
-    return cast("World", living().world)
+    return cast("World", current_process().world)
 
 
 def killed_everywhere(scenario: crashes.Scenario, *, seed: int = 7) -> Iterator[Story]:

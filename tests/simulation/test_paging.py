@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import killick
-from killick.check.crashes import Saved, Story, living, simulate
+from killick.check.crashes import Saved, Story, current_process, simulate
 from llm.paged_session import BUDGET, SCRIPT, THERE, TOOLS, Far, answer, as_bytes
 from simulation.crash_stories import Scenario, World, differences, world
 
@@ -49,7 +49,7 @@ async def model(**request: Any) -> Any:
     assert isinstance(sea, Sea)
     reply = answer(request, "anthropic")
     turn = int(reply["content"][0]["text"].removeprefix("Turn ").rstrip("."))
-    living().write(f"model {turn}", lambda: sea.ask(request, turn))
+    current_process().write(f"model {turn}", lambda: sea.ask(request, turn))
     return reply
 
 

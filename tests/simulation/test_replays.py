@@ -54,7 +54,7 @@ def test_replay_comes_to_the_same_state_and_touches_nothing(name: str) -> None:
         log = Log(story.store)
         for row in story.store.runs(RunQuery(), limit=100):
             replayed = Replay(Export(row.run, export(log, row.run)), AGENTS.get(row.agent)).outcome()
-            assert replayed.outcome == "agrees", (str(story), row.run, replayed.parted, replayed.beyond)
+            assert replayed.outcome == "agrees", (str(story), row.run, replayed.divergence, replayed.beyond)
             assert replayed.state is not None
             assert timeless(replayed.state) == timeless(log.state(row.run)), (str(story), row.run)
 
@@ -66,7 +66,7 @@ def test_with_fields_redacted_it_is_still_followed_to_its_end(name: str) -> None
     for row in story.store.runs(RunQuery(), limit=100):
         data = export(log, row.run, children=True, redaction=Redaction(b"k" * 32, ("what",)))
         replayed = Replay(Export(row.run, data), AGENTS.get(row.agent)).outcome()
-        assert replayed.outcome == "agrees", (row.run, replayed.parted)
+        assert replayed.outcome == "agrees", (row.run, replayed.divergence)
 
 
 @every_agent
@@ -75,6 +75,6 @@ def test_with_everything_redacted_only_code_that_branches_on_values_parts_and_is
     data = export(Log(story.store), "run", children=True, redaction=Redaction(b"k" * 32))
     replayed = Replay(Export("run", data), SCENARIOS[name].agent).outcome()
     if name.startswith("stages"):
-        assert "the file is redacted" in str(replayed.parted)
+        assert "the file is redacted" in str(replayed.divergence)
     else:
-        assert replayed.outcome == "agrees", replayed.parted
+        assert replayed.outcome == "agrees", replayed.divergence

@@ -437,9 +437,9 @@ class Journey:
                 played = replay(self.kd.export(run), AGENTS[state.agent], check=False, seconds=3)
                 if state.status == "cancelled":
                     # Where somebody called it off, code may have gone on; it must only agree as far as it went.
-                    yield from [f"{run}: replay parts: {played.parted}"] if played.parted else []
+                    yield from [f"{run}: replay parts: {played.divergence}"] if played.divergence else []
                 elif played.outcome != "agrees" or played.state is None:
-                    yield f"{run}: replay {played.outcome}: {played.parted or played.beyond}"
+                    yield f"{run}: replay {played.outcome}: {played.divergence or played.beyond}"
                 elif (found := timeless(played.state)) != (
                     recorded := timeless(self.kd.state(run, state.fold.facts.ended or None))
                 ):

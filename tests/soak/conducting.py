@@ -24,6 +24,7 @@ from killick.store.records import RunQuery
 from servers import Server
 from soak import errands, farside
 from soak.draws import Blow, blow, restarts
+from warm import load_client
 
 CONCURRENCY: Final = 12
 LEASE_SECONDS: Final = 2.0
@@ -317,6 +318,7 @@ def _make(setting: Setting) -> None:
 
 def play(setting: Setting, server: Server | None) -> Played:
     """All of it, and afterwards only the far side is left."""
+    load_client(setting.url)
     os.waitpid(fork(lambda: _make(setting), setting.folder / "errors"), 0)
     reading, writing = os.pipe()
     clerk = fork(lambda: attend(setting, writing), setting.folder / "errors")

@@ -33,6 +33,7 @@ from killick.store import SqliteStore
 from killick.store.records import ENDED
 from soak.conducting import fork
 from soak.draws import draw
+from warm import load_client
 
 LEASE_SECONDS: Final = 1.0
 CALM_SECONDS_MAX: Final = 60.0
@@ -534,6 +535,7 @@ def main() -> int:
     parser.add_argument("--story-seconds", type=float, default=6.0)
     parser.add_argument("--limit-seconds", type=float, default=600.0, help="after which no further story begins")
     given = parser.parse_args()
+    load_client()
     began, total, failed = time.monotonic(), Counter[str](), 0
     for seed in range(given.seed, given.seed + given.stories):
         if time.monotonic() - began > given.limit_seconds:

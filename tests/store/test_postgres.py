@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 TABLES: Final = [
     "heads", "events", "pieces", "piece_uses", "inbox", "claims", "tags", "snapshots", "aside", "marks", "marked",
-    "feed",
+    "feed", "rate_limits",
 ]  # fmt: skip
 
 

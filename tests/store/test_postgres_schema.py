@@ -181,6 +181,7 @@ def test_in_a_store_of_format_1_every_run_that_may_ask_somebody_is_found_by_the_
         created(store, status, index=indexed(status, tags=("eu",)))
     store.close()
     sql.execute(f"DROP INDEX {schema}.heads_by_standing")
+    sql.execute(f"DROP TABLE {schema}.rate_limits; DROP FUNCTION {schema}.take_tokens")
     put = f"UPDATE {schema}.meta SET value = '1', checksum = {schema}.meta_check(key, '1') WHERE key = %s"
     for key in ("format", "readable_from"):
         sql.execute(put, (key,))

@@ -12,6 +12,8 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -511,3 +513,112 @@ def test_a_store_that_another_process_creates_while_it_is_opened_is_a_store(
     with contextlib.closing(SqliteStore(path)) as store:
         assert store.heads() == []
     assert not seen
+
+
+# a file without its WAL ---------------------------------------------------------------------------
+
+
+def copied(path: Path, *, wal: bool) -> Path:
+    """A copy of an open store, as `cp` makes it."""
+    copy = path.with_name("copy.db")
+    for suffix in ("", "-wal") if wal else ("",):
+        shutil.copyfile(f"{path}{suffix}", f"{copy}{suffix}")
+    return copy
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[Path]:
+    """An open store with a run whose last events are in the WAL alone."""
+    store = SqliteStore(tmp_path / "killick.db", durability="process")
+    log = Log(store)
+    handle = begin(log)
+    for number in range(file.GUARD_COMMITS * 3):
+        handle.append(note(number))
+    yield tmp_path / "killick.db"
+    log.close()
+    store.close()
+
+
+def test_a_copy_without_its_wal_is_refused_until_the_loss_is_accepted(written: Path) -> None:
+    copy = copied(written, wal=False)
+    for _ in range(2):
+        with pytest.raises(
+            StoreUnavailable, match="put it back next to the file, or run `killick store verify --accept-loss`"
+        ):
+            SqliteStore(copy)
+    assert main(["ps", "--store", str(copy)]) == 2
+    assert main(["store", "verify", "--accept-loss", "--store", str(copy)]) == 0
+    assert main(["ps", "--store", str(copy)]) == 0
+
+
+def test_a_copy_with_its_wal_a_backup_and_a_closed_file_are_whole(written: Path) -> None:
+    db = sqlite3.connect(written)
+    with contextlib.closing(sqlite3.connect(written.with_name("backup.db"))) as backup:
+        db.backup(backup)
+    db.execute(f"VACUUM INTO '{written.with_name('vacuum.db')}'")
+    db.close()
+    for each in (copied(written, wal=True), written.with_name("backup.db"), written.with_name("vacuum.db")):
+        for _ in range(2):  # the first close checkpoints
+            with contextlib.closing(SqliteStore(each)) as store:
+                assert [row.seq for row in store.read("run_1", after=file.GUARD_COMMITS * 3)][-1:] != []
+
+
+def test_a_process_that_died_while_it_guarded_its_wal_leaves_a_store_that_opens(written: Path) -> None:
+    db = sqlite3.connect(written)
+    db.execute(f"PRAGMA user_version = {STORE_FORMAT | file._NEEDS_WAL}")
+    copy = copied(written, wal=True)
+    db.close()
+    for _ in range(2):
+        SqliteStore(copy).close()
+
+
+# forks --------------------------------------------------------------------------------------------
+
+
+def test_a_fork_waits_for_a_read_that_is_about_to_open_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child would inherit a connection that nobody knows of, and SQLite's view of its locks."""
+    opening, go_on, connect, done = threading.Event(), threading.Event(), SqliteFile._connect, list[str]()
+    with contextlib.closing(SqliteStore(tmp_path / "killick.db")) as store:
+
+        def slowly(file: SqliteFile) -> sqlite3.Connection:
+            monkeypatch.undo()
+            opening.set()
+            assert go_on.wait(600)
+            done.append("read")
+            return connect(file)
+
+        def fork() -> None:
+            store._file.before_fork()
+            done.append("fork")
+            store._file.after_fork_in_parent()
+
+        while store._file._readers:
+            store._file._readers.pop().close()
+        monkeypatch.setattr(SqliteFile, "_connect", slowly)
+        threads = [threading.Thread(target=store.heads)]
+        threads[0].start()
+        assert opening.wait(600)
+        threads.append(threading.Thread(target=fork))
+        threads[1].start()
+        threads[1].join(0.05)
+        go_on.set()
+        for thread in threads:
+            thread.join(600)
+    assert done == ["read", "fork"]
+
+
+def test_a_read_that_comes_during_a_fork_waits_for_its_end_and_one_within_a_read_does_not(tmp_path: Path) -> None:
+    done: list[str] = []
+    with contextlib.closing(SqliteStore(tmp_path / "killick.db")) as store:
+        with store._file.reading():
+            store._file._gate.clear()
+            assert store.heads() == []
+        reading = threading.Thread(target=lambda: done.append(str(store.heads())))
+        reading.start()
+        reading.join(0.3)
+        assert done == []
+        store._file.after_fork_in_parent()
+        reading.join(600)
+    assert done == ["[]"]

@@ -25,6 +25,7 @@ from store_contract.maintenance import Keeping
 from store_contract.notifications import Watching
 from store_contract.outbox import Feeding
 from store_contract.probes import Again
+from store_contract.rate_limits import RateLimits
 from store_contract.search_terms import SearchTerms
 from store_contract.transactions import Transacting
 from store_contract.values import Values
@@ -42,6 +43,7 @@ class StoreContract(
     Feeding,
     Watching,
     SearchTerms,
+    RateLimits,
     Keeping,
     Opening,
     Together,

@@ -9,7 +9,7 @@ import pytest
 
 from killick.clock import ManualClock
 from killick.store.protocol import Store
-from killick.store.records import ENDED, RunQuery
+from killick.store.records import ASKS, ENDED, RunQuery, urgency_of
 from store_contract.builders import SECOND_US, following, indexed, letter
 from store_contract.probes import commit, created, deliver, line
 
@@ -38,6 +38,27 @@ class Finding:
         assert (row.status, row.tags, row.wake_at_us) == ("paused", ("both", "new"), None)
         assert store.tags("a") == {"both", "new"}
         assert [store.runs(RunQuery(tag=tag)) for tag in ("old", "both", "new")] == [[], [row], [row]]
+
+    def test_runs_that_may_ask_come_by_urgency_after_a_sort_key(self, store: Store) -> None:
+        for name, status, more in (
+            ("no deadline", "waiting", {}),
+            ("urgent", "waiting", {"priority": 5}),
+            ("older", "waiting", {"changed_at_us": 1}),
+            ("soon", "waiting", {"wake_at_us": 200}),
+            ("late", "waiting", {"wake_at_us": 50}),
+            ("executed", "running", {}),
+            ("message", "waiting", {}),
+            ("paused", "paused", {}),
+        ):
+            created(store, name, index=indexed(status, tags=(ASKS,), **{"changed_at_us": 2, **more}))
+        created(store, "other", index=indexed("waiting"))
+        deliver(store, letter("message", "m", at_us=50))
+        rows = store.asking(100, limit=100)
+        assert [row.run for row in rows] == ["executed", "message", "soon", "urgent", "older", "no deadline", "late"]
+        assert rows == sorted(rows, key=lambda row: urgency_of(row, 100))
+        assert rows == [line(store, row.run) for row in rows]
+        for at, row in enumerate(rows):
+            assert store.asking(100, after=urgency_of(row, 100), limit=2) == rows[at + 1 : at + 3]
 
     def test_reindexing_writes_the_index_anew_unless_the_log_went_on(self, store: Store) -> None:
         head = created(store, "a", index=indexed("running", tags=("old",)))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import killick
-from killick.errors import ExportBroken, NotOnRecord, ReplayParted, RunDiverged, RunMismatch
+from killick.errors import ExportBroken, NotOnRecord, ReplayDiverged, RunDiverged, RunMismatch
 from killick.log import Entry
 from killick.model import events as e
 from killick.store import Store
@@ -116,13 +116,13 @@ def reviewed(kd: killick.Client, *, to_its_end: bool = True) -> bytes:
     return data
 
 
-def parted(data: bytes, agent: Any = replay_review) -> ReplayParted:
-    with pytest.raises(ReplayParted) as found:
+def parted(data: bytes, agent: Any = replay_review) -> ReplayDiverged:
+    with pytest.raises(ReplayDiverged) as found:
         replay(data, agent)
     assert isinstance(found.value, AssertionError)
     assert "\n" not in str(found.value)
     assert world == []
-    unraised = replay(data, agent, check=False).parted
+    unraised = replay(data, agent, check=False).divergence
     assert unraised is not None
     assert str(unraised) == str(found.value)
     return found.value
@@ -135,7 +135,7 @@ def test_code_that_is_as_it_was_does_all_of_it_again_and_touches_nothing(kd: kil
     replayed = replay(reviewed(kd), replay_review)
     assert (replayed.status, replayed.result) == ("completed", Verdict("paid 106", "ann"))
     assert replayed.steps == len(kd.state("r").fold.steps)
-    assert (replayed.drifts, replayed.strays, replayed.beyond, replayed.parted) == ((), (), None, None)
+    assert (replayed.drifts, replayed.strays, replayed.beyond, replayed.divergence) == ((), (), None, None)
     assert world == []
 
 
@@ -302,7 +302,7 @@ def test_code_that_never_comes_to_its_end_is_given_up(kd: killick.Client) -> Non
         await asyncio.get_running_loop().create_future()
         return "done"
 
-    with pytest.raises(ReplayParted, match=r"did not end within 0\.2 s"):
+    with pytest.raises(ReplayDiverged, match=r"did not end within 0\.2 s"):
         replay(kd.export("r"), hangs, seconds=0.2)
 
 
@@ -326,12 +326,12 @@ def test_code_that_touches_the_world_by_itself_is_stopped_and_named(kd: killick.
     assert stray.file == __file__
     assert "notes.txt" in stray.what
     now.add("writes")
-    with pytest.raises(ReplayParted, match=r"unrecorded I/O: .*test_recorded_run\.py:\d+: open\(.*notes.txt', 'w'\)"):
+    with pytest.raises(ReplayDiverged, match=r"unrecorded I/O: .*test_recorded_run\.py:\d+: open\(.*notes.txt', 'w'\)"):
         replay(data, strays)
     assert (tmp_path / "notes.txt").read_text() == "read me"
     now.clear()
     now.add("connects")
-    with pytest.raises(ReplayParted, match=r"does unrecorded I/O: .*test_recorded_run\.py:\d+: socket\.connect"):
+    with pytest.raises(ReplayDiverged, match=r"does unrecorded I/O: .*test_recorded_run\.py:\d+: socket\.connect"):
         replay(data, strays)
 
 
@@ -385,7 +385,7 @@ def test_mended_code_parts_from_the_failure_and_says_what_it_does_now(kd: killic
         'f: the record failed with ZeroDivisionError: division by zero, the code returns "70"'
     )
     replayed = replay(data, replay_fails, check=False)
-    assert (replayed.status, replayed.parted is not None) == ("failed", True)
+    assert (replayed.status, replayed.divergence is not None) == ("failed", True)
 
 
 def test_another_failure_parts(kd: killick.Client) -> None:
@@ -599,7 +599,7 @@ def test_a_fork_is_replayed_from_the_beginning_of_what_it_stands_on(kd: killick.
     cut = next(r.seq for r in kd.events("r") if isinstance(r.event, e.WaitClosed) and r.event.by == "ann") - 1
     kd.runtime.log.fork(e.RunForked(at=1, run="f", parent="r", cut=cut, generation=1))
     replayed = replay(kd.export("f"), replay_review)
-    assert replayed.parted is None
+    assert replayed.divergence is None
     now.add("amount")
     assert "replay_pay(amount=107)" in str(parted(kd.export("f")))
 
@@ -617,7 +617,7 @@ def test_secrets_are_the_same_under_the_key_of_their_store(kd: killick.Client) -
     data = kd.export("s")
     assert b"hunter2" not in data
     assert replay(data, replay_secretive, secret_key=kd.runtime.store.secret_key).result == "in"
-    with pytest.raises(ReplayParted):
+    with pytest.raises(ReplayDiverged):
         replay(data, replay_secretive)
 
 

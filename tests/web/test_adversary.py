@@ -41,7 +41,7 @@ def at_desk(tmp_path: Path) -> Iterator[Desk]:
 
 
 @contextmanager
-def veiled(tmp_path: Path) -> Iterator[Desk]:
+def masked(tmp_path: Path) -> Iterator[Desk]:
     with desk.desk(tmp_path, redact=["ssn"]) as made:
         yield made
 
@@ -224,7 +224,7 @@ READ = (
 
 @pytest.mark.parametrize(("agent", "run"), [(parent, "r/1"), (renews, "r+2")])
 def test_what_a_run_handed_on_is_hidden_where_it_went(tmp_path: Path, agent: Any, run: str) -> None:
-    with veiled(tmp_path) as at:
+    with masked(tmp_path) as at:
         at.kd.start(agent, {"ssn": SECRET}, id="r")
         for _ in range(4):
             at.kd.advance_due()
@@ -243,7 +243,7 @@ def test_one_field_to_redact_may_be_given_as_a_text(tmp_path: Path) -> None:
 
 
 def test_a_refused_answer_does_not_tell_the_hidden_options(tmp_path: Path) -> None:
-    with veiled(tmp_path) as at:
+    with masked(tmp_path) as at:
         run = at.at(chooses, {"ssn": SECRET})
         refused = at.web.post(f"/api/v1/inbox/{run}:1", json={"verb": "respond", "value": 5},
                               headers={"Idempotency-Key": "k"})  # fmt: skip
@@ -254,7 +254,7 @@ def test_a_refused_answer_does_not_tell_the_hidden_options(tmp_path: Path) -> No
 
 
 def test_a_question_across_runs_does_not_spell_out_what_is_hidden(tmp_path: Path) -> None:
-    with veiled(tmp_path) as at:
+    with masked(tmp_path) as at:
         at.kd.start(parent, {"ssn": SECRET}, id="r")
         for _ in range(4):
             at.kd.advance_due()
@@ -269,7 +269,7 @@ def test_a_question_across_runs_does_not_spell_out_what_is_hidden(tmp_path: Path
 
 
 def test_a_guess_is_said_back_in_the_same_way_right_or_wrong(tmp_path: Path) -> None:
-    with veiled(tmp_path) as at:
+    with masked(tmp_path) as at:
         run = at.at(chooses, {"ssn": SECRET})
         for guess in (SECRET, "999-99-9999"):
             assert at.get(f"/runs/{run}/steps?q={guess}")["q"] == guess
@@ -278,7 +278,7 @@ def test_a_guess_is_said_back_in_the_same_way_right_or_wrong(tmp_path: Path) -> 
 @pytest.mark.gate(3)
 @pytest.mark.parametrize("word", ["run", "runs", "next", "agent", "status", "number", "kind", "counts", "waiting"])
 def test_a_hidden_value_that_is_a_word_of_ours_breaks_no_page(tmp_path: Path, word: str) -> None:
-    with veiled(tmp_path) as at:
+    with masked(tmp_path) as at:
         at.at(chooses, {"ssn": SECRET}, run="innocent")
         at.at(chooses, {"ssn": word}, run="evil")
         for path in ("/runs", "/inbox", "/runs/evil", "/runs/innocent", "/runs/evil/act", "/inbox/evil%3A1"):

@@ -10,12 +10,12 @@ from starlette.testclient import TestClient
 
 import killick
 from families import Family
-from killick.history.compare_runs import parting
+from killick.history.compare_runs import compare
 from killick.log import Log
 from killick.store import MemoryStore
 from killick.web.app import asgi
 from killick.web.auth.access import Identified
-from killick.web.handlers.compare import PAGE, apart
+from killick.web.handlers.compare import PAGE, word_diff
 
 
 @killick.tool(effect="reads")
@@ -65,10 +65,10 @@ def compared(web: TestClient, **asked: Any) -> Any:
 
 def test_a_fork_and_its_parent_part_where_the_record_does(kd: killick.Client, web: TestClient) -> None:
     found = compared(web, a="r", b="f")
-    wanted = parting(kd.runtime.log, "r", "f")
+    wanted = compare(kd.runtime.log, "r", "f")
     assert wanted.shared is not None
     assert found["shared"] == {"steps": wanted.shared.steps, "place": wanted.shared.place}
-    assert found["parts_at"] == "3"
+    assert found["diverges_at"] == "3"
     assert [(pair["step"], pair["how"]) for pair in found["pairs"]] == [(pair.step, pair.how) for pair in wanted.pairs]
     assert [(given["what"], given["step"], given["value"]) for given in found["conditions"]] == [
         ("output", "3", "auto"),
@@ -83,7 +83,7 @@ def test_a_fork_and_its_parent_part_where_the_record_does(kd: killick.Client, we
 def test_strangers_are_compared_step_by_step_and_what_is_other_is_marked(web: TestClient) -> None:
     found = compared(web, a="r", b="other")
     assert found["shared"] is None
-    assert found["parts_at"] == "1"
+    assert found["diverges_at"] == "1"
     assert [pair["step"] for pair in found["pairs"]] == ["1", "2", "2.1.1", "2.2.1", "3", "4", "5"]
     [same] = [pair for pair in found["pairs"] if pair["step"] == "2.1.1"]
     assert (same["how"], same["shared"]) == (None, False)
@@ -156,7 +156,7 @@ def test_redacted_fields_are_nowhere_on_the_page(kd: killick.Client) -> None:
 
 
 def test_texts_are_told_apart_word_by_word_and_say_the_same_as_before() -> None:
-    one, two = apart("Pay 1250 to Ann", "Pay 90 to Ann")
+    one, two = word_diff("Pay 1250 to Ann", "Pay 90 to Ann")
     assert one is not None
     assert two is not None
     assert ("".join(piece.text for piece in one), "".join(piece.text for piece in two)) == (
@@ -164,8 +164,8 @@ def test_texts_are_told_apart_word_by_word_and_say_the_same_as_before() -> None:
         "Pay 90 to Ann",
     )
     assert [piece.text for piece in (*one, *two) if piece.other] == ["1250", "90"]
-    assert apart("same", "same") == (None, None)
-    assert apart("x" * 5_000, "y") == (None, None)
+    assert word_diff("same", "same") == (None, None)
+    assert word_diff("x" * 5_000, "y") == (None, None)
 
 
 # long runs ----------------------------------------------------------------------------------------

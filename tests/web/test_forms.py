@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter
 from pydantic import Field as Given
 
-from killick.web.forms import NOTHING, Field, form_of, unveiled
+from killick.web.forms import NOTHING, Field, form_of, unmasked
 from killick.web.problems import Problem
 
 
@@ -124,6 +124,6 @@ def test_what_is_hidden_has_an_empty_control_and_is_known_as_hidden() -> None:
 def test_what_a_page_did_not_show_comes_back_as_it_was() -> None:
     original = {"card": "4111", "to": {"iban": "DE1", "name": "ann"}, "rows": [1, "2"]}
     edit = {"card": "(redacted)", "to": {"iban": "(redacted)", "name": "bob"}, "rows": [7, "(redacted)"]}
-    assert unveiled(edit, original) == {"card": "4111", "to": {"iban": "DE1", "name": "bob"}, "rows": [7, "2"]}
+    assert unmasked(edit, original) == {"card": "4111", "to": {"iban": "DE1", "name": "bob"}, "rows": [7, "2"]}
     with pytest.raises(Problem, match=r"value.new"):
-        unveiled({"new": "(redacted)"}, original)
+        unmasked({"new": "(redacted)"}, original)

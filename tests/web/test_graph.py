@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 import killick
 from families import Family, claim
-from killick.history.graph.graph import Lane, family
+from killick.history.graph.graph import Lane, run_graph
 from killick.history.graph.svg import svg
 from killick.history.graph.text import outline
 from killick.history.graph.truncation import HEAD, LONG, TAIL
@@ -63,7 +63,7 @@ def picture(web: TestClient, run: str, **asked: Any) -> ElementTree.Element:
 
 def test_the_graph_is_that_of_the_record(told: Family, web: TestClient) -> None:
     found = web.get("/api/v1/runs/r/graph").json()
-    assert found == family(told.log, "r").document()
+    assert found == run_graph(told.log, "r").document()
     assert {lane["sort"] for lane in found["lanes"]} == {"run", "fork", "child", "left"}
 
 
@@ -85,8 +85,8 @@ def test_where_the_run_is_is_marked_once(told: Family, web: TestClient) -> None:
         each for each in picture(web, "r-fork", links="true").iter(f"{SVG}circle") if "here" in each.get("class", "")
     ]
     assert here.get("class") == "here waiting"
-    lane, place = family(told.log, "r-fork").here or (0, 0)
-    assert family(told.log, "r-fork").lanes[lane].nodes[place].number == "5"
+    lane, place = run_graph(told.log, "r-fork").here or (0, 0)
+    assert run_graph(told.log, "r-fork").lanes[lane].nodes[place].number == "5"
 
 
 def test_a_picture_by_itself_is_saved_under_the_name_of_its_run(web: TestClient) -> None:
@@ -126,7 +126,7 @@ def shown(log: Log, run: str = "r") -> dict[str, list[str]]:
     """By lane, the numbers of its steps; what is folded as how many."""
     return {
         f"{lane.run} {lane.sort}": [f"({node.folded})" if node.folded else node.number for node in lane.nodes]
-        for lane in family(log, run).lanes
+        for lane in run_graph(log, run).lanes
     }
 
 
@@ -136,7 +136,7 @@ def test_what_is_folded_is_a_link_to_its_first_step() -> None:
     def link_to(lane: Lane, step: str | None) -> str:
         return f"{lane.run}/{step}"
 
-    drawn = svg(family(told.log, "r"), link_to=link_to)
+    drawn = svg(run_graph(told.log, "r"), link_to=link_to)
     assert re.search(
         rf'<a href="r/{HEAD + 1}" [^>]*><text [^>]*><tspan class="quiet">… {1_000 - HEAD - TAIL} steps', drawn
     )
@@ -145,7 +145,7 @@ def test_what_is_folded_is_a_link_to_its_first_step() -> None:
     short.steps("r", 1, 40)
     assert re.search(
         r'<a href="r/3" [^>]*><text [^>]*><tspan class="quiet">… \d+ steps',
-        svg(family(short.log, "r"), link_to=link_to),
+        svg(run_graph(short.log, "r"), link_to=link_to),
     )
 
 
@@ -160,9 +160,9 @@ def test_of_a_long_run_the_ends_are_drawn_and_the_rest_is_counted_and_not_read()
         *map(str, range(6_000 - TAIL + 1, 6_001)),
     ]
     assert store.rows < 4_000
-    drawn = "\n".join("".join(span.text for span in line) for line in outline(family(told.log, "r")))
+    drawn = "\n".join("".join(span.text for span in line) for line in outline(run_graph(told.log, "r")))
     assert f"… {6_000 - HEAD - TAIL:,} steps …".replace(",", "") in drawn.replace(",", "")
-    assert "5980 steps" in svg(family(told.log, "r")).replace(",", "")
+    assert "5980 steps" in svg(run_graph(told.log, "r")).replace(",", "")
 
 
 def test_a_long_run_keeps_where_lanes_leave_it_and_what_failed() -> None:
@@ -179,7 +179,7 @@ def test_a_long_run_keeps_where_lanes_leave_it_and_what_failed() -> None:
     found = shown(told.log)
     assert {"699", "700", "701", "2001"} <= set(found["r run"])
     assert found["f fork"] == ["701"]
-    graph = family(told.log, "f")
+    graph = run_graph(told.log, "f")
     fork = next(lane for lane in graph.lanes if lane.run == "f")
     assert fork.parent == 0
     assert graph.lanes[0].nodes[fork.after].number == "700"

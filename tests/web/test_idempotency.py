@@ -20,7 +20,7 @@ from killick.store import MemoryStore, SqliteStore, Store
 from killick.store.records import RunQuery
 from killick.web.app_context import AppContext
 from killick.web.endpoints import Endpoints
-from killick.web.idempotency import AGENT, DAY, Once, derived
+from killick.web.idempotency import AGENT, DAY, IdempotencyKeys, derived
 from killick.web.routes import Call, Nothing, Person, post
 
 
@@ -50,7 +50,7 @@ class NamedAccess:
     def csrf(self, request: Request) -> str:
         return ""
 
-    def dress(self, request: Request, response: Response) -> None: ...
+    def set_cookies(self, request: Request, response: Response) -> None: ...
 
 
 class Dying:
@@ -94,7 +94,7 @@ class App:
             post("/send", self.send, takes=Number, gives=Started, natural=True),
             post("/count", self.count, takes=Number, gives=Started),
         )
-        app = Starlette(routes=Endpoints(context, once=Once(self.client)).table(routes))
+        app = Starlette(routes=Endpoints(context, once=IdempotencyKeys(self.client)).table(routes))
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://killick")
 
     def start(self, call: Call[Nothing, Number]) -> Started:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from killick.client import inbox
 from killick.clock import microseconds
-from killick.store.protocol import Store
+from killick.store.records import RunRow, Urgency
 from web import desk as at
 from web.desk import Desk, desk
 
@@ -217,13 +216,14 @@ def test_a_wait_that_never_was_is_not_found(office: Desk) -> None:
 def test_where_counting_questions_takes_long_the_count_holds_until_something_is_written_here(
     office: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counting = inbox.asking
+    store = office.kd.runtime.store
+    counting = store.asking
 
-    def slow(store: Store, now_us: int) -> list[inbox.Asking]:
+    def slow(now_us: int, *, after: Urgency | None = None, limit: int) -> list[RunRow]:
         office.clock.advance(1)
-        return counting(store, now_us)
+        return counting(now_us, after=after, limit=limit)
 
-    monkeypatch.setattr(inbox, "asking", slow)
+    monkeypatch.setattr(store, "asking", slow)
     office.at(at.asks, "When?", run="a")
     assert office.get("/health")["questions"] == 1
     office.at(at.asks, "When?", run="b")

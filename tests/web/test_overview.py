@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import killick
+from killick.presenting import needs
 from killick.web.handlers import overview
 from web.desk import Desk, asks, desk, fails, waits
 
@@ -42,6 +43,16 @@ def test_runs_are_counted_in_the_slot_in_which_they_started_by_their_status_now(
     assert (doc["total"]["runs"]["total"], doc["more"], doc["read"]) == (3, False, 3)
     assert at.get("/overview?period=7d")["total"]["runs"]["total"] == 4
     assert at.get("/overview?agent=desk_fails")["total"]["runs"]["total"] == 1
+
+
+def test_one_count_of_questions_reads_a_bounded_number_of_logs_and_the_next_continues(
+    at: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needs, "NEW_MAX", 2)
+    for number in range(5):
+        at.at(asks, "when?", run=f"a{number}")
+    counts = [at.get("/overview") for _ in range(3)]
+    assert [(doc["open_questions"], doc["questions_more"]) for doc in counts] == [(2, True), (4, True), (5, False)]
 
 
 def test_failures_are_grouped_by_agent_and_error_the_most_first(at: Desk) -> None:

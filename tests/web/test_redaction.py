@@ -11,12 +11,12 @@ import pytest
 from starlette.testclient import TestClient
 
 import killick
-from killick.archive.redact import Sought
+from killick.archive.redact import Secrets
 from killick.errors import RunWaiting
 from killick.model.events import from_text, to_text
 from killick.store import MemoryStore
 from killick.web.app import ROUTES, asgi
-from killick.web.redaction import HIDDEN, Redaction, _Words
+from killick.web.redaction import HIDDEN, Redaction, _Finder
 from killick.workers.tokens import issue
 
 SSN = "123-45-6789"
@@ -44,8 +44,8 @@ def kd() -> Iterator[killick.Client]:
 
 
 def test_a_named_field_is_hidden_in_any_document(kd: killick.Client) -> None:
-    veil = Redaction(kd, ["ssn", "person.age"])
-    shown = veil.over({"steps": [{"arguments": {"ssn": ["a", {"b": 1}], "age": 41}}], "person": {"age": 41}}, run="r1")
+    mask = Redaction(kd, ["ssn", "person.age"])
+    shown = mask.over({"steps": [{"arguments": {"ssn": ["a", {"b": 1}], "age": 41}}], "person": {"age": 41}}, run="r1")
     assert shown == {
         "steps": [{"arguments": {"ssn": [HIDDEN, {"b": HIDDEN}], "age": 41}}],
         "person": {"age": HIDDEN},
@@ -53,7 +53,7 @@ def test_a_named_field_is_hidden_in_any_document(kd: killick.Client) -> None:
 
 
 def test_its_values_are_hidden_wherever_else_they_stand_in_texts_of_the_run(kd: killick.Client) -> None:
-    veil = Redaction(kd, ["ssn"])
+    mask = Redaction(kd, ["ssn"])
     document = {
         "run": "r1",
         "prompt": f"Is {SSN} right?",
@@ -62,7 +62,7 @@ def test_its_values_are_hidden_wherever_else_they_stand_in_texts_of_the_run(kd: 
         "error": f"ValueError: <{SSN}>",
         "part": f"x{SSN}",
     }
-    shown = veil.over(document)
+    shown = mask.over(document)
     assert shown["prompt"] == f"Is {HIDDEN} right?"
     assert shown["call"] == '{"who":"(redacted)","n":1}'
     assert shown[HIDDEN] == "as a name"
@@ -84,17 +84,17 @@ def test_thousands_of_values_are_found_as_one_pattern_would_find_them() -> None:
 
     for _ in range(300):
         values = [text(seed.randint(3, 6)) for _ in range(20)]
-        sought = Sought(["x"], [{"x": values}])
+        sought = Secrets(["x"], [{"x": values}])
         assert sought.words is not None
         document = text(200)
-        assert _Words(frozenset(sought.known)).hidden(document) == sought.words.sub(HIDDEN, document)
+        assert _Finder(frozenset(sought.known)).hidden(document) == sought.words.sub(HIDDEN, document)
 
 
 def test_what_a_run_says_later_is_hidden_as_soon_as_it_is_on_record(kd: killick.Client) -> None:
-    veil = Redaction(kd, ["secret_word"])
-    assert veil.over({"run": "r1", "text": "it is swordfish"})["text"] == "it is swordfish"
+    mask = Redaction(kd, ["secret_word"])
+    assert mask.over({"run": "r1", "text": "it is swordfish"})["text"] == "it is swordfish"
     kd.send("r1", "hint", {"secret_word": "swordfish"})
-    assert veil.over({"run": "r1", "text": "it is swordfish"})["text"] == f"it is {HIDDEN}"
+    assert mask.over({"run": "r1", "text": "it is swordfish"})["text"] == f"it is {HIDDEN}"
 
 
 def test_ids_of_runs_stay_for_everything_is_found_by_them(kd: killick.Client) -> None:
@@ -112,25 +112,25 @@ def test_without_rules_the_very_same_document_comes_back_and_no_store_is_read(kd
 
 
 def test_a_log_is_read_once_however_often_it_is_shown(kd: killick.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    veil, read = Redaction(kd, ["ssn"]), []
+    mask, read = Redaction(kd, ["ssn"]), []
     monkeypatch.setattr(
         kd.runtime.log,
         "read",
         lambda run, **asked: read.append(asked) or killick.log.Log.read(kd.runtime.log, run, **asked),
     )
     for _ in range(5):
-        assert veil.over({"run": "r1", "text": SSN})["text"] == HIDDEN
+        assert mask.over({"run": "r1", "text": SSN})["text"] == HIDDEN
     assert len(read) == 1
     kd.note("r1", "more", by="ann")
-    assert veil.over({"run": "r1", "text": SSN})["text"] == HIDDEN
+    assert mask.over({"run": "r1", "text": SSN})["text"] == HIDDEN
     assert len(read) == 2
     assert read[1]["after"] > 0
 
 
 def test_a_run_is_exported_with_the_fields_that_it_has(kd: killick.Client) -> None:
-    veil = Redaction(kd, ["ssn", "iban"])
-    assert veil.redaction("r1") == ("ssn",)
-    assert SSN.encode() not in kd.export("r1", redact=veil.redaction("r1"))
+    mask = Redaction(kd, ["ssn", "iban"])
+    assert mask.redaction("r1") == ("ssn",)
+    assert SSN.encode() not in kd.export("r1", redact=mask.redaction("r1"))
 
 
 @killick.agent
@@ -147,11 +147,11 @@ async def chief(run: killick.Run, person: dict[str, str]) -> None:
 
 def test_what_a_run_gave_to_its_children_and_to_what_it_goes_on_as_is_hidden_there_too(kd: killick.Client) -> None:
     kd.run(chief, {"ssn": SSN}, id="above")
-    veil = Redaction(kd, ["ssn"])
+    mask = Redaction(kd, ["ssn"])
     for run in ("below", "above+2"):
-        assert veil.over({"run": run, "text": f"of {SSN}"})["text"] == f"of {HIDDEN}"
-        assert veil.redaction(run) is True
-        assert SSN.encode() not in kd.export(run, redact=veil.redaction(run))
+        assert mask.over({"run": run, "text": f"of {SSN}"})["text"] == f"of {HIDDEN}"
+        assert mask.redaction(run) is True
+        assert SSN.encode() not in kd.export(run, redact=mask.redaction(run))
 
 
 @pytest.mark.parametrize("word", ["run", "next", "status", "waiting", "arguments", "number", "steps", "kind"])

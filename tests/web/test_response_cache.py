@@ -10,7 +10,7 @@ import pytest
 from starlette.responses import Response
 
 import killick
-from killick.web.response_cache import BUSY, CROWD, KEPT_SECONDS, STILL_SECONDS, Answers
+from killick.web.response_cache import BUSY, CROWD, KEPT_SECONDS, STILL_SECONDS, ResponseCache
 from killick.web.routes import Call, Nothing, Person
 
 
@@ -20,7 +20,7 @@ class Asked:
     def __init__(self) -> None:
         self.clock = killick.clock.ManualClock()
         self.stands = "somewhere"
-        self.answers = Answers(self.clock, cast("Any", self))
+        self.answers = ResponseCache(self.clock, cast("Any", self))
         self.made = 0
         self.go = asyncio.Event()
 

@@ -279,10 +279,10 @@ def test_a_search_looks_in_names_arguments_outputs_and_errors(kd: killick.Client
 
 @pytest.mark.slow
 def test_a_search_of_a_long_run_goes_on_where_it_ended(kd: killick.Client) -> None:
-    kd.run(long, 1_300, id="r")
+    kd.run(longer, 1_300, id="r")
     seen, cursor, asked = list[str](), "", 0
     while True:
-        doc = api(kd, f"/runs/r/steps?q=claim%22:7,{cursor}")
+        doc = api(kd, f"/runs/r/steps?q=n%22:7%7D{cursor}")
         seen += [row["step"]["number"] for row in doc["rows"]]
         asked += 1
         if doc["next"] is None:

@@ -26,7 +26,7 @@ import uvicorn
 import killick
 from killick.errors import AccessRefused
 from killick.store import MemoryStore
-from killick.web import server
+from killick.web import render, server
 from killick.web.auth.access import OwnerAccess, TokenAccess
 from killick.web.middleware import Guard, Limits
 from killick.workers.tokens import issue, revoke
@@ -289,7 +289,9 @@ def hurried(
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"hi"})
 
-    made = type("Tried", (server._Hurried, kind), {"head_seconds": head_seconds, "connections_max": connections_max})
+    made = type(
+        "Tried", (server._HeadTimeout, kind), {"head_seconds": head_seconds, "connections_max": connections_max}
+    )
     guard = Guard(hello, killick.clock.SystemClock(), limits)
     config = uvicorn.Config(
         guard, http=made, ws="none", lifespan="off", log_config=None, access_log=False, timeout_keep_alive=3600
@@ -409,7 +411,7 @@ def test_a_flood_from_one_address_is_told_to_slow_down(kind: Any) -> None:
 
 
 def test_one_address_cannot_take_every_connection(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server._Hurried, "address_max", 2)
+    monkeypatch.setattr(server._HeadTimeout, "address_max", 2)
     with hurried(kind, head_seconds=60) as port, connect(port), connect(port), connect(port) as more:
         assert read(more).startswith(b"HTTP/1.1 503")
 
@@ -417,3 +419,22 @@ def test_one_address_cannot_take_every_connection(kind: Any, monkeypatch: pytest
 def test_one_connection_too_many_is_told_to_come_again(kind: Any) -> None:
     with hurried(kind, connections_max=2, head_seconds=60) as port, connect(port), connect(port), connect(port) as more:
         assert read(more).startswith(b"HTTP/1.1 503")
+
+
+def test_a_server_compiles_every_template_before_a_page_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = render.environment.__wrapped__()
+    monkeypatch.setattr(render, "environment", lambda: environment)
+    monkeypatch.setattr(server, "_lower_priority", lambda: None)
+
+    async def compiled() -> int:
+        with killick.open(str(tmp_path / "killick.db")) as kd:
+            serving = asyncio.ensure_future(server.serve(kd, port=0))
+            while len(environment.cache) < len(environment.list_templates()) and not serving.done():
+                await asyncio.sleep(0.01)
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+        return len(environment.cache)
+
+    assert asyncio.run(compiled()) == len(environment.list_templates())

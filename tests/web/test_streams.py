@@ -60,7 +60,7 @@ class Anybody:
     def csrf(self, request: Request) -> str:
         return ""
 
-    def dress(self, request: Request, response: Response) -> None: ...
+    def set_cookies(self, request: Request, response: Response) -> None: ...
 
 
 class Listener:
@@ -454,7 +454,7 @@ def test_fields_that_are_not_to_be_seen_are_hidden(kd: killick.Client) -> None:
             return {**document, "data": {"hidden in": run}}
 
     async def story() -> None:
-        async with served(kd, veil=Veil()) as server:
+        async with served(kd, mask=Veil()) as server:
             listener = server.listen("/runs/r/follow")
             await listener.until(lambda: listener.over)
             assert all(data["data"] == {"hidden in": "r"} for kind, _, data in listener.heard if kind != "end")

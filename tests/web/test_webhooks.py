@@ -26,7 +26,7 @@ from killick.web import webhooks as receiving
 from killick.web.addresses import Paths
 from killick.web.app_context import AppContext
 from killick.web.endpoints import Endpoints
-from killick.web.idempotency import Once
+from killick.web.idempotency import IdempotencyKeys
 from killick.web.routes import Person
 
 SECRET = "a-secret-of-the-shop"
@@ -60,7 +60,7 @@ class Anybody:
     def csrf(self, request: Request) -> str:
         return ""
 
-    def dress(self, request: Request, response: Response) -> None: ...
+    def set_cookies(self, request: Request, response: Response) -> None: ...
 
 
 class Desk:
@@ -70,7 +70,7 @@ class Desk:
         self.client = client
         self.clock = clock
         context = AppContext(client, access=Anybody(), webhooks=webhooks)
-        routes = Endpoints(context, once=Once(client)).table((*receiving.ROUTES, *events.ROUTES))
+        routes = Endpoints(context, once=IdempotencyKeys(client)).table((*receiving.ROUTES, *events.ROUTES))
         self._transport = httpx.ASGITransport(Paths(Starlette(routes=routes)))
 
     def post(self, path: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
@@ -119,7 +119,7 @@ def test_a_webhook_becomes_an_event_that_triggers_hear_once(desk: Desk) -> None:
     desk.orders()
     for _ in range(3):
         answer = desk.send("/hooks/orders", {"number": 17})
-        assert (answer.status_code, answer.json()) == (202, {"name": "orders", "id": "m1", "heard": 1})
+        assert (answer.status_code, answer.json()) == (202, {"name": "orders", "id": "m1", "receivers": 1})
     desk.send("/hooks/orders", {"number": 18}, name="m2")
     assert desk.orders() == [{"number": 17}, {"number": 18}]
     desk.clock.advance(30 * 24 * 3600)
@@ -263,12 +263,12 @@ def test_an_event_is_published_by_whoever_may_and_counts_once_by_id_or_key(desk:
         }
         return desk.post("/events", msgspec.json.encode(body), given)
 
-    assert publish({"name": "orders", "body": {"number": 1}, "id": "one"}).json() == {"name": "orders", "heard": 1}
+    assert publish({"name": "orders", "body": {"number": 1}, "id": "one"}).json() == {"name": "orders", "receivers": 1}
     publish({"name": "orders", "body": {"number": 1}, "id": "one"})
     publish({"name": "orders", "body": {"number": 2}}, Idempotency_Key="two")
     again = publish({"name": "orders", "body": {"number": 2}}, Idempotency_Key="two")
     assert again.headers["idempotency-replayed"] == "true"
-    assert publish({"name": "nobody.listens"}).json() == {"name": "nobody.listens", "heard": 0}
+    assert publish({"name": "nobody.listens"}).json() == {"name": "nobody.listens", "receivers": 0}
     assert publish({"name": "killick.fire"}).status_code == 409
     assert publish({"name": "orders", "more": 1}).status_code == 422
     assert desk.orders() == [{"number": 1}, {"number": 2}]

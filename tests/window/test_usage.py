@@ -10,7 +10,7 @@ import pytest
 
 from killick.window import Decision, Shape, Window, estimate
 from killick.window.messages import as_json, size_of
-from killick.window.usage import Filling, Left, RequestUsage, request_of
+from killick.window.usage import EvictedPart, RequestUsage, UsageTracker, request_of
 
 SHAPES: tuple[Shape, ...] = ("openai", "openai-responses", "anthropic")
 
@@ -53,7 +53,7 @@ def words(chance: random.Random, count: int) -> str:
 
 
 def one(messages: list[Any], tools: list[Any] | None = None, system: Any = None) -> RequestUsage:
-    return Filling().fill(messages, tools or [], system)
+    return UsageTracker().fill(messages, tools or [], system)
 
 
 USER = {"role": "user", "content": "Mend the parser."}
@@ -121,7 +121,7 @@ def test_following_requests_gives_what_each_gives_alone(shape: Shape, seed: int)
     """Whatever is cut off, changed or added between two requests."""
     chance = random.Random(seed)
     texts = [words(chance, chance.choice((5, 60, 300))) for _ in range(6)]
-    following, messages = Filling(), [USER]
+    following, messages = UsageTracker(), [USER]
     for number in range(60):
         match chance.randrange(10):
             case 0:
@@ -133,7 +133,7 @@ def test_following_requests_gives_what_each_gives_alone(shape: Shape, seed: int)
                 name = chance.choice(("read_file", "edit_file", "search"))
                 path = {"path": chance.choice(("a.py", "b.py", "c.py"))}
                 messages = [*messages, *called(shape, number, name, path, chance.choice(texts))]
-        alone = Filling()
+        alone = UsageTracker()
         assert following.fill(messages) == alone.fill(messages)
 
 
@@ -143,7 +143,7 @@ def test_following_requests_gives_what_each_gives_alone(shape: Shape, seed: int)
 def test_sent_and_without_are_what_the_window_says(shape: Shape, budget: int) -> None:
     chance = random.Random(5)
     made: list[Decision] = []
-    window, filling = Window(budget, shape=shape, record=made.append), Filling()
+    window, filling = Window(budget, shape=shape, record=made.append), UsageTracker()
     files = {f"src/{at}.py": words(chance, chance.choice((50, 200, 600))) for at in range(12)}
     messages: list[Any] = [USER, *([{"role": "system", "content": words(chance, 60)}] if shape == "openai" else [])][
         ::-1
@@ -153,8 +153,10 @@ def test_sent_and_without_are_what_the_window_says(shape: Shape, budget: int) ->
     for number in range(90):
         sent = window.fit(messages, tools, system=None if shape == "openai" else "Be careful.")
         for decision in made:
-            pages = decision.told.get("pages", ())
-            filling.left |= {each["page"]: Left(*(each[name] for name in Left.__struct_fields__)) for each in pages}
+            pages = decision.data.get("pages", ())
+            filling.left |= {
+                each["page"]: EvictedPart(*(each[name] for name in EvictedPart.__struct_fields__)) for each in pages
+            }
             left += len(pages)
         made.clear()
         filled = filling.fill(sent.messages, sent.tools, None if shape == "openai" else "Be careful.")
@@ -173,7 +175,7 @@ def test_a_page_knows_how_old_it_is_and_when_it_was_last_spoken_of() -> None:
     messages = [USER, *called("openai", 1, "read_file", {"path": "a.py"}, words(chance, 100))]
     messages += called("openai", 2, "read_file", {"path": "b.py"}, words(chance, 100))
     messages += called("openai", 3, "edit_file", {"path": "a.py"}, "done")
-    filling = Filling()
+    filling = UsageTracker()
     filling.fill(messages)
     found = {seen.piece.path: (seen.turn, seen.used) for seen in filling.pieces() if seen.piece.kind == "files"}
     assert found == {"a.py": (1, 3), "b.py": (2, 2)}

@@ -289,7 +289,7 @@ def test_a_failing_hook_backs_off_by_the_clock_and_delays_only_itself(kd: killic
 
     @killick.on("run.completed", retry=killick.Retry(attempts=5, first=10, factor=3, max="1h", jitter=0))
     def flaky(event: HookEvent) -> None:
-        tried.append((event.run, event.attempt, (event.told_at - start) // 1_000_000))
+        tried.append((event.run, event.attempt, (event.sent_at - start) // 1_000_000))
         if event.run == "run-1" and event.attempt < 4:
             raise ConnectionError("not now")
 

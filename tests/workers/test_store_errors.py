@@ -23,8 +23,9 @@ from killick.triggers import TRIGGERS
 from killick.workers import hooks, trigger_runner, worker
 from killick.workers.hooks import HOOKS, HookEvent
 from killick.workers.worker import Worker
+from seeds import repeats
 
-BACKSTOP_SECONDS = 60.0
+BACKSTOP_SECONDS = 600.0
 When = Literal["before", "after"]
 
 
@@ -109,9 +110,14 @@ def served(
     return store.operations
 
 
-def swept(scenario: Callable[..., int], *, every: int, **fault: Any) -> None:
-    for number in range(1, min(scenario(), 150) + 1, every):
+def swept(scenario: Callable[..., int], *, every: int, first: int = 1, **fault: Any) -> None:
+    for number in range(first, min(scenario(), 150) + 1, every):
         scenario(fail_at=number, error=StoreFull("killick.db"), **fault)
+
+
+def at_any(scenario: Callable[..., int], *, disk: bool, times: int, when: When) -> None:
+    """Fails every operation before and after its effect, once or often, in memory or on a disk; in `soak`, all four."""
+    swept(scenario, every=repeats(4, 1), first=repeats(1 + 2 * disk + (times > 1), 1), when=when, times=times)
 
 
 def in_memory(clock: Shifted) -> Store:
@@ -171,7 +177,7 @@ def test_a_trigger_whose_store_fails_at_any_operation_fires_each_time_once(
     when: When, times: int, disk: bool, tmp_path: Path
 ) -> None:
     make = on_disk(tmp_path) if disk else in_memory
-    swept(lambda **fault: fired(make, **fault), every=1, when=when, times=times)
+    at_any(lambda **fault: fired(make, **fault), disk=disk, times=times, when=when)
 
 
 # hooks --------------------------------------------------------------------------------------------
@@ -264,7 +270,7 @@ def test_a_hook_whose_store_fails_at_any_operation_hears_every_event(
     when: When, times: int, disk: bool, far: Any, tmp_path: Path
 ) -> None:
     make = on_disk(tmp_path) if disk else in_memory
-    swept(lambda **fault: told(make, far, **fault), every=1, when=when, times=times)
+    at_any(lambda **fault: told(make, far, **fault), disk=disk, times=times, when=when)
 
 
 def test_a_disk_that_stays_full_is_logged_ever_more_rarely(

@@ -78,7 +78,7 @@ def clock() -> killick.clock.LeapingClock:
     return killick.clock.LeapingClock(NINE - 3_600_000_000)
 
 
-class Duty:
+class TaskControl:
     """A worker that stops when its attendant has rested so often; meanwhile time passes, and things happen."""
 
     def __init__(self, clock: Any = None, rests: int = 0, then: Callable[[int], None] | None = None) -> None:
@@ -99,7 +99,7 @@ class Duty:
             await asyncio.to_thread(self.then, len(self.rested))
 
 
-def attend(kd: killick.Client, duty: Duty | Callable[[], Duty] | None = None) -> list[str]:
+def attend(kd: killick.Client, duty: TaskControl | Callable[[], TaskControl] | None = None) -> list[str]:
     """What a worker does about triggers: see to their logs, and attend to each that is due. Says which those were."""
     agents = firing.ensure(kd.runtime.engine)
     attended: list[str] = []
@@ -112,7 +112,9 @@ def attend(kd: killick.Client, duty: Duty | Callable[[], Duty] | None = None) ->
             left = True
             try:
                 kd.runtime.blocking(
-                    firing.attend(kd.runtime.engine, log, duty if isinstance(duty, Duty) else (duty or Duty)())
+                    firing.attend(
+                        kd.runtime.engine, log, duty if isinstance(duty, TaskControl) else (duty or TaskControl)()
+                    )
                 )
                 left = False
             finally:
@@ -244,7 +246,7 @@ def overlapping(world: World, clock: killick.clock.LeapingClock, overlap: Any) -
     attend(world.kd)
     world.kd.advance("asking@2026-11-16T09:00Z")
     clock.advance(HOUR)
-    attend(world.kd, Duty())
+    attend(world.kd, TaskControl())
     return runs(world.kd)
 
 
@@ -292,7 +294,7 @@ def test_a_firing_that_waits_is_on_record_and_goes_on_when_the_run_before_has_en
     assert isinstance(queued, system_events.TriggerQueued)
     assert world.kd.triggers()[0].queued == 1
     world.process()
-    assert attend(world.kd, Duty(clock, rests=3)) == ["trigger:asking"], "it is due for whoever comes"
+    assert attend(world.kd, TaskControl(clock, rests=3)) == ["trigger:asking"], "it is due for whoever comes"
     assert runs(world.kd) == [FIRST]
     world.kd.answer(FIRST, "approve")
     world.kd.advance(FIRST)
@@ -310,7 +312,7 @@ def test_who_waits_for_a_run_sees_it_end(world: World, clock: killick.clock.Leap
             world.kd.answer(FIRST, "approve")
             world.kd.advance(FIRST)
 
-    duty = Duty(clock, rests=9, then=end)
+    duty = TaskControl(clock, rests=9, then=end)
     attend(world.kd, duty)
     assert runs(world.kd) == [FIRST, SECOND]
     assert len(duty.rested) == 2
@@ -323,7 +325,7 @@ def test_firings_wait_in_their_order_and_not_without_end(
     killick.triggers.cron("0 * * * *", asking, overlap="queue", missed="all")
     attend(world.kd)
     clock.advance(4 * HOUR)
-    attend(world.kd, Duty())
+    attend(world.kd, TaskControl())
     assert runs(world.kd) == [FIRST]
     assert [type(event).__name__ for event in told(world.kd, "asking")] == [
         "TriggerFired",
@@ -334,7 +336,7 @@ def test_firings_wait_in_their_order_and_not_without_end(
     for run in (FIRST, SECOND):
         world.kd.cancel(run)
         world.kd.advance(run)
-        attend(world.kd, Duty())
+        attend(world.kd, TaskControl())
     assert runs(world.kd) == [FIRST, SECOND, THIRD]
 
 
@@ -483,13 +485,13 @@ def test_events_wait_while_the_run_before_has_not_ended(world: World, clock: kil
     firing.ensure(world.kd.runtime.engine)
     for what in ("a", "b", "c"):
         world.kd.publish("ask", what)
-    attend(world.kd, Duty())
+    attend(world.kd, TaskControl())
     started = []
     for _ in range(3):
         started.append(runs(world.kd)[-1])
         world.kd.cancel(started[-1])
         world.kd.advance(started[-1])
-        attend(world.kd, Duty())
+        attend(world.kd, TaskControl())
     assert started == ["asking@1", "asking@2", "asking@3"]
     assert [input_of(world.kd, run) for run in started] == ["a", "b", "c"]
 
@@ -524,7 +526,7 @@ def test_a_condition_fires_when_it_begins_to_hold_and_only_then(
         name="low",
         input=lambda f: str(f.value),
     )
-    duty = Duty(clock, rests=20)
+    duty = TaskControl(clock, rests=20)
     attend(world.kd, duty)
     assert runs(world.kd) == ["low@1", "low@2"]
     assert [input_of(world.kd, run) for run in runs(world.kd)] == ["5", "7"]
@@ -541,7 +543,7 @@ def test_a_condition_is_asked_no_more_often_than_it_says(world: World, clock: ki
         return False
 
     killick.triggers.when(low, poll, every="1m")
-    attend(world.kd, Duty(clock, rests=30))
+    attend(world.kd, TaskControl(clock, rests=30))
     assert asked == [60.0 * n for n in range(len(asked))]
     assert len(asked) > 3
 
@@ -556,7 +558,7 @@ def test_a_condition_that_fails_is_no_answer_and_noted_once(world: World, clock:
         return answer
 
     killick.triggers.when(low, poll, every="10s")
-    attend(world.kd, Duty(clock, rests=8))
+    attend(world.kd, TaskControl(clock, rests=8))
     assert runs(world.kd) == ["poll@1"]
     kinds = [type(event).__name__ for event in told(world.kd, "poll")]
     assert kinds == ["NoteMade", "TriggerTurned", "TriggerFired", "NoteMade", "NoteMade"]
@@ -565,9 +567,9 @@ def test_a_condition_that_fails_is_no_answer_and_noted_once(world: World, clock:
 
 def test_whether_it_held_outlives_who_looked(world: World, clock: killick.clock.LeapingClock) -> None:
     killick.triggers.when(lambda: True, poll, every="10s")
-    attend(world.kd, Duty(clock, rests=3))
+    attend(world.kd, TaskControl(clock, rests=3))
     world.process()
-    attend(world.kd, Duty(clock, rests=3))
+    attend(world.kd, TaskControl(clock, rests=3))
     assert runs(world.kd) == ["poll@1"]
 
 
@@ -579,13 +581,13 @@ def test_a_condition_that_is_looked_at_can_be_paused(world: World, clock: killic
         if rested == 2:
             world.kd.pause("trigger:poll", by="ada")
 
-    duty = Duty(clock, rests=9, then=pause)
+    duty = TaskControl(clock, rests=9, then=pause)
     attend(world.kd, duty)
     assert len(duty.rested) == 2
     assert world.kd.info("trigger:poll").status == "paused"
     assert attend(world.kd) == []
     assert world.kd.resume("trigger:poll") == "resumed"
-    assert attend(world.kd, Duty(clock)) == ["trigger:poll"]
+    assert attend(world.kd, TaskControl(clock)) == ["trigger:poll"]
 
 
 # declaring ----------------------------------------------------------------------------------------
@@ -705,7 +707,7 @@ def test_a_worker_with_older_code_obeys_the_schedule_on_record(world: World, clo
     ):
         world.kd.runtime.blocking(
             firing.attend(
-                world.kd.runtime.engine, world.kd.runtime.log.open(claimed.head.run, head=claimed.head), Duty()
+                world.kd.runtime.engine, world.kd.runtime.log.open(claimed.head.run, head=claimed.head), TaskControl()
             )
         )
     assert runs(world.kd) == ["poll@2026-11-16T08:30Z"]
@@ -721,7 +723,7 @@ def test_somebody_who_looks_at_a_condition_notices_that_it_is_declared_otherwise
         killick.triggers.when(low, poll, every="2s")
         firing.ensure(world.kd.runtime.engine)
 
-    duty = Duty(clock, rests=9, then=redeclare)
+    duty = TaskControl(clock, rests=9, then=redeclare)
     attend(world.kd, duty)
     assert len(duty.rested) == 1
 
@@ -808,7 +810,7 @@ def test_firing_by_hand_goes_through_whoever_attends(world: World, clock: killic
         if rested == 1:
             asked.append(world.kd.fire("low", input="by hand", by="ada"))
 
-    attend(world.kd, Duty(clock, rests=3, then=fire))
+    attend(world.kd, TaskControl(clock, rests=3, then=fire))
     assert runs(world.kd) == asked
     assert input_of(world.kd, asked[0]) == "by hand"
 
@@ -870,7 +872,7 @@ def everything(
 
     def tend() -> None:
         try:
-            attend(world.kd, lambda: Duty(clock, rests=1))
+            attend(world.kd, lambda: TaskControl(clock, rests=1))
         except (StoreUnavailable, HandleClosed):
             world.process()
 

@@ -251,7 +251,7 @@ def test_a_secret_goes_out_as_the_digest_that_is_on_record(kd: killick.Client) -
     kd.run(charges, id="claim-1")
     seq = next(each.seq for each in kd.events("claim-1") if isinstance(each.event, e.StepIntended))
     told = OutboxItem(position=1, run="claim-1", seq=seq, kind="step.intended")
-    event = HookEvent(kd.runtime.engine, told, agent="webhooked_charges", hook="ops", attempt=1, told_at=NOW_US)
+    event = HookEvent(kd.runtime.engine, told, agent="webhooked_charges", hook="ops", attempt=1, sent_at=NOW_US)
     sent = msgspec.json.encode(document(event))
     assert json.loads(sent)["data"]["arguments"]["card"].keys() == {"$secret"}
     assert b"is secret" not in sent

@@ -398,8 +398,8 @@ async def test_a_run_that_comes_back_before_its_loss_was_noticed_is_gone_on_with
     with caplog.at_level("INFO", logger="killick.worker"):
         async with kd.worker(lease_seconds=60):
             await until(lambda: gate.calls == ["it"])
-            kd.runtime.store.release("robbed", epoch=kd.runtime.log.head("robbed").epoch, left=True)
-            other = kd.runtime.store.lease("robbed", "another", seconds=60)
+            held = kd.runtime.log.head("robbed").epoch  # taken in one transaction: the worker would claim a free run
+            other = kd.runtime.store.lease("robbed", "another", seconds=60, handed=held)
             kd.runtime.store.release("robbed", epoch=other.epoch, left=True)
             await until(lambda: kd.runtime.log.head("robbed").epoch > other.epoch)
             gate.open.set()

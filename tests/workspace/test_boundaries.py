@@ -23,7 +23,7 @@ from killick.workspace.inotify import Watch
 from killick.workspace.restore_plan import shown
 from killick.workspace.tree import FILE, Id
 from killick.workspace.workspace import content
-from seeds import draw_seed
+from seeds import draw_seed, repeats
 from workspace.changing import IGNORES
 from workspace.folders import Told, differing, held, told
 
@@ -156,7 +156,7 @@ def _watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_watched")
-@pytest.mark.parametrize("_", range(2))
+@pytest.mark.parametrize("_", range(repeats(1, 2)))
 def test_every_boundary_brings_back_what_was_there(tmp_path: Path, _: int) -> None:
     seed = draw_seed()
     chance = random.Random(seed)

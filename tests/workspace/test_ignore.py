@@ -12,8 +12,9 @@ from typing import Final
 import pytest
 
 from killick.workspace.ignore import GITIGNORE, IGNORE_FILES, KILLICKIGNORE, Rules, Scope
+from seeds import repeats
 
-SEEDS: Final = random.Random(7).sample(range(1_000_000), 40)
+SEEDS: Final = random.Random(7).sample(range(1_000_000), repeats(20, 40))
 
 
 def ignored(folder: Path, rules: Rules) -> set[bytes]:

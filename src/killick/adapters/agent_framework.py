@@ -44,7 +44,7 @@ SPACE: Final = "agent-framework"
 
 
 class KillickCheckpointStorage(StateOwner):
-    """A `CheckpointStorage` for workflow checkpoints. Each stores only what is new in it.
+    """A `CheckpointStorage` for workflow checkpoints. Each stores only its new parts.
 
     Values that are not JSON use the framework's own checkpoint encoding, which pickles them. They are read under its
     own rules: its types, those registered with it, and `allowed_checkpoint_types` ("module:QualName").
@@ -137,7 +137,7 @@ class KillickHistory(StateOwner, HistoryProvider):  # type: ignore[misc,unused-i
     def __init__(
         self, store: Place, *, source_id: str = DEFAULT_SOURCE_ID, space: str = f"{SPACE}-history", **flags: Any
     ) -> None:
-        """`flags` are those of `HistoryProvider`: what is loaded, and what is stored."""
+        """`flags` are those of `HistoryProvider`: which messages are loaded and stored."""
         super().__init__(source_id, **flags)
         self._shelf = FrameworkState(store, space)
 
@@ -162,9 +162,9 @@ class KillickHistory(StateOwner, HistoryProvider):  # type: ignore[misc,unused-i
 
     def _name(self, message: Mapping[str, Any]) -> str:
         # Providers give one id to several messages of a reply, so the id alone is not unique.
-        told = message.get("message_id")
+        id_ = message.get("message_id")
         key = self._shelf.client.runtime.store.secret_key
-        return f"{told}:{digest(message, secret_key=key).hex()[:16]}" if told else RandomIds().new("message")
+        return f"{id_}:{digest(message, secret_key=key).hex()[:16]}" if id_ else RandomIds().new("message")
 
 
 def _session(session_id: str | None) -> str:
@@ -323,8 +323,8 @@ def _request(context: ChatContext) -> dict[str, Any]:
     """Returns a model request for matching, without ids that the framework generates each time."""
     options = dict(context.options or {})
     tools = [_tool(tool) for tool in options.pop("tools", None) or ()]
-    told = {name: value for name, value in options.items() if isinstance(value, str | int | float | bool)}
-    return {"messages": [_message(message) for message in context.messages], "options": told | {"tools": tools}}
+    plain = {name: value for name, value in options.items() if isinstance(value, str | int | float | bool)}
+    return {"messages": [_message(message) for message in context.messages], "options": plain | {"tools": tools}}
 
 
 def _tool(tool: Any) -> Any:

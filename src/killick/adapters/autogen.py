@@ -170,7 +170,7 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
         return _answer(name, str(outcome))
 
     def _misfit(self, name: str, given: Mapping[str, Any]) -> str | None:
-        """Returns what is wrong with arguments: the model corrects it, and it is not recorded."""
+        """Returns the misfit of arguments: the model corrects it, and it is not recorded."""
         try:
             if name in self._tools:
                 self._tools[name].args_type().model_validate(given)
@@ -294,8 +294,8 @@ def _request(messages: Sequence[LLMMessage], given: Mapping[str, Any]) -> dict[s
     """Returns a model request for matching."""
     tools = [tool["name"] if isinstance(tool, dict) else tool.name for tool in given.get("tools") or ()]
     form = given.get("json_output")
-    told = {"tools": tools, "json_output": form.__name__ if isinstance(form, type) else form}
-    return {"messages": [message.model_dump(mode="json") for message in messages], "options": told}
+    options = {"tools": tools, "json_output": form.__name__ if isinstance(form, type) else form}
+    return {"messages": [message.model_dump(mode="json") for message in messages], "options": options}
 
 
 def _result(result: CreateResult) -> dict[str, Any]:

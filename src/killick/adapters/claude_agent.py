@@ -72,7 +72,7 @@ class KillickSessionStore(SessionStore):
         """Stores a batch of a transcript."""
         shelf, id = self._shelf(key["project_key"]), _id(key)  # noqa: A001
         while True:
-            head = shelf.head(id)  # before the entries are read: whatever comes between moves it
+            head = shelf.head(id)  # read before the entries: an append in between moves it
             known = {kept.name: kept for kept in shelf.entries(id)}
             fresh: dict[str, SessionStoreEntry] = {}
             for entry in entries:
@@ -187,15 +187,15 @@ def _gated(
         try:
             answer = await called(hosted(host, offered.name), declared, dict(arguments), handler, errors=errors)
         except (Rejected, ToolFailed) as failed:
-            return _told(str(failed), is_error=True)
+            return _text_result(str(failed), is_error=True)
         except RunWaiting as waiting:
-            return _told(f"It is not done yet: {waiting}. Do not try again before that.", is_error=True)
-        return answer if isinstance(answer, dict) and "content" in answer else _told(str(answer))
+            return _text_result(f"It is not done yet: {waiting}. Do not try again before that.", is_error=True)
+        return answer if isinstance(answer, dict) and "content" in answer else _text_result(str(answer))
 
     return replace(offered, handler=through)
 
 
-def _told(text: str, *, is_error: bool = False) -> dict[str, Any]:
+def _text_result(text: str, *, is_error: bool = False) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}], **({"is_error": True} if is_error else {})}
 
 

@@ -70,16 +70,16 @@ class Turn:
         """Drives the run. RunBusy if another worker holds it, RunUnknown if there is none."""
         sliced = asyncio.get_running_loop().call_later(self._slice_seconds, self.leave)
         try:
-            standing = TurnOutcome(self._run, "running", 0.0)
+            outcome = TurnOutcome(self._run, "running", 0.0)
             while not self._leaving.is_set():
-                standing = self._stands(await self._advanced())
-                seconds = standing.wait_seconds
+                outcome = self._outcome_of(await self._advanced())
+                seconds = outcome.wait_seconds
                 if seconds is None or seconds > SIT_SECONDS:
                     break
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._client.runtime.clock.nap_seconds(seconds)):
                         await self._leaving.wait()
-            return standing
+            return outcome
         finally:
             sliced.cancel()
 
@@ -102,7 +102,7 @@ class Turn:
             client.runtime.engine.release(run, head.epoch, left=True)
             raise
 
-    def _stands(self, advanced: RunOutcome) -> TurnOutcome:
+    def _outcome_of(self, advanced: RunOutcome) -> TurnOutcome:
         if advanced.renewed_as is not None:
             self._run = advanced.renewed_as
             return TurnOutcome(self._run, "running", 0.0)

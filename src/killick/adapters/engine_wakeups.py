@@ -32,25 +32,25 @@ Stir = Callable[[RunRow, str], Awaitable[None]]
 """Makes an engine continue a run. The text is equal for equal reasons, for deduplication."""
 
 
-class Waking:
+class RunWaker:
     """Wakes runs that need their engine, within an `async with` block. Several may run concurrently."""
 
     def __init__(
-        self, client: AnyClient, stir: Stir, *, agents: Collection[str] | None = None,
+        self, client: AnyClient, wake: Stir, *, agents: Collection[str] | None = None,
         poll_seconds: float = POLL_SECONDS, grace_seconds: float = GRACE_SECONDS,
     ) -> None:  # fmt: skip
         self._client = client
-        self._stir = stir
+        self._stir = wake
         self._agents = agents
         self._poll_seconds = poll_seconds
         self._grace_seconds = grace_seconds
         self._rung: set[str] = set()
         self._held: dict[str, float] = {}
         self._bell = asyncio.Event()
-        self._stirred: dict[str, tuple[str, float]] = {}
+        self._woken: dict[str, tuple[str, float]] = {}
         self._watching: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Waking:
+    async def __aenter__(self) -> RunWaker:
         self._watching = asyncio.get_running_loop().create_task(self._watch(), name="killick-waking")
         return self
 
@@ -62,11 +62,11 @@ class Waking:
     async def _watch(self) -> None:
         loop, clock = asyncio.get_running_loop(), self._client.runtime.clock
 
-        def rang(run: str) -> None:
+        def on_notify(run: str) -> None:
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._hear, run)
+                loop.call_soon_threadsafe(self._schedule, run)
 
-        stop = self._client.runtime.store.watch(rang)
+        stop = self._client.runtime.store.watch(on_notify)
         looked: float | None = None
         try:
             while True:
@@ -75,11 +75,11 @@ class Waking:
                 try:
                     wanted, held = await asyncio.to_thread(self._wanted, rung)
                     self._look_again(rung, held)
-                    await self._tell(wanted)
+                    await self._wake_all(wanted)
                     if looked is None or "" in rung or clock.monotonic() - looked >= self._poll_seconds:
-                        await self._tell(await asyncio.to_thread(self._overdue, first=looked is None))
+                        await self._wake_all(await asyncio.to_thread(self._overdue, first=looked is None))
                         looked = clock.monotonic()
-                except Exception as error:  # whatever one look meets, the next one comes all the same
+                except Exception as error:  # an error in one poll does not stop the next
                     logger.warning("store error=%s", error)
                     await asyncio.sleep(self._poll_seconds)
                 with contextlib.suppress(TimeoutError):
@@ -88,12 +88,12 @@ class Waking:
         finally:
             stop()
 
-    def _hear(self, run: str) -> None:
+    def _schedule(self, run: str) -> None:
         if run != OUTBOX_CHANGED:
             self._rung.add(run)
             self._bell.set()
 
-    # what wants it ------------------------------------------------------------------------------
+    # due runs -----------------------------------------------------------------------------------
 
     def _known(self) -> Collection[str]:
         return AGENTS.names() if self._agents is None else self._agents
@@ -120,7 +120,7 @@ class Waking:
         self._held = {run: seconds for run, seconds in self._held.items() if run not in rung or run in held}
         for run in held:
             self._held[run] = min(self._held.get(run, _HELD_SECONDS / 2) * 2, self._poll_seconds)
-            loop.call_later(self._held[run], self._hear, run)
+            loop.call_later(self._held[run], self._schedule, run)
 
     def _overdue(self, *, first: bool) -> list[tuple[RunRow, str]]:
         """Returns runs without a notification: new ones, and overdue ones."""
@@ -138,9 +138,9 @@ class Waking:
                 found.append((row, f"{reason}+{late}" if late else reason))
         return found
 
-    async def _tell(self, wanted: list[tuple[RunRow, str]]) -> None:
+    async def _wake_all(self, wanted: list[tuple[RunRow, str]]) -> None:
         now = self._client.runtime.clock.monotonic()
-        fresh = [(row, reason) for row, reason in wanted if self._stirred.get(row.run, ("", 0.0))[0] != reason]
+        fresh = [(row, reason) for row, reason in wanted if self._woken.get(row.run, ("", 0.0))[0] != reason]
         for start in range(0, len(fresh), _AT_ONCE):
             some = fresh[start : start + _AT_ONCE]
             outcomes = await asyncio.gather(*(self._stir(*each) for each in some), return_exceptions=True)
@@ -150,10 +150,10 @@ class Waking:
                     logger.warning("not stirred run=%s error=%s", row.run, outcome)
                     self._rung.add(row.run)
                 else:
-                    self._stirred[row.run] = (reason, now)
-        if len(self._stirred) > READ_LIMIT:
+                    self._woken[row.run] = (reason, now)
+        if len(self._woken) > READ_LIMIT:
             horizon = now - 4 * self._grace_seconds
-            self._stirred = {run: told for run, told in self._stirred.items() if told[1] > horizon}
+            self._woken = {run: last for run, last in self._woken.items() if last[1] > horizon}
 
 
 def reason_of(row: RunRow, head: Head | None) -> str:

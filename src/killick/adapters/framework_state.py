@@ -272,17 +272,17 @@ class StateLog:
         self._run = ""
         self._handle: RunLog | None = None
 
-    # what it adds up to -------------------------------------------------------------------------
+    # the current state --------------------------------------------------------------------------
 
     def clear(self) -> None:
         """Clears the cache: nothing was read yet, or the log was replaced."""
         self.standing = {}
 
-    def take_in(self, seq: int, event: e.Event) -> None:
+    def apply_event(self, seq: int, event: e.Event) -> None:
         """Applies the next event."""
         match event:
             case system_events.EntryKept():
-                self.standing.pop(event.name, None)  # what is kept again comes last
+                self.standing.pop(event.name, None)  # an entry stored again comes last
                 self.standing[event.name] = StateEntry.on_record(self._client.runtime.log, self._run, seq, event)
             case system_events.EntryDropped():
                 self.standing.pop(event.name, None)
@@ -320,7 +320,7 @@ class StateLog:
         self.clear()
 
     def _apply(self, seq: int, event: e.Event) -> None:
-        self.take_in(seq, event)
+        self.apply_event(seq, event)
         self.seq = seq
 
     def values(self, seqs: Collection[int]) -> dict[int, Any]:
@@ -331,7 +331,7 @@ class StateLog:
         return self._read(self._raws(seqs))
 
     def copies(self, seqs: Sequence[int], cache: Items[bytes]) -> list[Any]:
-        """Returns the values at some events, for the caller to mutate. What is plain JSON is cached as such."""
+        """Returns the values at some events, for the caller to mutate. Plain JSON is cached as such."""
         known = {seq: cache.get((self._run, seq)) for seq in seqs}
         raws, odd = self._raws({seq for seq, raw in known.items() if raw is None}), dict[int, Any]()
         shared = self._read({seq: raw for seq, raw in raws.items() if raw.find(_TAG) >= 0})
@@ -345,7 +345,7 @@ class StateLog:
 
     def _raws(self, seqs: Collection[int]) -> dict[int, bytes]:
         store, raws = self._client.runtime.store, dict[int, bytes]()
-        for first, last in _stretches(seqs):
+        for first, last in _ranges(seqs):
             after = first - 1
             while after < last and (rows := store.read(self._run, after=after, limit=min(_ROWS, last - after))):
                 raws |= {row.seq: _data(row) for row in rows if row.seq in seqs}
@@ -391,7 +391,7 @@ class StateLog:
                     self._check(expect)
                 return self._created(entries)
             handle = self._handle = self._client.runtime.log.open(self._run)
-            handle.rows = None  # what it was opened with is not needed here
+            handle.rows = None  # the rows of the open are not needed here
         before = handle.seq
         if expect is not None and before != expect:
             raise HeadMoved(self._run, expected=expect, actual=before)
@@ -432,7 +432,7 @@ class StateLog:
         while (head := self._head()) is not None:
             named = sha256(f"{head.run}\0{head.hash.hex()}".encode()).hexdigest()
             gone = seal.Pruned("nowhere: it was forgotten", named, [(head.run, head.seq, e.to_text(head.hash))])
-            seal.tell_pruned(log, gone, at_us=self._client.runtime.clock.now_us())
+            seal.announce_prune(log, gone, at_us=self._client.runtime.clock.now_us())
             try:
                 store.remove(head.run)
             except RunUnknown:
@@ -463,7 +463,7 @@ def _data(row: Row) -> bytes:
     return row.data
 
 
-def _stretches(seqs: Collection[int]) -> Iterator[tuple[int, int]]:
+def _ranges(seqs: Collection[int]) -> Iterator[tuple[int, int]]:
     """Groups events that are close together into single reads."""
     first = last = 0
     for seq in sorted(seqs):

@@ -28,14 +28,14 @@ Shape: TypeAlias = Mapping[str, Any] | Sequence[Any]
 """A question or an answer in one of the two formats."""
 
 _SETTLES: Final[dict[str, Verb]] = {"approve": "not", "reject": "stop", "respond": "happened"}
-"""What a decision means for an unknown outcome: retry, leave, or it happened with this result."""
+"""The meaning of a decision on an unknown outcome: retry, leave, or it happened with this result."""
 
 _SETTLING: Final = "approve: it did not happen, do it; reject: leave it; respond: it happened, and returned this"
 _OLDER: Final = {"approve": "accept", "reject": "ignore", "edit": "edit", "respond": "response"}
 _NEWER: Final = {older: newer for newer, older in _OLDER.items()}
 
 
-# what waits here, as they ask it --------------------------------------------------------------------
+# open waits, in LangChain's form --------------------------------------------------------------------
 
 
 def hitl_request(waits: Sequence[Wait]) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def hitl_request(waits: Sequence[Wait]) -> dict[str, Any]:
     asked = [(wait, *_asked(wait)) for wait in waits]
     return {
         "action_requests": [
-            {"name": name, "args": arguments, "description": _told(wait)} for wait, name, arguments in asked
+            {"name": name, "args": arguments, "description": _description(wait)} for wait, name, arguments in asked
         ],
         "review_configs": [
             {"action_name": name, "allowed_decisions": _decisions(wait)} for wait, name, _ in asked
@@ -59,7 +59,7 @@ def human_interrupts(waits: Sequence[Wait]) -> list[dict[str, Any]]:
         config = {f"allow_{each}": each in allowed for each in ("accept", "ignore", "edit")}
         config["allow_respond"] = "response" in allowed
         asked = {"action": name, "args": arguments}
-        found.append({"action_request": asked, "config": config, "description": _told(wait)})
+        found.append({"action_request": asked, "config": config, "description": _description(wait)})
     return found
 
 
@@ -93,9 +93,9 @@ def _asked(wait: Wait) -> tuple[str, dict[str, Any]]:
     return wait.name, {"options": list(wait.options)} if wait.options else {}
 
 
-def _told(wait: Wait) -> str:
-    told = wait.prompt or str(wait)
-    return f"{told} ({_SETTLING})" if wait.waits_for == "settlement" else told
+def _description(wait: Wait) -> str:
+    text = wait.prompt or str(wait)
+    return f"{text} ({_SETTLING})" if wait.waits_for == "settlement" else text
 
 
 def _decisions(wait: Wait) -> list[str]:
@@ -125,8 +125,8 @@ def _decided(response: Shape) -> list[_Decision]:
             raise AnswerRefused("approval", f"{response!r} is not a HITLResponse or HumanResponse; give one")
 
 
-def _decision(told: Any) -> _Decision:
-    match told:
+def _decision(given: Any) -> _Decision:
+    match given:
         case {"type": "approve" | "accept"}:
             return _Decision("approve")
         case {"type": "edit", "edited_action": {"args": arguments}} | {"type": "edit", "args": {"args": arguments}}:
@@ -134,13 +134,13 @@ def _decision(told: Any) -> _Decision:
         case {"type": "respond", "message": said} | {"type": "response", "args": said}:
             return _Decision("respond", said)
         case {"type": "reject" | "ignore"}:
-            why = told.get("message") or told.get("args")
+            why = given.get("message") or given.get("args")
             return _Decision("reject", None, why if isinstance(why, str) else None)
         case _:
-            raise AnswerRefused("approval", f"{told!r} is not a decision; give type approve, edit, reject or respond")
+            raise AnswerRefused("approval", f"{given!r} is not a decision; give type approve, edit, reject or respond")
 
 
-# what they ask, asked here --------------------------------------------------------------------------
+# LangChain's interrupts, as waits -------------------------------------------------------------------
 
 
 async def ask(
@@ -210,8 +210,8 @@ def _actions(request: Shape) -> list[_Action]:
 
 def _prompt(action: _Action) -> str:
     shown = ", ".join(f"{name}={value!r}" for name, value in action.arguments.items())
-    told = f"{action.name}({shown}): {action.description or 'the graph wants to do this. Do it?'}"
-    return f"{told} ({', '.join(action.allowed)})" if action.allowed else told
+    text = f"{action.name}({shown}): {action.description or 'the graph wants to do this. Do it?'}"
+    return f"{text} ({', '.join(action.allowed)})" if action.allowed else text
 
 
 def _shaped(action: _Action, answer: Answer) -> dict[str, Any]:

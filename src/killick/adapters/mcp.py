@@ -85,8 +85,8 @@ class Server:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._connecting = asyncio.Lock()
-        self._link: _Link | None = None
-        self.name = _told(where)
+        self._link: _Connection | None = None
+        self.name = _display_name(where)
 
     def __repr__(self) -> str:
         return f"<MCP server {self.name}>"
@@ -184,7 +184,7 @@ class Server:
         except MCPError as error:
             if error.code in (INVALID_PARAMS, METHOD_NOT_FOUND):
                 return self._wrong(str(error))
-            raise await self._lost(link, name, error) from error
+            raise await self._no_answer(link, name, error) from error
         return self._wrong(_text(result)) if result.is_error else _value(result)
 
     def _wrong(self, text: str) -> str:
@@ -193,7 +193,7 @@ class Server:
             raise NotDone(text)
         return f"error: {text}"
 
-    async def _lost(self, link: _Link, name: str, error: MCPError) -> Exception:
+    async def _no_answer(self, link: _Connection, name: str, error: MCPError) -> Exception:
         """Returns the outcome of a call without an answer."""
         if error.message.casefold() in _FORGOTTEN:
             await self._drop(link)
@@ -207,13 +207,13 @@ class Server:
             return NotDone(f"{self.name} cannot be reached")
         return ConnectionError(f"{self.name} was lost while it was at {name}")
 
-    async def _linked(self) -> _Link:
+    async def _linked(self) -> _Connection:
         """Returns the connection; a new one if there is none, or if it was lost."""
         async with self._connecting:
             if self._link is not None and self._link.is_up:
                 return self._link
             await self._drop(self._link)
-            link = self._link = _Link(self._where, self._client)
+            link = self._link = _Connection(self._where, self._client)
             try:
                 await link.up(self._connect_seconds)
             except Exception as error:
@@ -221,7 +221,7 @@ class Server:
                 raise NotDone(f"{self.name} cannot be reached: {_reason(error)}") from error
             return link
 
-    async def _drop(self, link: _Link | None) -> BaseException | None:
+    async def _drop(self, link: _Connection | None) -> BaseException | None:
         """Closes a connection; returns the error that had ended it, if any."""
         if link is None:
             return None
@@ -237,7 +237,7 @@ def _turn(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-class _Link:
+class _Connection:
     """One connection. One task opens, keeps and closes it, because a cancel scope must be left where it was entered."""
 
     def __init__(self, where: Where, options: Mapping[str, Any]) -> None:
@@ -298,7 +298,7 @@ class _Link:
         self.is_up = False
 
 
-class _Watched:
+class _WatchedStream:
     """A server's output, and whether it stopped: a server that died between two calls gets no request."""
 
     def __init__(self, stream: Any, ended: Callable[[], None]) -> None:
@@ -320,7 +320,7 @@ class _Watched:
     async def aclose(self) -> None:
         await self._stream.aclose()
 
-    def __aiter__(self) -> _Watched:
+    def __aiter__(self) -> _WatchedStream:
         return self
 
     async def __anext__(self) -> Any:
@@ -329,7 +329,7 @@ class _Watched:
         except anyio.EndOfStream:
             raise StopAsyncIteration from None
 
-    async def __aenter__(self) -> _Watched:
+    async def __aenter__(self) -> _WatchedStream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -350,7 +350,7 @@ def _transport(where: str | Sequence[str] | StdioServerParameters | Callable[[],
 @asynccontextmanager
 async def _watched(transport: Transport, ended: Callable[[], None]) -> AsyncIterator[tuple[Any, Any]]:
     async with transport as (read, write):
-        yield _Watched(read, ended), write
+        yield _WatchedStream(read, ended), write
 
 
 async def _listed(client: Client, *, fresh: bool = False) -> list[Offered]:
@@ -365,7 +365,7 @@ async def _listed(client: Client, *, fresh: bool = False) -> list[Offered]:
     raise KillickError(f"the server lists more than {PAGES_MAX} pages of tools; check whether it repeats pages")
 
 
-# What comes back -------------------------------------------------------------------------------------
+# Results ---------------------------------------------------------------------------------------------
 
 
 def _value(result: CallToolResult) -> Any:
@@ -407,7 +407,7 @@ def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _told(where: Where) -> str:
+def _display_name(where: Where) -> str:
     if isinstance(where, str):
         return re.sub(r"//[^/@]*@", "//", where).partition("?")[0]
     if isinstance(where, StdioServerParameters):

@@ -17,12 +17,12 @@ from mcp.types import ToolAnnotations
 from msgspec.structs import asdict
 
 from killick.client.client import AnyClient, Client
-from killick.client.inbox import whom
+from killick.client.inbox import addressees
 from killick.engine.control.inbox import Verb
 from killick.engine.views import Wait
 from killick.errors import AnswerRefused, KillickError, NotAsked
 from killick.history import listing, run_info
-from killick.history.compare_runs import parting
+from killick.history.compare_runs import compare
 from killick.history.explain import why
 from killick.history.timeline import timeline
 from killick.presenting.documents import Question, open_wait
@@ -103,16 +103,16 @@ class _Operator:
 
     def why(self, run: str, step: str = "") -> Any:
         """Explain in words why a run is where it is; with step, why that step ended as it did."""
-        told = why(timeline(self._log, run), step or None, text_of=reply_text)
-        if not told:
+        paragraphs = why(timeline(self._log, run), step or None, text_of=reply_text)
+        if not paragraphs:
             raise AnswerRefused(run, f"has no step {step}; `show` lists its steps")
-        return {"run": run, "step": step or None, "why": told}
+        return {"run": run, "step": step or None, "why": paragraphs}
 
     def diff(self, run: str, places: list[str] | None = None, against: str = "") -> Any:
         """Show what a step changed (places: ["6"]), what changed between two places (["6:before", "now"]), or where
         a run and another one (against) part, and why."""
         if against and not places:
-            return parting(self._log, run, against).document()
+            return compare(self._log, run, against).document()
         return self._client.diff(run, *(places or ["start", "now"]), against=against or None).patch()
 
     def find(
@@ -150,7 +150,7 @@ class _Operator:
         person's to say."""
         asked = wait.to if wait.may is None else (*wait.to, *wait.may)
         if self._by not in asked and (asked or wait.rule is not None or wait.waits_for != "answer"):
-            raise NotAsked(wait.id, by=self._by, may=asked or (whom((), None),))
+            raise NotAsked(wait.id, by=self._by, may=asked or (addressees((), None),))
 
     def pause(self, run: str, because: str) -> Any:
         """Pause a run at its next step, until it is resumed."""

@@ -31,12 +31,12 @@ _LONG_SECONDS: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102
 _WAIT_SECONDS: Final = (1, 10, 60, 600, 3_600, 21_600, 86_400, 259_200, 604_800)
 _TOKENS: Final = tuple(4**power for power in range(14))
 
-_STRETCH: Final = contexts.create_key("killick-stretch")
+_RUN_SPAN: Final = contexts.create_key("killick-run-span")
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _FAILED: Final = frozenset({"failed", "interrupted", "diverged"})
 
 
-class _Spanned(NamedTuple):
+class _OpenSpan(NamedTuple):
     """A traced part of a run."""
 
     span: Span
@@ -70,13 +70,13 @@ class Telemetry(Observer):
 
     def trace(self) -> str | None:
         """Returns the current trace context when a run is started, if any."""
-        return _written(contexts.get_current())
+        return _traceparent(contexts.get_current())
 
-    def began(self, stretch: RunSpan) -> str | None:
+    def began(self, run_span: RunSpan) -> str | None:
         """Starts a span in the trace of the run's starter, in any process."""
         here = contexts.get_current()
         now = trace.get_current_span(here).get_span_context()
-        first = _PROPAGATOR.extract({"traceparent": stretch.trace}, context=here) if stretch.trace else here
+        first = _PROPAGATOR.extract({"traceparent": run_span.trace}, context=here) if run_span.trace else here
         links: list[Link] = []
         if now.is_valid and _trace_id(first) == now.trace_id:
             first = here
@@ -84,37 +84,37 @@ class Telemetry(Observer):
             links = [Link(now)]
         attributes = {
             "gen_ai.operation.name": "invoke_agent",
-            "gen_ai.agent.name": stretch.agent,
-            "gen_ai.agent.version": stretch.build.version,
-            "gen_ai.conversation.id": stretch.run,
-            "killick.run.id": stretch.run,
-            "killick.run.parent": stretch.parent,
-            "killick.run.epoch": stretch.epoch,
-            "killick.replayed.steps": stretch.replayed,
+            "gen_ai.agent.name": run_span.agent,
+            "gen_ai.agent.version": run_span.build.version,
+            "gen_ai.conversation.id": run_span.run,
+            "killick.run.id": run_span.run,
+            "killick.run.parent": run_span.parent,
+            "killick.run.epoch": run_span.epoch,
+            "killick.replayed.steps": run_span.replayed,
         }
         span = self._tracer.start_span(
-            f"invoke_agent {stretch.agent}",
+            f"invoke_agent {run_span.agent}",
             context=first,
             links=links,
-            attributes=_given(attributes),
-            start_time=stretch.began_us * 1_000,
+            attributes=_present(attributes),
+            start_time=run_span.began_us * 1_000,
         )
-        within = contexts.set_value(_STRETCH, stretch, trace.set_span_in_context(span, first))
-        stretch.kept[self] = _Spanned(span, within, contexts.attach(within))
-        return _written(within)
+        within = contexts.set_value(_RUN_SPAN, run_span, trace.set_span_in_context(span, first))
+        run_span.kept[self] = _OpenSpan(span, within, contexts.attach(within))
+        return _traceparent(within)
 
-    def ended(self, stretch: RunSpan) -> None:
+    def ended(self, run_span: RunSpan) -> None:
         """Ends the span: a waiting run is no error, a failed one is."""
-        spanned: _Spanned | None = stretch.kept.pop(self, None)
-        self._meters.stretch(stretch)
+        spanned: _OpenSpan | None = run_span.kept.pop(self, None)
+        self._meters.run_span(run_span)
         if spanned is None:
             return
-        if contexts.get_value(_STRETCH) is stretch:
+        if contexts.get_value(_RUN_SPAN) is run_span:
             contexts.detach(spanned.token)
-        spanned.span.set_attribute("killick.run.status", stretch.status)
-        if stretch.status in _FAILED:
-            self._fail(spanned.span, stretch.failure, stretch.status)
-        spanned.span.end(end_time=stretch.ended_us * 1_000)
+        spanned.span.set_attribute("killick.run.status", run_span.status)
+        if run_span.status in _FAILED:
+            self._fail(spanned.span, run_span.failure, run_span.status)
+        spanned.span.end(end_time=run_span.ended_us * 1_000)
 
     # attempts ---------------------------------------------------------------------------------
 
@@ -146,13 +146,13 @@ class Telemetry(Observer):
             name = f"execute_tool {attempt.name}"
         span = self._tracer.start_span(
             name,
-            context=self._within(attempt.stretch),
+            context=self._within(attempt.run_span),
             kind=SpanKind.CLIENT if of_model else SpanKind.INTERNAL,
-            attributes=_given(attributes),
+            attributes=_present(attributes),
             start_time=attempt.began_us * 1_000,
         )
         if self._content and span.is_recording():
-            span.set_attributes(_given(asked_with(attempt) if of_model else called_with(attempt)))
+            span.set_attributes(_present(asked_with(attempt) if of_model else called_with(attempt)))
         attempt.kept[self] = span
 
     @contextmanager
@@ -184,7 +184,7 @@ class Telemetry(Observer):
             attributes |= {name: found[name] for name in found if self._usage or not name.startswith(USAGE)}
         if self._content and span.is_recording():
             attributes |= said_by(attempt)
-        span.set_attributes(_given(attributes))
+        span.set_attributes(_present(attributes))
         if attempt.outcome != "returned":
             self._fail(span, attempt.failure, "interrupted")
         span.end(end_time=attempt.ended_us * 1_000)
@@ -193,16 +193,16 @@ class Telemetry(Observer):
         """An error's text may contain message content, so it is included only if enabled."""
         kind = _kind(failure, otherwise)
         span.set_attribute("error.type", kind)
-        told = f"{kind}: {failure.message}" if self._content and failure is not None else kind
-        span.set_status(Status(StatusCode.ERROR, told))
+        description = f"{kind}: {failure.message}" if self._content and failure is not None else kind
+        span.set_status(Status(StatusCode.ERROR, description))
 
     # waits and rules --------------------------------------------------------------------------
 
     def waits(self, wait: Waited) -> None:
         """Adds an event when a wait opens; its span is emitted on close, perhaps by another process."""
-        spanned = None if wait.stretch is None else wait.stretch.kept.get(self)
+        spanned = None if wait.run_span is None else wait.run_span.kept.get(self)
         if spanned is not None:
-            attributes = _given({"killick.step.id": wait.step, **_waited(wait)})
+            attributes = _present({"killick.step.id": wait.step, **_wait_attributes(wait)})
             spanned.span.add_event("killick.wait.opened", attributes, timestamp=wait.opened_us * 1_000)
 
     def waited(self, wait: Waited) -> None:
@@ -215,40 +215,40 @@ class Telemetry(Observer):
             "gen_ai.conversation.id": wait.run,
             "killick.run.id": wait.run,
             "killick.step.id": wait.step,
-            **_waited(wait),
+            **_wait_attributes(wait),
             "killick.wait.how": wait.how,
             "killick.approval.answer": answer.get("kind") if asks else None,
             "killick.approval.by": wait.by if asks and self._content else None,
         }
         span = self._tracer.start_span(
             f"approve {wait.tool}" if wait.tool else f"wait {wait.waits_for}",
-            context=self._within(wait.stretch),
-            attributes=_given(attributes),
+            context=self._within(wait.run_span),
+            attributes=_present(attributes),
             start_time=wait.opened_us * 1_000,
         )
         span.end(end_time=wait.closed_us * 1_000)
 
-    def rejected(self, run: str, agent: str, name: str, verdict: e.Verdict, stretch: RunSpan | None) -> None:
+    def rejected(self, run: str, agent: str, name: str, verdict: e.Verdict, run_span: RunSpan | None) -> None:
         """Adds an event for a rejected call, which is never attempted."""
-        told = _given({"gen_ai.tool.name": name, "killick.rule": verdict.rule, "killick.code": verdict.code})
-        self._meters.rejections.add(1, told | {"gen_ai.agent.name": agent})
-        spanned = None if stretch is None else stretch.kept.get(self)
+        attributes = _present({"gen_ai.tool.name": name, "killick.rule": verdict.rule, "killick.code": verdict.code})
+        self._meters.rejections.add(1, attributes | {"gen_ai.agent.name": agent})
+        spanned = None if run_span is None else run_span.kept.get(self)
         if spanned is not None:
-            spanned.span.add_event("killick.rejected", told)
+            spanned.span.add_event("killick.rejected", attributes)
 
-    def _within(self, stretch: RunSpan | None) -> Context:
+    def _within(self, run_span: RunSpan | None) -> Context:
         """Returns the current span as the parent, if it is of this part of the run: resumed code may still be in an
         older one, and framework code in none of ours, though in the same trace."""
         here = contexts.get_current()
-        spanned: _Spanned | None = None if stretch is None else stretch.kept.get(self)
+        spanned: _OpenSpan | None = None if run_span is None else run_span.kept.get(self)
         if spanned is None:
             return here
-        inside = contexts.get_value(_STRETCH, here)
+        inside = contexts.get_value(_RUN_SPAN, here)
         same = _trace_id(here) == _trace_id(spanned.context)
-        return here if inside is stretch or (inside is None and same) else spanned.context
+        return here if inside is run_span or (inside is None and same) else spanned.context
 
 
-def _waited(wait: Waited) -> dict[str, Any]:
+def _wait_attributes(wait: Waited) -> dict[str, Any]:
     return {
         "killick.wait.for": wait.waits_for,
         "killick.wait.name": wait.name,
@@ -263,7 +263,7 @@ def _kind(failure: Failure | None, otherwise: str) -> str:
     return "timeout" if failure.kind == "timeout" else failure.type
 
 
-def _given(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _present(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if value is not None and value != ""}
 
 
@@ -271,7 +271,7 @@ def _trace_id(context: Context) -> int:
     return trace.get_current_span(context).get_span_context().trace_id
 
 
-def _written(context: Context) -> str | None:
+def _traceparent(context: Context) -> str | None:
     """Returns a context's current span in W3C form."""
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, context=context)
@@ -288,8 +288,8 @@ class _Meters:
         self._usage = usage
         meter = metrics.get_meter("killick", meter_provider=provider)
 
-        def histogram(name: str, unit: str, told: str, bounds: tuple[float, ...]) -> metrics.Histogram:
-            return meter.create_histogram(name, unit, told, explicit_bucket_boundaries_advisory=bounds)
+        def histogram(name: str, unit: str, description: str, bounds: tuple[float, ...]) -> metrics.Histogram:
+            return meter.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=bounds)
 
         self._calls = histogram("gen_ai.client.operation.duration", "s", "GenAI operation duration.", _SECONDS)
         self._tokens = histogram(
@@ -298,8 +298,8 @@ class _Meters:
         self._tools = histogram(
             "gen_ai.execute_tool.duration", "s", "The duration of a single tool execution.", _SECONDS
         )
-        self._stretches = histogram(
-            "gen_ai.invoke_agent.duration", "s", "How long a run was advanced at a stretch.", _LONG_SECONDS
+        self._run_seconds = histogram(
+            "gen_ai.invoke_agent.duration", "s", "How long one execution of a run took.", _LONG_SECONDS
         )
         self._waits = histogram("killick.wait.duration", "s", "From a wait's opening to its close.", _WAIT_SECONDS)
         self._attempts = meter.create_counter("killick.attempts", "{attempt}", "Attempts that are over.")
@@ -308,14 +308,14 @@ class _Meters:
         self._cost = meter.create_counter("killick.cost", "USD", "What model calls cost, by the prices that are known.")
         self.rejections = meter.create_counter("killick.rejections", "{intention}", "Intentions that were rejected.")
 
-    def stretch(self, stretch: RunSpan) -> None:
-        agent = {"gen_ai.agent.name": stretch.agent}
-        failed = {"error.type": _kind(stretch.failure, stretch.status)} if stretch.status in _FAILED else {}
-        self._stretches.record((stretch.ended_us - stretch.began_us) / 1e6, agent | failed)
-        if stretch.replayed:
-            self._replayed.add(stretch.replayed, agent)
-        if stretch.status in ("completed", "failed", "cancelled"):
-            self._ended.add(1, {**agent, "killick.run.status": stretch.status})
+    def run_span(self, run_span: RunSpan) -> None:
+        agent = {"gen_ai.agent.name": run_span.agent}
+        failed = {"error.type": _kind(run_span.failure, run_span.status)} if run_span.status in _FAILED else {}
+        self._run_seconds.record((run_span.ended_us - run_span.began_us) / 1e6, agent | failed)
+        if run_span.replayed:
+            self._replayed.add(run_span.replayed, agent)
+        if run_span.status in ("completed", "failed", "cancelled"):
+            self._ended.add(1, {**agent, "killick.run.status": run_span.status})
 
     def attempt(self, attempt: Attempt) -> None:
         seconds = (attempt.ended_us - attempt.began_us) / 1e6
@@ -330,9 +330,9 @@ class _Meters:
             self._tools.record(seconds, named | {"gen_ai.tool.type": "function"} | failed)
             self._attempts.add(1, named | outcome)
             return
-        told = asked_by(attempt) | replied(attempt)
+        attributes = asked_by(attempt) | replied(attempt)
         names = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.response.model")
-        asked = _given({name: told.get(name) for name in names})
+        asked = _present({name: attributes.get(name) for name in names})
         self._attempts.add(1, agent | outcome)
         if self._usage:
             self._calls.record(seconds, asked | failed)
@@ -344,9 +344,9 @@ class _Meters:
                 self._cost.add(usage.cost_micros / 1e6, agent | asked)
 
     def wait(self, wait: Waited) -> None:
-        told = {"gen_ai.agent.name": wait.agent, "killick.wait.for": wait.waits_for, "killick.wait.how": wait.how}
+        attributes = {"gen_ai.agent.name": wait.agent, "killick.wait.for": wait.waits_for, "killick.wait.how": wait.how}
         self._waits.record(
-            (wait.closed_us - wait.opened_us) / 1e6, _given({**told, "killick.approval.tool": wait.tool})
+            (wait.closed_us - wait.opened_us) / 1e6, _present({**attributes, "killick.approval.tool": wait.tool})
         )
 
 

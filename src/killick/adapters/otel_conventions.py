@@ -29,15 +29,15 @@ USAGE: Final = "gen_ai.usage."
 """How the names of tokens' attributes begin."""
 
 
-# what was asked, and how it was answered -----------------------------------------------------------
+# requests and replies ------------------------------------------------------------------------------
 
 
 def maker_of(fn: Callable[..., Any] | None) -> str | None:
     """Returns the provider of an official client's method."""
     while isinstance(fn, partial):
         fn = fn.func
-    if isinstance(told := getattr(fn, "maker", None), str):
-        return told  # of a recording client, which passes on its send method alone
+    if isinstance(declared := getattr(fn, "maker", None), str):
+        return declared  # of a recording client, which passes on its send method alone
     owner: Any = getattr(fn, "__self__", None)
     homes = {cls.__module__.partition(".")[0] for cls in owner.__class__.__mro__}
     return next((maker for maker in _MAKERS if maker in homes), None)
@@ -46,43 +46,43 @@ def maker_of(fn: Callable[..., Any] | None) -> str | None:
 def asked_by(attempt: Attempt) -> dict[str, Any]:
     """Returns a model request's attributes: operation, model and settings."""
     arguments = attempt.arguments
-    told: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "gen_ai.operation.name": "embeddings" if "Embeddings." in attempt.name else "chat",
         "gen_ai.provider.name": maker_of(attempt.fn) or "unknown",
     }
     model = arguments.get("model")
     if isinstance(model, str):
-        told["gen_ai.request.model"] = model
+        attributes["gen_ai.request.model"] = model
     for name, ours in _SETTINGS.items():
         if isinstance(value := arguments.get(name), int | float):
-            told[f"gen_ai.request.{ours}"] = value
+            attributes[f"gen_ai.request.{ours}"] = value
     for name in _STOPS:
         if (found := arguments.get(name)) is not None:
-            told["gen_ai.request.stop_sequences"] = [found] if isinstance(found, str) else [*map(str, found)]
-    return told
+            attributes["gen_ai.request.stop_sequences"] = [found] if isinstance(found, str) else [*map(str, found)]
+    return attributes
 
 
 def replied(attempt: Attempt) -> dict[str, Any]:
     """Returns a model reply's attributes: model, finish reason and usage."""
-    told: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     maker = (attempt.reply or "").partition(".")[0] or maker_of(attempt.fn)
     if maker:
-        told["gen_ai.provider.name"] = maker
+        attributes["gen_ai.provider.name"] = maker
     reply = _last(attempt.output)
     if isinstance(found := reply.get("id"), str):
-        told["gen_ai.response.id"] = found
+        attributes["gen_ai.response.id"] = found
     if reasons := list(_reasons(reply)):
-        told["gen_ai.response.finish_reasons"] = reasons
+        attributes["gen_ai.response.finish_reasons"] = reasons
     usage = attempt.usage
     if usage is not None:
-        told |= {
+        attributes |= {
             "gen_ai.response.model": usage.model,
             "gen_ai.usage.input_tokens": usage.tokens_in,
             "gen_ai.usage.output_tokens": usage.tokens_out,
             "gen_ai.usage.cache_read.input_tokens": usage.tokens_cached or None,
             "killick.cost.usd": usage.cost_micros / 1e6 if usage.cost_micros else None,
         }
-    return told
+    return attributes
 
 
 def _last(output: Any) -> Mapping[str, Any]:
@@ -119,15 +119,15 @@ def asked_with(attempt: Attempt) -> dict[str, Any]:
     if sent is None:
         sent = arguments.get("args")
     messages = [{"role": "user", "content": sent}] if isinstance(sent, str) else sent
-    told: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     if isinstance(messages, list):
-        told["gen_ai.input.messages"] = _text([_message(each) for each in messages])
+        attributes["gen_ai.input.messages"] = _text([_message(each) for each in messages])
     system = arguments.get("system", arguments.get("instructions"))
     if system:
-        told["gen_ai.system_instructions"] = _text(_parts(system))
+        attributes["gen_ai.system_instructions"] = _text(_parts(system))
     if tools := arguments.get("tools"):
-        told["gen_ai.tool.definitions"] = _text(tools)
-    return told
+        attributes["gen_ai.tool.definitions"] = _text(tools)
+    return attributes
 
 
 def said_by(attempt: Attempt) -> dict[str, Any]:
@@ -156,8 +156,8 @@ def _message(message: Any) -> dict[str, Any]:
     parts = _parts(message.get("content"))
     for call in message.get("tool_calls") or ():
         function = call.get("function") or {}
-        told = {"id": call.get("id"), "name": function.get("name"), "arguments": function.get("arguments")}
-        parts.append({"type": "tool_call", **told})
+        fields = {"id": call.get("id"), "name": function.get("name"), "arguments": function.get("arguments")}
+        parts.append({"type": "tool_call", **fields})
     if message.get("role") == "tool":
         parts = [{"type": "tool_call_response", "id": message.get("tool_call_id"), "result": message.get("content")}]
     return {"role": message.get("role", "user"), "parts": parts}

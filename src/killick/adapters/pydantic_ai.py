@@ -118,7 +118,7 @@ class KillickDurability(BaseDurabilityCapability[AgentDepsT]):
         if not self.in_durable_context or not in_agent():
             return None
         host = hosted(None, self.name)
-        return f"{host.run}:{_course(host).count('run')}"
+        return f"{host.run}:{_sequence_of(host).count('run')}"
 
     def get_default_conversation_id(self, run_id: str) -> str | None:
         return conversation_id_from_run_id(run_id) if self.in_durable_context and in_agent() else None
@@ -129,7 +129,7 @@ class KillickDurability(BaseDurabilityCapability[AgentDepsT]):
         """Routes approvals to Killick: the gate asks people about this call."""
         if not self.in_durable_context or self._approvers is None or not requests.approvals:
             return None
-        course = _course(hosted(None, self.name))
+        course = _sequence_of(hosted(None, self.name))
         for call in requests.approvals:
             course.approvers[_call_key(ctx, call.tool_call_id, approved=True)] = self._approvers
         return requests.build_results(approvals={call.tool_call_id: ToolApproved() for call in requests.approvals})
@@ -164,7 +164,7 @@ class Backend(JournalCallableOperationBackend[Options]):
         if isinstance(operation_id, ModelRequestId):
             return await _requested(host, operation_id.model_name, params, body)
         if isinstance(operation_id, ToolsetCallToolId):
-            return _formed(await _tool_called(host, params, _plainly(body), config, self._errors))
+            return _framed(await _tool_called(host, params, _plainly(body), config, self._errors))
         if not in_agent() and not isinstance(operation_id, CapabilityOperationId):
             return await body()  # A read is not recorded: a later caller reads again.
         if isinstance(operation_id, ModelCompactMessagesId | ModelCancelSuspendedResponseId):
@@ -221,8 +221,8 @@ class GatedToolset(WrapperToolset[AgentDepsT]):
         async def body() -> object:
             try:
                 result = await self.wrapped.call_tool(name, params.tool_args, ctx, tool)
-            except (ModelRetry, ToolFailed) as told:
-                return {_WIRE: {"retry" if isinstance(told, ModelRetry) else "failed": told.message}}
+            except (ModelRetry, ToolFailed) as failed:
+                return {_WIRE: {"retry" if isinstance(failed, ModelRetry) else "failed": failed.message}}
             if isinstance(result, ToolReturn):
                 return {_WIRE: {"return": _RETURNED.dump_python(result, mode="json")}}
             return to_jsonable_python(result, serialize_unknown=True)
@@ -256,17 +256,17 @@ async def _requested(
         return await body()
 
     ask.__qualname__ = model
-    told: dict[str, Any] = {
+    request: dict[str, Any] = {
         "model": model,
-        "messages": [_steady(each) for each in ModelMessagesTypeAdapter.dump_python(params.messages, mode="json")],
+        "messages": [_stable(each) for each in ModelMessagesTypeAdapter.dump_python(params.messages, mode="json")],
         "parameters": _lean(to_jsonable_python(params.model_request_parameters, serialize_unknown=True)),
     }
     if params.model_settings:
-        told["settings"] = to_jsonable_python(params.model_settings, serialize_unknown=True)
+        request["settings"] = to_jsonable_python(params.model_settings, serialize_unknown=True)
     try:
         if in_agent():
-            return await host.model(ask, key=_nth_key(host, params, "model"), **told)
-        return await asked(host, model, ask, **told)
+            return await host.model(ask, key=_nth_key(host, params, "model"), **request)
+        return await asked(host, model, ask, **request)
     except Rejected:
         raise
     except StepFailed as failed:
@@ -283,21 +283,21 @@ async def _tool_called(
 ) -> object:  # fmt: skip
     ctx, definition = params.ctx, _definition(params)
     key = _call_key(ctx, ctx.tool_call_id, approved=ctx.tool_call_approved) if ctx.tool_call_id else None
-    course = _course(host)
+    course = _sequence_of(host)
     if key is not None and key in course.approvers:
         options = {"approve": course.approvers[key], **options}
     schema, doc = (definition.parameters_json_schema, definition.description or "") if definition else (None, "")
-    told = to_jsonable_python(params.tool_args, serialize_unknown=True)
+    given = to_jsonable_python(params.tool_args, serialize_unknown=True)
 
     async def run(**arguments: Any) -> object:
-        if arguments != told:
+        if arguments != given:
             _edit(params, arguments)
         return await body()
 
     try:
         tool = open_tool(params.name, schema=schema, doc=doc, **options)
         fn = answering(tool, run, errors, (ModelRetry, ToolFailed, *bubbles))
-        return answered(await host.call(tool, told, key=key, fn=fn, bubbles=bubbles))
+        return answered(await host.call(tool, given, key=key, fn=fn, bubbles=bubbles))
     except ErrorAnswer as failed:
         raise ToolFailed(str(failed)) from failed
     except Rejected as rejected:
@@ -311,7 +311,7 @@ def _plainly(body: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[ob
 
     async def run() -> object:
         match payload := await body():
-            case {"result": value, "kind": "tool_return", **more} if not any(more.values()) and not _is_formed(value):
+            case {"result": value, "kind": "tool_return", **more} if not any(more.values()) and not _is_framed(value):
                 return value
             case _:
                 return {_WIRE: payload}
@@ -319,11 +319,11 @@ def _plainly(body: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[ob
     return run
 
 
-def _formed(value: Any) -> object:
-    return value[_WIRE] if _is_formed(value) else {"result": value, "kind": "tool_return"}
+def _framed(value: Any) -> object:
+    return value[_WIRE] if _is_framed(value) else {"result": value, "kind": "tool_return"}
 
 
-def _is_formed(value: Any) -> bool:
+def _is_framed(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == {_WIRE}
 
 
@@ -351,7 +351,7 @@ def _options(tools: ToolOptions, name: str, tool: ToolsetTool[Any]) -> Options |
 # Keys -------------------------------------------------------------------------------------------------
 
 
-class _Course:
+class _CallSequence:
     """The calls of one host block, since its loop started."""
 
     def __init__(self) -> None:
@@ -363,11 +363,11 @@ class _Course:
         return self._seen[what]
 
 
-_COURSES: Final[WeakKeyDictionary[Host, _Course]] = WeakKeyDictionary()
+_COURSES: Final[WeakKeyDictionary[Host, _CallSequence]] = WeakKeyDictionary()
 
 
-def _course(host: Host) -> _Course:
-    return _COURSES.setdefault(host, _Course())
+def _sequence_of(host: Host) -> _CallSequence:
+    return _COURSES.setdefault(host, _CallSequence())
 
 
 def _call_key(ctx: RunContext[Any], call: str, *, approved: bool) -> str:
@@ -379,7 +379,7 @@ def _nth_key(host: Host, params: Any, what: str) -> str:
     """Returns the key of the nth operation of its kind in a step of the agent's deterministic loop."""
     ctx: RunContext[Any] | None = getattr(params, "run_context", None) or getattr(params, "ctx", None)
     where = what if ctx is None else f"{ctx.run_id}/{ctx.run_step}/{what}"
-    return f"{where}#{_course(host).count(where)}"
+    return f"{where}#{_sequence_of(host).count(where)}"
 
 
 def _named(body: Callable[[], Awaitable[object]], name: str) -> Callable[..., Awaitable[object]]:
@@ -390,7 +390,7 @@ def _named(body: Callable[[], Awaitable[object]], name: str) -> Callable[..., Aw
     return ask
 
 
-def _steady(message: dict[str, Any]) -> dict[str, Any]:
+def _stable(message: dict[str, Any]) -> dict[str, Any]:
     """Returns a message without its momentary parts, so that a request is equal after a crash."""
     parts = [_lean(part, _MOMENTARY) for part in message["parts"]]
     return {**_lean(message, _MOMENTARY), "parts": parts}

@@ -22,7 +22,7 @@ from restate.client import create_client
 from restate.exceptions import RetryableError, TerminalError
 
 from killick.adapters.engine_turns import SLICE_SECONDS, Turn, TurnOutcome, name_of
-from killick.adapters.engine_wakeups import Waking, reason_of
+from killick.adapters.engine_wakeups import RunWaker, reason_of
 from killick.client.client import AnyClient
 from killick.client.start import AsyncHandle
 from killick.definitions.agents import AnyAgent
@@ -30,7 +30,7 @@ from killick.engine.leases import LEASE_SECONDS
 from killick.errors import AnswerRefused, KillickError, RunBusy, RunUnknown
 from killick.store.records import RunRow
 
-STIR: Final = "stir"
+WAKE: Final = "wake"
 
 _STEP_LONGEST: Final = timedelta(days=1)
 """How long a yielding turn may take for its current step before Restate aborts it."""
@@ -119,7 +119,7 @@ class Restate:
             if self._duties:
                 await self._serving.enter_async_context(self._client.worker(agents=()))
             self._serving.push_async_callback(self.drain)
-            await self._serving.enter_async_context(Waking(self._client, self.stir, agents=self._agents))
+            await self._serving.enter_async_context(RunWaker(self._client, self.wake, agents=self._agents))
         except BaseException:
             await self._serving.aclose()
             raise
@@ -156,17 +156,17 @@ class Restate:
         handle: AsyncHandle[Any] = await self._client.start(agent, input, id=id, **options)
         row = self._client.runtime.store.index(handle.id)
         if row is not None and row.status == "queued":
-            await self.stir(row, reason_of(row, self._client.runtime.store.head(handle.id)))
+            await self.wake(row, reason_of(row, self._client.runtime.store.head(handle.id)))
         return handle
 
-    async def stir(self, row: RunRow, reason: str) -> None:
+    async def wake(self, row: RunRow, reason: str) -> None:
         """Makes Restate take a turn of a run. A repeated reason does nothing."""
         if self._requests is None:
             raise KillickError("this engine is not open; use it in an `async with` block")
         key, once = quote(name_of(row), safe=""), quote(reason, safe="@+:")
-        await self._requests.generic_send(self._object.name, STIR, b"", key=key, idempotency_key=once)
+        await self._requests.generic_send(self._object.name, WAKE, b"", key=key, idempotency_key=once)
 
-    # what Restate calls -----------------------------------------------------------------------
+    # handlers ---------------------------------------------------------------------------------
 
     def _made(self, name: str) -> restate.VirtualObject:
         made = restate.VirtualObject(
@@ -179,25 +179,25 @@ class Restate:
             invocation_retry_policy=_AGAIN,
         )
 
-        @made.handler(STIR)
-        async def stir(ctx: restate.ObjectContext) -> dict[str, Any]:
+        @made.handler(WAKE)
+        async def wake(ctx: restate.ObjectContext) -> dict[str, Any]:
             """Takes a turn, and schedules the next."""
-            standing: dict[str, Any] = await ctx.run_typed("turn", self._turn, run=ctx.key())
+            outcome: dict[str, Any] = await ctx.run_typed("turn", self._turn, run=ctx.key())
             timer = await ctx.get("timer", type_hint=str)
             if timer is not None and timer != ctx.request().id:
                 ctx.cancel_invocation(timer)
             ctx.clear("timer")
-            seconds = standing["wait_seconds"]
+            seconds = outcome["wait_seconds"]
             if seconds is not None:
-                sent = ctx.generic_send(made.name, STIR, b"", key=ctx.key(), send_delay=timedelta(seconds=seconds))
+                sent = ctx.generic_send(made.name, WAKE, b"", key=ctx.key(), send_delay=timedelta(seconds=seconds))
                 ctx.set("timer", await sent.invocation_id())
-            ctx.set("standing", standing)
-            return standing
+            ctx.set("outcome", outcome)
+            return outcome
 
-        @made.handler("standing", kind="shared")
-        async def standing(ctx: restate.ObjectSharedContext) -> dict[str, Any] | None:
+        @made.handler("outcome", kind="shared")
+        async def outcome(ctx: restate.ObjectSharedContext) -> dict[str, Any] | None:
             """Returns the run's outcome after its last turn."""
-            return await ctx.get("standing", type_hint=dict)
+            return await ctx.get("outcome", type_hint=dict)
 
         @made.handler("cancel", kind="shared")
         async def cancel(ctx: restate.ObjectSharedContext) -> None:
@@ -216,16 +216,16 @@ class Restate:
                 work = asyncio.get_running_loop().create_task(turn.take())
                 self._turns[work] = turn
                 work.add_done_callback(self._over)
-                standing = await asyncio.shield(work)
+                outcome = await asyncio.shield(work)
             except asyncio.CancelledError:
                 turn.leave()
                 raise
             except RunBusy:
                 # Its holder finishes a step, or is dead and will be detected.
-                standing = TurnOutcome(run, "running", _BUSY_SECONDS)
+                outcome = TurnOutcome(run, "running", _BUSY_SECONDS)
             except RunUnknown as unknown:
                 raise TerminalError(str(unknown), status_code=404) from None
-        return dataclasses.asdict(standing)
+        return dataclasses.asdict(outcome)
 
     def _over(self, work: asyncio.Task[TurnOutcome]) -> None:
         self._turns.pop(work, None)

@@ -27,7 +27,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
 from killick.adapters.engine_turns import SLICE_SECONDS, Turn, TurnOutcome, name_of
-from killick.adapters.engine_wakeups import Waking
+from killick.adapters.engine_wakeups import RunWaker
 from killick.client.client import AnyClient
 from killick.definitions.agents import AnyAgent
 from killick.engine.leases import LEASE_SECONDS
@@ -36,7 +36,7 @@ from killick.store.records import RunRow
 
 ADVANCE: Final = "killick.advance"
 CANCEL: Final = "killick.cancel"
-STIR: Final = "stir"
+WAKE: Final = "wake"
 
 _LONGEST: Final = timedelta(days=365)
 """The maximum length of a turn. A lost one is detected by its missing heartbeat, long before."""
@@ -51,7 +51,7 @@ _STICKY: Final = timedelta(seconds=1)
 
 
 @dataclass(frozen=True)
-class Terms:
+class TurnSettings:
     """A workflow's settings for its turns."""
 
     heartbeat_seconds: float
@@ -66,14 +66,14 @@ class RunWorkflow:
     """A run as Temporal sees it."""
 
     def __init__(self) -> None:
-        self._stirred = 0
-        self._standing: TurnOutcome | None = None
+        self._woken = 0
+        self._outcome: TurnOutcome | None = None
 
     @workflow.run
-    async def run(self, run: str, terms: Terms) -> TurnOutcome:
+    async def run(self, run: str, terms: TurnSettings) -> TurnOutcome:
         """Runs until the run has ended. Cancelling the workflow cancels its run, which then ends in its own way."""
         cancelled = False
-        work = asyncio.create_task(self._to_its_end(run, terms))
+        work = asyncio.create_task(self._until_ended(run, terms))
         while True:
             try:
                 ended = await asyncio.shield(work)
@@ -83,31 +83,31 @@ class RunWorkflow:
                 await workflow.execute_activity(
                     CANCEL, run, start_to_close_timeout=timedelta(seconds=60), retry_policy=_AGAIN
                 )
-                self._stirred += 1
+                self._woken += 1
         if ended.status == "cancelled" and cancelled:
             raise asyncio.CancelledError
         if ended.status != "completed":
-            told = f"{ended.run}: {ended.failure or ended.status}"
-            raise ApplicationError(told, type=f"Run{ended.status.capitalize()}", non_retryable=True)
+            message = f"{ended.run}: {ended.failure or ended.status}"
+            raise ApplicationError(message, type=f"Run{ended.status.capitalize()}", non_retryable=True)
         return ended
 
-    @workflow.signal(name=STIR)
-    def stir(self) -> None:
+    @workflow.signal(name=WAKE)
+    def wake(self) -> None:
         """Signals an outside event. The run finds it in its inbox."""
-        self._stirred += 1
+        self._woken += 1
 
-    @workflow.query(name="standing")
-    def standing(self) -> TurnOutcome | None:
+    @workflow.query(name="outcome")
+    def outcome(self) -> TurnOutcome | None:
         """Returns the run's outcome after its last turn."""
-        return self._standing
+        return self._outcome
 
-    def _is_stirred(self, seen: int) -> bool:
-        return self._stirred != seen
+    def _is_woken(self, seen: int) -> bool:
+        return self._woken != seen
 
-    async def _to_its_end(self, run: str, terms: Terms) -> TurnOutcome:
+    async def _until_ended(self, run: str, terms: TurnSettings) -> TurnOutcome:
         while True:
-            seen = self._stirred
-            standing: TurnOutcome = await workflow.execute_activity(
+            seen = self._woken
+            outcome: TurnOutcome = await workflow.execute_activity(
                 ADVANCE,
                 run,
                 result_type=TurnOutcome,
@@ -115,15 +115,15 @@ class RunWorkflow:
                 heartbeat_timeout=timedelta(seconds=terms.heartbeat_seconds),
                 retry_policy=_AGAIN,
             )
-            self._standing = standing
-            if standing.has_ended:
-                return standing
-            if standing.wait_seconds != 0.0:
-                workflow.set_current_details(f"{standing.run} is {standing.status}")
-                seconds = standing.wait_seconds
+            self._outcome = outcome
+            if outcome.has_ended:
+                return outcome
+            if outcome.wait_seconds != 0.0:
+                workflow.set_current_details(f"{outcome.run} is {outcome.status}")
+                seconds = outcome.wait_seconds
                 with contextlib.suppress(TimeoutError):
                     await workflow.wait_condition(
-                        partial(self._is_stirred, seen), timeout=None if seconds is None else timedelta(seconds=seconds)
+                        partial(self._is_woken, seen), timeout=None if seconds is None else timedelta(seconds=seconds)
                     )
             if workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(args=[run, terms])
@@ -158,7 +158,7 @@ class Temporal:
         self._queue = task_queue
         self._agents = agents
         self._concurrency = concurrency
-        self._terms = Terms(heartbeat_seconds)
+        self._terms = TurnSettings(heartbeat_seconds)
         self._lease_seconds = lease_seconds
         self._slice_seconds = slice_seconds
         self._duties = duties
@@ -170,9 +170,9 @@ class Temporal:
         """The activities of a custom worker, besides `workflows`; then use `waking()`."""
         return (self._advance, self._cancel)
 
-    def waking(self) -> Waking:
+    def waking(self) -> RunWaker:
         """Signals workflows about events for their runs, and starts those of new runs: an `async with` block."""
-        return Waking(self._client, self.stir, agents=self._agents)
+        return RunWaker(self._client, self.wake, agents=self._agents)
 
     async def __aenter__(self) -> Temporal:
         worker = Worker(
@@ -213,7 +213,7 @@ class Temporal:
             raise RunUnknown(run)
         return await self._started(row)
 
-    async def stir(self, row: RunRow, reason: str) -> None:
+    async def wake(self, row: RunRow, reason: str) -> None:
         """Signals a run's workflow. A repeated reason does nothing."""
         if row.status == "queued":
             await self._started(row)
@@ -221,7 +221,7 @@ class Temporal:
         signal = SignalWorkflowExecutionRequest(
             namespace=self._temporal.namespace,
             workflow_execution=WorkflowExecution(workflow_id=workflow_id(row)),
-            signal_name=STIR,
+            signal_name=WAKE,
             identity=self._temporal.identity,
             request_id=reason,
         )

@@ -23,7 +23,7 @@ ToolOptions: TypeAlias = Mapping[str, AnyTool | Mapping[str, Any]]
 """Options by tool name: a `killick.Tool`, or the options of `killick.tool`, such as `{"effect": "reads"}`."""
 
 Errors: TypeAlias = Literal["answer", "ask"]
-"""What an error of a tool that runs at most once becomes. "answer": the tool's recorded answer, which the model reads.
+"""The result of an error of a tool that runs at most once. "answer": the tool's recorded answer, which the model reads.
 "ask": a person says whether the call happened. A timeout and a lost connection are asked about in both cases."""
 
 
@@ -53,7 +53,7 @@ class Declared:
         return self._tools[name]
 
 
-class AtWork:
+class CallGroup:
     """The concurrent calls of an agent's turn, each in an `async with` block. One that leaves with an error of this
     kind waits here until the others rest: the framework abandons or cancels calls that still run then."""
 
@@ -108,7 +108,7 @@ def hinted(hints: Any) -> dict[str, Any]:
 
 
 def is_answer(error: Exception, tool: AnyTool, bubbles: tuple[type[BaseException], ...] = ()) -> bool:
-    """Returns whether an error in the current attempt can be its answer: nothing else says what happened."""
+    """Returns whether an error in the current attempt can be its answer: there is no other evidence of its outcome."""
     place, policy = attempt(), tool.policy
     if place is None or place.inner is None or place.inner.effect != "at_most_once" or policy.reconcile is not None:
         return False
@@ -143,7 +143,7 @@ def answering(
 
 
 def edit_note(asked: Mapping[str, Any], used: Mapping[str, Any]) -> str:
-    """Returns what a model reads of an approver's edit, after the tool's result; empty if there was none."""
+    """Returns the text for the model about an approver's edit, after the tool's result; empty if there was none."""
     changed = {name: (asked.get(name), value) for name, value in used.items() if asked.get(name) != value}
     return f"({CallAnswer(kind='edit', changed=changed)} before it was called)" if changed else ""
 
@@ -207,7 +207,7 @@ def asked_sync(host: Host, who: str, fn: Callable[..., Any], /, **request: Any) 
             _raise_if_new(failed, was_asked)
 
 
-class _BrokeOff(Exception):
+class _StreamInterrupted(Exception):
     """A stream broke off. Its parts were already passed on, so it is not retried."""
 
 
@@ -229,7 +229,7 @@ async def streamed(
                 coming.put_nowait((part,))
         except Exception as error:
             if parts:
-                raise _BrokeOff from error
+                raise _StreamInterrupted from error
             raise
         return write(parts)
 
@@ -241,7 +241,7 @@ async def streamed(
             was_heard = True
             yield part[0]
         reply = await asking
-    except _BrokeOff as broke_off:
+    except _StreamInterrupted as broke_off:
         raise broke_off.__cause__ or broke_off from None
     finally:
         asking.cancel()

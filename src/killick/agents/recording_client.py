@@ -57,8 +57,8 @@ def durable(client: C) -> C:
     http: Any = getattr(client, "_client", None)
     copy: Any = getattr(client, "copy", None)
     if not callable(copy) or not callable(getattr(http, "send", None)) or not hasattr(client, "request"):
-        told = "is not a client that sends requests; give one of openai's or anthropic's, such as AsyncOpenAI()"
-        raise DeclarationRefused(type(client).__name__, told)
+        reason = "is not a client that sends requests; give one of openai's or anthropic's, such as AsyncOpenAI()"
+        raise DeclarationRefused(type(client).__name__, reason)
     if getattr(http, "is_killick", False):
         return client
     made: Any = copy(http_client=_recording(http))
@@ -78,8 +78,8 @@ def _durable(cls: Any) -> Any:
             once = options.model_copy(update={"max_retries": 0})
             return await settled(cls.request(self, cast_to, once, **more))
         except Exception:
-            if told := _OURS.get():
-                raise told[0] from None
+            if errors := _OURS.get():
+                raise errors[0] from None
             raise
         finally:
             _OURS.reset(token)
@@ -224,8 +224,8 @@ class Call(NamedTuple):
         if isinstance(failed, Rejected):
             raise _noted(failed)
         if isinstance(status, int):
-            told = _named(failure.details.get("headers") or {})
-            headers = {name: str(value) for name, value in told.items() if name not in _LENGTHS}
+            recorded = _named(failure.details.get("headers") or {})
+            headers = {name: str(value) for name, value in recorded.items() if name not in _LENGTHS}
             body = failure.details.get("body")
             content = body.encode() if isinstance(body, str) else encoded(body)
             kept = {"content-type": _JSON, **headers, "x-should-retry": "false"}
@@ -241,9 +241,9 @@ _LENGTHS: Final = frozenset({"content-length", "content-encoding", "transfer-enc
 
 
 def _noted(error: KillickError) -> KillickError:
-    told = _OURS.get()
-    if told is not None:
-        told.append(error)
+    errors = _OURS.get()
+    if errors is not None:
+        errors.append(error)
     return error
 
 
@@ -305,14 +305,14 @@ class _Exchange:
     def _run(self, place: Branch) -> Any:
         """The run as this client's kind of code takes it. An agent of the other kind is refused."""
         if self._blocks and place.thread is None:
-            told = "a blocking client would hold up every run here; give an async agent the async client"
-            raise KillickError(f"{place.execution.run_id}: {told}")
+            reason = "a blocking client would hold up every run here; give an async agent the async client"
+            raise KillickError(f"{place.execution.run_id}: {reason}")
         if not self._blocks and place.thread is not None:
             raise KillickError(f"{place.execution.run_id}: a def agent blocks; give it the synchronous client")
         return SyncRun(place.execution) if self._blocks else Run(place.execution)
 
     def _called(self, fn: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
-        """What the step calls: a function of this client's kind, under the step's name."""
+        """The function that the step calls: of this client's kind, under the step's name."""
 
         async def awaited(**body: Any) -> Any:
             return await fn(**body)

@@ -93,8 +93,8 @@ class _Common(Generic[C]):
         """The folder of the run. Raises WorkspaceRefused if the agent declares no workspace."""
         folder = self._execution.folder
         if folder is None:
-            told = "has no folder to work in; declare one: @killick.agent(workspace=…)"
-            raise WorkspaceRefused(self._execution.agent.name, told)
+            reason = "has no folder to work in; declare one: @killick.agent(workspace=…)"
+            raise WorkspaceRefused(self._execution.agent.name, reason)
         return folder
 
     @property
@@ -174,9 +174,9 @@ class Run(_Common[C]):
 
             receipt = await run.call(charge, card, 1_200)
         """
-        self._execution.context.refuse_changed()
-        step = call_tool(self._execution, tool, *self._bind(tool, args, kwargs))
-        self._execution.inert_steps.add(step, f"run.call({tool.name}, …)", sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+        (ex := self._execution).context.refuse_changed()
+        step = call_tool(ex, tool, *self._bind(tool, args, kwargs))
+        ex.inert_steps.add(step, f"run.call({tool.name}, …)", sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
         return step
 
     def propose(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Step[Proposed[T]]:

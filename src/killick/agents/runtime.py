@@ -29,7 +29,7 @@ from killick.engine.replay import Tracer
 from killick.engine.steps import live_calls
 from killick.engine.steps.attempt import ToolInterceptor
 from killick.errors import KillickError
-from killick.fork_safety import hears_of_forks, keep_inherited
+from killick.fork_safety import keep_inherited, register_for_forks
 from killick.ids import Ids, RandomIds
 from killick.log.log import Log
 from killick.model import events as e
@@ -43,7 +43,7 @@ _OPEN: Final[WeakSet[Runtime]] = WeakSet()
 
 @atexit.register
 def _close_open() -> None:
-    """Closes what a script left open, so that it leaves no lease, no file and no pending task."""
+    """Closes the clients that a script left open, so that no lease, file or pending task remains."""
     for runtime in list(_OPEN):
         with contextlib.suppress(Exception):
             runtime.close()
@@ -127,7 +127,7 @@ class Runtime:
         self.is_closed = False
         self._begin()
         mark_log_records()
-        hears_of_forks(self)
+        register_for_forks(self)
         _OPEN.add(self)
 
     def _begin(self) -> None:
@@ -138,7 +138,7 @@ class Runtime:
         self._executors: dict[asyncio.AbstractEventLoop, Executor] = {}
 
     def before_fork(self) -> None:
-        """Nothing: the store closes what must not be inherited."""
+        """Does nothing: the store closes the resources that must not be inherited."""
 
     def after_fork_in_parent(self) -> None:
         """Nothing: the parent keeps everything."""
@@ -186,7 +186,7 @@ class Runtime:
     # the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Park the runs that are live here, commit what is pending, and close the store.
+        """Parks the runs that are live here, commits pending appends, and closes the store.
 
         A blocking tool that is running is waited for, up to 30 s. One that takes longer keeps its run leased, and the
         store open, until it ends.

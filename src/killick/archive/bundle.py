@@ -22,7 +22,7 @@ import msgspec
 from killick.archive.export import Export, Loaded
 from killick.archive.export import Header as RunHeader
 from killick.errors import ArchiveRefused, ExportBroken, RunUnknown
-from killick.log.progress import Progress, untold
+from killick.log.progress import Progress, silent
 from killick.model import events as e
 from killick.model import hashing
 from killick.permissions import create_private
@@ -106,7 +106,7 @@ def load(path: Place, run: str) -> Loaded:
     raise RunUnknown(run)
 
 
-def verify(path: Place, *, progress: Progress = untold) -> Held:
+def verify(path: Place, *, progress: Progress = silent) -> Held:
     """Verifies every run of an archive, and the file's completeness. Raises ExportBroken with the reason."""
     runs = events = 0
     for found in read(path):
@@ -149,13 +149,13 @@ def _bounded(place: str, file: BufferedReader) -> Iterator[bytes]:
 
 def _check_header(place: str, line: bytes) -> None:
     try:
-        told: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
+        header: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError):
-        told = {}
-    if told.get("is") != FORMAT:
+        header = {}
+    if header.get("is") != FORMAT:
         raise ExportBroken(place, "is not an archive of runs")
-    if told.get("version") != VERSION or told.get("format") != hashing.FORMAT:
-        raise ExportBroken(place, f"version {told.get('version')}, this build of Killick reads {VERSION}")
+    if header.get("version") != VERSION or header.get("format") != hashing.FORMAT:
+        raise ExportBroken(place, f"version {header.get('version')}, this build of Killick reads {VERSION}")
 
 
 def _section(place: str, first: bytes, lines: Iterator[bytes]) -> bytes:
@@ -199,7 +199,7 @@ class Writer:
     def __enter__(self) -> Writer:
         try:
             if self.path.exists():
-                raise self._taken()
+                raise self._exists_error()
             self._raw = self._opened.enter_context(create_private(self.part))
             self._opened.callback(self.part.unlink, missing_ok=True)
         except FileExistsError:
@@ -217,7 +217,7 @@ class Writer:
         self._opened.close()
 
     def _abandon(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk may refuse the end of what nobody will read
+        with contextlib.suppress(OSError):  # a full disk may refuse the end of an abandoned file
             self._packed.close()
 
     def add(self, section: bytes) -> None:
@@ -231,7 +231,7 @@ class Writer:
         self._write(section)
         self.runs, self.events = self.runs + 1, self.events + found.header.events
 
-    def finish(self, progress: Progress = untold) -> int:
+    def finish(self, progress: Progress = silent) -> int:
         """Syncs the file to the device, reads it back, and only then renames it; returns its size.
 
         The runs were verified before they were written; reading back compares the hash.
@@ -253,7 +253,7 @@ class Writer:
         try:
             os.link(self.part, self.path)
         except FileExistsError:
-            raise self._taken() from None
+            raise self._exists_error() from None
         except OSError:  # a file system without links
             self.part.rename(self.path)
         folder = os.open(self.path.parent, os.O_RDONLY)
@@ -267,7 +267,7 @@ class Writer:
         with self._explained():
             self._packed.write(data)
 
-    def _taken(self) -> ArchiveRefused:
+    def _exists_error(self) -> ArchiveRefused:
         return ArchiveRefused(str(self.path), "exists, and is never overwritten; name another file")
 
     @contextlib.contextmanager

@@ -172,8 +172,8 @@ def _part(log: Log, store: Store, ancestor: Ancestor, *, whole: bool) -> Part:
     """A run's own rows and messages that belong to the export."""
     rows = _rows(store, ancestor)
     messages = store.messages(ancestor.run)
-    if not whole:  # what came to an elder after the cut is none of the run's
-        taken = {number for row in rows for number in rebuild.rights(event_codec.decode(row.body)).takes}
+    if not whole:  # events of an ancestor after the cut are not the run's
+        taken = {number for row in rows for number in rebuild.claims_of(event_codec.decode(row.body)).takes}
         messages = messages[: max(taken, default=0)]
     return Part(ancestor.run, ancestor.base, ancestor.parent, e.from_text(ancestor.genesis), rows, messages)
 
@@ -318,13 +318,13 @@ class Export:
 
     def _header(self, line: bytes) -> Header:
         try:
-            told: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
+            header: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError):
-            told = {}
-        if told.get("is") != FORMAT:
+            header = {}
+        if header.get("is") != FORMAT:
             raise ExportBroken(self.place, "is not an export of a run")
-        version = told.get("version")
-        if not isinstance(version, int) or not 1 <= version <= VERSION or told.get("format") != hashing.FORMAT:
+        version = header.get("version")
+        if not isinstance(version, int) or not 1 <= version <= VERSION or header.get("format") != hashing.FORMAT:
             raise ExportBroken(self.place, f"version {version}, this build of Killick reads up to {VERSION}")
         try:
             return msgspec.json.decode(line, type=Header)
@@ -393,11 +393,11 @@ class Export:
         for run, sent in self.messages.items():
             self.messages[run] = [replace(each, body=opened(store, each.body) or ERASED_BODY) for each in sent]
         self.pieces = {digest: opened_piece(store, piece) for digest, piece in self.pieces.items()}
-        self._is_verified = True  # hashes are of what is stored
+        self._is_verified = True  # the hashes cover the stored form
         return self
 
     @property
-    def is_hollow(self) -> bool:
+    def has_no_values(self) -> bool:
         """Whether all of its values were redacted."""
         return self.header.redacted is not None and not self.header.fields
 
@@ -455,7 +455,7 @@ class Export:
             create=CreateRun(parent=ancestor.parent),
             pieces=tuple(self.pieces[digest] for digest in used),
         )
-        rebuild.give_birth(store, born)
+        rebuild.create_run(store, born)
         for message in messages:
             pieces = tuple(self.pieces[digest] for digest in _used(self.pieces, [message.body]))
             [outcome] = store.deliver([msgspec.structs.replace(message, pieces=pieces)])

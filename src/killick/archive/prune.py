@@ -20,7 +20,7 @@ from killick.errors import ArchiveRefused, ExportBroken, LogError, RunBusy, RunU
 from killick.history import vaults
 from killick.log.log import Log
 from killick.log.paging import heads, pages
-from killick.log.progress import Progress, untold
+from killick.log.progress import Progress, silent
 from killick.model import event_codec
 from killick.model import events as e
 from killick.store.protocol import Store
@@ -49,7 +49,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
         return Pruned(runs=runs, events=self.events, kept=self.kept, vaults=files, dry_run=True)
 
 
-class _Ties(msgspec.Struct, kw_only=True):
+class _References(msgspec.Struct, kw_only=True):
     """The references of a run's log to other runs, and the reason why it must stay regardless of them."""
 
     parent: str | None = None
@@ -63,15 +63,15 @@ def choose(
     until_us: int,
     status: Collection[str] = ENDED,
     agent: str | None = None,
-    progress: Progress = untold,
+    progress: Progress = silent,
 ) -> Chosen:
     """Selects ended runs that did not change since a time, unless a remaining run may need them."""
     if unknown := sorted(set(status) - set(ENDED)):
         raise ArchiveRefused(unknown[0], f"is not the status of an ended run; give one of {', '.join(ENDED)}")
     rows = list(_listed(log.store, RunQuery(status=tuple(status), agent=agent, until_us=until_us)))
-    ties: dict[str, _Ties] = {}
+    ties: dict[str, _References] = {}
     for count, row in enumerate(rows, 1):
-        ties[row.run] = _ties(log.store, row.run)
+        ties[row.run] = _references(log.store, row.run)
         progress("looking", count, len(rows))
     known = {head.run: head for _, head in heads(log.store)}
     going, kept = _Choice(log.store, known, ties).made()
@@ -91,8 +91,8 @@ _TELLING: Final = ("run.started", "run.repaired", "child.spawned", "value.erased
 _BEGINNINGS: Final = tuple(f'{{"kind":"{kind}'.encode() for kind in _TELLING)
 
 
-def _ties(store: Store, run: str) -> _Ties:
-    found = _Ties(children=[])
+def _references(store: Store, run: str) -> _References:
+    found = _References(children=[])
     reason = store.quarantined(run)
     if reason is not None:
         found.stays = f"it is quarantined ({reason})"
@@ -122,8 +122,8 @@ def _ties(store: Store, run: str) -> _Ties:
 class _Choice:
     """Decides which runs may be pruned. A run that stays may keep others, so it repeats until nothing changes."""
 
-    def __init__(self, store: Store, heads: Mapping[str, Head], ties: Mapping[str, _Ties]) -> None:
-        self._store, self._heads, self._ties = store, heads, ties
+    def __init__(self, store: Store, heads: Mapping[str, Head], ties: Mapping[str, _References]) -> None:
+        self._store, self._heads, self._references = store, heads, ties
         self._going = dict.fromkeys(run for run in ties if run in heads)
         self._forks: defaultdict[str, list[str]] = defaultdict(list)
         for head in heads.values():
@@ -146,7 +146,7 @@ class _Choice:
         return set(self._going), kept
 
     def _needed(self, run: str) -> str | None:
-        ties = self._ties[run]
+        ties = self._references[run]
         if ties.stays is not None:
             return ties.stays
         for fork in self._forks[run]:
@@ -194,7 +194,7 @@ class _Copied(msgspec.Struct, frozen=True):
     head: Head
     delivered: int
 
-    def is_now(self, store: Store) -> bool:
+    def is_unchanged(self, store: Store) -> bool:
         head, row = store.head(self.head.run), store.index(self.head.run)
         if head is None or row is None:
             return False
@@ -202,7 +202,7 @@ class _Copied(msgspec.Struct, frozen=True):
 
 
 def prune(
-    log: Log, chosen: Chosen, to: Place, *, holder: str, now_us: int, by: str | None = None, progress: Progress = untold
+    log: Log, chosen: Chosen, to: Place, *, holder: str, now_us: int, by: str | None = None, progress: Progress = silent
 ) -> Pruned:
     """Writes runs into a new archive, verifies it, and removes them from the store; then deletes unreferenced values.
 
@@ -223,7 +223,7 @@ def prune(
                 copied[row.run] = found
             progress("writing", count, len(chosen.going))
         size_bytes = file.finish(progress) if copied else 0
-    _tell(log, file, copied, now_us, by)
+    _announce(log, file, copied, now_us, by)
     gone: dict[str, int] = {}
     for count, (run, copy) in enumerate(copied.items(), 1):
         why = _remove(log.store, copy, holder)
@@ -232,7 +232,7 @@ def prune(
         else:
             kept[run] = why
         progress("removing", count, len(copied))
-    _tell(log, file, copied, now_us, by)  # whoever made the first seal of all meanwhile was not told yet
+    _announce(log, file, copied, now_us, by)  # the first seal may have been made meanwhile
     return Pruned(
         runs=tuple(gone),
         events=sum(gone.values()),
@@ -244,14 +244,14 @@ def prune(
     )
 
 
-def _tell(log: Log, file: Writer, copied: Mapping[str, _Copied], now_us: int, by: str | None) -> None:
+def _announce(log: Log, file: Writer, copied: Mapping[str, _Copied], now_us: int, by: str | None) -> None:
     """Records for the next seal which runs are removed, and into which file, before the removal."""
     if not copied or log.store.head(seal.SEALS) is None:
         return
     with file.path.open("rb") as written:
         digest = file_digest(written, "sha256").hexdigest()
     runs = [(run, copy.head.seq, e.to_text(copy.head.hash)) for run, copy in copied.items()]
-    seal.tell_pruned(log, seal.Pruned(file.path.name, digest, runs, by), at_us=now_us)
+    seal.announce_prune(log, seal.Pruned(file.path.name, digest, runs, by), at_us=now_us)
 
 
 def _copy(log: Log, run: str, file: Writer) -> _Copied | str:
@@ -264,7 +264,7 @@ def _copy(log: Log, run: str, file: Writer) -> _Copied | str:
     except ExportBroken as broken:
         return broken.reason
     except (LogError, ValueBroken) as broken:
-        return f"its record does not hold ({broken})"
+        return f"its event log fails verification ({broken})"
     return _Copied(head, -1 if row is None else row.delivered)
 
 
@@ -281,7 +281,7 @@ def _remove(store: Store, copied: _Copied, holder: str) -> str | None:
     except RunUnknown:
         return "another process removed it"
     why = "it was resumed meanwhile"
-    if copied.is_now(store):
+    if copied.is_unchanged(store):
         try:
             store.remove(run)
             return None

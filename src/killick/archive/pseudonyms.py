@@ -28,7 +28,7 @@ LEAVES: Final = (str, int, float, bytes, bytearray, Decimal, UUID, date, time, t
 """The types that get a pseudonym. A bool is an int but not one of these; a Secret is already a digest."""
 
 
-class StandIns:
+class Pseudonyms:
     """The pseudonyms of one file, by a random key that is discarded."""
 
     def __init__(self, key: bytes) -> None:

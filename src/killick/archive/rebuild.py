@@ -33,7 +33,7 @@ def chained(written: Iterable[Written], before: bytes) -> list[Row]:
             event = msgspec.structs.replace(event, hash_before=e.to_text(before))
             before = e.from_text(event.hash_head)
         if data is None:
-            body = event_codec.encode(event)  # what was erased is named by a hash all the same
+            body = event_codec.encode(event)  # erased values are still named by their hash
         else:
             body = event_codec.encode(msgspec.structs.replace(event, data=None), hashing.data_hash(data))
         before = hashing.link(before, body)
@@ -41,7 +41,7 @@ def chained(written: Iterable[Written], before: bytes) -> list[Row]:
     return rows
 
 
-class Rights(NamedTuple):
+class EventClaims(NamedTuple):
     """The claims that an event took and released in its commit."""
 
     claims: tuple[str, ...] = ()
@@ -50,27 +50,27 @@ class Rights(NamedTuple):
     returns: tuple[int, ...] = ()
 
 
-_NONE: Final = Rights()
+_NONE: Final = EventClaims()
 
 
-def rights(event: e.Event) -> Rights:
+def claims_of(event: e.Event) -> EventClaims:
     """The claims that an event names."""
     match event:
         case e.AttemptStarted() | e.StepStarted() | e.StepAdopted():
-            return Rights(claims=event.claims)
+            return EventClaims(claims=event.claims)
         case e.AttemptEnded() | e.AttemptSettled():
-            return Rights(releases=event.released)
+            return EventClaims(releases=event.released)
         case e.MessageTaken():
-            return Rights(takes=(event.message,))
+            return EventClaims(takes=(event.message,))
         case e.WaitClosed() | e.WaitVoted() if event.message is not None:
-            return Rights(takes=(event.message,))
+            return EventClaims(takes=(event.message,))
         case e.RunRewound():
-            return Rights(returns=event.returned)
+            return EventClaims(returns=event.returned)
         case _:
             return _NONE
 
 
-def give_birth(store: MemoryStore, born: Append) -> None:
+def create_run(store: MemoryStore, born: Append) -> None:
     """The first append of a run."""
     _done(store.append([born]))
 
@@ -80,11 +80,11 @@ def append_all(store: MemoryStore, run: str, rows: Sequence[Row]) -> None:
 
     Only rights that are still claimed at the end are claimed: a released one may belong to another run since.
     """
-    held = _still_held(rows)
+    held = _unreleased(rows)
     plain: list[Row] = []
     for row in rows:
         event = event_codec.decode(row.body)
-        found = rights(event)
+        found = claims_of(event)
         claims = tuple(claim for claim in found.claims if held.get(claim) == row.seq)
         found = found._replace(claims=claims, releases=())
         head = store.head(run)
@@ -94,7 +94,7 @@ def append_all(store: MemoryStore, run: str, rows: Sequence[Row]) -> None:
             continue
         _append(store, store.head(run), plain, _NONE)
         plain = []
-        head = _raised(store, run, event)
+        head = _head_with_epoch(store, run, event)
         if isinstance(event, e.RunRepaired):
             moved = msgspec.structs.replace(head, seq=row.seq, hash=row.hash, epoch=head.epoch + 1)
             store.repair(moved, keep=event.first - 1, rows=[row])
@@ -103,18 +103,18 @@ def append_all(store: MemoryStore, run: str, rows: Sequence[Row]) -> None:
     _append(store, store.head(run), plain, _NONE)
 
 
-def _still_held(rows: Sequence[Row]) -> dict[str, int]:
+def _unreleased(rows: Sequence[Row]) -> dict[str, int]:
     """The claims that were not released, by the event that took them."""
     found: dict[str, int] = {}
     for row in rows:
-        told = rights(event_codec.decode(row.body))
-        found |= dict.fromkeys(told.claims, row.seq)
-        for claim in told.releases:
+        found_rights = claims_of(event_codec.decode(row.body))
+        found |= dict.fromkeys(found_rights.claims, row.seq)
+        for claim in found_rights.releases:
             found.pop(claim, None)
     return found
 
 
-def _append(store: MemoryStore, head: Head | None, rows: list[Row], found: Rights) -> None:
+def _append(store: MemoryStore, head: Head | None, rows: list[Row], found: EventClaims) -> None:
     if head is None or not rows:
         return
     item = Append(
@@ -130,7 +130,7 @@ def _append(store: MemoryStore, head: Head | None, rows: list[Row], found: Right
     _done(store.append([item]))
 
 
-def _raised(store: MemoryStore, run: str, event: e.Event) -> Head:
+def _head_with_epoch(store: MemoryStore, run: str, event: e.Event) -> Head:
     """The head with the epoch of the lease holder; a compensation takes the lease without an event."""
     head = store.head(run)
     assert head is not None

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from killick.archive.pseudonyms import LEAVES, StandIns
+from killick.archive.pseudonyms import LEAVES, Pseudonyms
 from killick.archive.rebuild import Written, chained
 from killick.engine.waits.questions import identity_and_wording
 from killick.errors import FieldUnknown
@@ -85,42 +85,42 @@ def redacted(
 
     Each comes after its fork parent.
     """
-    told = [_Told.of(part, fetch) for part in parts]
-    redactor = _Redactor(redaction, told, (part.run for part in parts), secret_key)
+    logs = [_Log.of(part, fetch) for part in parts]
+    redactor = _Redactor(redaction, logs, (part.run for part in parts), secret_key)
     known: dict[str, Part] = {}
     hashes: dict[tuple[str, int], bytes] = {}
-    for part, heard in zip(parts, told, strict=True):
-        redactor.begin(heard, forked=part.parent is not None)
+    for part, log in zip(parts, logs, strict=True):
+        redactor.begin(log, forked=part.parent is not None)
         genesis, elder = part.genesis, part.parent
         while elder is not None:
             genesis = hashes.get((elder, part.base), genesis)
             elder = known[elder].parent
-        rows = chained([redactor.row(*each, found) for each in heard.events], genesis)
+        rows = chained([redactor.row(*each, found) for each in log.events], genesis)
         hashes |= {(part.run, row.seq): row.hash for row in rows}
-        messages = [redactor.message(message, body, found) for message, body in heard.messages]
+        messages = [redactor.message(message, body, found) for message, body in log.messages]
         known[part.run] = part._replace(genesis=genesis, rows=rows, messages=messages)
     return list(known.values())
 
 
-class _Told(NamedTuple):
+class _Log(NamedTuple):
     """The rows and messages of a run, with decoded values."""
 
     events: list[tuple[int, e.Event, dict[str, Any] | None]]
     messages: list[tuple[Message, Any]]
 
     @staticmethod
-    def of(part: Part, fetch: Fetch) -> _Told:
+    def of(part: Part, fetch: Fetch) -> _Log:
         def values(data: bytes | None) -> dict[str, Any] | None:
             return None if data is None else dict(unpack(data, fetch))
 
         events = [(row.seq, event_codec.decode(row.body), values(row.data)) for row in part.rows]
-        return _Told(events, [(message, unpack(message.body, fetch)) for message in part.messages])
+        return _Log(events, [(message, unpack(message.body, fetch)) for message in part.messages])
 
     def values(self) -> list[Any]:
         return [*(data for _, _, data in self.events), *({"body": body} for _, body in self.messages)]
 
 
-class Sought:
+class Secrets:
     """The values of the named fields: they are redacted wherever they occur, and keep their pseudonyms."""
 
     def __init__(self, fields: Sequence[str], nodes: Iterable[Any]) -> None:
@@ -148,7 +148,7 @@ class Sought:
         """Whether a value belongs to a named field, or is below one."""
         return any(_is_under(path, field) for field in self._fields)
 
-    def stands_in(self, node: Any) -> bool:
+    def occurs_in(self, node: Any) -> bool:
         """Whether any of these values occurs in a value."""
         return any(
             self.is_named(path)
@@ -161,15 +161,15 @@ class Sought:
 class _Redactor:
     """Redacts the events of a file in order."""
 
-    def __init__(self, redaction: Redaction, told: Sequence[_Told], runs: Iterable[str], secret_key: bytes) -> None:
+    def __init__(self, redaction: Redaction, logs: Sequence[_Log], runs: Iterable[str], secret_key: bytes) -> None:
         self._secret_key = secret_key
-        self._standins = StandIns(redaction.key)
+        self._standins = Pseudonyms(redaction.key)
         self._fields = redaction.fields
-        nodes = [node for each in told for node in each.values()] if redaction.fields else []
-        self._sought = Sought(redaction.fields, nodes)
+        nodes = [node for each in logs for node in each.values()] if redaction.fields else []
+        self._sought = Secrets(redaction.fields, nodes)
         for field in self._sought.missing:
             raise FieldUnknown(field, known=self._sought.names)
-        self._tools = {event.name for each in told for _, event, _ in each.events if isinstance(event, e.StepIntended)}
+        self._tools = {event.name for each in logs for _, event, _ in each.events if isinstance(event, e.StepIntended)}
         known = self._sought.known.items()
         self._known = {text: str(self._standins.of(leaf)) for text, leaf in known if text not in self._tools}
         self._sorts: dict[e.StepId, e.Sort] = {}
@@ -181,14 +181,14 @@ class _Redactor:
         self._keys: dict[str, str] = {}
         self._runs = set(runs)
 
-    def begin(self, told: _Told, *, forked: bool) -> None:
+    def begin(self, log: _Log, *, forked: bool) -> None:
         """Starts the next run; a fork continues with its parent's steps."""
         if not forked:
             for known in (self._sorts, self._waits, self._digests, self._arguments):
                 known.clear()
         self._ahead = {}
         latest: dict[e.StepId, Any] = {}
-        for seq, event, data in reversed(told.events):
+        for seq, event, data in reversed(log.events):
             match event:
                 case e.WaitOpened():
                     latest[event.step] = data or {}
@@ -224,14 +224,14 @@ class _Redactor:
             return self.value(node, path)
         parts: dict[Any, Any] = node  # pyright: ignore[reportUnknownVariableType]
         is_call = path[-1] == "function" or parts.get("type") in _CALLS
-        told: dict[Any, Any] = {}
+        safe: dict[Any, Any] = {}
         for name, part in parts.items():
             below = (*path, str(name))
             if name in _WIRE or (name == "name" and is_call):
-                told[name] = part
+                safe[name] = part
             else:
-                told[name] = self._wire(part, below) if name in _ENVELOPES else self.value(part, below)
-        return told
+                safe[name] = self._wire(part, below) if name in _ENVELOPES else self.value(part, below)
+        return safe
 
     def _name(self, name: Any) -> Any:
         return self._replaced(name) if isinstance(name, str) else name
@@ -266,34 +266,34 @@ class _Redactor:
     def _failure(self, node: Any, path: _Path) -> Any:
         if not isinstance(node, dict):
             return node
-        told: dict[str, Any] = {}
+        safe: dict[str, Any] = {}
         parts: dict[str, Any] = node  # pyright: ignore[reportUnknownVariableType]
         for name, part in parts.items():
             if name in ("cause", "context"):
-                told[name] = self._failure(part, path)
+                safe[name] = self._failure(part, path)
             elif name == "members":
-                told[name] = [self._failure(each, path) for each in part]
+                safe[name] = [self._failure(each, path) for each in part]
             elif name == "frames":
-                told[name] = part if self._fields else [{**each, "file": PurePath(each["file"]).name} for each in part]
+                safe[name] = part if self._fields else [{**each, "file": PurePath(each["file"]).name} for each in part]
             else:
-                told[name] = part if name in _FAILURE else self.value(part, (*path, name), _DETAILS)
-        return told
+                safe[name] = part if name in _FAILURE else self.value(part, (*path, name), _DETAILS)
+        return safe
 
     # events -----------------------------------------------------------------------------------
 
     def row(self, seq: int, event: Any, data: dict[str, Any] | None, found: dict[bytes, Blob]) -> Written:
         """One event, with recomputed digests."""
         raw: bytes | None = None
-        told: dict[str, Any] | None = None
+        safe: dict[str, Any] | None = None
         if data is not None:
             self._note(event)
-            told = {name: self._field(event, name, part) for name, part in data.items()}
-            packed = pack(told)
+            safe = {name: self._field(event, name, part) for name, part in data.items()}
+            packed = pack(safe)
             raw = packed.raw
             found |= {piece.hash: piece for piece in packed.blobs}
         elif event.data is not None:
             event = msgspec.structs.replace(event, data=e.to_text(self._standins.hash(e.from_text(event.data))))
-        return Written(seq, self._event(seq, event, data, told), raw)
+        return Written(seq, self._event(seq, event, data, safe), raw)
 
     def message(self, message: Message, body: Any, found: dict[bytes, Blob]) -> Message:
         """A message, redacted likewise; internal messages keep their form."""
@@ -329,8 +329,8 @@ class _Redactor:
             return self.value(value, path, frozenset({"tool", "key"}))
         if name == "answer":
             waits_for = self._waits.get(str(getattr(event, "step", "")))
-            told = self.value(value, path, _COMMAND if waits_for != "event" else frozenset())
-            return {**told, "failure": self._failure(value["failure"], path)} if waits_for == "child" and told else told
+            safe = self.value(value, path, _COMMAND if waits_for != "event" else frozenset())
+            return {**safe, "failure": self._failure(value["failure"], path)} if waits_for == "child" and safe else safe
         if name == "output" and isinstance(event, e.StepEnded) and _waits_of(value):
             waits = {**value["waits"], "default": self.value(value["waits"].get("default"), (*path, "default"))}
             return {**self.value(value, path), "waits": waits}
@@ -348,9 +348,9 @@ class _Redactor:
             changes[name] = tuple(self._label(name, each) for each in getattr(event, name))
         if "reason" in fields:
             changes["reason"] = self._leaf(event.reason, ("reason",))
-        changes |= self._weighed(seq, event, old, new) if isinstance(event, e.StepIntended) else {}
+        changes |= self._rehashed(seq, event, old, new) if isinstance(event, e.StepIntended) else {}
         if isinstance(event, e.RunStarted):
-            changes["key"] = None  # what is redacted is in clear
+            changes["key"] = None  # redacted values are not encrypted
         elif isinstance(key := getattr(event, "key", None), str):
             changes["key"] = self._key(event.step, key)  # the digest in it is known by now
         if isinstance(event, e.StepEdited) and not self._fields:
@@ -367,13 +367,13 @@ class _Redactor:
         if isinstance(event, e.ValueErasedOnPurpose):
             changes["pieces"] = tuple(e.to_text(self._standins.hash(e.from_text(each))) for each in event.pieces)
         if isinstance(event, page_events.PageEvicted):
-            changes["marks"] = ()  # of what the pages held
+            changes["marks"] = ()  # they are hashes of page contents
         if isinstance(event, e.WorkspaceEvent | e.RunForked | e.RunRewound):
-            changes |= self._filed(event)
+            changes |= self._file_fields(event)
         changed: e.Event = msgspec.structs.replace(event, **changes)
         return changed
 
-    def _filed(self, event: e.Event) -> dict[str, Any]:
+    def _file_fields(self, event: e.Event) -> dict[str, Any]:
         """Paths and references of files; their content is not in the export."""
         changes: dict[str, Any] = {}
         for name in ("path", "vault", "workspace"):
@@ -392,7 +392,7 @@ class _Redactor:
             return f"input:{self._standins.hash(label.encode()).hex()[:16]}"
         return str(self._leaf(label, (name,)))
 
-    def _weighed(self, seq: int, event: e.StepIntended, old: Any, new: Any) -> dict[str, Any]:
+    def _rehashed(self, seq: int, event: e.StepIntended, old: Any, new: Any) -> dict[str, Any]:
         """Recomputes the digests of an intention with redacted arguments, so that equal code still matches."""
         if event.digest is None:
             return {}
@@ -462,15 +462,15 @@ def _written(leaf: Any) -> str:
     return str(leaf)
 
 
-def _arguments(told: Mapping[str, Any] | None) -> dict[str, Any]:
-    found: Any = (told or {}).get("arguments")
+def _arguments(data: Mapping[str, Any] | None) -> dict[str, Any]:
+    found: Any = (data or {}).get("arguments")
     return dict(found) if isinstance(found, Mapping) else {}  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _waits_of(output: Any) -> Any:
     """The waits of a state machine's transition: a name and a time, which are not values."""
-    told: dict[str, Any] = output if isinstance(output, dict) else {}  # pyright: ignore[reportUnknownVariableType]
-    return told.get("waits")
+    data: dict[str, Any] = output if isinstance(output, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+    return data.get("waits")
 
 
 def _is_sending(event: e.StepIntended, arguments: Any) -> bool:

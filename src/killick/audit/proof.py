@@ -12,7 +12,7 @@ import msgspec
 
 from killick.audit.checkpoint import Checkpoint, SealedRun, checkpoint, frontier
 from killick.audit.checkpoint import public_key as key_of
-from killick.audit.seal import SEALS, Made, Parted, Past, leaves, seals
+from killick.audit.seal import SEALS, LogMismatch, Past, Seal, leaves, seals
 from killick.errors import ProofBroken, SealRefused, ValueBroken
 from killick.log.log import Log, Recorded
 from killick.model import events as e
@@ -34,7 +34,7 @@ class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body: bytes
 
 
-class Growth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ConsistencyProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A consistency proof: the seals extend an older checkpoint of this size and root."""
 
     size: int
@@ -58,7 +58,7 @@ class Proof(
     checkpoint: str
     data: str | None = None
     pieces: tuple[Piece, ...] = ()
-    since: Growth | None = None
+    since: ConsistencyProof | None = None
 
     @property
     def file(self) -> bytes:
@@ -121,17 +121,17 @@ def prove(log: Log, run: str, seq: int, *, values: bool = False, since: str | by
     )
 
 
-def has_grown_out_of(log: Log, older: Checkpoint) -> bool:
+def extends(log: Log, older: Checkpoint) -> bool:
     """Whether the seals of a store extend a checkpoint."""
     hashed = [hashing.leaf(line.encode()) for line in _all_lines(log)]
     return older.origin == log.store.id and older.size <= len(hashed) and root(hashed[: older.size]) == older.root
 
 
 def _all_lines(log: Log) -> list[str]:
-    return [line for each in seals(log) if isinstance(each, Made) for line in each.lines]
+    return [line for each in seals(log) if isinstance(each, Seal) for line in each.lines]
 
 
-def _lines(log: Log, made: Made) -> list[str]:
+def _lines(log: Log, made: Seal) -> list[str]:
     """Every entry of every seal, verified against the last root."""
     found = _all_lines(log)
     if root(hashing.leaf(line.encode()) for line in found) != e.from_text(made.event.root):
@@ -148,8 +148,8 @@ def _path(log: Log, run: str, seq: int, entry: SealedRun) -> list[bytes]:
             if leaf.seq == seq and leaf.aside is not None:
                 raise SealRefused(run, f"event {seq} was removed from the log by a repair; prove another event")
             found.append(leaf.leaf)
-    except Parted as parted:
-        raise SealRefused(run, f"{parted.what}; killick store verify {run} says more") from None
+    except LogMismatch as mismatch:
+        raise SealRefused(run, f"{mismatch.what}; killick store verify {run} says more") from None
     if entry.root is None or root(found) != e.from_text(entry.root):
         raise SealRefused(run, f"differs from the log sealed at event {entry.seq}; killick store verify locates it")
     return inclusion(found, seq - 1)
@@ -171,11 +171,11 @@ def _values(log: Log, run: str, recorded: Recorded) -> tuple[str | None, tuple[P
     return data.decode(), tuple(pieces)
 
 
-def _growth(hashed: list[bytes], since: Checkpoint) -> Growth:
+def _growth(hashed: list[bytes], since: Checkpoint) -> ConsistencyProof:
     if not 0 < since.size <= len(hashed) or root(hashed[: since.size]) != since.root:
         why = "these seals do not extend it; killick store verify --checkpoint shows the difference"
         raise SealRefused("checkpoint", why)
-    return Growth(since.size, e.to_text(since.root), tuple(map(e.to_text, consistency(hashed, since.size))))
+    return ConsistencyProof(since.size, e.to_text(since.root), tuple(map(e.to_text, consistency(hashed, since.size))))
 
 
 # verifying ----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from killick.errors import HeadMoved, KillickError, ProofBroken, RunExists, Seal
 from killick.log.ancestry import segments
 from killick.log.log import Log
 from killick.log.paging import heads, pages
-from killick.log.progress import Progress, untold
+from killick.log.progress import Progress, silent
 from killick.log.writer import Entry, RunLog
 from killick.model import event_codec, hashing, system_events
 from killick.model import events as e
@@ -71,7 +71,7 @@ class Pruned(msgspec.Struct, frozen=True):
     by: str | None = None
 
 
-class Made(NamedTuple):
+class Seal(NamedTuple):
     """A recorded seal."""
 
     seq: int
@@ -88,34 +88,34 @@ class Made(NamedTuple):
         return "\n".join((self.note, _encode(self.listed).decode(), *self.lines, ""))
 
 
-def _made(log: Log, seq: int, event: system_events.StoreSealed) -> Made:
+def _seal(log: Log, seq: int, event: system_events.StoreSealed) -> Seal:
     data = log.data(SEALS, seq)
     listed, lines = entries_in(data["entries"])
     lined = data["runs"].removesuffix("\n").split("\n")
     known = [msgspec.json.decode(line.encode(), type=ready(Known)) for line in lined if line]
-    return Made(seq, event, listed, lines, tuple(data["peaks"]), known, data["checkpoint"])
+    return Seal(seq, event, listed, lines, tuple(data["peaks"]), known, data["checkpoint"])
 
 
-def seals(log: Log) -> Iterator[Made | tuple[int, str]]:
+def seals(log: Log) -> Iterator[Seal | tuple[int, str]]:
     """Every recorded seal, in order; for an unreadable one, its seq and the reason."""
     for seq, body in _bodies(log):
         try:
             event = event_codec.decode(body)
             if isinstance(event, system_events.StoreSealed):
-                yield _made(log, seq, event)
+                yield _seal(log, seq, event)
         except ValueErased:
             yield seq, "its entries were erased, and nothing that was sealed before can be proved"
         except (KillickError, KeyError, ValueError, AttributeError) as error:
             yield seq, f"its entries cannot be read ({error})"
 
 
-def last(log: Log) -> Made | None:
+def last(log: Log) -> Seal | None:
     """The last seal, or None."""
     head = log.store.head(SEALS)
     for seq in range(head.seq if head is not None else 0, 0, -1):
         event = log.event(SEALS, seq)
         if isinstance(event, system_events.StoreSealed):
-            return _made(log, seq, event)
+            return _seal(log, seq, event)
     return None
 
 
@@ -124,12 +124,12 @@ def _bodies(log: Log) -> Iterator[tuple[int, bytes]]:
         yield from ((row.seq, row.body) for row in rows)
 
 
-def told_pruned(log: Log) -> dict[str, tuple[Pruned, int, e.Digest]]:
+def recorded_prunes(log: Log) -> dict[str, tuple[Pruned, int, e.Digest]]:
     """Every run that a prune removed, and its archive: from the seals, and from messages for the next seal."""
     found: list[Pruned] = []
     for seq, body in _bodies(log):
         if body.startswith(_TAKEN):
-            with contextlib.suppress(KillickError, KeyError, ValueError):  # what cannot be read says nothing
+            with contextlib.suppress(KillickError, KeyError, ValueError):  # unreadable messages are skipped
                 found.append(msgspec.convert(log.data(SEALS, seq)["body"], ready(Pruned)))
     return _by_run((*found, *(body for _, body in _waiting(log.store))))
 
@@ -145,7 +145,7 @@ def _waiting(store: Store) -> list[tuple[Message, Pruned]]:
     return [(message, unpack(message.body, store.pieces, Pruned)) for message in messages]
 
 
-def tell_pruned(log: Log, pruned: Pruned, *, at_us: int) -> None:
+def announce_prune(log: Log, pruned: Pruned, *, at_us: int) -> None:
     """Records for the next seal which runs are removed. Does nothing if the store was never sealed."""
     if pruned.runs and log.store.head(SEALS) is not None:
         log.store.deliver([delivery(log, SEALS, PRUNED, pruned, id=pruned.sha256, by=pruned.by, at_us=at_us)])
@@ -154,7 +154,7 @@ def tell_pruned(log: Log, pruned: Pruned, *, at_us: int) -> None:
 # the leaves of a run ------------------------------------------------------------------------------
 
 
-class Parted(Exception):
+class LogMismatch(Exception):
     """A log is damaged, or differs from its seal: the first such event, and the reason."""
 
     def __init__(self, seq: int, what: str) -> None:
@@ -163,7 +163,7 @@ class Parted(Exception):
         self.what = what
 
 
-class SetAside(Exception):
+class EventsRemoved(Exception):
     """A repair removed events before the requested start."""
 
 
@@ -179,13 +179,13 @@ class Leaf(NamedTuple):
 def leaves(store: Store, head: Head, *, after: int = 0, before: bytes | None = None) -> Iterator[Leaf]:
     """The leaves of a log up to its head, with those of a fork's ancestors; `before` is the hash at `after`.
 
-    Raises Parted where the chain is broken, and SetAside where a repair removed events before `after`.
+    Raises LogMismatch where the chain is broken, and EventsRemoved where a repair removed events before `after`.
     """
 
     def head_of(parent: str) -> Head:
         found = store.head(parent)
         if found is None:
-            raise Parted(head.base, f"its parent {parent} is not there")
+            raise LogMismatch(head.base, f"its parent {parent} is not there")
         return found
 
     parts = segments(head, after, head_of)
@@ -196,27 +196,27 @@ def leaves(store: Store, head: Head, *, after: int = 0, before: bytes | None = N
             if row.body.startswith(_REPAIRED):
                 repaired = _repair(row)
                 if repaired.first <= start and start:
-                    raise SetAside
+                    raise EventsRemoved
                 if (seq + 1, row.seq) == (repaired.first, repaired.last + 1):
                     yield from (Leaf(gone, GAP, None, repaired) for gone in range(seq + 1, row.seq))
                     seq, hash_ = repaired.last, e.from_text(repaired.hash_head)
             if row.seq != seq + 1:
-                raise Parted(seq + 1, f"events {seq + 1} to {row.seq - 1} are missing")
+                raise LogMismatch(seq + 1, f"events {seq + 1} to {row.seq - 1} are missing")
             seq, hash_ = row.seq, hashing.link(hash_, row.body)
             if hash_ != row.hash:
-                raise Parted(seq, "body and hash do not fit the chain")
+                raise LogMismatch(seq, "body and hash do not fit the chain")
             yield Leaf(seq, hashing.leaf(row.body), hash_)
     if seq < head.seq:
-        raise Parted(seq + 1, f"its log ends at event {seq}, its head says {head.seq}")
+        raise LogMismatch(seq + 1, f"its log ends at event {seq}, its head says {head.seq}")
     if hash_ != head.hash:
-        raise Parted(seq, "the head's hash is not the last event's")
+        raise LogMismatch(seq, "the head's hash is not the last event's")
 
 
 def _repair(row: Row) -> e.RunRepaired:
     try:
         found = event_codec.decode(row.body)
     except KillickError as error:
-        raise Parted(row.seq, str(error)) from None
+        raise LogMismatch(row.seq, str(error)) from None
     assert isinstance(found, e.RunRepaired)
     return found
 
@@ -242,7 +242,7 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     other_key: str | None = None
 
 
-def seal(log: Log, key: bytes, *, at_us: int, by: str | None = None, progress: Progress = untold) -> Sealed:
+def seal(log: Log, key: bytes, *, at_us: int, by: str | None = None, progress: Progress = silent) -> Sealed:
     """Seals the changes since the last seal, signed with a private key in PEM.
 
     Reads the heads of all runs, the new events of those that changed, and about log n seals.
@@ -265,7 +265,7 @@ def seal(log: Log, key: bytes, *, at_us: int, by: str | None = None, progress: P
     return _sealed(made, found, fresh=True, other_key=before if before != named else None)
 
 
-def _sealed(made: Made, found: _Changes, *, fresh: bool, other_key: str | None = None) -> Sealed:
+def _sealed(made: Seal, found: _Changes, *, fresh: bool, other_key: str | None = None) -> Sealed:
     event = made.event
     gone = {entry.run: entry.file for entry in found.entries if entry.gone is not None}
     return Sealed(
@@ -299,12 +299,12 @@ class Past:
     def __init__(self, log: Log) -> None:
         self.made = last(log)
         self.number = self.made.event.number if self.made is not None else 0
-        self.nodes: list[Made] = []
+        self.nodes: list[Seal] = []
         made = self.made
         while made is not None:
             self.nodes.append(made)
             before = log.event(SEALS, made.event.before) if made.event.before else None
-            made = _made(log, made.event.before, before) if isinstance(before, system_events.StoreSealed) else None
+            made = _seal(log, made.event.before, before) if isinstance(before, system_events.StoreSealed) else None
 
     @cached_property
     def known(self) -> dict[str, Known]:
@@ -332,7 +332,7 @@ class Past:
             why = "the last seal differs from its signature; killick store verify --checkpoint FILE --key PUB says more"
             raise SealRefused(SEALS, why)
 
-    def back(self, number: int) -> tuple[int, list[Made]]:
+    def back(self, number: int) -> tuple[int, list[Seal]]:
         """For a new seal: the index of the seal that it links to, and the seals whose runs it repeats."""
         until = number & (number - 1)
         older = next((made.seq for made in self.nodes if made.event.number <= until), 0)
@@ -363,8 +363,8 @@ class _Changes:
         for head, known in changed:
             try:
                 self._run(head, known)
-            except Parted as parted:
-                self.refused[head.run] = parted.what
+            except LogMismatch as mismatch:
+                self.refused[head.run] = mismatch.what
             progress("sealing", self.events, total)
         self.entries += self._gone(there)
         if all(entry.run == SEALS for entry in self.entries):
@@ -372,10 +372,10 @@ class _Changes:
 
     def _run(self, head: Head, known: Known | None) -> None:
         if known is not None and known.gone:
-            raise Parted(1, "was sealed as gone, and is there again")
+            raise LogMismatch(1, "was sealed as gone, and is there again")
         try:
             tree = self._grown(head, known)
-        except SetAside:
+        except EventsRemoved:
             tree = self._grown(head, None)
         hash_, root = e.to_text(head.hash), e.to_text(tree.root)
         self.entries.append(SealedRun(run=head.run, seq=head.seq, hash=hash_, root=root))
@@ -388,9 +388,9 @@ class _Changes:
         else:
             tree, before = frontier(known.seq, known.peaks), e.from_text(known.hash)
             if head.seq < known.seq:
-                raise Parted(head.seq + 1, f"ends at event {head.seq}, and was sealed at event {known.seq}")
+                raise LogMismatch(head.seq + 1, f"ends at event {head.seq}, and was sealed at event {known.seq}")
             if head.seq == known.seq:
-                raise Parted(1, f"differs from the log sealed at event {known.seq}")
+                raise LogMismatch(1, f"differs from the log sealed at event {known.seq}")
         for leaf in leaves(self._store, head, after=tree.size, before=before):
             tree.add(leaf.leaf)
             self.events += 1
@@ -398,24 +398,24 @@ class _Changes:
 
     def _gone(self, there: set[str]) -> list[SealedRun]:
         """Runs that were sealed, or named by a prune, and no longer exist."""
-        told = _by_run(body for _, body in self.messages)
+        pruned_runs = _by_run(body for _, body in self.messages)
         sealed = {run: known for run, known in self._past.known.items() if run not in there and not known.gone}
-        if sealed.keys() - told.keys():
-            told = told_pruned(self._log)  # a prune that was told of before may have gone on after it
+        if sealed.keys() - pruned_runs.keys():
+            pruned_runs = recorded_prunes(self._log)  # a prune that was announced before may have continued after it
         found: list[SealedRun] = []
-        for run in dict.fromkeys((*sealed, *told)):
+        for run in dict.fromkeys((*sealed, *pruned_runs)):
             known = self._past.known.get(run)
             if run in there or (known is not None and known.gone):
                 continue
-            if run in told:
-                pruned, seq, hash_ = told[run]
+            if run in pruned_runs:
+                pruned, seq, hash_ = pruned_runs[run]
                 found.append(SealedRun(run, seq, hash_, gone="pruned", file=pruned.file, sha256=pruned.sha256))
             elif known is not None:
                 found.append(SealedRun(run, known.seq, known.hash, gone="removed"))
         return found
 
 
-def _build(log: Log, past: Past, found: _Changes, signer: Ed25519PrivateKey, event: system_events.StoreSealed) -> Made:
+def _build(log: Log, past: Past, found: _Changes, signer: Ed25519PrivateKey, event: system_events.StoreSealed) -> Seal:
     tree = past.tree
     listed = Listed(first=tree.size, peaks=tuple(map(e.to_text, tree.peaks)))
     before, merged = past.back(event.number)
@@ -428,10 +428,10 @@ def _build(log: Log, past: Past, found: _Changes, signer: Ed25519PrivateKey, eve
         tree.add(hashing.leaf(lines[-1].encode()))
     event = msgspec.structs.replace(event, size=tree.size, root=e.to_text(tree.root), before=before)
     note = signed(log.store.id, tree.size, tree.root, signer)
-    return Made(0, event, listed, lines, tuple(map(e.to_text, tree.peaks)), list(known.values()), note)
+    return Seal(0, event, listed, lines, tuple(map(e.to_text, tree.peaks)), list(known.values()), note)
 
 
-def _append(handle: RunLog, made: Made, found: _Changes) -> None:
+def _append(handle: RunLog, made: Seal, found: _Changes) -> None:
     """One commit: creates the log if needed, consumes the messages, and appends the seal."""
     at = made.event.at
     values: Mapping[str, Any] = {

@@ -13,7 +13,7 @@ import msgspec
 
 from killick.audit.checkpoint import Checkpoint, SealedRun, checked, frontier, public_key
 from killick.audit.checkpoint import checkpoint as read_checkpoint
-from killick.audit.seal import SEALS, Leaf, Made, Parted, leaves, seals, told_pruned
+from killick.audit.seal import SEALS, Leaf, LogMismatch, Seal, leaves, recorded_prunes, seals
 from killick.errors import ProofBroken
 from killick.log.log import Log
 from killick.log.paging import heads
@@ -83,11 +83,11 @@ class _Check:
 
     # the seals themselves ---------------------------------------------------------------------
 
-    def seals(self) -> Made | None:
+    def seals(self) -> Seal | None:
         """Verifies every seal against the one before; returns the last."""
         tree, made = Frontier(), None
         for found in seals(self._log):
-            if not isinstance(found, Made):
+            if not isinstance(found, Seal):
                 self._say(SEALS, found[1], found[0])
                 break
             try:
@@ -101,8 +101,8 @@ class _Check:
             self._report.seals += 1
         return made
 
-    def _seal(self, made: Made, tree: Frontier, before: int) -> str | None:
-        """Adds a seal's entries; or reports what is wrong with it."""
+    def _seal(self, made: Seal, tree: Frontier, before: int) -> str | None:
+        """Adds a seal's entries; or reports its problem."""
         event = made.event
         follows = (event.number, made.listed.first) == (before + 1, tree.size)
         if not follows or [*made.listed.peaks] != [e.to_text(peak) for peak in tree.peaks]:
@@ -132,7 +132,7 @@ class _Check:
         """Reports that a key was given but nothing is sealed."""
         self._say(None, "has no seals that the key could prove")
 
-    def signature(self, made: Made, key: Ed25519PublicKey) -> None:
+    def signature(self, made: Seal, key: Ed25519PublicKey) -> None:
         """Checks the last checkpoint's signature, which covers all earlier seals, also those of other keys."""
         try:
             read_checkpoint(made.note).check(key)
@@ -172,16 +172,16 @@ class _Check:
         changed = (SealedRun.read(line).run for line in kept.entries if line not in self._lines)
         return f": that of {next(changed, 'another run')} was changed there"
 
-    # what they are of -------------------------------------------------------------------------
+    # the sealed runs --------------------------------------------------------------------------
 
     def runs(self, only: str | None, progress: Progress | None) -> None:
         """Every sealed run, parents before their forks; then those that no longer exist."""
         there = {head.run: head for _, head in heads(self._store)}
-        named = [only] if only is not None else list(self._wanted)
-        needed = {each.run for run in named if run in there for each in self._elders(there[run], there)}
+        named = [run for run in self._wanted if only in (None, run)]
+        needed = {each.run for run in named if run in there for each in self._ancestors(there[run], there)}
         cuts: defaultdict[str, set[int]] = defaultdict(set)
         for run in needed:
-            elders = list(self._elders(there[run], there))
+            elders = list(self._ancestors(there[run], there))
             cuts[_owner(elders, there[run].base)].add(there[run].base)
         for run, head in there.items():
             if run in needed:
@@ -189,13 +189,13 @@ class _Check:
                 for events in self._run(head, there, [*map(SealedRun.read, entries)], cuts[run]):
                     if progress is not None and only in (None, run):
                         progress(f"seal of {run}", events)
-            elif progress is not None and only is None:
+            elif progress is not None and only in (None, run):
                 progress(f"seal of {run}", head.seq - head.base)
         gone = [run for run in named if run not in there and self._wanted.get(run)]
         if gone:
             self._gone(gone)
 
-    def _elders(self, head: Head, there: dict[str, Head]) -> Iterator[Head]:
+    def _ancestors(self, head: Head, there: dict[str, Head]) -> Iterator[Head]:
         """A run and its fork ancestors."""
         yield head
         while head.parent is not None and head.parent in there:
@@ -220,9 +220,9 @@ class _Check:
                         fitted = leaf.seq
                 if leaf.seq % 2_000 == 0:
                     yield leaf.seq - head.base
-        except Parted as parted:
+        except LogMismatch as mismatch:
             if entries and wrong is None and self._report.first(head.run) is None:
-                wrong = (parted.seq, parted.what)
+                wrong = (mismatch.seq, mismatch.what)
         else:
             beyond = max(at, default=0)
             if wrong is None and beyond > head.seq:
@@ -238,10 +238,10 @@ class _Check:
         """The tree that a fork starts from: its parent's tree at the fork point."""
         if head.parent is None or head.base == 0:
             return Frontier(), None
-        owner = _owner(list(self._elders(head, there)), head.base)
+        owner = _owner(list(self._ancestors(head, there)), head.base)
         found = self._trees.get((owner, head.base))
         if found is None or found[1] is None:
-            raise Parted(head.base, f"{owner}, which it is a fork of, does not hold at event {head.base}")
+            raise LogMismatch(head.base, f"{owner}, which it is a fork of, does not hold at event {head.base}")
         return found[0].copy(), found[1]
 
     def _judged(self, entry: SealedRun, leaf: Leaf, tree: Frontier, fitted: int) -> tuple[int, str] | None:
@@ -264,13 +264,13 @@ class _Check:
         return first, f"{span} differs from its seal"
 
     def _gone(self, runs: list[str]) -> None:
-        told = told_pruned(self._log)
+        pruned_runs = recorded_prunes(self._log)
         for run in runs:
             last = SealedRun.read(list(self._wanted[run])[-1])
             if last.gone == "removed":
                 self._say(run, f"is gone: it was removed after event {last.seq}, and nothing says where to")
-            elif last.gone is None and run in told:
-                self._explain(run, f"was pruned into {told[run][0].file}, which no seal records yet", last.seq)
+            elif last.gone is None and run in pruned_runs:
+                self._explain(run, f"was pruned into {pruned_runs[run][0].file}, which no seal records yet", last.seq)
             elif last.gone is None:
                 self._say(run, f"is gone: it was sealed at event {last.seq}, and nothing says where to")
 

@@ -24,7 +24,7 @@ from killick.check.default_replies import Calls
 from killick.check.fakes import always, in_order
 from killick.check.findings import ALONE, Faulty, Finding, Report, relative
 from killick.check.samples import sample
-from killick.check.stage import Around, Called, CallTrouble, Stage, Trouble
+from killick.check.stage import Called, CallTrouble, Environment, Stage, Trouble
 from killick.check.static_analysis import read_agent
 from killick.definitions.agents import AGENTS, Agent, AnyAgent
 from killick.definitions.current import HERE, LOADING, refuse_io
@@ -102,7 +102,7 @@ def interrupt_everywhere(case: Case | AnyAgent, *, stories_max: int = STORIES_MA
     return report
 
 
-class _Enough(Exception):
+class _StopRehearsals(Exception):
     """Stops the rehearsals: the limit is reached, or one hung."""
 
 
@@ -122,7 +122,7 @@ class _Checking:
         self.draws = False
         """Whether the agent draws random values, which differ if a process died before recording them."""
         real = frozenset(each if isinstance(each, str) else each.name for each in case.real)
-        self.around = Around(fakes=case.fakes, real=real, answers=case.answers, messages=case.messages)
+        self.around = Environment(fakes=case.fakes, real=real, answers=case.answers, messages=case.messages)
         self.scenario = Scenario(
             agent=case.agent,
             input=_input(case),
@@ -142,10 +142,10 @@ class _Checking:
         try:
             base, saved = self._left_alone()
             if self.judge.touches:
-                raise _Enough("stopped after one rehearsal: it does I/O outside of a step, which was refused")
+                raise _StopRehearsals("stopped after one rehearsal: it does I/O outside of a step, which was refused")
             if base.status:
                 self._everything(base, saved)
-        except _Enough as enough:
+        except _StopRehearsals as enough:
             self.cut_short = str(enough)
         finally:
             unwatch()
@@ -242,17 +242,17 @@ class _Checking:
         redeployed: Callable[[World], AnyAgent] | None = None,
     ) -> Story:
         if self.ways.total() >= self.stories_max:
-            raise _Enough(f"stopped after {self.stories_max} rehearsals; --max allows more")
+            raise _StopRehearsals(f"stopped after {self.stories_max} rehearsals; --max allows more")
         scenario = replace(self.scenario, world=partial(Stage, self.around, trouble), redeployed=redeployed)
         measures = saved is None and (trouble is None or trouble.kind in MEASURED)
         with self.coverage.measure() if measures else nullcontext():
             story = simulate(scenario, *kills, saved=saved, saving=saving)
         self.ways[way] += 1
-        alike = _alike(trouble, again=saved is not None)
+        alike = _required_equality(trouble, again=saved is not None)
         self.judge.take(expected or story, story, "count" if alike == "state" and self.draws else alike)
         self.progress(way, self.ways.total(), max(self.expected, self.ways.total()))
         if self.judge.hangs:
-            raise _Enough("stopped at the first rehearsal that did not end")
+            raise _StopRehearsals("stopped at the first rehearsal that did not end")
         return story
 
     def _report(self, base: Story | None) -> Report:
@@ -292,7 +292,7 @@ def _draws(story: Story) -> bool:
     return any(isinstance(event, FactDrawn) and event.name in ("random", "uuid") for event in events)
 
 
-def _alike(trouble: Trouble | None, *, again: bool) -> Alike:
+def _required_equality(trouble: Trouble | None, *, again: bool) -> Alike:
     """Returns how equal a rehearsal's end must be. Which branch fails first is a race."""
     if trouble is None or trouble.kind in ("timeout", "limited", "paused", "unheard", "twice"):
         return "state"

@@ -38,7 +38,7 @@ class Observed(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-def told(story: Story) -> str:
+def describe(story: Story) -> str:
     """Describes a rehearsal's interruption."""
     stage = stage_of(story)
     parts: list[str] = []
@@ -271,7 +271,7 @@ class FindingCollector:
     def _witness(self, *kinds: ObservedKind) -> tuple[str, int]:
         """Returns the first rehearsal that shows one of these, and their number."""
         shown = [(story, times) for (kind, _), (_, story, times) in self._seen.items() if kind in kinds]
-        return (told(shown[0][0]), sum(times for _, times in shown)) if shown else ("", 0)
+        return (describe(shown[0][0]), sum(times for _, times in shown)) if shown else ("", 0)
 
     def _spot(self, spot: Spot) -> Finding | None:
         place = f"{relative(spot.file)}:{spot.line}"
@@ -329,7 +329,7 @@ class FindingCollector:
 
     def _finding(self, observed: Observed, story: Story, times: int, *, explained: bool) -> Finding | None:
         agent = place_of(self.agent.fn)
-        seen = told(story)
+        seen = describe(story)
         match observed.kind:
             case "twice":
                 return self._twice(observed, story, times, explained=explained)
@@ -370,7 +370,7 @@ class FindingCollector:
 
     def _twice(self, observed: Observed, story: Story, times: int, *, explained: bool) -> Finding | None:
         tool = self._used.get(observed.subject)
-        title, seen = f"{observed.subject} is done twice: {observed.detail}", told(story)
+        title, seen = f"{observed.subject} is done twice: {observed.detail}", describe(story)
         where = place_of(tool.fn) if tool is not None else place_of(self.agent.fn)
         steps = sorted({called.step for called in stage_of(story).called if called.name == observed.subject})
         policy = tool.policy if tool is not None else None
@@ -419,7 +419,7 @@ class FindingCollector:
         tool = self._used.get(name)
         once = "rate limit" if getattr(stage.trouble, "kind", None) == "limited" else "timeout"
         return Finding(
-            kind="fragile", title=f"one {once} of {name} fails the run", seen=told(story), times=times,
+            kind="fragile", title=f"one {once} of {name} fails the run", seen=describe(story), times=times,
             where=place_of(tool.fn) if tool is not None else place_of(self.agent.fn),
             why=f"Then it ends as {brief(story)}.{_not_tried_again(story)}",
             fix="retry=killick.Retry(attempts=4), or handle StepFailed in the agent",
@@ -457,7 +457,7 @@ class FindingCollector:
             where=place_of(tool.fn),
             why=f"It says {said}, and has no reconcile=…: when its outcome is unknown, only a person can resolve it.",
             fix=_declaration(name, tool),
-            seen=told(story),
+            seen=describe(story),
             times=times,
         )
 
@@ -474,7 +474,7 @@ class FindingCollector:
             where=place_of(fn),
             why=f"{fn.__name__} counts as at_most_once: when its outcome is unknown, only a person can resolve it.",
             fix=f'@killick.tool(effect="idempotent") on {fn.__name__}, if undoing twice does no harm',
-            seen=told(story),
+            seen=describe(story),
             times=times,
         )
 
@@ -495,7 +495,7 @@ class FindingCollector:
             where=self._step(str(prompt)),
             why="The question has a deadline and no default.",
             fix='default="reject" (or another answer) with timeout=…, or catch killick.errors.WaitExpired',
-            seen=told(story),
+            seen=describe(story),
             times=1,
         )
 

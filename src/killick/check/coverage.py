@@ -112,7 +112,7 @@ class Coverage:
         self._last[frame] = line
 
     def reached(self, called: Iterable[str], offered: Iterable[str]) -> Reached:
-        """Returns what was reached, given the tools that were called and those that models were offered."""
+        """Returns the reached parts, given the tools that were called and those that models were offered."""
         tools = {tool.name for source in self._sources for tool in _tools(source)}.union(offered)
         found = Reached(tools=len(tools), tools_never=tuple(sorted(tools.difference(called))))
         if not self.measured:

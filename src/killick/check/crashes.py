@@ -155,7 +155,7 @@ class World:
         return twin
 
 
-def living() -> Life:
+def current_process() -> Life:
     """Returns the current process."""
     life = _LIFE.get()
     if life is None:
@@ -163,7 +163,7 @@ def living() -> Life:
     return life
 
 
-class _Mortal:
+class _ProcessStore:
     """A store as one process reaches it."""
 
     def __init__(self, store: Store, life: Life) -> None:
@@ -191,13 +191,13 @@ def _last(items: Sequence[Append]) -> str:
     return f"{event.__struct_config__.tag} {getattr(event, 'step', None) or ''}".rstrip()
 
 
-# what is simulated --------------------------------------------------------------------------------
+# simulation ---------------------------------------------------------------------------------------
 
 Outside = Callable[[Client, Sequence[Wait], World], bool]
-"""What people and other programs do when the run waits; False if they can do nothing."""
+"""The actions of people and other programs when the run waits; False if there is none."""
 
 
-def nobody(client: Client, waits: Sequence[Wait], world: World) -> bool:
+def no_actors(client: Client, waits: Sequence[Wait], world: World) -> bool:
     """No outside actors."""
     return False
 
@@ -219,7 +219,7 @@ class Scenario:
 
     agent: AnyAgent
     input: Any = None
-    outside: Outside = nobody
+    outside: Outside = no_actors
     exact: bool = True
     """False if chance or a race decides states and effects; duplicates are still forbidden."""
     warm: bool = True
@@ -267,7 +267,7 @@ class Story:
 
 
 class Saved(NamedTuple):
-    """What survives a process that dies at a point."""
+    """The data that survives a process that dies at a point."""
 
     point: int
     place: str
@@ -312,7 +312,7 @@ def simulate(
 
 def _opened(scenario: Scenario, story: Story, life: Life, number: int, clock: LeapingClock, ids: SeededIds) -> Client:
     runtime = ClientRuntime(
-        cast("Store", _Mortal(story.store, life)), clock=clock, ids=SeededIds(int.from_bytes(ids.key())),
+        cast("Store", _ProcessStore(story.store, life)), clock=clock, ids=SeededIds(int.from_bytes(ids.key())),
         build=lambda agent: Build(version=f"simulated {number}"),
         lease_seconds=float("inf") if scenario.takeover == "lock" else LEASE_SECONDS,
         behind=scenario.behind, stand_in=story.world.stand_in,
@@ -404,7 +404,7 @@ class _Process:
         self._clients.append(self._opened())
         return self._clients[-1]
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         """Lets leftover tasks run into their next access, so that nothing stays in memory."""
         self.life.end()
         loop = self.loop
@@ -442,7 +442,7 @@ def _live(opened: Callable[[], Client], life: Life, scenario: Scenario, story: S
     """Runs a process from start to end."""
     process = _Process(opened, life, scenario.hang_seconds)
     loop = process.loop
-    loop.set_exception_handler(lambda _, told: None if life.dead else story.troubles.append(str(told)))
+    loop.set_exception_handler(lambda _, details: None if life.dead else story.troubles.append(str(details)))
     life.on_death = lambda: loop.call_soon_threadsafe(loop.stop)
     context = copy_context()
     context.run(_LIFE.set, life)
@@ -456,7 +456,7 @@ def _live(opened: Callable[[], Client], life: Life, scenario: Scenario, story: S
             story.troubles += [] if life.place else ["hung"]
         elif (error := main.exception()) is not None:
             story.troubles.append(f"{type(error).__name__}: {error}")
-        process.bury()
+        process.reap()
 
 
 async def _until_ended(process: _Process, scenario: Scenario, story: Story) -> None:
@@ -508,8 +508,8 @@ def _marks(log: Log, run: str) -> tuple[Any, ...]:
     ]
     context = tuple(map(digest, facts.context_parts))
     waits = tuple((wait.step, wait.waits_for, wait.name, wait.to, digest(wait.opened)) for wait in facts.waits.values())
-    told = (facts.status, facts.generation, facts.plan, facts.stage, facts.priority, facts.tags, facts.parent)
-    return (*told, tuple(sorted(steps, key=lambda step: _numbers(step[0]))), context, waits)
+    own = (facts.status, facts.generation, facts.plan, facts.stage, facts.priority, facts.tags, facts.parent)
+    return (*own, tuple(sorted(steps, key=lambda step: _numbers(step[0]))), context, waits)
 
 
 _PASSING: Final = frozenset({"at", "attempts", "deadline", "since", "usage"})
@@ -536,14 +536,14 @@ def _numbers(step: str) -> list[int]:
 @contextmanager
 def _silent_threads() -> Generator[None]:
     """Silences the threads of a dead process."""
-    told = threading.excepthook
+    original = threading.excepthook
 
     def tell(args: Any) -> None:
         if not isinstance(args.exc_value, Killed):
-            told(args)
+            original(args)
 
     threading.excepthook = tell
     try:
         yield
     finally:
-        threading.excepthook = told
+        threading.excepthook = original

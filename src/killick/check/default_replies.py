@@ -61,10 +61,10 @@ def offered(request: Mapping[str, Any]) -> Iterator[Offered]:
     """Returns the functions among a request's tools. A provider's own tools have no schema, and run elsewhere."""
     for each in cast("Sequence[Any]", request.get("tools") or ()):
         one: dict[str, Any] = dict(cast("Mapping[str, Any]", each)) if isinstance(each, Mapping) else {}
-        told: dict[str, Any] = one.get("function", one)
-        schema: Any = told.get("parameters", told.get("input_schema"))
-        if schema is not None and "name" in told:
-            yield Offered(told["name"], schema)
+        function: dict[str, Any] = one.get("function", one)
+        schema: Any = function.get("parameters", function.get("input_schema"))
+        if schema is not None and "name" in function:
+            yield Offered(function["name"], schema)
 
 
 def _next(tools: Iterable[Offered], calls: Calls, made: int) -> Turn:

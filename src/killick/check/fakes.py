@@ -167,16 +167,16 @@ class Fake:
         if listed or any(isinstance(each, BaseException) or callable(each) for each in given):
             return InOrder(tuple(given))
         if returns is Any:
-            told = "a list may be its value or one value for each call, and it declares no return type to tell"
-            raise FakeRefused(self.name, f"{told}; write always([…]) or in_order(…)")
+            reason = "a list may be its value or one value for each call, and it declares no return type to tell"
+            raise FakeRefused(self.name, f"{reason}; write always([…]) or in_order(…)")
         whole = misfit(given, returns)
         apart = next(filter(None, (misfit(each, returns) for each in given)), None)
         if whole is None and apart is None and given:
-            told = f"{shown(given)} fits {spelled(returns)} as its value and as one value for each call"
-            raise FakeRefused(self.name, f"{told}; write always([…]) or in_order(…)")
+            reason = f"{shown(given)} fits {spelled(returns)} as its value and as one value for each call"
+            raise FakeRefused(self.name, f"{reason}; write always([…]) or in_order(…)")
         if whole is not None and apart is not None:
-            told = f"does not fit {spelled(returns)}, neither as its value ({whole}) nor as one value for each call"
-            raise FakeRefused(self.name, f"its fake {shown(given)} {told} ({apart})")
+            reason = f"does not fit {spelled(returns)}, neither as its value ({whole}) nor as one value for each call"
+            raise FakeRefused(self.name, f"its fake {shown(given)} {reason} ({apart})")
         return Always(given) if whole is None else InOrder(tuple(given))
 
     def refuse_strangers(self, names: Iterable[str]) -> None:
@@ -214,8 +214,8 @@ class Fake:
                 if token is not None:
                     HERE.reset(token)
         if returns is not Any and (misfits := misfit(outcome, returns)) is not None:
-            told = f"its fake gives {shown(outcome)}, which does not fit {spelled(returns)}: {misfits}"
-            raise FakeRefused(self.name, told)
+            reason = f"its fake gives {shown(outcome)}, which does not fit {spelled(returns)}: {misfits}"
+            raise FakeRefused(self.name, reason)
         return Applied(outcome)
 
     def _next(self) -> Any:
@@ -225,8 +225,8 @@ class Fake:
             return script.value
         most = len(script.outcomes)
         if self.calls > most:
-            told = f"is faked for {most} call{'s' * (most != 1)}, and call {self.calls} came"
-            raise FakeRefused(self.name, f"{told}; give one more outcome, or a function")
+            reason = f"is faked for {most} call{'s' * (most != 1)}, and call {self.calls} came"
+            raise FakeRefused(self.name, f"{reason}; give one more outcome, or a function")
         return script.outcomes[self.calls - 1]
 
 

@@ -102,10 +102,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.ways.values())
 
     @property
-    def told_ways(self) -> str:
+    def ways_text(self) -> str:
         """The interruptions and their counts, in words."""
-        told = ((way, count) for way, count in self.ways.items() if way != ALONE)
-        return ", ".join(f"{count} {way}{'s' * (count != 1)}" for way, count in told)
+        counts = ((way, count) for way, count in self.ways.items() if way != ALONE)
+        return ", ".join(f"{count} {way}{'s' * (count != 1)}" for way, count in counts)
 
     @property
     def faults(self) -> tuple[Finding, ...]:
@@ -128,9 +128,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return not self.faults
 
     def __str__(self) -> str:
-        head = f"{self.agent}: interrupted in {self.stories} ways ({self.told_ways})"
-        told = [f"  {finding.weight}: {finding}" for finding in self.findings]
-        return "\n".join([head, *(told or ["  nothing found"]), *([self.cut_short] if self.cut_short else [])])
+        head = f"{self.agent}: interrupted in {self.stories} ways ({self.ways_text})"
+        lines = [f"  {finding.weight}: {finding}" for finding in self.findings]
+        return "\n".join([head, *(lines or ["  nothing found"]), *([self.cut_short] if self.cut_short else [])])
 
 
 class Faulty(AssertionError):

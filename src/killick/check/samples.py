@@ -53,15 +53,15 @@ def sample(kind: Any, name: str = "") -> Any:
     name  the name of the field, which may hint at the value
     """
     if kind is Any or kind is object:
-        told = "no type is declared, so no sample can be made; declare one, or give a value"
-        raise FakeRefused(name or "sample", told)
+        reason = "no type is declared, so no sample can be made; declare one, or give a value"
+        raise FakeRefused(name or "sample", reason)
     try:
         made = _Sampling().of(kind, name)
     except (_Within, RecursionError):
         raise FakeRefused(name or spelled(kind), "contains itself, so a sample has no end; give a value") from None
     if (misfits := misfit(made, kind)) is not None:
-        told = f"{shown(made)} is not a sample of it ({misfits}); give a value"
-        raise FakeRefused(name or spelled(kind), told)
+        reason = f"{shown(made)} is not a sample of it ({misfits}); give a value"
+        raise FakeRefused(name or spelled(kind), reason)
     return made
 
 

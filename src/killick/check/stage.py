@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, Self
 
 import msgspec
 
-from killick.check.crashes import World, living
+from killick.check.crashes import World, current_process
 from killick.check.default_replies import Calls, offered, sample_answer, sample_reply
 from killick.check.fakes import Fakes, is_same
 from killick.check.samples import sample
@@ -88,7 +88,7 @@ class OutOfOrder(Exception):
 
 
 @dataclass(kw_only=True)
-class Around:
+class Environment:
     """The environment of an agent, shared by all its rehearsals."""
 
     fakes: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
@@ -124,7 +124,7 @@ def as_answer(wait: Wait, answer: Any) -> tuple[str, Any]:
 class Stage(World):
     """One rehearsal's world, and its interceptor."""
 
-    def __init__(self, around: Around, trouble: Trouble | None = None) -> None:
+    def __init__(self, around: Environment, trouble: Trouble | None = None) -> None:
         super().__init__()
         self.around = around
         self.trouble = trouble
@@ -189,7 +189,7 @@ class Stage(World):
         return trouble.kind
 
     async def _performed(self, intent: Intent, place: ToolStep, real: Callable[[], Awaitable[Applied]]) -> Applied:
-        life = living()
+        life = current_process()
         life.point(f"before {intent.name} ran at step {place.id}")
         applied = await real() if self._is_real(intent.name) else await self._faked(intent, place)
         if applied.error is None:
@@ -247,7 +247,7 @@ class Stage(World):
 
     async def call_hook(self, fn: Callable[..., Any], effect: Effect, real: Callable[[], Awaitable[Any]]) -> Any:
         """Answers a reconciler or a confirmation from this world's effects."""
-        living().point(f"before looking what became of {effect.tool}")
+        current_process().point(f"before looking what became of {effect.tool}")
         if self._is_real(effect.tool):
             return await real()
         run = effect.key.partition(":step_")[0]

@@ -1,6 +1,6 @@
 """Finds people's code: `app.py:agent`, `package.module:agent`, or a name in the app that pyproject.toml names.
 
-Says in one line what cannot be found or imported, and where. Runs nothing of it.
+Reports in one line which module cannot be found or imported, and where. Runs no agent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SETTINGS: Final = {
     "store": "the store: a path relative to pyproject.toml, or a URL",
     "redact": "a list of fields whose values `killick serve` never shows",
 }
-"""What `[tool.killick]` may say."""
+"""The settings of `[tool.killick]`."""
 
 
 # settings -----------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def settings(start: Path | None = None) -> dict[str, Any]:
         try:
             found = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("killick")
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise CommandFailed(f"{_near(file)}: is not valid TOML ({error}); correct it") from None
+            raise CommandFailed(f"{_relative(file)}: is not valid TOML ({error}); correct it") from None
         if found is not None:
             _check(file, found)
             return {**found, "folder": folder}
@@ -54,15 +54,15 @@ def settings(start: Path | None = None) -> dict[str, Any]:
 
 def _check(file: Path, found: Any) -> None:
     if not isinstance(found, dict):
-        raise CommandFailed(f"{_near(file)}: tool.killick is no table; write [tool.killick]")
+        raise CommandFailed(f"{_relative(file)}: tool.killick is no table; write [tool.killick]")
     for name, value in found.items():  # pyright: ignore[reportUnknownVariableType]
         if name not in SETTINGS:
             hint = nearest(str(name), SETTINGS, f"it knows {', '.join(SETTINGS)}")  # pyright: ignore[reportUnknownArgumentType]
-            raise CommandFailed(f"{_near(file)}: [tool.killick] has no entry {name!r}; {hint}")
+            raise CommandFailed(f"{_relative(file)}: [tool.killick] has no entry {name!r}; {hint}")
         given: Any = value  # pyright: ignore[reportUnknownVariableType]
         texts: list[Any] = given if name == "redact" and isinstance(given, list) else [given]  # pyright: ignore[reportUnknownVariableType]
         if (name == "redact") != isinstance(given, list) or not all(isinstance(each, str) and each for each in texts):
-            raise CommandFailed(f"{_near(file)}: [tool.killick] {name} is {value!r}; give {SETTINGS[name]}")
+            raise CommandFailed(f"{_relative(file)}: [tool.killick] {name} is {value!r}; give {SETTINGS[name]}")
 
 
 # modules ------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def load_module(name: str) -> ModuleType:
     """A module by its file or its dotted name, as if its folder were the current one."""
     if name.endswith(".py") or "/" in name:
         return _from_file(Path(name))
-    _look_in(Path.cwd())
+    _add_to_path(Path.cwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -85,19 +85,19 @@ def load_module(name: str) -> ModuleType:
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        beside = map(str, path.parent.glob("*.py"))
-        hint = nearest(str(path), beside, "name the file that declares the agent, as app.py:agent")
+        neighbours = map(str, path.parent.glob("*.py"))
+        hint = nearest(str(path), neighbours, "name the file that declares the agent, as app.py:agent")
         raise CommandFailed(f"{path}: no such file; {hint}")
     file = path.resolve()
     folder, name = _dotted(file)
-    _look_in(folder)
+    _add_to_path(folder)
     known = sys.modules.get(name)
     if known is not None and getattr(known, "__file__", None) == str(file):
         return known
     if "." in name:
         return load_module(name)
     if name in sys.stdlib_module_names:
-        # Under its own name it would stand in the place of a module of Python's.
+        # Under its own name it would shadow a module of the standard library.
         name = f"app_{name}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
@@ -121,7 +121,7 @@ def _dotted(file: Path) -> tuple[Path, str]:
     return folder, ".".join(parts)
 
 
-def _look_in(folder: Path) -> None:
+def _add_to_path(folder: Path) -> None:
     if (place := str(folder)) not in sys.path:
         sys.path.insert(0, place)
 
@@ -129,23 +129,23 @@ def _look_in(folder: Path) -> None:
 def _broken(name: str, error: BaseException) -> CommandFailed:
     """The user's module fails to import: say where, in one line."""
     if isinstance(error, SyntaxError):
-        place, told = f"{_near(Path(error.filename or name))}:{error.lineno}", f"SyntaxError: {error.msg}"
+        place, reason = f"{_relative(Path(error.filename or name))}:{error.lineno}", f"SyntaxError: {error.msg}"
     else:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_theirs(frame.filename)]
-        place = f"{_near(Path(frames[-1].filename))}:{frames[-1].lineno}" if frames else name
-        told = f"{type(error).__name__}: {error}".rstrip(": ")
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_user_code(frame.filename)]
+        place = f"{_relative(Path(frames[-1].filename))}:{frames[-1].lineno}" if frames else name
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, SystemExit):
-        told = "it ends the process; guard that with if __name__ == '__main__'"
-    return CommandFailed(f"{name}: cannot be imported; {place}: {told}")
+        reason = "it ends the process; guard that with if __name__ == '__main__'"
+    return CommandFailed(f"{name}: cannot be imported; {place}: {reason}")
 
 
-def _is_theirs(file: str) -> bool:
+def _is_user_code(file: str) -> bool:
     """Whether a line is people's own code: neither Python's, nor a library's, nor ours."""
     ours = str(Path(__file__).parents[1])
     return not file.startswith(("<", sys.prefix, sys.base_prefix, ours)) and "site-packages" not in file
 
 
-def _near(file: Path) -> Path:
+def _relative(file: Path) -> Path:
     """A path as it is seen from here."""
     here = Path.cwd()
     return file.relative_to(here) if file.is_relative_to(here) else file
@@ -165,14 +165,14 @@ def load_agent(target: str, app: str | None = None) -> AnyAgent:
 
 
 def load(target: str, app: str | None = None) -> Any:
-    """What a target names: `module:name`, a file that declares one agent, or a name in the app."""
+    """The agent that a target names: `module:name`, a file that declares one agent, or a name in the app."""
     module_name, colon, name = target.rpartition(":")
     if not colon and target.endswith(".py"):
         module_name, name = target, ""
     if not (module_name or app):
-        raise CommandFailed(f"{target}: where is it? {_elsewhere(name)}")
+        raise CommandFailed(f"{target}: where is it? {_agent_hint(name)}")
     module = load_module(module_name or str(app))
-    found = _named(module, name) if name else _only(module, target)
+    found = _named(module, name) if name else _sole_agent(module, target)
     if found is None:
         names = [agent.__name__ for agent in agents(module)]
         hint = nearest(name, names, f"its agents: {', '.join(names) or 'none'}")
@@ -193,7 +193,7 @@ def _named(module: ModuleType, name: str) -> Any:
     return found
 
 
-def _only(module: ModuleType, target: str) -> AnyAgent:
+def _sole_agent(module: ModuleType, target: str) -> AnyAgent:
     found = agents(module)
     if len(found) == 1:
         return found[0]
@@ -212,7 +212,7 @@ def agents(module: ModuleType) -> list[AnyAgent]:
     return list({id(value): value for value in values}.values())
 
 
-def _elsewhere(name: str) -> str:
+def _agent_hint(name: str) -> str:
     """Where an agent of that name seems to be, or how to say where."""
     targets = {target.rpartition(":")[2]: target for target in declared_here()}
     if close := get_close_matches(name, targets, 1):

@@ -59,13 +59,13 @@ class Bash(BashComplete):
 
 
 def completions(group: click.Group, asked: str) -> None:
-    """Print what completes the line that a shell holds: `asked` is of the form bash_complete."""
+    """Prints the completions of a shell's line: `asked` is of the form bash_complete."""
     shell, _, instruction = asked.partition("_")
     if instruction == "complete":
-        sys.stdout.write(_speaking(shell, group).complete() + "\n")
+        sys.stdout.write(_completer(shell, group).complete() + "\n")
 
 
-def _speaking(shell: str, group: click.Group) -> ShellComplete:
+def _completer(shell: str, group: click.Group) -> ShellComplete:
     kind = Bash if shell == "bash" else cast("type[ShellComplete]", get_completion_class(shell))
     return kind(group, {}, "killick", f"_{group.name}_COMPLETE".upper())
 
@@ -89,6 +89,6 @@ def completion_command(shell: str | None) -> None:
     if name not in SHELLS:
         raise CommandFailed(f"{name or 'your shell'}: nothing is known of it; name one of {', '.join(SHELLS)}")
     root = cast("click.Group", click.get_current_context().find_root().command)
-    sys.stdout.write(_speaking(name, root).source())
+    sys.stdout.write(_completer(name, root).source())
     if sys.stdout.isatty():
         click.echo(f"put this into {_PLACES[name]}", err=True)

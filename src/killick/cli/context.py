@@ -1,4 +1,4 @@
-"""What every command is given: the store, the app, where to print, and how people write values. Decides nothing."""
+"""The context of every command: the store, the app, the consoles, and the parsing of values. Decides nothing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from killick.cli import apps
 from killick.cli.exit_codes import CommandFailed, nearest
 from killick.clock import SystemClock
 from killick.encryption.store import decrypting
-from killick.errors import AgentUnknown, RunUnknown, StoreBroken
+from killick.errors import AgentUnknown, DurationRefused, RunUnknown, StoreBroken
 from killick.ids import RandomIds
 from killick.log.log import Log
+from killick.model.retry import seconds
 from killick.permissions import open_output
 from killick.presenting.encoder import document
 from killick.sanitizer import visible
@@ -53,19 +54,19 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
     from rich.segment import Segment
 
-    class Ours(Console):
+    class SafeConsole(Console):
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
             for each in super().render(renderable, options):
-                # Rich's own control codes are marked as such; every other text is somebody's.
+                # Rich's own control codes are marked as such; every other text is untrusted.
                 yield each if each.control or not each.text else Segment(visible(each.text), each.style)
 
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # `main` knows what to do when whoever read us has gone
+            raise BrokenPipeError  # `main` handles a reader that closed the pipe
 
     stream = sys.stderr if stderr else sys.stdout
     columns = os.environ.get("COLUMNS", "")
     width = None if stream.isatty() else int(columns) if columns.isdigit() and int(columns) else PIPE_COLUMNS
-    return Ours(stderr=stderr, width=width, highlight=False, soft_wrap=False, emoji=False)
+    return SafeConsole(stderr=stderr, width=width, highlight=False, soft_wrap=False, emoji=False)
 
 
 HOSTED: Final = "call the same conversation from your program"
@@ -89,7 +90,7 @@ class Shell:
 
     @cached_property
     def out(self) -> Console:
-        """For what was asked for."""
+        """The console for results: stdout."""
         return console()
 
     @cached_property
@@ -188,7 +189,7 @@ class Shell:
         elif self._store is not None:
             self._store.close()
 
-    # what is printed --------------------------------------------------------------------------
+    # printing ---------------------------------------------------------------------------------
 
     def emit(self, data: Any) -> None:
         """Data for a program: JSON, one document, keys as they are documented."""
@@ -234,7 +235,7 @@ class Shell:
         return head is not None and is_held(self.store, head)
 
     def say(self, sign: str, *parts: str | tuple[str, str]) -> None:
-        """A line with a sign before it, in the colour of what the sign says."""
+        """A line with a sign before it, in the sign's colour."""
         from rich.text import Text
 
         style = {"✓": "bold green", "✗": "bold red", "?": "bold red", "~": "yellow"}.get(sign, "")
@@ -252,14 +253,14 @@ class Shell:
         """A command line that reaches the same store."""
         named = ("--store", self._url) if self._url and self._url != os.environ.get("KILLICK_STORE") else ()
         if named and urlsplit(self._url or "").password:
-            named = ("--store", "URL")  # a password is for nobody's screen
+            named = ("--store", "URL")  # a password is never printed
         return shlex.join(("killick", *words, *named))
 
-    def goes_on(self, run: str, agent: str | None = None) -> str:
+    def continue_command(self, run: str, agent: str | None = None) -> str:
         """The command that continues a run. Without a configured app it names the agent's app."""
         target: tuple[str, ...] = ()
         if agent and agent.startswith(OWN_AGENTS):
-            return self.typed("worker")  # which attends to what Killick keeps for itself
+            return self.typed("worker")  # which serves triggers and hooks
         if agent and not self.app:
             target = ([*self.targets_of(agent), f"APP.py:{agent}"][0],)
         named = ("--app", self._app) if self._app else ()
@@ -271,16 +272,16 @@ class Shell:
         return self.typed("worker", *filter(None, (self._app or here,)))
 
     def continues(self, run: str) -> str:
-        """What continues a run: a command, by the agent on record; for a framework's run the program that hosts it."""
+        """The command that continues a run, by its recorded agent; for a framework's run, the program that hosts it."""
         state = self.log.state(run)
-        return HOSTED if state.fold.facts.hosted else self.goes_on(run, state.agent)
+        return HOSTED if state.fold.facts.hosted else self.continue_command(run, state.agent)
 
     def next_move(self, run: str) -> str:
-        """What continues a run that has its answer."""
+        """The command that continues a run whose wait was answered."""
         move = self.continues(run)
         return f"to continue: {move}" if move is HOSTED else f"to continue: {move}, or start a worker"
 
-    # what is found ----------------------------------------------------------------------------
+    # lookup -----------------------------------------------------------------------------------
 
     def agent(self, target: str) -> AnyAgent:
         """An agent by `app.py:agent`, `module:agent`, or its name in the app."""
@@ -457,6 +458,16 @@ def who_options(fn: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--because", metavar="TEXT", help="The reason, for the record.")(by_option(fn))
 
 
+def span(context: click.Context, parameter: click.Parameter, text: str) -> float:
+    """The seconds of an option that takes a duration."""
+    try:
+        return seconds(text)
+    except DurationRefused as error:
+        raise CommandFailed(str(error)) from None
+
+
+grace_option: Final = click.option("--grace", metavar="SPAN", default="30s", show_default=True, callback=span,
+                                   help="How long an open step may run on after Ctrl-C.")  # fmt: skip
 yes_option: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 agent_option: Final = click.option("--agent", "-a", metavar="NAME", help="Only runs of this agent.",
                                    shell_complete=complete_agent_name)  # fmt: skip
@@ -506,7 +517,7 @@ def command(name: str, *, json: bool = True, app: bool = False) -> Callable[[Cal
         if json:
             wrapped = click.option("--json", is_flag=True, help="Print data as JSON.")(wrapped)
         made = click.command(name, context_settings={"max_content_width": 100})(wrapped)
-        # What every command has comes last in its help.
+        # Common options come last in the help.
         made.params.sort(key=lambda parameter: parameter.name in ("json", "app", "store"))
         return made
 

@@ -14,7 +14,7 @@ from killick import errors
 
 
 class Exit(IntEnum):
-    """What a script can tell by the exit code."""
+    """The exit codes for scripts."""
 
     means: str
 
@@ -53,11 +53,11 @@ _CODES: Final[tuple[tuple[type[errors.KillickError], Exit], ...]] = (
     (errors.StoreReadOnly, Exit.BAD),
     (errors.SnapshotBroken, Exit.BAD),
 )
-"""Every other error of ours is about what was asked for."""
+"""Every other error of Killick means a bad request."""
 
 
 def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
-    """What may have been meant, for the end of an error's line; else the next move."""
+    """A suggestion for a mistyped name, for the end of an error's line; else the next move."""
     close = get_close_matches(word, list(known), 1, 0.5)
     return f"did you mean {close[0]}?" if close else otherwise
 
@@ -68,7 +68,7 @@ def code_of(error: errors.KillickError) -> Exit:
 
 
 def drop_output() -> None:
-    """Send what is still to be printed nowhere, so that neither we nor Python at its end try a closed pipe again."""
+    """Redirects the remaining output to nowhere, so that neither Killick nor Python writes to a closed pipe again."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -68,7 +68,7 @@ GROUPS: Final[dict[str, tuple[str, dict[str, str]]]] = {
         "create": "create a token", "list": "list the tokens", "revoke": "revoke a token",
     }),
 }  # fmt: skip
-"""The groups of commands: what each is for, and its commands, each with its line."""
+"""The groups of commands: each with its purpose and its commands, and a line for each command."""
 
 MODULES: Final = {
     path: module
@@ -116,10 +116,10 @@ VARIABLES: Final = {
     "NO_COLOR": "any value: no colors",
     "COLUMNS": "the width of lines in a file or a pipe",
 }
-"""What the command line reads from its environment."""
+"""The environment variables of the command line."""
 
 
-class Words(click.Group):
+class CommandGroup(click.Group):
     """A group whose commands are known by their words, and imported when they are called."""
 
     words: Mapping[str, str]
@@ -167,16 +167,16 @@ class Words(click.Group):
         return super().parse_args(ctx, args)
 
 
-class Killick(Words):
+class Killick(CommandGroup):
     """All commands: those of one word, and the groups."""
 
-    words = COMMANDS | {name: told for name, (told, _) in GROUPS.items()}
+    words = COMMANDS | {name: help_text for name, (help_text, _) in GROUPS.items()}
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in GROUPS:
             return super().get_command(ctx, cmd_name)
-        told, words = GROUPS[cmd_name]
-        made = Words(cmd_name, help=told, context_settings={"max_content_width": 100})
+        help_text, words = GROUPS[cmd_name]
+        made = CommandGroup(cmd_name, help=help_text, context_settings={"max_content_width": 100})
         made.words, made.prefix = words, f"{cmd_name} "
         return made
 
@@ -194,9 +194,9 @@ class Killick(Words):
         write = formatter.write
         title = click.style("Killick: the state layer for LLM agents.", bold=True)
         write(f"{title}  killick COMMAND --help says more.\n\n")
-        told = [f"{click.style(f'{name:<10}', fg='cyan')} {line:<28}" for name, line in COMMANDS.items()]
-        for at in range(0, len(told), 2):
-            write(f"  {''.join(told[at : at + 2]).rstrip()}\n")
+        cells = [f"{click.style(f'{name:<10}', fg='cyan')} {line:<28}" for name, line in COMMANDS.items()]
+        for at in range(0, len(cells), 2):
+            write(f"  {''.join(cells[at : at + 2]).rstrip()}\n")
         write("\n")
         for name, (_, words) in GROUPS.items():
             write(f"  {click.style(f'{name:<10}', fg='cyan')} {', '.join(words)}\n")
@@ -222,30 +222,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _invoke(args)
     except BrokenPipeError:
-        # Whoever read us has gone, as `head` does; there is nobody to tell.
+        # The reader closed the pipe, as `head` does: nothing can be printed.
         drop_output()
         return int(Exit.DONE)
     except (KeyboardInterrupt, click.Abort):
-        return _tell("interrupted", Exit.INTERRUPTED)
-    except CommandFailed as told:
-        return _tell(str(told), told.code)
+        return _print_error("interrupted", Exit.INTERRUPTED)
+    except CommandFailed as failed:
+        return _print_error(str(failed), failed.code)
     except click.exceptions.Exit as left:
         return left.exit_code
     except click.ClickException as wrong:
-        return _tell(_usage(wrong), Exit.MISTYPED)
+        return _print_error(_usage(wrong), Exit.MISTYPED)
     except KillickError as error:
-        return _tell(str(error), code_of(error))
+        return _print_error(str(error), code_of(error))
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             drop_output()
-            return _tell("the output cannot be written: the disk is full; write it to another place", Exit.BAD)
-        return _tell(
+            return _print_error("the output cannot be written: the disk is full; write it to another place", Exit.BAD)
+        return _print_error(
             f"this is a bug in Killick ({type(error).__name__}: {error}); KILLICK_DEBUG=1 shows where", Exit.BUG
         )
 
 
 def _invoke(args: list[str]) -> int:
-    # Not by click's own main, which ends the process its own way when a pipe breaks or somebody interrupts.
+    # Not by click's own main, which ends the process its own way when a pipe breaks or the user interrupts.
     color = False if os.environ.get("NO_COLOR") else None
     with killick.make_context("killick", args, color=color) as context:
         code = killick.invoke(context)
@@ -264,7 +264,7 @@ def _complete(asked: str) -> int:
 
 
 def _usage(wrong: click.ClickException) -> str:
-    """What click found wrong, in one line with the next move."""
+    """A usage error of click, in one line with the next move."""
     context: click.Context = getattr(wrong, "ctx", None) or click.Context(killick, info_name="killick")
     where, group = context.command_path, context.command
     see = f"see {where} --help"
@@ -289,7 +289,7 @@ def _said(message: str) -> str:
     return f"{line[:1].lower()}{line[1:]}"
 
 
-def _tell(line: str, code: Exit) -> int:
+def _print_error(line: str, code: Exit) -> int:
     if os.environ.get("KILLICK_DEBUG"):
         traceback.print_exc()
     from killick.sanitizer import visible

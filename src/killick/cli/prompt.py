@@ -55,7 +55,7 @@ def ask_one(client: Client, wait: Wait, *, by: str | None) -> bool:
         about += f", {agreement(wait.need, wait.votes)}"
     _tell(_shade(f"  {visible(about)}\n", _DIM))
     intention = cast("dict[str, Any] | None", wait.intention)
-    # What is in doubt is asked about by the call itself, which need not be said twice.
+    # The question about an effect in doubt already contains the call.
     if wait.rule is None and intention and not (wait.prompt or "").startswith(f"{intention.get('tool')}("):
         _tell(f"  {argument_edits.call(intention)}\n")
     if wait.options:

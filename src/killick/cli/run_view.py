@@ -1,6 +1,6 @@
-"""How a run looks as a page: where it is and what to do first, then its timeline, then why it failed. Decides nothing.
+"""The page of a run: its position and the next command first, then its timeline and its failure. Decides nothing.
 
-Every line is a Text that fits the width; what is longer is cut, or wrapped where the whole is asked for.
+Every line is a Text that fits the width; longer ones are cut, or wrapped with `--full`.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ class Page:
         head = Text().append(style.moment(at, date=False) if at is not None else " " * 8, style="dim")
         head.append("  ").append(f"{took:>7}", style="yellow" if busy else "dim")
         head.append("  ").append_text(sign).append(" ").append(f"{number:<{self.digits}}", style="bold").append("  ")
-        return self.beside(head, body, lines)
+        return self.hanging(head, body, lines)
 
     def more(self, body: Text, depth: int = 0, lines: int = 1) -> list[Text]:
         """Further lines of an entry, under its text."""
-        return self.beside(Text(" " * (self.indent + 2 * depth)), body, lines)
+        return self.hanging(Text(" " * (self.indent + 2 * depth)), body, lines)
 
-    def beside(self, head: Text, body: Text, lines: int = 1) -> list[Text]:
+    def hanging(self, head: Text, body: Text, lines: int = 1) -> list[Text]:
         """A body next to its head, on a limited number of lines: cut where it is longer, unless all is wanted."""
         room = max(min(self.width, WIDE) - head.cell_len, 20)
         if lines == 1 and not self.full:
@@ -98,7 +98,7 @@ class Page:
     # the timeline -----------------------------------------------------------------------------
 
     def rows(self, entries: Sequence[Entry] | None = None, depth: int = 0) -> Iterator[Row]:
-        """What is shown of the timeline, flat."""
+        """The displayed part of the timeline, flat."""
         for entry in self.timeline.entries if entries is None else entries:
             if isinstance(entry, Moment) and not self.full and self._is_quiet(entry):
                 continue
@@ -135,7 +135,7 @@ class Page:
         took = style.span(end - step.intended_at) if end is not None and step.sort != "decision" else ""
         sign = Text(style.SIGNS[step.status], style=style.STYLES[step.status])
         body = Text("  " * depth).append_text(self.what(step))
-        came = steps.came_to(step, self)
+        came = steps.outcome(step, self)
         output = style.text(came) if came is not None else None
         room = self.room
         apart = output is not None and (self.full or body.cell_len + output.cell_len + 3 > room)
@@ -184,15 +184,15 @@ class Page:
                 return Text(f"waits for {wait.waits_for} {wait.name}")
 
     def about(self, step: Step) -> Iterator[Text]:
-        """What else is on record of a step, a line each."""
+        """The other records of a step, a line each."""
         yield from map(style.text, steps.about(step, self))
         if step.status == "delayed" and step.delayed_until is not None:
             when = f"{style.moment(step.delayed_until, date=False)} ({style.ago(step.delayed_until, self.now_us)})"
             yield Text(f"again at {when}", style="yellow")
         for wait in step.waits:
             if step.sort != "wait" and wait.rule is None:
-                told = Text("asks: did it happen?", style="bold")
-                yield told if wait.waits_for == "settlement" else self.waits_for(wait)
+                question = Text("asks: did it happen?", style="bold")
+                yield question if wait.waits_for == "settlement" else self.waits_for(wait)
                 if (answer := steps.answered(wait, self)) is not None:
                     yield Text.assemble(("→ ", "dim")).append_text(style.text(answer))
             elif wait.how is None and wait.deadline is not None and wait.waits_for != "time":
@@ -222,7 +222,7 @@ class Page:
     # the failure ------------------------------------------------------------------------------
 
     def failure(self) -> Iterator[Text]:
-        """Why it failed, and what it knew then."""
+        """The failure, and the state at that time."""
         failed = self.timeline.failed
         if failed is None:
             return
@@ -238,27 +238,27 @@ class Page:
         }
         for name, value in knew.items():
             if value not in (None, {}, [], ""):
-                told = self.arguments(value) if name in ("input", "context") else self.value(value)
-                yield from self.beside(Text(f"  {name:<11}", style="dim"), Text(told), lines=6)
+                text = self.arguments(value) if name in ("input", "context") else self.value(value)
+                yield from self.hanging(Text(f"  {name:<11}", style="dim"), Text(text), lines=6)
 
     def error(self, failure: Failure) -> Iterator[Text]:
-        """An error with what led to it: its words, the lines of people's own code, what the far side answered."""
+        """An error with its causes: its message, the frames of user code, the remote service's response."""
         for number, each in enumerate(chain(failure)):
             if failure.type.endswith(".StepFailed") and number == 0 and failure.cause is not None:
                 frames = steps.own_frames(each.frames) or each.frames
-                yield from self.beside(
+                yield from self.hanging(
                     Text("  called at  ", style="dim"), Text(", ".join(map(steps.place, frames[-1:])) or "?")
                 )
                 continue
             lead = "  " if number == 0 or (failure.type.endswith(".StepFailed") and number == 1) else "  because of "
             message = each.message if self.full else each.message.strip().partition("\n")[0]
             words = Text.assemble((f"{each.type}: ", "bold red")).append(message)
-            yield from self.beside(Text(lead, style="dim"), words, lines=6)
+            yield from self.hanging(Text(lead, style="dim"), words, lines=6)
             for frame in steps.own_frames(each.frames) or each.frames[-1:]:
-                yield from self.beside(Text("    at "), Text(steps.place(frame), style="cyan"), lines=6)
+                yield from self.hanging(Text("    at "), Text(steps.place(frame), style="cyan"), lines=6)
             for note in each.notes:
-                yield from self.beside(Text("    note ", style="dim"), Text(note), lines=6)
+                yield from self.hanging(Text("    note ", style="dim"), Text(note), lines=6)
             if (answered := steps.response(each)) is not None:
-                yield from self.beside(Text("    the service answered "), Text(answered, style="bold"), lines=6)
+                yield from self.hanging(Text("    the service answered "), Text(answered, style="bold"), lines=6)
             for member in each.members:
-                yield from self.beside(Text("    inside: "), Text(short(member), style="red"), lines=6)
+                yield from self.hanging(Text("    inside: "), Text(short(member), style="red"), lines=6)

@@ -1,4 +1,4 @@
-"""Which runs a command acts on: those that are named, or all that fit what was asked for. Acts on none."""
+"""Which runs a command acts on: those that are named, or all that match the filters. Acts on none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a terminal shows what is presented: colours of roles and statuses, local times, tables, wrapped lines."""
+"""The terminal style of presented data: colours of roles and statuses, local times, tables, wrapped lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How `show --window` looks: what fills the window, what was wasted, what left and came back, and what it all cost."""
+"""The display of `show --window`: the window's contents, waste, evictions, faults, and cost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COLOURS: Final = {"left": "magenta", "files": "cyan", "results": "blue", "docum
 
 
 def show(shell: Shell, run: str, place: RunMoment | None, *, everything: bool, full: bool) -> None:
-    """Print what the model calls of a run were sent."""
+    """Prints the requests of a run's model calls."""
     found = windows(shell.log, run, place, read_max=None if everything or shell.json else READ_MAX)
     if found is None:
         raise CommandFailed(
@@ -66,17 +66,17 @@ Line: TypeAlias = tuple[Text, Text]
 """A lead and its text, wrapped next to it."""
 
 
-def _line(label: str, told: Text | str, *, style: str = "") -> Line:
-    return Text(f"{label:<9}", style="dim"), told if isinstance(told, Text) else Text(told, style=style)
+def _line(label: str, text: Text | str, *, style: str = "") -> Line:
+    return Text(f"{label:<9}", style="dim"), text if isinstance(text, Text) else Text(text, style=style)
 
 
 def _fills(found: Windows) -> Iterator[Line]:
     at = found.at
-    told = Text.assemble((found.run, "bold"), f"  the model's input at step {at.step}")
-    yield Text(), told.append(f", call {at.number} of {len(found.calls)}", style="dim")
+    text = Text.assemble((found.run, "bold"), f"  the model's input at step {at.step}")
+    yield Text(), text.append(f", call {at.number} of {len(found.calls)}", style="dim")
     budget = f" of {found.budget:,}" if found.budget else ""
-    told = Text.assemble((f"{at.sent:,}", "bold"), f"{budget} tokens in {counted(found.messages, 'message')}")
-    yield Text("  "), told
+    text = Text.assemble((f"{at.sent:,}", "bold"), f"{budget} tokens in {counted(found.messages, 'message')}")
+    yield Text("  "), text
     for fill in sorted(found.fills, key=lambda fill: -fill.tokens):
         lead = Text(f"  {KINDS[fill.kind]:<15}").append(f"{fill.pieces:>6,}", style="dim")
         lead.append(f"{fill.tokens:>12,}{share(fill.tokens, at.sent):>6}  ")
@@ -95,11 +95,11 @@ def _wasted(found: Windows) -> Iterator[Line]:
 
 
 def _sums(found: Windows) -> Iterator[Line]:
-    told = f"{found.sent:,} tokens in {counted(len(found.calls), 'call')}"
+    text = f"{found.sent:,} tokens in {counted(len(found.calls), 'call')}"
     if found.counted:
-        told += f"; the provider counted {found.counted:,}"
-        told += f", {share(found.cached, found.counted)} of them from its cache" if found.cached else ""
-    yield _line("sent", told)
+        text += f"; the provider counted {found.counted:,}"
+        text += f", {share(found.cached, found.counted)} of them from its cache" if found.cached else ""
+    yield _line("sent", text)
     if found.read < len(found.calls):
         yield _line("", f"by {found.read:,} calls that were read; --all reads all of them", style="dim")
     if found.without > found.sent:
@@ -115,13 +115,13 @@ def _money(found: Windows) -> Text:
     unknown = unpriced(money.unpriced)
     if money.spent_micros is None or money.without_micros is None:
         return Text(f"not known: there is no price for {unknown}", style="dim")
-    told = Text(dollars(money.spent_micros))
+    text = Text(dollars(money.spent_micros))
     if money.without_micros != money.spent_micros:
         more = money.without_micros - money.spent_micros
-        told.append(f" instead of {dollars(money.without_micros)}: ")
-        told.append(f"{share(abs(more), money.without_micros)} {'less' if more > 0 else 'more'}",
+        text.append(f" instead of {dollars(money.without_micros)}: ")
+        text.append(f"{share(abs(more), money.without_micros)} {'less' if more > 0 else 'more'}",
                     "bold green" if more > 0 else "bold red")  # fmt: skip
-    return told.append(f", without the calls of {unknown}, without a price" if unknown else "", style="dim")
+    return text.append(f", without the calls of {unknown}, without a price" if unknown else "", style="dim")
 
 
 def _paging(found: Windows) -> Iterator[Line]:
@@ -134,8 +134,8 @@ def _paging(found: Windows) -> Iterator[Line]:
     yield _line("left", f"{counted(pages, 'page')} in {batches}; {saved:,} tokens fewer at the last call")
     if found.evictions:
         largest = max(found.evictions, key=lambda each: each.tokens)
-        told = f"{counted(len(largest.pages), 'page')} before call {largest.call}, {largest.tokens:,} tokens"
-        yield _line("", f"the largest: {told}", style="dim")
+        text = f"{counted(len(largest.pages), 'page')} before call {largest.call}, {largest.tokens:,} tokens"
+        yield _line("", f"the largest: {text}", style="dim")
     how = Counter(fault.how for fault in found.faults)
     ways = ", ".join(f"{count} {name}" for name, count in how.most_common())
     rate = f"; {share(found.wanted, found.left)} of the evicted tokens were wanted back" if found.left else ""
@@ -183,11 +183,11 @@ def _chart(found: Windows, columns: int) -> Iterator[Text]:
     yield Text(f"{'calls':<9}{first}{last:>{max(len(groups) - len(str(first)), 1)}}", style="dim")
 
 
-# what is long ---------------------------------------------------------------------------------------
+# details --------------------------------------------------------------------------------------------
 
 
 def _details(found: Windows, width: int) -> Iterator[Table]:
-    """What was evicted, what was wanted back, and every page, where there is any."""
+    """The evictions, the faults, and every page, if there are any."""
     gone = [(each.call, page) for each in found.evictions for page in each.pages]
     parts: tuple[tuple[tuple[str, ...], list[tuple[str, ...]]], ...] = (
         (("EVICTED", "PAGE", "KIND", " TOKENS", "WHY", "WHAT"),

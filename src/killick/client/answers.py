@@ -1,4 +1,4 @@
-"""Answers and messages to runs: checked against what the run asked, then delivered to its inbox."""
+"""Answers and messages to runs: checked against the run's question, then delivered to its inbox."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class Outgoing:
 
 
 class _Sent(msgspec.Struct, eq=False):
-    """A message on its way, and what became of it."""
+    """A message in transit, and its result."""
 
     message: Delivery
     outcome: Delivered | Exception | None = None

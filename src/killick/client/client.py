@@ -46,7 +46,7 @@ from killick.history.search.query import AsyncFinder, Finder
 from killick.ids import Ids
 from killick.log import Recorded, Report
 from killick.log.progress import Progress as SealProgress
-from killick.log.progress import untold
+from killick.log.progress import silent
 from killick.log.verify import Progress
 from killick.model.retry import Duration, seconds
 from killick.model.state import State
@@ -277,7 +277,7 @@ class AnyClient(Operations):
         seconds: float = 60.0,
     ) -> Replayed:
         """Replays an agent's code against a run, or an export of one, without I/O, on a copy in memory. Raises
-        ReplayParted if the code diverges from the log and `check` is set.
+        ReplayDiverged if the code diverges from the log and `check` is set.
 
         run      the id of a run, or the path of an export
         agent    the code; by default the agent that the run names
@@ -317,7 +317,7 @@ class AnyClient(Operations):
         return seal_check.verify(self.runtime.log, run, checkpoint=checkpoint, key=key, progress=progress)
 
     @InThread
-    def seal(self, key: bytes, *, by: str | None = None, progress: SealProgress = untold) -> sealing.Sealed:
+    def seal(self, key: bytes, *, by: str | None = None, progress: SealProgress = silent) -> sealing.Sealed:
         """Seals the changes since the last seal, with a private key as PEM. Keep the `file` of the result outside the
         store. Raises SealRefused."""
         return sealing.seal(self.runtime.log, key, at_us=self.runtime.clock.now_us(), by=by, progress=progress)

@@ -40,21 +40,21 @@ class ExternalSession:
         self._before: Host | None = None
 
     def __enter__(self) -> Host:
-        held = self._runs.come(*self._given)
-        self._runs.runtime.blocking(held.come())
+        held = self._runs.acquire(*self._given)
+        self._runs.runtime.blocking(held.acquire())
         return self._entered(held)
 
     def __exit__(self, *_: object) -> None:
-        self._runs.runtime.blocking(self._left().go())
+        self._runs.runtime.blocking(self._exited().release())
 
     async def __aenter__(self) -> Host:
-        held = self._runs.come(*self._given)
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(held.come(), held.loop))
+        held = self._runs.acquire(*self._given)
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(held.acquire(), held.loop))
         return self._entered(held)
 
     async def __aexit__(self, *_: object) -> None:
-        held = self._left()
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(held.go(), held.loop))
+        held = self._exited()
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(held.release(), held.loop))
 
     def _entered(self, held: ExternalRun) -> Host:
         self._held, self._before = held, HOST.get()
@@ -62,7 +62,7 @@ class ExternalSession:
         HOST.set(host)
         return host
 
-    def _left(self) -> ExternalRun:
+    def _exited(self) -> ExternalRun:
         assert self._held is not None
         held, self._held = self._held, None
         HOST.set(self._before)
@@ -89,18 +89,16 @@ class ExternalRuns:
         self._held_runs: dict[str, ExternalRun] = {}
         self._mutex = threading.Lock()
 
-    def come(self, run: str, agent: str, contract: Contract | None, tags: Sequence[str]) -> ExternalRun:
-        """An external run, with one more caller; each caller leaves by `go`."""
+    def acquire(self, run: str, agent: str, contract: Contract | None, tags: Sequence[str]) -> ExternalRun:
+        """An external run, with one more caller; each caller calls `release`."""
         loop = self.runtime.own_loop
         with self._mutex:
-            held = self._held_runs.get(run)
-            if held is None:
-                held = ExternalRun(self, run, loop, agent=agent, contract=contract, tags=tags)
-                self._held_runs[run] = held
+            if (held := self._held_runs.get(run)) is None:
+                held = self._held_runs[run] = ExternalRun(self, run, loop, agent=agent, contract=contract, tags=tags)
             held.users += 1
             return held
 
-    def go(self, held: ExternalRun) -> bool:
+    def release(self, held: ExternalRun) -> bool:
         """One caller less; True when that was the last one."""
         with self._mutex:
             held.users -= 1
@@ -127,17 +125,17 @@ class ExternalRun:
         self._ready: asyncio.Future[ExternalBranches] | None = None
         self._leaving: asyncio.Event | None = None
 
-    async def come(self) -> None:
+    async def acquire(self) -> None:
         """Hold the run for a caller that was counted already."""
         try:
             await self.reach()
         except BaseException:
-            await self.go()
+            await self.release()
             raise
 
-    async def go(self) -> None:
+    async def release(self) -> None:
         """A caller is done; the last one releases the run."""
-        if self._runs.go(self) and self._held is not None and self._leaving is not None:
+        if self._runs.release(self) and self._held is not None and self._leaving is not None:
             self._leaving.set()
             await asyncio.wait({self._held})
 
@@ -146,6 +144,8 @@ class ExternalRun:
         if self._held is not None and self._is_leaving:
             await asyncio.wait({self._held})
         if self._held is None or self._held.done():
+            if not self.users:
+                raise KillickError(f"{self.run}: its host has ended; call inside the block")  # nobody would release it
             self._ready, self._leaving = self.loop.create_future(), asyncio.Event()
             self._held = self.loop.create_task(self._hold(self._ready))
         assert self._ready is not None
@@ -211,7 +211,7 @@ class ExternalRun:
             ex.at_close = self._leaving.set
             await self._leaving.wait()
             if ex.signal is None:
-                await hosted.close()  # what is under way comes to its end
+                await hosted.close()  # calls in progress end first
             if ex.signal is None:
                 ex.close(Released())
             assert ex.signal is not None

@@ -79,9 +79,9 @@ def _elsewhere(found: Files, to: Path, paths: Sequence[bytes], owner: str, *, dr
         found.find(os.fsdecode(path))
     if dry_run:
         below = [path for path, _ in tree.walk(found.top, found.vault.load) if _is_wanted(path, paths)]
-        return _told(found, to, paths, Restored(len(below), 0), dry_run=True)
+        return _result(found, to, paths, Restored(len(below), 0), dry_run=True)
     with Workspace(to, gitignore=False, vault=found.vault) as place:
-        return _told(found, to, paths, place.restore(found.root, paths or None, owner))
+        return _result(found, to, paths, place.restore(found.root, paths or None, owner))
 
 
 def _in_place(engine: Engine, found: Files, paths: Sequence[bytes], *, by: str | None, dry_run: bool) -> Restoration:
@@ -89,18 +89,18 @@ def _in_place(engine: Engine, found: Files, paths: Sequence[bytes], *, by: str |
         facts = handle.ledger.facts
         if facts.files_due is not None:
             due = id_of(e.from_text(facts.files_due))
-            told = f"its files go back to snapshot {due} when it is resumed; resume it first, or restore elsewhere"
-            raise WorkspaceRefused(found.run, told)
+            reason = f"its files go back to snapshot {due} when it is resumed; resume it first, or restore elsewhere"
+            raise WorkspaceRefused(found.run, reason)
         owner = owner_of(engine.store, found.run)
         with _workspace(engine, found, facts) as place:
             _refuse_unknown(found, place.path, paths)
             if dry_run:
                 now = place.capture(owner).root if place.path.is_dir() else None
-                return _told(found, place.path, paths, _foretold(found, now, paths), dry_run=True)
+                return _result(found, place.path, paths, _preview(found, now, paths), dry_run=True)
             done = place.restore(found.root, paths or None, owner)
             if done.written or done.removed or done.left:
                 _recorded(engine, handle, found, paths, done, place.capture(owner), by=by)
-            return _told(found, place.path, paths, done)
+            return _result(found, place.path, paths, done)
 
 
 @contextlib.contextmanager
@@ -136,7 +136,7 @@ def _is_wanted(path: bytes, paths: Sequence[bytes]) -> bool:
     return not paths or any(path == each or path.startswith(each + b"/") or not each for each in paths)
 
 
-def _foretold(found: Files, now: bytes | None, paths: Sequence[bytes]) -> Restored:
+def _preview(found: Files, now: bytes | None, paths: Sequence[bytes]) -> Restored:
     """The preview of a restore."""
     load = found.vault.load
     before = tree.root(now, load) if now is not None else None
@@ -171,10 +171,10 @@ def _recorded(
     handle.append(*entries)
 
 
-def _told(found: Files, folder: Path, paths: Sequence[bytes], done: Restored, *, dry_run: bool = False) -> Restoration:
-    elsewhere = os.path.realpath(folder) != os.path.realpath(found.folder)
+def _result(found: Files, to: Path, paths: Sequence[bytes], done: Restored, *, dry_run: bool = False) -> Restoration:
+    elsewhere = os.path.realpath(to) != os.path.realpath(found.folder)
     return Restoration(
-        run=found.run, at=found.at, snapshot=found.root.hex(), folder=str(folder),
+        run=found.run, at=found.at, snapshot=found.root.hex(), folder=str(to),
         paths=tuple(map(workspace_files.shown, paths)), written=done.written, removed=done.removed,
         left=tuple(done.left),
         before=None if dry_run or elsewhere or not done.before else done.before.hex(), elsewhere=elsewhere,

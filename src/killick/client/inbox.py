@@ -13,19 +13,10 @@ from killick.engine.views import Wait
 from killick.errors import KillickError, ValueRefused
 from killick.history.run_info import waits_of
 from killick.log import Log
-from killick.store import Store
-from killick.store.records import ASKS, RunQuery, RunRow
+from killick.store.records import RunRow, Urgency, urgency_of
 
-_ROWS: Final = 10_000
 _LOOK: Final = 100
 """How many runs one page reads at most, if few of them ask the selected people."""
-
-_NEVER: Final = 1 << 62
-
-Place = tuple[int, int, int, int]
-"""The sort key of a run in the inbox: its deadline, its priority, its last change, its number."""
-
-Asking = tuple[Place, RunRow]
 
 
 class Page(NamedTuple):
@@ -46,7 +37,7 @@ def urgency(wait: Wait, priority: int = 0, now_us: int = 0) -> tuple[bool, bool,
     return due is not None and due <= now_us, due is None, due or 0, -priority, wait.since_us
 
 
-def whom(to: Sequence[str], may: Sequence[str] | None) -> str:
+def addressees(to: Sequence[str], may: Sequence[str] | None) -> str:
     """The people who are asked, with the names of a role if known: managers (max, mia)."""
     if not to:
         return "anybody"
@@ -60,7 +51,7 @@ def agreement(need: int, voters: Sequence[str]) -> str:
     return f"{len(voters)} of {need} approved{named}" if need > 1 else ""
 
 
-def lacking(wait: Wait, voters: Sequence[str]) -> str:
+def missing_approvals(wait: Wait, voters: Sequence[str]) -> str:
     """The approvers who have not agreed yet. Votes are in the run's inbox or in its log."""
     count = wait.need - len(voters)
     *others, last = [name for name in wait.may or () if name not in voters] or [""]
@@ -73,12 +64,9 @@ def everything(
 ) -> list[Wait]:
     """The open waits of all runs, the most urgent first; or the answered ones that are not consumed yet."""
     found: list[Wait] = []
-    rows = asking(log.store, now_us)
     after: str | None = None
     while len(found) < limit:
-        waiting, after = page(
-            log, chosen, rows, now_us=now_us, answered=answered, limit=limit - len(found), after=after
-        )
+        waiting, after = page(log, chosen, now_us=now_us, answered=answered, limit=limit - len(found), after=after)
         found += waiting
         if after is None:
             break
@@ -88,31 +76,28 @@ def everything(
 def page(
     log: Log,
     chosen: Callable[[Wait], bool],
-    rows: Sequence[Asking],
     *,
     now_us: int,
     answered: bool = False,
     limit: int,
     after: str | None = None,
 ) -> Page:
-    """The next page of the inbox, of the runs that `asking` yields.
+    """The next page of the inbox.
 
     With `answered`: the answered waits that no run has consumed. Such runs have a message and are due, so only those
     are read.
     """
-    begin = None if after is None else _parsed(after)
     found: list[tuple[Wait, int]] = []
-    looked = 0
     last: str | None = None
-    for place, row in rows:
-        if begin is not None and place <= begin:
-            continue
+    begin = None if after is None else _parsed(after)
+    for looked, row in enumerate(log.store.asking(now_us, after=begin, limit=_LOOK + 1)):
+        place = urgency_of(row, now_us)
         if answered and place[0]:
-            continue
+            break
         if len(found) >= limit or looked >= _LOOK:
             return Page(_sorted(found, now_us), last)
         found += [(wait, row.priority) for wait in readable(log, row, answered=answered) if chosen(wait)]
-        looked, last = looked + 1, ".".join(map(str, place))
+        last = ".".join(map(str, place))
     return Page(_sorted(found, now_us), None)
 
 
@@ -120,27 +105,7 @@ def _sorted(found: list[tuple[Wait, int]], now_us: int) -> list[Wait]:
     return [wait for wait, _ in sorted(found, key=lambda each: urgency(each[0], each[1], now_us))]
 
 
-def asking(store: Store, now_us: int) -> list[Asking]:
-    """The runs that may have open questions: first those whose log must be read, because they are executed or have a
-    message; then by deadline; last those whose deadline has passed, which continue by themselves."""
-    found: list[RunRow] = []
-    before: int | None = None
-    while rows := store.runs(RunQuery(tag=ASKS, status=("waiting", "running")), before=before, limit=_ROWS):
-        found += rows
-        before = rows[-1].number
-        if len(rows) < _ROWS:
-            break
-    return sorted((_place(row, now_us), row) for row in found)
-
-
-def _place(row: RunRow, now_us: int) -> Place:
-    when = _NEVER if row.wake_at_us is None else row.wake_at_us
-    if when <= now_us:
-        when = 0 if row.delivered else _NEVER + 1
-    return 0 if row.status == "running" else when, -row.priority, row.changed_at_us, row.number
-
-
-def _parsed(cursor: str) -> Place:
+def _parsed(cursor: str) -> Urgency:
     try:
         when, priority, changed, number = map(int, cursor.split("."))
     except ValueError:
@@ -153,10 +118,10 @@ def readable(log: Log, row: RunRow, *, answered: bool) -> list[Wait]:
     try:
         return list(_of(log, row, answered))
     except KillickError as error:
-        told = f"cannot be read: {error}"
+        reason = f"cannot be read: {error}"
         return [
             Wait(
-                id=row.run, run=row.run, step="", waits_for="answer", name="", prompt=told, to=(), deadline_us=None,
+                id=row.run, run=row.run, step="", waits_for="answer", name="", prompt=reason, to=(), deadline_us=None,
                 since_us=row.changed_at_us, verbs=(),
             )
         ]  # fmt: skip

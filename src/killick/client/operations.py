@@ -21,7 +21,7 @@ from killick.engine.control.commands import command
 from killick.engine.effects.fork import UNCHANGED, Conditions
 from killick.engine.waits import waits
 from killick.errors import AnswerRefused, RunUnknown
-from killick.history.undo_preview import Undoing, undoing
+from killick.history.undo_preview import UndoPreview, undoing
 from killick.model import events as e
 from killick.model.chunks import through_codec
 from killick.model.codec import Erased
@@ -120,11 +120,11 @@ class Operations:
         wait = state.fold.facts.waits.get(step)
         if wait is None or wait.name != "ask":
             return
-        told = state.data(wait.opened)
-        if isinstance(told.get("prompt"), Erased):
+        data = state.data(wait.opened)
+        if isinstance(data.get("prompt"), Erased):
             return
-        options = told.get("options") or ()
-        misfit = waits.misfit(told.get("schema"), value)
+        options = data.get("options") or ()
+        misfit = waits.misfit(data.get("schema"), value)
         if misfit is None and options and value not in options:
             misfit = f"{value!r} is not one of {', '.join(map(repr, options))}"
         if misfit is not None:
@@ -180,9 +180,9 @@ class Operations:
 
             kd.rewind("claim_17", "4:before", because="wrong rate")
         """
-        told = time_travel.rewound(self.runtime.engine, run, to, by=by, because=because)
+        result = time_travel.rewound(self.runtime.engine, run, to, by=by, because=because)
         self.runtime.notify(run)
-        return told
+        return result
 
     @InThread
     def restore(
@@ -249,12 +249,12 @@ class Operations:
         )
         folder = None if workspace is None else os.fspath(workspace)
         engine = self.runtime.engine
-        fork = time_travel.forked(engine, run, at, conditions, id=id, by=by, because=because, workspace=folder)
+        fork, agent = time_travel.forked(engine, run, at, conditions, id=id, by=by, because=because, workspace=folder)
         self.runtime.notify(fork)
-        return self._handle(self.runtime.log.state(fork).agent, fork)
+        return self._handle(agent, fork)
 
     @InThread
-    def undoing(self, run: str, step: str) -> Undoing:
+    def undoing(self, run: str, step: str) -> UndoPreview:
         """Returns a preview of `undo`: how the effect of a step can be undone, and which steps share it."""
         return undoing(self.runtime.log, run, step, TOOLS)
 

@@ -24,7 +24,6 @@ from killick.engine.views import RunInfo, Wait
 from killick.engine.waits import waits
 from killick.errors import (
     DeclarationRefused,
-    KeyRefused,
     LogError,
     RunCancelled,
     RunDiverged,
@@ -44,7 +43,7 @@ from killick.model.facts import LIVE
 from killick.model.fold import FOLD
 from killick.model.state import State
 from killick.model.typed import convert
-from killick.store.protocol import Keys, is_held
+from killick.store.protocol import is_held
 from killick.store.records import ENDED, Opening, RunQuery
 
 P = ParamSpec("P")
@@ -310,7 +309,7 @@ def begin(
         tags=tuple(tags) if id is not None or tag is None else (*tags, tag),
         by=waits.who(by, run),
         trace=trace_here(),
-        key=None if subject is None else _keys(engine, subject).key_for(subject, run),
+        key=None if subject is None else engine.log.key_for(subject, run),
     )
     return run, Start(started, agent, value)
 
@@ -347,12 +346,6 @@ def _refuse_other(run: str, agent: AnyAgent, value: Any, recorded: str, data: Ma
         raise RunMismatch(run, "input")
 
 
-def _keys(engine: Engine, subject: str) -> Keys:
-    if engine.log.keys is None:
-        raise KeyRefused(engine.store.place, f"subject={subject!r} needs an encrypted store; open a new one with keys=")
-    return engine.log.keys
-
-
 def _unfinished(engine: Engine, agent: AnyAgent, tag: str) -> str | None:
     """A run of the same agent and input that has not ended and that no process holds."""
     query = RunQuery(agent=agent.name, tag=tag, status=LIVE)
@@ -367,13 +360,14 @@ def _input_tag(engine: Engine, agent: AnyAgent, value: Any, subject: str | None)
     """The tag by which an unfinished run of the same input, and of the same data subject, is found again."""
     key = engine.store.secret_key
     if subject is not None:
-        keys = _keys(engine, subject)
-        key = keys.cipher(keys.key_for(subject, "")).digest_key
+        name = engine.log.key_for(subject, "")
+        assert engine.log.keys is not None
+        key = engine.log.keys.cipher(name).digest_key
     return f"input:{agent.digest_of(value, key).hex()[:16]}"
 
 
 def outcome(engine: Engine, agent: AnyAgent, advanced: RunOutcome) -> Any:
-    """What `run` returns or raises for the outcome of a run."""
+    """Returns the result of an outcome as `run` does, or raises its error."""
     run, log = advanced.run, engine.log
     if advanced.status == "completed":
         returns = Any if agent.is_machine else agent.returns

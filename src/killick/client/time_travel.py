@@ -57,7 +57,7 @@ logger: Final = get_logger("killick")
 
 
 def rewound(engine: Engine, run: str, to: str, *, by: str | None, because: str | None) -> str:
-    """Rewind a run to a place, or let its holder do it; says what was done."""
+    """Rewinds a run to a position, or lets its holder do it. Returns the result in words."""
     log, clock, label = engine.log, engine.clock, cut(engine.log, run, to).label
 
     def send() -> Message:
@@ -105,8 +105,8 @@ def forked(
     by: str | None,
     because: str | None,
     workspace: str | None = None,
-) -> str:
-    """Forks a run at a position; returns the fork's id. It is due at once, and its files are in its own folder."""
+) -> tuple[str, str]:
+    """Forks a run at a position; returns the fork's id and agent. It is due at once, its files in its own folder."""
     waits.refuse_own(id)
     log, row = engine.log, engine.store.index(run)
     if row is None:
@@ -121,17 +121,17 @@ def forked(
             made = fork(
                 log, run, at, name, conditions, at=engine.clock.now_us(), by=by, because=because, workspace=folder
             )
-            _born(engine, made)
+            _create_fork(engine, made)
             if made.forked.files is not None:
                 _files_forked(engine, name)
-            return name
+            return name, row.agent
         except RunExists:
             if id is not None:
                 raise
             number += 1
             name = f"{run}-fork-{number}"
         except (HeadMoved, EpochStale):
-            continue  # its parent went on meanwhile
+            continue  # its parent continued meanwhile
 
 
 def _folder_of_fork(engine: Engine, run: str, name: str, workspace: str | None) -> str | None:
@@ -141,8 +141,8 @@ def _folder_of_fork(engine: Engine, run: str, name: str, workspace: str | None) 
         if workspace is not None:
             raise TimeRefused(run, "has no workspace; fork it without workspace=")
         return None
-    beside = Path(own).with_name(f"{Path(own).name}-{name.replace('/', '_')}")
-    folder = Path(os.path.realpath(workspace)) if workspace is not None else beside
+    default = Path(own).with_name(f"{Path(own).name}-{name.replace('/', '_')}")
+    folder = Path(os.path.realpath(workspace)) if workspace is not None else default
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise TimeRefused(run, f"{folder} is not empty; give the fork a new folder, with workspace=")
     if folder.is_relative_to(own):
@@ -162,7 +162,7 @@ def _files_forked(engine: Engine, fork: str) -> None:
         logger.warning("%s: its files are restored when it is resumed: %s", fork, error)
 
 
-def _born(engine: Engine, found: Fork) -> None:
+def _create_fork(engine: Engine, found: Fork) -> None:
     """Creates a fork and notifies its parent in the same write: by an event, or by its inbox if a worker holds it.
 
     The sums of the fork's ledger are not needed for that, so they are not read.
@@ -178,9 +178,9 @@ def _born(engine: Engine, found: Fork) -> None:
             Append(run=parent.run, after=parent.seq, before=parent.hash, epoch=parent.epoch, rows=(row,)),
         )
     else:
-        told = {"command": "forked", "fork": forked.run, "cut": forked.cut}
+        command = {"command": "forked", "fork": forked.run, "cut": forked.cut}
         name = inbox.FORKED + forked.run
-        message = delivery(log, parent.run, inbox.COMMAND, told, id=name, by=forked.by, at_us=forked.at)
+        message = delivery(log, parent.run, inbox.COMMAND, command, id=name, by=forked.by, at_us=forked.at)
         rights["sends"] = (*found.sends, message)
     log.fork_at(forked, found.fold, Ledger()).append(*found.entries, **rights)
 
@@ -194,8 +194,8 @@ def _refuse_rejected(engine: Engine, run: str, agent: str, conditions: Condition
     judge = ContractsInForce(engine, found, place, lambda: context.document or {}, lambda: context.version)
     verdict = judge_change(judge, through_codec(dict(conditions.set)), tuple(conditions.unset), by=by)
     if verdict is not None and verdict.ruling.ruling == "reject":
-        told = f"the contract rejects that context, by rule {verdict.ruling.rule!r}: {verdict.ruling.message}"
-        raise TimeRefused(run, told)
+        reason = f"the contract rejects that context, by rule {verdict.ruling.rule!r}: {verdict.ruling.message}"
+        raise TimeRefused(run, reason)
 
 
 def checked(engine: Engine, run: str, agent: str, conditions: Conditions, by: str | None) -> Conditions:
@@ -231,9 +231,9 @@ def refuse_misfit(log: Log, run: str, changes: dict[str, Any]) -> None:
 
 
 def resumed(engine: Engine, run: str, *, by: str | None, because: str | None) -> str:
-    """Resume a paused, failed or abandoned run; says what was done."""
+    """Resumes a paused, failed or abandoned run. Returns the result in words."""
     log = engine.log
-    told = {"because": because} if because else None
+    data = {"because": because} if because else None
     at = engine.clock.now_us()
     _await_pause(engine, run)
     with leased(log, run, engine.ids.new("command")) as handle:
@@ -243,15 +243,15 @@ def resumed(engine: Engine, run: str, *, by: str | None, because: str | None) ->
         is_held_back = facts.paused or facts.mend
         if is_held_back or facts.status == "running":
             # The lease of a running one was free, so its holder died: from now on it is due.
-            handle.append(Entry(e.RunResumed(at=at, by=by), told))
-            return "resumed" if is_held_back else "taken from a process that is gone"
+            handle.append(Entry(e.RunResumed(at=at, by=by), data))
+            return "resumed" if is_held_back else "taken over from a dead process"
         if facts.status != "failed":
             return f"{facts.status}, nothing holds it back"
         failed: Any = log.event(run, facts.ended)
         undone = _first_undone(handle.fold)
         step = undone or (handle.fold.step(failed.step) if failed.step else None)
         if step is None:
-            handle.append(Entry(e.RunResumed(at=at, by=by), told))
+            handle.append(Entry(e.RunResumed(at=at, by=by), data))
             return "resumed where its code failed"
         found = rewind(log, handle, f"{step.id}:before", at=at, by=by, because=because)
         handle.append(found.entry, **found.rights)

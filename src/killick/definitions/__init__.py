@@ -1,1 +1,1 @@
-"""What authors declare: tools, agents, triggers, schedules, limits. Runs nothing."""
+"""Declarations: tools, agents, schedules, limits. Runs nothing."""

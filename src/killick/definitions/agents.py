@@ -46,8 +46,8 @@ class Agent(Generic[I, O]):
         hints = resolved_hints(fn)
         first = None if not parameters else hints.get(parameters[0].name, Any)
         if not 1 <= len(parameters) <= 2 or getattr(get_origin(first) or first, "__module__", "") == "builtins":
-            told = f"{name}{inspect.signature(fn)} is no agent: its first parameter is a Run, its second the input"
-            raise DeclarationRefused(name, f"{told}; declare it as {name}(run: killick.{run}, …)")
+            reason = f"{name}{inspect.signature(fn)} is no agent: its first parameter is a Run, its second the input"
+            raise DeclarationRefused(name, f"{reason}; declare it as {name}(run: killick.{run}, …)")
         self.takes_input = len(parameters) == 2
         self.input_type: Any = hints.get(parameters[1].name, Any) if self.takes_input else None
         self.returns: Any = hints.get("return", Any)
@@ -69,7 +69,7 @@ class Agent(Generic[I, O]):
         return _source_digest(self.folder, self.fn.__module__.partition(".")[0]) if self.folder else ""
 
     def digest_of(self, input: Any, key: bytes | None = None) -> bytes:  # noqa: A002
-        """What tells two inputs apart."""
+        """The digest that distinguishes inputs."""
         return digest(input, at="input", secret_key=key)
 
     def checked(self, value: Any) -> Any:
@@ -94,7 +94,7 @@ def _source_digest(folder: str, package: str) -> str:
 
 
 class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent declares besides its code."""
+    """An agent's options."""
 
     context: type[Any] | None = None
     migrations: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = ()
@@ -176,8 +176,8 @@ def declared(fn: Callable[..., Any] | None, options: dict[str, Any], *, is_machi
     def declare(fn: Callable[..., Any]) -> Agent[Any, Any]:
         called = name or getattr(fn, "__name__", "agent")
         if isinstance(options.get("contract"), str | os.PathLike):
-            beside = os.path.dirname(inspect.getsourcefile(inspect.unwrap(fn)) or "")
-            options["contract"] = read_contract(os.path.join(beside, options["contract"]))
+            folder = os.path.dirname(inspect.getsourcefile(inspect.unwrap(fn)) or "")
+            options["contract"] = read_contract(os.path.join(folder, options["contract"]))
         if isinstance(options.get("workspace"), str | os.PathLike):
             options["workspace"] = Workspace(options["workspace"])
         made: Agent[Any, Any] = Agent(fn, called, AgentOptions(**options), is_machine=is_machine)
@@ -219,11 +219,11 @@ class Registry:
         return (*self._agents, *self._aliases)
 
     def copy(self) -> tuple[dict[str, Agent[Any, Any]], dict[str, str]]:
-        """What is declared now, to be restored later."""
+        """A copy of the declarations, for `restore`."""
         return dict(self._agents), dict(self._aliases)
 
     def restore(self, declared: tuple[dict[str, Agent[Any, Any]], dict[str, str]]) -> None:
-        """Go back to what was declared when it was copied."""
+        """Restores the declarations of a copy."""
         self._agents, self._aliases = dict(declared[0]), dict(declared[1])
 
 

@@ -97,7 +97,7 @@ WATCHED: Final = frozenset(
      "shutil.rmtree", "sqlite3.connect", "urllib.Request"}
 )  # fmt: skip
 _NOWHERE: Final = frozenset({os.devnull, ":memory:"})
-"""Opening these changes nothing, and says nothing of what is done."""
+"""Opening these files changes nothing, and is not reported."""
 _NETWORK: Final = frozenset({socket.AF_INET, socket.AF_INET6})
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -119,7 +119,7 @@ _threads: Final[WeakKeyDictionary[threading.Thread, tuple[str, int]]] = WeakKeyD
 """Threads that agent code started while I/O was watched, and where."""
 _hooked = False
 _patched: Final[list[tuple[type, str, Any]]] = []
-"""The methods that are replaced while I/O is watched, and what was there before."""
+"""The methods that are replaced while I/O is watched, and the originals."""
 
 
 def watch_io(watcher: Callable[[UnrecordedIO], None]) -> Callable[[], None]:
@@ -144,11 +144,11 @@ def watch_io(watcher: Callable[[UnrecordedIO], None]) -> Callable[[], None]:
     return lambda: _unwatch(watcher)
 
 
-def refuse_io(told: Callable[[UnrecordedIO], None] = lambda stray: None) -> Callable[[], None]:
-    """As `watch_io`, and what does more than read a file does not happen: agent code gets an IORefused instead."""
+def refuse_io(report: Callable[[UnrecordedIO], None] = lambda stray: None) -> Callable[[], None]:
+    """As `watch_io`, and only file reads are permitted: any other I/O of agent code raises IORefused."""
 
     def refuse(stray: UnrecordedIO) -> None:
-        told(stray)
+        report(stray)
         if not stray.reads:
             raise IORefused(str(stray))
 
@@ -197,7 +197,7 @@ def _place() -> tuple[str, int] | None:
 
 
 def _awaiting(here: CurrentCode | None) -> tuple[str, int]:
-    """Where agent code awaits what a task of a library's does right now, whose own stack does not show that."""
+    """The line at which agent code awaits the current task of a library, whose own stack does not show it."""
     tasks: set[asyncio.Task[Any]] = set()
     with contextlib.suppress(RuntimeError):  # no loop runs here
         tasks = asyncio.all_tasks()
@@ -241,7 +241,7 @@ def _submit_marked(submit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _start_marked(start: Callable[..., None]) -> Callable[..., None]:
-    """A thread does not know what started it: one that agent code starts is registered here."""
+    """A thread does not know its starter: one that agent code starts is registered here."""
 
     def start_marked(self: threading.Thread) -> None:
         if (place := _place()) is not None:
@@ -252,7 +252,7 @@ def _start_marked(start: Callable[..., None]) -> Callable[..., None]:
 
 
 def _send_watched(send: Callable[..., Any]) -> Callable[..., Any]:
-    """Watches what goes over the network. The sockets by which a loop wakes itself are none of it."""
+    """Watches network traffic, except the sockets by which a loop wakes itself."""
 
     def send_watched(self: socket.socket, *args: Any) -> Any:
         if self.family in _NETWORK and (place := _place()) is not None:
@@ -264,13 +264,13 @@ def _send_watched(send: Callable[..., Any]) -> Callable[..., Any]:
 
 def _said(event: str, args: tuple[Any, ...]) -> tuple[str, bool]:
     """An I/O as it would be written, and whether it only reads."""
-    told = repr(args[0]) if args and isinstance(args[0], str | bytes | int) else ""
+    target = repr(args[0]) if args and isinstance(args[0], str | bytes | int) else ""
     if event == "open":
         mode, flags = (*args[1:3], None, None)[:2]
         if (isinstance(mode, str) and set(mode) & set("wax+")) or (mode is None and (flags or 0) & _WRITING):
-            return f"open({told}, {mode or 'for writing'!r})", False
-        return f"open({told})", True
-    return f"{event}({told})" if told else event, False
+            return f"open({target}, {mode or 'for writing'!r})", False
+        return f"open({target})", True
+    return f"{event}({target})" if target else event, False
 
 
 def _agent_frame(frame: FrameType | None, *, loads: bool = False) -> tuple[bool, FrameType | None]:

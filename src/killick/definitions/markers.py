@@ -1,4 +1,4 @@
-"""Injected parameters: markers that a tool declares as defaults, and what each attempt receives in their place."""
+"""Injected parameters: markers that a tool declares as defaults, and the values that each attempt receives instead."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RestingCall(Protocol):
 class InnerSteps:
     """The steps that the code of one attempt takes, of the same run. While one is under way, the attempt waits for it.
 
-    Owns what is counted; the execution counts.
+    Holds the counts; the execution counts.
     """
 
     __slots__ = (
@@ -65,7 +65,7 @@ class InnerSteps:
         self.running = 0
         self.is_open = True
         self.is_refused = False
-        """Whether its code met what closed the run's handle."""
+        """Whether its code got the error that closed the run's handle."""
         self.waits: set[str] = set()
         """Steps that wait, that its code was notified of."""
         self.nth: dict[str, int] = {}

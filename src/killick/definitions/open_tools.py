@@ -13,7 +13,7 @@ from killick.definitions.tools import TOOLS, AsyncTool, Shape, SyncTool, Tool, c
 
 
 class OpenShape(Shape):
-    """Takes what it is given, by name. `schema` is the JSON schema of its parameters, where it is known."""
+    """Accepts any arguments, by name. `schema` is the JSON schema of its parameters, if known."""
 
     def __init__(self, fn: Callable[..., Any], name: str, schema: Mapping[str, Any] | None) -> None:
         super().__init__(_nothing, name)
@@ -29,12 +29,12 @@ class OpenShape(Shape):
         self.returns = Any
 
     def given(self, arguments: Mapping[str, Any]) -> Shape:
-        """The shape of one call: what is given is what there is."""
+        """The shape of one call: its arguments are its parameters."""
         shape = copy(self)
         shape._named(tuple(dict.fromkeys((*self.hints, *arguments))))
         return shape
 
-    def strangers(self, names: Collection[str]) -> list[str]:
+    def unknown_parameters(self, names: Collection[str]) -> list[str]:
         known = () if self.schema is None else self.schema.get("properties", ())
         takes_more = self.schema is None or bool(self.schema.get("additionalProperties", not known))
         return [] if takes_more else sorted(set(names) - set(known))
@@ -80,14 +80,14 @@ def open_tool(
     doc      the description that models see; by default the function's docstring
     options  the options of `killick.tool`
     """
-    told = fn or _nothing
-    kind: Any = AsyncTool if inspect.iscoroutinefunction(told) else SyncTool
-    shape = OpenShape(told, name, schema)
+    function = fn or _nothing
+    kind: Any = AsyncTool if inspect.iscoroutinefunction(function) else SyncTool
+    shape = OpenShape(function, name, schema)
     for named in (*_names(options.get("identity") or ()), *_names(options.get("consumes", ()))):
         shape.hints.setdefault(named, Any)
-    shape.doc = doc or inspect.getdoc(told) or ""
-    declared: Tool[..., Any] = kind(told, name, policy_of(name, options), shape)
+    shape.doc = doc or inspect.getdoc(function) or ""
+    declared: Tool[..., Any] = kind(function, name, policy_of(name, options), shape)
     checked_tool(declared)
     if not isinstance(getattr(TOOLS.get(name), "shape", None), Shape) or isinstance(TOOLS[name].shape, OpenShape):
-        TOOLS[name] = declared  # one that was declared here in full stays what the name means
+        TOOLS[name] = declared  # a full declaration of that name takes precedence
     return declared

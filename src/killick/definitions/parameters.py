@@ -24,7 +24,7 @@ PROBLEMS_MAX: Final = 4
 
 
 def bind(tool: AnyTool, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
-    """A model's arguments as the types that the tool declares. What does not fit is refused, all of it at once."""
+    """A model's arguments as the types that the tool declares. All misfits are refused at once."""
     return Parameters(tool).bind(arguments)
 
 
@@ -33,8 +33,8 @@ _Fit: TypeAlias = Callable[[Any], Any]
 
 
 class Parameters:
-    """The parameters of a tool: their JSON schema, and how a model's arguments become theirs. What others declared is
-    theirs to judge: only what is missing is refused here."""
+    """The parameters of a tool: their JSON schema, and the conversion of arguments to them. A framework's own schema is
+    validated by the framework: only missing arguments are refused here."""
 
     schema: dict[str, Any]
 
@@ -65,26 +65,26 @@ class Parameters:
             self.schema["$defs"] = definitions
 
     def bind(self, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
-        """The arguments as the declared types. What does not fit is refused, all of it at once."""
-        told, bound, problems = _object(arguments), dict[str, Any](), list[str]()
+        """The arguments as the declared types. All misfits are refused at once."""
+        given, bound, problems = _object(arguments), dict[str, Any](), list[str]()
         if self._open:
-            missing = [f"{name}: is missing" for name in self.schema.get("required", ()) if name not in told]
+            missing = [f"{name}: is missing" for name in self.schema.get("required", ()) if name not in given]
             if missing:
                 raise ValueRefused("arguments", "\n".join(["do not fit", *missing]))
-            return dict(told)
+            return dict(given)
         for name, parameter in self._given.items():
             is_optional = parameter.default is not parameter.empty
-            if name not in told and not is_optional:
+            if name not in given and not is_optional:
                 problems.append(f"{name}: is missing{self._takes(name)}")
-            elif name in told:
+            elif name in given:
                 try:
-                    bound[name] = self.fitted(name, told[name])
+                    bound[name] = self.fitted(name, given[name])
                 except ValueRefused as refused:
-                    # Models like to write null for what they leave out.
-                    if told[name] is not None or not is_optional:
+                    # Models often write null for omitted arguments.
+                    if given[name] is not None or not is_optional:
                         problems.append(f"{refused}{self._takes(name)}")
         names = ", ".join(self._given) or "it takes none"
-        problems += [f"{name}: is not an argument of this tool ({names})" for name in told if name not in self._given]
+        problems += [f"{name}: is not an argument of this tool ({names})" for name in given if name not in self._given]
         if problems:
             raise ValueRefused("arguments", "\n".join(["do not fit", *problems]))
         return bound
@@ -96,7 +96,7 @@ class Parameters:
         try:
             return self._fits[name](value)
         except ValueRefused:
-            for other in _otherwise(value):
+            for other in _lenient_readings(value):
                 try:
                     return self._fits[name](other)
                 except ValueRefused:
@@ -125,8 +125,8 @@ def _object(arguments: Mapping[str, Any] | str) -> Mapping[str, Any]:
     return cast("dict[str, Any]", read)
 
 
-def _otherwise(value: Any) -> Iterator[Any]:
-    """What a sloppy model may have meant: JSON that it wrote as text, or the text of what it wrote as JSON."""
+def _lenient_readings(value: Any) -> Iterator[Any]:
+    """Alternative readings of a model's value: text parsed as JSON, or JSON written as text."""
     if isinstance(value, str):
         try:
             yield json.loads(value)
@@ -142,7 +142,7 @@ def _otherwise(value: Any) -> Iterator[Any]:
 def _default(parameter: inspect.Parameter) -> Any:
     """A default as JSON; None where there is none, or none that JSON has a word for."""
     try:
-        return None if parameter.default is parameter.empty else spoken(plain(parameter.default))
+        return None if parameter.default is parameter.empty else untag(plain(parameter.default))
     except ValueRefused:
         return None
 
@@ -179,7 +179,7 @@ def _schemas(tool: str, hints: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     )
     fits: dict[str, _Fit] = {name: partial(_by_pydantic, name, adapter) for name, adapter in adapters.items()}
     fits |= {name: partial(convert, kind=hint, at=name) for name, hint in others.items()}
-    return {name: untitled(known[name]) for name in hints}, untitled(definitions | named, names=True), fits
+    return {name: without_titles(known[name]) for name in hints}, without_titles(definitions | named, names=True), fits
 
 
 def _by_pydantic(name: str, adapter: Any, value: Any) -> Any:
@@ -189,20 +189,20 @@ def _by_pydantic(name: str, adapter: Any, value: Any) -> Any:
         return adapter.validate_python(value, strict=False, by_alias=False, by_name=True)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)[:PROBLEMS_MAX]
-        told = [f"{''.join(map(step_of, each['loc']))} {each['msg']}".strip() for each in found]
-        raise ValueRefused(name, ", ".join(told)) from None
+        problems = [f"{''.join(map(step_of, each['loc']))} {each['msg']}".strip() for each in found]
+        raise ValueRefused(name, ", ".join(problems)) from None
 
 
-def untitled(schema: Any, *, names: bool = False) -> Any:
+def without_titles(schema: Any, *, names: bool = False) -> Any:
     """A schema without the titles that pydantic makes of names: a model reads them twice and pays for it."""
     kind = schema.__class__
     if kind is list:
-        return [untitled(each) for each in schema]
+        return [without_titles(each) for each in schema]
     if kind is not dict:
         return schema
     return {
         key: part if key in ("default", "const", "enum", "examples") and not names
-        else untitled(part, names=not names and key in ("properties", "$defs"))
+        else without_titles(part, names=not names and key in ("properties", "$defs"))
         for key, part in schema.items()
         if names or key != "title"
     }  # fmt: skip
@@ -216,20 +216,20 @@ _FIELD: Final = re.compile(r":(param|parameter|arg|argument|key|keyword|type)\b(
 
 
 def described(doc: str) -> tuple[str, dict[str, str]]:
-    """A docstring without what it says of parameters, and that by name; as Google, NumPy or Sphinx write it."""
+    """A docstring without its parameters, and their texts by name; in Google, NumPy or Sphinx style."""
     lines, kept, about = doc.splitlines(), list[str](), dict[str, str]()
     while lines:
         line = lines.pop(0)
         if _GOOGLE.fullmatch(line):
-            for head, *rest in _entries(_taken(lines, lambda at: _indented(lines[at]))):
+            for head, *rest in _entries(_block(lines, lambda at: _indented(lines[at]))):
                 if entry := _GOOGLE_ENTRY.fullmatch(head):
                     about[entry[1]] = " ".join(filter(None, [entry[2], *rest]))
         elif _NUMPY.fullmatch(line) and lines and _RULE.fullmatch(lines[0]):
             lines.pop(0)
-            for head, *rest in _entries(_taken(lines, lambda at: not _RULE.fullmatch("".join(lines[at + 1 : at + 2])))):
+            for head, *rest in _entries(_block(lines, lambda at: not _RULE.fullmatch("".join(lines[at + 1 : at + 2])))):
                 about |= {name.strip(" *"): " ".join(rest) for name in head.partition(":")[0].split(",")}
         elif field := _FIELD.fullmatch(line):
-            rest = [each.strip() for each in _taken(lines, lambda at: bool(lines[at].strip()) and _indented(lines[at]))]
+            rest = [each.strip() for each in _block(lines, lambda at: bool(lines[at].strip()) and _indented(lines[at]))]
             if field[1] != "type" and field[2].strip():
                 about[field[2].split()[-1].strip("*")] = " ".join(filter(None, [field[3], *rest]))
         else:
@@ -241,7 +241,7 @@ def _indented(line: str) -> bool:
     return not line.strip() or line[0].isspace()
 
 
-def _taken(lines: list[str], continues: Callable[[int], bool]) -> list[str]:
+def _block(lines: list[str], continues: Callable[[int], bool]) -> list[str]:
     """Removes and returns the leading lines of a block."""
     count = next((at for at in range(len(lines)) if not continues(at)), len(lines))
     taken = lines[:count]
@@ -263,24 +263,24 @@ def _entries(block: Sequence[str]) -> Iterator[list[str]]:
         yield entry
 
 
-def spoken(node: Plain) -> Any:
+def untag(node: Plain) -> Any:
     """A stored value as a model reads it: JSON without tags."""
     if isinstance(node, list):
-        return [spoken(item) for item in node]
+        return [untag(item) for item in node]
     if not isinstance(node, dict):
         return node
     tag = next(iter(node), "")
     if len(node) != 1 or tag[:1] != "$":
-        return {name: spoken(item) for name, item in node.items()}
+        return {name: untag(item) for name, item in node.items()}
     payload: Any = node[tag]
     match tag:
         case "$map":
-            return {key if isinstance(key, str) else json.dumps(spoken(key)): spoken(item) for key, item in payload}
+            return {key if isinstance(key, str) else json.dumps(untag(key)): untag(item) for key, item in payload}
         case "$int":
             return int(payload, 16)
         case "$timedelta":
-            return f"PT{spoken(payload) / 1_000_000}S"
+            return f"PT{untag(payload) / 1_000_000}S"
         case "$str":
             return payload.decode("utf-16-le", "replace")
         case _:
-            return b64encode(payload).decode() if isinstance(payload, bytes) else spoken(payload)
+            return b64encode(payload).decode() if isinstance(payload, bytes) else untag(payload)

@@ -60,7 +60,7 @@ Reconciled: TypeAlias = Happened | DidNotHappen | Unknown
 Reconciler: TypeAlias = Callable[[Effect], Any]
 
 Approve: TypeAlias = str | Sequence[str] | Approval | Callable[..., Any]
-"""Whom to ask before something is done: names or roles, how, or a function of the arguments that says so."""
+"""The approvers of a call: names or roles, an Approval, or a function of the arguments that returns one."""
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +95,7 @@ CHANGES: Final = get_args(Changes)
 
 
 def policy_of(name: str, options: dict[str, Any]) -> Policy:
-    """What the options of a tool say, checked."""
+    """The policy from a tool's options, validated."""
     try:
         return _policy(name, options)
     except ContractRefused as refused:

@@ -1,30 +1,24 @@
 """Rate limits that tools share: so many calls in so much time, for each value of one argument.
 
-A process keeps its own count; it stores nothing and never waits itself.
+The store counts the calls of all its processes. Nothing here waits.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
-from killick.clock import Clock
 from killick.errors import DeclarationRefused
-from killick.model.codec import canonical
+from killick.model.codec import DigestKey, digest
 from killick.model.retry import rate
-
-BUCKETS_SWEPT: Final = 1024
-"""The number of buckets from which full ones are dropped."""
-
-_ROUNDING_SECONDS: Final = 1e-6
-"""Who waited as long as was asked must not be sent away again for what floats round off."""
+from killick.store.records import TokenBucket
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A rate limit, which all tools with the same limit share.
+    """A rate limit, which all tools with the same limit share, in all processes of a store.
 
     name   the name of the limit
     rate   so many calls in so much time: "10/min", "5/s", "100/h", "3/2m"
@@ -52,51 +46,15 @@ class Limit:
         for name, value in {"burst": burst, "count": count, "per_seconds": per_seconds}.items():
             object.__setattr__(self, name, value)
 
-    def key_of(self, arguments: Mapping[str, Any]) -> str:
-        """What separates this call's bucket from others. It can hold a secret's digest: keep it in memory."""
-        if self.by is None:
-            return ""
-        if self.by not in arguments:
+    def bucket(self, arguments: Mapping[str, Any], key: bytes) -> TokenBucket:
+        """The bucket of a call with these arguments. Its id is a keyed digest, which reveals none of them."""
+        if self.by is not None and self.by not in arguments:
             raise DeclarationRefused(
                 f"Limit {self.name!r}",
                 f"by={self.by!r} is not an argument of this tool (it has {', '.join(arguments) or 'none'})",
             )
-        return canonical(arguments[self.by], at=self.by, secret_key=self.name.encode()).decode()
-
-
-class Buckets:
-    """A bucket of tokens for each limit and key, filled by the clock."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        # A bucket is one number: when it will be full again. One that is full needs none.
-        self._full_at: dict[tuple[Limit, str], float] = {}
-        self._sweep_above = BUCKETS_SWEPT
-
-    def __len__(self) -> int:
-        return len(self._full_at)
-
-    def reserve(self, limits: Sequence[Limit], arguments: Mapping[str, Any]) -> float:
-        """Takes a token of each limit and gives 0.0, or takes none and gives the seconds until all could be had."""
-        buckets = [(limit, limit.key_of(arguments)) for limit in limits]
-        with self._lock:
-            now = self._clock.monotonic()
-            taken: dict[tuple[Limit, str], float] = {}
-            wait = 0.0
-            for bucket in buckets:
-                limit = bucket[0]
-                token_seconds = limit.per_seconds / limit.count
-                taken[bucket] = max(self._full_at.get(bucket, now), now) + token_seconds
-                wait = max(wait, taken[bucket] - now - token_seconds * (limit.burst or limit.count))
-            if wait > _ROUNDING_SECONDS:
-                return wait
-            self._full_at |= taken
-            if len(self._full_at) > self._sweep_above:
-                self._sweep(now)
-            return 0.0
-
-    def _sweep(self, now: float) -> None:
-        """Forgets the full ones. The next sweep comes when there are twice as many, so that it costs little."""
-        self._full_at = {bucket: full_at for bucket, full_at in self._full_at.items() if full_at > now}
-        self._sweep_above = max(BUCKETS_SWEPT, 2 * len(self._full_at))
+        value = None if self.by is None else arguments[self.by]
+        declared = [self.name, self.by, self.count, self.per_seconds, self.burst, value]
+        token_us = math.ceil(self.per_seconds / self.count * 1_000_000)
+        id_ = digest(declared, at=self.by or self.name, secret_key=DigestKey.of(key))
+        return TokenBucket(id_, token_us, token_us * (self.burst or self.count))

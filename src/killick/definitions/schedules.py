@@ -32,7 +32,7 @@ _US: Final = timedelta(microseconds=1)
 
 
 class Dues(msgspec.Struct, frozen=True):
-    """Everything that was due by now: the first, how many, the latest ones in order, and what comes next."""
+    """All times due by now: the first, their number, the latest ones in order, and the next one."""
 
     first: int
     count: int
@@ -107,14 +107,14 @@ class Cron(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What becomes of what is due: the times to fire for, and the first, the last and the number of those passed."""
+    """The decision on due times: those to fire for, and the first, the last and the number of those skipped."""
 
     fires: tuple[int, ...]
     passed: tuple[int, int, int] | None
 
 
 def decide(dues: Dues, now_us: int, missed: Missed) -> Decision:
-    """What to do about everything that is due. Missed is what is late, or was followed by another already."""
+    """Decides on due times. A time is missed if it is late, or if a later one is due too."""
     latest = dues.latest
     if missed == "all":
         fires = latest[-ALL_MAX:]
@@ -131,7 +131,7 @@ def decide(dues: Dues, now_us: int, missed: Missed) -> Decision:
 
 @lru_cache(maxsize=64)
 def zone(tz: str) -> tzinfo:
-    """A time zone by its name. Raises what ZoneInfo raises."""
+    """A time zone by its name. Raises the errors of ZoneInfo."""
     return UTC if tz == "UTC" else ZoneInfo(tz)
 
 

@@ -66,7 +66,7 @@ class Tool(Generic[P, R]):
 
     @property
     def signature(self) -> inspect.Signature:
-        """What callers give; injected parameters are left out."""
+        """The signature for callers, without injected parameters."""
         return self.shape.signature
 
     @property
@@ -138,7 +138,7 @@ class SyncTool(Tool[P, R]):
 
 
 class Shape:
-    """What a function takes and returns: how calls are bound, digested and brought back from the record."""
+    """A function's parameters and result: how calls are bound, digested and restored from the record."""
 
     def __init__(self, fn: Callable[..., Any], name: str) -> None:
         self.name = name
@@ -191,7 +191,7 @@ class Shape:
             return value if type(fitted) is type(value) else fitted
         except ValueRefused as misfit:
             try:
-                # Only the codec knows some types, and names what cannot be stored later.
+                # Only the codec knows some types; it refuses values that cannot be stored.
                 if not holds_secret(value):
                     convert(through_codec(value), hint, at=name)
             except ValueRefused as refused:
@@ -204,12 +204,12 @@ class Shape:
         """The shape of one call."""
         return self
 
-    def strangers(self, names: Collection[str]) -> list[str]:
+    def unknown_parameters(self, names: Collection[str]) -> list[str]:
         """Those that are no parameters of it."""
         return sorted(set(names) - self.hints.keys())
 
     def restore(self, recorded: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
-        """Recorded arguments as the types they are declared with; what only this process knows comes from the call."""
+        """Recorded arguments as their declared types; process-local values come from the call."""
         restored = dict(live)
         for name in self._names:
             if name in recorded and not holds_secret(recorded[name]):
@@ -264,7 +264,7 @@ def resolved_hints(fn: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _closure(fn: Callable[..., Any]) -> dict[str, Any]:
-    """What a function closes over, as far as it is there already."""
+    """The closure variables of a function that are already bound."""
     found: dict[str, Any] = {}
     if inspect.isfunction(fn):
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
@@ -274,7 +274,7 @@ def _closure(fn: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _locals_around(fn: Callable[..., Any]) -> dict[str, Any]:
-    """What was in sight where a function inside a function was declared: classes may be local to it, too."""
+    """The names visible at a nested function's declaration: classes may be local to it, too."""
     if "<locals>" not in getattr(fn, "__qualname__", ""):
         return {}
     frame: types.FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
@@ -354,8 +354,8 @@ def checked_tool(declared: Tool[..., Any]) -> None:
     """Refuse a declaration that contradicts itself."""
     policy, name = declared.policy, declared.name
     if next(iter(inspect.signature(declared.fn).parameters), "") in ("self", "cls"):
-        told = "is a method, and its object is not on record; declare a function that takes what it needs"
-        raise DeclarationRefused(name, f"{told}, or killick.tool(name=…)(thing.{name}) of one object")
+        reason = "is a method, and its object is not on record; declare a function that takes what it needs"
+        raise DeclarationRefused(name, f"{reason}, or killick.tool(name=…)(thing.{name}) of one object")
     if not callable(policy.effect) and policy.effect not in EFFECTS:
         raise DeclarationRefused(name, f"effect={policy.effect!r} is not one of {', '.join(EFFECTS)}")
     if policy.changes not in CHANGES:
@@ -396,6 +396,6 @@ def refuse_tx_misfit(name: str, effect: EffectClass, shape: Shape | None) -> Non
 
 
 TOOLS: Final[dict[str, Tool[..., Any]]] = {}
-"""The tools declared in this process, so that what a run did can be undone by another process."""
+"""The tools declared in this process, so that another process can undo a run's effects."""
 
 AnyTool: TypeAlias = Tool[..., Any]

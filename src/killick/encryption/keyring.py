@@ -1,4 +1,4 @@
-"""The data keys of a store, each wrapped by a master key in a log of its own. Destroying one erases what it encrypted.
+"""The data keys of a store, each wrapped by a master key in a log of its own. Destroying one erases its data.
 
 The store has one key, and each data subject another. A run tree derives its own from one of them, so that its values
 are shared within the tree alone. A key's name has the owner (12 bytes), the owner's key (2), and the run tree (8).
@@ -25,7 +25,7 @@ from killick.model import system_events
 from killick.model.cipher import Cipher, derived, key_in
 from killick.model.facts import LIVE
 from killick.store.protocol import Store
-from killick.store.records import OWN_RUNS, SUBJECT, RunQuery
+from killick.store.records import KEY_DESTROYED, OWN_RUNS, SUBJECT, RunQuery
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ class Keyring:
         if known is None or self._clock.monotonic() >= known[1]:
             found = self._known(e.from_text(key))
             if found.cipher is None:
-                raise KeyRefused(self._store.place, "the key of its data subject was destroyed, so nothing is recorded")
+                raise KeyRefused(self._store.place, KEY_DESTROYED)
             if len(self._named) >= _KNOWN_MAX:
                 self._named.clear()
             known = self._named[key] = (found.cipher, found.until)
@@ -186,7 +186,7 @@ class Keyring:
         raise KeyRefused(self._store.place, "other processes change the same key all the time; try again")
 
     def _kept(self, owner: bytes) -> Iterator[_Kept]:
-        """Yields what a key log has: every wrapping of every key, oldest first."""
+        """Yields the content of a key log: every wrapping of every key, oldest first."""
         run, after = _LOGS + owner.hex(), 0
         while self._store.head(run) is not None and (found := self._log.read(run, after=after)):
             for seq, event, row in found:
@@ -225,8 +225,8 @@ class Keyring:
                 return master.unwrap(wrapped)
             except Exception as error:  # a key service has errors of its own
                 reasons.append(str(error) or type(error).__name__)
-        told = f"none of the keys given opens its data keys: {'; '.join(reasons)}"
-        raise KeyRefused(self._store.place, f"{told}; give the key that wrapped them") from None
+        reason = f"none of the keys given opens its data keys: {'; '.join(reasons)}"
+        raise KeyRefused(self._store.place, f"{reason}; give the key that wrapped them") from None
 
     # rotation and erasure ---------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ _NEED: Final = "32 bytes as 64 hexadecimal digits or as base64; `openssl rand -h
 
 @runtime_checkable
 class MasterKey(Protocol):
-    """Wraps data keys: a key service, or 32 bytes of your own. `unwrap` raises for what another key wrapped."""
+    """Wraps data keys: a key service, or 32 bytes of your own. `unwrap` raises for a key that another one wrapped."""
 
     def wrap(self, key: bytes) -> bytes: ...
 

@@ -1,6 +1,6 @@
 """A store whose values are encrypted, as the layers above read it: in clear. Writers encrypt before they append.
 
-Wraps any store. What a destroyed key encrypted is read as erased. `raw` has everything as it is stored.
+Wraps any store. Data of a destroyed key is read as erased. `raw` has everything as it is stored.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DecryptingStore:
         self.keys.close()
         self.raw.close()
 
-    # opening what is encrypted ----------------------------------------------------------------
+    # decryption -------------------------------------------------------------------------------
 
     def opened(self, data: bytes) -> bytes | None:
         """Returns an event's data, or a message's body, in clear; None if its key was destroyed."""

@@ -82,7 +82,7 @@ async def run_agent(ex: Execution, branch: Branch, point: state_machine.Resumed,
         raise ex.signal
     branch.thread = None
     if ex.files is not None:
-        ex.files.ended()  # what others did in the folder, since the last tool, is the run's too
+        ex.files.ended()  # changes of other processes in the folder since the last tool are the run's too
         await ex.files.settle()
     await completion.finish(ex, branch, result, error)
 

@@ -144,7 +144,7 @@ def mark_delivered(engine: Engine, log: RunLog) -> None:
         log.append()
 
 
-# deaths: what counts, and what follows from it, is decided in `killick.model.crash_loop` -------------------
+# deaths: `killick.model.crash_loop` decides which count, and the consequences ------------------------------
 
 
 def record_death(log: RunLog, holder: str, at: int, *, quarantines: bool) -> None:

@@ -1,4 +1,4 @@
-"""How a run ends: what its children and effects become, and the last event."""
+"""The end of a run: its open children and effects, and the last event."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _refuse_early_end(ex: Execution, branch: Branch, found: str) -> None:
     """Code that ends before its record does has diverged, unless only compensation follows."""
     nothing_undone = not ex.record.undoing
     if ex.record.has_more(branch.path, branch.count) and nothing_undone:
-        step = ex.record.step(branch.position)
+        step = ex.record.steps.get(branch.position)
         if step is not None and step.sort == "wait" and step.name in _children(ex):
             return
         diverge(ex, branch.position, f"{step.sort} {step.name}" if step is not None else "more steps", found)
@@ -133,7 +133,7 @@ def _children(ex: Execution) -> dict[str, Any]:
 async def _await_children(ex: Execution, branch: Branch) -> None:
     """Children that the run waits for when it ends."""
     for child in _own_children(ex):
-        past = ex.record.step(branch.position)
+        past = ex.record.steps.get(branch.position)
         # One that is over was waited for here only if the record says so.
         was_waited_for = past is not None and past.name == child.run
         if child.on_parent_end == "wait" and (child.status == "running" or was_waited_for):

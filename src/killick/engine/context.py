@@ -24,7 +24,7 @@ _encode: Final = msgspec.msgpack.Encoder(enc_hook=lambda value: plain(value, at=
 
 
 class Change(NamedTuple):
-    """A change on its way to the code: what to set and unset, or a whole document and the form it is in."""
+    """A change that the code has not seen yet: fields to set and unset, or a whole document and its form."""
 
     seq: int
     version: int
@@ -83,7 +83,7 @@ class Context:
                 return
             found, kept = _entries(copy), _entries(self._original)
             changed = next((name for name in kept | found if kept.get(name) != found.get(name)), None)
-        except (AttributeError, ValueRefused):  # a field was deleted, or holds what cannot be stored
+        except (AttributeError, ValueRefused):  # a field was deleted, or has a value that cannot be stored
             changed = None
         self._shown = None
         raise ContextReadOnly(changed)
@@ -99,7 +99,7 @@ class Context:
         return document
 
     def _typed(self) -> Any:
-        """As the declared type, which refuses what does not fit; without one there is nothing to be refused."""
+        """The document as its declared type, which refuses misfits; without a type nothing is refused."""
         kind = self._agent.options.context
         return None if kind is None else convert(self._document, kind, at="context")
 
@@ -125,7 +125,7 @@ class Context:
         self._outside.append(change)
 
     def latest(self) -> Mapping[str, Any]:
-        """The document with everything that is on record, also what the code does not see yet."""
+        """The document with all recorded changes, also those that the code does not see yet."""
         if not self._outside:
             return self._document
         twin = Context(self._agent, self._recorded, self.version, self._form)
@@ -138,7 +138,7 @@ class Context:
         return dict(self._document) or None
 
     def see(self, seq: int) -> None:
-        """A step returned at a seq: what came from outside before it is visible from now on."""
+        """A step returned at a seq: outside changes before it are visible from now on."""
         while self._outside and self._outside[0].seq < seq:
             change = self._outside.popleft()
             if "document" in change.data:
@@ -174,7 +174,7 @@ def _entries(value: Any) -> dict[str, Any]:
 
 
 def initial_context(agent: AnyAgent) -> dict[str, Any] | None:
-    """What the first event says of the context; None where the agent declares none."""
+    """The context of the first event; None if the agent declares none."""
     first = agent.first_context()
     return None if first is None else through_codec(_as_dict(first))
 
@@ -194,5 +194,5 @@ def recorded_context(
     context = Context(agent, document, version, form)
     for outside in record.outside:
         context.from_outside(Change(outside.seen, outside.event.version, record.data(outside.seq)))
-    context.see(1)  # what a fork was made with before anything was done
+    context.see(1)  # the changes with which a fork was created
     return context

@@ -22,9 +22,9 @@ async def recorded_step(
 ) -> Step | None:
     """The step on record that the code asks for, after the divergence check; None for a new step.
 
-    `label` names what the code asks for, where `asked` alone does not.
+    `label` names the requested step, where `asked` alone does not.
     """
-    past = ex.record.step(step)
+    past = ex.record.steps.get(step)
     if past is None:
         await refuse_gap(ex, branch, step, label or asked)
     else:
@@ -43,7 +43,7 @@ async def refuse_gap(ex: Execution, branch: Branch, step: e.StepId, found: objec
 
 
 async def agree(ex: Execution, branch: Branch, past: Step, asked: RequestedStep, found: Any) -> e.StepIntended | None:
-    """Code and record must mean the same step; what only drifted is noted once."""
+    """Code and record must mean the same step; a drift is noted once."""
     tracer = ex.engine.tracer
     intended = ex.record.event(past.intended) if tracer is None or tracer.compares(past.intended) else None
     recorded = intended if isinstance(intended, e.StepIntended) else None

@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 from killick.clock import Clock
 from killick.definitions.agents import AnyAgent
 from killick.definitions.markers import Resource
-from killick.definitions.rate_limit import Buckets
 from killick.engine.effects.run_tree import Forks
 from killick.engine.leases import Leases
 from killick.engine.replay import Tracer
@@ -31,7 +30,7 @@ logger: Final = get_logger("killick")
 
 
 class Engine:
-    """What all executions of a client share."""
+    """The shared state of all executions of a client."""
 
     def __init__(
         self, log: Log, *, clock: Clock, ids: Ids, holder: str, build: Callable[[AnyAgent], e.Build],
@@ -53,7 +52,6 @@ class Engine:
         self.live = LiveCalls()
         self._kept: dict[str, ReleasedRun] = {}
         self._mutex = threading.Lock()
-        self.buckets = Buckets(clock)
         self.threads = Threads()
         self.resources = Resources()
         self.leases = Leases(log.store, holder, clock)
@@ -117,7 +115,7 @@ class ReleasedRun(NamedTuple):
 
 
 class Resources:
-    """Open resources, each once a loop: what is opened on one is often of no use on another."""
+    """Open resources, one of each per event loop: most cannot be used on another loop."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, asyncio.AbstractEventLoop], tuple[Resource[Any], asyncio.Future[Any]]] = {}
@@ -145,7 +143,7 @@ class Resources:
         return future.result()
 
     async def close(self) -> None:
-        """Close what is open, the last one first. Runs of a closed loop can only be released."""
+        """Closes the resources, the last one first. Runs of a closed loop can only be released."""
         opened, self._open = list(self._open.items()), {}
         for (_, loop), (resource, future) in reversed(opened):
             if resource.close is None or not future.done() or future.cancelled() or future.exception() is not None:
@@ -155,5 +153,5 @@ class Resources:
                 if asyncio.iscoroutine(closing):
                     await closing
             except Exception as error:
-                gone = "" if loop is asyncio.get_running_loop() else ", for it was opened on a loop that is gone"
+                gone = "" if loop is asyncio.get_running_loop() else ", because it was opened on a closed loop"
                 logger.warning("%s: could not be closed%s: %s", resource.name, gone, error)

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-import types
 from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
@@ -404,15 +403,9 @@ class Execution:
     async def refused_again(self) -> None:
         """Code that catches every signal would never end: after a while none is raised in it any more."""
         self._signals += 1
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            # Such code is being collected, after its loop: giving back control is all that ends it.
-            await _suspended()
-            return
-        if self._signals > _SIGNALS_MAX:
-            await loop.create_future()
-        await asyncio.sleep(0)
+        if self._signals > _SIGNALS_MAX and self.loop.is_running():
+            await self.loop.create_future()
+        await asyncio.sleep(0)  # giving back control is all that ends code that is collected after its loop
 
     # whose turn it is --------------------------------------------------------------------------
 
@@ -496,16 +489,12 @@ class Execution:
             for branch in branches:
                 self.inner_waits.end(inner, branch)
 
-    async def until_idle(self, seconds: float | None) -> bool:
-        """Wait until the agent ended, every branch is idle, or a message came. False after a timeout."""
-        if self.stirred.is_set():
-            return True
-        try:
-            async with asyncio.timeout(seconds):
-                await self.stirred.wait()
-        except TimeoutError:
-            return False
-        return True
+    async def until_idle(self, seconds: float) -> None:
+        """Wait until the agent ended, every branch is idle, a message came, or the time is up."""
+        if not self.stirred.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self.stirred.wait()
 
     def close(self, signal: Signal, *, cut: bool = False) -> None:
         """Close the handle: waits end with the signal now, other branches meet it at their next step.
@@ -588,11 +577,6 @@ class Execution:
         if self.busy == 0:
             self.stirred.set()
         self.turns.pass_on()
-
-
-@types.coroutine
-def _suspended() -> Generator[None, None, None]:
-    yield
 
 
 async def _awaited(code: Callable[[], Any]) -> Any:

@@ -414,7 +414,7 @@ class Executor:
                 # The outcome of a thread is recorded in the store, past an execution in memory.
                 ex.close(Parked())
                 await ex.unwind()
-            # What waits for nothing that is on record would never be woken.
+            # A run without a recorded wait would never be woken.
             self._release(ex, left=ex.log.fold.facts.status == "running")
             if ex.signal is None:
                 self._keep_warm(ex)

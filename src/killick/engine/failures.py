@@ -1,4 +1,4 @@
-"""From exceptions to what is on record of them, and to what may be done about them.
+"""Converts exceptions to recorded failures, and classifies them for retries.
 
 Knows the errors of the usual clients by their names and attributes, and imports none of them. Touches only what
 an error already holds: it never reads from a connection, and never raises, even if an attribute of an error does.
@@ -48,12 +48,12 @@ OWN_MODULES: Final = (
 
 
 def describe(error: BaseException, *, kind: FailureKind | None = None, skip: tuple[str, ...] = ()) -> Failure:
-    """What to record of an error. `skip` names modules, besides Killick's own, whose frames are left out."""
+    """The recorded form of an error. `skip` names modules, besides Killick's own, whose frames are left out."""
     return _Describing((*OWN_MODULES, *skip)).failure(error, kind or _kind(error), ())
 
 
 class IsolatedError(Exception):
-    """What a tool raised in a process of its own, of which only the record is here."""
+    """An error of a tool in another process, of which only the record is available."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure))
@@ -187,7 +187,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def rate_limit_seconds(error: BaseException, *, now_us: int) -> float | None:
-    """How long the far side asks us to wait, 0.0 where it does not say; None when this is no rate limit."""
+    """How long the remote service asks callers to wait, 0.0 where it does not say; None when this is no rate limit."""
     if isinstance(error, RateLimited):
         return _finite(error.retry_after) or 0.0
     if isinstance(error, KillickError) or not _LASTING_CODES.isdisjoint(_codes(error)):
@@ -219,7 +219,7 @@ _TRANSIENT: Final = _TIMEOUTS - {"subprocess.TimeoutExpired"} | {
     "botocore.ConnectionError", "botocore.ConnectionClosedError", "botocore.ResponseStreamingError",
 }  # fmt: skip
 _LASTING: Final = frozenset({
-    # These derive from what is transient, and are wrong requests or wrong certificates.
+    # These derive from transient errors, but mean bad requests or bad certificates.
     *(f"{each}.{name}" for each in _HTTPX for name in ("LocalProtocolError", "UnsupportedProtocol")),
     "requests.InvalidProxyURL", "requests.SSLError", "ssl.SSLCertVerificationError", "botocore.SSLError",
 })  # fmt: skip
@@ -271,7 +271,7 @@ def _kind(error: BaseException) -> FailureKind:
     return "cancelled" if names & _CANCELLED else "timeout" if names & _TIMEOUTS else "error"
 
 
-# What the far side answered.
+# The remote service's response.
 
 
 def _part(holder: Any, *names: str) -> Any:
@@ -314,7 +314,7 @@ def _headers(error: BaseException) -> dict[str, str]:
 
 
 def _body(error: BaseException) -> str | None:
-    # httpx and requests keep here what they have read. Their public names would go and read it.
+    # httpx and requests store the body here once it is read. Their public names would read it.
     body = _part(error, "response", "_content") or _part(error, "body")
     try:
         if isinstance(body, bytes):
@@ -322,12 +322,12 @@ def _body(error: BaseException) -> str | None:
         elif body is not None and not isinstance(body, str):
             body = msgspec.json.encode(body).decode()
         return _shortened(body, DETAIL_CHARS_MAX) if body else None
-    except Exception:  # it may be anything, and what JSON cannot hold is left out
+    except Exception:  # it may be anything, and parts that JSON lacks are omitted
         return None
 
 
 def _codes(error: BaseException) -> list[str]:
-    """The words by which the far side names the error, the most telling first."""
+    """The names that the remote service gives the error, the most specific first."""
     paths = [
         ("body", "error", "details", "error_code"), ("body", "error", "code"), ("body", "error", "type"),
         ("body", "code"), ("body", "type"),
@@ -360,7 +360,7 @@ def _finite(number: Any) -> float | None:
     return found if math.isfinite(found) and found >= 0 else None
 
 
-# What is put on record.
+# The recorded form.
 
 
 class _Describing:

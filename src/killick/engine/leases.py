@@ -24,7 +24,6 @@ LEASE_SECONDS: Final = 30.0
 _SHARE: Final = 3
 """A lease is renewed after a third of its time, so that two failures in a row do not lose it."""
 
-
 Lost = Callable[[LogError], None]
 
 
@@ -53,14 +52,14 @@ class Leases:
         self._mutex = threading.Lock()
         self._keeping = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
+        self._stop, self._last_seconds = threading.Event(), 1.0
 
     def hold(self, run: str, epoch: int, *, seconds: float, since: float, lost: Lost) -> Lease:
         """Renew a lease taken at `since` from now on. `lost` is called, in any thread, when it could not be renewed."""
         lease = Lease(run, epoch, seconds=seconds, until=since + seconds, lost=lost)
         if not math.isinf(seconds):
             with self._mutex:
-                self._held[run] = lease
+                self._held[run], self._last_seconds = lease, seconds
                 self._begin()
         return lease
 
@@ -111,7 +110,7 @@ class Leases:
             self._thread.start()
 
     def _release(self) -> StoreError | None:
-        """Release what is pending. Returns the error where a release failed."""
+        """Releases pending leases. Returns the error of a failed release."""
         failed: StoreError | None = None
         with self._mutex:
             unreleased = list(self._unreleased.items())
@@ -157,7 +156,7 @@ class Leases:
                 reason: LogError = (
                     EpochStale(lease.run, held=lease.epoch, actual=head.epoch) if taken else LeaseLost(lease.run)
                 )
-                # A listener that fails, say because its loop was closed, keeps no other from hearing.
+                # A listener that fails, say because its loop was closed, does not stop the others.
                 with contextlib.suppress(Exception):
                     lease.lost(reason)
 
@@ -167,5 +166,5 @@ class Leases:
 
     def _nap_seconds(self) -> float:
         with self._mutex:
-            shortest = min((lease.seconds for lease in self._held.values()), default=1.0)
-        return min(shortest / _SHARE / 2, 5.0)
+            idle = 1.0 if self._unreleased else self._last_seconds
+            return min(min((lease.seconds for lease in self._held.values()), default=idle) / _SHARE / 2, 5.0)

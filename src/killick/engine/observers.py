@@ -1,6 +1,6 @@
 """Publishes run events to registered observers: run spans, attempts, waits, rejections.
 
-The source is what a run writes, so a replay publishes nothing. Decides nothing, writes nothing; an observer that fails
+The source is the run's appends, so a replay publishes nothing. Decides nothing, writes nothing; an observer that fails
 is logged and does not disturb the run.
 """
 
@@ -41,7 +41,7 @@ _ATTEMPTED: Final = frozenset({"tool", "model", "undo"})
 _NOTHING: Final[Mapping[str, Any]] = {}
 
 
-# what is published --------------------------------------------------------------------------------
+# published records --------------------------------------------------------------------------------
 
 
 class RunSpan:
@@ -57,7 +57,7 @@ class RunSpan:
         self.parent: str | None = None
         """The run that spawned it."""
         self.trace: str | None = None
-        """What its record says of the trace that it belongs to, in W3C's form."""
+        """Its recorded trace context, in W3C's form."""
         self.begins = False
         """Whether the run itself begins with it."""
         self.replayed = 0
@@ -67,16 +67,16 @@ class RunSpan:
         """How it ended: completed, failed, cancelled, renewed, waiting, paused, diverged, left or interrupted."""
         self.failure: Failure | None = None
         self.kept: dict[object, Any] = {}
-        """For each observer what it wants to find here again."""
+        """Each observer's own data."""
 
 
 class Attempt:
     """One try of a tool or a model. `arguments` and `output` are as they are on record."""
 
-    def __init__(self, run: str, agent: str, stretch: RunSpan | None, started: e.Started) -> None:
+    def __init__(self, run: str, agent: str, run_span: RunSpan | None, started: e.Started) -> None:
         self.run = run
         self.agent = agent
-        self.stretch = stretch
+        self.run_span = run_span
         self.step = started.step
         self.number = started.attempt
         self.key = started.key
@@ -89,7 +89,7 @@ class Attempt:
         """Whether it needed an approval."""
         self.arguments: Mapping[str, Any] = _NOTHING
         self.fn: Callable[..., Any] | None = None
-        """What is called, once it is."""
+        """The called function, once called."""
         self.ended_us = 0
         self.outcome: e.Outcome | None = None
         """None where the run was released before the attempt ended."""
@@ -106,10 +106,10 @@ class Attempt:
 class Waited:
     """A wait that was opened, maybe by another process, and how it closed."""
 
-    def __init__(self, run: str, agent: str, stretch: RunSpan | None, step: e.StepId, opened_us: int) -> None:
+    def __init__(self, run: str, agent: str, run_span: RunSpan | None, step: e.StepId, opened_us: int) -> None:
         self.run = run
         self.agent = agent
-        self.stretch = stretch
+        self.run_span = run_span
         self.step = step
         self.opened_us = opened_us
         self.waits_for: e.WaitFor = "answer"
@@ -135,18 +135,18 @@ class Observer:
         """The trace of the caller that starts a run here, in W3C's form, for the record."""
         return None
 
-    def began(self, stretch: RunSpan) -> str | None:
+    def began(self, run_span: RunSpan) -> str | None:
         """A run was leased; returns the trace of this span, in W3C's form, for the record."""
         return None
 
-    def ended(self, stretch: RunSpan) -> None:
+    def ended(self, run_span: RunSpan) -> None:
         """A run was released."""
 
     def attempted(self, attempt: Attempt) -> None:
         """An attempt began."""
 
     def applying(self, attempt: Attempt) -> AbstractContextManager[Any]:
-        """Entered around what an attempt calls, in its own context."""
+        """Entered around the call of an attempt, in its own context."""
         return nullcontext()
 
     def came(self, attempt: Attempt) -> None:
@@ -158,7 +158,7 @@ class Observer:
     def waited(self, wait: Waited) -> None:
         """A wait closed."""
 
-    def rejected(self, run: str, agent: str, name: str, verdict: e.Verdict, stretch: RunSpan | None) -> None:
+    def rejected(self, run: str, agent: str, name: str, verdict: e.Verdict, run_span: RunSpan | None) -> None:
         """A contract rejected an intention."""
 
 
@@ -190,7 +190,7 @@ def trace_here() -> str | None:
 
 @contextmanager
 def _harmless() -> Generator[None]:
-    """What an observer does wrong is not the run's fault."""
+    """Suppresses and logs an observer's errors."""
     try:
         yield
     except Exception:
@@ -205,7 +205,7 @@ def _excuse() -> None:
 
 
 def watch(ex: Execution) -> Watch | None:
-    """Listen to what an execution writes, if there are observers."""
+    """Listens to the appends of an execution, if there are observers."""
     if not _observers or ex.engine.stand_in is not None:
         ex.log.listener = None
         return None
@@ -217,7 +217,7 @@ def watch(ex: Execution) -> Watch | None:
 
 
 def taken(ex: Execution, event: e.RunTaken, *, started: e.RunStarted | None = None, warm: bool = False) -> e.RunTaken:
-    """A run is taken: the event as it is to be written, with the trace of the stretch that begins."""
+    """A run is taken: the event as it is to be written, with the trace of its run span."""
     found = watch(ex)
     trace = None if found is None else found.begin(event, started, warm=warm)
     return event if trace is None else replace(event, trace=trace)
@@ -230,21 +230,17 @@ def end_span(ex: Execution | None, advanced: RunOutcome | None = None, *, error:
 
 
 def applying(ex: Execution, place: ToolStep, intent: Intent) -> AbstractContextManager[Any]:
-    """Around what an attempt calls."""
+    """Surrounds the call of an attempt."""
     found = ex.log.listener
     attempt = found.attempts.get((place.id, place.attempt)) if isinstance(found, Watch) else None
     if attempt is None:
         return _NOWHERE
     attempt.fn = intent.fn
-    around = [observer for observer in _observers if _has_applying(observer)]
+    around = [observer for observer in _observers if type(observer).applying is not Observer.applying]
     return _within(attempt, around) if around else _NOWHERE
 
 
 _NOWHERE: Final = nullcontext()
-
-
-def _has_applying(observer: Observer) -> bool:
-    return type(observer).applying is not Observer.applying
 
 
 @contextmanager
@@ -261,44 +257,44 @@ class Watch:
 
     def __init__(self, ex: Execution) -> None:
         self.ex = ex
-        self.stretch: RunSpan | None = None
+        self.run_span: RunSpan | None = None
         self.attempts: dict[tuple[e.StepId, int], Attempt] = {}
         self._intended: dict[e.StepId, tuple[e.StepIntended, Mapping[str, Any]]] = {}
         self._open: dict[e.StepId, Waited] = {}
 
     def begin(self, event: e.RunTaken, started: e.RunStarted | None, *, warm: bool) -> str | None:
         ex = self.ex
-        if self.stretch is not None:
+        if self.run_span is not None:
             self.end(None, None)
         facts = ex.log.fold.facts
-        stretch = self.stretch = RunSpan(ex.run_id, ex.agent.name, event)
+        run_span = self.run_span = RunSpan(ex.run_id, ex.agent.name, event)
         if started is not None:
-            stretch.begins, stretch.parent, stretch.trace = True, started.parent, started.trace
+            run_span.begins, run_span.parent, run_span.trace = True, started.parent, started.trace
         else:
-            stretch.parent, stretch.trace = facts.parent, _trace_of(ex)
-            stretch.replayed = 0 if warm else sum(step.status in OVER for step in ex.record.steps.values())
+            run_span.parent, run_span.trace = facts.parent, _trace_of(ex)
+            run_span.replayed = 0 if warm else sum(step.status in OVER for step in ex.record.steps.values())
         for wait in facts.waits.values():
-            self._open.setdefault(wait.step, self._waited(wait, wait.at)).stretch = stretch
+            self._open.setdefault(wait.step, self._waited(wait, wait.at)).run_span = run_span
         traces: list[str] = []
-        self._tell(lambda observer: traces.extend(filter(None, [observer.began(stretch)])))
+        self._tell(lambda observer: traces.extend(filter(None, [observer.began(run_span)])))
         return traces[0] if traces else None
 
     def end(self, advanced: RunOutcome | None, error: BaseException | None) -> None:
-        stretch, self.stretch = self.stretch, None
+        run_span, self.run_span = self.run_span, None
         now = self.ex.now_us()
         for attempt in self.attempts.values():
             attempt.ended_us = now
             self._tell(partial(_over, attempt=attempt))
         self.attempts.clear()
-        if stretch is None:
+        if run_span is None:
             return
-        stretch.ended_us = now
+        run_span.ended_us = now
         if advanced is not None:
-            stretch.status = _status(advanced)
-            stretch.failure = stretch.failure or advanced.failure
+            run_span.status = _status(advanced)
+            run_span.failure = run_span.failure or advanced.failure
         elif error is not None:
-            stretch.failure = describe(error)
-        self._tell(lambda observer: observer.ended(stretch))
+            run_span.failure = describe(error)
+        self._tell(lambda observer: observer.ended(run_span))
 
     def _tell(self, tell: Callable[[Observer], object]) -> None:
         for observer in tuple(_observers):
@@ -307,7 +303,7 @@ class Watch:
             except Exception:
                 _excuse()
 
-    # what is written --------------------------------------------------------------------------
+    # appended events --------------------------------------------------------------------------
 
     def appended(self, entries: Sequence[Entry]) -> None:
         """Something was written, or is about to be committed."""
@@ -348,12 +344,12 @@ class Watch:
 
     def _failed(self, event: e.RunFailed, values: Mapping[str, Any]) -> None:
         failure = values.get("failure")
-        if self.stretch is not None and isinstance(failure, Failure):
-            self.stretch.failure = failure
+        if self.run_span is not None and isinstance(failure, Failure):
+            self.run_span.failure = failure
 
     def _reject(self, name: str, verdict: e.Verdict) -> None:
         ex = self.ex
-        self._tell(lambda observer: observer.rejected(ex.run_id, ex.agent.name, name, verdict, self.stretch))
+        self._tell(lambda observer: observer.rejected(ex.run_id, ex.agent.name, name, verdict, self.run_span))
 
     def _name_of(self, step: e.StepId) -> str:
         if step in self._intended:
@@ -369,13 +365,13 @@ class Watch:
 
     def _attempted(self, event: e.Started, _: Mapping[str, Any]) -> None:
         ex = self.ex
-        attempt = Attempt(ex.run_id, ex.agent.name, self.stretch, event)
+        attempt = Attempt(ex.run_id, ex.agent.name, self.run_span, event)
         if event.step in self._intended:
             intended, values = self._intended[event.step]
             attempt.name, attempt.sort, attempt.effect = intended.name, intended.sort, intended.effect
             attempt.verdict, attempt.arguments = intended.verdict, values.get("arguments") or _NOTHING
         elif (past := ex.log.fold.step(event.step)) is not None:
-            # Another stretch intended it, so that it holds.
+            # Another execution intended it, so that it holds.
             attempt.name, attempt.sort, attempt.effect, attempt.asked = past.name, past.sort, past.effect, past.asked
             with contextlib.suppress(KillickError):
                 data = ex.engine.log.data(ex.run_id, past.edited or past.intended)
@@ -406,7 +402,7 @@ class Watch:
 
     def _waited(self, opened: Any, at: int) -> Waited:
         """Of a wait that was opened now, or that is open on record."""
-        wait = Waited(self.ex.run_id, self.ex.agent.name, self.stretch, opened.step, at)
+        wait = Waited(self.ex.run_id, self.ex.agent.name, self.run_span, opened.step, at)
         wait.waits_for, wait.name, wait.rule = opened.waits_for, opened.name, opened.rule
         wait.deadline, wait.rounds = opened.deadline, opened.round
         if opened.waits_for in ("answer", "settlement") and self._sort_of(opened.step) != "wait":

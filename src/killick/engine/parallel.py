@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class First(msgspec.Struct, Generic[T], frozen=True):
-    """Which branch was done first, and what it returned."""
+    """The branch that ended first, and its result."""
 
     index: int
     value: T
@@ -40,7 +40,7 @@ def spread(branches: Sequence[Any]) -> tuple[Any, ...]:
 def discard(args: Sequence[Any]) -> None:
     """Close branches that will not be started, so that Python does not warn of them.
 
-    One that was started belongs to its task, which would wait for ever for what was closed under it.
+    One that was started belongs to its task, which would wait forever for a closed coroutine.
     """
     for arg in args:
         for code in arg if isinstance(arg, tuple) else ():  # pyright: ignore[reportUnknownVariableType]
@@ -198,7 +198,7 @@ def _stop(ex: Execution, branches: Sequence[Branch]) -> None:
         if waiter.step.startswith(paths) and waiter.waits_for != "settlement" and not waiter.future.done():
             if waiter.waits_for == "delay":
                 if ex.is_open(waiter.step):
-                    continue  # what became of it is found out first
+                    continue  # its outcome is determined first
                 ex.mark_busy()
                 waiter.future.set_exception(Stopped("a sibling ended"))
             else:

@@ -35,6 +35,8 @@ _BETWEEN: Final = _PAGES | {
 _OF_STEPS: Final = frozenset({"wait.opened", "wait.closed", "attempt.settled", "effect.confirmed", "step.drifted",
                               "attempt.progressed", "step.edited", "wait.voted", "workspace.restored"})  # fmt: skip
 _KIND_AT: Final = len(b'{"kind":"')
+_ATTEMPT_ENDED: Final = b'{"kind":"attempt.ended"'
+_OF_PLAIN_STEPS: Final = (b'{"kind":"step.started"', _ATTEMPT_ENDED)
 
 _HOSTS: Final = frozenset({"hosted", "guests"})
 """Scopes in which steps are found by their keys, in no order."""
@@ -56,26 +58,17 @@ class Record:
     def __init__(self, log: Log, run: str, fold: Fold, *, after: int = 0, rows: Sequence[Row] | None = None) -> None:
         self._log = log
         self._run = run
-        # Of a run that is about to be created nothing is on record; what was read to open it is not read again.
+        # A new run has no record; events that were read to open a run are not read again.
         rows = _standing(log, run, after, rows) if fold.facts.seq else ()
         self._rows: dict[int, Row] = {row.seq: row for row in rows}
         self.steps: dict[e.StepId, Step] = {}
-        for index in range(len(fold.steps) - 1, -1, -1):
-            step = fold.steps[index]
+        for step in reversed(fold.steps):
             if step.intended <= after:
                 break
             self.steps[step.id] = step if step.status in OVER else _as_it_is(step)
         self.last: dict[str, int] = {}
-        for name in self.steps:
-            path, _, number = name.rpartition(".")
-            self.last[path] = max(self.last.get(path, 0), int(number))
-        hosts = tuple(f"{step.id}." for step in self.steps.values() if step.sort == "scope" and step.name in _HOSTS)
-        own = [
-            step for step in self.steps.values()
-            if step.sort != "scope" and not step.id.startswith(OUT_OF_BAND) and not step.id.startswith(hosts)
-        ]  # fmt: skip
-        self.unplayed = sum(step.status in OVER for step in own)
-        self.open = [step.id for step in own if step.attempts and not step.attempts[-1].ended and not step.ended]
+        self.unplayed = 0
+        self.open: list[e.StepId] = []
         """Steps of which an attempt was left open."""
         self.outside: deque[Outside] = deque()
         self.ruled_out: dict[str, int] = {}
@@ -84,16 +77,25 @@ class Record:
         """By the seq at which an effect started, the step that compensates it at the end of the run."""
         self.undoing_beside: dict[int, e.StepId] = {}
         """The same, for effects that a person has undone out of band."""
-        for step in self.steps.values():
+        hosts = tuple(f"{step.id}." for step in self.steps.values() if step.sort == "scope" and step.name in _HOSTS)
+        for name, step in self.steps.items():
+            path, _, number = name.rpartition(".")
+            self.last[path] = max(self.last.get(path, 0), int(number))
             if step.undoes is not None:
-                undoing = self.undoing_beside if step.id.startswith(OUT_OF_BAND) else self.undoing
-                undoing.setdefault(step.undoes_seq, step.id)  # the last one, for they come in that order
+                undoing = self.undoing_beside if name.startswith(OUT_OF_BAND) else self.undoing
+                undoing.setdefault(step.undoes_seq, name)  # the last one, for they come in that order
+            if step.sort != "scope" and not name.startswith((OUT_OF_BAND, *hosts)):
+                self.unplayed += step.status in OVER
+                if step.attempts and not (step.attempts[-1].ended or step.ended):
+                    self.open.append(name)
         self._between: dict[tuple[str, str], deque[int]] = defaultdict(deque)
         self._of_step: dict[e.StepId, list[tuple[int, e.Event]]] = defaultdict(list)
         self._index()
 
     def _index(self) -> None:
         for seq, row in self._rows.items():
+            if row.body.startswith(_OF_PLAIN_STEPS):
+                continue
             kind = row.body[_KIND_AT : row.body.index(b'"', _KIND_AT)].decode()
             if kind in _OF_STEPS:
                 event: Any = event_codec.decode(row.body)
@@ -124,8 +126,15 @@ class Record:
 
     # reading ----------------------------------------------------------------------------------
 
-    def step(self, step: e.StepId) -> Step | None:
-        return self.steps.get(step)
+    def returned(self, step: e.StepId) -> tuple[Step, e.StepIntended, bytes] | None:
+        """A tool's step that returned, its intention and its stored output; None if more than attempts is on record."""
+        past = self.steps.get(step)
+        if past is None or past.status != "done" or past.sort != "tool" or step in self._of_step:
+            return None
+        row = self._rows[past.output]
+        if row.data is None or not row.body.startswith(_ATTEMPT_ENDED):
+            return None
+        return past, self.event(past.intended), row.data
 
     def has(self, seq: int) -> bool:
         return seq in self._rows
@@ -148,7 +157,7 @@ class Record:
         return [(seq, event) for seq, event in self._of_step.get(step, ()) if isinstance(event, kind)]
 
     def of_all(self, step: e.StepId) -> list[tuple[int, e.Event]]:
-        """What is on record of a step between its intention and its end, in order."""
+        """The events of a step between its intention and its end, in order."""
         return self._of_step.get(step, [])
 
     def holder_of(self, epoch: int) -> str | None:
@@ -166,7 +175,7 @@ class Record:
         return queue.popleft() if queue else None
 
     def ahead(self, position: str, kind: str) -> int | None:
-        """The seq of what `take` would give next."""
+        """The seq of the next event of `take`."""
         queue = self._between.get((position, f"{kind}:"))
         return queue[0] if queue else None
 
@@ -221,8 +230,11 @@ def _as_it_is(step: Step) -> Step:
 
 
 def _standing(log: Log, run: str, after: int, read: Sequence[Row] | None) -> Sequence[Row]:
-    """A log's rows less what was rewound."""
-    rows = log.rows(run, after=after) if read is None else [row for row in read if row.seq > after]
+    """A log's rows without rewound ones. The last of them may have been read already."""
+    rows = [row for row in read or () if row.seq > after]
+    first = rows[0].seq if rows else None
+    if first != after + 1:
+        rows = log.rows(run, after=after, before=first) + rows
     if not any(row.body.startswith(b'{"kind":"run.rewound"') for row in rows):
         return rows
     standing = {seq for seq, _ in timeline([(row.seq, event_codec.decode(row.body)) for row in rows])}
@@ -264,7 +276,7 @@ def short(values: Any, length: int = 160) -> str:
 
 
 class TracedExecution(Protocol):
-    """What a tracer sees of an execution. It may close it; the code then meets the signal at its next step."""
+    """A tracer's view of an execution. It may close it; the code then gets the signal at its next step."""
 
     agent: AnyAgent
     record: Record

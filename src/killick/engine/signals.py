@@ -1,4 +1,4 @@
-"""What ends the execution of a run without being an error. Agent code may see these pass; it cannot act on them.
+"""Signals that end the execution of a run and are no errors. Agent code may see them pass; it cannot act on them.
 
 They derive from BaseException, so that `except Exception` lets them through. Once one was raised the run's
 handle is closed: the steps of agent code that unwinds are neither recorded nor applied.
@@ -10,7 +10,7 @@ from killick.errors import HandleClosed, KillickError
 
 
 class Signal(BaseException):
-    """The execution of the run ends here; the run itself may go on later."""
+    """The execution of the run ends here; the run itself may continue later."""
 
 
 class Parked(Signal):

@@ -124,7 +124,7 @@ async def transitions(
 
 
 def _going_on(outcome: Any) -> tuple[Any, dict[str, Any] | None]:
-    """The state a transition leads to, and what is waited for before the next."""
+    """The next state of a transition, and the wait before it."""
     if isinstance(outcome, Next):
         return outcome.state, None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     return outcome.state, {"name": outcome.name, "timeout": outcome.timeout, "default": outcome.default}

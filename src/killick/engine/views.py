@@ -115,7 +115,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def key_of(intention: Any) -> str | None:
-    """The idempotency key of the call that a person is to settle: what to look for at the far side."""
+    """The idempotency key of the call that a person is to settle: what to look for in the remote service."""
     found: str | None = _field(intention, "key")
     return found
 

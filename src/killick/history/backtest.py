@@ -128,9 +128,9 @@ class _Backtester:
             if found is not None:
                 judged.append(found)
             fold = self._log.applied(self._run, fold, ledger, [(recorded.seq, recorded.event)])
-            self._keep_up(recorded.seq, recorded.event, fold)
+            self._track(recorded.seq, recorded.event, fold)
             if found is None or found.name.startswith("model:"):
-                self._data.pop(recorded.seq, None)  # only what was done is looked at again
+                self._data.pop(recorded.seq, None)  # only effects are read again
         return Rejudged(
             run=self._run,
             agent=fold.facts.agent,
@@ -155,7 +155,7 @@ class _Backtester:
         """Returns the new verdict on an event's intention; None for other events."""
         seq, event, _ = self._recorded
         then: e.Verdict | None = getattr(event, "verdict", None)
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "seq": seq, "at": event.at, "step": getattr(event, "step", None) or "", "then": then,
             "if_so": self._stopped is not None,
         }  # fmt: skip
@@ -164,18 +164,18 @@ class _Backtester:
             intention = self._intended(fold, event)
             if intention is None:
                 return None
-            told |= {"name": intention.name, "arguments": intention.arguments, "by": intention.by}
-            said = self._said(intention, event, fold, ledger)
+            fields |= {"name": intention.name, "arguments": intention.arguments, "by": intention.by}
+            said = self._judge(intention, event, fold, ledger)
         except ValueErased:
-            return Judged(**told, change="unknown")
+            return Judged(**fields, change="unknown")
         if said is None:
             own = then is None or then.contract is None
-            return Judged(**told, change="same" if own else "differs")
+            return Judged(**fields, change="same" if own else "differs")
         ruling, digest = said
         change: Change = "unknown" if self._is_erased else self._change(then, ruling, digest)
         if change == "stopped" and self._stopped is None:
-            self._stopped = told["step"]
-        return Judged(**told, now=None if self._is_erased else ruling, contract=digest, change=change)
+            self._stopped = fields["step"]
+        return Judged(**fields, now=None if self._is_erased else ruling, contract=digest, change=change)
 
     def _intended(self, fold: Fold, event: e.Event) -> Intention | None:
         seq = self._recorded.seq
@@ -199,14 +199,14 @@ class _Backtester:
     def _why(self, step: Step) -> dict[str, Any]:
         return {"because": self.data(step.intended).get("because")}
 
-    def _said(self, intention: Intention, event: e.Event, fold: Fold, ledger: Ledger) -> tuple[Ruling, str] | None:
+    def _judge(self, intention: Intention, event: e.Event, fold: Fold, ledger: Ledger) -> tuple[Ruling, str] | None:
         """Combines the verdicts of the contracts in force, the run's own first, and names the deciding one; None if
         there are none. A rejection takes precedence over an approval request."""
         asks: tuple[Ruling, str] | None = None
         people: Mapping[str, Sequence[str]] = {}
         accepts: tuple[Ruling, str] | None = None
         for of, digest, contract in self._in_force(fold):
-            known = self._standing(of, intention, event, fold, ledger)
+            known = self._policy_input(of, intention, event, fold, ledger)
             ruling = contract.judge(intention, known)
             if ruling.ruling == "reject":
                 return ruling, digest
@@ -232,7 +232,7 @@ class _Backtester:
             known = self._known[bound.digest] = Contract.from_spec(self.data(bound.seq)["contract"])
         return known
 
-    def _standing(
+    def _policy_input(
         self, of: str | None, intention: Intention, event: e.Event, fold: Fold, ledger: Ledger
     ) -> PolicyInput:
         data = self.data(self._recorded.seq)
@@ -252,7 +252,7 @@ class _Backtester:
             base=self._head.base,
             others=None if others is None else convert(others, Others, at="others"),
             since_us=begins.get(of or ""),
-            mine=(1, 1) if data.get("adopts") else self._mine(event, fold),
+            mine=(1, 1) if data.get("adopts") else self._own_counts(event, fold),
         )
         uppers: dict[str | None, dict[str, Any]] = data.get("above") or {}
         above = uppers.get(of)
@@ -265,7 +265,7 @@ class _Backtester:
             known.own = replace(known.own, spend=spend)
         return known
 
-    def _mine(self, event: e.Event, fold: Fold) -> tuple[int, int]:
+    def _own_counts(self, event: e.Event, fold: Fold) -> tuple[int, int]:
         """Returns how often an intention is already counted: as a call, and as an effect."""
         step = fold.step(event.step) if isinstance(event, e.StepEnded) else None
         if step is None:
@@ -290,9 +290,9 @@ class _Backtester:
             return "same"
         return "stopped" if now.ruling == "reject" else "asked" if now.ruling == "ask" else "passed"
 
-    # what goes along --------------------------------------------------------------------------
+    # tracked state ----------------------------------------------------------------------------
 
-    def _keep_up(self, seq: int, event: e.Event, fold: Fold) -> None:
+    def _track(self, seq: int, event: e.Event, fold: Fold) -> None:
         """Tracks the context version that the code had seen, and the approvals so far."""
         if goes_back(event) or isinstance(event, e.RunForked):
             self._agreed.clear()

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from killick.history.diff import Diff, across, last_shared, shown
-from killick.history.narration import led_to
+from killick.history.narration import transition
 from killick.history.phrasing import entries_of
 from killick.history.timeline import Timeline, timeline
 from killick.history.timeline_parts import Step
@@ -38,7 +38,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     was: Any = None
     unset: tuple[str, ...] = ()
 
-    def told(self, chars: int = 60) -> str:
+    def line(self, chars: int = 60) -> str:
         """Returns one line of about that length."""
         match self.what:
             case "output":
@@ -87,7 +87,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
             return self.failure or self.status.replace("_", " ")
         return "" if self.output is None else _json(self.output)
 
-    def told(self, chars: int = 60) -> str:
+    def line(self, chars: int = 60) -> str:
         """Returns the call and its outcome in one line of about that length."""
         call = _cut(self.call, max(chars - min(len(self.outcome), chars // 2) - 3, 12))
         return _joined(call, _cut(self.outcome, max(chars - len(call) - 3, 12)))
@@ -101,16 +101,16 @@ class Pair(msgspec.Struct, frozen=True):
     one: Seen | None
     two: Seen | None
 
-    def told(self, chars: int = 60) -> tuple[str, str]:
+    def lines(self, chars: int = 60) -> tuple[str, str]:
         """Returns both calls with their outcomes, each about that long; long ones are cut around their difference."""
         if self.one is None or self.two is None:
-            one, two = (seen.told(chars) if seen is not None else "–" for seen in (self.one, self.two))
+            one, two = (seen.line(chars) if seen is not None else "–" for seen in (self.one, self.two))
             return one, two
         outcomes = self.one.outcome, self.two.outcome
         room = max(chars - min(max(map(len, outcomes)), chars // 2) - 3, 12)
-        calls = _apart(self.one.call, self.two.call, room, differ=self.how == "arguments")
+        calls = _cut_at_difference(self.one.call, self.two.call, room, differ=self.how == "arguments")
         left = max(chars - max(map(len, calls)) - 3, 12)
-        one, two = map(_joined, calls, _apart(*outcomes, left, differ=self.how == "output"))
+        one, two = map(_joined, calls, _cut_at_difference(*outcomes, left, differ=self.how == "output"))
         return one, two
 
 
@@ -126,7 +126,7 @@ def _joined(call: str, outcome: str) -> str:
     return f"{call} → {outcome}" if outcome else call
 
 
-def _apart(one: str, two: str, room: int, *, differ: bool) -> tuple[str, str]:
+def _cut_at_difference(one: str, two: str, room: int, *, differ: bool) -> tuple[str, str]:
     """Shortens two texts to fit; if they differ, both start just before the difference."""
     longest, least = max(len(one), len(two)), min(len(one), len(two))
     front = 0
@@ -137,7 +137,7 @@ def _apart(one: str, two: str, room: int, *, differ: bool) -> tuple[str, str]:
     return one, two
 
 
-class Parting(msgspec.Struct, frozen=True):
+class RunComparison(msgspec.Struct, frozen=True):
     """Two runs: their shared prefix (None: none), the changed conditions, and the steps from the first difference."""
 
     one: Timeline
@@ -148,13 +148,13 @@ class Parting(msgspec.Struct, frozen=True):
     diff: Diff
 
     @property
-    def parts_at(self) -> Pair | None:
+    def diverges_at(self) -> Pair | None:
         """The first differing step; None if there is none."""
         return self.pairs[0] if self.pairs else None
 
     def why(self) -> str:
         """How they differ, in a few words."""
-        first = self.parts_at
+        first = self.diverges_at
         if first is None:
             return "every step is the same so far"
         if first.how == "absent":
@@ -169,7 +169,7 @@ class Parting(msgspec.Struct, frozen=True):
             "call": f"{first.one.name} in the one, {first.two.name} in the other",
             "arguments": "the same call with other arguments",
             "outcome": f"one is {first.one.status}, the other {first.two.status}".replace("_", " "),
-            "output": "the same call, and something else came of it",
+            "output": "the same call with another outcome",
         }
         return f"step {first.step}: {words[first.how or 'output']}"
 
@@ -178,7 +178,7 @@ class Parting(msgspec.Struct, frozen=True):
         return {
             "shared": _built(self.shared),
             "conditions": [_built(condition) for condition in self.conditions],
-            "parts_at": _built(self.parts_at),
+            "diverges_at": _built(self.diverges_at),
             "steps": [_built(pair) for pair in self.pairs],
             "patch": self.diff.patch(),
             **({"files": _built(self.diff.files)} if self.diff.files is not None else {}),
@@ -191,31 +191,31 @@ def _built(part: Any) -> Any:
     return plain(part)
 
 
-def parting(log: Log, one: str, two: str) -> Parting:
+def compare(log: Log, one: str, two: str) -> RunComparison:
     """Compares two runs at their heads."""
     paths = Path(log, one), Path(log, two)
     shared = _shared(log, *paths) if last_shared(log, one, two) else None
     pairs = list(_pairs(*paths))
     first = next((place for place, pair in enumerate(pairs) if pair.how is not None), len(pairs))
     conditions = tuple(conditions_between(log, one, two))
-    return Parting(
+    return RunComparison(
         paths[0].timeline, paths[1].timeline, shared, conditions, tuple(pairs[first:]), across(log, one, two)
     )
 
 
-# what a fork changed ------------------------------------------------------------------------------
+# conditions of a fork -----------------------------------------------------------------------------
 
 
 def conditions_between(log: Log, one: str, two: str) -> Iterator[Condition]:
     """Returns the changes of every fork between the common ancestor and either run."""
-    ones, twos = _standing(log, one), _standing(log, two)
+    ones, twos = _contributing_runs(log, one), _contributing_runs(log, two)
     for line, other in ((ones, twos), (twos, ones)):
         for run in reversed(line):
             if run not in other:
                 yield from changed_in(log, run)
 
 
-def _standing(log: Log, run: str) -> list[str]:
+def _contributing_runs(log: Log, run: str) -> list[str]:
     """Returns a run, and those ancestors of whose own events it has any."""
     return [head.run for head, up_to in log.ancestry(run) if up_to > head.base]
 
@@ -357,7 +357,7 @@ def _seen(step: Step) -> Seen:
         }.get(wait.waits_for, ("asks", wait.prompt or wait.name))  # fmt: skip
         output = entries_of(output).get("result") if wait.waits_for == "child" else output
     elif step.sort == "scope":
-        output = led_to(step) or None
+        output = transition(step) or None
     elif step.sort == "undo":
         name, arguments = f"undo {step.undoes} {name}", None
     failure = f"{step.failure.type.rpartition('.')[2]}: {step.failure.message}" if step.failure is not None else None

@@ -87,13 +87,13 @@ class Diff(msgspec.Struct, frozen=True):
     no_files: str | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.told()) or bool(self.files)
+        return bool(self.visible_changes()) or bool(self.files)
 
     def patch(self) -> list[dict[str, Any]]:
         """Returns an RFC 6902 patch from the first state's `to_json()` to the second's."""
         return [change.patch() for change in self.changes]
 
-    def told(self) -> list[Change]:
+    def visible_changes(self) -> list[Change]:
         """Returns the changes for display: without run and event, which the user chose; for two runs, also without
         times and the order of concurrent steps."""
         found = [change for change in self.changes if not self._is_known(change)]
@@ -101,7 +101,7 @@ class Diff(msgspec.Struct, frozen=True):
 
     def lines(self, width: int = 100) -> list[Line]:
         """Returns them in lines of about that width; longer ones are cut."""
-        return list(_lines(self.told(), width))
+        return list(_lines(self.visible_changes(), width))
 
     def _is_known(self, change: Change) -> bool:
         if change.pointer in ("/seq", "/run"):
@@ -362,8 +362,8 @@ def _without_moved(changes: Sequence[Change]) -> list[Change]:
 
 def _moved(change: Change) -> tuple[str, str | None, str, bytes]:
     value = change.before if change.op == "remove" else change.after
-    told = {name: each for name, each in value.items() if name not in _TIMES} if _is_object(value) else value
-    return change.part, change.step, change.path.partition("[")[0], _canonical(told)
+    undated = {name: each for name, each in value.items() if name not in _TIMES} if _is_object(value) else value
+    return change.part, change.step, change.path.partition("[")[0], _canonical(undated)
 
 
 def _listed_in(change: Change) -> tuple[str, Op | None]:

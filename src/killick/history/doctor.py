@@ -190,8 +190,8 @@ _REASONS: Final = {
 def examine(log: Log, *, clock: Clock, knows: Callable[[str], bool] | None = None) -> Diagnosis:
     """Diagnoses a store. `knows` tests whether an agent's code is available."""
     store = log.store
-    look = _Look(log, clock.now_us())
-    look.at_everything(knows)
+    look = _Scan(log, clock.now_us())
+    look.check_all(knows)
     conditions = tuple(store.conditions())
     if all(each.name != "clock" for each in conditions):
         conditions += (_clocks(store, clock),)
@@ -216,7 +216,7 @@ def _clocks(store: Store, clock: Clock) -> Condition:
     return Condition("clock", apart, "deadlines and leases pass at the wrong time; let both keep time, with NTP")
 
 
-class _Look:
+class _Scan:
     """One pass over a store's runs."""
 
     def __init__(self, log: Log, now_us: int) -> None:
@@ -239,7 +239,7 @@ class _Look:
                 next=tuple(tuple(stands_for.get(word, word) for word in words) for words in reason.next),
             )  # fmt: skip
 
-    def at_everything(self, knows: Callable[[str], bool] | None) -> None:
+    def check_all(self, knows: Callable[[str], bool] | None) -> None:
         """Checks each run that may be stuck, and files it under the first matching reason."""
         rows = self._rows()
         self._broken(rows)

@@ -45,11 +45,11 @@ def why(
     text_of    extracts the text of a model's reply
     abandoned  whether the run's process is known to be dead
     """
-    told = _Why(timeline, zone, chars, text_of, abandoned=abandoned)
+    narrator = _Explainer(timeline, zone, chars, text_of, abandoned=abandoned)
     if number is None:
-        return told.run(timeline.at_work)
+        return narrator.run(timeline.at_work)
     step = timeline.step(number)
-    return told.about(step) if step is not None else []
+    return narrator.about(step) if step is not None else []
 
 
 def _paragraphs(*paragraphs: Iterable[str]) -> list[str]:
@@ -58,7 +58,7 @@ def _paragraphs(*paragraphs: Iterable[str]) -> list[str]:
     return [_TWO_STOPS.sub(r"\1”", paragraph) for paragraph in joined if paragraph]
 
 
-class _Why(StepNarrator):
+class _Explainer(StepNarrator):
     """Writes about one timeline."""
 
     def __init__(
@@ -83,32 +83,32 @@ class _Why(StepNarrator):
         """Explains the run as a whole, and its current or failed step."""
         tl = self.timeline
         given = "" if tl.input is None else f" with the input {self.value(tl.input)}"
-        told = [f"The run {tl.run} of the agent {tl.agent} was started {self.when(tl.started_at)}{given}."]
+        sentences = [f"The run {tl.run} of the agent {tl.agent} was started {self.when(tl.started_at)}{given}."]
         if tl.forked_from is not None:
-            told.append(f"It is a fork of the run {tl.forked_from}.")
+            sentences.append(f"It is a fork of the run {tl.forked_from}.")
         if tl.parent is not None:
-            told.append(f"The run {tl.parent} started it, in its step {tl.parent_step}.")
+            sentences.append(f"The run {tl.parent} started it, in its step {tl.parent_step}.")
         if tl.place is not None and tl.ended_at is None:
-            told.append(f"In its plan it is at {tl.place}.")
+            sentences.append(f"In its plan it is at {tl.place}.")
         if tl.failed is not None and tl.failed.step is None:
-            told.append(f"It failed {self.when(tl.failed.at)}, in the agent's own code, with")
-            told.append(sentence(self.named(tl.failed.failure)))
-            return _paragraphs([*told, *self.error(tl.failed.failure)], self.after_failure())
+            sentences.append(f"It failed {self.when(tl.failed.at)}, in the agent's own code, with")
+            sentences.append(sentence(self.named(tl.failed.failure)))
+            return _paragraphs([*sentences, *self.error(tl.failed.failure)], self.after_failure())
         if step is None:
-            told += self.held_up() or (["It has taken no step yet."] if tl.ended_at is None else [])
-            return _paragraphs(told)
-        return [*_paragraphs(told), *self.about(step, with_input=False)]
+            sentences += self.held_up() or (["It has taken no step yet."] if tl.ended_at is None else [])
+            return _paragraphs(sentences)
+        return [*_paragraphs(sentences), *self.about(step, with_input=False)]
 
     def after_failure(self) -> list[str]:
         """Explains the compensations of a failed run, and its next step."""
         failed = self.timeline.failed
         undone = [str(step.undoes) for step in self.steps if step.sort == "undo" and step.status == "done"]
-        told: list[str] = []
+        out: list[str] = []
         if undone:
-            told.append(f"What had been done in {'steps' if len(undone) > 1 else 'step'} {listed(undone)} was undone.")
+            out.append(f"What had been done in {'steps' if len(undone) > 1 else 'step'} {listed(undone)} was undone.")
         if failed is not None and failed.not_undone:
-            told.append(f"This could not be undone: {listed(failed.not_undone)}.")
-        return [*told, "Nothing more happens until a person resumes the run."]
+            out.append(f"This could not be undone: {listed(failed.not_undone)}.")
+        return [*out, "Nothing more happens until a person resumes the run."]
 
     def held_up(self) -> list[str]:
         """Explains what blocks the whole run."""
@@ -142,38 +142,38 @@ class _Why(StepNarrator):
     # a step -----------------------------------------------------------------------------------
 
     def about(self, step: Step, *, with_input: bool = True) -> list[str]:
-        """Explains the call, its inputs, its reason, its course, and what follows."""
+        """Explains the call, its inputs, its reason, its course, and the next step."""
         what = self.what(step)
         known = self.known(step, with_input=with_input)
-        return _paragraphs(what, known, self.reason(step), self.judged(step), self.course(step), self.next(step))
+        return _paragraphs(what, known, self.reason(step), self.judged(step), self.narrate(step), self.next(step))
 
     def what(self, step: Step) -> list[str]:
         when, given = self.when(step.intended_at), self.given(step.arguments)
         given = f" with {given}" if given else ""
         match step.sort:
             case "decision":
-                told = f"was a decision, made {when}."
+                clause = f"was a decision, made {when}."
             case "model":
-                told = f"asked {self.model(step)} {when}.{self.sent(step)}"
+                clause = f"asked {self.model(step)} {when}.{self.sent(step)}"
             case "undo":
                 undone = self.timeline.step(str(step.undoes))
                 given = self.given(undone.arguments) if undone is not None else ""
-                told = f"began {when} to undo step {step.undoes}, {step.name}{' with ' * bool(given)}{given}."
+                clause = f"began {when} to undo step {step.undoes}, {step.name}{' with ' * bool(given)}{given}."
             case "child":
                 run = f" as {step.child.run}" if step.child is not None else ""
-                told = f"started a run of the agent {step.name}{run} {when},{given}."
+                clause = f"started a run of the agent {step.name}{run} {when},{given}."
             case "scope":
-                told = self.scope(step, when)
+                clause = self.scope(step, when)
             case "wait":
-                told = self.waiting(step, when)
+                clause = self.waiting(step, when)
             case _ if step.name == "send" and step.effect is None:
-                told = f"sent a message {when},{given}."
+                clause = f"sent a message {when},{given}."
             case _:
                 is_its_own = not step.edits and (step.attempts or not self.judged_first(step))
                 called = "called" if is_its_own else "was to call"
-                told = f"{called} {step.name} {when}{',' * bool(given)}{given}."
+                clause = f"{called} {step.name} {when}{',' * bool(given)}{given}."
         stage = f"It belongs to the stage {step.stage} of the plan." if step.stage else ""
-        return [f"Step {step.number} {told}", stage, _EFFECTS.get(step.effect or "", "") * (step.sort == "tool")]
+        return [f"Step {step.number} {clause}", stage, _EFFECTS.get(step.effect or "", "") * (step.sort == "tool")]
 
     def judged_first(self, step: Step) -> bool:
         """Returns whether the step needed an approval, or was rejected, before it began."""
@@ -218,32 +218,32 @@ class _Why(StepNarrator):
 
     def question(self, wait: Wait) -> str:
         """Describes the question, its deadline, and its default answer."""
-        told = [f"{self.whole(wait.prompt or wait.name)}."]
+        sentences = [f"{self.whole(wait.prompt or wait.name)}."]
         if wait.options:
-            told.append(f"The options were {listed([self.value(option) for option in wait.options])}.")
+            sentences.append(f"The options were {listed([self.value(option) for option in wait.options])}.")
         if wait.deadline is not None:
             can, counts = ("can", "counts") if wait.how is None else ("could", "was to count")
             default = f"; after that, {self.value(wait.default)} {counts}" if wait.default is not None else ""
-            told.append(f"It {can} be answered until {self.time(wait.deadline)}{default}.")
-        return " ".join(told)
+            sentences.append(f"It {can} be answered until {self.time(wait.deadline)}{default}.")
+        return " ".join(sentences)
 
-    # what was known ---------------------------------------------------------------------------
+    # the state before -------------------------------------------------------------------------
 
     def known(self, step: Step, *, with_input: bool) -> list[str]:
         tl = self.timeline
         has_input = with_input and tl.input is not None
-        told = [f"The run had been started with the input {self.value(tl.input)}."] if has_input else []
+        sentences = [f"The run had been started with the input {self.value(tl.input)}."] if has_input else []
         before = [each for each in self.steps if self.was_over(each, step)]
         count = len(before) + tl.skipped
         if count > BEFORE_MAX:
-            told.append(f"Of the {count} steps before it, these were the last {BEFORE_MAX}.")
-        told += [
-            sentence(f"Step {each.number} ({self.short(each)}) {self.came_to(each)}") for each in before[-BEFORE_MAX:]
+            sentences.append(f"Of the {count} steps before it, these were the last {BEFORE_MAX}.")
+        sentences += [
+            sentence(f"Step {each.number} ({self.short(each)}) {self.outcome(each)}") for each in before[-BEFORE_MAX:]
         ]
         context = self.context_before(step)
         if context:
-            told.append(f"The agent's own notes, its context, were {self.value(context)}.")
-        return ["This was known at that time.", *told] if told else []
+            sentences.append(f"The agent's own notes, its context, were {self.value(context)}.")
+        return ["This was known at that time.", *sentences] if sentences else []
 
     def was_over(self, each: Step, step: Step) -> bool:
         """Returns whether a step preceded this one and had ended by then."""
@@ -269,17 +269,17 @@ class _Why(StepNarrator):
     def reason(self, step: Step) -> list[str]:
         if step.decision is not None:
             return self.decided(step, step.decision)
-        told: list[str] = []
+        sentences: list[str] = []
         chosen = self.chosen_in(step)
         if chosen is not None and chosen.decision is not None:
-            told += [f"It was chosen in step {chosen.number}.", *self.decided(chosen, chosen.decision)]
+            sentences += [f"It was chosen in step {chosen.number}.", *self.decided(chosen, chosen.decision)]
         if step.because:
-            told.append(f"The agent's code gave this reason: {self.whole(step.because)}.")
+            sentences.append(f"The agent's code gave this reason: {self.whole(step.because)}.")
         if step.sort == "undo":
-            told += self.why_undone()
-        elif not told and step.sort in ("tool", "child"):
-            told.append("The agent's code took this step, and gave no reason for it.")
-        return told
+            sentences += self.why_undone()
+        elif not sentences and step.sort in ("tool", "child"):
+            sentences.append("The agent's code took this step, and gave no reason for it.")
+        return sentences
 
     def chosen_in(self, step: Step) -> Step | None:
         """Returns the preceding step, if it decided for this tool."""
@@ -288,15 +288,15 @@ class _Why(StepNarrator):
         return before[-1] if decision is not None and decision.choice == step.name else None
 
     def decided(self, step: Step, decision: Decision) -> list[str]:
-        told = [f"The question was {self.whole(decision.question)}."] if decision.question else []
+        out = [f"The question was {self.whole(decision.question)}."] if decision.question else []
         options = [self.value(option) for option in decision.options]
         among = f", out of {listed(options)}" if options else ""
-        told.append(f"The choice was {self.value(decision.choice)}{among}; it was made by {who(decision.by)}.")
+        out.append(f"The choice was {self.value(decision.choice)}{among}; it was made by {who(decision.by)}.")
         models = [each for each in self.steps if each.sort == "model" and _precedes(each, step)]
         if decision.by == "model" and models:
-            told.append(sentence(f"{self.model(models[-1])} had been asked just before, in step {models[-1].number}"))
+            out.append(sentence(f"{self.model(models[-1])} had been asked just before, in step {models[-1].number}"))
         because = f"The reason given was: {self.whole(decision.because)}."
-        return [*told, because if decision.because else "No reason is on record."]
+        return [*out, because if decision.because else "No reason is on record."]
 
     def why_undone(self) -> list[str]:
         asked = [moment for moment in self.moments(e.CancelRequested) if getattr(moment.event, "compensate", False)]
@@ -307,32 +307,32 @@ class _Why(StepNarrator):
         failed = self.timeline.failed
         return [] if failed is None else [f"The run had failed with {self.named(failed.failure)}."]
 
-    # what comes next --------------------------------------------------------------------------
+    # the next step ----------------------------------------------------------------------------
 
     def next(self, step: Step) -> list[str]:
         if step.is_over:
             over = {"done": "The step is done.", "failed": "The step failed.", "cancelled": "The step was cancelled."}
             nothing = step.status == "failed" and not step.attempts and self.judged_first(step)
-            told = ["Nothing was done." if nothing else over[step.status], *self.after(step)]
+            sentences = ["Nothing was done." if nothing else over[step.status], *self.after(step)]
             undoing = self.timeline.step(step.undone_by) if step.undone_by is not None else None
             if undoing is not None and undoing.ended_at is not None:
-                told.insert(1, f"It was undone by step {undoing.number}, {self.when(undoing.ended_at)}.")
-            return told
+                sentences.insert(1, f"It was undone by step {undoing.number}, {self.when(undoing.ended_at)}.")
+            return sentences
         if step.status == "delayed":
-            told = [f"It is to be tried again {self.when(step.delayed_until or 0)}."]
+            sentences = [f"It is to be tried again {self.when(step.delayed_until or 0)}."]
         elif step.status in ("waiting", "in_doubt") and self.timeline.held_back is None:
-            told = self.waits_on(step)
+            sentences = self.waits_on(step)
         else:
             stays = self.abandoned or self.timeline.ended_at is not None or self.timeline.held_back is not None
-            told = [] if stays else ["It is not over yet."]
-        return told + self.held_up()
+            sentences = [] if stays else ["It is not over yet."]
+        return sentences + self.held_up()
 
     def waits_on(self, step: Step) -> list[str]:
         wait = next((wait for wait in reversed(step.waits) if wait.how is None), None)
         if wait is None or wait.waits_for == "settlement":
             return ["Nothing happens until a person says whether it happened."]
         if wait.rule is not None:
-            return [self.lacking(wait)]
+            return [self.missing_approvals(wait)]
         match wait.waits_for:
             case "time":
                 return [f"It continues {self.when(wait.deadline or 0)}."]
@@ -352,7 +352,7 @@ class _Why(StepNarrator):
             return [f"The run failed with it {self.when(tl.failed.at)}.", *self.after_failure()]
         later = [each.number for each in self.steps if each.seq > step.seq and "." not in each.number]
         if later:
-            return [f"The run went on with step {later[0]}."]
+            return [f"The run continued with step {later[0]}."]
         if tl.status == "completed":
             return [f"It was the last step: the run completed {self.when(tl.last_at)} with {self.value(tl.result)}."]
         if tl.failed is not None:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from killick.errors import KillickError, ValueErased
-from killick.history.phrasing import arguments, crash_told, cut, entries_of, inline, short
+from killick.history.phrasing import arguments, crash_summary, cut, entries_of, inline, short
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.crash_loop import Crashes
@@ -27,7 +27,7 @@ from killick.model.fold import Fold
 from killick.model.state import State
 from killick.model.typed import convert
 from killick.store.protocol import Store
-from killick.store.records import CRASHING, Head, RunQuery, RunRow, RunStatus, shown_tags
+from killick.store.records import CRASHING, KEY_DESTROYED, Head, RunQuery, RunRow, RunStatus, shown_tags
 
 STATUSES: Final = (*LIVE, "completed", "failed", "cancelled", "abandoned")
 """The statuses of listings; a quarantined run is also broken. `abandoned` runs are not `running`: their holder died."""
@@ -42,6 +42,7 @@ CHARS_MAX: Final = 400
 """The maximum length of a wait's or a failure's text."""
 
 _STILL: Final = ("queued", "cancelled")
+_LATEST: Final = 100
 
 Kind = Literal[
     "person", "doubt", "time", "message", "child", "backoff", "crash", "failure", "code", "worker", "record", "more",
@@ -116,22 +117,22 @@ class Listing:
         standings = store.statuses([row.run for row in rows])
         clock_us, lives = store.now_us(), cache(store.lives)
 
-        def is_left(head: Head) -> bool:
+        def is_abandoned(head: Head) -> bool:
             has_ended = head.lease_until_us is not None and head.lease_until_us <= clock_us
             return head.holder is None or has_ended or not lives(head.holder)
 
-        return [self._line(row, standings[row.run], is_left, now_us) for row in rows if row.run in standings]
+        return [self._line(row, standings[row.run], is_abandoned, now_us) for row in rows if row.run in standings]
 
-    def _line(self, row: RunRow, standing: RunStatus, is_left: Callable[[Head], bool], now_us: int) -> Line:
+    def _line(self, row: RunRow, standing: RunStatus, is_abandoned: Callable[[Head], bool], now_us: int) -> Line:
         is_read = self._whole or row.status not in _STILL or CRASHING in row.tags
         seq, status = standing.head.seq if is_read else 0, row.status
         if standing.quarantined is not None:
             status = "broken"
-        elif status == "running" and is_left(standing.head):
+        elif status == "running" and is_abandoned(standing.head):
             status = "abandoned"
         kept = self._kept.get(row.run)
         if kept is None or kept[:2] != (seq, status):
-            kept = (seq, status, self._read(row, seq, status))
+            kept = (seq, status, self._read(row, seq, status, standing.quarantined))
             with self._mutex:
                 self._kept[row.run] = kept
                 self._kept.move_to_end(row.run)
@@ -142,13 +143,14 @@ class Listing:
 
     # reading ----------------------------------------------------------------------------------
 
-    def _read(self, row: RunRow, seq: int, status: str) -> Line:
+    def _read(self, row: RunRow, seq: int, status: str, broken: str | None) -> Line:
         line = Line(
             run=row.run, agent=row.agent, status=status, priority=row.priority, tags=shown_tags(row.tags), seq=seq,
             started_at_us=row.started_at_us, changed_at_us=row.changed_at_us, number=row.number,
         )  # fmt: skip
         if status == "broken":
-            return replace(line, about=(About(kind="record", text="its record does not hold"),))
+            text = KEY_DESTROYED if broken == KEY_DESTROYED else "its event log fails verification"
+            return replace(line, about=(About(kind="record", text=text),))
         try:
             if not self._whole and row.status == "failed":
                 step, about = self._failed(row.run, seq, None)
@@ -202,11 +204,11 @@ class Listing:
             yield About(kind="person", text="a person to resume or cancel it")
         elif facts.status == "code_mismatch":
             data = self._data(state.run, facts.mend)
-            told = f"fixed code: the log has {data.get('recorded')}, and the code has {data.get('found')}"
-            yield About(kind="code", text=cut(told, CHARS_MAX))
+            mismatch = f"fixed code: the log has {data.get('recorded')}, and the code has {data.get('found')}"
+            yield About(kind="code", text=cut(mismatch, CHARS_MAX))
             return  # no answer helps until then
         elif facts.paused or facts.mend:
-            because = ", because its record was repaired" if facts.mend else ""
+            because = ", because its record was repaired" if facts.mend else self._pause_reason(state)
             yield About(kind="person", text=f"a person to resume it{because}")
         for wait in facts.waits.values():
             yield self._waits(state.run, wait)
@@ -215,6 +217,13 @@ class Listing:
             if step.status == "delayed" and step.delayed_until is not None:
                 text = f"attempt {len(step.attempts) + 1} of {step.name}"
                 yield About(kind="backoff", text=text, at_us=step.delayed_until)
+
+    def _pause_reason(self, state: State) -> str:
+        """Returns the recorded reason of a pause, if one of the last events has it."""
+        latest = reversed(self._log.read(state.run, after=max(state.seq - _LATEST, 0), limit=_LATEST))
+        seq = next((seq for seq, event, _ in latest if isinstance(event, e.RunPaused)), 0)
+        because = self._data(state.run, seq).get("because") if seq else None
+        return f" ({because})" if because else ""
 
     def _waits(self, run: str, wait: Wait) -> About:
         match wait.waits_for:
@@ -247,8 +256,8 @@ class Listing:
 
     def _result(self, run: str, seq: int) -> tuple[About, ...]:
         result = self._data(run, seq).get("result")
-        told = result if isinstance(result, str) else inline(result)
-        return (About(kind="result", text=cut(told, CHARS_MAX)),) if result is not None else ()
+        text = result if isinstance(result, str) else inline(result)
+        return (About(kind="result", text=cut(text, CHARS_MAX)),) if result is not None else ()
 
     def _data(self, run: str, seq: int) -> Mapping[str, Any]:
         with contextlib.suppress(ValueErased):
@@ -260,7 +269,7 @@ class Listing:
 def crash(log: Log, run: str, crashes: Crashes) -> About:
     """Describes a run's crashes: how many consecutive ones, where, and when a worker retries."""
     last = log.event(run, crashes.last)
-    text = crash_told(crashes, last if isinstance(last, e.LeaseLapsed) else None)
+    text = crash_summary(crashes, last if isinstance(last, e.LeaseLapsed) else None)
     return About(kind="crash", text=text, at_us=None if crashes.quarantined else crashes.until)
 
 
@@ -291,7 +300,7 @@ def counted(store: Store, query: RunQuery) -> Counter[str]:
 
 def asked_of_intention(waits_for: str, intention: Any) -> str | None:
     """Returns an unknown outcome's question, which names the call."""
-    told = entries_of(intention)
-    if waits_for != "settlement" or "arguments" not in told:
+    entries = entries_of(intention)
+    if waits_for != "settlement" or "arguments" not in entries:
         return None
-    return f"Did {told.get('tool')}({arguments(told['arguments'], 200)}) happen?"
+    return f"Did {entries.get('tool')}({arguments(entries['arguments'], 200)}) happen?"

@@ -7,7 +7,7 @@ from datetime import tzinfo
 from itertools import pairwise
 from typing import Any, Final
 
-from killick.history.phrasing import NOT_RETRIED, Prose, counted, entries_of, lasted, listed, ordinal, sentence, who
+from killick.history.phrasing import NOT_RETRIED, Prose, counted, entries_of, listed, ordinal, period, sentence, who
 from killick.history.timeline_parts import Attempt, Edit, Settled, Step, Wait
 from killick.model import events as e
 from killick.model.failure import Failure
@@ -25,16 +25,16 @@ class VerdictNarrator(Prose):
     def judged(self, step: Step) -> list[str]:
         """Returns the verdict, the questions and answers in order, and the result."""
         asked = [wait for wait in step.waits if wait.rule is not None]
-        told = [self.verdict(step, step.verdict)] if step.verdict is not None and not asked else []
+        sentences = [self.verdict(step, step.verdict)] if step.verdict is not None and not asked else []
         turns = [(wait.opened.seq, self.asking(wait, before)) for before, wait in pairwise([None, *asked]) if wait]
         turns += [(edit.values.seq, self.editing(edit)) for edit in step.edits]
         for _, said in sorted(turns, key=lambda turn: turn[0]):
-            told += said
+            sentences += said
         if step.last_verdict is not None:
-            told.append(f"after that, {self.verdict(step, step.last_verdict)}")
+            sentences.append(f"after that, {self.verdict(step, step.last_verdict)}")
         if step.is_skipped and step.failure is not None:
-            told.append(f"it was {step.failure.message}")
-        return [sentence(each) for each in told]
+            sentences.append(f"it was {step.failure.message}")
+        return [sentence(each) for each in sentences]
 
     def verdict(self, step: Step, verdict: e.Verdict) -> str:
         """Returns the verdict, its rule, and what would have been allowed."""
@@ -83,7 +83,7 @@ class VerdictNarrator(Prose):
         if wait.how is None:
             return None
         when = f"{self.when(wait.closed_at or wait.opened_at)}"
-        when += f", after {lasted((wait.closed_at or wait.opened_at) - wait.opened_at)}"
+        when += f", after {period((wait.closed_at or wait.opened_at) - wait.opened_at)}"
         comment = f", with the words {self.whole(wait.comment)}" if wait.comment else ""
         if wait.how == "expired":
             return f"{'not enough of them' if wait.votes else 'none of them'} had answered {when}"
@@ -105,11 +105,11 @@ class VerdictNarrator(Prose):
         yield f"{edit.by} changed {changes or 'nothing'} {self.when(edit.at)}{comment}"
         if not edit.stands and edit.verdict is not None and edit.failure is not None:
             rule = self.quoted(edit.verdict.rule)
-            yield f"that was rejected by the rule {rule}: {self.whole(edit.failure.message)}, and the question stood"
+            yield f"that was rejected by the rule {rule}: {self.whole(edit.failure.message)}; the question is open"
         elif edit.verdict is not None and edit.verdict.ruling == "accept" and edit.verdict.contract is not None:
             yield f"{self.contract(edit.verdict.contract)} accepted the changed call"
 
-    def lacking(self, wait: Wait) -> str:
+    def missing_approvals(self, wait: Wait) -> str:
         """Describes what an open approval request still needs."""
         left, of = wait.need - len(wait.votes), listed(wait.to) or "people"
         until = ", or until its time is up" if wait.deadline is not None else ""
@@ -133,83 +133,83 @@ class StepNarrator(VerdictNarrator):
         super().__init__(zone, chars)
         self.text_of = text_of
 
-    def course(self, step: Step) -> list[str]:
-        told = [f"It was delayed until {self.time(delay.until)}: {delay.because}" for delay in step.delays[:3]]
-        told += self.tried(step)
+    def narrate(self, step: Step) -> list[str]:
+        out = [f"It was delayed until {self.time(delay.until)}: {delay.because}" for delay in step.delays[:3]]
+        out += self.tried(step)
         for wait in (wait for wait in step.waits if wait.rule is None):
             if step.sort != "wait":
-                told.append(self.asked(wait))
+                out.append(self.asked(wait))
             if wait.how is not None:
-                told.append(f"{'It' if step.sort == 'wait' else 'This'} {self.answered(wait)}")
+                out.append(f"{'It' if step.sort == 'wait' else 'This'} {self.answered(wait)}")
         if step.sort == "scope":
-            told += self.branches(step)
+            out += self.branches(step)
         if step.adopted is not None:
-            told.append(f"It was not done again, because the run {step.adopted.run} had done the same before")
-            told.append(f"What that had returned was taken: {self.value(step.output)}")
+            out.append(f"It was not done again, because the run {step.adopted.run} had done the same before")
+            out.append(f"What that had returned was taken: {self.value(step.output)}")
         if step.overridden_by is not None:
             because = step.overriding.get("because")
             words = f", with the words {self.whole(because)}" if because else ""
-            told.append(f"Its result was given by hand, by {step.overridden_by}: {self.value(step.output)}{words}")
+            out.append(f"Its result was given by hand, by {step.overridden_by}: {self.value(step.output)}{words}")
         if step.confirmed is not None:
-            told.append(f"The world was looked at afterwards, and {'showed' if step.confirmed else 'did not show'} it")
+            out.append(f"The world was looked at afterwards, and {'showed' if step.confirmed else 'did not show'} it")
         if step.drifts:
-            told.append("Later the code asked for this step with other arguments; the result on record was kept")
-        told += [f"A note of {who(note.by)} says: {self.value(note.note)}" for note in step.notes]
-        return [sentence(each) for each in told]
+            out.append("Later the code asked for this step with other arguments; the result on record was kept")
+        out += [f"A note of {who(note.by)} says: {self.value(note.note)}" for note in step.notes]
+        return [sentence(each) for each in out]
 
     # attempts ---------------------------------------------------------------------------------
 
     def tried(self, step: Step) -> list[str]:
-        told: list[str] = []
+        sentences: list[str] = []
         last = len(step.attempts) - 1
         for index, attempt in enumerate(step.attempts):
             if last >= ATTEMPTS_MAX and 2 <= index < last - 1:
                 left_out = counted(last - 3, "more attempt")
-                told += [f"After that, {left_out} did not succeed either"] if index == 2 else []
+                sentences += [f"After that, {left_out} did not succeed either"] if index == 2 else []
             else:
-                told += self.attempt(step, attempt, step.attempts[index - 1] if index else None)
-        return told
+                sentences += self.attempt(step, attempt, step.attempts[index - 1] if index else None)
+        return sentences
 
     def attempt(self, step: Step, attempt: Attempt, before: Attempt | None) -> list[str]:
         name = (
             "it" if len(step.attempts) == 1 else f"{ordinal(attempt.number)} began {self.when(attempt.started_at)} and"
         )
         if before is not None and before.ended_at is not None and attempt.started_at - before.ended_at >= 1_000:
-            name = f"after a pause of {lasted(attempt.started_at - before.ended_at)}, {name}"
+            name = f"after a pause of {period(attempt.started_at - before.ended_at)}, {name}"
         if attempt.ended_at is None:
-            return self.unended(step, attempt, name)
-        took = lasted(attempt.ended_at - attempt.started_at)
+            return self.interrupted(step, attempt, name)
+        took = period(attempt.ended_at - attempt.started_at)
         if attempt.outcome == "returned":
-            told = [f"{name} {self.returned(step)} after {took}"]
-            return told + (
+            sentences = [f"{name} {self.returned(step)} after {took}"]
+            return sentences + (
                 [f"The model's own reasoning was {self.quoted(attempt.reasoning)}"] if attempt.reasoning else []
             )
         failure = attempt.failure
         again = before is not None and failure is not None and alike(before.failure, failure)
         error = " in the same way" if again else f" with {self.named(failure)}" if failure is not None else ""
-        told = [f"{name} {self.ended(attempt, took)}{error}"]
-        told += self.error(failure) if failure is not None and not again else []
+        sentences = [f"{name} {self.ended(attempt, took)}{error}"]
+        sentences += self.error(failure) if failure is not None and not again else []
         if attempt.progress is not None:
-            told.append(f"It had got as far as {self.value(attempt.progress)}")
+            sentences.append(f"It had got as far as {self.value(attempt.progress)}")
         if attempt.outcome == "refused" and not attempt.limited and step.effect not in ("reads", None):
-            told.append("Nothing had been done by it")
+            sentences.append("Nothing had been done by it")
         if attempt.outcome == "unknown" and step.effect in ("at_most_once", "transaction"):
-            told.append("Whether it had happened was not known")
+            sentences.append("Whether it had happened was not known")
         if attempt.not_retried is not None:
-            told.append(f"It was not retried automatically: {NOT_RETRIED[attempt.not_retried]}")
-        return told + self.settled(step, attempt.settled)
+            sentences.append(f"It was not retried automatically: {NOT_RETRIED[attempt.not_retried]}")
+        return sentences + self.settled(step, attempt.settled)
 
-    def unended(self, step: Step, attempt: Attempt, name: str) -> list[str]:
+    def interrupted(self, step: Step, attempt: Attempt, name: str) -> list[str]:
         """Describes an attempt without a recorded end."""
         begun = f"it was begun {self.when(attempt.started_at)}" if name == "it" else name.removesuffix(" and")
         if not attempt.died:
             return [begun]
-        told = [f"{begun}, and its process died before it ended"]
+        sentences = [f"{begun}, and its process died before it ended"]
         if step.effect == "transaction":
-            told.append("Nothing of it had happened, for its rows are kept together with its outcome")
+            sentences.append("Nothing of it had happened, for its rows are kept together with its outcome")
         elif step.effect not in ("reads", None):
-            told.append("Whether it had happened was not known")
-        return told + self.settled(step, attempt.settled)
+            sentences.append("Whether it had happened was not known")
+        return sentences + self.settled(step, attempt.settled)
 
     def ended(self, attempt: Attempt, took: str) -> str:
         if attempt.limited:
@@ -226,7 +226,7 @@ class StepNarrator(VerdictNarrator):
     def reply(self, step: Step) -> str:
         try:
             text = self.text_of(step.output)
-        except Exception:  # a reply may have any shape; one that cannot be read is told as it is
+        except Exception:  # a reply may have any shape; one that cannot be parsed is shown as it is
             text = None
         return self.quoted(text) if text else self.value(step.output)
 
@@ -250,7 +250,7 @@ class StepNarrator(VerdictNarrator):
     def answered(self, wait: Wait) -> str:
         """Describes how a wait ended, after its name."""
         when = self.when(wait.closed_at or wait.opened_at)
-        after = f"{when}, after {lasted((wait.closed_at or wait.opened_at) - wait.opened_at)}"
+        after = f"{when}, after {period((wait.closed_at or wait.opened_at) - wait.opened_at)}"
         if wait.how == "expired":
             counts = f", so {self.value(wait.default)} counted" if wait.default is not None else ""
             return f"was over {when}" if wait.waits_for == "time" else f"ran out unanswered {after}{counts}"
@@ -279,7 +279,7 @@ class StepNarrator(VerdictNarrator):
                 last[entry.number.rpartition(".")[0]] = entry
         return [
             f"{'branch ' + branch.rpartition('.')[2] if branch != step.number else 'it'} got to step {each.number} "
-            f"({self.short(each)}), which {self.came_to(each)}"
+            f"({self.short(each)}), which {self.outcome(each)}"
             for branch, each in sorted(last.items(), key=lambda item: [int(part) for part in item[0].split(".")])
         ]
 
@@ -305,7 +305,7 @@ class StepNarrator(VerdictNarrator):
         asked = entries_of(step.arguments).get("model")
         return f"the model {named or asked}" if named or isinstance(asked, str) else f"a model ({step.name})"
 
-    def came_to(self, step: Step) -> str:
+    def outcome(self, step: Step) -> str:
         """Describes a step's outcome, after its name."""
         if not step.is_over:
             return "is not over yet"
@@ -325,7 +325,7 @@ class StepNarrator(VerdictNarrator):
         if step.child is not None:
             return f"was started as {step.child.run}"
         if step.sort == "scope" and step.name == "transition":
-            led = led_to(step)
+            led = transition(step)
             after = f" when the message {led['after']} comes" if "after" in led else ""
             return (
                 f"was the last, with {self.value(led['done'])}"
@@ -344,7 +344,7 @@ def is_answered(step: Step, settled: Settled) -> bool:
     )
 
 
-def led_to(step: Step) -> dict[str, Any]:
+def transition(step: Step) -> dict[str, Any]:
     """Describes a state machine's transition: the next state and its wait, or the end."""
     output = entries_of(step.output)
     waits = entries_of(output.get("waits")).get("name")

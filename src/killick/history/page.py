@@ -174,7 +174,7 @@ class PageBuilder:
         events = self._standing(after, up_to, fold)
         events += self._late(steps, up_to)
         stage = self._stage_before(steps[0]) if begin else None
-        entries = self._entries(fold, steps, events, stage, not_told=facts.OUT_OF_BAND)
+        entries = self._entries(fold, steps, events, stage, excluded=facts.OUT_OF_BAND)
         return RunPage(first=first, last=last, total=total, entries=entries)
 
     def _standing(self, after: int, up_to: int, fold: folds.Fold) -> list[tuple[int, e.Event]]:
@@ -198,10 +198,10 @@ class PageBuilder:
 
     def _late(self, steps: Sequence[facts.Step], up_to: int) -> list[tuple[int, e.Event]]:
         """Returns later events of out-of-band steps, which run concurrently with the agent."""
-        beside = {step.id: step for step in steps if step.id.startswith(facts.OUT_OF_BAND)}
-        ends = [step.ended or self._last for step in beside.values()]
+        out_of_band = {step.id: step for step in steps if step.id.startswith(facts.OUT_OF_BAND)}
+        ends = [step.ended or self._last for step in out_of_band.values()]
         late = self._standing(up_to, max(ends, default=0), self.fold)
-        return [(seq, event) for seq, event in late if getattr(event, "step", None) in beside]
+        return [(seq, event) for seq, event in late if getattr(event, "step", None) in out_of_band]
 
     def _stage_before(self, step: facts.Step) -> str | None:
         facts = self.fold.facts
@@ -233,7 +233,7 @@ class PageBuilder:
         later = next((seq for seq, event in reversed(recent) if isinstance(event, kinds)), 0)
         return self._moment(later, self.event(later)) if later > (found.seq if found is not None else 0) else found
 
-    # what they come to ------------------------------------------------------------------------
+    # entries ----------------------------------------------------------------------------------
 
     def _entries(
         self,
@@ -242,7 +242,7 @@ class PageBuilder:
         events: Sequence[tuple[int, e.Event]],
         stage: str | None = None,
         *,
-        not_told: str | None = None,
+        excluded: str | None = None,
     ) -> tuple[Entry, ...]:
         """Returns steps and moments in order, nested by scope. Other pages have the rest."""
         known = {step.id: step for step in steps}
@@ -259,7 +259,7 @@ class PageBuilder:
                     stages[number] = stage
                 own[number].append((seq, event))
                 continue
-            if number is not None and number not in known and not_told is not None and number.startswith(not_told):
+            if number is not None and number not in known and excluded is not None and number.startswith(excluded):
                 continue
             if isinstance(event, e.RunTaken):
                 takings.append((seq, event.epoch))

@@ -41,14 +41,14 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
 
 
-def crash_told(crashes: Crashes, last: e.LeaseLapsed | None) -> str:
+def crash_summary(crashes: Crashes, last: e.LeaseLapsed | None) -> str:
     """Describes consecutive crashes and the last one's place: one line for every surface."""
-    told = "quarantined" if crashes.quarantined else "crash-looping" if crashes.is_suspect else "crashed"
-    where = "" if last is None else f"; the last was {lapse_told(last)}"
-    return f"{told}: its process died {counted(crashes.deaths, 'time')} in a row{where}"
+    state = "quarantined" if crashes.quarantined else "crash-looping" if crashes.is_suspect else "crashed"
+    where = "" if last is None else f"; the last was {lapse_text(last)}"
+    return f"{state}: its process died {counted(crashes.deaths, 'time')} in a row{where}"
 
 
-def lapse_told(event: e.LeaseLapsed) -> str:
+def lapse_text(event: e.LeaseLapsed) -> str:
     """Describes a crashed process, its step and its build."""
     at = f"at {'steps' if len(event.steps) > 1 else 'step'} {listed(event.steps)}" if event.steps else "between steps"
     build = " ".join(filter(None, (event.build.version, event.build.commit[:7])))
@@ -76,7 +76,7 @@ CAME_BACK: Final = {
 """How an evicted page came back."""
 
 
-def paged(event: page_events.PageEvent) -> str:
+def page_text(event: page_events.PageEvent) -> str:
     """Describes a window's page event."""
     match event:
         case page_events.PageEvicted():
@@ -88,7 +88,7 @@ def paged(event: page_events.PageEvent) -> str:
             return f"{event.page} stays in the window until turn {event.until:,}"
 
 
-def sized(count: int) -> str:
+def size_text(count: int) -> str:
     """A number of bytes: 640 B, 1.2 kB, 3.4 GB."""
     if count < 1_000:
         return f"{count} B"
@@ -110,29 +110,29 @@ _WENT_BACK: Final[Mapping[e.RestoredBecause, str]] = {
 }  # fmt: skip
 
 
-def filed(event: e.WorkspaceEvent, data: Mapping[str, Any], when: str = "") -> str:
+def workspace_text(event: e.WorkspaceEvent, data: Mapping[str, Any], when: str = "") -> str:
     """Describes a workspace event; snapshots may be recorded late, so `when` is included."""
     match event:
         case e.WorkspaceBound():
             return f"works in {event.path}, whose files are kept in {event.vault}"
         case e.WorkspaceCaptured():
-            held = f"{counted(event.files, 'file')}, {sized(event.size_bytes)}"
-            told = f"files{when}: {f'{event.changed:,} changed' if event.changed else held} ({snapshot(event.root)})"
+            held = f"{counted(event.files, 'file')}, {size_text(event.size_bytes)}"
+            text = f"files{when}: {f'{event.changed:,} changed' if event.changed else held} ({snapshot(event.root)})"
             alive = (
                 f"{counted(event.processes, 'process', 'processes')} {'was' if event.processes == 1 else 'were'} alive"
             )
             if event.processes:
-                told += f"; files only, {alive}"
-            return told + (f"; {counted(left, 'path')} left out" if (left := _count(data.get("left_out"))) else "")
+                text += f"; files only, {alive}"
+            return text + (f"; {counted(left, 'path')} left out" if (left := _count(data.get("left_out"))) else "")
         case e.WorkspaceRestored():
             by = f" by {event.by}" if event.by else ""
             why = _WENT_BACK[event.because].format(step=event.step or "?", by=by)
             of = f"{counted(paths, 'path')} of the files" if (paths := _count(data.get("paths"))) else "files"
-            told = f"{of} went back to {snapshot(event.root)} ({why})"
+            text = f"{of} went back to {snapshot(event.root)} ({why})"
             ended = _count(data.get("ended"))
-            told += f"; {counted(ended, 'process', 'processes')} ended" if ended else ""
-            told += f"; {counted(left, 'path')} left as they were" if (left := _count(data.get("left"))) else ""
-            return told + (f"; before: {snapshot(event.before).partition(' ')[2]}" if event.before else "")
+            text += f"; {counted(ended, 'process', 'processes')} ended" if ended else ""
+            text += f"; {counted(left, 'path')} left as they were" if (left := _count(data.get("left"))) else ""
+            return text + (f"; before: {snapshot(event.before).partition(' ')[2]}" if event.before else "")
 
 
 NOT_RETRIED: Final[Mapping[e.NotRetried, str]] = {
@@ -157,15 +157,15 @@ def ordinal(number: int) -> str:
     return f"the {_ORDINALS[number - 1]} attempt" if 1 <= number <= len(_ORDINALS) else f"attempt {number}"
 
 
-def lasted(us: int) -> str:
+def period(us: int) -> str:
     """A duration: 12 milliseconds, 3.2 seconds, 2 days and 4 hours."""
     if us < 1_000:
         return "less than a millisecond"
     if us < 1_000_000:
         return counted(us // 1_000, "millisecond")
     if us < 10_000_000:
-        told = f"{us / 1_000_000:.1f}".removesuffix(".0")
-        return f"{told} {'second' if told == '1' else 'seconds'}"
+        amount = f"{us / 1_000_000:.1f}".removesuffix(".0")
+        return f"{amount} {'second' if amount == '1' else 'seconds'}"
     parts: list[str] = []
     left = us // 1_000_000
     for size, unit in _UNITS:
@@ -323,16 +323,16 @@ class Prose:
     def error(self, failure: Failure) -> list[str]:
         """Describes an error's causes, and the remote service's reply."""
         causes = [self.named(cause) for cause in list(chain(failure))[1:4]]
-        told = [sentence(f"The cause was {', and before that '.join(causes)}")] if causes else []
+        sentences = [sentence(f"The cause was {', and before that '.join(causes)}")] if causes else []
         if failure.members:
-            told.append(sentence(f"Inside it were {listed([self.named(each) for each in failure.members[:5]])}"))
+            sentences.append(sentence(f"Inside it were {listed([self.named(each) for each in failure.members[:5]])}"))
         for each in chain(failure):
             status, body = each.details.get("status"), each.details.get("body")
             answered = [f"answered with status {status}"] if status is not None else []
             answered += [f"said {self.quoted(body)}"] if body else []
             if answered:
-                return [*told, sentence(f"The remote service {' and '.join(answered)}")]
-        return told
+                return [*sentences, sentence(f"The remote service {' and '.join(answered)}")]
+        return sentences
 
 
 def _json(value: Any) -> str:

@@ -58,7 +58,7 @@ class LeftFiles(msgspec.Struct, frozen=True):
     counts: Mapping[How, int]
 
 
-class Leaving(msgspec.Struct, frozen=True, kw_only=True):
+class RewindPreview(msgspec.Struct, frozen=True, kw_only=True):
     """The preview of a rewind: the dropped steps, and their lasting effects. `messages` return to the inbox."""
 
     run: str
@@ -74,7 +74,7 @@ class Leaving(msgspec.Struct, frozen=True, kw_only=True):
     files: LeftFiles | None = None
 
 
-def leaving(log: Log, run: str, to: str) -> Leaving:
+def preview_rewind(log: Log, run: str, to: str) -> RewindPreview:
     """Previews rewinding a run to a position. TimeRefused if that is impossible."""
     ledger, state = log.ledger(run), log.state(run)
     refuse_own(state.agent, run)
@@ -85,10 +85,10 @@ def leaving(log: Log, run: str, to: str) -> Leaving:
     # File-only effects are undone with the files, and will be repeated.
     done = effects_of(log, run, [step for step in steps if step.sort == "tool" and step.effect != "workspace"])
 
-    def is_left(seq: int) -> bool:
+    def is_dropped(seq: int) -> bool:
         return seq > found.seq and seq not in found.keep
 
-    return Leaving(
+    return RewindPreview(
         run=run,
         to=found.label,
         seq=found.seq,
@@ -105,13 +105,13 @@ def leaving(log: Log, run: str, to: str) -> Leaving:
             for step in steps
             if step.id in done and done[step.id].effect.status != "did_not_happen"
         ),
-        consumed=rights(one.claim for one in ledger.consumed if is_left(one.seq) and not one.released),
+        consumed=rights(one.claim for one in ledger.consumed if is_dropped(one.seq) and not one.released),
         spend=_since(log.ledger(run, found.seq).spend, ledger.spend),
-        children=tuple(LeftChild(one.run, one.status) for one in ledger.children if is_left(one.spawned)),
+        children=tuple(LeftChild(one.run, one.status) for one in ledger.children if is_dropped(one.spawned)),
         messages=tuple(
             message.name.removeprefix("killick.")
             for message in log.store.messages(run)
-            if message.taken is not None and is_left(message.taken) and renewals.goes_along(message)
+            if message.taken is not None and is_dropped(message.taken) and renewals.goes_along(message)
         ),
         answers=tuple(_answers(log, run, steps)),
         files=_files(log, run, ledger, RunMoment(found.seq, found.label)),

@@ -1,4 +1,4 @@
-"""Where a run is, and what it waits for, as people see it."""
+"""The position of a run, and its waits, for display."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def because_of(state: State, step: str) -> Any:
 
 
 def blocked_by(log: Log, head: Head) -> str | None:
-    """What the last worker lacked to serve a hook that no worker holds, such as a secret."""
+    """The requirement that the last worker lacked to serve an idle hook, such as a secret."""
     last = log.event(head.run, head.seq) if head.holder is None else None
     return log.data(head.run, head.seq).get("note") if isinstance(last, e.NoteMade) and last.by == "killick" else None
 

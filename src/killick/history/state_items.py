@@ -27,10 +27,10 @@ class _AsWritten:
         self._state = state
 
     def data(self, seq: int) -> Mapping[str, Any]:
-        return _Written(self._state.data(seq))
+        return _StoredValues(self._state.data(seq))
 
 
-class _Written(Mapping[str, Any]):
+class _StoredValues(Mapping[str, Any]):
     """An event's values, converted to their stored form on access."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:

@@ -40,8 +40,8 @@ class Values:
 NOTHING: Final = Values(lambda _: {}, 0)
 
 
-class Said:
-    """A value of one of a part's events, by its own name: `prompt = Said("opened")`."""
+class StoredValue:
+    """A value of one of a part's events, by its own name: `prompt = StoredValue("opened")`."""
 
     def __init__(self, values: str) -> None:
         self._values = values
@@ -53,7 +53,7 @@ class Said:
         return self if part is None else getattr(part, self._values).get(self._name)
 
 
-class SaidFailure(Said):
+class StoredFailure(StoredValue):
     """The same for a recorded error."""
 
     def __get__(self, part: Any, owner: type) -> Any:
@@ -63,7 +63,7 @@ class SaidFailure(Said):
         return found if found is None or found is self else convert(found, Failure, at="failure")
 
 
-class SaidList(Said):
+class StoredList(StoredValue):
     """The same for a list: empty if absent."""
 
     def __get__(self, part: Any, owner: type) -> Any:
@@ -82,7 +82,7 @@ class Settled(Part, frozen=True):
     how: e.Settlement
     by: str | None
     values: Values
-    because = Said("values")
+    because = StoredValue("values")
 
 
 class Attempt(Part, frozen=True):
@@ -101,9 +101,9 @@ class Attempt(Part, frozen=True):
     settled: Settled | None = None
     values: Values = NOTHING
     progressed: Values = NOTHING
-    failure = SaidFailure("values")
-    reasoning = Said("values")
-    progress = Said("progressed")
+    failure = StoredFailure("values")
+    reasoning = StoredValue("values")
+    progress = StoredValue("progressed")
 
 
 class Vote(Part, frozen=True):
@@ -112,8 +112,8 @@ class Vote(Part, frozen=True):
     at: int
     by: str
     values: Values
-    answer = Said("values")
-    comment = Said("values")
+    answer = StoredValue("values")
+    comment = StoredValue("values")
 
 
 class Wait(Part, frozen=True):
@@ -139,17 +139,17 @@ class Wait(Part, frozen=True):
     votes: tuple[Vote, ...] = ()
     opened: Values = NOTHING
     closed: Values = NOTHING
-    prompt = Said("opened")
-    verbs = SaidList("opened")
-    options = SaidList("opened")
-    default = Said("opened")
-    schema = Said("opened")
-    intention = Said("opened")
-    may = SaidList("opened")
-    reason = Said("opened")
-    contract = Said("opened")
-    answer = Said("closed")
-    comment = Said("closed")
+    prompt = StoredValue("opened")
+    verbs = StoredList("opened")
+    options = StoredList("opened")
+    default = StoredValue("opened")
+    schema = StoredValue("opened")
+    intention = StoredValue("opened")
+    may = StoredList("opened")
+    reason = StoredValue("opened")
+    contract = StoredValue("opened")
+    answer = StoredValue("closed")
+    comment = StoredValue("closed")
 
 
 class Edit(Part, frozen=True):
@@ -160,10 +160,10 @@ class Edit(Part, frozen=True):
     by: str
     verdict: e.Verdict | None
     values: Values
-    arguments = Said("values")
-    changed = Said("values")
-    comment = Said("values")
-    failure = SaidFailure("values")
+    arguments = StoredValue("values")
+    changed = StoredValue("values")
+    comment = StoredValue("values")
+    failure = StoredFailure("values")
 
     @property
     def stands(self) -> bool:
@@ -183,8 +183,8 @@ class Drift(Part, frozen=True):
 
     at: int
     values: Values
-    recorded = Said("values")
-    found = Said("values")
+    recorded = StoredValue("values")
+    found = StoredValue("values")
 
 
 class Note(Part, frozen=True):
@@ -193,7 +193,7 @@ class Note(Part, frozen=True):
     at: int
     by: str
     values: Values
-    note = Said("values")
+    note = StoredValue("values")
 
 
 class Decision(Part, frozen=True):
@@ -201,10 +201,10 @@ class Decision(Part, frozen=True):
 
     by: str
     values: Values
-    question = Said("values")
-    options = SaidList("values")
-    choice = Said("values")
-    because = Said("values")
+    question = StoredValue("values")
+    options = StoredList("values")
+    choice = StoredValue("values")
+    because = StoredValue("values")
 
 
 class Adopted(Part, frozen=True):
@@ -262,8 +262,8 @@ class Step(Part, frozen=True):
     intended: Values = NOTHING
     ended: Values = NOTHING
     overriding: Values = NOTHING
-    arguments = Said("intended")
-    because = Said("intended")
+    arguments = StoredValue("intended")
+    because = StoredValue("intended")
 
     @property
     def given(self) -> Any:
@@ -335,8 +335,8 @@ class Failed(Part, frozen=True):
     at: int
     step: str | None
     values: Values
-    failure = SaidFailure("values")
-    not_undone = SaidList("values")
+    failure = StoredFailure("values")
+    not_undone = StoredList("values")
 
 
 def walked(entries: Sequence[Entry]) -> Iterator[Step]:

@@ -24,7 +24,7 @@ class SharedBy(msgspec.Struct, frozen=True):
     how: Literal["adopted", "inherited"]
 
 
-class Undoing(msgspec.Struct, frozen=True, kw_only=True):
+class UndoPreview(msgspec.Struct, frozen=True, kw_only=True):
     """The preview of a compensation. `refuses` says why it is impossible; `claims` are rights that stay consumed."""
 
     run: str
@@ -43,7 +43,7 @@ class Undoing(msgspec.Struct, frozen=True, kw_only=True):
 # undoing ------------------------------------------------------------------------------------------
 
 
-def undoing(log: Log, run: str, step: e.StepId, tools: Mapping[str, Any]) -> Undoing:
+def undoing(log: Log, run: str, step: e.StepId, tools: Mapping[str, Any]) -> UndoPreview:
     """Previews the compensation of a step of the current timeline: its effect, its uses, and any refusal."""
     found = step_of(log, run, step)
     state = log.state(run)
@@ -54,7 +54,7 @@ def undoing(log: Log, run: str, step: e.StepId, tools: Mapping[str, Any]) -> Und
     if tool is not None and undo is None and found.effect == "workspace":
         named = "its files, which go back"
     begun = next((each for each in reversed(state.fold.steps) if each.undoes == step and each.sort == "undo"), None)
-    return Undoing(
+    return UndoPreview(
         run=run,
         step=step,
         tool=found.name,

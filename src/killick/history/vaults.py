@@ -13,7 +13,7 @@ import msgspec
 from killick.engine.steps import workspace_folders
 from killick.engine.steps.workspace_folders import opened_vault, owner_of, vault_place
 from killick.errors import KillickError, WorkspaceRefused
-from killick.history.phrasing import counted, sized
+from killick.history.phrasing import counted, size_text
 from killick.log.log import Log
 from killick.model import event_codec
 from killick.model import events as e
@@ -67,7 +67,7 @@ class Vaults:
         return self._vaults[-1].load(ref)
 
 
-# what has to be whole -------------------------------------------------------------------------------
+# verification ---------------------------------------------------------------------------------------
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +109,7 @@ def verify(log: Log, runs: Collection[str], progress: Progress | None = None) ->
     return Held(runs=count, snapshots=snapshots, vaults=tuple(map(str, kept)), broken=tuple(broken))
 
 
-# what can go ----------------------------------------------------------------------------------------
+# cleaning -------------------------------------------------------------------------------------------
 
 
 class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +175,7 @@ def condition(log: Log, runs: Iterable[str]) -> Condition | None:
         places.add(own)
     if not places:
         return None
-    told: list[str] = []
+    described: list[str] = []
     wrong: list[str] = []
     for place in sorted(places):
         if not place.is_dir():
@@ -184,7 +184,7 @@ def condition(log: Log, runs: Iterable[str]) -> Condition | None:
         try:
             with Vaults([vault := opened_vault(place, log.store)]):
                 kept = len({each.root for each in vault.references()})
-                told.append(f"{place}, {counted(kept, 'snapshot')}, {sized(vault.size_bytes())}")
+                described.append(f"{place}, {counted(kept, 'snapshot')}, {size_text(vault.size_bytes())}")
                 wrong += [
                     f"a restore of {each.workspace} was interrupted; the next operation there finishes it"
                     for each in vault.unfinished()
@@ -196,4 +196,4 @@ def condition(log: Log, runs: Iterable[str]) -> Condition | None:
             wrong.append(
                 f"{place} is on a file system of another machine, or of a kind that is not known; use a disk here"
             )
-    return Condition("files", "; ".join(told) or "not here", "; ".join(wrong) or None)
+    return Condition("files", "; ".join(described) or "not here", "; ".join(wrong) or None)

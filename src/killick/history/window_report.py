@@ -25,7 +25,7 @@ from killick.model.fold import Fold, timeline
 from killick.store.records import Row
 from killick.window.messages import is_list, is_map
 from killick.window.pages import Tokens, estimate
-from killick.window.usage import KINDS, OWN_TOOLS, Filling, Kind, Left, RequestUsage, request_of
+from killick.window.usage import KINDS, OWN_TOOLS, EvictedPart, Kind, RequestUsage, UsageTracker, request_of
 
 WINDOWS_VERSION: Final = 1
 """The version of the JSON form, which docs/file-formats.md describes."""
@@ -207,7 +207,7 @@ def windows(
     keep = place.keep if place is not None else ()
     rows = {row.seq: row for row in log.rows(run) if row.seq <= at or row.seq in keep}
     fold = log.state(run, None if place is None else at, keep=keep).fold
-    reading = _Reading(log, run, rows, fold, tokens)
+    reading = _ReportBuilder(log, run, rows, fold, tokens)
     reading.read(read_max)
     return reading.document(prices or Prices()) if reading.lines else None
 
@@ -233,7 +233,7 @@ class _Line(msgspec.Struct):
         return self.step.id.rpartition(".")[0]
 
 
-class _Reading:
+class _ReportBuilder:
     """Processes a run's calls in order, and the decisions between them."""
 
     def __init__(self, log: Log, run: str, rows: Mapping[int, Row], fold: Fold, tokens: Tokens) -> None:
@@ -242,12 +242,12 @@ class _Reading:
         self._steps = [step for step in steps if step.sort == "model" and (step.edited or step.intended) in rows]
         self._called = {step.name for step in steps if step.sort == "tool"}
         self._sharing = SharedReader(log.store.pieces)
-        self._fillings: dict[str, Filling] = {}
+        self._fillings: dict[str, UsageTracker] = {}
         self._scopes = {step.id.rpartition(".")[0] for step in self._steps}
         self._latest: dict[str, int] = {}
         """For each branch, the number of its last call, and the evictions before its next one."""
         self._waiting: dict[str, list[int]] = {}
-        self._last = Filling(tokens)
+        self._last = UsageTracker(tokens)
         self.lines: list[_Line] = []
         self.budget: int | None = None
         self.evictions: list[Eviction] = []
@@ -293,7 +293,7 @@ class _Reading:
         bodies = ((row.seq, row.body) for row in self._rows.values())
         return [(seq, event_codec.decode(body)) for seq, body in bodies if body.startswith(_DECISIVE)]
 
-    # what was decided -----------------------------------------------------------------------------
+    # decisions ------------------------------------------------------------------------------------
 
     def _decided(self, seq: int, event: page_events.PageEvent) -> None:
         data = self._data(seq, whole=isinstance(event, page_events.PageEvicted))
@@ -311,12 +311,12 @@ class _Reading:
             case page_events.PagePinned(page=page, until=until, because=why):
                 self.pins.append(Pin(**where, call=before, page=page, until=until, because=why, what=source))
             case page_events.PageEvicted(because=because, tokens=tokens):
-                told = {each.get("page"): each for each in _tables(data.get("pages"))}
-                gone = tuple(_gone(page, told.get(page, {}), because) for page in event.pages)
+                pages = {each.get("page"): each for each in _tables(data.get("pages"))}
+                gone = tuple(_evicted_page(page, pages.get(page, {}), because) for page in event.pages)
                 self._waiting.setdefault(scope, []).append(len(self.evictions))
                 self.evictions.append(Eviction(**where, call=before + 1, because=because, tokens=tokens, pages=gone))
                 left = self._filling(scope).left
-                left |= {each.page: Left(each.page, each.kind, each.what, each.tokens) for each in gone}
+                left |= {each.page: EvictedPart(each.page, each.kind, each.what, each.tokens) for each in gone}
 
     def _scope(self, step: str) -> str:
         """Returns the branch of a decision's conversation: parallel tool calls are answered in separate branches."""
@@ -333,9 +333,9 @@ class _Reading:
         found: dict[str, Any] = self._sharing.unpack(raw) if whole else msgspec.json.decode(raw)
         return found
 
-    def _filling(self, scope: str) -> Filling:
+    def _filling(self, scope: str) -> UsageTracker:
         """Returns a branch's conversation."""
-        return self._fillings.setdefault(scope, Filling(self._tokens))
+        return self._fillings.setdefault(scope, UsageTracker(self._tokens))
 
     # one call ---------------------------------------------------------------------------------------
 
@@ -387,7 +387,7 @@ class _Reading:
                     line.without = max(line.without, line.sent)
                 line.described, line.model = new.described, line.model or new.model
 
-    # what it comes to -------------------------------------------------------------------------------
+    # the report -------------------------------------------------------------------------------------
 
     def document(self, prices: Prices) -> Windows:
         filled = self.lines[-1].filled
@@ -475,9 +475,9 @@ def _tables(found: Any) -> Iterator[Mapping[str, Any]]:
     yield from (each for each in found if is_map(each)) if is_list(found) else ()
 
 
-def _gone(page: str, told: Mapping[str, Any], because: str) -> EvictedPage:
-    tokens = told.get("tokens")
+def _evicted_page(page: str, recorded: Mapping[str, Any], because: str) -> EvictedPage:
+    tokens = recorded.get("tokens")
     return EvictedPage(
-        page=page, kind=str(told.get("kind") or "page"), what=str(told.get("source") or ""),
-        tokens=tokens if isinstance(tokens, int) else 0, why=str(told.get("why") or because),
+        page=page, kind=str(recorded.get("kind") or "page"), what=str(recorded.get("source") or ""),
+        tokens=tokens if isinstance(tokens, int) else 0, why=str(recorded.get("why") or because),
     )  # fmt: skip

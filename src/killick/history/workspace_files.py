@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from killick.errors import KillickError, WorkspaceRefused
-from killick.history.phrasing import sized
+from killick.history.phrasing import size_text
 from killick.history.vaults import Vaults, on_record, vault_of
 from killick.log.boundaries import RunMoment
 from killick.log.boundaries import at as place_at
@@ -152,14 +152,14 @@ class Files:
         here = tree.find(self.top, above, self.vault.load)
         names = [shown(each.name) for each in tree.folder(here.ref, self.vault.load)] if here and here.is_folder else []
         where = shown(above) or "the folder"
-        told = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        return f"{where} had {told or 'nothing'}"
+        listed_names = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        return f"{where} had {listed_names or 'nothing'}"
 
     def listing(self, path: str = "", *, deep: bool = True, limit: int = LISTED_MAX) -> Listing:
         """Lists the entries below a path, and their changes; only direct ones unless `deep`."""
         name, entry = self.find(path) if path else (b"", self.top)
         changed = {each.path: each for each in self._changes() if each.path and _is_below(each.path, name)}
-        told: dict[bytes, How] = {place: each.how for place, each in changed.items() if not is_only_dated(each)}
+        changes: dict[bytes, How] = {place: each.how for place, each in changed.items() if not is_time_only(each)}
         entries: dict[bytes, FileEntry] = {}
         inside: Counter[bytes] = Counter()
         sizes: Counter[bytes] = Counter()
@@ -172,7 +172,7 @@ class Files:
             if not deep and first != place:
                 continue
             if len(entries) < limit:
-                entries[place] = listed(place, each, told.get(place))
+                entries[place] = listed(place, each, changes.get(place))
             else:
                 left_out += 1
         for place, change in changed.items():
@@ -185,7 +185,7 @@ class Files:
             since=self.since[0] if self.since else None, path=shown(name),
             entries=tuple(entries[place] for place in sorted(entries, key=lambda each: each.split(b"/"))),
             left_out=left_out, files=inside.total(), folders=folders, size_bytes=sizes.total(),
-            changed=dict(Counter(told.values())),
+            changed=dict(Counter(changes.values())),
         )  # fmt: skip
 
     def _changes(self) -> Iterator[tree.Change]:
@@ -228,7 +228,7 @@ def _summed(each: FileEntry, files: int, size: int) -> FileEntry:
     return replace(each, files=files, size=size)
 
 
-def is_only_dated(change: tree.Change) -> bool:
+def is_time_only(change: tree.Change) -> bool:
     """A folder whose contents changed has another time, and no other change."""
     before, after = change.before, change.after
     return (
@@ -307,8 +307,8 @@ def _too_early(log: Log, run: str, ledger: Ledger, place: RunMoment) -> Workspac
     if ledger.facts.workspace is None:
         return WorkspaceRefused(run, "has no workspace, so no files were recorded")
     first = min((capture.after for capture in ledger.captures), default=None)
-    told = "none was made yet" if first is None else f"the first is at @{first}"
-    return WorkspaceRefused(run, f"there is no snapshot of its files as early as {place.label}; {told}")
+    since = "none was made yet" if first is None else f"the first is at @{first}"
+    return WorkspaceRefused(run, f"there is no snapshot of its files as early as {place.label}; {since}")
 
 
 def _before(log: Log, run: str, ledger: Ledger, place: RunMoment, root: Id) -> tuple[str, Id] | None:
@@ -326,7 +326,7 @@ def _before(log: Log, run: str, ledger: Ledger, place: RunMoment, root: Id) -> t
     return None
 
 
-# what changed ---------------------------------------------------------------------------------------
+# changes --------------------------------------------------------------------------------------------
 
 
 class FilesSide(msgspec.Struct, frozen=True):
@@ -398,20 +398,20 @@ def compared(before: FilesSide, after: FilesSide, one: Id, two: Id, load: Load) 
     changes: list[FileChange] = []
     left_out, diffed, lines = 0, 0, 0
     for change in tree.changes(tree.root(one, load), tree.root(two, load), load):
-        if not change.path or is_only_dated(change):
+        if not change.path or is_time_only(change):
             continue
         counts[change.how] += 1
         if len(changes) >= LISTED_MAX:
             left_out += 1
             continue
         wanted = diffed < DIFFED_MAX and lines < DIFF_LINES_MAX
-        found = _told(change, load, with_lines=wanted)
+        found = _file_change(change, load, with_lines=wanted)
         diffed, lines = diffed + bool(found.lines), lines + len(found.lines)
         changes.append(found)
     return FilesDiff(before=before, after=after, changes=tuple(changes), counts=dict(counts), left_out=left_out)
 
 
-def _told(change: tree.Change, load: Load, *, with_lines: bool) -> FileChange:
+def _file_change(change: tree.Change, load: Load, *, with_lines: bool) -> FileChange:
     before, after = change.before, change.after
     made = FileChange(
         path=shown(change.path), how=change.how, before=None if before is None else listed(change.path, before),
@@ -422,8 +422,8 @@ def _told(change: tree.Change, load: Load, *, with_lines: bool) -> FileChange:
         return replace(made, about=other or "only its time is other")
     if not any(each is not None and each.kind == tree.FILE for each in (before, after)):
         return replace(made, about=other)
-    texts = [_text(each, load) if with_lines else _No("") for each in (before, after)]
-    why = next((text.why for text in texts if isinstance(text, _No)), None)
+    texts = [_text(each, load) if with_lines else _NotDiffed("") for each in (before, after)]
+    why = next((text.why for text in texts if isinstance(text, _NotDiffed)), None)
     lines = () if why is not None else tuple(_unified(*map(str, texts)))
     if lines:
         plus, minus = (sum(line[:1] == sign for line in lines) for sign in "+-")
@@ -444,7 +444,7 @@ def _other(before: Entry | None, after: Entry | None) -> str:
 
 
 def _sizes(before: Entry | None, after: Entry | None) -> str:
-    sizes = [sized(each.size) for each in (before, after) if each is not None and each.kind == tree.FILE]
+    sizes = [size_text(each.size) for each in (before, after) if each is not None and each.kind == tree.FILE]
     return " → ".join(dict.fromkeys(sizes))
 
 
@@ -452,26 +452,26 @@ def _leads(entry: Entry) -> str:
     return f" → {shown(entry.ref)}" if entry.kind == tree.LINK else ""
 
 
-class _No(msgspec.Struct, frozen=True):
+class _NotDiffed(msgspec.Struct, frozen=True):
     """Why a file is not compared line by line."""
 
     why: str
 
 
-def _text(entry: Entry | None, load: Load) -> str | _No:
+def _text(entry: Entry | None, load: Load) -> str | _NotDiffed:
     if entry is None or entry.kind != tree.FILE:
         return ""
     if entry.size > TEXT_BYTES_MAX:
         begins = b"".join(content(entry, load, 8_192))
-        return _No("binary" if b"\0" in begins else "too long to compare")
+        return _NotDiffed("binary" if b"\0" in begins else "too long to compare")
     data = load(entry.ref) if entry.size else b""
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        return _No("binary")
+        return _NotDiffed("binary")
     if "\0" in text:
-        return _No("binary")
-    return text if text.count("\n") <= LINES_MAX else _No("too long to compare")
+        return _NotDiffed("binary")
+    return text if text.count("\n") <= LINES_MAX else _NotDiffed("too long to compare")
 
 
 def _unified(before: str, after: str) -> Iterator[str]:

@@ -85,7 +85,7 @@ class Pager:
             decided = _missing(recorded, self.window.plan(messages, tools, system=system))
             self._put_on_record(ex, branch, decided)
         elif recorded:
-            self.window.render(messages, tools, system=system)  # it sees a history before what was decided of that
+            self.window.render(messages, tools, system=system)  # it must see a history before the decisions about it
         self.window.apply([*recorded, *decided])
         return self.window.render(messages, tools, system=system)
 
@@ -99,8 +99,8 @@ class Pager:
         found = self._found(ex, call, changes, known=bool(recorded)) if is_live or is_own else None
         decided = _missing([event for _, event in recorded], found.decisions) if is_live and found is not None else []
         if recorded:
-            told = ex.record.data(recorded[0][0])
-            found = Answer(text=told["text"], failed=told["failed"])
+            data = ex.record.data(recorded[0][0])
+            found = Answer(text=data["text"], failed=data["failed"])
         if found is None:
             self._calls[_key(call)] = branch.position
             return None
@@ -133,7 +133,7 @@ class Pager:
         at, step = ex.now_us(), branch.position
         which = {"window": self._number} if self._number else {}
         entries: list[Entry] = []
-        for event, told in decided:
+        for event, data in decided:
             more = (
                 {"budget": self.window.budget}
                 if isinstance(event, page_events.PageEvicted)
@@ -141,7 +141,7 @@ class Pager:
                 if entries
                 else answered
             )
-            entries.append(Entry(replace(event, at=at, step=step), {**told, **more, **which}))
+            entries.append(Entry(replace(event, at=at, step=step), {**data, **more, **which}))
         if entries:
             ex.write_behind(*entries)
 

@@ -166,8 +166,8 @@ class Host:
         if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"a host calls tools; declare {getattr(tool, '__name__', tool)!r} with killick.tool")
         shape = tool.shape.given(arguments)
-        bound, told = shape.bind((), arguments)
-        intent = Intent("tool", tool.name, tool.fn, shape, bound, tool.policy, returns=tool.returns, given=told)
+        bound, given = shape.bind((), arguments)
+        intent = Intent("tool", tool.name, tool.fn, shape, bound, tool.policy, returns=tool.returns, given=given)
         self._called(intent, fn or tool.fn)
         intent.bubbles = bubbles
         return intent
@@ -300,7 +300,7 @@ class ExternalBranches:
         self._begun: dict[str, asyncio.Future[Any]] = {}
         self._branches: dict[str, Branch] = {}
         self._waiting: Counter[str] = Counter()
-        self._meant: dict[str, tuple[str, str, e.Digest | None]] = {}
+        self._identity: dict[str, tuple[str, str, e.Digest | None]] = {}
         self._left: set[str] = set()
         """Keys of steps that were started here and left open."""
         self.is_open = True
@@ -320,26 +320,26 @@ class ExternalBranches:
         await ex.until_taken()  # where everything else waited, the run was let go
         inner = _inner(ex.run_id)
         if inner is not None and inner.effect == "transaction":
-            told = "is a transaction, which takes no steps inside; take them before or after it"
-            raise KillickError(f"{ex.run_id}: step {inner.step} {told}")
+            reason = "is a transaction, which takes no steps inside; take them before or after it"
+            raise KillickError(f"{ex.run_id}: step {inner.step} {reason}")
         if ex.signal is not None:
-            raise await self._told(ex.signal, inner)
+            raise await self._exception_for(ex.signal, inner)
         if not self.is_open:
             raise KillickError(f"{ex.run_id}: its host has ended; call inside the block")
         if key in self._left:
-            await ex.barrier()  # what is on record of it is read again
+            await ex.barrier()  # its recorded events are read again
         work = self._begun.get(key)
         if work is None:
             work = self._begun[key] = self._start(key, intent, do, inner)
         elif self.outside and intent is not None:
-            self._refuse_other(key, intent, self._meant[key])
+            self._refuse_other(key, intent, self._identity[key])
         self._waiting[key] += 1
         try:
             if inner is not None:
                 await self._awaited_inside(self._branches[key], work, inner)
             value = await asyncio.shield(work)
             if self.outside:
-                await ex.barrier()  # no barrier of ours waits for what the caller does with it
+                await ex.barrier()  # no later barrier waits for the caller's own use of it
             return value
         except asyncio.CancelledError:
             if not work.done() and self._waiting[key] == 1:
@@ -351,7 +351,7 @@ class ExternalBranches:
                 return await self.take(key, intent, do)
             raise
         except Signal as signal:
-            raise await self._told(signal, inner) from None
+            raise await self._exception_for(signal, inner) from None
         except BaseException as error:
             if intent is not None and isinstance(error, intent.bubbles):
                 self._leave(key)
@@ -364,7 +364,7 @@ class ExternalBranches:
         if self._begun.pop(key, None) is not None:
             self._left.add(key)
 
-    async def _told(self, signal: Signal, inner: InnerSteps | None) -> BaseException:
+    async def _exception_for(self, signal: Signal, inner: InnerSteps | None) -> BaseException:
         if inner is not None:
             inner.is_refused = True
         if inner is not None and self.how is not None and not isinstance(signal, Interrupted | Cancelling):
@@ -397,11 +397,11 @@ class ExternalBranches:
         ex, scope = self.ex, self._scope
         branch = self._branches[key] = Branch(ex, f"{scope.step}.{self._number(key, intent)}", scope)
         branch.guest, branch.outer = key, inner
-        past = ex.record.step(f"{branch.path}.1")
+        past = ex.record.steps.get(f"{branch.path}.1")
         if intent is not None and self.outside:
             if past is not None:
-                self._refuse_other(key, intent, _meant(past.sort, past.name, ex.record.event(past.intended)))
-            self._meant[key] = _meant(intent.sort, intent.name, self._asked(intent))
+                self._refuse_other(key, intent, _identity(past.sort, past.name, ex.record.event(past.intended)))
+            self._identity[key] = _identity(intent.sort, intent.name, self._asked(intent))
         branch.stopped = scope.branch.stopped
         scope.branches.append(branch)
         if not scope.running:
@@ -425,7 +425,7 @@ class ExternalBranches:
 
     def _drifted(self, name: str) -> int | None:
         for key, number in self._known.items():
-            past = self.ex.record.step(f"{self._scope.step}.{number}.1")
+            past = self.ex.record.steps.get(f"{self._scope.step}.{number}.1")
             if past is not None and (past.sort, past.name) == ("model", name) and key not in self._begun:
                 return number
         return None
@@ -437,10 +437,10 @@ class ExternalBranches:
     def _refuse_other(self, key: str, intent: Intent, known: tuple[str, str, e.Digest | None]) -> None:
         """Outside an agent, a key identifies one call: another call under it is refused."""
         asked = self._asked(intent)
-        now = _meant(intent.sort, intent.name, asked)
+        now = _identity(intent.sort, intent.name, asked)
         if now[:2] != known[:2] or (asked.binding and now != known):
-            told = f"{key} is on record as {known[0]} {known[1]} with other arguments; give this call another id"
-            raise KillickError(f"{self.ex.run_id}: {told}")
+            reason = f"{key} is on record as {known[0]} {known[1]} with other arguments; give this call another id"
+            raise KillickError(f"{self.ex.run_id}: {reason}")
 
     async def close(self) -> None:
         """Ends the steps in progress."""
@@ -449,7 +449,7 @@ class ExternalBranches:
             await asyncio.wait(under_way)
 
 
-def _meant(sort: str, name: str, said: Any) -> tuple[str, str, e.Digest | None]:
+def _identity(sort: str, name: str, said: Any) -> tuple[str, str, e.Digest | None]:
     """The identity of a call under a key."""
     return sort, name, said.identity or said.digest
 
@@ -518,12 +518,12 @@ async def _opened(ex: Execution, branch: Branch, outside: bool) -> ExternalBranc
 
 
 async def _closed(ex: Execution, branch: Branch, hosted: ExternalBranches, error: BaseException | None) -> None:
-    ex.hosting = True  # what is under way still comes in no order
+    ex.hosting = True  # steps in progress still end in any order
     await hosted.close()
     ex.hosting = False
     ex.refuse(branch)
     step = f"{branch.path}.{branch.count}" if branch.path else str(branch.count)
-    past = ex.record.step(step)
+    past = ex.record.steps.get(step)
     if past is not None and past.status in OVER:
         ex.context.see(past.ended)
         return

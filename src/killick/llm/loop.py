@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from killick.definitions.parameters import spoken
+from killick.definitions.parameters import untag
 from killick.definitions.tools import AnyTool
 from killick.engine.steps.model_reply import Provider, assistant_messages, is_paused, provider_of, text_of
 from killick.errors import KillickError
@@ -77,16 +77,16 @@ async def loop(
         if window is not None:
             raise KillickError("a loop takes budget= or window=, not both; remove one")
         window = Window(budget, shape=provider, reads=toolset.reads)
-    said += await _heard(run)
+    said += await _received(run)
     for turn in range(1, turns_max + 1):
         asked = request(said)
         if window is not None:
             asked |= await _fitted(run, window, asked)
         reply = await settled(run.model(model, **asked))
         answers = await dispatch(run, toolset, reply, window=window)
-        heard = await _heard(run)
-        said += assistant_messages(reply) + answers + heard
-        if not answers and not heard and not is_paused(reply):
+        received = await _received(run)
+        said += assistant_messages(reply) + answers + received
+        if not answers and not received and not is_paused(reply):
             return LoopResult(text_of(reply), said, reply, turn)
     raise KillickError(
         f"after {turns_max} turns the model still calls tools; check what it repeats, or raise turns_max"
@@ -134,13 +134,13 @@ async def _fitted(run: AnyRun, window: Window, asked: Mapping[str, Any]) -> dict
     return {name: sent.messages} | ({"tools": sent.tools} if sent.tools else {})
 
 
-async def _heard(run: AnyRun) -> list[Any]:
+async def _received(run: AnyRun) -> list[Any]:
     """The messages from people since the last call, as the user's messages."""
     return [_message(each) for each in await settled(run.remarks())]
 
 
-def _message(heard: Any) -> Any:
-    if heard.__class__ is dict and "role" in heard:
-        return heard
-    text = heard if isinstance(heard, str) else json.dumps(spoken(plain(heard)), ensure_ascii=False)
+def _message(message: Any) -> Any:
+    if message.__class__ is dict and "role" in message:
+        return message
+    text = message if isinstance(message, str) else json.dumps(untag(plain(message)), ensure_ascii=False)
     return {"role": "user", "content": text}

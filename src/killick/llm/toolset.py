@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from killick.definitions.parameters import Parameters, spoken
+from killick.definitions.parameters import Parameters, untag
 from killick.definitions.policy import Changes
 from killick.definitions.tools import AnyTool, Tool
 from killick.engine.approval.call_answer import CallAnswer
@@ -73,10 +73,10 @@ class Toolset:
         try:
             return bool(tool.policy.effect(**tool.shape.bind((), self.bind(name, arguments))[0]) == "reads")
         except Exception:
-            return False  # What does not fit the tool, or its own function, says nothing; calling it will.
+            return False  # Arguments that do not fit are refused by the call.
 
     def changes(self, name: str, arguments: Mapping[str, Any] | str) -> Changes:
-        """What can change the results of the tool of that name."""
+        """The kind of change that can alter the results of the tool of that name."""
         return self._tools[name].policy.changes if self.reads(name, arguments) else "any time"
 
     def schemas(self, provider: Provider = "openai") -> list[dict[str, Any]]:
@@ -85,10 +85,10 @@ class Toolset:
 
     def _schema(self, tool: AnyTool, provider: Provider) -> dict[str, Any]:
         parameters = self._parameters_of(tool.name)
-        told = {"name": tool.name, "description": parameters.description}
+        fields = {"name": tool.name, "description": parameters.description}
         if provider == "anthropic":
-            return told | {"input_schema": parameters.schema}
-        function: dict[str, Any] = told | {"parameters": parameters.schema}
+            return fields | {"input_schema": parameters.schema}
+        function: dict[str, Any] = fields | {"parameters": parameters.schema}
         return {"type": "function"} | (function if provider == "openai-responses" else {"function": function})
 
     def _parameters_of(self, name: str) -> Parameters:
@@ -149,10 +149,10 @@ async def _answered(run: AnyRun, tools: Toolset, call: ToolCall, why: str | None
         return _Answer(call.id, f"error: {rejected}", True)
     except StepFailed as failed:
         return _Answer(call.id, f"error: {failed.failure}", True)
-    text = result if isinstance(result, str) else json.dumps(spoken(plain(result)), ensure_ascii=False)
-    told = getattr(run, "call_answer", None)
-    if isinstance(told, CallAnswer) and told.changed:
-        text += f"\n({told} before it was called)"
+    text = result if isinstance(result, str) else json.dumps(untag(plain(result)), ensure_ascii=False)
+    answer = getattr(run, "call_answer", None)
+    if isinstance(answer, CallAnswer) and answer.changed:
+        text += f"\n({answer} before it was called)"
     return _Answer(call.id, text)
 
 

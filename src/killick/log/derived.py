@@ -1,4 +1,4 @@
-"""What a log's folds are stored as besides its events: the index entry of a run, and snapshots. Rebuilt when wrong."""
+"""The stored folds of a log: the index entry of a run, and snapshots. Rebuilt when wrong."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from killick.clock import Clock, SystemClock
 from killick.errors import LogError
-from killick.fork_safety import hears_of_forks
+from killick.fork_safety import register_for_forks
 from killick.log.switch_interval import hurry, reset_hurry
 from killick.store.protocol import Store
 from killick.store.records import Append, Head, Row
@@ -119,7 +119,7 @@ class Committer:
         self._wake = threading.Event()
         self._closed = False
         self._open = 0
-        hears_of_forks(self)
+        register_for_forks(self)
 
     def before_fork(self) -> None:
         self._mutex.acquire()
@@ -162,13 +162,13 @@ class Committer:
             self._flush_soon(loop, loop.call_soon)
         return ticket
 
-    def submit(self, *tickets: Ticket, urgent: bool = False) -> None:
-        """Write-behind: commits with the next commit of any run, or by itself within two milliseconds."""
+    def submit(self, *tickets: Ticket, urgent: bool = False, happens_again: bool = False) -> None:
+        """Write-behind: commits with the next commit of any run, or by itself within two milliseconds. What another
+        process would do again, such as taking a run or its message, is no loss: it has the time of a turn."""
         with self._mutex:
             for ticket in tickets:
                 self._refuse_closed(ticket.item.run)
-                # A new run has no outcome to lose yet, and waits for the first append that it must wait for.
-                seconds = BEHIND_SECONDS_MAX if ticket.item.create is None else TURN_SECONDS_MAX
+                seconds = TURN_SECONDS_MAX if happens_again or ticket.item.create else BEHIND_SECONDS_MAX
                 ticket.size_bytes, ticket.due = ticket.item.size_bytes, SystemClock.monotonic() + seconds
                 self._behind_bytes += ticket.size_bytes
             self._queue.extend(tickets)

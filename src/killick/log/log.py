@@ -151,7 +151,7 @@ class Log:
         return log
 
     def _folded(self, opening: Opening) -> tuple[Fold, Ledger, Sequence[Row] | None]:
-        """Returns both folds at the head from one read; and the rows, if they are the whole log."""
+        """Returns both folds at the head from one read, and its rows unless the timeline went back."""
         head, snapshot, rows = opening.head, opening.snapshot, opening.rows
         folds = None
         if snapshot is not None:
@@ -162,7 +162,7 @@ class Log:
         events = [] if folds is None else [(row.seq, _event(head.run, row)) for row in rows]
         if folds is None or apply_events(*folds, events) < len(events):
             return *self.folds(head.run, head.seq), None
-        return *folds, rows if snapshot is None else None
+        return *folds, rows
 
     def _handle(
         self, head: Head, fold: Fold, ledger: Ledger, *, birth: CreateRun | None = None, snapshot_at: int = 0
@@ -183,6 +183,13 @@ class Log:
     def cipher(self, run: str) -> Cipher | None:
         """Returns the key of a run's values; None in a store without encryption."""
         return None if self.keys is None else self.keys.cipher(self.keys.key_of(run))
+
+    def key_for(self, subject: str, run: str) -> str:
+        """Returns the name of a data subject's key for a new run. Raises KeyRefused in a store without keys."""
+        if self.keys is None:
+            told = f"subject={subject!r} needs an encrypted store; open a new one with keys="
+            raise KeyRefused(self.store.place, told)
+        return self.keys.key_for(subject, run)
 
     def secret_key(self, run: str) -> bytes:
         """Returns the key for digests of a run's values."""
@@ -245,11 +252,11 @@ class Log:
                 first = rows[-1].seq
         return found
 
-    def rows(self, run: str, *, after: int = 0) -> list[Row]:
-        """Returns committed rows after a seq, undecoded, including a fork's ancestors."""
+    def rows(self, run: str, *, after: int = 0, before: int | None = None) -> list[Row]:
+        """Returns committed rows after a seq, and before another, undecoded, including a fork's ancestors."""
         found: list[Row] = []
         for owner, first, last in segments(self.head(run), after, self.head):
-            for rows in pages(self.store, owner, after=first, up_to=last):
+            for rows in pages(self.store, owner, after=first, up_to=last if before is None else min(last, before - 1)):
                 found += rows
         return found
 
@@ -333,8 +340,7 @@ class Log:
         for events in self._pages(run, start, at):
             done = 0 if is_back else apply_events(fold, ledger, events)
             is_back = is_back or done < len(events)
-            for seq, event in events[done:]:
-                ledger.apply(seq, event)
+            apply_events(None, ledger, events, done)
         return self._fold(head, at) if is_back else fold, ledger
 
     def at_base(self, run: str) -> tuple[Fold, Ledger]:
@@ -370,8 +376,10 @@ class Log:
             later.append(self._kept(head.run, rewound) + events[rewinds[-1] :])
             at = rewound.cut
         for part in reversed(later):
-            for seq, event in part:
-                fold.apply(seq, event)
+            done = 0
+            while (done := apply_events(fold, None, part, done)) < len(part):
+                fold.apply(*part[done])
+                done += 1
         return fold
 
     def _rewound(self, run: str, event: RunRewound | RunForked, *, trust: bool = True) -> Fold:
@@ -386,8 +394,7 @@ class Log:
 
     def _ledger(self, head: Head, at: int) -> Ledger:
         _, ledger, start = self._base(head, at, wants="ledger")
-        for seq, event in self._events(head.run, start, at):
-            ledger.apply(seq, event)
+        apply_events(None, ledger, self._events(head.run, start, at))
         return ledger
 
     def _base(

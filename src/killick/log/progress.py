@@ -8,5 +8,5 @@ Progress = Callable[[str, int, int], None]
 """Called with the name of the stage, how much of it is done, and how much there is (0: unknown)."""
 
 
-def untold(what: str, done: int, total: int) -> None:
+def silent(what: str, done: int, total: int) -> None:
     """Report nothing."""

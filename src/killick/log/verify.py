@@ -359,7 +359,7 @@ class _RunCheck:
         erased = (event_codec.decode(body) for body in bodies if body.startswith(b'{"kind":"value.erased"'))
         return any(isinstance(event, e.ValueErasedOnPurpose) and text in event.pieces for event in erased)
 
-    # what is derived from it ------------------------------------------------------------------
+    # derived data -----------------------------------------------------------------------------
 
     def compare(self) -> None:
         """Compares messages, claims, snapshots, references and the index with the fold of the log."""

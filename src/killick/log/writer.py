@@ -24,23 +24,14 @@ from killick.model.events import (
     Event,
     RunRewound,
     RunStarted,
+    RunTaken,
     StepIntended,
     StepStarted,
 )
 from killick.model.fold import PLAIN_EVENTS, Fold, goes_back, is_plain_step
 from killick.model.ledger import Ledger
 from killick.store.protocol import Keys, Transaction
-from killick.store.records import (
-    Append,
-    CreateRun,
-    Delivery,
-    Head,
-    OutboxRow,
-    Row,
-    RunIndex,
-    Snapshot,
-    UniqueRight,
-)
+from killick.store.records import Append, CreateRun, Delivery, Head, OutboxRow, Row, RunIndex, Snapshot, UniqueRight
 from killick.text import LONE_SURROGATE, printable
 
 SNAPSHOT_EVERY: Final = 1_024
@@ -105,7 +96,7 @@ class RunLog:
         """The last event that a fork shares with its parent; 0 in every other run."""
         self.seen = 0
         self.rows: Sequence[Row] | None = None
-        """The whole log as read on opening, for replay; or None."""
+        """The last part of the log, as read on opening, for replay; or None."""
         self.listener: AppendListener | None = None
         self._fold = fold
         self._ledger = ledger
@@ -258,14 +249,15 @@ class RunLog:
             self._committer.add_behind(self._tail, start, rows)
         else:
             self._tail.last = ticket = Ticket(self._appended(start, rows, more))
-            self._committer.submit(ticket)
+            again = "takes" in rights or isinstance(entries[-1].event, RunTaken)
+            self._committer.submit(ticket, happens_again=again)
         return self._seq
 
     def barrier(self) -> None:
         """Returns when everything submitted so far is committed, including the appends of others."""
         if (ticket := self._newest()) is not None:
             self._committer.wait(ticket)
-            self._told(ticket)
+            self._notify(ticket)
         if self._tail.last is not None:
             self._check()
 
@@ -273,7 +265,7 @@ class RunLog:
         """As `barrier`, from a loop."""
         if (ticket := self._newest()) is not None:
             await self._committer.wait_soon(ticket)
-            self._told(ticket)
+            self._notify(ticket)
         if self._tail.last is not None:
             self._check()
 
@@ -283,7 +275,7 @@ class RunLog:
         pending = [ticket for ticket in (self._begun, self._tail.last) if ticket is not None and not ticket.done]
         return max(pending, key=lambda ticket: ticket.item.last[0], default=None)
 
-    def _told(self, ticket: Ticket) -> None:
+    def _notify(self, ticket: Ticket) -> None:
         """Closes the handle after a refusal."""
         if ticket.error is not None:
             self._fail(ticket.error)
@@ -495,25 +487,32 @@ class RunLog:
         return snapshot_of(self.fold, self.ledger, self._seq, self._hash)
 
 
-def apply_events(fold: Fold, ledger: Ledger, events: Sequence[tuple[int, Event]], at: int = 0) -> int:
-    """Applies events to both folds, a plain step at once, until the timeline goes back; returns the index of that."""
-    end, facts = len(events), ledger.facts
+def apply_events(fold: Fold | None, ledger: Ledger | None, events: Sequence[tuple[int, Event]], at: int = 0) -> int:
+    """Applies events to both folds, or to one, a plain step at once. Stops where the timeline goes back, which a ledger
+    alone does not; returns the index of that."""
+    end, facts = len(events), None if ledger is None else ledger.facts
     while at < end:
         seq, first = events[at]
         event: Any = first
         count = PLAIN_EVENTS.get(type(first), 0)
-        if count and at + count <= end and fold.is_running and not facts.generation:
+        if count and at + count <= end and (fold is None or fold.is_running) and not (facts and facts.generation):
             started: Any = events[at + count - 2][1]
+            last: int = events[at + count - 1][0]
             ended: Any = events[at + count - 1][1]
-            if is_plain_step(event, started, ended) and started.key not in facts.open and event.step not in facts.keys:
-                fold.apply_step(seq, seq + count - 1, event, started, ended)
-                ledger.apply_step(seq, seq + count - 1, event, started)
+            is_plain = last == seq + count - 1 and is_plain_step(event, started, ended)
+            if is_plain and not (facts and (started.key in facts.open or event.step in facts.keys)):
+                if fold is not None:
+                    fold.apply_step(seq, last, event, started, ended)
+                if ledger is not None:
+                    ledger.apply_step(seq, last, event, started)
                 at += count
                 continue
-        if goes_back(event):
-            break
-        fold.apply(seq, event)
-        ledger.apply(seq, event)
+        if fold is not None:
+            if goes_back(event):
+                break
+            fold.apply(seq, event)
+        if ledger is not None:
+            ledger.apply(seq, event)
         at += 1
     return at
 

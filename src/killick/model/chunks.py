@@ -108,22 +108,22 @@ def _plainly(obj: object) -> bytes | None:
         if found or len(raw) > STRING_BYTES_MAX:
             return None
         return raw if _decode(raw) == obj else None
-    except Exception:  # whatever is the matter, the long way finds it and names its place
+    except Exception:  # the slow path finds the error and names its place
         return None
 
 
 def unpack(raw: bytes, fetch: Fetch, type: Any = Any) -> Any:  # noqa: A002
     """Returns the value, converted to the declared type if given. Without one, erased parts become `Erased`."""
-    digest = value_hash("json", raw)
-    if is_encrypted(raw):
-        raise KeyRefused(f"value {digest.hex()[:12]}", _ENCRYPTED)
     try:
-        value = _tree(digest, raw)
-        if b'"$' in raw:
+        value = _tree(None, raw)
+        if raw.find(b'"$') >= 0:  # tags, references or ciphertext
+            digest = value_hash("json", raw)
+            if is_encrypted(raw):
+                raise KeyRefused(f"value {digest.hex()[:12]}", _ENCRYPTED)
             value = _Reader(_gathered(raw, fetch), keeps_erased=type is Any).value(value, digest)
         return value if type is Any else convert(value, type)
     except RecursionError:
-        raise ValueBroken(digest, "nested too deeply to read") from None
+        raise ValueBroken(value_hash("json", raw), "nested too deeply to read") from None
 
 
 class SharedReader:
@@ -486,11 +486,12 @@ class _SharingReader(_Reader):
         return items
 
 
-def _tree(digest: bytes, body: bytes) -> Any:
+def _tree(digest: bytes | None, body: bytes) -> Any:
+    """Decodes JSON; an error names its digest, or that of the body."""
     try:
         return _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ValueBroken(digest, f"not JSON ({error})") from None
+        raise ValueBroken(digest or value_hash("json", body), f"not JSON ({error})") from None
 
 
 def _tagged(node: Any) -> tuple[str | None, Any]:

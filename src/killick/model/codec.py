@@ -144,7 +144,8 @@ def _flat(obj: Any) -> bytes | None:
     if obj.__class__ is not dict:
         return None
     for name, value in obj.items():
-        if type(name) is not str or type(value) not in _FLAT or (type(value) is int and not -_LONG <= value < _LONG):
+        kind = type(value)  # pyright: ignore[reportUnknownVariableType]
+        if kind not in _FLAT or (kind is int and not -_LONG <= value < _LONG) or type(name) is not str:
             return None
     try:
         raw = _in_order(obj)

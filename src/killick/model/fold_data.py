@@ -84,7 +84,7 @@ class FoldData:
         if facts.status != "waiting" or facts.mend or facts.hosted:
             return None
         if facts.hook is not None:
-            return facts.started_at  # somebody has to follow the feed, always
+            return facts.started_at  # a hook must always follow the outbox
         if facts.trigger is not None:
             queued = facts.trigger.queued
             return queued[0].at if queued else facts.trigger.next
@@ -150,7 +150,7 @@ class FoldData:
         saved = _read_root(root)
         return cls(saved.facts, saved.vectors, fetch)
 
-    # what handlers share ----------------------------------------------------------------------
+    # shared by handlers -----------------------------------------------------------------------
 
     def open_step(self, seq: int, event: e.StepIntended) -> Step:
         step = Step(event.step, event.sort, event.name, seq, event.at, "intended", event.effect, undoes=event.undoes)

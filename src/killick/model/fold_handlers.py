@@ -10,17 +10,7 @@ from msgspec.structs import replace
 from killick.model import events as e
 from killick.model import system_events
 from killick.model.crash_loop import counted
-from killick.model.facts import (
-    OWN_TAGS,
-    Attempt,
-    ContractInForce,
-    Hook,
-    KeptEvents,
-    Queued,
-    Step,
-    Trigger,
-    Wait,
-)
+from killick.model.facts import OWN_TAGS, Attempt, ContractInForce, Hook, KeptEvents, Queued, Step, Trigger, Wait
 from killick.model.fold_data import FoldData, is_started_at
 
 

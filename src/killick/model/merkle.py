@@ -84,8 +84,8 @@ def inclusion(leaves: Sequence[bytes], index: int) -> list[bytes]:
     path: list[bytes] = []
     level = leaves
     while len(level) > 1:
-        if (beside := index ^ 1) < len(level):
-            path.append(level[beside])
+        if (sibling := index ^ 1) < len(level):
+            path.append(level[sibling])
         above = [node(level[at], level[at + 1]) for at in range(0, len(level) - 1, 2)]
         level = [*above, level[-1]] if len(level) & 1 else above
         index >>= 1
@@ -97,15 +97,15 @@ def includes(root: bytes, size: int, leaf: bytes, index: int, path: Sequence[byt
     if not 0 <= index < size:
         return False
     found, last = leaf, size - 1
-    for beside in path:
+    for sibling in path:
         if last == 0:
             return False
         if index & 1 or index == last:
-            found = node(beside, found)
+            found = node(sibling, found)
             while not index & 1 and index:
                 index, last = index >> 1, last >> 1
         else:
-            found = node(found, beside)
+            found = node(found, sibling)
         index, last = index >> 1, last >> 1
     return last == 0 and found == root
 
@@ -144,14 +144,14 @@ def is_consistent(older: int, older_root: bytes, size: int, root: bytes, path: S
     while at & 1:
         at, last = at >> 1, last >> 1
     before = after = steps[0]
-    for beside in steps[1:]:
+    for sibling in steps[1:]:
         if last == 0:
             return False
         if at & 1 or at == last:
-            before, after = node(beside, before), node(beside, after)
+            before, after = node(sibling, before), node(sibling, after)
             while not at & 1 and at:
                 at, last = at >> 1, last >> 1
         else:
-            after = node(after, beside)
+            after = node(after, sibling)
         at, last = at >> 1, last >> 1
     return last == 0 and before == older_root and after == root

@@ -144,7 +144,7 @@ class TokenRevoked(Event, frozen=True, tag="token.revoked"):
     by: str | None = None
 
 
-# what frameworks keep ---------------------------------------------------------------------------
+# framework state --------------------------------------------------------------------------------
 
 
 class EntryKept(Event, frozen=True, tag="entry.kept"):

@@ -56,17 +56,18 @@ def _decoder(of: Hashable) -> Callable[[bytes], list[Any]]:
 class Vector(Sequence[T], Generic[T]):
     """An append-only sequence. Items may be mutated if fetched with `changing`."""
 
+    __slots__ = ("_fetch", "_height", "_length", "_of", "_root", "_tail", "_tail_at")
+
     def __init__(self, of: type[T], saved: Saved | None = None, fetch: Fetch | None = None) -> None:
-        self._decode: Callable[[bytes], list[T]] = _decoder(of)  # type: ignore[arg-type]
-        self._fetch = fetch
-        self._length = saved.length if saved else 0
-        self._height = saved.height if saved else 0
-        self._root: _Node | bytes = from_text(saved.root) if saved and saved.root else _Node([])
-        self._tail: list[T] | None = None
-        self._tail_at = 0
-        if saved is None:
-            assert isinstance(self._root, _Node)
-            self._tail = self._root.items
+        self._of: Any = of
+        self._fetch, self._tail_at = fetch, 0
+        if saved is None or saved.root is None:
+            self._length = self._height = 0
+            self._tail: list[T] | None = []
+            self._root: _Node | bytes = _Node(self._tail)
+        else:
+            self._length, self._height = saved.length, saved.height
+            self._tail, self._root = None, from_text(saved.root)
 
     def __len__(self) -> int:
         return self._length
@@ -90,6 +91,10 @@ class Vector(Sequence[T], Generic[T]):
     def __iter__(self) -> Iterator[T]:
         for start in range(0, self._length, WIDTH):
             yield from self._leaf(start).items
+
+    def __reversed__(self) -> Iterator[T]:
+        for start in range((self._length - 1) & -WIDTH, -1, -WIDTH):
+            yield from reversed(self._leaf(start).items)
 
     def append(self, item: T) -> int:
         """Appends an item and returns its index."""
@@ -144,7 +149,7 @@ class Vector(Sequence[T], Generic[T]):
         try:
             if height:
                 return _Node([from_text(child) for child in _inner(piece.body).children], node)
-            return _Node(self._decode(piece.body), node)
+            return _Node(_decoder(self._of)(piece.body), node)
         except msgspec.DecodeError as error:
             raise ValueBroken(node, f"is not a valid vector ({error})") from error
 

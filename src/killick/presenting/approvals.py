@@ -1,4 +1,4 @@
-"""Approvals: the call that is to be approved, the rule and the people asked, their votes, and what they edited."""
+"""Approvals: the call that is to be approved, the rule and the approvers, their votes, and their edits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from killick.client.inbox import agreement, lacking, whom
+from killick.client.inbox import addressees, agreement, missing_approvals
 from killick.engine import views
 from killick.engine.approval.argument_edits import ARGUMENT_CHARS, call, shown, visible
 from killick.engine.control.inbox import APPROVE, may_answer
@@ -27,9 +27,9 @@ def by_rule(rule: str | None) -> str:
 def asked_lines(step: Step) -> Iterator[Phrase]:
     """The approvals that were asked for before a step was executed, and the edits made to its call, in order."""
     asked = [wait for wait in step.waits if wait.rule is not None]
-    told = [(wait.opened.seq, _asked(wait, before)) for before, wait in pairwise([None, *asked]) if wait is not None]
-    told += [(edit.values.seq, edited(edit)) for edit in step.edits if edit.stands]
-    yield from (line for _, line in sorted(told, key=lambda each: each[0]))
+    entries = [(wait.opened.seq, _asked(wait, before)) for before, wait in pairwise([None, *asked]) if wait is not None]
+    entries += [(edit.values.seq, edited(edit)) for edit in step.edits if edit.stands]
+    yield from (line for _, line in sorted(entries, key=lambda each: each[0]))
 
 
 def _asked(wait: Wait, before: Wait | None) -> Phrase:
@@ -72,8 +72,8 @@ def edited(edit: Edit) -> Phrase:
 def changes(changed: Any) -> str:
     """Each argument with its old and its new value."""
     pairs: Mapping[str, Any] = entries_of(changed)
-    told = (f"{name} {_value(old)} → {_value(new)}" for name, (old, new) in pairs.items())
-    return ", ".join(told) or "nothing"
+    texts = (f"{name} {_value(old)} → {_value(new)}" for name, (old, new) in pairs.items())
+    return ", ".join(texts) or "nothing"
 
 
 def _value(value: Any) -> str:
@@ -100,7 +100,7 @@ def passed_on(step: Step | None) -> str:
 def why_not(client: Client, wait: views.Wait, person: str | None) -> str | None:
     """Why a person cannot answer a wait; None where they can. Where several approvals are needed, each counts once."""
     if not may_answer(person, wait.to, wait.may, client.runtime.engine.roles):
-        return f"it is asked of {whom(wait.to, wait.may)}"
+        return f"it is asked of {addressees(wait.to, wait.may)}"
     if person is not None and person in wait.votes:
         return f"{person} approved it already"
     if wait.is_agreed:
@@ -115,7 +115,7 @@ def why_not(client: Client, wait: views.Wait, person: str | None) -> str | None:
 def lacks(wait: views.Wait, by: str | None, verb: str) -> str | None:
     """The approvals that are missing after an answer; None where it has all that it needs."""
     voters = tuple(dict.fromkeys((*wait.votes, str(by))))
-    return lacking(wait, voters) if verb == "approve" and len(voters) < wait.need else None
+    return missing_approvals(wait, voters) if verb == "approve" and len(voters) < wait.need else None
 
 
 def continues(client: Client, run: str, otherwise: str) -> str:

@@ -19,13 +19,13 @@ _NOT_XML: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U001
 
 def document(report: Report) -> dict[str, Any]:
     """Returns a report as JSON."""
-    told: dict[str, Any] = msgspec.to_builtins(report)
-    told["findings"] = [
+    data: dict[str, Any] = msgspec.to_builtins(report)
+    data["findings"] = [
         {**msgspec.to_builtins(finding), "file": file, "line": line, "weight": finding.weight}
         for finding in report.findings
         for file, line in [place(finding)]
     ]
-    return {**told, "verdict": report.verdict, "holds": report.holds}
+    return {**data, "verdict": report.verdict, "holds": report.holds}
 
 
 def place(finding: Finding) -> tuple[str, int | None]:

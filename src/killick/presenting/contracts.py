@@ -22,12 +22,12 @@ def words(rule: Rule) -> str:
 def asking(approval: Approval) -> str:
     """Who is asked for an approval, and how long."""
     several = f"{listed(approval.to)}, {approval.need} approve"
-    told = f"ask {listed(approval.to, 'or') if approval.need == 1 else several}"
+    text = f"ask {listed(approval.to, 'or') if approval.need == 1 else several}"
     if approval.timeout is not None:
-        told += f", for {lasting(approval.timeout)}"
+        text += f", for {lasting(approval.timeout)}"
     for each in approval.escalate:
-        told += f", then {listed(each.to, 'or')}" + ("" if each.timeout is None else f" for {lasting(each.timeout)}")
-    return told
+        text += f", then {listed(each.to, 'or')}" + ("" if each.timeout is None else f" for {lasting(each.timeout)}")
+    return text
 
 
 def lasting(seconds: float) -> str:
@@ -84,7 +84,7 @@ def _bounds(terms: Mapping[str, Any]) -> Iterator[str]:
 
 
 def bounded(bound: Mapping[str, Any]) -> str:
-    """What a value may be, after "is"."""
+    """The permitted values, after "is"."""
     types: Sequence[str] = [bound["type"]] if isinstance(bound.get("type"), str) else bound.get("type", ())
     limits = ""
     if "min" in bound and "max" in bound:

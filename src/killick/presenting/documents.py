@@ -59,7 +59,7 @@ class Frame(Document, frozen=True):
 
 
 class Error(Document, frozen=True):
-    """An error. `details` has what else it carried, such as a service's response; `members` are a group's errors."""
+    """An error. `details` has its other data, such as a service's response; `members` are a group's errors."""
 
     type: str
     message: str
@@ -392,7 +392,7 @@ class Event(Document, frozen=True):
 
 
 def event(log: Log, run: str, recorded: Recorded, hide: RedactData | None = None) -> Event:
-    """An event with its values, less what is not to be seen; None where they were erased."""
+    """An event with its values, redacted for the caller; None if they were erased."""
     seq, found, row = recorded
     data: Any = None
     with suppress(ValueErased):

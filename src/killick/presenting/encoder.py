@@ -29,7 +29,7 @@ def json_name(field: str) -> str:
 
 
 def document(data: Any) -> Any:
-    """Plain JSON. What a field declares as Any is a value of an agent: tagged as it is in the log."""
+    """Plain JSON. A field of type Any is a value of an agent: tagged as it is in the log."""
     if data is None or type(data) in _SCALARS:
         return data
     if isinstance(data, str):
@@ -67,7 +67,7 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, str], ...]:
     """The fields of a struct, their names in JSON, and whether each is a time, a value of an agent, or neither."""
     fields = msgspec.structs.fields(kind)
     kinds = ("time" if each.name.endswith("_us") else "value" if _is_free(each.type) else "" for each in fields)
-    return tuple((each.name, json_name(each.encode_name), told) for each, told in zip(fields, kinds, strict=True))
+    return tuple((each.name, json_name(each.encode_name), role) for each, role in zip(fields, kinds, strict=True))
 
 
 def _structs(kind: Any) -> Iterator[type[msgspec.Struct]]:
@@ -78,7 +78,7 @@ def _structs(kind: Any) -> Iterator[type[msgspec.Struct]]:
 
 
 def words_of(kinds: Iterable[Any]) -> frozenset[str]:
-    """The words that documents of these types consist of, apart from values: names of fields, and their literals."""
+    """The words of documents of these types, without values: names of fields, and their literals."""
     words: set[str] = set()
     parts = [part for kind in kinds for part in _structs(kind)]
     for part in parts:

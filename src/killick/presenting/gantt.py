@@ -133,7 +133,7 @@ class Scale:
                 yield each.started_at, each.started_at, "died" if each.died else "overridden"
 
     def _busy(self, step: Step) -> Iterator[tuple[int, int]]:
-        """What is never folded: attempts, and the moments at which a step or a wait began or ended."""
+        """The times that are never folded: attempts, and the moments at which a step or a wait began or ended."""
         points = [step.intended_at, self._end(step)]
         for start, end, outcome in self._attempts(step):
             yield start, end if outcome != "died" else start

@@ -1,4 +1,4 @@
-"""What happened to a run between its steps, one line each; and which of it a timeline leaves out."""
+"""The events of a run between its steps, one line each; and which of them a timeline omits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from killick.engine.control.inbox import ANSWER, CHILD, COMMAND, SAID, VOTE
-from killick.history.phrasing import counted, entries_of, filed, lapse_told, paged, process, snapshot
+from killick.history.phrasing import counted, entries_of, lapse_text, page_text, process, snapshot, workspace_text
 from killick.history.timeline_parts import Entry, Moment
 from killick.model import events as e
 from killick.model import page_events
@@ -39,10 +39,10 @@ def trivial(entries: Sequence[Entry], *, is_first: bool = True) -> Callable[[Mom
 
 
 def line(moment: Moment, shows: Shows) -> Phrase:
-    """What happened, in one line."""
+    """A moment, in one line."""
     event, data, value = moment.event, moment.data, shows.value
     by = f" by {getattr(event, 'by', None)}" if getattr(event, "by", None) else ""
-    because = f": {value(data['because'])}" if data.get("because") else ""
+    because = f": {value(said)}" if (said := data.get("because")) else ""
     match event:
         case e.RunStarted():
             return Phrase("started", "strong").add(_with(data.get("input"), value))
@@ -55,7 +55,7 @@ def line(moment: Moment, shows: Shows) -> Phrase:
             build = " ".join(filter(None, (event.build.version, event.build.commit)))
             return Phrase(f"leased by {process(event.holder)}{f', build {build}' if build else ''}", "busy")
         case e.LeaseLapsed():
-            return Phrase(f"died: {lapse_told(event)}", "bad")
+            return Phrase(f"died: {lapse_text(event)}", "bad")
         case e.RunQuarantined():
             return Phrase(f"quarantined: its process died {counted(event.deaths, 'time')} in a row", "strong bad")
         case e.PlanMade():
@@ -87,13 +87,13 @@ def line(moment: Moment, shows: Shows) -> Phrase:
         case e.FactDrawn():
             return Phrase(f"{event.name} ", "quiet").add(value(data.get("value")))
         case page_events.PageEvicted() | page_events.PageFaulted() | page_events.PagePinned():
-            return Phrase(paged(event), "quiet")
+            return Phrase(page_text(event), "quiet")
         case e.WorkspaceCaptured():
-            return Phrase(filed(event, data, shows.after(event.after)), "quiet")
+            return Phrase(workspace_text(event, data, shows.after(event.after)), "quiet")
         case e.WorkspaceBound():
-            return Phrase(filed(event, data), "quiet")
+            return Phrase(workspace_text(event, data), "quiet")
         case e.WorkspaceRestored():
-            return Phrase(filed(event, data), "change")
+            return Phrase(workspace_text(event, data), "change")
         case e.AttemptSettled():
             return Phrase(f"settled{by}, {event.key}: {event.settlement.replace('_', ' ')}", "notice")
         case _:
@@ -110,13 +110,13 @@ def _context(event: e.ContextChanged | e.ContextRefused, data: Mapping[str, Any]
     """A change of the context, or one that a rule or a newer version rejected."""
     by = f" by {event.by}" if event.by != "agent" else ""
     changed = data.get("document", data.get("set"))
-    gone = f" without {', '.join(map(str, data['unset']))}" if data.get("unset") else ""
-    told = f" {shows.arguments(changed)}{gone}" if changed else gone
+    gone = f" without {', '.join(map(str, unset))}" if (unset := data.get("unset")) else ""
+    text = f" {shows.arguments(changed)}{gone}" if changed else gone
     if isinstance(event, e.ContextChanged):
-        return Phrase(f"context{by}", "quiet").add(told)
+        return Phrase(f"context{by}", "quiet").add(text)
     rule = f" by rule {event.verdict.rule}" if event.verdict is not None else ""
     why = entries_of(data.get("failure")).get("message")
-    return Phrase(f"change{by.replace(' by ', ' of ')} rejected{rule}", "bad").add(told).add(f": {why}" if why else "")
+    return Phrase(f"change{by.replace(' by ', ' of ')} rejected{rule}", "bad").add(text).add(f": {why}" if why else "")
 
 
 def _bound(event: e.ContractBound, data: Mapping[str, Any]) -> str:

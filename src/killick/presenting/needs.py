@@ -1,4 +1,4 @@
-"""What needs a person now: the open questions of all runs, and the runs that continue only when a person acts."""
+"""The work for people: the open questions of all runs, and the runs that only a person can continue."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 ASKING_MAX: Final = 200
 """The number of runs whose questions are counted, the most urgent ones."""
 
+
+NEW_MAX: Final = 50
+"""The number of logs that one count reads. The next count continues."""
 
 SHARE: Final = 10
 """Where counting takes long, its result holds for so many times as long."""
@@ -60,15 +63,19 @@ class Questions:
 
     def _counted(self) -> tuple[list[Wait], bool]:
         log, known = self._client.runtime.log, self._kept
-        rows = [row for _, row in inbox.asking(log.store, self._client.runtime.clock.now_us())]
+        rows = log.store.asking(self._client.runtime.clock.now_us(), limit=ASKING_MAX + 1)
         standings = log.store.statuses([row.run for row in rows[:ASKING_MAX]])
         self._kept = kept = dict[str, tuple[tuple[int, int], list[Wait]]]()
-        for row in rows[:ASKING_MAX]:
-            if row.run in standings:
-                seen, found = (standings[row.run].head.seq, row.delivered), known.get(row.run)
-                is_same = found is not None and found[0] == seen
-                kept[row.run] = found if found and is_same else (seen, inbox.readable(log, row, answered=False))
-        return [wait for _, waits in kept.values() for wait in waits], len(rows) > ASKING_MAX
+        new = 0
+        for row in (row for row in rows[:ASKING_MAX] if row.run in standings):
+            seen, found = (standings[row.run].head.seq, row.delivered), known.get(row.run)
+            if found is None or found[0] != seen:
+                new += 1
+                if new > NEW_MAX:
+                    continue
+                found = seen, inbox.readable(log, row, answered=False)
+            kept[row.run] = found
+        return [wait for _, waits in kept.values() for wait in waits], len(rows) > ASKING_MAX or new > NEW_MAX
 
     def badge(self) -> str:
         """How many questions are open; empty for none."""
@@ -76,7 +83,7 @@ class Questions:
         return f"{len(waits)}{'+' * more}" if waits else ""
 
     def needs(self, person: str, counts: Counter[str] | None = None, *, may_answer: bool) -> Needs:
-        """What needs a person, as this one sees it. `counts` are those of all runs, where they are known."""
+        """The work for people, as this person sees it. `counts` are those of all runs, if known."""
         (waits, more), counts = self.now(), counts or counted(self._client.runtime.store, RunQuery())
         asks = [each for each in waits if each.waits_for == "answer"]
         mine = [each for each in asks if may_answer and approvals.why_not(self._client, each, person) is None]

@@ -1,4 +1,4 @@
-"""What a command will do to a run, in plain words, before it is given. Raises the error that the command would raise.
+"""Previews of commands in plain words. A preview raises the error that the command would raise.
 
 Reads the record as it is now: a worker may have advanced the run by the time that the command takes effect.
 """
@@ -19,8 +19,8 @@ from killick.engine.effects.fork import UNCHANGED, Conditions, fork
 from killick.engine.waits import waits
 from killick.errors import AnswerRefused, RunBroken, RunExists, RunUnknown, TimeRefused
 from killick.history.phrasing import counted, listed, span
-from killick.history.rewind_preview import leaving
-from killick.history.undo_preview import Undoing
+from killick.history.rewind_preview import preview_rewind
+from killick.history.undo_preview import UndoPreview
 from killick.log import boundaries
 from killick.model import events as e
 from killick.model.facts import Facts, Step
@@ -33,7 +33,7 @@ CHARS: Final = 80
 
 
 class Will(msgspec.Struct, frozen=True):
-    """What will be done: in one sentence, and line by line where there is more to know."""
+    """A preview: one sentence, and further lines."""
 
     will: str
     more: tuple[str, ...] = ()
@@ -94,8 +94,8 @@ def pause(run: RunPreview) -> Will:
         raise AnswerRefused(run.run, "it is being cancelled, and ends when it is run next")
     if run.status == "paused":
         raise AnswerRefused(run.run, "it is paused already")
-    told = f"{run.run} stops at its next step and stays there until it is resumed."
-    return Will(told, (*_open(run), "What people are asked can still be answered.", run.lands))
+    summary = f"{run.run} stops at its next step and stays there until it is resumed."
+    return Will(summary, (*_open(run), "What people are asked can still be answered.", run.lands))
 
 
 def resume(run: RunPreview) -> Will:
@@ -107,8 +107,8 @@ def resume(run: RunPreview) -> Will:
     if run.status == "failed":
         failed: Any = run.client.runtime.log.event(run.run, facts.ended)
         at = f"to before {run.step(failed.step)}, which failed" if failed.step else "to where its code failed"
-        told = f"{run.run} is rewound {at}, and makes a new attempt."
-        return Will(told, ("If steps were undone because it failed, it is rewound to the first of them.", _TWICE))
+        summary = f"{run.run} is rewound {at}, and makes a new attempt."
+        return Will(summary, ("If steps were undone because it failed, it is rewound to the first of them.", _TWICE))
     if run.status == "paused":
         return Will(f"{run.run} continues where it was paused.", (_TWICE,))
     if facts.mend:
@@ -118,8 +118,8 @@ def resume(run: RunPreview) -> Will:
             why = f"its process died {held.deaths} times in a row"
         return Will(f"{run.run} is tried again: {why}.", ("If nothing was fixed, it stops there again.",))
     if run.status == "running" and run.holder is None:
-        told = f"{run.run} is abandoned: its process died. It continues after its last recorded step."
-        return Will(told, (_TWICE,))
+        summary = f"{run.run} is abandoned: its process died. It continues after its last recorded step."
+        return Will(summary, (_TWICE,))
     if run.status == "waiting":
         raise AnswerRefused(run.run, "it is waiting, and not held back; `killick inbox` shows how to answer")
     raise AnswerRefused(run.run, f"it is {run.status}, and not held back")
@@ -131,10 +131,10 @@ def cancel(run: RunPreview, compensate: bool) -> Will:
         raise AnswerRefused(run.run, "it is being cancelled already")
     count = len(run.fold.effects)
     if compensate:
-        told = f"{run.run} ends as cancelled, and its effects are undone, the last first."
+        summary = f"{run.run} ends as cancelled, and its effects are undone, the last first."
         more = f"{counted(count, 'step')} with an effect; those with a compensation are undone, the others are listed."
     else:
-        told = f"{run.run} ends as cancelled. Its effects stay."
+        summary = f"{run.run} ends as cancelled. Its effects stay."
         more = f"{counted(count, 'step')} with an effect; none is undone." if count else ""
     asked = len([each for each in run.facts.waits.values() if each.waits_for in ("answer", "settlement")])
     lines = (
@@ -143,7 +143,7 @@ def cancel(run: RunPreview, compensate: bool) -> Will:
     )
     children = [child.run for child in run.client.runtime.log.ledger(run.run).children if child.status not in ENDED][:5]
     below = f"Its children are cancelled too: {listed(children)}." if children else ""
-    return Will(told, tuple(line for line in (*lines, below, run.lands) if line))
+    return Will(summary, tuple(line for line in (*lines, below, run.lands) if line))
 
 
 def change(run: RunPreview, changes: Mapping[str, Any], unset: Sequence[str], saw: int | None) -> Will:
@@ -159,14 +159,14 @@ def change(run: RunPreview, changes: Mapping[str, Any], unset: Sequence[str], sa
     lines = [f"{name}: {shown(context[name], CHARS) if name in context else 'nothing'} → {shown(value, CHARS)}"
              for name, value in changes.items()]  # fmt: skip
     lines += [f"{name}: {shown(context.get(name), CHARS)} → nothing" for name in unset]
-    told = f"The context of {run.run} goes from version {version} to {version + 1}."
-    return Will(told, (*lines, "Its code sees the change when its next step returns.", run.lands))
+    summary = f"The context of {run.run} goes from version {version} to {version + 1}."
+    return Will(summary, (*lines, "Its code sees the change when its next step returns.", run.lands))
 
 
 def prioritize(run: RunPreview, priority: int) -> Will:
     run.refuse_over()
-    told = f"{run.run} has priority {priority} instead of {run.facts.priority}."
-    return Will(told, ("Of the runs that are due, workers take those with the highest priority first.",))
+    summary = f"{run.run} has priority {priority} instead of {run.facts.priority}."
+    return Will(summary, ("Of the runs that are due, workers take those with the highest priority first.",))
 
 
 def note(run: RunPreview) -> Will:
@@ -178,9 +178,9 @@ def override(run: RunPreview, step: str, output: Any) -> Will:
     run.refuse_over()
     run.tried("override", step=step, output=output)
     run.client._refuse_answer(run.run, step, output)  # pyright: ignore[reportPrivateUsage]
-    told = f"{run.step(step)} of {run.run} is given this result instead of being executed: {shown(output, CHARS)}."
+    summary = f"{run.step(step)} of {run.run} is given this result instead of being executed: {shown(output, CHARS)}."
     asked = ("The question that it waits for is withdrawn.",) if step in run.facts.waits else ()
-    return Will(_begun(told), (*asked, "The record names you as the source of the result, not the tool.", run.lands))
+    return Will(_begun(summary), (*asked, "The record names you as the source of the result, not the tool.", run.lands))
 
 
 def skip(run: RunPreview, step: str) -> Will:
@@ -206,8 +206,8 @@ def retry(run: RunPreview, step: str | None) -> Will:
     found = run.fold.step(step) if step else delayed[0]
     assert found is not None
     left = (found.delayed_until or 0) - run.client.runtime.clock.now_us()
-    told = f"{_begun(run.step(found.id))} is retried now instead of in {span(max(left, 0))}."
-    return Will(told, (f"{counted(len(found.attempts), 'attempt')} made so far; this is the next one.", run.lands))
+    summary = f"{_begun(run.step(found.id))} is retried now instead of in {span(max(left, 0))}."
+    return Will(summary, (f"{counted(len(found.attempts), 'attempt')} made so far; this is the next one.", run.lands))
 
 
 def say(run: RunPreview, text: str) -> Will:
@@ -239,9 +239,9 @@ def rewind(run: RunPreview, to: str) -> Will:
     head = run.client.runtime.log.head(run.run)
     if head.parent is not None and boundaries.at(run.client.runtime.log, run.run, to).seq <= head.base:
         raise TimeRefused(run.run, f"the part before {to} belongs to the run that it was forked from; fork that run")
-    found = leaving(run.client.runtime.log, run.run, to)
-    told = f"{run.run} is rewound to {found.to}, and continues from there."
-    return Will(told, _cut([*_lines(report.rewind(found, CHARS)), run.lands]))
+    found = preview_rewind(run.client.runtime.log, run.run, to)
+    summary = f"{run.run} is rewound to {found.to}, and continues from there."
+    return Will(summary, _cut([*_lines(report.rewind(found, CHARS)), run.lands]))
 
 
 def _lines(parts: report.Report) -> list[str]:
@@ -262,11 +262,11 @@ def forked(run: RunPreview, at: str, name: str | None, conditions: Conditions) -
     lines += [f"context without {each}" for each in conditions.unset]
     lines += [] if conditions.input is UNCHANGED else [f"other input: {shown(conditions.input, CHARS)}"]
     lines += [f"model: {conditions.model}"] if conditions.model else []
-    told = f"A new run, {called}, has the history of {run.given} up to {place.label} and continues from there."
+    summary = f"A new run, {called}, has the history of {run.given} up to {place.label} and continues from there."
     world = (
         f"It adopts the later effects of {run.given} where it makes the same calls; {report.WORLD[conditions.effects]}."
     )
-    return Will(told, _cut([*(lines or ["nothing is different"]), world, f"{run.given} itself does not change."]))
+    return Will(summary, _cut([*(lines or ["nothing is different"]), world, f"{run.given} itself does not change."]))
 
 
 def _free(run: RunPreview) -> str:
@@ -278,7 +278,7 @@ def _free(run: RunPreview) -> str:
     return name
 
 
-def undo(found: Undoing, settled: str | None) -> Will:
+def undo(found: UndoPreview, settled: str | None) -> Will:
     if found.status is None:
         raise TimeRefused(found.run, f"step {found.step} has no effect that could be undone")
     if found.refuses is not None and settled is None:
@@ -287,9 +287,9 @@ def undo(found: Undoing, settled: str | None) -> Will:
     how = {"happened": "is recorded as undone", "not": "is recorded as not undone"}.get(
         settled or "", f"is undone by {found.compensated_by or 'its compensation'}"
     )
-    told = f"Step {found.step}, {report.call_line(found.tool, found.arguments)}, {how}. The run itself continues."
+    summary = f"Step {found.step}, {report.call_line(found.tool, found.arguments)}, {how}. The run itself continues."
     shared = [line for line in _lines(report.undo(found, CHARS)) if line.startswith("shared by")]
-    return Will(told, _cut([*shared, "The same call again is executed."]))
+    return Will(summary, _cut([*shared, "The same call again is executed."]))
 
 
 # small things -------------------------------------------------------------------------------------

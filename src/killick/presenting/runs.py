@@ -25,11 +25,11 @@ from killick.presenting.documents import (
     step_fields,
 )
 from killick.presenting.steps import reply_text
-from killick.store.records import shown_tags
+from killick.store.records import KEY_DESTROYED, shown_tags
 
 
 class RunReason(Document, frozen=True):
-    """Why a run waits, or what failed. `at` is the end of the wait."""
+    """The reason for a wait, or the failure. `at` is the end of the wait."""
 
     kind: str
     text: str
@@ -39,7 +39,7 @@ class RunReason(Document, frozen=True):
 class RunSummary(Document, frozen=True):
     """A run in one line. `stage` is number `stage_number` of `stages`; `entered` lists the stages reached, from 0.
 
-    `seq` is 0 where the log was not read; then only what the index has is there. `cursor` continues a listing after it.
+    `seq` is 0 if the log was not read; then only the index fields are set. `cursor` continues a listing after it.
     """
 
     id: str
@@ -83,7 +83,7 @@ class RunFailure(Document, frozen=True):
 
 
 class Position(Document, frozen=True):
-    """A run's position, since when, and what is next. `stage_index` is its stage, from 0; `entered`: those reached."""
+    """A run's position, since when, and the next step. `stage_index` is its stage, from 0; `entered`: those reached."""
 
     where: str
     since_us: int
@@ -170,7 +170,7 @@ def _entry(run: str, part: parts.Entry, now_us: int) -> TimelineStep | Moment:
 
 
 def position(tl: Timeline, status: str, broken: str | None = None) -> Position:
-    """The position of a run, why it waits, and what wakes it."""
+    """The position of a run, the reason for its wait, and the event that ends it."""
     step = tl.at_work
     number = step.number if step is not None else tl.failed.step if tl.failed is not None else tl.current
     named = f"step {number} ({step.name})" if step is not None else f"step {number}" if number else ""
@@ -180,6 +180,8 @@ def position(tl: Timeline, status: str, broken: str | None = None) -> Position:
     if status == "running" and step is not None:
         since = step.intended_at
     match status:
+        case "broken" if broken == KEY_DESTROYED:
+            where, following = "Quarantined", f"{broken[:1].upper()}{broken[1:]}."
         case "broken":
             where, following = "The log fails verification", f"{broken}. Verify it to see where; then repair it."
         case "completed" | "cancelled":

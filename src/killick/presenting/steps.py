@@ -1,4 +1,4 @@
-"""What a step was asked to do, what came of it, and what else is on record of it, one line each."""
+"""A step's request, its outcome, and its other records, one line each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from killick.engine.steps.model_reply import text_of
 from killick.history.listing import asked_of_intention
-from killick.history.narration import alike, is_answered, led_to
+from killick.history.narration import alike, is_answered, transition
 from killick.history.phrasing import NOT_RETRIED, chain, entries_of, inline, scope_words, short, span
 from killick.history.timeline_parts import Attempt, Step, Wait
 from killick.model.failure import Failure, Frame
@@ -24,7 +24,7 @@ _OUTCOMES: Final = {"completed": "good", "failed": "bad", "cancelled": "quiet"}
 
 
 def given(step: Step, shows: Shows) -> str:
-    """What a step was given, without its name: arguments, a question, a state."""
+    """The input of a step, without its name: arguments, a question, a state."""
     match step.sort:
         case "decision" if step.decision is not None:
             return shows.value(step.decision.question or "")
@@ -44,15 +44,15 @@ def given(step: Step, shows: Shows) -> str:
 
 
 def asked_of(wait: Wait) -> str:
-    """The question of a wait, or what it waits for."""
+    """The question of a wait, or the event that it waits for."""
     asked = wait.prompt or wait.name
     return asked_of_intention(wait.waits_for, wait.intention) or (asked if isinstance(asked, str) else inline(asked))
 
 
-def came_to(step: Step, shows: Shows) -> Phrase | None:
-    """What a step returned; None where there is nothing to say."""
+def outcome(step: Step, shows: Shows) -> Phrase | None:
+    """The result of a step; None if there is none to show."""
     if step.name == "transition" and step.status == "done":
-        return Phrase(" ".join(f"{name} {shows.value(value)}" for name, value in led_to(step).items()))
+        return Phrase(" ".join(f"{name} {shows.value(value)}" for name, value in transition(step).items()))
     if step.status != "done" or step.sort in ("undo", "scope", "child") or step.sent_to is not None:
         return None
     if step.decision is not None:
@@ -82,13 +82,13 @@ def answered(wait: Wait, shows: Shows) -> Phrase | None:
         return Phrase(status, _OUTCOMES.get(status, "")).add(shown)
     if wait.waits_for == "event":
         return Phrase(shows.value(wait.answer)).add(f" from {wait.by}" if wait.by else "", "quiet")
-    told = Phrase(f"{by}: {answer.get('kind')}", "strong")
-    told.add(f" {shows.value(answer['value'])}" if answer.get("value") is not None else "")
-    return told.add(remark(wait.comment), "quote")
+    phrase = Phrase(f"{by}: {answer.get('kind')}", "strong")
+    phrase.add(f" {shows.value(answer['value'])}" if answer.get("value") is not None else "")
+    return phrase.add(remark(wait.comment), "quote")
 
 
 def about(step: Step, shows: Shows) -> Iterator[Phrase]:
-    """What else is on record of a step, but its waits: who chose, why, its attempts, and what became of its effect."""
+    """The other records of a step, without its waits: its decision, its reason, its attempts, and its effect."""
     if step.decision is not None:
         options = [shows.value(option) for option in step.decision.options]
         by = f"the {step.decision.by}" if step.decision.by in ("agent", "model") else step.decision.by
@@ -102,7 +102,7 @@ def about(step: Step, shows: Shows) -> Iterator[Phrase]:
 
 
 def afterwards(step: Step, shows: Shows) -> Iterator[Phrase]:
-    """What became of a step's result."""
+    """The later fate of a step's result."""
     if step.adopted is not None:
         yield Phrase(f"deduplicated: has the result of {step.adopted.key}", "notice")
     if step.overridden_by is not None:
@@ -154,12 +154,12 @@ def _grouped(attempts: Iterable[Attempt]) -> list[list[Attempt]]:
 
 
 def service_response(failure: Failure) -> str | None:
-    """What the remote service answered, by the first error of a chain that has it."""
+    """The remote service's response, from the first error of a chain that has one."""
     return next(filter(None, map(response, chain(failure))), None)
 
 
 def response(failure: Failure) -> str | None:
-    """What the remote service answered with one error; None where that is not on record."""
+    """The remote service's response in one error; None if it was not recorded."""
     if "status" not in failure.details and "body" not in failure.details:
         return None
     return f"{failure.details.get('status', '')} {failure.details.get('body', '')}".strip()

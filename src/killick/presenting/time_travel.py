@@ -1,4 +1,4 @@
-"""What a rewind, a fork or an undo would mean: labels, and the lines under each. Changes nothing."""
+"""Previews of a rewind, a fork or an undo: labels, and the lines under each. Read-only."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import Any, Final
 
 from killick.history.phrasing import arguments, brief, counted
-from killick.history.rewind_preview import Leaving, LeftEffect, rights
-from killick.history.undo_preview import SharedBy, Undoing
+from killick.history.rewind_preview import LeftEffect, RewindPreview, rights
+from killick.history.undo_preview import SharedBy, UndoPreview
 from killick.history.workspace_files import How
 from killick.model import events as e
 from killick.model.ledger import Spend
@@ -28,7 +28,7 @@ _STAYS: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
     (("undone",), "undone", "the same call again is executed"),
 )
 FILES: Final[Mapping[How, str]] = {"added": "good", "removed": "bad", "changed": "warning", "touched": "notice"}
-"""The roles of what became of a file."""
+"""The roles of file changes."""
 
 
 def call_line(tool: str, given: Any, chars: int = 60) -> str:
@@ -43,8 +43,8 @@ def steps_between(steps: Sequence[str]) -> str:
     return f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
 
 
-def rewind(found: Leaving, chars: int) -> Report:
-    """What a rewind takes back, and what stays as it is."""
+def rewind(found: RewindPreview, chars: int) -> Report:
+    """The steps that a rewind drops, and the effects that stay."""
     kept = f", which {'stay' if len(found.steps) > 1 else 'stays'} on record" if found.steps else ""
     yield "rewinds", [Phrase(steps_between(found.steps)).add(kept, "quiet")]
     for status, label, means in _STAYS:
@@ -69,11 +69,11 @@ def _effect(effect: LeftEffect, chars: int) -> Phrase:
 
 def changed_files(counts: Mapping[How, int]) -> Phrase:
     """2 added, 1 changed."""
-    told = Phrase()
+    phrase = Phrase()
     for how, role in FILES.items():
         if counts.get(how):
-            told.add(", " * bool(told)).add(f"{counts[how]:,} {how}", role)
-    return told or Phrase("nothing changed", "quiet")
+            phrase.add(", " * bool(phrase)).add(f"{counts[how]:,} {how}", role)
+    return phrase or Phrase("nothing changed", "quiet")
 
 
 def spent(spend: Spend) -> str:
@@ -83,8 +83,8 @@ def spent(spend: Spend) -> str:
     return f"{counted(spend.model_calls, 'model call')}{tokens}{price}"
 
 
-def undo(found: Undoing, chars: int) -> Report:
-    """What an undo undoes, by which compensation, and which steps share its effect."""
+def undo(found: UndoPreview, chars: int) -> Report:
+    """The effect of an undo, its compensation, and the steps that share the effect."""
     yield "returned", [Phrase(brief(found.result, chars))] if found.result is not None else []
     status = (found.status or "no effect").replace("_", " ")
     yield "effect", [Phrase(status).add(f"  {found.key}" if found.key else "", "quiet")]

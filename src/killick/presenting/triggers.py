@@ -1,4 +1,4 @@
-"""Triggers: what each did and why, where the input of its runs comes from, and the refusals of an unknown one."""
+"""Triggers: their actions and reasons, the source of their runs' input, and the refusal of an unknown one."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def history(client: Client, run: str, limit: int) -> Iterator[Recorded]:
 
 
 def verb(event: e.Event) -> str:
-    """What an event of a trigger's log says that was done."""
+    """The action of an event in a trigger's log."""
     kind = str(event.__struct_config__.tag)
     return _DID.get(kind, kind.partition(".")[2])
 
@@ -138,7 +138,7 @@ def takes(spec: Spec) -> str:
 
 
 def trigger(client: Client, info: TriggerInfo) -> Trigger:
-    """A trigger with its declaration, and what it did lately."""
+    """A trigger with its declaration, and its latest actions."""
     spec = _spec(client, info)
     log = LOG + info.name
     done = [did(client, log, each) for each in history(client, log, TAIL_EVENTS)] if info.is_set else []
@@ -151,7 +151,7 @@ def trigger(client: Client, info: TriggerInfo) -> Trigger:
 
 
 def _spec(client: Client, info: TriggerInfo) -> Spec:
-    """What is on record of a trigger, or what is declared where nothing is."""
+    """The recorded specification of a trigger, or the declared one if none is recorded."""
     declared = TRIGGERS.get(info.name)
     if not info.is_set and declared is not None:
         return declared.spec

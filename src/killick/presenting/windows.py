@@ -1,4 +1,4 @@
-"""Labels for the context window of a run: what fills it, what was wasted, why pages left and how they came back."""
+"""Labels for the context window of a run: contents, waste, evictions and faults."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ def unpriced(names: Sequence[str]) -> str:
 
 def happened(call: ModelCall) -> str:
     """The pages evicted before a call, and the faults of its reply."""
-    told = [f"{counted(call.evicted, 'page')} evicted"] if call.evicted else []
-    return ", ".join([*told, *([counted(call.faulted, "fault")] if call.faulted else [])])
+    evicted = [f"{counted(call.evicted, 'page')} evicted"] if call.evicted else []
+    return ", ".join([*evicted, *([counted(call.faulted, "fault")] if call.faulted else [])])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from killick.proxy.wire import Answered, Asked, Call, Frame, framed, is_list, is_map, listed, maps, summed
+from killick.proxy.wire import Answered, Call, Frame, ParsedBody, framed, is_list, is_map, listed, maps, summed
 from killick.window.messages import Shape, arguments_of
 
 _GROWS: Final = {
@@ -22,15 +22,15 @@ class Messages:
     shape: Shape = "anthropic"
     step = "messages"
 
-    def asked(self, body: dict[str, Any]) -> Asked:
+    def asked(self, body: dict[str, Any]) -> ParsedBody:
         messages, tools, why = listed(body)
         if messages and messages[-1].get("role") == "assistant":
             why = why or "it begins the reply itself"
         choice = body.get("tool_choice")
         may_call = not is_map(choice) or choice.get("type") in ("auto", "any")
-        return Asked(body, messages, tools, body.get("system"), body.get("stream") is True, why, may_call)
+        return ParsedBody(body, messages, tools, body.get("system"), body.get("stream") is True, why, may_call)
 
-    def body(self, asked: Asked, messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
+    def body(self, asked: ParsedBody, messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
         return {**asked.body, "messages": list(messages), "tools": list(tools)}
 
     def calls(self, reply: Mapping[str, Any]) -> list[Call]:
@@ -240,7 +240,7 @@ class MessageSplice:
         if self._delta is not None:
             usage = summed([*self._usages, self._whole.get("usage") if self._whole else None])
             delta = self._delta.get("delta")
-            told = dict(delta) if is_map(delta) else {}
-            told["stop_reason"] = _reason(told.get("stop_reason"), self._sent_calls)
-            out = framed({**self._delta, "delta": told, "usage": usage}, "message_delta")
+            fields = dict(delta) if is_map(delta) else {}
+            fields["stop_reason"] = _reason(fields.get("stop_reason"), self._sent_calls)
+            out = framed({**self._delta, "delta": fields, "usage": usage}, "message_delta")
         return out + (framed({"type": "message_stop"}, "message_stop") if self._stops else b"")

@@ -22,12 +22,12 @@ from killick.logger import get_logger
 from killick.proxy.anthropic_messages import Messages
 from killick.proxy.conversation_match import Digests, digests_of
 from killick.proxy.conversation_registry import Conversations
-from killick.proxy.credentials import whose
+from killick.proxy.credentials import credentials_digest
 from killick.proxy.exchange import Caller, ProxyRequest, Send, relay
 from killick.proxy.openai_chat import Chat
 from killick.proxy.openai_responses import Responses
 from killick.proxy.upstream import RUN_HEADER, Headers, Upstream
-from killick.proxy.wire import Asked, Wire, is_map
+from killick.proxy.wire import ParsedBody, Wire, is_map
 
 if TYPE_CHECKING:
     from killick.client.client import Client
@@ -50,7 +50,7 @@ WIRES: Final[dict[str, Wire]] = {"/chat/completions": Chat(), "/responses": Resp
 _INFLATED: Final = {b"gzip": 31, b"deflate": 15}
 
 
-class Gone(Exception):
+class ClientGone(Exception):
     """The client disconnected."""
 
 
@@ -84,15 +84,15 @@ class Proxy:
     async def _live(self, receive: Receive, send: Send) -> None:
         resting: asyncio.Task[None] | None = None
         while True:
-            told = (await receive())["type"]
-            if told == "lifespan.startup":
+            kind = (await receive())["type"]
+            if kind == "lifespan.startup":
                 resting = asyncio.create_task(self.conversations.rest())
             else:
                 if resting is not None:
                     resting.cancel()
                 await self.close()
-            await send({"type": f"{told}.complete"})
-            if told == "lifespan.shutdown":
+            await send({"type": f"{kind}.complete"})
+            if kind == "lifespan.shutdown":
                 return
 
     async def close(self) -> None:
@@ -114,7 +114,7 @@ class Proxy:
                 content = await body.whole(self._body_bytes_max)
             else:
                 wire, content = None, body.none() if not _has_body(scope["headers"]) else body.rest()
-        except Gone:
+        except ClientGone:
             return
         work = asyncio.create_task(self._answered(scope, wire, content, caller))
         leaving = asyncio.create_task(body.gone())
@@ -123,7 +123,7 @@ class Proxy:
         finally:
             for task in (work, leaving):
                 task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Gone):
+            with contextlib.suppress(asyncio.CancelledError, ClientGone):
                 await work
 
     def _refused(self, scope: Scope) -> tuple[int, str, str] | None:
@@ -150,13 +150,13 @@ class Proxy:
             await relay(self.upstream, scope["method"], url, headers, content, caller, wire or _wire_like(scope))
             return
         name = next((value.decode("latin-1") for key, value in headers if key.lower() == RUN_HEADER), None)
-        asked, course = found
+        asked, hashes = found
         calling = ProxyRequest(
-            self.upstream, wire, asked, course, url=url, headers=headers, content=content, caller=caller
+            self.upstream, wire, asked, hashes, url=url, headers=headers, content=content, caller=caller
         )  # fmt: skip
-        told = {"shape": wire.shape, "upstream": str(self.upstream.url), "model": asked.body.get("model")}
+        origin = {"shape": wire.shape, "upstream": str(self.upstream.url), "model": asked.body.get("model")}
         try:
-            async with self.conversations.taken(wire, course, name=name, told=told) as conversation:
+            async with self.conversations.conversation_for(wire, hashes, name=name, origin=origin) as conversation:
                 await calling.go(conversation)
         except Exception as error:
             # If the proxy itself fails, the agent must continue as without it.
@@ -190,7 +190,7 @@ def _wire_like(scope: Scope) -> Wire:
     return WIRES["/v1/messages" if anthropic else "/chat/completions"]
 
 
-def _read(wire: Wire, headers: Headers, content: bytes) -> tuple[Asked, Digests] | None:
+def _read(wire: Wire, headers: Headers, content: bytes) -> tuple[ParsedBody, Digests] | None:
     """Parses a body; None if it is not understood or too deep, so that it passes unchanged."""
     coding = next((value.strip().lower() for key, value in headers if key.lower() == b"content-encoding"), b"identity")
     try:
@@ -201,7 +201,7 @@ def _read(wire: Wire, headers: Headers, content: bytes) -> tuple[Asked, Digests]
                 return None
         body: Any = msgspec.json.decode(content)
         asked = wire.asked(body) if is_map(body) else None
-        return None if asked is None else (asked, digests_of(asked.messages, wire.shape, whose(headers)))
+        return None if asked is None else (asked, digests_of(asked.messages, wire.shape, credentials_digest(headers)))
     except (KeyError, zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
@@ -247,7 +247,7 @@ class _Body:
         while not self._over.is_set():
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise Gone
+                raise ClientGone
             if not message.get("more_body", False):
                 self._over.set()
             if part := message.get("body", b""):

@@ -94,7 +94,7 @@ class Conversation:
     @classmethod
     def begun(
         cls, client: Client, run: str, agent: str, wire: Wire, window: Window | None, *, root: str | None, tip: str,
-        left: str | None, told: Mapping[str, Any],
+        left: str | None, origin: Mapping[str, Any],
     ) -> Conversation:  # fmt: skip
         """Prepares a new one; its first call writes it."""
         engine, now = client.runtime.engine, client.runtime.clock.now_us()
@@ -105,7 +105,7 @@ class Conversation:
         build = e.Build(version=VERSION)
         started = e.RunStarted(at=now, run=run, agent=agent, build=build, tags=made.tags, follows=left)
         taken = e.RunTaken(at=now, epoch=1, holder=engine.holder, build=build)
-        made._first = [Entry(started, {"input": dict(told)}), Entry(taken)]
+        made._first = [Entry(started, {"input": dict(origin)}), Entry(taken)]
         made._leased(1, since)
         return made
 
@@ -170,7 +170,7 @@ class Conversation:
         engine = self.client.runtime.engine
 
         def lost(error: LogError) -> None:
-            logger.warning("%s: %s; its next request is recorded apart", self.run, error)
+            logger.warning("%s: %s; its next request is recorded separately", self.run, error)
             self.is_lost = True
 
         self.lease = engine.leases.hold(self.run, epoch, seconds=engine.lease_seconds, since=since, lost=lost)
@@ -187,7 +187,7 @@ class Conversation:
     def tags(self) -> tuple[str, ...]:
         return ((f"{ROOT_TAG}{self.root}",) if self.root else ()) + ((f"{TIP_TAG}{self.tip}",) if self.tip else ())
 
-    # what was really said -----------------------------------------------------------------------
+    # recorded exchanges -------------------------------------------------------------------------
 
     def history(self, messages: Sequence[Any]) -> list[Any]:
         """Returns a client's messages with the hidden exchanges inserted."""
@@ -277,7 +277,7 @@ class Conversation:
         now = self.client.runtime.clock.now_us()
         budget = {} if self.window is None else {"budget": self.window.budget}
         return [
-            Entry(msgspec.structs.replace(each.event, at=now, step=step), each.told | (budget if place == 0 else {}))
+            Entry(msgspec.structs.replace(each.event, at=now, step=step), each.data | (budget if place == 0 else {}))
             for place, each in enumerate(decisions)
         ]
 

@@ -37,9 +37,9 @@ class Digests(NamedTuple):
     chain: bytes
 
 
-def digests_of(messages: Sequence[Any], shape: str, whose: bytes = b"") -> Digests:
+def digests_of(messages: Sequence[Any], shape: str, credentials_digest: bytes = b"") -> Digests:
     """Returns a request's digests. `whose` separates clients that start with the same words."""
-    chain, root = sha256(shape.encode() + b"\x00" + whose).digest(), None
+    chain, root = sha256(shape.encode() + b"\x00" + credentials_digest).digest(), None
     places: list[tuple[bytes, bytes]] = []
     index = _after_system(messages)
     while index < len(messages):
@@ -105,8 +105,8 @@ def _same(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _digest(told: list[Any]) -> bytes:
-    return sha256(_encode(told)).digest()
+def _digest(messages: list[Any]) -> bytes:
+    return sha256(_encode(messages)).digest()
 
 
 def _is_reply(message: Any) -> bool:

@@ -55,11 +55,11 @@ class Conversations:
         self._finding = asyncio.Lock()
 
     @asynccontextmanager
-    async def taken(
-        self, wire: Wire, course: Digests, *, name: str | None, told: Mapping[str, Any]
+    async def conversation_for(
+        self, wire: Wire, hashes: Digests, *, name: str | None, origin: Mapping[str, Any]
     ) -> AsyncGenerator[Conversation]:
         """Returns the conversation that a request continues, or a new one, for the duration of the request."""
-        claiming = asyncio.ensure_future(self._claimed(wire, course, name, told))
+        claiming = asyncio.ensure_future(self._claimed(wire, hashes, name, origin))
         try:
             conversation = await asyncio.shield(claiming)
         except asyncio.CancelledError:
@@ -71,14 +71,14 @@ class Conversations:
         finally:
             self._free(conversation)
 
-    async def _claimed(self, wire: Wire, course: Digests, name: str | None, told: Mapping[str, Any]) -> Conversation:
-        await self._outwait(course)
+    async def _claimed(self, wire: Wire, hashes: Digests, name: str | None, origin: Mapping[str, Any]) -> Conversation:
+        await self._await_identical(hashes)
         while True:
             async with self._finding:
-                found, left = await self._found(wire, course, name)
-                conversation = found or self._begun(wire, course, name, left, told)
+                found, left = await self._found(wire, hashes, name)
+                conversation = found or self._begun(wire, hashes, name, left, origin)
                 if conversation.at is None:
-                    conversation.at = course.asked
+                    conversation.at = hashes.asked
                     conversation.freed.clear()
                     return conversation
             await conversation.freed.wait()
@@ -92,11 +92,11 @@ class Conversations:
         self._settle(conversation)
         conversation.freed.set()
 
-    async def _outwait(self, course: Digests) -> None:
+    async def _await_identical(self, hashes: Digests) -> None:
         """Waits for an identical earlier request: its client has most likely just disconnected."""
-        for tip in _tips(course):
+        for tip in _tips(hashes):
             for known in self._tips.get(tip, [])[:]:
-                if known.at == course.asked:
+                if known.at == hashes.asked:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(PATIENCE_SECONDS):
                             await known.freed.wait()
@@ -121,24 +121,24 @@ class Conversations:
 
     # finding ------------------------------------------------------------------------------------
 
-    async def _found(self, wire: Wire, course: Digests, name: str | None) -> tuple[Conversation | None, str | None]:
+    async def _found(self, wire: Wire, hashes: Digests, name: str | None) -> tuple[Conversation | None, str | None]:
         """Returns the free conversation, if any; else the run from which this one branches, if any."""
         if name is not None:
-            return await self._named(wire, course, name)
+            return await self._named(wire, hashes, name)
         left: str | None = None
-        for tip in _tips(course):
+        for tip in _tips(hashes):
             held = self._tips.get(tip, [])
             for known in reversed(held):
                 if known.at is None and known.is_sound:
                     self._open.move_to_end(known.run)
                     return known, None
-            left = left or (held[-1].run if held and tip != course.asked else None)
-        for tip in _tips(course) if left is None else ():
+            left = left or (held[-1].run if held and tip != hashes.asked else None)
+        for tip in _tips(hashes) if left is None else ():
             found = await asyncio.to_thread(self._look, wire, tip)
             if found is not None:
                 return self._keep(found), None
-        if left is None and course.root is not None and course.tips:
-            left = await asyncio.to_thread(self._rooted, course.root)
+        if left is None and hashes.root is not None and hashes.tips:
+            left = await asyncio.to_thread(self._run_by_root, hashes.root)
         return None, left
 
     def _look(self, wire: Wire, tip: str) -> Conversation | None:
@@ -156,11 +156,11 @@ class Conversations:
         head = self.client.runtime.store.head(row.run)
         return any(tag.startswith(TIP_TAG) for tag in row.tags) and head is not None and head.parent is None
 
-    def _rooted(self, root: str) -> str | None:
+    def _run_by_root(self, root: str) -> str | None:
         rows = self.client.runtime.store.runs(RunQuery(agent=self.agent, tag=f"{ROOT_TAG}{root}"), limit=1)
         return rows[0].run if rows else None
 
-    async def _named(self, wire: Wire, course: Digests, name: str) -> tuple[Conversation | None, str | None]:
+    async def _named(self, wire: Wire, hashes: Digests, name: str) -> tuple[Conversation | None, str | None]:
         """Returns the run of that name; if its history differs, the last one made for it."""
         refuse_own(name)
         if not name or len(name) > NAME_CHARS_MAX or not name.isprintable():
@@ -181,12 +181,12 @@ class Conversations:
             conversation = self._keep(opened)
         if conversation.at is not None:
             return conversation, None  # its current request may move it to this one's position
-        if conversation.wire is wire and conversation.tip in (course.asked, *course.tips):
+        if conversation.wire is wire and conversation.tip in (hashes.asked, *hashes.tips):
             return conversation, None
         return None, last
 
     def _begun(
-        self, wire: Wire, course: Digests, name: str | None, left: str | None, told: Mapping[str, Any]
+        self, wire: Wire, hashes: Digests, name: str | None, left: str | None, origin: Mapping[str, Any]
     ) -> Conversation:
         run = name or self.client.runtime.ids.new(self.agent)
         if name is not None and left is not None:
@@ -196,7 +196,7 @@ class Conversations:
         window = self._window(wire)
         return self._keep(
             Conversation.begun(
-                self.client, run, self.agent, wire, window, root=course.root, tip=course.asked, left=left, told=told
+                self.client, run, self.agent, wire, window, root=hashes.root, tip=hashes.asked, left=left, origin=origin
             )
         )
 
@@ -250,7 +250,7 @@ class Conversations:
             try:
                 await asyncio.to_thread(conversation.let_go)
             except KillickError as error:
-                logger.warning("%s: could not be let go: %s", conversation.run, error)
+                logger.warning("%s: could not be released: %s", conversation.run, error)
 
     async def close(self) -> None:
         """Releases everything."""
@@ -258,9 +258,9 @@ class Conversations:
             await self._let_go(conversation)
 
 
-def _tips(course: Digests) -> Iterator[str]:
-    yield course.asked
-    yield from course.tips
+def _tips(hashes: Digests) -> Iterator[str]:
+    yield hashes.asked
+    yield from hashes.tips
 
 
 def _names(name: str) -> Iterator[str]:

@@ -21,19 +21,19 @@ _LOGIN: Final = re.compile(r"(?<=://)[^/@\s]+@")
 _CHARS_MIN: Final = 6
 
 
-def whose(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def credentials_digest(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Returns a digest of the client's credentials."""
     shown = sorted((name.lower(), value) for name, value in headers if name.lower() in CREDENTIALS)
     return sha256(b"\x00".join(part for pair in shown for part in pair)).digest()
 
 
-def unsecret(body: Mapping[str, Any]) -> dict[str, Any]:
+def without_secrets(body: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a request for recording, without credentials for servers that the provider calls."""
-    told = dict(body)
+    copy = dict(body)
     for name in ("mcp_servers", "tools"):
-        if is_list(told.get(name)):
-            told[name] = [_hidden(each) if _calls_out(each, name == "mcp_servers") else each for each in told[name]]
-    return told
+        if is_list(copy.get(name)):
+            copy[name] = [_hidden(each) if _calls_out(each, name == "mcp_servers") else each for each in copy[name]]
+    return copy
 
 
 def _calls_out(tool: Any, always: bool) -> TypeGuard[Mapping[str, Any]]:
@@ -49,9 +49,9 @@ def _hidden(server: Mapping[str, Any]) -> dict[str, Any]:
 
 def without(failure: Failure, headers: Iterable[tuple[bytes, bytes]]) -> Failure:
     """Returns a failure without the request's credentials, which some providers repeat in errors."""
-    told = msgspec.json.encode(failure)
+    encoded = msgspec.json.encode(failure)
     for name, value in headers:
         secret = value.split()[-1] if name.lower() in CREDENTIALS and value.split() else b""
         if len(secret) >= _CHARS_MIN:
-            told = told.replace(secret, HIDDEN.encode())
-    return msgspec.json.decode(told, type=Failure)
+            encoded = encoded.replace(secret, HIDDEN.encode())
+    return msgspec.json.decode(encoded, type=Failure)

@@ -22,9 +22,9 @@ from killick.model.failure import Failure
 from killick.model.page_events import PageFaulted
 from killick.proxy.conversation import GONE, Conversation, Exchange
 from killick.proxy.conversation_match import Digests, print_of_messages, shown_of, tip_of
-from killick.proxy.credentials import unsecret, without
+from killick.proxy.credentials import without, without_secrets
 from killick.proxy.upstream import Headers, Upstream, answering, asking
-from killick.proxy.wire import Answered, Asked, Call, Frames, Splice, Wire, is_map
+from killick.proxy.wire import Answered, Call, Frames, ParsedBody, Splice, Wire, is_map
 from killick.window import Answer, Decision, Window
 
 logger: Final = get_logger("killick.proxy")
@@ -97,13 +97,13 @@ class ProxyRequest:
     """A request in progress."""
 
     def __init__(
-        self, upstream: Upstream, wire: Wire, asked: Asked, course: Digests, *, url: httpx.URL, headers: Headers,
+        self, upstream: Upstream, wire: Wire, asked: ParsedBody, hashes: Digests, *, url: httpx.URL, headers: Headers,
         content: bytes, caller: Caller,
     ) -> None:  # fmt: skip
         self._upstream = upstream
         self._wire = wire
         self._asked = asked
-        self._course = course
+        self._hashes = hashes
         self._url = url
         self._headers = headers
         self._content = content
@@ -121,8 +121,8 @@ class ProxyRequest:
         try:
             while True:
                 sending = self._planned(conversation)
-                told = unsecret(sending.arguments)
-                step = await conversation.intend(told, sending.decisions, note=sending.note)
+                recorded = without_secrets(sending.arguments)
+                step = await conversation.intend(recorded, sending.decisions, note=sending.note)
                 self._open = step
                 if not await self._sent(conversation, step, sending):
                     return
@@ -206,8 +206,8 @@ class ProxyRequest:
         if self._doubted:
             conversation.unpaged = None  # it takes it no better as it came
         if self._caller.started:
-            told = _json(body)
-            await self._caller.write(self._wire.broken(told if is_map(told) else self._wire.error("api_error", "")))
+            parsed = _json(body)
+            await self._caller.write(self._wire.broken(parsed if is_map(parsed) else self._wire.error("api_error", "")))
             await self._caller.end()
         else:
             await self._caller.answer(response.status_code, answering(response.headers.raw, whole=True), body)
@@ -267,8 +267,8 @@ class ProxyRequest:
             return False
         reply = splice.reply()
         if reply is None or not splice.is_whole:
-            told = f"{_CUT}: {_line(splice.error)}" if splice.error else _CUT
-            self._fail(conversation, step, Failure.of("killick.proxy", told))
+            message = f"{_CUT}: {_line(splice.error)}" if splice.error else _CUT
+            self._fail(conversation, step, Failure.of("killick.proxy", message))
             await caller.write(splice.release(()) + splice.finish())
             await caller.end()
             return False
@@ -279,7 +279,7 @@ class ProxyRequest:
         await caller.end()
         return False
 
-    # what came ----------------------------------------------------------------------------------
+    # responses ----------------------------------------------------------------------------------
 
     async def _ended(
         self, conversation: Conversation, step: str, sending: OutgoingRequest, reply: dict[str, Any]
@@ -300,7 +300,7 @@ class ProxyRequest:
         if len(self._rounds) > 1 or done.own:
             last = self._wire.said(reply) if done.answered else self._wire.said(self._wire.visible([reply], done.own))
             exchange = Exchange(len(self._asked.messages), to_text(shown_of(seen)), [*self._said, *last], answers)
-        tip = tip_of(self._course.chain, said)
+        tip = tip_of(self._hashes.chain, said)
         try:
             await conversation.replied(step, reply, done.decisions, exchange=exchange, tip=tip)
         except KillickError as error:
@@ -324,7 +324,7 @@ class ProxyRequest:
             if answer is not None:
                 said = {"text": answer.text, "failed": answer.failed}
                 decisions += [
-                    Decision(each.event, {**each.told, **said}) if isinstance(each.event, PageFaulted) else each
+                    Decision(each.event, {**each.data, **said}) if isinstance(each.event, PageFaulted) else each
                     for each in answer.decisions
                 ]
                 answered.append(Answered(call, answer.text, answer.failed))

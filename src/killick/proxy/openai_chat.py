@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from killick.engine.steps.model_reply import join_chunks
-from killick.proxy.wire import DONE, Answered, Asked, Call, Frame, framed, is_map, listed, maps, summed, text_in
+from killick.proxy.wire import DONE, Answered, Call, Frame, ParsedBody, framed, is_map, listed, maps, summed, text_in
 from killick.window.messages import Shape, arguments_of
 
 _CHUNK: Final = "chat.completion.chunk"
@@ -18,14 +18,14 @@ class Chat:
     shape: Shape = "openai"
     step = "chat.completions"
 
-    def asked(self, body: dict[str, Any]) -> Asked:
+    def asked(self, body: dict[str, Any]) -> ParsedBody:
         messages, tools, why = listed(body)
         if (body.get("n") or 1) != 1:
             why = why or "it wants several replies at once"
         may_call = body.get("tool_choice") in (None, "auto", "required")
-        return Asked(body, messages, tools, None, body.get("stream") is True, why, may_call)
+        return ParsedBody(body, messages, tools, None, body.get("stream") is True, why, may_call)
 
-    def body(self, asked: Asked, messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
+    def body(self, asked: ParsedBody, messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
         return {**asked.body, "messages": list(messages), "tools": list(tools)}
 
     def calls(self, reply: Mapping[str, Any]) -> list[Call]:
@@ -66,8 +66,8 @@ class Chat:
         usage = summed([reply.get("usage") for reply in replies])
         choice = {**last, "message": message, "finish_reason": reason}
         first: dict[str, Any] = {name: replies[0][name] for name in ("id", "created") if name in replies[0]}
-        told: dict[str, Any] = {"usage": usage} if usage else {}
-        return {**replies[-1], **first, "choices": [choice], **told}
+        more: dict[str, Any] = {"usage": usage} if usage else {}
+        return {**replies[-1], **first, "choices": [choice], **more}
 
     def splice(self, held: Collection[str] = (), own: Collection[str] = ()) -> ChatSplice:
         return ChatSplice(held, own)

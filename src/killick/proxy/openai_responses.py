@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from killick.proxy.openai_chat import Chat
-from killick.proxy.wire import Answered, Asked, Call, Frame, framed, is_list, is_map, maps
+from killick.proxy.wire import Answered, Call, Frame, ParsedBody, framed, is_list, is_map, maps
 from killick.window.messages import Shape, arguments_of
 
 
@@ -16,15 +16,15 @@ class Responses:
     shape: Shape = "openai-responses"
     step = "responses"
 
-    def asked(self, body: dict[str, Any]) -> Asked:
+    def asked(self, body: dict[str, Any]) -> ParsedBody:
         given, tools = body.get("input"), body.get("tools")
         messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        return Asked(
+        return ParsedBody(
             body, messages if is_list(messages) else [], tools if is_list(tools) else [], body.get("instructions"),
             body.get("stream") is True, "the proxy does not page the Responses API",
         )  # fmt: skip
 
-    def body(self, asked: Asked, messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
+    def body(self, asked: ParsedBody, messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
         return {**asked.body, "input": list(messages), "tools": list(tools)}
 
     def calls(self, reply: Mapping[str, Any]) -> list[Call]:

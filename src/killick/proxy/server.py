@@ -62,13 +62,13 @@ async def serve(
     )
     server = _Server(config)
     for each in (signal.SIGTERM, signal.SIGINT):
-        with contextlib.suppress(ValueError, RuntimeError):  # only the main thread hears them
+        with contextlib.suppress(ValueError, RuntimeError):  # only the main thread receives signals
             asyncio.get_running_loop().add_signal_handler(each, server.stop)
-    told = asyncio.ensure_future(_told(server, bound, ready))
+    announcing = asyncio.ensure_future(_call_when_started(server, bound, ready))
     try:
         await server.serve([bound])
     finally:
-        told.cancel()
+        announcing.cancel()
         bound.close()
 
 
@@ -81,11 +81,11 @@ def _bound(host: str, port: int) -> socket.socket:
         return bound
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        told = f"cannot be served on ({reason}); name another --host or --port"
-        raise AccessRefused(f"{host}:{port}", told) from None
+        message = f"cannot be served on ({reason}); name another --host or --port"
+        raise AccessRefused(f"{host}:{port}", message) from None
 
 
-async def _told(server: _Server, bound: socket.socket, ready: Callable[[str], None]) -> None:
+async def _call_when_started(server: _Server, bound: socket.socket, ready: Callable[[str], None]) -> None:
     while not server.started:
         await asyncio.sleep(0.01)
     host, port = bound.getsockname()[:2]

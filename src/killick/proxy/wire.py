@@ -79,7 +79,7 @@ def framed(data: Any, event: str = "") -> bytes:
     return (f"event: {event}\n".encode() if event else b"") + b"data: " + body + b"\n\n"
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ParsedBody(msgspec.Struct, frozen=True):
     """A parsed request. `unpaged` says why its messages must be sent unchanged, if so."""
 
     body: dict[str, Any]
@@ -166,9 +166,9 @@ class Wire(Protocol):
     step: str
     """The recorded step name."""
 
-    def asked(self, body: dict[str, Any]) -> Asked: ...
+    def asked(self, body: dict[str, Any]) -> ParsedBody: ...
 
-    def body(self, asked: Asked, messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
+    def body(self, asked: ParsedBody, messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
         """Returns a request's body with other messages and tools."""
         ...
 
@@ -207,7 +207,7 @@ class Wire(Protocol):
         ...
 
 
-# what all forms share ---------------------------------------------------------------------------------
+# shared by all forms ----------------------------------------------------------------------------------
 
 
 def is_map(thing: Any) -> TypeGuard[dict[str, Any]]:

@@ -16,8 +16,8 @@ import msgspec
 from killick.agents.run import run_of
 from killick.agents.runtime import Runtime
 from killick.archive.export import Export, export, read
-from killick.archive.redact import Sought
-from killick.blocking import run_apart
+from killick.archive.redact import Secrets
+from killick.blocking import run_in_own_loop
 from killick.clock import ManualClock
 from killick.definitions.agents import AGENTS, AnyAgent
 from killick.definitions.current import UnrecordedIO, watch_io
@@ -25,7 +25,7 @@ from killick.engine.executor import Executor
 from killick.engine.outcome import RunOutcome
 from killick.engine.replay import TracedExecution
 from killick.engine.signals import Interrupted
-from killick.errors import BoundaryUnknown, KillickError, NotOnRecord, ReplayParted, RunDiverged, RunMismatch
+from killick.errors import BoundaryUnknown, KillickError, NotOnRecord, ReplayDiverged, RunDiverged, RunMismatch
 from killick.history.diff import shown, values
 from killick.log import boundaries
 from killick.log.log import Log
@@ -38,16 +38,16 @@ from killick.model.state import State
 from killick.model.typed import convert
 from killick.replay.debugger import frame_here, stop_in
 from killick.replay.result import Played, Replayed, ReplayRequest
-from killick.replay.sandbox import Drift, Shutter, World
+from killick.replay.sandbox import Drift, RefusingInterceptor, SandboxStore
 
 _SHOWN: Final = 200
 
 
-class _Left(KillickError):
+class _StoppedAtStep(KillickError):
     """The replay reached the step at which the caller asked it to stop."""
 
 
-def _untold(played: Played) -> None:
+def _ignore(played: Played) -> None:
     pass
 
 
@@ -62,7 +62,7 @@ class Replay:
         run: str | None = None,
         secret_key: bytes | None = None,
         asked: ReplayRequest | None = None,
-        tell: Callable[[Played], None] = _untold,
+        tell: Callable[[Played], None] = _ignore,
     ) -> None:
         self.export = export
         self.agent = agent
@@ -71,14 +71,14 @@ class Replay:
         self.asked_for = asked or ReplayRequest()
         self._tell = tell
         export.lineage(self.run)
-        world = export.store(World, secret_key=secret_key)
+        world = export.store(SandboxStore, secret_key=secret_key)
         export.verify(world)
         self.log = Log(world)
         self.state: State = self.log.state(self.run)
         if self.state.agent != agent.name and self.state.agent not in agent.options.aliases:
             raise RunMismatch(self.run, f"agent ({self.state.agent})")
         self.scopes = {step.id for step in self.state.fold.steps if step.sort == "scope"}
-        self._sought = None if export.header.redacted is None else Sought(export.header.fields, self._values())
+        self._sought = None if export.header.redacted is None else Secrets(export.header.fields, self._values())
         self._uncompared = frozenset[int]() if self._sought is None else frozenset(self._redacted(self._sought))
         self.drifts: list[Drift] = []
         self.strays: list[UnrecordedIO] = []
@@ -102,18 +102,18 @@ class Replay:
         """Refuses a position that is not in the log: the code would never reach it."""
         boundaries.at(self.log, self.run, place)
         if not place[:1].isdigit() or "~" in place:
-            told = f"{place!r} names no step of the current timeline; write 6, 6:before or 6:after"
-            raise BoundaryUnknown(self.run, place, told)
+            reason = f"{place!r} names no step of the current timeline; write 6, 6:before or 6:after"
+            raise BoundaryUnknown(self.run, place, reason)
 
     def outcome(self, check: bool = False) -> Replayed:
-        """The result of the replay. With `check`, raises ReplayParted where the code diverges from the log."""
-        advanced, refused, parted = None, None, None
+        """The result of the replay. With `check`, raises ReplayDiverged where the code diverges from the log."""
+        advanced, refused, divergence = None, None, None
         try:
             advanced, refused = self._all()
-        except ReplayParted as found:
-            parted = self._explained(found)
-        if parted is not None and check:
-            raise parted
+        except ReplayDiverged as found:
+            divergence = self._explained(found)
+        if divergence is not None and check:
+            raise divergence
         status: str = self.state.status
         result = None
         if advanced is not None and advanced.has_ended:
@@ -130,7 +130,7 @@ class Replay:
             drifts=tuple(self.drifts),
             strays=tuple(self.strays),
             beyond=None if refused is None else f"step {refused.step}: {refused.call}",
-            parted=parted,
+            divergence=divergence,
             played=tuple(self.played),
             state=self._reached,
             stopped=self.stopped,
@@ -142,24 +142,24 @@ class Replay:
         for run in self.export.runs:
             yield from (self.log.data(run, row.seq) for row in self.log.rows(run) if row.data is not None)
 
-    def _redacted(self, sought: Sought) -> Iterator[int]:
+    def _redacted(self, sought: Secrets) -> Iterator[int]:
         """Returns the intentions with redacted arguments: pseudonyms cannot show that the code changed."""
         for row in self.log.rows(self.run):
             event: Any = event_codec.decode(row.body)
             if isinstance(event, e.StepIntended | e.WaitOpened):
                 step = self.state.fold.step(event.step)
                 data = {} if row.data is None else self.log.data(self.run, row.seq)
-                if step is not None and (self.export.is_hollow or sought.stands_in(data)):
+                if step is not None and (self.export.has_no_values or sought.occurs_in(data)):
                     yield step.intended
 
-    def _explained(self, parted: ReplayParted) -> ReplayParted:
+    def _explained(self, divergence: ReplayDiverged) -> ReplayDiverged:
         """Adds to a divergence that the redaction of the export may be its cause."""
-        if self.export.header.redacted is None or isinstance(parted, NotOnRecord):
-            return parted
-        told = f"{parted.reason}; the file is redacted, and its pseudonyms may be the cause"
-        return ReplayParted(parted.run, told, step=parted.step).with_traceback(parted.__traceback__)
+        if self.export.header.redacted is None or isinstance(divergence, NotOnRecord):
+            return divergence
+        reason = f"{divergence.reason}; the file is redacted, and its pseudonyms may be the cause"
+        return ReplayDiverged(divergence.run, reason, step=divergence.step).with_traceback(divergence.__traceback__)
 
-    # what is replayed -------------------------------------------------------------------------
+    # the replayed run -------------------------------------------------------------------------
 
     def _all(self) -> tuple[RunOutcome | None, NotOnRecord | None]:
         for step in self._transitions():
@@ -200,7 +200,7 @@ class Replay:
         if self.stopped is not None:
             return
         if world.reached is None:
-            raise world.refused or ReplayParted(self.run, f"step {step.id}: the transition never ends", step=step.id)
+            raise world.refused or ReplayDiverged(self.run, f"step {step.id}: the transition never ends", step=step.id)
         self._same(f"the transition at step {step.id} led to", world.reached.get("output"), self.state.output_of(step))
         self._given_one(step)
         if step.id == self._to and self._side != "before":
@@ -217,45 +217,45 @@ class Replay:
 
     def _advanced(
         self, before: int | None, *, until: str | None = None, has_ended: bool = False
-    ) -> tuple[RunOutcome | None, World]:
-        world = self.export.store(World, run=self.run, before=before, secret_key=self.secret_key)
+    ) -> tuple[RunOutcome | None, SandboxStore]:
+        world = self.export.store(SandboxStore, run=self.run, before=before, secret_key=self.secret_key)
         clock = ManualClock(world.prepare(self.run, has_ended=has_ended))
-        world.shut(self.run, until=until, scopes=self.scopes)
+        world.restrict_to(self.run, until=until, scopes=self.scopes)
         self._world, self._until = world, until
-        runtime = Runtime(world, clock=clock, behind=False, stand_in=Shutter(world), tracer=self)
+        runtime = Runtime(world, clock=clock, behind=False, stand_in=RefusingInterceptor(world), tracer=self)
         unwatch = watch_io(self._strayed)
         strays = len(self.strays)
         advanced: RunOutcome | None = None
         try:
             advanced = self._driven(runtime)
         except TimeoutError:
-            told = f"the code did not end within {self.asked_for.seconds:g} s"
-            raise ReplayParted(self.run, told) from None
-        except _Left:
+            reason = f"the code did not end within {self.asked_for.seconds:g} s"
+            raise ReplayDiverged(self.run, reason) from None
+        except _StoppedAtStep:
             pass
         except KillickError as error:
             if world.refused is None and world.reached is None and self.stopped is None:
-                raise ReplayParted(self.run, f"the code cannot replay this log: {error}") from error
+                raise ReplayDiverged(self.run, f"the code cannot replay this log: {error}") from error
         finally:
             unwatch()
             runtime.close()
             self.drifts += world.drifts.values()
         if touched := next((stray for stray in self.strays[strays:] if not stray.reads), None):
-            raise ReplayParted(self.run, f"the code does unrecorded I/O: {touched}")
+            raise ReplayDiverged(self.run, f"the code does unrecorded I/O: {touched}")
         if advanced is not None and advanced.failure is not None and advanced.failure.type == "bdb.BdbQuit":
             self.stopped, advanced = "the debugger was quit", None
         if advanced is not None and advanced.diverged is not None:
             step, recorded, found, builds = advanced.diverged
             diverged = RunDiverged(self.run, step, recorded=recorded, found=found, builds=builds)
-            told = f"at step {step} the log has {recorded}, the code has {found}"
-            raise ReplayParted(self.run, told, step=step) from diverged
+            reason = f"at step {step} the log has {recorded}, the code has {found}"
+            raise ReplayDiverged(self.run, reason, step=step) from diverged
         self._reached = Log(world).state(self.run)
         return advanced, world
 
     def _driven(self, runtime: Runtime) -> RunOutcome:
         """Executes the code: in its own thread, or in this one, which a debugger may need."""
         if not self.asked_for.here:
-            return run_apart(self._drive(runtime))
+            return run_in_own_loop(self._drive(runtime))
         loop = asyncio.new_event_loop()
         try:
             return loop.run_until_complete(self._drive(runtime))
@@ -272,7 +272,7 @@ class Replay:
             await executor.close()
             await runtime.engine.resources.close()
 
-    # what the code does meanwhile -------------------------------------------------------------
+    # steps of the code ------------------------------------------------------------------------
 
     def asked(self, ex: TracedExecution, step: str) -> None:
         """The code calls a step."""
@@ -334,12 +334,12 @@ class Replay:
             self._debugging = False
         if not stays:
             self._stop(ex, f"the debugger was quit at step {step}")
-            raise ex.signal or _Left(self.run)
+            raise ex.signal or _StoppedAtStep(self.run)
 
-    def _stop(self, ex: TracedExecution, told: str) -> None:
+    def _stop(self, ex: TracedExecution, reason: str) -> None:
         """Stops the replay: the next step of the code raises a signal."""
-        self.stopped = told
-        signal = Interrupted(_Left(f"{self.run}: stopped {told}"))
+        self.stopped = reason
+        signal = Interrupted(_StoppedAtStep(f"{self.run}: stopped {reason}"))
         if ex.loop is _running():
             ex.close(signal, cut=True)
         else:
@@ -348,12 +348,12 @@ class Replay:
 
     def _strayed(self, stray: UnrecordedIO) -> None:
         if self._debugging:
-            return  # whoever is at the prompt may look at what they like
+            return  # the user at the debugger's prompt may do I/O
         self.strays.append(stray)
         if not stray.reads:
-            raise ReplayParted(self.run, f"the code does unrecorded I/O: {stray}")
+            raise ReplayDiverged(self.run, f"the code does unrecorded I/O: {stray}")
 
-    # what came of it --------------------------------------------------------------------------
+    # the outcome ------------------------------------------------------------------------------
 
     def _compare(self, found: RunOutcome) -> None:
         data = self.state.data(self.state.fold.facts.ended)
@@ -364,7 +364,7 @@ class Replay:
         renewed = self.state.fold.facts.renewed_as
         if renewed != found.renewed_as:
             was, now = (f"as {each}" if each else "in no other run" for each in (renewed, found.renewed_as))
-            raise ReplayParted(self.run, f"the log continues {was}, the code {now}")
+            raise ReplayDiverged(self.run, f"the log continues {was}, the code {now}")
         if renewed is not None and self._reached is not None:
             again = self._reached.data(self._reached.fold.facts.ended)
             self._same("the log continues with", again.get("input"), data.get("input"))
@@ -373,17 +373,17 @@ class Replay:
         elif self._known_by(recorded) != self._known_by(found.failure):
             was = f"failed with {recorded}" if recorded else f"returned {_brief(data.get('result'))}"
             now = f"fails with {found.failure}" if found.failure else f"returns {_brief(found.result)}"
-            raise ReplayParted(self.run, f"the record {was}, the code {now}", step=found.step)
+            raise ReplayDiverged(self.run, f"the record {was}, the code {now}", step=found.step)
 
     def _known_by(self, failure: Failure | None) -> tuple[str, str] | None:
-        return None if failure is None else (failure.type, "" if self.export.is_hollow else failure.message)
+        return None if failure is None else (failure.type, "" if self.export.has_no_values else failure.message)
 
-    def _same(self, told: str, found: Any, recorded: Any) -> None:
+    def _same(self, lead: str, found: Any, recorded: Any) -> None:
         was, now = _json(recorded), _json(found)
         # Results that the code computes from pseudonyms cannot match the log.
         sought = self._sought
-        changes = [] if self.export.is_hollow else values(was, now)
-        changes = [each for each in changes if sought is None or not sought.stands_in(each.before)]
+        changes = [] if self.export.has_no_values else values(was, now)
+        changes = [each for each in changes if sought is None or not sought.occurs_in(each.before)]
         if not changes:
             return
         first = changes[0]
@@ -391,7 +391,7 @@ class Replay:
         if first.path:
             half = (shown(first.before, _SHOWN // 4), shown(first.after, _SHOWN // 4))
             where = f" ({first.path}: {half[0]} is now {half[1]})"
-        raise ReplayParted(self.run, f"{told} {_brief(was)}, the code gives {_brief(now)}{where}")
+        raise ReplayDiverged(self.run, f"{lead} {_brief(was)}, the code gives {_brief(now)}{where}")
 
 
 def replayed(

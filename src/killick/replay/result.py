@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from killick.definitions.current import UnrecordedIO
-from killick.errors import ReplayParted
+from killick.errors import ReplayDiverged
 from killick.model.failure import Failure
 from killick.model.state import State
 from killick.replay.sandbox import Drift
@@ -39,7 +39,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     drifts       steps whose arguments differ from the log without a change in effect
     strays       files that the code opened outside a step
     beyond       the next call of the code after the end of an unfinished log
-    parted       the divergence, if it was not raised
+    divergence   the divergence, if it was not raised
     played       the outcomes that the code received, in order
     state        the state of the run at the end of the replay
     stopped      the position at which the caller asked to stop
@@ -55,17 +55,17 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     drifts: tuple[Drift, ...] = ()
     strays: tuple[UnrecordedIO, ...] = ()
     beyond: str | None = None
-    parted: ReplayParted | None = None
+    divergence: ReplayDiverged | None = None
     played: tuple[Played, ...] = ()
     state: State | None = None
     stopped: str | None = None
     is_redacted: bool = False
 
     @property
-    def outcome(self) -> Literal["agrees", "parted", "beyond", "stopped"]:
+    def outcome(self) -> Literal["agrees", "diverged", "beyond", "stopped"]:
         """The result in one word."""
-        if self.parted is not None:
-            return "parted"
+        if self.divergence is not None:
+            return "diverged"
         return "stopped" if self.stopped is not None else "agrees" if self.beyond is None else "beyond"
 
 

@@ -48,8 +48,8 @@ class Drift(msgspec.Struct, frozen=True):
     found: Any
 
 
-class World(MemoryStore):
-    """The log as a store. Once `shut`, it accepts repeats of the log and refuses everything else."""
+class SandboxStore(MemoryStore):
+    """The log as a store. After `restrict_to`, it accepts repeats of the log and refuses everything else."""
 
     def __init__(self, *, clock: Clock | None = None, ids: Ids | None = None) -> None:
         super().__init__(clock=clock, ids=ids)
@@ -75,7 +75,7 @@ class World(MemoryStore):
         log.close()
         return last
 
-    def shut(self, run: str, *, until: str | None, scopes: Collection[str]) -> None:
+    def restrict_to(self, run: str, *, until: str | None, scopes: Collection[str]) -> None:
         """Closes the store: only this run may continue, as far as its record goes or to the end of that step.
 
         Scopes may end: a scope that is open when a run fails or dies is ended by the code after it.
@@ -142,10 +142,10 @@ class World(MemoryStore):
         return data
 
 
-class Shutter:
+class RefusingInterceptor:
     """A `ToolInterceptor` that refuses every call."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SandboxStore) -> None:
         self._world = world
 
     async def apply(self, intent: Intent, place: ToolStep, real: Callable[[], Awaitable[Applied]]) -> Applied:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from killick.errors import StoreUnavailable
-from killick.fork_safety import hears_of_forks
+from killick.fork_safety import register_for_forks
 from killick.permissions import open_private
 
 _NAPS_SECONDS: Final = (0.001,) * 100
@@ -30,7 +30,7 @@ class Holders:
         self._path = store_path
         self._held: dict[str, int] = {}
         self._mutex = threading.Lock()
-        hears_of_forks(self)
+        register_for_forks(self)
 
     def before_fork(self) -> None:
         self._mutex.acquire()

@@ -19,6 +19,8 @@ from killick.model.chunks import Blob
 from killick.store.memory_runs import Runs, StoredRun, indexed_to, lease_end_us, unshare
 from killick.store.protocol import Transaction, lease_clock_us
 from killick.store.records import (
+    ASKING,
+    ASKS,
     ENDED,
     OWN_AGENTS,
     READ_LIMIT,
@@ -43,8 +45,11 @@ from killick.store.records import (
     Snapshot,
     TermBatch,
     TermPosition,
+    TokenBucket,
     UnindexedRun,
     UniqueRight,
+    Urgency,
+    urgency_of,
 )
 
 
@@ -60,6 +65,7 @@ class MemoryStore(Runs):
         self._lock, self._closed = Lock(), False
         super().__init__(clock or SystemClock())
         self._watchers: list[Callable[[str], None]] = []
+        self._full_at_us: dict[bytes, int] = {}
 
     def now_us(self) -> int:
         return lease_clock_us(self._clock)
@@ -141,6 +147,7 @@ class MemoryStore(Runs):
             dead = [digest for digest in self._pieces if digest not in alive][:limit]
             for digest in dead:
                 del self._pieces[digest]
+            self._full_at_us = {bucket: at for bucket, at in self._full_at_us.items() if at > self.now_us()}
             return len(dead)
 
     # snapshots --------------------------------------------------------------------------------
@@ -269,6 +276,15 @@ class MemoryStore(Runs):
             for holder, heads in sorted(held.items())
         ]
 
+    def take_tokens(self, buckets: Sequence[TokenBucket]) -> int:
+        with self._open():
+            now_us = self.now_us()
+            taken = {each.id: each.taken(self._full_at_us.get(each.id), now_us) for each in buckets}
+            wait_us = max((wait_us for _, wait_us in taken.values()), default=0)
+            if wait_us <= 0:
+                self._full_at_us |= {bucket: full_at_us for bucket, (full_at_us, _) in taken.items()}
+            return max(wait_us, 0)
+
     # the inbox --------------------------------------------------------------------------------
     def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | errors.LogError]:
         with self._open():
@@ -317,6 +333,10 @@ class MemoryStore(Runs):
         lines = self._matching(query)
         lines = [line for line in lines if before is None or line.number < before]
         return [line for line in lines if not query.status or line.status in query.status][:limit]
+
+    def asking(self, now_us: int, *, after: Urgency | None = None, limit: int) -> list[RunRow]:
+        found = {urgency_of(row, now_us): row for row in self._matching(RunQuery(tag=ASKS)) if row.status in ASKING}
+        return [found[key] for key in sorted(found) if after is None or key > after][:limit]
 
     def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
         with self._open():

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Protocol
 
-from killick.fork_safety import hears_of_forks
+from killick.fork_safety import register_for_forks
 from killick.permissions import FILE_MODE, FOLDER_MODE, is_own_folder
 
 POLL_SECONDS: Final = 0.25
@@ -51,7 +51,7 @@ class Notifier:
         self._mutex = threading.Lock()
         self._watchers: list[Callback] = []
         self._own: _Pipe | None = None
-        hears_of_forks(self)
+        register_for_forks(self)
 
     def before_fork(self) -> None:
         self._mutex.acquire()

@@ -38,8 +38,10 @@ from killick.store.records import (
     Snapshot,
     TermBatch,
     TermPosition,
+    TokenBucket,
     UnindexedRun,
     UniqueRight,
+    Urgency,
 )
 
 
@@ -226,6 +228,15 @@ class Store(Protocol):
         """Returns whether a holder may still be alive. False is proof of death."""
         ...
 
+    # rate limits ------------------------------------------------------------------------------
+
+    def take_tokens(self, buckets: Sequence[TokenBucket]) -> int:
+        """Takes a token of each bucket and returns 0, or takes none and returns the microseconds until all have one.
+
+        All processes share the buckets, by the lease clock.
+        """
+        ...
+
     # the inbox --------------------------------------------------------------------------------
 
     def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
@@ -267,6 +278,10 @@ class Store(Protocol):
 
     def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
         """Returns matching runs, newest first, below a cursor."""
+        ...
+
+    def asking(self, now_us: int, *, after: Urgency | None = None, limit: int) -> list[RunRow]:
+        """Returns the waiting and running runs that may have open questions, by `urgency_of`, after a sort key."""
         ...
 
     def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:

@@ -11,7 +11,7 @@ import msgspec
 from killick.model.chunks import Blob
 from killick.model.facts import OWN_TAGS
 
-STORE_FORMAT: Final = 5
+STORE_FORMAT: Final = 6
 """The newest layout that this build reads and writes; opening an older one migrates it."""
 
 READ_LIMIT: Final = 10_000
@@ -46,6 +46,9 @@ ASKS: Final = "killick:asks"
 """The tag of a run that may wait for a person: for an answer, or to resolve an unknown outcome."""
 
 
+ASKING: Final = ("waiting", "running")
+"""The statuses of runs whose questions are open."""
+
 CRASHING: Final = "killick:crashing"
 """The tag of a run whose holders crashed since its last step ended."""
 
@@ -55,6 +58,9 @@ DIED_ALONE: Final = "killick:died_alone"
 
 SUBJECT: Final = "killick:subject:"
 """The prefix of the tag of a run under the key of a data subject; the key's owner follows."""
+
+KEY_DESTROYED: Final = "the key of its data subject was destroyed, so no worker can continue it"
+"""Why an open run of an erased subject is quarantined."""
 
 STORE_OWNER: Final = "A" * 16
 """The owner of the store's own key, as a key's name begins with it."""
@@ -151,6 +157,21 @@ class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
     """A part of the run's id, compared without ASCII case."""
     holders: tuple[str, ...] = ()
     """The run's head must name one of these holders."""
+
+
+Urgency = tuple[int, int, int, int]
+"""The sort key of a run in the inbox: its deadline, its negated priority, its last change, its number."""
+
+NO_DEADLINE: Final = 1 << 62
+
+
+def urgency_of(row: RunRow, now_us: int) -> Urgency:
+    """Returns a run's sort key. First the runs whose log must be read, because they are executed or have a message;
+    then by deadline; last those whose deadline has passed, which continue by themselves."""
+    when = NO_DEADLINE if row.wake_at_us is None else row.wake_at_us
+    if when <= now_us:
+        when = 0 if row.delivered else NO_DEADLINE + 1
+    return 0 if row.status == "running" else when, -row.priority, row.changed_at_us, row.number
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -422,6 +443,23 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
 _ROWS_ALONE: Final = Append.__struct_fields__.index("rows") + 1
 _NO_OTHERS: Final = Append.__struct_defaults__[1:]
 """The other parts of an append that has rows alone."""
+
+
+class TokenBucket(msgspec.Struct, frozen=True):
+    """One bucket of a rate limit: its id, the time that a token takes to come back, and the time that all take.
+
+    A store keeps one number a bucket, the time when it will be full again.
+    """
+
+    id: bytes
+    token_us: int
+    capacity_us: int
+
+    def taken(self, full_at_us: int | None, now_us: int) -> tuple[int, int]:
+        """Returns when the bucket is full after taking one token, and how long to wait before that is allowed."""
+        # A clock that was set back must not close the limit for longer than it takes to fill the bucket.
+        since = min(max(full_at_us or now_us, now_us), now_us + self.capacity_us)
+        return since + self.token_us, since + self.token_us - now_us - self.capacity_us
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):

@@ -174,8 +174,8 @@ class _Played(Generic[O]):
         """The only open question or message wait. Raises RunElsewhere if there is none, or several."""
         found = [wait for wait in self.waits if _KINDS.get(wait.waits_for) in ("person", "event")] or self.waits
         if len(found) != 1:
-            told = "; ".join(map(str, found))
-            standing = f"has {len(found)}: {told}" if found else self._standing()
+            listed = "; ".join(map(str, found))
+            standing = f"has {len(found)}: {listed}" if found else self._standing()
             raise RunElsewhere(self.run, expected="one wait should be open", found=standing)
         return found[0]
 
@@ -214,8 +214,8 @@ class _Played(Generic[O]):
             case "completed":
                 return f"has completed with {shown(self.state.result)}"
             case "waiting":
-                told = "; ".join(map(str, self.waits))
-                return f"waits for {told or ' and '.join(sorted(self.waits_for)) or 'an outside event'}"
+                listed = "; ".join(map(str, self.waits))
+                return f"waits for {listed or ' and '.join(sorted(self.waits_for)) or 'an outside event'}"
             case status:
                 return f"is {status}, at step {info.step}" if info.step else f"is {status}"
 
@@ -318,7 +318,7 @@ class _Played(Generic[O]):
                 if (done := await self._turn(process, leaps)) is not None:
                     return done
                 if process is not self._process:
-                    self._halt = halt  # whatever was held there died with it
+                    self._halt = halt  # a step held there ended with its process
                     continue
                 if halt is not None and self._halt is None:
                     return None
@@ -334,7 +334,7 @@ class _Played(Generic[O]):
 
     async def _turn(self, process: Process, leaps: bool) -> RunOutcome | None:
         """Continues until something happens; returns the run's outcome, if known."""
-        await self._bury()
+        await self._reap()
         if process.task is None and self.info.status in ENDED:
             return ended(self.client.runtime.engine, self.run)
         if process.task is None:
@@ -347,7 +347,7 @@ class _Played(Generic[O]):
         stirred = self._stirred = asyncio.get_running_loop().create_future()
         await asyncio.wait({process.task, stirred}, return_when=asyncio.FIRST_COMPLETED)
         if process is not self._process:
-            await self._bury()
+            await self._reap()
             if self._fault is not None:
                 fault, self._fault = self._fault, None
                 raise fault
@@ -363,16 +363,16 @@ class _Played(Generic[O]):
             found = f"slept {LEAPS_MAX} times and sleeps again"
             raise RunElsewhere(self.run, expected="should end", found=found)
 
-    async def _bury(self) -> None:
+    async def _reap(self) -> None:
         while self._dead:
-            await self._dead.pop().bury()
+            await self._dead.pop().reap()
 
     async def end(self) -> None:
         """Closes everything."""
         self._held = None
         self._unwatch()
-        await self._bury()
-        await self._process.bury()
+        await self._reap()
+        await self._process.reap()
         self.store.close()
 
     @OnLoop
@@ -456,7 +456,7 @@ def replay(
     secret_key: bytes | None = None,
     seconds: float = SECONDS,
 ) -> Replayed:
-    """Replays an agent's code against an exported run. Raises ReplayParted if the code diverges from the log and
+    """Replays an agent's code against an exported run. Raises ReplayDiverged if the code diverges from the log and
     `check` is set.
 
     source      the export: a path, or bytes

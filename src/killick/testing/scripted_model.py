@@ -129,8 +129,8 @@ class ScriptedModel:
         if self._options["forever"] and self._turns:
             return self._turns[-1]
         turns = f"{len(self._turns)} turn{'s' * (len(self._turns) != 1)}"
-        told = f"its script has {turns}, and it was asked {self._asked} times; the last request ends with"
-        raise FakeRefused(_MODEL, f"{told} {_last(self.requests[-1])}")
+        reason = f"its script has {turns}, and it was asked {self._asked} times; the last request ends with"
+        raise FakeRefused(_MODEL, f"{reason} {_last(self.requests[-1])}")
 
     def _given(self, said: Scripted, request: Mapping[str, Any]) -> Any:
         if isinstance(said, type):
@@ -204,11 +204,11 @@ def _messages(request: Mapping[str, Any]) -> Any:
 
 def _wanted(act: Callable[..., Any], request: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the parts of a request that a function names."""
-    told = {"messages": _messages(request), **request}
+    values = {"messages": _messages(request), **request}
     parameters = inspect.signature(act).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return told
-    return {each.name: told.get(each.name) for each in parameters}
+        return values
+    return {each.name: values.get(each.name) for each in parameters}
 
 
 def _last(request: Mapping[str, Any]) -> str:

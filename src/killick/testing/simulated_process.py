@@ -89,7 +89,7 @@ class PlayClock(ManualClock):
         self.wake_us = math.inf
 
 
-class _Mortal:
+class _ProcessStore:
     """A store as one process reaches it: unreachable once the process is dead."""
 
     def __init__(self, store: Store) -> None:
@@ -110,7 +110,7 @@ class Process:
 
     def __init__(self, play: Played) -> None:
         self._play = play
-        self._store = _Mortal(play.store)
+        self._store = _ProcessStore(play.store)
         self.task: asyncio.Task[RunOutcome] | None = None
         self.sits = False
         runtime = ClientRuntime(
@@ -133,7 +133,7 @@ class Process:
         quiet = all(ex is not None and ex.busy == 0 and not ex.stirred.is_set() for ex in live)
         return quiet and self._play.clock.now_us() < self._play.clock.wake_us < math.inf
 
-    async def bury(self) -> None:
+    async def reap(self) -> None:
         """Lets leftover tasks end; after death, without effect."""
         executor = self.client.runtime.executor()
         if self.task is not None:
@@ -150,7 +150,7 @@ class Process:
             await self.client.runtime.engine.resources.close()
             self.client.close()
 
-    # what stands between steps and the world ----------------------------------------------------
+    # interception of calls ----------------------------------------------------------------------
 
     async def apply(self, intent: Intent, place: ToolStep, real: Callable[[], Awaitable[Applied]]) -> Applied:
         play = self._play

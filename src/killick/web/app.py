@@ -47,7 +47,7 @@ from killick.web.handlers import (
     window,
 )
 from killick.web.handlers import files as workspace
-from killick.web.idempotency import Once
+from killick.web.idempotency import IdempotencyKeys
 from killick.web.middleware import Guard, Limits
 from killick.web.problems import Problem
 from killick.web.redaction import Redaction
@@ -73,7 +73,7 @@ ROUTES: Final[tuple[Route, ...]] = (
 
 
 _WORDS: Final = words_of(route.gives for route in ROUTES)
-"""What our own documents are made of: no rule hides that."""
+"""The values of Killick's own documents: no redaction rule applies to them."""
 
 
 def asgi(
@@ -87,8 +87,8 @@ def asgi(
 ) -> Guard:
     """The dashboard and the API over a client, to be served or mounted."""
     known = access or access_for(client, identify)
-    context = AppContext(client, access=known, veil=Redaction(client, redact, spared=_WORDS), webhooks=webhooks)
-    endpoints = Endpoints(context, once=Once(client))
+    context = AppContext(client, access=known, mask=Redaction(client, redact, spared=_WORDS), webhooks=webhooks)
+    endpoints = Endpoints(context, once=IdempotencyKeys(client))
     receiving.check(context.webhooks, at_us=client.runtime.clock.now_us())
 
     @contextlib.asynccontextmanager
@@ -100,8 +100,8 @@ def asgi(
 
     async def missing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        told = {404: f"{request.url.path}: there is nothing here", 405: f"{request.method} is not done here"}
-        detail = told.get(error.status_code, str(error.detail))
+        details = {404: f"{request.url.path}: there is nothing here", 405: f"{request.method} is not done here"}
+        detail = details.get(error.status_code, str(error.detail))
         code = {404: "not_found", 405: "method_refused"}.get(error.status_code, "refused")
         problem = Problem(error.status_code, detail, code=code, headers=dict(error.headers or {}))
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))

@@ -1,4 +1,4 @@
-"""What every handler works with: the client, the access rules, the redaction, and the hub of its streams."""
+"""The context of every handler: the client, the access rules, the redaction, and the hub of its streams."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Access(Protocol):
         ...
 
     def csrf(self, request: Request) -> str:
-        """What a page of ours proves itself with when it writes."""
+        """The CSRF token that a page sends with a write."""
         ...
 
-    def dress(self, request: Request, response: Response) -> None:
+    def set_cookies(self, request: Request, response: Response) -> None:
         """Give a page's response the cookies that it needs."""
         ...
 
@@ -64,23 +64,23 @@ class AppContext:
         client: Client,
         *,
         access: Access,
-        veil: Redaction | None = None,
+        mask: Redaction | None = None,
         webhooks: Mapping[str, Any] | None = None,
     ) -> None:
         self.client = client
         client.runtime.log.keep_folds(FOLDS_KEPT)
         self.access = access
-        self.veil = veil
+        self.mask = mask
         self.webhooks = dict(webhooks or {})
-        self.hub = Hub(client, veil=veil)
+        self.hub = Hub(client, mask=mask)
         self.questions = Questions(client)
-        self.listing = Listing(client.runtime.log, whole=True, through=self._seen if veil else None)
-        self.tallies = Tallies(client, self._seen if veil else None)
+        self.listing = Listing(client.runtime.log, whole=True, through=self._seen if mask else None)
+        self.tallies = Tallies(client, self._seen if mask else None)
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def _seen(self, run: str, values: dict[str, Any]) -> dict[str, Any]:
-        """What is to be seen of a run's values."""
-        seen: dict[str, Any] = values if self.veil is None else self.veil.over(values, run=run)
+        """The values of a run that the caller may see."""
+        seen: dict[str, Any] = values if self.mask is None else self.mask.over(values, run=run)
         return seen
 
     def turn(self, person: Person) -> asyncio.Semaphore:

@@ -1,6 +1,6 @@
 """Serves routes: identifies the caller, decodes the request, calls the handler, and sends its document or its page.
 
-A page is a template over the document of its twin in the API: a person sees what a program gets.
+A page is a template over the document of its API route: a person and a program get the same data.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from killick.store.records import OWN_RUNS
 from killick.type_init import ready
 from killick.web.addresses import API, SLASH, address
 from killick.web.app_context import AppContext
-from killick.web.idempotency import Once
+from killick.web.idempotency import IdempotencyKeys
 from killick.web.problems import Problem, problem_of
 from killick.web.render import problem_page, render
-from killick.web.response_cache import Answers
-from killick.web.routes import Call, Made, Nothing, Person, Route
+from killick.web.response_cache import ResponseCache
+from killick.web.routes import Call, Created, Nothing, Person, Route
 
 A = TypeVar("A", bound=msgspec.Struct)
 B = TypeVar("B", bound=msgspec.Struct)
@@ -36,10 +36,10 @@ B = TypeVar("B", bound=msgspec.Struct)
 class Endpoints:
     """Serves the routes of one app. With `once`, a write with an Idempotency-Key is carried out once."""
 
-    def __init__(self, context: AppContext, *, once: Once | None = None) -> None:
+    def __init__(self, context: AppContext, *, once: IdempotencyKeys | None = None) -> None:
         self.context = context
         self.once = once
-        self.answers = Answers(context.client.runtime.clock, context.client.runtime.store)
+        self.answers = ResponseCache(context.client.runtime.clock, context.client.runtime.store)
 
     def table(self, routes: Sequence[Route]) -> list[StarletteRoute]:
         """The Starlette routes of a table; a fixed segment wins over a parameter."""
@@ -79,7 +79,7 @@ class _Endpoint:
 
     async def _written(self, call: Call[Any, Any]) -> Response:
         try:
-            keeps = self.route.keeps and self.route.scope is not None  # nobody's key is anybody's
+            keeps = self.route.keeps and self.route.scope is not None  # without a scope, callers share no keys
             if keeps and call.key is not None and self.app.once is not None:
                 return await self.app.once.around(call, self.route, self._answered)
             return await self._carried_out(call)
@@ -88,7 +88,7 @@ class _Endpoint:
             self.context.questions.forget()
 
     async def _answered(self, call: Call[Any, Any]) -> Response:
-        """What came of a call, a refusal included: that is an answer too."""
+        """The response to a call. A refusal is a response too."""
         try:
             return await self._carried_out(call)
         except Exception as error:
@@ -109,16 +109,16 @@ class _Endpoint:
             return problem_page(self.context, request, problem)
 
     async def _problem(self, request: Request, error: Exception) -> Problem:
-        """An error may quote what is not to be seen."""
+        """A problem, redacted: an error may quote values that the caller may not see."""
         problem = problem_of(error)
-        veil = self.context.veil
-        if veil is None or not veil.fields:
+        mask = self.context.mask
+        if mask is None or not mask.fields:
             return problem
         given = [*request.path_params.items(), *request.query_params.multi_items()]
         named = [(name, str(value).replace(SLASH, "/")) for name, value in given if name in _NAMES_RUNS]
         runs = {value.rpartition(":")[0] if name == "wait" else value for name, value in named}
-        told = await run_in_threadpool(veil.over, {"detail": problem.detail, **problem.more}, run=runs)
-        return Problem(problem.status, code=problem.code, headers=problem.headers, **told)
+        fields = await run_in_threadpool(mask.over, {"detail": problem.detail, **problem.more}, run=runs)
+        return Problem(problem.status, code=problem.code, headers=problem.headers, **fields)
 
     async def _call(self, request: Request) -> Call[Any, Any]:
         route = self.route
@@ -137,7 +137,7 @@ class _Endpoint:
         return await self._finished(call, self._sent)
 
     async def _finished(self, call: Call[Any, Any], finish: Callable[[Call[Any, Any], Any], Response]) -> Response:
-        """What came of a call as a response. Reading, hiding and drawing are all done off the loop, in one go."""
+        """The result of a call as a response. A worker thread reads, redacts and renders it in one go."""
         handler = self.route.handler
         if inspect.iscoroutinefunction(handler):
             found = await handler(call)
@@ -153,7 +153,7 @@ class _Endpoint:
         if self.route.status == 204:
             return Response(status_code=204)
         doc = self._redacted(found, call)
-        headers = {"Location": found.location} if isinstance(found, Made) else None
+        headers = {"Location": found.location} if isinstance(found, Created) else None
         return Response(msgspec.json.encode(doc), self.route.status, headers, media_type="application/json")
 
     def _drawn(self, call: Call[Any, Any], found: Any) -> Response:
@@ -170,21 +170,21 @@ class _Endpoint:
             raise Problem(401, access.way_in, code="unauthenticated", headers=headers)
         request.scope["killick.person"] = person
         if not person.may(route.scope):
-            told = f"{person.name} is {_a(person.scope)}, and this takes {_a(route.scope)}"
-            raise Problem(403, told, code="scope_too_small")
+            reason = f"{person.name} is {_a(person.scope)}, and this takes {_a(route.scope)}"
+            raise Problem(403, reason, code="scope_too_small")
         if route.writes:
             access.refuse_forged(request)
         return person
 
     def _redacted(self, found: Any, call: Call[Any, Any]) -> Any:
         """A handler's document as plain JSON, with the redacted fields hidden."""
-        doc, veil = document(found), self.context.veil
-        if veil is None or not veil.fields or not self.route.veils:
+        doc, mask = document(found), self.context.mask
+        if mask is None or not mask.fields or not self.route.veils:
             return doc
-        veiled = veil.over(doc, run=getattr(call.asked, "run", None))
-        # What the caller sent is returned as it is: hiding it would confirm a right guess.
+        masked = mask.over(doc, run=getattr(call.asked, "run", None))
+        # The caller's own values are returned unchanged: redacting them would confirm a right guess.
         sent = {name: getattr(call.asked, name) for name in call.asked.__struct_fields__ if name in doc}
-        return veiled | {name: value for name, value in sent.items() if isinstance(value, str) and doc[name] == value}
+        return masked | {name: value for name, value in sent.items() if isinstance(value, str) and doc[name] == value}
 
     def _rendered(self, call: Call[Any, Any], doc: Any, problem: Problem | None = None) -> Response:
         """The page of a document, with the address of its twin in the API; or of a form whose question was refused."""
@@ -210,8 +210,8 @@ def _asked(kind: type[A], request: Request) -> A:
     lists, known = _parameters(kind)
     for name in request.query_params:
         if name not in known:
-            told = f"; it takes {', '.join(sorted(known))}" if known else ""
-            raise Problem(400, f"{name}: no such parameter{told}", code="parameter_unknown")
+            names = f"; it takes {', '.join(sorted(known))}" if known else ""
+            raise Problem(400, f"{name}: no such parameter{names}", code="parameter_unknown")
         found = request.query_params.getlist(name)
         if name in lists:
             given[name] = found
@@ -242,7 +242,7 @@ _NAMES_RUNS: Final = ("run", "a", "b", "against", "wait")
 
 
 def _refuse_own(person: Person, asked: msgspec.Struct) -> None:
-    """What Killick keeps for itself, its tokens among it, is for admins."""
+    """Killick's internal logs, such as its tokens, are for admins."""
     if person.may("admin"):
         return
     for name in _NAMES_RUNS:

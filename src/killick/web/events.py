@@ -15,17 +15,17 @@ class PublishRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """An event, by its name."""
 
     name: Annotated[Name, msgspec.Meta(description="What triggers listen to.", examples=["order.created"])]
-    body: Annotated[Any, msgspec.Meta(description="What it says; any JSON.")] = None
+    body: Annotated[Any, msgspec.Meta(description="Its body; any JSON value.")] = None
     id: Annotated[Name, msgspec.Meta(description="Makes it count once: the same id again is passed over.")] | None = (
         None
     )
 
 
 class PublishResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an event."""
+    """The result of publishing an event."""
 
     name: str
-    heard: Annotated[int, msgspec.Meta(description="How many triggers listen to it.")]
+    receivers: Annotated[int, msgspec.Meta(description="How many triggers listen to it.")]
 
 
 def publish(call: Call[Nothing, PublishRequest]) -> PublishResult:
@@ -34,8 +34,8 @@ def publish(call: Call[Nothing, PublishRequest]) -> PublishResult:
     An event without a listening trigger is not kept. With an id, or an `Idempotency-Key`, it counts once.
     """
     event = call.body
-    heard = call.client.publish(event.name, event.body, id=event.id or derived(call, "event"), by=call.person.name)
-    return PublishResult(name=event.name, heard=heard)
+    receivers = call.client.publish(event.name, event.body, id=event.id or derived(call, "event"), by=call.person.name)
+    return PublishResult(name=event.name, receivers=receivers)
 
 
 ROUTES: Final = (post("/events", publish, takes=PublishRequest, gives=PublishResult, natural=True),)

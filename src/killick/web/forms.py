@@ -1,7 +1,7 @@
 """Forms from JSON Schema: a schema and a current value become fields. Pure: reads no store, checks no answer.
 
-What has no better form is a field of raw JSON, so that every value can be given; a value that does not fit its schema
-is shown so too. What comes back is checked by the runtime alone.
+A schema without a specific form gets a field of raw JSON, so that every value can be given; a value that misfits
+its schema is shown so too. Only the runtime validates the submitted values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 import msgspec
 from msgspec.structs import replace
 
-from killick.definitions.parameters import spoken
+from killick.definitions.parameters import untag
 from killick.model.codec import plain
 from killick.web.problems import Problem
 from killick.web.redaction import HIDDEN
@@ -56,7 +56,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     was: str | None = None
     shown: str = ""
     takes: str = ""
-    """What fits, in words: `from 1 to 20`."""
+    """The accepted values, in words: `from 1 to 20`."""
     length_max: int | None = None
     choices: tuple[Choice, ...] = ()
     fields: tuple[Field, ...] = ()
@@ -66,12 +66,12 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 
 def form_of(schema: Any, value: Any = NOTHING, *, name: str = "", label: str = "", required: bool = True) -> Field:
     """A form for a value of a schema. Tags of stored values are left away, as people read and write them."""
-    given = value if value is NOTHING else spoken(plain(value))
+    given = value if value is NOTHING else untag(plain(value))
     root = _mapping(schema)
-    return _Making(root).field(root, given, name=name, label=label, required=required, depth=0)
+    return _FormBuilder(root).field(root, given, name=name, label=label, required=required, depth=0)
 
 
-class _Making:
+class _FormBuilder:
     """Makes the fields of one form. References lead into its root; it ends where a form would be too large."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
@@ -82,7 +82,7 @@ class _Making:
         self, schema: Mapping[str, Any], value: Any, *, name: str, label: str = "", required: bool, depth: int
     ) -> Field:
         self.left -= 1
-        wanted, nullable = self._plainly(schema)
+        wanted, nullable = self._resolved(schema)
         hidden = value == HIDDEN
         kind = self._kind(wanted, NOTHING if hidden else value, depth, nullable)
         if hidden and kind in ("list", "object", "choice"):
@@ -122,7 +122,7 @@ class _Making:
         for name in [name for name in given if name not in properties]:
             yield self.field(_like(given[name]), given[name], name=name, required=True, depth=depth + 1)
 
-    def _plainly(self, schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    def _resolved(self, schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
         """A schema with its references followed, and whether null is one of its values."""
         wanted, nullable = schema, False
         for _ in range(DEPTH_MAX):
@@ -196,20 +196,20 @@ class _Making:
         return "json"
 
 
-def unveiled(value: Any, original: Any, at: str = "value") -> Any:
-    """A value that came back from a page, with what that did not show as it was. Problem where that is not known."""
+def unmasked(value: Any, original: Any, at: str = "value") -> Any:
+    """A submitted value, with hidden parts restored from the original. Raises Problem if the original has none."""
     if value == HIDDEN:
         if original is NOTHING:
-            raise Problem(422, f"{at}: {HIDDEN} stands for what is not shown; give a value", code="value_hidden")
+            raise Problem(422, f"{at}: {HIDDEN} marks a hidden value; give a value", code="value_hidden")
         return original
     if isinstance(value, dict):
         known = _mapping(original)
         given = cast("dict[str, Any]", value)
-        return {name: unveiled(each, known.get(name, NOTHING), f"{at}.{name}") for name, each in given.items()}
+        return {name: unmasked(each, known.get(name, NOTHING), f"{at}.{name}") for name, each in given.items()}
     if isinstance(value, list):
         row, rows = _list(value), _list(original)
         same = rows if len(rows) == len(row) else [NOTHING] * len(row)
-        return [unveiled(each, was, f"{at}[{n}]") for n, (each, was) in enumerate(zip(row, same, strict=True))]
+        return [unmasked(each, was, f"{at}[{n}]") for n, (each, was) in enumerate(zip(row, same, strict=True))]
     return value
 
 
@@ -252,7 +252,7 @@ def _label(value: Any) -> str:
 
 
 def _like(value: Any) -> Mapping[str, Any]:
-    """What a value of which nothing is said is likely to be."""
+    """The likely schema of a value without one."""
     kinds = {bool: "boolean", int: "number", float: "number", str: "string"}
     return {"type": kinds[type(value)]} if type(value) in kinds else {}
 

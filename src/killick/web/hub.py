@@ -44,7 +44,7 @@ FOLLOWERS_EACH_MAX: Final = 100
 
 PAGE_EVENTS: Final = 100
 PAGE_BYTES: Final = 262_144
-"""What one reading gives, at the most; one event alone may be more."""
+"""The most bytes of one read; a single event may be larger."""
 
 _PAGES_KEPT: Final = 64
 _READERS: Final = 4
@@ -76,7 +76,7 @@ class Follower:
     def __init__(self) -> None:
         self._bell = asyncio.Event()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         self._bell.set()
 
     async def moved(self, seconds: float) -> bool:
@@ -91,11 +91,11 @@ class Follower:
 
 
 class Hub:
-    """Who follows what. All of it belongs to one loop."""
+    """The followers of runs. All of it belongs to one loop."""
 
-    def __init__(self, client: Client, *, followers_max: int = FOLLOWERS_MAX, veil: Redaction | None = None) -> None:
+    def __init__(self, client: Client, *, followers_max: int = FOLLOWERS_MAX, mask: Redaction | None = None) -> None:
         self._client = client
-        self._veil = veil
+        self._mask = mask
         self._followers_max = followers_max
         self._followers: set[Follower] = set()
         self._of_person: Counter[str] = Counter()
@@ -117,7 +117,7 @@ class Hub:
     async def close(self) -> None:
         """End every stream, at once."""
         self.closing.set()
-        _ring(self._followers)
+        _notify_all(self._followers)
         if self._poller is not None:
             self._poller.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -127,13 +127,13 @@ class Hub:
     def following(self, *runs: str, by: str, counts: bool = False) -> Generator[Follower]:
         """Watch some runs, and how many there are, for one follower of a person."""
         if self._of_person[by] >= FOLLOWERS_EACH_MAX:
-            told = f"{by} has {FOLLOWERS_EACH_MAX} streams open; close one first"
-            raise Problem(429, told, code="too_many_followers", headers={"Retry-After": "10"})
+            reason = f"{by} has {FOLLOWERS_EACH_MAX} streams open; close one first"
+            raise Problem(429, reason, code="too_many_followers", headers={"Retry-After": "10"})
         if len(self._followers) >= self._followers_max or self.closing.is_set():
-            told = "this server takes no more followers now; ask again later"
-            raise Problem(503, told, code="too_many_followers", headers={"Retry-After": "10"})
+            reason = "this server takes no more followers now; ask again later"
+            raise Problem(503, reason, code="too_many_followers", headers={"Retry-After": "10"})
         follower = Follower()
-        follower.ring()  # what is known already is news to a new one
+        follower.notify()  # a new follower gets the known state at once
         self._followers.add(follower)
         self._of_person[by] += 1
         if counts:
@@ -154,7 +154,7 @@ class Hub:
                     del self._watched[run]
                     self._positions.pop(run, None)
 
-    # what followers ask -----------------------------------------------------------------------
+    # queries of followers ---------------------------------------------------------------------
 
     async def position(self, run: str) -> Position:
         """How far a run is, as far as is known; RunUnknown where there is none."""
@@ -163,7 +163,7 @@ class Hub:
             looked = await asyncio.to_thread(self._look, (run,))
             if run not in looked:
                 raise RunUnknown(run)
-            return looked[run]  # only the poller keeps what it saw, since it tells those who wait for it
+            return looked[run]  # only the poller stores positions, since it notifies the followers
         return known
 
     def known(self, run: str) -> Position | None:
@@ -202,8 +202,8 @@ class Hub:
             begun = now()
             try:
                 await self._look_once(begun)
-            except Exception as error:  # whatever it is, those who follow are still there
-                logger.warning("cannot look at what is followed: %s", error)
+            except Exception as error:  # followers stay connected after any error
+                logger.warning("cannot read the followed runs: %s", error)
             took = now() - begun
             await asyncio.sleep(max(TICK_SECONDS, took / SHARE))
 
@@ -212,13 +212,13 @@ class Hub:
         for run, position in looked.items():
             if run in self._watched and self._positions.get(run) != position:
                 self._positions[run] = position
-                _ring(self._watched[run])
+                _notify_all(self._watched[run])
         if self._counting and now - self._counted_at >= COUNT_SECONDS:
             self._counted_at = now
             counts = await asyncio.to_thread(self._count)
             if counts != self._counts:
                 self._counts = counts
-                _ring(self._counting)
+                _notify_all(self._counting)
 
     # off the loop -----------------------------------------------------------------------------
 
@@ -247,15 +247,15 @@ class Hub:
     def _frame(self, run: str, recorded: Recorded) -> bytes:
         """One event as it is sent: with its values, as they are in the log."""
         event = documents.event(self._client.runtime.log, run, recorded)
-        told: Any = document(event)
-        if self._veil is not None and self._veil.fields:
-            told = self._veil.over(told, run=run)
-        return frame(event.kind, told, id=event.seq)
+        data: Any = document(event)
+        if self._mask is not None and self._mask.fields:
+            data = self._mask.over(data, run=run)
+        return frame(event.kind, data, id=event.seq)
 
 
-def _ring(followers: Iterable[Follower]) -> None:
+def _notify_all(followers: Iterable[Follower]) -> None:
     for follower in followers:
-        follower.ring()
+        follower.notify()
 
 
 def frame(event: str, data: Any, *, id: int | None = None) -> bytes:  # noqa: A002

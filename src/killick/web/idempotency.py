@@ -61,7 +61,7 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """What is on record of a key: in which log, for which request, since when, and what came of it."""
+    """The record of a key: its log, its request, its time, and the response."""
 
     log: str
     digest: str
@@ -74,7 +74,7 @@ def derived(call: Call[Any, Any], prefix: str) -> str | None:
     return None if call.key is None else f"{prefix}_{_named(call)[:16]}"
 
 
-class Once:
+class IdempotencyKeys:
     """The keys of one app. Requests of this process that have the same key wait for each other."""
 
     def __init__(self, client: Client) -> None:
@@ -87,7 +87,7 @@ class Once:
         named, digest = _named(call), await _digest(call)
         while (other := self._at_work.get(named)) is not None:
             await asyncio.wait([other])
-        # A request whose client hangs up is carried out to its end: half of it helps nobody.
+        # A request whose client disconnects is still executed to its end: half of it would help no client.
         work = asyncio.create_task(self._first(named, digest, call, route, carry_out))
         self._at_work[named] = work
         work.add_done_callback(lambda _: self._at_work.pop(named, None))
@@ -104,8 +104,8 @@ class Once:
             return known.kept.response()
         if known.at_us and not route.natural:
             begun = datetime.fromtimestamp(known.at_us / 1_000_000, UTC).isoformat(timespec="seconds")
-            told = f"a request with this key was begun at {begun} and may have been carried out"
-            raise Problem(409, f"{told}; look at what it was about, then take a new key", code="in_doubt")
+            reason = f"a request with this key was begun at {begun} and may have been carried out"
+            raise Problem(409, f"{reason}; check whether it took effect, then use a new key", code="in_doubt")
         response = await carry_out(call)
         if response.status_code == 503:
             # The store was busy or away, so nothing was written: the key is as if it had not been used.
@@ -128,7 +128,7 @@ class Once:
     # the record -------------------------------------------------------------------------------
 
     def _intended(self, named: str, digest: str, call: Call[Any, Any]) -> _Known:
-        """What is known of a key. Where nothing is, the intention is on record now, and `at_us` is 0."""
+        """The record of a key. For a new key the intention is recorded now, and `at_us` is 0."""
         today, yesterday = self._logs()
         for log in (today, yesterday):
             if (known := self._known(log, named)) is not None:
@@ -205,5 +205,5 @@ def _named(call: Call[Any, Any]) -> str:
 
 
 async def _digest(call: Call[Any, Any]) -> str:
-    """What a request is known by: what it asks for, of what, with what."""
+    """The digest of a request: its route, its parameters and its body."""
     return sha256(b"%s\0%s" % (call.written, await call.request.body())).hexdigest()

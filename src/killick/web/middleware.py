@@ -125,7 +125,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await _Passage(self, scope, receive, send).through()
+            await _RequestCycle(self, scope, receive, send).handle()
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1008})
@@ -135,15 +135,15 @@ class Guard:
     # who comes how often ----------------------------------------------------------------------
 
     def refuse_often(self, scope: Scope) -> None:
-        """Who is known by what they show counts for themselves; everybody else by their address."""
+        """Counts requests with credentials by their person, and all others by their address."""
         shown = _shown(scope)
         key = self._known.get(shown) if shown is not None else None
         client = scope.get("client")
         wait = self._buckets.wait_seconds(key or (client[0] if client else None))
         if wait:
             after = {"Retry-After": str(max(1, round(wait + 0.5)))}
-            told = f"more than {self.limits.rate:g} requests a second; slow down"
-            raise Problem(429, told, code="too_many_requests", headers=after)
+            reason = f"more than {self.limits.rate:g} requests a second; slow down"
+            raise Problem(429, reason, code="too_many_requests", headers=after)
 
     def remember(self, scope: Scope, person: Person | None) -> None:
         """Bind the shown credentials to this person; None: to no one."""
@@ -169,7 +169,7 @@ def _shown(scope: Scope) -> bytes | None:
     return sha256(given).digest() if given else None
 
 
-class _Passage:
+class _RequestCycle:
     """One request, from the server to the app and back."""
 
     def __init__(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
@@ -183,7 +183,7 @@ class _Passage:
         self.status = 0
         self.ended = False
 
-    async def through(self) -> None:
+    async def handle(self) -> None:
         self.scope[VISIT] = self.visit
         # By this version a stream listens for who goes; later ones find out when they send.
         self.scope["asgi"] = {**self.scope.get("asgi", {}), "spec_version": "2.3"}
@@ -194,7 +194,7 @@ class _Passage:
             await self._refuse(problem)
             return
         except ConnectionError:
-            return  # whoever asked has gone
+            return  # the client has disconnected
         try:
             await self.guard.app(self.scope, self.receive, self.send)
         except Exception:
@@ -252,14 +252,14 @@ class _Passage:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message = {**message, "headers": self._dressed(message.get("headers", ()))}
+            message = {**message, "headers": self._response_headers(message.get("headers", ()))}
             if self.visit.person is not None or self.status == 401:
                 self.guard.remember(self.scope, self.visit.person)
         elif message["type"] == "http.response.body" and not message.get("more_body"):
             self.ended = True
         await self._send(message)
 
-    def _dressed(self, given: Any) -> list[tuple[bytes, bytes]]:
+    def _response_headers(self, given: Any) -> list[tuple[bytes, bytes]]:
         ours = {name for name, _ in HEADERS} | {b"server"}
         headers = [(name, value) for name, value in given if name.lower() not in ours]
         named = {name.lower() for name, _ in headers}
@@ -268,30 +268,30 @@ class _Passage:
         return [*headers, *HEADERS]
 
     async def _refuse(self, problem: Problem) -> None:
-        # What was not read of the body would be taken for the next request.
-        response = self._told(problem)
+        # The unread rest of the body would be parsed as the next request.
+        response = self._problem_response(problem)
         response.headers["connection"] = "close"
         await response(self.scope, self._receive, self.send)  # pyright: ignore[reportArgumentType]
         self._note()
 
-    def _told(self, problem: Problem) -> Response:
+    def _problem_response(self, problem: Problem) -> Response:
         path = str(self.scope["path"]).removeprefix(str(self.scope.get("root_path", "")))
         if path.startswith("/api/") or b"text/html" not in (_header(self.scope, b"accept") or b""):
             return problem.response()
-        told = f"<h1>{escape(problem.title)}</h1><p>{escape(problem.detail)}</p>"
-        page = f'<!doctype html><html lang="en"><title>{escape(problem.title)}</title><main>{told}</main></html>'
+        body = f"<h1>{escape(problem.title)}</h1><p>{escape(problem.detail)}</p>"
+        page = f'<!doctype html><html lang="en"><title>{escape(problem.title)}</title><main>{body}</main></html>'
         return HTMLResponse(page, problem.status, problem.headers)
 
     def _note(self) -> None:
-        """One line for each write: who, what, and what came of it. No query and no body."""
+        """One line for each write: the person, the request and the status. No query and no body."""
         if self.scope["method"] in _LOOKS:
             return
         path = (self.scope.get("raw_path") or str(self.scope["path"]).encode()).partition(b"?")[0]
-        told = {
+        fields = {
             "what": "wrote" if self.status < 400 else "refused",
             "who": self.visit.person.name if self.visit.person is not None else None,
             "method": self.scope["method"],
             "path": path.decode("latin-1").encode("ascii", "backslashreplace").decode(),
             "status": self.status,
         }
-        logger.info(" ".join(f"{name}={value}" for name, value in told.items()), extra={"killick": told})
+        logger.info(" ".join(f"{name}={value}" for name, value in fields.items()), extra={"killick": fields})

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the route table and the types of its documents: it cannot say what is not so."""
+"""The OpenAPI document, made from the route table and the types of its documents, so that it is always correct."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ _LAST_EVENT: Final[dict[str, Any]] = {
 }
 
 _SIGNED: Final[tuple[dict[str, Any], ...]] = tuple(
-    {"name": name, "in": "header", "required": True, "description": told, "schema": {"type": "string"}}
-    for name, told in {
-        "webhook-id": "Names what is told; the same when it is told again.",
+    {"name": name, "in": "header", "required": True, "description": description, "schema": {"type": "string"}}
+    for name, description in {
+        "webhook-id": "Identifies the event; a redelivery has the same id.",
         "webhook-timestamp": "When it was sent, in seconds since 1970.",
         "webhook-signature": "`v1,` and the base64 of HMAC-SHA256 over `id.timestamp.body`; several with spaces.",
     }.items()
@@ -72,7 +72,7 @@ _SECURITY: Final[dict[str, Any]] = {
 }
 
 _SCOPES: Final = {
-    "viewer": "Anybody may who is signed in.",
+    "viewer": "Every signed-in user may.",
     "operator": "Takes an operator.",
     "admin": "Takes an admin.",
 }
@@ -105,18 +105,18 @@ def openapi(routes: tuple[Route, ...]) -> dict[str, Any]:
         },
         "servers": [{"url": "/"}],
         "security": [{name: []} for name in _SECURITY],
-        "tags": [{"name": name, "description": told} for name, told in sorted(_tags(routes))],
+        "tags": [{"name": name, "description": description} for name, description in sorted(_tags(routes))],
         "paths": paths,
         "components": {
             "schemas": schemas.components,
             "parameters": {"IdempotencyKey": _KEY},
-            "responses": {"Problem": _refused("What is wrong, as RFC 9457 has it")},
+            "responses": {"Problem": _refused("A problem, as defined by RFC 9457")},
             "securitySchemes": _SECURITY,
         },
     }
-    # Types of two modules that share a name are told apart by their modules, which are nobody else's business.
+    # Types of two modules that share a name are distinguished by their modules, which clients need not know.
     text = _MODULE.sub(lambda found: found[1].capitalize() + found[2], msgspec.json.encode(made).decode())
-    # Generators of clients need to know the items of an array, and take what has a default for required.
+    # Client generators need the items of an array, and treat fields with a default as required.
     text = text.replace('{"type":"array"}', '{"type":"array","items":{}}')
     text = text.replace(',"default":null', "").replace('{"default":null}', "{}")
     plain: dict[str, Any] = msgspec.json.decode(text)
@@ -139,7 +139,7 @@ class _Schemas:
         taken = set(_reached([self._refs[kind] for kind in bodies], components))
         brief = set(_brief(msgspec.inspect.multi_type_info(given)))
         for name, made in list(self.components.items()):
-            # Documents are sent whole: what has a default is there too, unless its type leaves it out.
+            # Documents are sent whole: fields with a default are included, unless their type omits them.
             if name not in taken and made.get("properties") and made.get("title") not in brief:
                 self.components[name] = {**made, "required": sorted(made["properties"])}
 
@@ -156,7 +156,7 @@ class _Schemas:
 
 
 def _brief(infos: Sequence[Any], seen: set[type] | None = None) -> Iterator[str]:
-    """The names of types that leave out what is as it is by default."""
+    """The names of types that omit default values."""
     seen = set() if seen is None else seen
     for info in infos:
         if isinstance(info, msgspec.inspect.StructType):
@@ -222,7 +222,7 @@ def _operation_id(route: Route) -> str:
 def _operation(route: Route, name: str, schemas: _Schemas) -> dict[str, Any]:
     about = (getdoc(route.handler) or "").partition("\n")[2].strip()
     allowed = _SCOPES[route.scope] if route.scope else "Open to all."
-    told: dict[str, Any] = {
+    spec: dict[str, Any] = {
         "operationId": name,
         "tags": [_tag(route)],
         "summary": route.summary,
@@ -232,12 +232,12 @@ def _operation(route: Route, name: str, schemas: _Schemas) -> dict[str, Any]:
         "x-scope": route.scope,
     }
     if route.takes is not Nothing:
-        told["requestBody"] = {"required": True, "content": {"application/json": {"schema": schemas.of(route.takes)}}}
+        spec["requestBody"] = {"required": True, "content": {"application/json": {"schema": schemas.of(route.takes)}}}
     elif _is_hook(route):
-        told["requestBody"] = {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
+        spec["requestBody"] = {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
     if route.scope is None:
-        told["security"] = []
-    return told
+        spec["security"] = []
+    return spec
 
 
 def _is_hook(route: Route) -> bool:
@@ -271,8 +271,8 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     return {str(route.status): done, **refused, "default": {"$ref": "#/components/responses/Problem"}}
 
 
-def _refused(told: str) -> dict[str, Any]:
-    return {"description": f"{told}.", "content": {"application/problem+json": {"schema": _PROBLEM}}}
+def _refused(description: str) -> dict[str, Any]:
+    return {"description": f"{description}.", "content": {"application/problem+json": {"schema": _PROBLEM}}}
 
 
 def _tag(route: Route) -> str:
@@ -280,6 +280,6 @@ def _tag(route: Route) -> str:
 
 
 def _tags(routes: Sequence[Route]) -> set[tuple[str, str]]:
-    """The modules of a table, and what each says that it is."""
+    """The modules of a table, and their descriptions."""
     modules = {_tag(route): route.handler.__module__ for route in routes}
     return {(tag, (sys.modules[name].__doc__ or "").strip().partition("\n")[0]) for tag, name in modules.items()}

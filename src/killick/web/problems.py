@@ -1,4 +1,4 @@
-"""Problems: what went wrong, as `application/problem+json` or as a page. Every error has a status, and none leaks."""
+"""Problems: errors as `application/problem+json` or as a page. Every error has a status, and none leaks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TITLES: Final = {
     405: "Not done this way",
     406: "Not available in this form",
     408: "The request came too slowly",
-    409: "It cannot be done as things stand",
+    409: "It conflicts with the current state",
     410: "Gone",
     413: "Too large",
     414: "The address is too long",
@@ -72,7 +72,7 @@ class Problem(Exception):
         return TITLES.get(self.status, "Refused")
 
     def document(self) -> dict[str, Any]:
-        """As RFC 9457 has it. The code is what programs tell problems by."""
+        """As RFC 9457 defines it. Programs distinguish problems by the code."""
         return {
             "type": f"urn:killick:problem:{self.code}",
             "title": self.title,
@@ -88,7 +88,7 @@ class Problem(Exception):
 
 
 class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A problem (RFC 9457). `code` tells them apart; `detail` is one line that names the thing and the next move."""
+    """A problem (RFC 9457). `code` identifies its kind; `detail` is one line that names the thing and the next move."""
 
     type: str
     title: str

@@ -1,7 +1,7 @@
 """Redacts values: of fields that rules name, in every document, and wherever else they occur in a run's texts.
 
-Works on plain documents just before they become JSON or a page. What the fields of a run hold is gathered from its log
-once and kept up to date, so that a page costs what is new. Without rules it does nothing at all.
+Works on plain documents just before they become JSON or a page. The values of a run's fields are gathered from its log
+once and kept up to date, so that a page reads only new events. Without rules it does nothing.
 
 A hash of a value that is hidden would tell it to a reader who guesses. So every hash of ours is keyed too: the same for
 the same hash, and of no use without the key.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
 import msgspec
 
-from killick.archive.redact import WORD_CHARS, Sought
+from killick.archive.redact import WORD_CHARS, Secrets
 from killick.errors import KillickError
 from killick.model import event_codec
 from killick.model import events as e
@@ -72,7 +72,7 @@ a document without them would be unreadable."""
 
 
 class _Gathered(NamedTuple):
-    """What the named fields of a run hold, as texts, up to an event and a message; and which of them it has."""
+    """The values of a run's named fields, as texts, up to an event and a message; and the fields that it has."""
 
     seq: int = 0
     message: int = 0
@@ -83,16 +83,16 @@ class _Gathered(NamedTuple):
 
 
 class Redaction:
-    """What is not to be seen. `fields` are names, or dotted paths of names, as for an export."""
+    """The redaction rules of an app. `fields` are names, or dotted paths of names, as for an export."""
 
     def __init__(self, client: Client, fields: Sequence[str] = (), *, spared: Collection[str] = ()) -> None:
         self.fields = (fields,) if isinstance(fields, str) else tuple(fields)
         self._spared = _OURS | frozenset(spared)
         self._client = client
-        self._named = Sought(self.fields, ())
+        self._named = Secrets(self.fields, ())
         self._key = derived(client, "hashes")
         self._gathered: OrderedDict[str, _Gathered] = OrderedDict()
-        self._words: OrderedDict[frozenset[str], _Words] = OrderedDict()
+        self._words: OrderedDict[frozenset[str], _Finder] = OrderedDict()
         self._mutex = threading.Lock()
 
     def __bool__(self) -> bool:
@@ -103,12 +103,12 @@ class Redaction:
         if not self.fields:
             return document
         runs = {run} if isinstance(run, str) else set(run or ())
-        # What names no run is a text like any other, wherever it stands.
+        # A text that names no run is redacted like any other.
         runs.update(each for each in set(_mentioned(document)) if self._client.runtime.store.head(each) is not None)
-        return _Hiding(self._named, self._words_of(runs), runs, self.keyed).value(document, ())
+        return _Redactor(self._named, self._words_of(runs), runs, self.keyed).value(document, ())
 
     def keyed(self, text: str) -> str:
-        """What is shown for a hash of ours, in the same form; for any other text the keys of actions in it."""
+        """A keyed replacement of Killick's own hash, in the same form; in any other text, of the action keys in it."""
         if _HASH.fullmatch(text) is None:
             return _ACTION.sub(lambda found: found[1] + self._digest(found[2]).hex()[:8], text)
         digest = self._digest(text)
@@ -118,29 +118,29 @@ class Redaction:
         return hmac.digest(self._key, text.encode(), "sha256")
 
     def redaction(self, run: str) -> tuple[str, ...] | bool:
-        """What an export of a run is to redact: the fields that it has; everything, where others of its family have
+        """The fields that an export of a run redacts: those that it has; everything, where others of its family have
         such values, which may occur in it under any name."""
         own = self._up_to_date(run)
-        others = [self._up_to_date(each) for each in self._family([run]) if each != run]
+        others = [self._up_to_date(each) for each in self._linked([run]) if each != run]
         if any(each.texts - own.texts for each in others):
             return True
         return tuple(field for field in self.fields if field in own.fields) or False
 
-    # what is known ----------------------------------------------------------------------------
+    # gathered values --------------------------------------------------------------------------
 
-    def _words_of(self, runs: Iterable[str]) -> _Words:
-        """What to look for in a document about these runs."""
-        texts = frozenset[str]().union(*(self._up_to_date(run).texts for run in self._family(sorted(runs))))
+    def _words_of(self, runs: Iterable[str]) -> _Finder:
+        """The texts to redact in a document about these runs."""
+        texts = frozenset[str]().union(*(self._up_to_date(run).texts for run in self._linked(sorted(runs))))
         texts -= self._spared
         with self._mutex:
             words = self._words.pop(texts, None)
-        words = words or _Words(texts)
+        words = words or _Finder(texts)
         with self._mutex:
             _keep(self._words, texts, words, _WORDS_KEPT_MAX)
         return words
 
-    def _family(self, runs: Sequence[str]) -> list[str]:
-        """Some runs, and those that values came from or went to: parents, children, what they follow or go on as."""
+    def _linked(self, runs: Sequence[str]) -> list[str]:
+        """Some runs, and those that values came from or went to: parents, children, predecessors and successors."""
         found = list(dict.fromkeys(runs[:_RUNS_MAX]))
         most = len(found) + _KIN_MAX
         for run in found:
@@ -155,13 +155,13 @@ class Redaction:
             known = self._gathered.pop(run, _Gathered())
             _keep(self._gathered, run, known, _RUNS_KEPT_MAX)
         seq, message, texts, fields, kin = known
-        while seq < head.seq and (told := self._client.runtime.log.read(run, after=seq, limit=_ROWS_AT_ONCE)):
-            found = Sought(self.fields, [self._values(each.row.data) for each in told if each.row.data is not None])
+        while seq < head.seq and (rows := self._client.runtime.log.read(run, after=seq, limit=_ROWS_AT_ONCE)):
+            found = Secrets(self.fields, [self._values(each.row.data) for each in rows if each.row.data is not None])
             texts, fields = texts | found.known.keys(), fields | (set(self.fields) - set(found.missing))
-            kin |= {name for each in told for name in _kin(each.event)}
-            seq = told[-1].seq
+            kin |= {name for each in rows for name in _linked_runs(each.event)}
+            seq = rows[-1].seq
         if waiting := self._client.runtime.store.inbox(run, after=message):
-            found = Sought(self.fields, [{"body": self._values(each.body)} for each in waiting])
+            found = Secrets(self.fields, [{"body": self._values(each.body)} for each in waiting])
             texts, fields = texts | found.known.keys(), fields | (set(self.fields) - set(found.missing))
             message = waiting[-1].number
         known = _Gathered(seq, message, texts, fields, kin)
@@ -173,10 +173,10 @@ class Redaction:
         try:
             return unpack(packed, self._client.runtime.store.pieces)
         except KillickError:
-            return None  # what cannot be read cannot be shown either
+            return None  # an unreadable value cannot be shown either
 
 
-def _kin(event: e.Event) -> Iterator[str]:
+def _linked_runs(event: e.Event) -> Iterator[str]:
     match event:
         case e.RunStarted():
             yield from filter(None, (event.parent, event.follows))
@@ -208,7 +208,7 @@ def _mentioned(document: Any) -> Iterator[str]:
             yield node
 
 
-class _Words:
+class _Finder:
     """Finds texts as words of others: by how each begins, so that thousands of them cost no more than a few."""
 
     def __init__(self, texts: frozenset[str]) -> None:
@@ -252,10 +252,10 @@ def _is_time(text: str, path: tuple[str, ...]) -> bool:
     return json_name(f"{path[-1]}_us") == path[-1]
 
 
-class _Hiding:
+class _Redactor:
     """Goes through one document. The ids of runs stay as they are: they are how everything is found."""
 
-    def __init__(self, named: Sought, words: _Words, runs: set[str], keyed: Callable[[str], str]) -> None:
+    def __init__(self, named: Secrets, words: _Finder, runs: set[str], keyed: Callable[[str], str]) -> None:
         self._keyed = keyed
         self._named = named
         self._words = words

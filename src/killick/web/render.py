@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from killick.clock import microseconds, timestamp
-from killick.history.phrasing import CAME_BACK, cut, sized, span
+from killick.history.phrasing import CAME_BACK, cut, size_text, span
 from killick.model.system_events import Scope
 from killick.presenting import windows
 from killick.sanitizer import visible
@@ -42,13 +42,19 @@ def environment() -> Environment:
     )
     filters: Mapping[str, Any] = {
         "brief": brief, "written": written, "json": pretty, "moment": moment, "us": us, "lasting": lasting,
-        "ago": ago, "dollars": dollars, "size": size, "sized": sized, "visible": shown,
+        "ago": ago, "dollars": dollars, "size": size, "sized": size_text, "visible": shown,
     }  # fmt: skip
     made.filters.update(filters)
     ours: Mapping[str, Any] = {"static": _static, "form_of": form_of, "windows": windows, "CAME_BACK": CAME_BACK,
                                "between": between, "log1p": log1p}  # fmt: skip
     made.globals.update(ours)
     return made
+
+
+def compile_templates() -> None:
+    """Compiles every template, so that no first request of a page waits for it."""
+    for name in environment().list_templates():
+        environment().get_template(name)
 
 
 def render(
@@ -61,7 +67,7 @@ def render(
     headers: Mapping[str, str] | None = None,
     **given: Any,
 ) -> Response:
-    """A page as a response, with what its forms need to prove where they come from."""
+    """A page as a response, with the CSRF cookie for its forms."""
     base = request.scope.get("root_path", "")
     text = environment().get_template(template).render(
         person=person, may=partial(_may, person), csrf=context.access.csrf(request), url=partial(address, request),
@@ -69,7 +75,7 @@ def render(
         login=context.access.login, place=context.client.runtime.store.place, **given,
     )  # fmt: skip
     response = HTMLResponse(text.encode(errors="backslashreplace"), status, headers)
-    context.access.dress(request, response)
+    context.access.set_cookies(request, response)
     return response
 
 
@@ -118,12 +124,12 @@ def ago(at: Time | None, now: Time) -> str:
     if at is None:
         return ""
     apart = abs(us(now) - us(at))
-    told = "now" if apart < 1_000_000 else span(apart - apart % 1_000_000).partition(" ")[0]
-    if told == "now":
-        return told
+    text = "now" if apart < 1_000_000 else span(apart - apart % 1_000_000).partition(" ")[0]
+    if text == "now":
+        return text
     if apart < 60_000_000:
-        told = f"{apart // 1_000_000} s"
-    return f"{told} ago" if us(at) <= us(now) else f"in {told}"
+        text = f"{apart // 1_000_000} s"
+    return f"{text} ago" if us(at) <= us(now) else f"in {text}"
 
 
 def moment(at: Time | None) -> str:
@@ -140,7 +146,7 @@ def pretty(value: Any) -> str:
 
 
 def shown(text: Any) -> Any:
-    """A text for people to read, with what cannot be seen written out; what is no text stays as it is."""
+    """A text for display, with invisible characters escaped; other values stay as they are."""
     return visible(text) if isinstance(text, str) else text
 
 
@@ -173,7 +179,7 @@ def size(count: int) -> str:
 
 @cache
 def _version() -> str:
-    """What changes when any of our files does: modules import each other by relative paths."""
+    """A version that changes with any static file: modules import each other by relative paths."""
     digest = sha256()
     for file in sorted(files("killick.web").joinpath("static").iterdir(), key=lambda file: file.name):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())

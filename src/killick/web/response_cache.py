@@ -31,10 +31,10 @@ CROWD: Final = 60
 as well: workers on the same machine need the rest of the time."""
 
 KEPT_SECONDS: Final = 0.3
-"""How old a shared answer may be. Pages wait for longer than this before they ask for what they heard of."""
+"""How old a shared answer may be. Pages wait for longer than this before they ask for an announced change."""
 
 STILL_SECONDS: Final = 2.0
-"""The same of an answer about a run that did not move since: what it shows of other runs may have."""
+"""The same for a response about an unchanged run: other runs that it shows may have changed."""
 
 ANSWERS_MAX: Final = 256
 ANSWER_BYTES_MAX: Final = 262_144
@@ -42,7 +42,7 @@ ANSWER_BYTES_MAX: Final = 262_144
 Make = Callable[["Call[Any, Any]"], Awaitable[Response]]
 
 
-class _Made:
+class _Entry:
     """An answer, since when it is being made (None: its turn has not come), when it was last known to be good, and how
     its run stood before it was made."""
 
@@ -53,13 +53,13 @@ class _Made:
         self.answer: asyncio.Task[Response]
 
 
-class Answers:
+class ResponseCache:
     """The answers of one app, all on one loop."""
 
     def __init__(self, clock: Clock, store: Store | None = None) -> None:
         self._clock = clock
         self._store = store
-        self._made: OrderedDict[tuple[bytes | str, ...], _Made] = OrderedDict()
+        self._made: OrderedDict[tuple[bytes | str, ...], _Entry] = OrderedDict()
         self._making = 0
         self._lately = (0.0, 0.0, 0.0)  # requests and seconds of making, each counting half after a second, and when
         self.shared = 0
@@ -76,7 +76,7 @@ class Answers:
         if known is not None and (self._is_fresh(known) or await self._is_still(known, call)):
             self.shared += 1
             return await asyncio.shield(known.answer)
-        made = self._made[asked] = _Made()
+        made = self._made[asked] = _Entry()
         made.answer = asyncio.create_task(self._answer(made, known, call, make))
         made.answer.add_done_callback(lambda _: self._unkept(asked, made))
         self._made.move_to_end(asked)
@@ -91,10 +91,10 @@ class Answers:
         self._lately = count + requests, load + seconds, now
         return self._making >= BUSY or (count > CROWD and load > LOAD)
 
-    def _is_fresh(self, known: _Made) -> bool:
+    def _is_fresh(self, known: _Entry) -> bool:
         return known.at is None or self._clock.monotonic() - known.good_at <= KEPT_SECONDS
 
-    async def _is_still(self, known: _Made, call: Call[Any, Any]) -> bool:
+    async def _is_still(self, known: _Entry, call: Call[Any, Any]) -> bool:
         """Whether an answer is about a run that has not moved since it was made."""
         now = self._clock.monotonic()
         if known.standing is None or known.at is None or now - known.at > STILL_SECONDS or not known.answer.done():
@@ -114,7 +114,7 @@ class Answers:
         """Something was written here."""
         self._made.clear()
 
-    async def _answer(self, made: _Made, before: _Made | None, call: Call[Any, Any], make: Make) -> Response:
+    async def _answer(self, made: _Entry, before: _Entry | None, call: Call[Any, Any], make: Make) -> Response:
         self._making += 1
         try:
             if before is not None:
@@ -127,7 +127,7 @@ class Answers:
             self._making -= 1
             self._is_busy(seconds=0.0 if made.at is None else self._clock.monotonic() - made.at)
 
-    def _unkept(self, asked: tuple[bytes | str, ...], made: _Made) -> None:
+    def _unkept(self, asked: tuple[bytes | str, ...], made: _Entry) -> None:
         """A failed or large response is not kept."""
         answer = made.answer
         failed = answer.cancelled() or answer.exception() is not None

@@ -128,7 +128,7 @@ delete: Final = partial(Route, "DELETE", scope="admin", status=204, natural=True
 """A write that takes something away."""
 
 
-class Made(msgspec.Struct, frozen=True, kw_only=True):
+class Created(msgspec.Struct, frozen=True, kw_only=True):
     """Something that was created; documents derive from it, and `location` says where it is."""
 
     location: str

@@ -23,6 +23,7 @@ from killick.errors import AccessRefused
 from killick.web.app import asgi
 from killick.web.auth.access import OwnerAccess, TokenAccess
 from killick.web.middleware import Guard, Limits
+from killick.web.render import compile_templates
 from killick.workers.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ _FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-
 # slow heads ---------------------------------------------------------------------------------------
 
 
-class _Hurried:
+class _HeadTimeout:
     """Closes a connection that sends no complete head in time, or too long a one.
 
     Wraps uvicorn's protocol, which waits for the head of a request without a limit.
@@ -68,31 +69,31 @@ class _Hurried:
             transport.write(_FULL)
             transport.close()
             return
-        self._hurry()
+        self._start_timer()
 
     def data_received(self: Any, data: bytes) -> None:
         super().data_received(data)  # type: ignore[misc]
         if self.cycle is not None and not self.cycle.response_complete:
-            self._calm()
+            self._stop_timer()
             return
         self._head_bytes += len(data)
         if self._head_bytes > HEAD_BYTES_MAX:
             self.transport.close()
-        self._hurry()
+        self._start_timer()
 
     def connection_lost(self: Any, exc: Exception | None) -> None:
-        self._calm()
+        self._stop_timer()
         super().connection_lost(exc)  # type: ignore[misc]
 
-    def _hurry(self: Any) -> None:
+    def _start_timer(self: Any) -> None:
         if self._timer is None and not self.transport.is_closing():
-            self._timer = self.loop.call_later(self.head_seconds, self._late)
+            self._timer = self.loop.call_later(self.head_seconds, self._timed_out)
 
-    def _late(self: Any) -> None:
-        # Not by `close`, which would wait for whoever does not read what is still to be sent.
+    def _timed_out(self: Any) -> None:
+        # Not by `close`, which would wait for clients that do not read the rest of their response.
         self.transport.abort()
 
-    def _calm(self) -> None:
+    def _stop_timer(self) -> None:
         self._head_bytes = 0
         if self._timer is not None:
             self._timer.cancel()
@@ -106,7 +107,7 @@ def _protocol() -> type[asyncio.Protocol]:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
         kind = HttpToolsProtocol
-    return type("Hurried", (_Hurried, kind), {})
+    return type("Hurried", (_HeadTimeout, kind), {})
 
 
 # the address --------------------------------------------------------------------------------------
@@ -131,8 +132,8 @@ def access_at(client: Client, host: str, *, host_names: Iterable[str] = ()) -> T
         return OwnerAccess(client, host_names=host_names)
     now = client.runtime.clock.now_us()
     if not any(token.holds(now) for token in Tokens(client.runtime.engine).all().values()):
-        told = "others can reach this address, and the store has no token; make one first: `killick token create NAME`"
-        raise AccessRefused(host, told)
+        why = "others can reach this address, and the store has no token; make one first: `killick token create NAME`"
+        raise AccessRefused(host, why)
     return TokenAccess(client)
 
 
@@ -146,7 +147,7 @@ def bind(host: str, port: int) -> socket.socket:
         raise AccessRefused(
             f"{host}:{port}", f"cannot be served on ({reason}); name another --host or --port"
         ) from None
-    # Connections inherit it. Without it a body waits for the far side to acknowledge the head before it.
+    # Connections inherit it. Without it a body waits for the client to acknowledge the head before it.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return bound
 
@@ -210,30 +211,30 @@ async def serve(
     server.guard = guard
     at_work = client.worker() if worker else None
     if not worker:
-        _give_way()
+        _lower_priority()
 
-    def told_to_stop() -> None:
+    def request_stop() -> None:
         if server.should_exit and at_work is not None:
             at_work.stop()
         server.stop()
 
     for each in (signal.SIGTERM, signal.SIGINT):
-        with contextlib.suppress(ValueError, RuntimeError):  # only the main thread hears them
-            asyncio.get_running_loop().add_signal_handler(each, told_to_stop)
+        with contextlib.suppress(ValueError, RuntimeError):  # only the main thread receives signals
+            asyncio.get_running_loop().add_signal_handler(each, request_stop)
     url = url_of(bound)
 
     if isinstance(access, OwnerAccess):
         access.on_link_used = lambda: renewed(access.link(url) or url)
-    told = asyncio.ensure_future(_told(server, lambda: ready(url, access.link(url))))
+    announcing = asyncio.ensure_future(_call_when_started(server, lambda: ready(url, access.link(url))))
     try:
         async with at_work or contextlib.nullcontext():
             await server.serve([bound])
     finally:
-        told.cancel()
+        announcing.cancel()
         bound.close()
 
 
-def _give_way() -> None:
+def _lower_priority() -> None:
     """Lowers the priority of the server below that of workers, on a machine with few cores."""
     with contextlib.suppress(OSError):
         os.nice(NICE)
@@ -241,7 +242,8 @@ def _give_way() -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
 
 
-async def _told(server: _Server, ready: Callable[[], None]) -> None:
+async def _call_when_started(server: _Server, ready: Callable[[], None]) -> None:
     while not server.started:
         await asyncio.sleep(0.01)
     ready()
+    await asyncio.to_thread(compile_templates)

@@ -28,7 +28,7 @@ HINT_SECONDS: Final = 0.3
 """How long hints are gathered before they are sent."""
 
 SEND_SECONDS: Final = 60.0
-"""How long a follower may take to take what is sent, before it is let go."""
+"""How long a follower may block a send before it is disconnected."""
 
 KNOWN_SECONDS: Final = 2.0
 """How often the permission of a follower is checked again."""
@@ -55,7 +55,7 @@ class Stream(Response):
 
     async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
         ends = (self._sent(send), _left(receive), self._dismissed(), self._call.context.hub.closing.wait())
-        tasks = [asyncio.ensure_future(_quietly(end)) for end in ends]
+        tasks = [asyncio.ensure_future(_ignore_disconnect(end)) for end in ends]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -64,7 +64,7 @@ class Stream(Response):
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._frames.aclose()
         if not tasks[1].cancelled():
-            return  # nobody is there any more
+            return  # the client disconnected
         with contextlib.suppress(OSError):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -87,7 +87,7 @@ async def _left(receive: Any) -> None:
         pass
 
 
-async def _quietly(work: Awaitable[Any]) -> None:
+async def _ignore_disconnect(work: Awaitable[Any]) -> None:
     """A client that left or stopped reading is no error of the server."""
     with contextlib.suppress(OSError, TimeoutError):
         await work
@@ -126,7 +126,7 @@ def _after(call: Call[FollowAsked, Nothing]) -> int:
 
 
 async def _begun(frames: Frames) -> Frames:
-    """A stream whose first frame is there: what keeps it from beginning is a problem, and no broken stream."""
+    """A stream after its first frame: an error before that is a problem response, not a broken stream."""
     first = await anext(frames)
 
     async def whole() -> Frames:
@@ -150,8 +150,8 @@ async def _events(hub: Hub, run: str, after: int, *, by: str) -> Frames:
                 yield frames
             elif position.is_over:
                 renewed_as = await hub.renewed_as(run, position.seq)
-                told = {"run": run, "seq": position.seq, "status": position.status, "renewed_as": renewed_as}
-                yield frame("end", told)
+                data = {"run": run, "seq": position.seq, "status": position.status, "renewed_as": renewed_as}
+                yield frame("end", data)
                 return
             elif not await follower.moved(HEARTBEAT_SECONDS):
                 yield _BEAT
@@ -161,11 +161,11 @@ async def _events(hub: Hub, run: str, after: int, *, by: str) -> Frames:
 
 
 class LiveAsked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a page shows."""
+    """The runs and counts that a page shows."""
 
     run: Annotated[
         tuple[str, ...],
-        msgspec.Meta(description="Runs to be told of; repeat it for several.", max_length=LIVE_RUNS_MAX),
+        msgspec.Meta(description="Runs to follow; repeat it for several.", max_length=LIVE_RUNS_MAX),
     ] = ()
     counts: Annotated[bool, msgspec.Meta(description="Also how many runs there are of each status.")] = False
 
@@ -174,7 +174,7 @@ async def live(call: Call[LiveAsked, Nothing]) -> Response:
     """Follow changes: hints for pages, a few a second at the most.
 
     `event: changed` says how far which of the runs are (`runs`: `run`, `seq`, `status`), and how many runs there are of
-    each status (`counts`), where that is not what was said before. The current values come first. Unknown runs are
+    each status (`counts`), if they changed. The current values come first. Unknown runs are
     ignored.
     """
     hub = call.context.hub
@@ -183,7 +183,7 @@ async def live(call: Call[LiveAsked, Nothing]) -> Response:
 
 
 async def _hints(hub: Hub, runs: frozenset[str], *, by: str, counts: bool) -> Frames:
-    told: dict[str, Position] = {}
+    reported: dict[str, Position] = {}
     counted: dict[str, int] = {}
     with hub.following(*runs, by=by, counts=counts) as follower:
         yield b"retry: %d\n\n" % RETRY_MS
@@ -191,8 +191,8 @@ async def _hints(hub: Hub, runs: frozenset[str], *, by: str, counts: bool) -> Fr
             if not await follower.moved(HEARTBEAT_SECONDS):
                 yield _BEAT
                 continue
-            fresh = {run: at for run in runs if (at := hub.known(run)) is not None and told.get(run) != at}
-            told |= fresh
+            fresh = {run: at for run in runs if (at := hub.known(run)) is not None and reported.get(run) != at}
+            reported |= fresh
             hint: dict[str, Any] = {}
             if fresh:
                 hint["runs"] = [{"run": run, "seq": at.seq, "status": at.status} for run, at in fresh.items()]

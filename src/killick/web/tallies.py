@@ -1,4 +1,4 @@
-"""What each run used, how long people took to answer it, and its error: from its own events, each read once."""
+"""The usage of each run, the response times of its people, and its error: from its events, each read once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 KEPT_MAX: Final = 20_000
 
-READ_SECONDS: Final = 0.08
+READ_SECONDS: Final = 0.04
 """How long one request reads logs. The next request continues."""
 
 _ROWS: Final = 1_000
@@ -37,7 +37,7 @@ class RunUsage(Document, frozen=True):
 
 
 class RunTally:
-    """What one run used, without what a fork shares; `answers` are times, each with the seconds that it took."""
+    """The usage of one run, without steps that a fork shares; `answers` are times, each with its seconds."""
 
     __slots__ = ("answers", "error", "opened", "row", "seq", *RunUsage.__struct_fields__)
 
@@ -97,7 +97,7 @@ class Tallies:
         return found
 
     def _read(self, tally: RunTally, row: RunRow, late: float) -> None:
-        """Reads what is new of a run, or as much of it as there is time for."""
+        """Reads the new events of a run, or as many as time permits."""
         try:
             while rows := self._store.read(row.run, after=tally.seq, limit=_ROWS, data=False):
                 for each in rows:
@@ -108,7 +108,7 @@ class Tallies:
                 if self._clock.monotonic() > late:
                     return
         except KillickError:
-            pass  # a run that cannot be read has what was read of it
+            pass  # a run that cannot be read keeps the part that was read
         tally.row, tally.error = row, None
         if row.status == "failed":
             about = [each for line in self._failures.lines([row], row.changed_at_us) for each in line.about]

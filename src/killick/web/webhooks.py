@@ -1,8 +1,8 @@
-"""Webhooks in: what other services tell, signed, becomes named events and messages to runs.
+"""Incoming webhooks: signed requests of other services become named events and messages to runs.
 
 The signature is the proof, in the form of Standard Webhooks; no token is asked for. Each name has a secret of its own,
-and its sender publishes events of that name and no other. What was taken once is not taken again: the webhook's id is
-the event's, and what is old is refused before that is forgotten.
+and its sender publishes events of that name and no other. A redelivery is received once: the webhook's id is
+the event's, and old requests are refused before the id is forgotten.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from killick.errors import DeclarationRefused, RunUnknown, WebhookRefused
 from killick.logger import get_logger
 from killick.model import events as e
 from killick.store.records import OWN_AGENTS
-from killick.web.idempotency import Once
+from killick.web.idempotency import IdempotencyKeys
 from killick.web.problems import Problem
 from killick.web.routes import Call, Nothing, post
 from killick.workers.webhooks import Secrets, signing_key, webhook_verify
@@ -45,11 +45,11 @@ class HookToRunAsked(HookAsked, frozen=True, kw_only=True):
 
 
 class WebhookReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a webhook."""
+    """The receipt of a webhook."""
 
     name: str
     id: str
-    heard: Annotated[
+    receivers: Annotated[
         int,
         msgspec.Meta(
             description="How many triggers received it, each of which starts a run; 1 where it was for a run."
@@ -58,37 +58,37 @@ class WebhookReceipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def receive(call: Call[HookAsked, Nothing]) -> WebhookReceipt:
-    """Take a webhook: publish what it says as the event of its name.
+    """Receive a webhook: publish its body as the event of its name.
 
     Its body is a JSON object; `webhook-id`, `webhook-timestamp` and `webhook-signature` are as Standard Webhooks has
     them, not older than five minutes. The id makes it count once. 404 if no trigger listens to the event.
     """
     name = call.asked.name
     id_, body = await _verified(call, name)
-    heard = await call.client.as_async().publish(name, body, id=_taken_as(name, id_), by=f"webhook:{name}")
-    if not heard:
+    receivers = await call.client.as_async().publish(name, body, id=_message_id(name, id_), by=f"webhook:{name}")
+    if not receivers:
         logger.warning("webhook %s (%s): refused, no trigger listens to this event; start a worker with one", name, id_)
         raise Problem(404, f"{name}: no trigger listens to this event; send it again later", code="trigger_unknown")
-    return WebhookReceipt(name=name, id=id_, heard=heard)
+    return WebhookReceipt(name=name, id=id_, receivers=receivers)
 
 
 async def receive_for_run(call: Call[HookToRunAsked, Nothing]) -> WebhookReceipt:
-    """Take a webhook for one run: send it what it says, as the message that it waits for by that name.
+    """Receive a webhook for one run: send it the body, as the message that it waits for by that name.
 
     The run's id is no secret: a caller with the secret of this name may send to every run.
     """
     name = call.asked.name
     id_, body = await _verified(call, name)
-    await run_in_threadpool(_send, call.client, call.asked.run, name, body, _taken_as(name, id_))
-    return WebhookReceipt(name=name, id=id_, heard=1)
+    await run_in_threadpool(_send, call.client, call.asked.run, name, body, _message_id(name, id_))
+    return WebhookReceipt(name=name, id=id_, receivers=1)
 
 
 def _send(client: Client, run: str, name: str, body: Any, message: str) -> None:
     row = client.runtime.store.index(run)
     if row is not None and row.agent.startswith(OWN_AGENTS):
-        raise RunUnknown(run)  # what Killick keeps for itself is nobody's to write to
+        raise RunUnknown(run)  # callers may not write to Killick's internal logs
     while row is not None and row.status == "completed":
-        # A run that goes on as another took what it took: the same, told again, is not for its successor.
+        # A redelivered message was received by the run that this one continues: it is not for the successor.
         if client.runtime.store.message(run, message) is not None:
             return
         last = client.runtime.log.event(run, client.runtime.log.head(run).seq)
@@ -105,7 +105,7 @@ async def _verified(call: Call[Any, Any], name: str) -> tuple[str, Any]:
     headers, path = call.request.headers, call.request.url.path
     document = webhook_verify(secret, headers, await call.request.body(), clock=call.client.runtime.clock)
     # The signature does not cover the path: without this, one webhook would count for every run.
-    if not await run_in_threadpool(Once(call.client).bind, _taken_as(name, headers["webhook-id"]), path):
+    if not await run_in_threadpool(IdempotencyKeys(call.client).bind, _message_id(name, headers["webhook-id"]), path):
         raise Problem(409, "this webhook was sent to another address before; give each its own id", code="id_reused")
     return headers["webhook-id"], document
 
@@ -122,7 +122,7 @@ def check(webhooks: Mapping[str, Secrets], *, at_us: int) -> None:
             webhook_verify(secret, headers, b"", clock=ManualClock(at_us))
 
 
-def _taken_as(name: str, id_: str) -> str:
+def _message_id(name: str, id_: str) -> str:
     return f"webhook:{name}:{id_}"
 
 

@@ -38,7 +38,7 @@ class TurnRange(NamedTuple):
         return f"m{self.first}-m{self.last}"
 
 
-def squeezed(
+def compact(
     history: History,
     decided: WindowState,
     rendering: Renderer,
@@ -53,9 +53,9 @@ def squeezed(
 ) -> tuple[list[Page], list[TurnRange]]:
     """Returns pages and turn ranges that free the needed tokens, as far as possible. `gone` is already being
     evicted."""
-    stretches = _folded(history, decided, rendering, _foldable(history, decided, is_kept, recent), gone, need=low)
-    need -= sum(stretch.freed for stretch in stretches)
-    covered = {at for stretch in stretches for at in range(stretch.first, stretch.last + 1)}
+    ranges = _folded(history, decided, rendering, _foldable(history, decided, is_kept, recent), gone, need=low)
+    need -= sum(turn_range.freed for turn_range in ranges)
+    covered = {at for turn_range in ranges for at in range(turn_range.first, turn_range.last + 1)}
     people = [page.index for page in pages if not page.result]
     chosen: list[Page] = []
 
@@ -75,7 +75,7 @@ def squeezed(
         if page.index not in covered and not stays(page):
             chosen.append(page)
             need -= page.saves
-    return chosen, stretches
+    return chosen, ranges
 
 
 def _is_words(said: Message) -> bool:

@@ -114,7 +114,7 @@ class Page:
     def __repr__(self) -> str:
         return f"<page {self.handle} {self.kind} {self.source} {self.tokens}>"
 
-    def weigh(self, stub_tokens: int) -> None:
+    def set_saving(self, stub_tokens: int) -> None:
         """Computes its tombstone's size, and so the saving of a call while the page is out."""
         self.stub_tokens = stub_tokens
         self.saves = max(0, self.tokens - stub_tokens)
@@ -288,14 +288,14 @@ class History:
 
     def _page(self, index: int, said: Message, part: Part) -> Page:
         call = self._calls.get(part.call) if part.is_result else None
-        kind, source, identity, reads, path = self._told(index, said, part, call)
+        kind, source, identity, reads, path = self._origin(index, said, part, call)
         tokens = sized(part.text, self._tokens)
         page = Page(index, part, kind=kind, source=source, identity=identity, tokens=tokens)
         page.read, page.path = reads, path
         page.born = page.used = self.turn
         return page
 
-    def _told(
+    def _origin(
         self, index: int, said: Message, part: Part, call: Call | None
     ) -> tuple[PageKind, str, str, bool, str | None]:
         if not part.is_result:
@@ -354,7 +354,7 @@ class History:
     def _words(self, said: Message, page: Page) -> frozenset[str]:
         if page.tokens < self._smallest // 4:
             return frozenset()
-        words = set(_telling(self.text(page)[:WORDS_CHARS_MAX]))
+        words = set(_identifiers(self.text(page)[:WORDS_CHARS_MAX]))
         if page.path is not None:
             words |= {page.path, page.path.rstrip("/").rpartition("/")[2]}
         return frozenset(words)
@@ -362,12 +362,12 @@ class History:
     def _uses(self, said: Message) -> None:
         """Marks pages as used that the model, the user or an error mentions."""
         if said.role in ("assistant", "user"):
-            spoken = [part.text for part in said.parts if not part.is_result and not part.media]
-            spoken += [f"{call.name} {as_json(call.arguments)}" for call in said.calls]
+            untag = [part.text for part in said.parts if not part.is_result and not part.media]
+            untag += [f"{call.name} {as_json(call.arguments)}" for call in said.calls]
         else:
-            spoken = [part.text for part in said.parts if part.error]
-        for text in spoken:
-            for word in set(_telling(text[:WORDS_CHARS_MAX])):
+            untag = [part.text for part in said.parts if part.error]
+        for text in untag:
+            for word in set(_identifiers(text[:WORDS_CHARS_MAX])):
                 known = self._by_word.get(word, ())
                 if len(known) < COMMON:
                     for page in known:
@@ -394,7 +394,7 @@ def about(
     return kind, source, identify(call.name, call.arguments) if reads else place, reads, path
 
 
-def _telling(text: str) -> Iterable[str]:
+def _identifiers(text: str) -> Iterable[str]:
     """Returns the identifier-like words: those that no plain sentence contains."""
     return (word for word in _WORD.findall(text) if not word.isalpha() or not word[1:].islower())
 

@@ -14,7 +14,7 @@ import msgspec
 
 from killick.model.page_events import EvictedBecause, FaultedHow, PageEvent, PageEvicted, PageFaulted, PagePinned
 from killick.window import tombstones
-from killick.window.compaction import ENOUGH, LOW, TurnRange, squeezed
+from killick.window.compaction import ENOUGH, LOW, TurnRange, compact
 from killick.window.pages import MARK_CHARS, History, Page, Tokens
 from killick.window.policy import Policy, Rates, Situation
 from killick.window.renderer import Renderer
@@ -39,7 +39,7 @@ class Decision(NamedTuple):
     """A decision of the window: an event without time and seq, and its values."""
 
     event: PageEvent
-    told: dict[str, Any]
+    data: dict[str, Any]
 
 
 class View(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ class View(msgspec.Struct, frozen=True):
     def saves(self, page: Page) -> bool:
         """Returns whether a page is sufficiently larger than its tombstone."""
         if not page.stub_tokens:
-            page.weigh(self.tokens(tombstones.left(page.source, page.tokens, page.handle)))
+            page.set_saving(self.tokens(tombstones.for_page(page.source, page.tokens, page.handle)))
         return page.saves >= SAVES_MIN
 
 
@@ -89,7 +89,7 @@ def planned(view: View) -> list[Decision]:
     """Returns the decisions before the next call."""
     again = _again(view)
     decisions = [*_unused(view), *_reread(view)]
-    decisions += [left(again, (), "duplicate", view.history.turn)] if again else []
+    decisions += [evict(again, (), "duplicate", view.history.turn)] if again else []
     return decisions + _evicted(view, again)
 
 
@@ -97,26 +97,26 @@ def faulted(page: Page, how: FaultedHow, view: View) -> list[Decision]:
     """Records a fault and pins the page for a while."""
     turn, times = view.history.turn, view.decided.faults_of(page.handle)
     until = turn + min(PIN_TURNS << min(times, 8), PIN_TURNS_MAX)
-    told = {"source": page.source}
+    data = {"source": page.source}
     return [
-        Decision(PageFaulted(at=0, page=page.handle, how=how, tokens=page.tokens, turn=turn), told),
-        Decision(PagePinned(at=0, page=page.handle, until=until, because="fault", turn=turn), told),
+        Decision(PageFaulted(at=0, page=page.handle, how=how, tokens=page.tokens, turn=turn), data),
+        Decision(PagePinned(at=0, page=page.handle, until=until, because="fault", turn=turn), data),
     ]
 
 
-def left(pages: Sequence[Page], stretches: Sequence[TurnRange], because: EvictedBecause, turn: int) -> Decision:
+def evict(pages: Sequence[Page], ranges: Sequence[TurnRange], because: EvictedBecause, turn: int) -> Decision:
     """Evicts pages and ranges of whole turns together."""
-    told = [_told(page.handle, page.kind, page.source, page.tokens, page.stale or because) for page in pages]
-    told += [_told(each.handle, "turns", each.source, each.tokens, because) for each in stretches]
-    saved = sum(page.saves for page in pages) + sum(each.freed for each in stretches)
-    marks = [page.hash[:MARK_CHARS] for page in pages] + [each.mark for each in stretches]
+    data = [_page_data(page.handle, page.kind, page.source, page.tokens, page.stale or because) for page in pages]
+    data += [_page_data(each.handle, "turns", each.source, each.tokens, because) for each in ranges]
+    saved = sum(page.saves for page in pages) + sum(each.freed for each in ranges)
+    marks = [page.hash[:MARK_CHARS] for page in pages] + [each.mark for each in ranges]
     event = PageEvicted(
-        at=0, pages=tuple(each["page"] for each in told), tokens=saved, because=because, turn=turn, marks=tuple(marks)
+        at=0, pages=tuple(each["page"] for each in data), tokens=saved, because=because, turn=turn, marks=tuple(marks)
     )  # fmt: skip
-    return Decision(event, {"pages": told})
+    return Decision(event, {"pages": data})
 
 
-def _told(handle: str, kind: str, source: str, tokens: int, why: str) -> dict[str, Any]:
+def _page_data(handle: str, kind: str, source: str, tokens: int, why: str) -> dict[str, Any]:
     return {"page": handle, "kind": kind, "source": source, "tokens": tokens, "why": why}
 
 
@@ -125,11 +125,11 @@ def _unused(view: View) -> list[Decision]:
     schemas, new = view.schemas, sorted(view.schemas.stubs - view.decided.stubs)
     if not new:
         return []
-    told = [_told(f"tool:{name}", "schema", name, schemas.whole_tokens(name), "unused") for name in new]
+    data = [_page_data(f"tool:{name}", "schema", name, schemas.whole_tokens(name), "unused") for name in new]
     saved = sum(schemas.whole_tokens(name) - schemas.stub_tokens(name) for name in new)
     handles = tuple(f"tool:{name}" for name in new)
     event = PageEvicted(at=0, pages=handles, tokens=saved, because="unused", turn=view.history.turn)
-    return [Decision(event, {"pages": told})]
+    return [Decision(event, {"pages": data})]
 
 
 def _reread(view: View) -> list[Decision]:
@@ -179,24 +179,24 @@ def _evicted(view: View, again: Sequence[Page]) -> list[Decision]:
     )  # fmt: skip
     may_leave = {id(page) for page in offered}
     chosen = [page for page in view.policy.choose(offered, now) or () if id(page) in may_leave]
-    stretches: list[TurnRange] = []
+    ranges: list[TurnRange] = []
     rest = total - sum(page.saves for page in chosen)
     # If the budget forces it and the policy offers no more, evict enough that it does not recur every turn.
     if total > view.budget and rest > view.budget * ENOUGH:
         gone = {page.handle for page in [*chosen, *again]}
         spare = [page for page in rendering.resident() if page.handle not in gone and view.saves(page)]
         last = history.turns[-1].start if history.turns else len(history.messages)
-        pages, stretches = squeezed(
+        pages, ranges = compact(
             history, view.decided, rendering, [page for page in spare if page.index < last], gone,
             need=rest - view.budget, low=rest - int(view.budget * LOW), recent=view.recent,
             stays=lambda page: page.handle in pointed_at or pinned.get(page.hash) == "asked", is_kept=is_kept,
         )  # fmt: skip
         chosen += pages
-    freed = sum(page.saves for page in chosen) + sum(stretch.freed for stretch in stretches)
+    freed = sum(page.saves for page in chosen) + sum(turn_range.freed for turn_range in ranges)
     # If the protected pages alone exceed the budget, small evictions every turn do not help.
     if not freed or (total - freed > view.budget and freed < view.budget * WORTHWHILE):
         return []
-    return [left(chosen, stretches, "budget" if total > view.budget else "pays", turn)]
+    return [evict(chosen, ranges, "budget" if total > view.budget else "pays", turn)]
 
 
 def _pointed_at(view: View, again: Sequence[Page]) -> set[str]:

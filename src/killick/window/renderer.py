@@ -99,7 +99,7 @@ class Renderer:
 
     def _fold(self, first: int, last: int) -> None:
         """Replaces whole turns by one note. If it joins the previous message, recounts that one."""
-        text = tombstones.left(*self._history.summary(first, last), f"m{first}-m{last}", self._recall)
+        text = tombstones.for_page(*self._history.summary(first, last), f"m{first}-m{last}", self._recall)
         before = self._flat[-1:]
         after = noted(before, text, self._shape)
         added = sum(map(self._count, after)) - sum(map(self._count, before))
@@ -129,7 +129,7 @@ class Renderer:
             if why == "duplicate":
                 yield page.part, tombstones.unchanged(self.original(page), self._recall)
             elif why is not None:
-                yield page.part, tombstones.left(page.source, page.tokens, page.handle, self._recall)
+                yield page.part, tombstones.for_page(page.source, page.tokens, page.handle, self._recall)
 
     def original(self, page: Page) -> str:
         """Returns the last earlier position at which the content was sent whole."""

@@ -178,13 +178,13 @@ def _stub(tool: Mapping[str, Any], about: Mapping[str, Any], shape: Shape, find_
 
 
 def _shaped(name: str, description: str, parameters: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
-    told: dict[str, Any] = {"name": name, "description": description}
+    fields: dict[str, Any] = {"name": name, "description": description}
     if shape == "anthropic":
-        return told | {"input_schema": parameters}
+        return fields | {"input_schema": parameters}
     if shape == "openai":
-        return {"type": "function", "function": told | {"parameters": parameters}}
+        return {"type": "function", "function": fields | {"parameters": parameters}}
     # Explicit: the Responses API defaults to strict schemas.
-    return {"type": "function"} | told | {"parameters": parameters, "strict": False}
+    return {"type": "function"} | fields | {"parameters": parameters, "strict": False}
 
 
 def _first_sentence(text: str) -> str:
@@ -241,7 +241,7 @@ class _Index:
     """Ranks tools by the words of name, description and parameters (BM25 with weighted fields)."""
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
-        self._words = {name: _weighed(about) for name, about in tools.items()}
+        self._words = {name: _word_weights(about) for name, about in tools.items()}
         self._lengths = {name: sum(words.values()) for name, words in self._words.items()}
         self._usual = (sum(self._lengths.values()) / len(self._lengths) if self._lengths else 0) or 1.0
 
@@ -258,18 +258,18 @@ class _Index:
         return sorted((name for name in self._words if name in scores), key=lambda name: -scores[name])
 
 
-def _weighed(about: Mapping[str, Any]) -> dict[str, float]:
+def _word_weights(about: Mapping[str, Any]) -> dict[str, float]:
     """Returns a tool's words and their weights."""
     description = str(about.get("description") or "")
     words: defaultdict[str, float] = defaultdict(float)
     fields = [(about["name"], _NAME_WEIGHT), (_first_sentence(description), _LINE_WEIGHT), (description, 1.0)]
-    for text, weight in [*fields, *((text, 1.0) for text in _told(_parameters(about)))]:
+    for text, weight in [*fields, *((text, 1.0) for text in _parameter_texts(_parameters(about)))]:
         for word in _words(text):
             words[word] += weight
     return dict(words)
 
 
-def _told(schema: Any) -> Iterator[str]:
+def _parameter_texts(schema: Any) -> Iterator[str]:
     """Returns the names and descriptions of parameters at any depth."""
     if is_map(schema):
         for key, value in schema.items():
@@ -279,12 +279,12 @@ def _told(schema: Any) -> Iterator[str]:
                 if key == "properties":
                     yield from value
                 for part in value.values():
-                    yield from _told(part)
+                    yield from _parameter_texts(part)
             else:
-                yield from _told(value)
+                yield from _parameter_texts(value)
     elif is_list(schema):
         for part in schema:
-            yield from _told(part)
+            yield from _parameter_texts(part)
 
 
 def _words(text: str) -> Iterator[str]:
@@ -304,11 +304,11 @@ def _hit(asked: str, words: Mapping[str, float]) -> float:
     weight = words.get(asked, 0.0)
     if len(asked) < _ALIKE_CHARS_MIN:
         return weight
-    alike = [of for word, of in words.items() if word != asked and _begin_alike(asked, word)]
+    alike = [of for word, of in words.items() if word != asked and _share_prefix(asked, word)]
     return weight + _ALIKE * max(alike, default=0.0)
 
 
-def _begin_alike(one: str, other: str) -> bool:
+def _share_prefix(one: str, other: str) -> bool:
     """Returns whether one word starts with the other, or with all but its last letter: write, writing."""
     short, long = sorted((one, other), key=len)
     stem = short[:-1] if len(short) > _ALIKE_CHARS_MIN + 1 else short

@@ -123,7 +123,7 @@ class WindowState:
         self._faults = [(at, handle) for at, handle in self._faults if at < turn]
         self._left = [(at, count) for at, count in self._left if at < turn]
 
-    # what follows -----------------------------------------------------------------------------------
+    # derived state ----------------------------------------------------------------------------------
 
     def is_out(self, page: Page) -> bool:
         return page.handle in self.out or page.index in self._folded

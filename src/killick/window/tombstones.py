@@ -12,7 +12,7 @@ _NAMED: Final = re.compile(rf"(?<![\w.:-])({_HANDLE})(?![\w-])", re.IGNORECASE)
 SOURCE_CHARS_MAX: Final = 80
 
 
-def left(source: str, tokens: int, handle: str, recall: str = "recall") -> str:
+def for_page(source: str, tokens: int, handle: str, recall: str = "recall") -> str:
     """The tombstone of an evicted page."""
     return f'[left the window: {source}, {tokens:,} tokens; {recall}("{handle}") brings it back]'
 

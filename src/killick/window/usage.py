@@ -43,7 +43,7 @@ OWN_TOOLS: Final = frozenset({"recall", "find_tools", "killick_recall", "killick
 """The window's own tools, which are never waste."""
 
 
-class Left(msgspec.Struct, frozen=True):
+class EvictedPart(msgspec.Struct, frozen=True):
     """An evicted page, from its event."""
 
     page: str
@@ -118,11 +118,11 @@ class _Entry(NamedTuple):
     place: int
 
 
-class Filling:
+class UsageTracker:
     """Follows the requests of one conversation; `left` are its evicted pages, by handle."""
 
     def __init__(self, tokens: Callable[[str], int] = estimate) -> None:
-        self.left: dict[str, Left] = {}
+        self.left: dict[str, EvictedPart] = {}
         self.called: set[str] = set()
         """The tools that the model called, as far as later requests show."""
         self._tokens = tokens
@@ -132,7 +132,7 @@ class Filling:
         self._counts = dict.fromkeys(KINDS, 0)
         self._saves = self._stale = self._duplicate = 0
         self._calls: dict[str, Call] = {}
-        self._told: dict[str, tuple[str, str, str, bool, str | None]] = {}
+        self._origins: dict[str, tuple[str, str, str, bool, str | None]] = {}
         self._seen: dict[str, int] = {}
         self._latest: dict[str, list[Piece | None]] = {}
         self._of_path: dict[str, set[str]] = {}
@@ -189,14 +189,14 @@ class Filling:
             return Schema(name, tokens, -tokens)  # without a window it would not be there
         return Schema(name, tokens, max(left.tokens - tokens, 0) if left else 0)
 
-    # the pieces as they stand -------------------------------------------------------------------
+    # current pieces -----------------------------------------------------------------------------
 
     def pieces(self) -> Iterator[Seen]:
         """Returns every part of the last request, in order."""
         used: dict[str, int] = {}
         for entry in self._entries:
             for call in entry.said.calls:
-                _, _, identity, _, path = self._told[call.id]
+                _, _, identity, _, path = self._origins[call.id]
                 used |= dict.fromkeys((identity, path or "", *_handles(call)), entry.turn)
         for at, entry in enumerate(self._entries):
             texts = [part.text for part in entry.said.parts]
@@ -218,7 +218,7 @@ class Filling:
         place = before.place + 1 if before else 0
         turn = self._turns.setdefault(place, turn)
         self._calls |= {call.id: call for call in said.calls}
-        self._told |= {call.id: about(call, "") for call in said.calls}
+        self._origins |= {call.id: about(call, "") for call in said.calls}
         self.called.update(call.name for call in said.calls)
         pieces = tuple(self._read(message, said, place))
         effects = tuple(self._added(piece) for piece in pieces)
@@ -302,7 +302,7 @@ class Filling:
             return Piece(_of_role(said.role), tokens, handle)
         digest = fingerprint(part.text) if tokens >= WASTE_TOKENS_MIN else ""
         if call is not None:
-            sort, source, identity, reads, path = self._told[call.id]
+            sort, source, identity, reads, path = self._origins[call.id]
             if back := next((self.left[named] for named in _handles(call) if named in self.left), None):
                 sort, source, identity = back.kind, back.source, ""
             kind, writes = _OF_PAGES.get(sort, "results"), not reads and path is not None

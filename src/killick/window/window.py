@@ -235,7 +235,7 @@ class Window:
         page = self.page(handle)
         return page is not None and not self._decided.is_out(page)
 
-    # what was seen ----------------------------------------------------------------------------------
+    # seen requests ----------------------------------------------------------------------------------
 
     @property
     def _turn(self) -> int:
@@ -273,9 +273,9 @@ class Window:
         schemas = self._schemas
         if schemas is not None and schemas.same(tools):
             return schemas
-        told = self._shape or shape_of(messages, tools)
-        if told is not None and self._shape is None:
-            self._shape, self._history = told, None
+        shape = self._shape or shape_of(messages, tools)
+        if shape is not None and self._shape is None:
+            self._shape, self._history = shape, None
         stubs = self._decided.stubs if self._decided.stubs else None
         self._schemas = Schemas(tools, self._shape or "openai", self._tokens, whole=self._whole, stubs=stubs)
         return self._schemas
@@ -290,7 +290,7 @@ class Window:
             self._system[1],
         )  # fmt: skip
 
-    # what to answer -----------------------------------------------------------------------------------
+    # answers of the window's tools --------------------------------------------------------------------
 
     def _is_stub(self, name: str, view: View) -> bool:
         """Returns whether the model has seen only a tool's stub: a schema shown now is read with its next reply."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Duty(Protocol):
+class TaskControl(Protocol):
     """The worker as a background task sees it: when to stop, and how to rest."""
 
     @property

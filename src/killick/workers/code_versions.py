@@ -31,8 +31,8 @@ def resume_diverged(engine: Engine, agents: Sequence[str], seen: dict[str, int])
         with contextlib.suppress(LogError), leased(engine.log, row.run, engine.ids.new("command")) as log:
             seen[row.run] = log.seq
             if log.fold.facts.status == "code_mismatch" and version not in _tried(engine, row.run, log.seq):
-                told = {"because": "another version of the code tries it", "builds": version[:1], "code": version[1]}
-                log.append(Entry(e.RunResumed(at=engine.clock.now_us(), by=engine.holder), told))
+                data = {"because": "another version of the code tries it", "builds": version[:1], "code": version[1]}
+                log.append(Entry(e.RunResumed(at=engine.clock.now_us(), by=engine.holder), data))
 
 
 def _tried(engine: Engine, run: str, last: int) -> list[list[Any]]:

@@ -43,7 +43,7 @@ from killick.model import events as e
 from killick.model.facts import Hook as Cursor
 from killick.model.retry import Duration, Retry, retry_of, seconds
 from killick.store.records import ENDED, OutboxItem, RunQuery
-from killick.workers.background import Duty
+from killick.workers.background import TaskControl
 
 logger: Final = get_logger("killick")
 
@@ -87,16 +87,16 @@ class HookEvent:
     hook   the name of the hook
     """
 
-    def __init__(self, engine: Engine, told: OutboxItem, *, agent: str, hook: str, attempt: int, told_at: int) -> None:
+    def __init__(self, engine: Engine, item: OutboxItem, *, agent: str, hook: str, attempt: int, sent_at: int) -> None:
         self._engine = engine
-        self.kind = told.kind
-        self.run = told.run
-        self.seq = told.seq
+        self.kind = item.kind
+        self.run = item.run
+        self.seq = item.seq
         self.agent = agent
         self.hook = hook
         self.attempt = attempt
         """The number of this delivery attempt, from 1."""
-        self.told_at = told_at
+        self.sent_at = sent_at
         """The time of this delivery, in microseconds since the epoch."""
         self.is_unread = False
         """Whether the store failed to read it: then the hook did not fail, and the attempt does not count."""
@@ -257,13 +257,13 @@ def declare_hook(
 
 
 def _check(hook: Hook) -> None:
-    told = ", ".join(sorted(HOOK_KINDS))
+    kinds = ", ".join(sorted(HOOK_KINDS))
     if _NAME.fullmatch(hook.name) is None:
         raise DeclarationRefused(hook.name, "is not a valid hook name; give name= of letters, digits and . _ -")
     if not hook.kinds:
-        raise DeclarationRefused(hook.name, f"a hook needs the event kinds it listens to; give some of {told}")
+        raise DeclarationRefused(hook.name, f"a hook needs the event kinds it listens to; give some of {kinds}")
     for kind in sorted(hook.kinds - HOOK_KINDS):
-        raise DeclarationRefused(hook.name, f"hooks cannot listen to {kind!r}; give some of {told}")
+        raise DeclarationRefused(hook.name, f"hooks cannot listen to {kind!r}; give some of {kinds}")
     for wait in sorted(hook.waits_for - set(get_args(e.WaitFor))):
         raise DeclarationRefused(hook.name, f"waits_for={wait!r}; give some of {', '.join(get_args(e.WaitFor))}")
     if hook.waits_for and "wait.opened" not in hook.kinds:
@@ -324,13 +324,13 @@ def trim(engine: Engine) -> int:
     store = engine.store
     # Read before the hooks: a hook created meanwhile starts no earlier than this.
     passed = store.outbox_end()
-    for run in _going(engine):
+    for run in _active_logs(engine):
         cursor = engine.log.state(run).fold.facts.hook
         passed = min(passed, 0 if cursor is None else cursor.cursor)
     return store.trim_outbox(passed)
 
 
-def _going(engine: Engine) -> Iterator[str]:
+def _active_logs(engine: Engine) -> Iterator[str]:
     """The logs of active hooks, declared here or elsewhere."""
     for row in engine.store.runs(RunQuery(tag=TAG), limit=10_000):
         if row.agent.startswith(_AGENT) and row.status not in ENDED:
@@ -340,11 +340,11 @@ def _going(engine: Engine) -> Iterator[str]:
 # attending ----------------------------------------------------------------------------------------
 
 
-async def attend(engine: Engine, log: RunLog, duty: Duty) -> None:
+async def attend(engine: Engine, log: RunLog, control: TaskControl) -> None:
     """Delivers events to one hook until the worker stops, or a person pauses or ends the hook."""
     hook = HOOKS.get(log.run.removeprefix(_RUN))
     if hook is not None:
-        await _Following(engine, log, hook).follow(duty)
+        await _Following(engine, log, hook).follow(control)
 
 
 class _Following:
@@ -365,25 +365,25 @@ class _Following:
     def now(self) -> int:
         return self.engine.clock.now_us()
 
-    async def follow(self, duty: Duty) -> None:
-        await self._agree()
-        while not duty.stopping and await self._may_go_on():
+    async def follow(self, control: TaskControl) -> None:
+        await self._record_declaration()
+        while not control.stopping and await self._is_active():
             backoff = ((self.cursor.retry_at or 0) - self.now) / 1_000_000
             if backoff > 0:
-                await duty.rest(min(backoff, OBEY_SECONDS))
+                await control.rest(min(backoff, OBEY_SECONDS))
                 continue
             rows = await asyncio.to_thread(self.store.outbox, after=self.passed, limit=ROWS_AT_ONCE)
             for row in rows:
-                if duty.stopping or not await self._tell(row):
+                if control.stopping or not await self._deliver(row):
                     break
                 self.passed = row.position
                 await self._move(PASSED_MAX)
             if not rows:
                 await self._move(PASSED_IDLE_MAX)
-                await duty.rest(LOOK_SECONDS)
+                await control.rest(LOOK_SECONDS)
                 await asyncio.sleep(self.engine.clock.nap_seconds(CALM_SECONDS))
 
-    async def _agree(self) -> None:
+    async def _record_declaration(self) -> None:
         """Records the declaration of the hook if it changed."""
         spec, seq = self.hook.spec, self.cursor.set
         recorded = await asyncio.to_thread(self.engine.log.data, self.log.run, seq)
@@ -391,7 +391,7 @@ class _Following:
             changed = system_events.HookSet(at=self.now, position=self.passed)
             await self.log.append_soon(Entry(changed, {"spec": spec}))
 
-    async def _may_go_on(self) -> bool:
+    async def _is_active(self) -> bool:
         """Executes commands that arrived for the hook. Returns False if it was paused or ended."""
         for message in await asyncio.to_thread(self.store.inbox, self.log.run, name=inbox.COMMAND):
             body = inbox.body_of(self.engine.log, message)
@@ -406,24 +406,24 @@ class _Following:
         if self.passed - self.cursor.cursor >= passed_max:
             await self.log.append_soon(Entry(system_events.HookMoved(at=self.now, position=self.passed)))
 
-    async def _tell(self, row: OutboxItem) -> bool:
+    async def _deliver(self, row: OutboxItem) -> bool:
         """Delivers an event if the hook listens to it. Returns False if it must be retried."""
         if row.kind not in self.hook.kinds:
             return True
         cursor = self.cursor
         attempt = cursor.attempts + 1 if cursor.failing == row.position else 1
         try:
-            told = await asyncio.to_thread(self._loaded, row, attempt)
+            event = await asyncio.to_thread(self._loaded, row, attempt)
         except LogError as error:
             return await self._failed(row, attempt, error)
-        if told is None:
+        if event is None:
             return True
-        if not await self._may_go_on():
+        if not await self._is_active():
             return False
         try:
-            await self._call(told)
+            await self._call(event)
         except Exception as error:
-            if told.is_unread:
+            if event.is_unread:
                 raise
             return await self._failed(row, attempt, error)
         called = system_events.HookCalled(at=self.now, position=row.position, run=row.run, seq=row.seq, attempt=attempt)
@@ -435,8 +435,8 @@ class _Following:
         agent = self._agent_of(row.run)
         if agent is None or not self.hook.wants_agent(agent):
             return None
-        told = HookEvent(self.engine, row, agent=agent, hook=self.hook.name, attempt=attempt, told_at=self.now)
-        return told if self.hook.wants(told.event) else None
+        event = HookEvent(self.engine, row, agent=agent, hook=self.hook.name, attempt=attempt, sent_at=self.now)
+        return event if self.hook.wants(event.event) else None
 
     def _agent_of(self, run: str) -> str | None:
         if run not in self._agents:
@@ -446,15 +446,15 @@ class _Following:
             self._agents[run] = None if row is None else row.agent
         return self._agents[run]
 
-    async def _call(self, told: HookEvent) -> None:
+    async def _call(self, event: HookEvent) -> None:
         """One call, in a thread unless it is `async`, so that a hanging hook blocks no other task."""
         fn, timeout = self.hook.fn, self.hook.timeout
         try:
             if inspect.iscoroutinefunction(fn):
                 async with asyncio.timeout(timeout):
-                    await fn(told)
+                    await fn(event)
                 return
-            work = self.engine.threads.start(lambda: fn(told), contextvars.copy_context())
+            work = self.engine.threads.start(lambda: fn(event), contextvars.copy_context())
             applied = await waited_for(work, timeout)
             if applied.error is not None:
                 raise applied.error

@@ -36,22 +36,22 @@ def _labels(**values: str | None) -> Labels:
     return tuple((name.rstrip("_"), value or "") for name, value in values.items())
 
 
-# what is counted ----------------------------------------------------------------------------------
+# counters -----------------------------------------------------------------------------------------
 # Not by prometheus-client: it would make an extra of `worker --metrics`, and its settings are global to the process.
 
 
 class Count:
     """A counter, or a gauge."""
 
-    def __init__(self, name: str, told: str, sort: str = "counter") -> None:
-        self.name, self.told, self.sort = name, told, sort
+    def __init__(self, name: str, description: str, sort: str = "counter") -> None:
+        self.name, self.description, self.sort = name, description, sort
         self.values: dict[Labels, float] = {}
 
     def add(self, labels: Labels, amount: float = 1) -> None:
         self.values[labels] = self.values.get(labels, 0) + amount
 
     def lines(self) -> Iterator[str]:
-        yield from _head(self.name, self.told, self.sort)
+        yield from _head(self.name, self.description, self.sort)
         for labels, value in sorted(self.values.items()):
             yield _line(self.name, labels, value)
 
@@ -61,8 +61,8 @@ class Histogram:
 
     sort = "histogram"
 
-    def __init__(self, name: str, told: str, bounds: Sequence[float]) -> None:
-        self.name, self.told, self.bounds = name, told, bounds
+    def __init__(self, name: str, description: str, bounds: Sequence[float]) -> None:
+        self.name, self.description, self.bounds = name, description, bounds
         self.values: dict[Labels, tuple[list[int], list[float]]] = {}
 
     def add(self, labels: Labels, measured: float) -> None:
@@ -71,7 +71,7 @@ class Histogram:
         total[0] += measured
 
     def lines(self) -> Iterator[str]:
-        yield from _head(self.name, self.told, self.sort)
+        yield from _head(self.name, self.description, self.sort)
         for labels, (buckets, total) in sorted(self.values.items()):
             seen = 0
             for bound, count in zip((*self.bounds, None), buckets, strict=True):
@@ -91,11 +91,11 @@ class Metrics(Observer):
         self._mutex = threading.Lock()
         self.live = Count("killick_runs_live", "Runs that are being advanced here now.", "gauge")
         self.open = Count("killick_attempts_open", "Attempts that are under way here now.", "gauge")
-        self.stretches = Count("killick_stretches_total", "How often a run was taken here, by how it was let go.")
-        self.stretch_seconds = Histogram("killick_stretch_seconds", "How long a run was advanced at a stretch.", _QUICK)
+        self.spans = Count("killick_executions_total", "Executions of runs in this process, by their outcome.")
+        self.span_seconds = Histogram("killick_execution_seconds", "How long one execution of a run took.", _QUICK)
         self.ended_runs = Count("killick_runs_ended_total", "Runs that ended here.")
         self.replayed = Count("killick_steps_replayed_total", "Steps that came from the record.")
-        self.attempts = Count("killick_attempts_total", "Attempts that are over, by what came of them.")
+        self.attempts = Count("killick_attempts_total", "Ended attempts, by outcome.")
         self.attempt_seconds = Histogram("killick_attempt_seconds", "How long attempts took.", _QUICK)
         self.limited = Count("killick_rate_limited_total", "Attempts that a rate limit refused.")
         self.opened = Count("killick_waits_opened_total", "Waits that were opened here.")
@@ -104,24 +104,24 @@ class Metrics(Observer):
         self.tokens = Count("killick_tokens_total", "Tokens that model calls used.")
         self.cost = Count("killick_cost_usd_total", "What model calls cost, by the prices that are known.")
 
-    def began(self, stretch: RunSpan) -> None:
-        stretch.kept[self] = True
+    def began(self, run_span: RunSpan) -> None:
+        run_span.kept[self] = True
         with self._mutex:
-            self.live.add(_labels(agent=stretch.agent))
+            self.live.add(_labels(agent=run_span.agent))
             for status in _ENDED:  # a series that begins at its first failure would hide that from `increase()`
-                self.ended_runs.add(_labels(agent=stretch.agent, status=status), 0)
-            if stretch.replayed:
-                self.replayed.add(_labels(agent=stretch.agent), stretch.replayed)
+                self.ended_runs.add(_labels(agent=run_span.agent, status=status), 0)
+            if run_span.replayed:
+                self.replayed.add(_labels(agent=run_span.agent), run_span.replayed)
 
-    def ended(self, stretch: RunSpan) -> None:
-        agent = _labels(agent=stretch.agent)
-        told = _labels(agent=stretch.agent, status=stretch.status)
+    def ended(self, run_span: RunSpan) -> None:
+        agent = _labels(agent=run_span.agent)
+        labels = _labels(agent=run_span.agent, status=run_span.status)
         with self._mutex:
-            self.live.add(agent, -1 if stretch.kept.pop(self, False) else 0)  # it may have begun before we counted
-            self.stretches.add(told)
-            self.stretch_seconds.add(agent, _seconds(stretch.began_us, stretch.ended_us))
-            if stretch.status in _ENDED:
-                self.ended_runs.add(told)
+            self.live.add(agent, -1 if run_span.kept.pop(self, False) else 0)  # it may have begun before we counted
+            self.spans.add(labels)
+            self.span_seconds.add(agent, _seconds(run_span.began_us, run_span.ended_us))
+            if run_span.status in _ENDED:
+                self.ended_runs.add(labels)
 
     def attempted(self, attempt: Attempt) -> None:
         attempt.kept[self] = True
@@ -148,10 +148,10 @@ class Metrics(Observer):
 
     def waited(self, wait: Waited) -> None:
         with self._mutex:
-            told = _labels(agent=wait.agent, for_=wait.waits_for, how=wait.how)
-            self.wait_seconds.add(told, _seconds(wait.opened_us, wait.closed_us))
+            labels = _labels(agent=wait.agent, for_=wait.waits_for, how=wait.how)
+            self.wait_seconds.add(labels, _seconds(wait.opened_us, wait.closed_us))
 
-    def rejected(self, run: str, agent: str, name: str, verdict: e.Verdict, stretch: RunSpan | None) -> None:
+    def rejected(self, run: str, agent: str, name: str, verdict: e.Verdict, run_span: RunSpan | None) -> None:
         with self._mutex:
             self.rejections.add(_labels(agent=agent, name=name, rule=verdict.rule))
 
@@ -173,7 +173,7 @@ def counting() -> Metrics:
     return meters
 
 
-# what is in the store -----------------------------------------------------------------------------
+# metrics of the store -----------------------------------------------------------------------------
 
 
 def stored(engine: Engine) -> Iterator[str]:
@@ -184,8 +184,8 @@ def stored(engine: Engine) -> Iterator[str]:
         runs.add(_labels(status=status), count)
     yield from runs.lines()
     asking = store.counts(RunQuery(tag=ASKS))
-    told = sum(count for status, count in asking.items() if status in ("waiting", "running"))
-    yield from _one("killick_store_runs_asking", "Runs that wait for a person.", told)
+    waiting = sum(count for status, count in asking.items() if status in ("waiting", "running"))
+    yield from _one("killick_store_runs_asking", "Runs that wait for a person.", waiting)
     due = [row for row in store.due(now, limit=DUE_MAX) if not row.agent.startswith(OWN_AGENTS)]
     yield from _one("killick_store_runs_due", f"Due runs without a worker; at most {DUE_MAX} are seen.", len(due))
     since = min((row.changed_at_us if row.wake_at_us is None else row.wake_at_us for row in due), default=now)
@@ -202,7 +202,7 @@ def stored(engine: Engine) -> Iterator[str]:
 # as text ------------------------------------------------------------------------------------------
 
 
-def exposed(engine: Engine) -> str:
+def prometheus_text(engine: Engine) -> str:
     """All metrics in Prometheus' text format. If the store is unreachable, that is a metric, with those of this
     process."""
     built = Count("killick_build_info", "Which Killick this is.", "gauge")
@@ -215,21 +215,21 @@ def exposed(engine: Engine) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _one(name: str, told: str, value: float) -> Iterable[str]:
-    count = Count(name, told, "gauge")
+def _one(name: str, description: str, value: float) -> Iterable[str]:
+    count = Count(name, description, "gauge")
     count.add((), value)
     return count.lines()
 
 
-def _head(name: str, told: str, sort: str) -> Iterator[str]:
-    yield f"# HELP {name} {told}"
+def _head(name: str, description: str, sort: str) -> Iterator[str]:
+    yield f"# HELP {name} {description}"
     yield f"# TYPE {name} {sort}"
 
 
 def _line(name: str, labels: Labels, value: float) -> str:
     shown = ",".join(f'{label}="{_quoted(text)}"' for label, text in labels)
-    told = str(value) if isinstance(value, int) else repr(round(value, 9))
-    return f"{name}{{{shown}}} {told}" if shown else f"{name} {told}"
+    number = str(value) if isinstance(value, int) else repr(round(value, 9))
+    return f"{name}{{{shown}}} {number}" if shown else f"{name} {number}"
 
 
 def _quoted(text: str) -> str:
@@ -239,13 +239,13 @@ def _quoted(text: str) -> str:
 # shown by a worker ----------------------------------------------------------------------------------
 
 
-class Scraped:
+class MetricsServer:
     """Serves the metrics at `/metrics` of its own address, from a thread, until it is closed."""
 
     def __init__(self, engine: Engine, host: str, port: int) -> None:
         counting()
         try:
-            self._server = ThreadingHTTPServer((host, port), _handler(lambda: exposed(engine)))
+            self._server = ThreadingHTTPServer((host, port), _handler(lambda: prometheus_text(engine)))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise AccessRefused(f"{host}:{port}", f"cannot be served on ({reason}); name another port") from None

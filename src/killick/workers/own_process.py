@@ -163,10 +163,10 @@ async def _advance(runtime: Runtime, order: _Order, orders: BinaryIO, out: TextI
 
 def _listen(loop: asyncio.AbstractEventLoop, orders: BinaryIO, leaves: asyncio.Event) -> None:
     """Releases the run when the worker asks. If the worker dies, abandons the run once its step takes too long."""
-    is_told = bool(orders.readline())
+    has_order = bool(orders.readline())
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(leaves.set)
-    if is_told:
+    if has_order:
         orders.readline()
     time.sleep(ORPHAN_SECONDS)
     os._exit(1)

@@ -87,13 +87,13 @@ class Tokens:
             return {}
         with self._mutex:
             while self._seq < head.seq:
-                told = self._engine.log.read(TOKENS, after=self._seq)
-                if not told:
+                rows = self._engine.log.read(TOKENS, after=self._seq)
+                if not rows:
                     break
                 found = dict(self._found)
-                for each in told:
+                for each in rows:
                     _apply(found, each.event)
-                self._found, self._seq = found, told[-1].seq
+                self._found, self._seq = found, rows[-1].seq
             return self._found
 
     def check(self, text: str, now_us: int) -> Token | None:

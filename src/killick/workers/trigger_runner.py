@@ -27,8 +27,19 @@ from killick.engine.failures import describe
 from killick.engine.outcome import ended
 from killick.engine.steps.attempt import waited_for
 from killick.engine.steps.children import first_entries
+from killick.engine.steps.workspace_folders import OF_THE_STORE
 from killick.engine.waits import waits
-from killick.errors import AnswerRefused, EpochStale, HeadMoved, KillickError, RunBroken, RunBusy, RunExists, RunUnknown
+from killick.errors import (
+    AnswerRefused,
+    EpochStale,
+    HeadMoved,
+    KillickError,
+    RunBroken,
+    RunBusy,
+    RunExists,
+    RunUnknown,
+    WorkspaceRefused,
+)
 from killick.log.log import Log
 from killick.log.writer import Entry, RunLog
 from killick.logger import get_logger
@@ -39,7 +50,7 @@ from killick.model.typed import convert
 from killick.store.protocol import Store
 from killick.store.records import ENDED, Append, Message, RunQuery, RunRow
 from killick.triggers import EVENT, LOG, OWN, TAG, TRIGGERS, Firing, Previous, Spec, Trigger, TriggerInfo
-from killick.workers.background import Duty
+from killick.workers.background import TaskControl
 
 logger: Final = get_logger("killick")
 
@@ -116,19 +127,19 @@ def _set(engine: Engine, trigger: Trigger, *, after_us: int) -> Entry:
     return Entry(event, {"spec": msgspec.structs.asdict(spec)})
 
 
-async def attend(engine: Engine, log: RunLog, duty: Duty) -> None:
+async def attend(engine: Engine, log: RunLog, control: TaskControl) -> None:
     """Does everything that is due. Continues while a condition must be polled, or a firing waits for a run to end."""
     trigger = TRIGGERS.get(log.run.removeprefix(LOG))
     if trigger is None:
         return
-    at_work = _AtWork(engine, log, trigger)
+    at_work = _LeasedTrigger(engine, log, trigger)
     if at_work.spec.sort != trigger.spec.sort:
         raise KillickError(f"{log.run}: other workers declare it {str(at_work.spec)!r}; restart this worker")
     look_at = engine.clock.monotonic()
     while True:
-        await at_work.hear()
+        await at_work.consume_messages()
         facts = log.fold.facts
-        if facts.paused or facts.ended or duty.stopping:
+        if facts.paused or facts.ended or control.stopping:
             return
         await at_work.do_due()
         await at_work.do_queued()
@@ -141,7 +152,7 @@ async def attend(engine: Engine, log: RunLog, duty: Duty) -> None:
             rest += [look_at - now, HEAR_SECONDS]
         if not rest:
             return
-        await duty.rest(min(rest))
+        await control.rest(min(rest))
         head = engine.store.head(log.run)
         if head is None or head.seq != log.seq:
             return  # another process changed the declaration: the log is due, and is opened again
@@ -154,7 +165,7 @@ class _Cause(NamedTuple):
     next: int | None
     due: int | None = None
     number: int = 0
-    told: Mapping[str, Any] = MappingProxyType({})
+    data: Mapping[str, Any] = MappingProxyType({})
     message: Message | None = None
     by: str | None = None
     run: str | None = None
@@ -163,7 +174,7 @@ class _Cause(NamedTuple):
     """The input of a manual firing."""
 
 
-class _AtWork:
+class _LeasedTrigger:
     """A trigger's log, held under a lease."""
 
     def __init__(self, engine: Engine, log: RunLog, trigger: Trigger) -> None:
@@ -190,9 +201,9 @@ class _AtWork:
             raise applied.error
         return applied.value
 
-    # what comes -------------------------------------------------------------------------------
+    # messages ---------------------------------------------------------------------------------
 
-    async def hear(self) -> None:
+    async def consume_messages(self) -> None:
         """Consumes every message: an event, a manual firing, a command, or one that does not concern a trigger."""
         store = self.engine.store
         while messages := store.inbox(self.log.run, limit=100):
@@ -205,7 +216,7 @@ class _AtWork:
         is_event = self.spec.sort == "event" and message.name == self.spec.what
         body: Any = inbox.body_of(self.engine.log, message)
         if is_event:
-            await self.set_off(_Cause(message.at_us, due, told={"body": body}, message=message, by=message.by))
+            await self.set_off(_Cause(message.at_us, due, data={"body": body}, message=message, by=message.by))
         elif message.name == FIRE:
             given = body.get("input", msgspec.UNSET)
             await self.set_off(_Cause(at, due, run=body["run"], given=given, message=message, by=message.by))
@@ -239,9 +250,9 @@ class _AtWork:
             if self.spec.overlap == "queue" and self._busy() is not None:
                 return
             event: Any = self.engine.log.event(self.log.run, queued.seq)
-            told = self.engine.log.data(self.log.run, queued.seq)
+            data = self.engine.log.data(self.log.run, queued.seq)
             at = queued.at if queued.due is None else queued.due
-            cause = _Cause(at, self.known.next, due=queued.due, number=queued.number, told=told, by=event.by)
+            cause = _Cause(at, self.known.next, due=queued.due, number=queued.number, data=data, by=event.by)
             await self.set_off(cause)
 
     async def look(self) -> None:
@@ -252,8 +263,8 @@ class _AtWork:
             holds = bool(value)
         except Exception as error:
             if not self._noted:
-                told = {"note": f"the condition gave no answer: {describe(error)}"}
-                await self.log.append_soon(Entry(e.NoteMade(at=self._now_us(), by="killick"), told))
+                note = {"note": f"the condition gave no answer: {describe(error)}"}
+                await self.log.append_soon(Entry(e.NoteMade(at=self._now_us(), by="killick"), note))
             self._noted = True
             return
         self._noted = False
@@ -262,11 +273,11 @@ class _AtWork:
         at = self._now_us()
         turned = Entry(system_events.TriggerTurned(at=at, holds=holds, next=self.known.next))
         if holds:
-            await self.set_off(_Cause(at, self.known.next, told={"value": value}), turned)
+            await self.set_off(_Cause(at, self.known.next, data={"value": value}), turned)
         else:
             await self.log.append_soon(turned)
 
-    # what comes of it -------------------------------------------------------------------------
+    # firings ----------------------------------------------------------------------------------
 
     async def set_off(self, cause: _Cause, *first: Entry) -> BaseException | None:
         """Fires, skips or queues, in one commit with the entries given. Returns the error if no input could be made."""
@@ -282,8 +293,8 @@ class _AtWork:
                 return None
             if busy is not None and overlap == "cancel":
                 # Before the firing, which stays due until it is made.
-                told = {"command": "cancel", "compensate": False, "because": f"{self.trigger.name} fires again"}
-                command(self.engine, busy, told, by=self.log.run)
+                body = {"command": "cancel", "compensate": False, "because": f"{self.trigger.name} fires again"}
+                command(self.engine, busy, body, by=self.log.run)
         return await self._fire(cause, *first)
 
     async def _fire(self, cause: _Cause, *first: Entry) -> BaseException | None:
@@ -291,7 +302,7 @@ class _AtWork:
         number = cause.number or self.known.number + 1
         run = cause.run or f"{name}@{number if cause.due is None else stamp(cause.due)}"
         due, at = moment(cause.at, self.spec.tz), moment(now, self.spec.tz)
-        body, value = cause.told.get("body"), cause.told.get("value")
+        body, value = cause.data.get("body"), cause.data.get("value")
         firing = Firing(trigger=name, number=number, due=due, at=at, run=run, body=body, value=value)
         agent = self.trigger.agent if self.trigger.agent.name == self.spec.agent else AGENTS.get(self.spec.agent)
         previous = _previous(self.engine, self.known.run) if self.trigger.wants_previous else None
@@ -302,23 +313,26 @@ class _AtWork:
                     await self._pass(cause, "duplicate", *first, run=run)
                     return None
                 firing = msgspec.structs.replace(firing, run=run)
-            birth = await self._birth(agent, firing, previous, cause.given)
+            birth = await self._new_run(agent, firing, previous, cause.given)
         except Exception as error:
             await self._pass(cause, "input failed", *first, failure=describe(error))
             return error
         fired = system_events.TriggerFired(at=now, number=number, run=run, due=cause.due, next=cause.next, by=cause.by)
         # A run with that id is this very firing, started earlier under the same name.
         also = () if self.engine.store.head(run) is not None else (birth,)
-        await self._append(cause, *first, Entry(fired, cause.told), also=also)
+        await self._append(cause, *first, Entry(fired, cause.data), also=also)
         return None
 
-    async def _birth(self, agent: AnyAgent, firing: Firing, previous: Previous | None, given: Any) -> Append:
+    async def _new_run(self, agent: AnyAgent, firing: Firing, previous: Previous | None, given: Any) -> Append:
         """The new run, to be committed with the firing."""
         engine, trigger, spec = self.engine, self.trigger, self.spec
         if given is msgspec.UNSET:
             given = trigger.spec.input
             if trigger.make_input is not None:
                 given = await self._call(trigger.make_input, firing, *((previous,) if trigger.wants_previous else ()))
+        subject = None if trigger.make_subject is None else await self._call(trigger.make_subject, firing)
+        if subject is not None and agent.options.workspace is not None:
+            raise WorkspaceRefused(agent.name, OF_THE_STORE)
         started = e.RunStarted(
             at=self._now_us(),
             run=firing.run,
@@ -326,6 +340,7 @@ class _AtWork:
             build=engine.build(agent),
             priority=agent.options.priority if spec.priority is None else spec.priority,
             tags=(trigger.log, *spec.tags),
+            key=None if subject is None else engine.log.key_for(subject, firing.run),
         )
         return engine.log.begin(firing.run).built(*first_entries(started, agent, _taken(agent, given)))
 
@@ -338,14 +353,14 @@ class _AtWork:
         event = system_events.TriggerQueued(
             at=self._now_us(), number=self.known.number + 1, due=cause.due, next=cause.next, by=cause.by
         )
-        await self._append(cause, *first, Entry(event, cause.told))
+        await self._append(cause, *first, Entry(event, cause.data))
 
     async def _pass(self, cause: _Cause, because: system_events.PassedBecause, *first: Entry, **why: Any) -> None:
         event = system_events.TriggerPassed(
             at=self._now_us(), first=cause.at, last=cause.at, because=because, number=cause.number, next=cause.next,
             by=cause.by,
         )  # fmt: skip
-        await self._append(cause, *first, Entry(event, {**cause.told, **why}))
+        await self._append(cause, *first, Entry(event, {**cause.data, **why}))
 
     async def _append(self, cause: _Cause, *entries: Entry, also: tuple[Append, ...] = ()) -> None:
         """One commit; the message that caused it is consumed with it."""
@@ -389,7 +404,7 @@ def spec_of(log: Log, run: str, known: facts.Trigger) -> Spec:
     return spec
 
 
-# what clients do ----------------------------------------------------------------------------------
+# operations of clients ----------------------------------------------------------------------------
 
 
 def publish(engine: Engine, name: str, body: Any, *, id: str | None, by: str | None) -> int:  # noqa: A002
@@ -419,7 +434,7 @@ async def fire(engine: Engine, name: str, *, by: str | None, given: Any) -> str:
     if trigger is not None:
         with contextlib.suppress(RunBusy):
             with leased(engine.log, log_id, engine.ids.new("command")) as log:
-                at_work = _AtWork(engine, log, trigger)
+                at_work = _LeasedTrigger(engine, log, trigger)
                 cause = _Cause(engine.clock.now_us(), at_work.known.next, run=run, given=given, by=by)
                 failed = await at_work.set_off(cause)
             if failed is not None:

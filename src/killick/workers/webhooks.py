@@ -146,16 +146,16 @@ def _signature(key: bytes, id: str, timestamp: str, body: bytes) -> str:  # noqa
 # sending ------------------------------------------------------------------------------------------
 
 
-def document(told: HookEvent) -> dict[str, Any]:
+def document(sent: HookEvent) -> dict[str, Any]:
     """The document of an event, with the fields that the HTTP API gives it: equal for each delivery."""
-    event: dict[str, Any] = msgspec.to_builtins(told.event)
+    event: dict[str, Any] = msgspec.to_builtins(sent.event)
     left_out: list[str] = []
     data: dict[str, msgspec.Raw] = {}
     room = DATA_BYTES_MAX
     values: Mapping[str, Any] = {}
     erased = False
     try:
-        values = told.data
+        values = sent.data
     except ValueErased:
         erased = True
     for name, value in values.items():
@@ -165,12 +165,12 @@ def document(told: HookEvent) -> dict[str, Any]:
             continue
         room -= len(encoded)
         data[name] = msgspec.Raw(encoded)
-    because = msgspec.json.encode(plain(told.because, at="because"))
+    because = msgspec.json.encode(plain(sent.because, at="because"))
     if len(because) > room:
         left_out.append("because")
     return {
-        "version": WEBHOOK_VERSION, "id": told.key, "agent": told.agent, "run": told.run, "seq": told.seq,
-        "at": timestamp(told.at), "kind": told.kind, "hash": told.hash, "erased": erased,
+        "version": WEBHOOK_VERSION, "id": sent.key, "agent": sent.agent, "run": sent.run, "seq": sent.seq,
+        "at": timestamp(sent.at), "kind": sent.kind, "hash": sent.hash, "erased": erased,
         "fields": {name: value for name, value in event.items() if name not in ("kind", "at", "data")},
         "data": None if erased else data, "left_out": left_out,
         "because": msgspec.Raw(because) if len(because) <= room else None,
@@ -190,16 +190,16 @@ class _Sending:
             handlers.append(urllib.request.ProxyHandler({}))
         self._opener = urllib.request.build_opener(*handlers)
 
-    def __call__(self, told: HookEvent) -> None:
-        body = msgspec.json.encode(document(told))
-        headers = self._headers(quote(told.key, safe=":"), str(told.told_at // 1_000_000), body)
+    def __call__(self, event: HookEvent) -> None:
+        body = msgspec.json.encode(document(event))
+        headers = self._headers(quote(event.key, safe=":"), str(event.sent_at // 1_000_000), body)
         request = urllib.request.Request(self._url, body, headers, method="POST")
         try:
             with self._opener.open(request, timeout=self._timeout):
                 return
         except urllib.error.HTTPError as answered:
             with answered:
-                raise self._refused(answered, told.told_at) from None
+                raise self._refused(answered, event.sent_at) from None
         except (OSError, http.client.HTTPException) as broken:
             reason = getattr(broken, "reason", None) or broken
             if isinstance(reason, TimeoutError):

@@ -78,7 +78,7 @@ class Worker:
         self._failures: Counter[str] = Counter()
         self._store_errors = 0
         self._bell = asyncio.Event()
-        self._duties: set[_Resting] = set()
+        self._duties: dict[_WorkerControl, None] = {}
         self._draining = False
         self._serving: asyncio.Task[None] | None = None
         self._watching = False
@@ -112,7 +112,7 @@ class Worker:
         executor = self._runtime.executor()
         # The bell tells runs that are live of what comes.
         usual, executor.poll_seconds = executor.poll_seconds, self._poll_seconds * 2
-        _tell("started", worker=self.name, concurrency=self._concurrency)
+        log_transition("started", worker=self.name, concurrency=self._concurrency)
         trimmed, diverged = self._runtime.clock.monotonic(), dict[str, int]()
         await self._quietly(resume_diverged, self._runtime.engine, self._known(), diverged)
         try:
@@ -133,21 +133,21 @@ class Worker:
                 task.cancel()
             if pending := {*self._attending.values(), *self._resting}:
                 await asyncio.wait(pending)
-            _tell("stopped", worker=self.name)
+            log_transition("stopped", worker=self.name)
 
     def drain(self) -> None:
         """Claims no more runs; each run finishes its step, then is released to other workers."""
         if not self._draining:
             self._draining = True
-            _tell("draining", worker=self.name, runs=len(self._slots))
-        self._ring_all()
+            log_transition("draining", worker=self.name, runs=len(self._slots))
+        self._wake_all()
 
     def stop(self) -> None:
         """Stops now: running steps are interrupted, and reconciled by the next worker."""
         self._draining = True
         for slot in self._slots.values():
             slot.task.cancel()
-        self._ring_all()
+        self._wake_all()
 
     async def until_idle(self) -> None:
         """Waits until no run is due and none is executed here."""
@@ -158,7 +158,7 @@ class Worker:
             for slot in self._slots.values():
                 slot.leave(executor)
             await asyncio.wait({slot.task for slot in self._slots.values()}, timeout=0.2)
-        self._ring_all()
+        self._wake_all()
         if self._attending:
             await asyncio.wait(set(self._attending.values()), timeout=10)
 
@@ -168,7 +168,7 @@ class Worker:
             await asyncio.sleep(_CALM_SECONDS)
         seconds = self._poll_seconds
         with contextlib.suppress(Exception):
-            agents = (*(self._with_room(self._known()) if self._room() > 0 else ()), *self._duty_agents)
+            agents = (*(self._with_capacity(self._known()) if self._capacity() > 0 else ()), *self._duty_agents)
             soonest = await asyncio.to_thread(self._runtime.store.soonest_us, agents=agents)
             if soonest is not None:
                 seconds = min(seconds, max((soonest - self._runtime.clock.now_us()) / 1_000_000, 0.0))
@@ -179,32 +179,32 @@ class Worker:
     def _watch(self) -> None:
         """Subscribes to notifications of the store; after a failure, the next poll tries again."""
         if not self._watching:
-            self._stop_watching = self._runtime.store.watch(partial(_ring, asyncio.get_running_loop(), self._rung))
+            self._stop_watching = self._runtime.store.watch(partial(_wake, asyncio.get_running_loop(), self._woken))
             self._watching = True
 
-    def _rung(self, run: str) -> None:
+    def _woken(self, run: str) -> None:
         """The store changed: its outbox, a run that is executed here, or one that may be due."""
         executor = self._runtime.executor()
         if run == OUTBOX_CHANGED:
-            self._ring_duties()
+            self._wake_tasks()
             return
         if run and executor.notify(run):
             return
         if not run:
             executor.notify_all()
-        self._ring_all()
+        self._wake_all()
 
-    def _ring_all(self) -> None:
+    def _wake_all(self) -> None:
         self._bell.set()
-        self._ring_duties()
+        self._wake_tasks()
 
-    def _ring_duties(self) -> None:
-        for duty in self._duties:
-            duty.bell.set()
+    def _wake_tasks(self) -> None:
+        for control in self._duties:
+            control.bell.set()
 
     # claiming ---------------------------------------------------------------------------------
 
-    def _room(self) -> int:
+    def _capacity(self) -> int:
         return self._concurrency - len(self._slots)
 
     async def _look(self, executor: Executor) -> bool:
@@ -212,11 +212,11 @@ class Worker:
         try:
             self._watch()
             quiet = not self._slots
-            await self._take_up_duties()
-            room = self._room()
+            await self._start_tasks()
+            room = self._capacity()
             claimed = await self._claim(self._known(), room) if room > 0 else []
             if not claimed and room <= 0:
-                await self._give_way(executor)
+                await self._yield_slots(executor)
         except Exception as error:
             # Any error in one poll, a bug included, must not prevent the next one. The first ones are logged, then ever
             # fewer: a full disk may stay full for hours.
@@ -224,13 +224,15 @@ class Worker:
             unknown = None if isinstance(error, KillickError) else error
             if self._store_errors.bit_count() == 1:
                 times = self._store_errors
-                _tell("store", level=logging.WARNING, worker=self.name, error=str(error), times=times, exc_info=unknown)
+                log_transition(
+                    "store", level=logging.WARNING, worker=self.name, error=str(error), times=times, exc_info=unknown
+                )
             await asyncio.sleep(min(_CALM_SECONDS * 2 ** min(self._store_errors, 16), _BACKOFF_SECONDS_MAX))
             return False
         self._store_errors = 0
         for each in claimed:
             self._begin(executor, *each)
-        if quiet and not claimed and not any(duty.busy for duty in self._duties):
+        if quiet and not claimed and not any(control.busy for control in self._duties):
             self.idle.set()  # nothing ran here when we looked, and nothing was due
         else:
             self.idle.clear()
@@ -239,12 +241,12 @@ class Worker:
     def _known(self) -> tuple[str, ...]:
         return self._agents if self._agents is not None else AGENTS.names()
 
-    def _rooms(self) -> dict[str, int]:
+    def _free_slots(self) -> dict[str, int]:
         live = Counter(slot.agent for slot in self._slots.values())
         return {agent: most - live[agent] for agent, most in self._per_agent.items()}
 
-    def _with_room(self, agents: Sequence[str]) -> list[str]:
-        room = self._rooms()
+    def _with_capacity(self, agents: Sequence[str]) -> list[str]:
+        room = self._free_slots()
         return [agent for agent in agents if room.get(agent, 1) > 0]
 
     async def _claim(self, agents: Sequence[str], limit: int) -> list[tuple[Claimed, ClaimedRun]]:
@@ -256,23 +258,23 @@ class Worker:
             now_us=runtime.clock.now_us(),
             seconds=self._lease_seconds,
             limit=limit,
-            agents=self._with_room(agents),
-            room=self._rooms(),
+            agents=self._with_capacity(agents),
+            room=self._free_slots(),
         )
         if self._draining:
             # The worker was stopped during the poll: release the claimed runs to others.
-            await asyncio.to_thread(self._give_back, claimed)
+            await asyncio.to_thread(self._release_claim, claimed)
             return []
         return [
             (each, ClaimedRun(each.head, since, self._lease_seconds, each.left, each.left_until_us, patient=True))
             for each in claimed
         ]
 
-    def _give_back(self, claimed: Sequence[Claimed]) -> None:
+    def _release_claim(self, claimed: Sequence[Claimed]) -> None:
         for each in claimed:
             self._runtime.engine.release(each.head.run, each.head.epoch, left=True)
 
-    async def _give_way(self, executor: Executor) -> None:
+    async def _yield_slots(self, executor: Executor) -> None:
         """All slots are taken: runs of lower priority yield theirs to more urgent ones that wait."""
         runtime = self._runtime
         if not self._slots:
@@ -295,7 +297,7 @@ class Worker:
                 continue
             if executor.leave(slot.run):
                 slot.leaves = True
-                _tell("preempted", run=slot.run, agent=slot.agent, for_run=row.run, priority=row.priority)
+                log_transition("preempted", run=slot.run, agent=slot.agent, for_run=row.run, priority=row.priority)
 
     # runs -------------------------------------------------------------------------------------
 
@@ -311,8 +313,8 @@ class Worker:
         if self._slots.get(slot.run) is slot:
             del self._slots[slot.run]
         if not task.cancelled():
-            task.exception()  # told where it happened
-        self._ring_all()
+            task.exception()  # reported where it happened
+        self._wake_all()
 
     async def _advance(self, executor: Executor, claimed: Claimed, claim: ClaimedRun, before: _Slot | None) -> None:
         row = claimed.row
@@ -321,40 +323,42 @@ class Worker:
             if before is not None:
                 # The run was lost to another worker and claimed again before its old execution here noticed.
                 await asyncio.wait({before.task})
-            _tell(
+            log_transition(
                 "claimed", run=row.run, agent=row.agent, epoch=claimed.head.epoch, worker=self.name, was=row.status,
                 **more,
             )  # fmt: skip
             found = await executor.advance(row.run, claim=claim)
             advanced = await self._run_alone(executor, claimed, claim) if found.suspect else found
         except (EpochStale, LeaseLost) as error:
-            _tell("lost", level=logging.WARNING, run=row.run, agent=row.agent, error=str(error))
+            log_transition("lost", level=logging.WARNING, run=row.run, agent=row.agent, error=str(error))
         except asyncio.CancelledError:
-            _tell("cut off", run=row.run, agent=row.agent)
+            log_transition("cut off", run=row.run, agent=row.agent)
             raise
         except Exception as error:
             self._refused(claimed, error)
         else:
             self._failures.pop(row.run, None)
             if advanced is not None:
-                _tell_advanced(row.agent, advanced)
+                _log_outcome(row.agent, advanced)
 
     async def _run_alone(self, executor: Executor, claimed: Claimed, claim: ClaimedRun) -> RunOutcome | None:
         """Executes a suspect run in its own process, or here if that is impossible. None: the other process executed
         it."""
         row, head, runtime = claimed.row, claimed.head, self._runtime
-        with self._kept(claimed):
+        with self._renewing(claimed):
             own = await OwnProcess.start(runtime, head, row.agent, lease_seconds=self._lease_seconds)
         if own is None:
             because = "no other process can import its agent, or open its store"
-            _tell("in company", level=logging.WARNING, run=row.run, agent=row.agent, because=because)
+            log_transition("in company", level=logging.WARNING, run=row.run, agent=row.agent, because=because)
             return await executor.advance(row.run, claim=claim._replace(patient=False))
         slot = self._slots.get(row.run)
         if slot is not None:
             slot.own = own
-        _tell("alone", run=row.run, agent=row.agent)
+        log_transition("alone", run=row.run, agent=row.agent)
         code = await own.wait()
-        _tell("alone", level=logging.WARNING if code else logging.INFO, run=row.run, agent=row.agent, exit_code=code)
+        log_transition(
+            "alone", level=logging.WARNING if code else logging.INFO, run=row.run, agent=row.agent, exit_code=code
+        )
         return None
 
     def _refused(self, claimed: Claimed, error: Exception) -> None:
@@ -364,27 +368,27 @@ class Worker:
         least, most = _REST_SECONDS
         seconds = min(least * 2 ** (self._failures[run] - 1), most)
         unknown = None if isinstance(error, KillickError) else error
-        _tell(
+        log_transition(
             "interrupted", level=logging.WARNING, run=run, agent=claimed.row.agent, again_in_seconds=seconds,
             error=str(error) or type(error).__name__, exc_info=unknown,
         )  # fmt: skip
         if self._runtime.engine.keeps(run):
             return  # a call of it lives here, and it is due again when that ends
-        resting = asyncio.get_running_loop().create_task(self._rested(claimed, seconds))
+        resting = asyncio.get_running_loop().create_task(self._defer(claimed, seconds))
         self._resting.add(resting)
         resting.add_done_callback(self._resting.discard)
 
-    async def _rested(self, claimed: Claimed, seconds: float) -> None:
+    async def _defer(self, claimed: Claimed, seconds: float) -> None:
         """Holds the lease of a run that no worker can execute for a while; then it is due again."""
         runtime, head = self._runtime, claimed.head
         try:
-            with self._kept(claimed):
+            with self._renewing(claimed):
                 await asyncio.sleep(runtime.clock.nap_seconds(seconds))
         finally:
             runtime.engine.release(head.run, head.epoch, left=True)
 
     @contextlib.contextmanager
-    def _kept(self, claimed: Claimed) -> Generator[None]:
+    def _renewing(self, claimed: Claimed) -> Generator[None]:
         """Renews the lease of a run that no executor holds."""
         leases, head = self._runtime.engine.leases, claimed.head
         since = self._runtime.clock.monotonic()
@@ -396,7 +400,7 @@ class Worker:
 
     # duties -----------------------------------------------------------------------------------
 
-    async def _take_up_duties(self) -> None:
+    async def _start_tasks(self) -> None:
         """Starts background tasks for due internal logs: triggers and hooks that are declared here."""
         if not self._has_duties:
             return
@@ -408,18 +412,18 @@ class Worker:
                 return
         for claimed, claim in await self._claim(self._duty_agents, DUTIES_MAX):
             run = claimed.head.run
-            task = asyncio.get_running_loop().create_task(self._attend(claimed, claim), name=f"killick {run}")
+            task = asyncio.get_running_loop().create_task(self._run_task(claimed, claim), name=f"killick {run}")
             self._attending[run] = task
-            task.add_done_callback(partial(self._attended, run))
+            task.add_done_callback(partial(self._task_ended, run))
 
-    def _attended(self, run: str, task: asyncio.Task[None]) -> None:
+    def _task_ended(self, run: str, task: asyncio.Task[None]) -> None:
         if self._attending.get(run) is task:
             del self._attending[run]
 
     def _ensure(self) -> list[str]:
         return [*trigger_runner.ensure(self._runtime.engine), *hooks.ensure(self._runtime.engine)]
 
-    async def _attend(self, claimed: Claimed, claim: ClaimedRun) -> None:
+    async def _run_task(self, claimed: Claimed, claim: ClaimedRun) -> None:
         runtime, head = self._runtime, claimed.head
         attend = hooks.attend if claimed.row.agent.startswith("killick.hook:") else trigger_runner.attend
         task = asyncio.current_task()
@@ -431,17 +435,17 @@ class Worker:
 
         lease = runtime.engine.leases.hold(head.run, head.epoch, seconds=claim.seconds, since=claim.since, lost=lost)
         left = True
-        with _Resting(self, self._duties) as duty:
+        with _WorkerControl(self, self._duties) as control:
             try:
                 log: RunLog = await asyncio.to_thread(runtime.log.open, head.run, head=head)
-                await attend(runtime.engine, log, duty)
+                await attend(runtime.engine, log, control)
                 left = False
             except (EpochStale, HandleClosed, LeaseLost) as error:
-                _tell("lost", level=logging.WARNING, run=head.run, error=str(error))
+                log_transition("lost", level=logging.WARNING, run=head.run, error=str(error))
             except Exception as error:
                 unknown = None if isinstance(error, KillickError) else error
-                _tell("interrupted", level=logging.WARNING, run=head.run, error=str(error), exc_info=unknown)
-                await duty.rest(_REST_SECONDS[0])
+                log_transition("interrupted", level=logging.WARNING, run=head.run, error=str(error), exc_info=unknown)
+                await control.rest(_REST_SECONDS[0])
             finally:
                 runtime.engine.leases.drop(lease)
                 runtime.engine.leases.release(head.run, head.epoch, left=left)
@@ -479,21 +483,21 @@ class _Slot:
         return self.first_priority if now is None else now
 
 
-class _Resting:
+class _WorkerControl:
     """How a background task rests. It counts as busy until then."""
 
-    def __init__(self, worker: Worker, duties: set[_Resting]) -> None:
+    def __init__(self, worker: Worker, duties: dict[_WorkerControl, None]) -> None:
         self._worker = worker
         self._duties = duties
         self.bell = asyncio.Event()
         self.busy = True
 
-    def __enter__(self) -> _Resting:
-        self._duties.add(self)
+    def __enter__(self) -> _WorkerControl:
+        self._duties[self] = None
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._duties.discard(self)
+        self._duties.pop(self, None)
 
     @property
     def stopping(self) -> bool:
@@ -519,7 +523,7 @@ def _refuse_odd(concurrency: int, per_agent: Mapping[str, int], lease_seconds: f
         raise KillickError(f"lease_seconds={lease_seconds!r}; a worker's leases must expire, give a number of seconds")
 
 
-def _ring(loop: asyncio.AbstractEventLoop, rung: Any, run: str) -> None:
+def _wake(loop: asyncio.AbstractEventLoop, rung: Any, run: str) -> None:
     """Called from any thread; a closed loop needs no notification."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(rung, run)
@@ -528,24 +532,24 @@ def _ring(loop: asyncio.AbstractEventLoop, rung: Any, run: str) -> None:
 # telling ------------------------------------------------------------------------------------------
 
 
-def _tell(what: str, *, level: int = logging.INFO, exc_info: Any = None, **fields: Any) -> None:
+def log_transition(what: str, *, level: int = logging.INFO, exc_info: Any = None, **fields: Any) -> None:
     """Logs one line per transition, for people and for machines."""
-    told = " ".join(f"{name}={value}" for name, value in fields.items())
-    logger.log(level, "%s %s", what, told, exc_info=exc_info, extra={"killick": {"what": what, **fields}})
+    text = " ".join(f"{name}={value}" for name, value in fields.items())
+    logger.log(level, "%s %s", what, text, exc_info=exc_info, extra={"killick": {"what": what, **fields}})
 
 
-def _tell_advanced(agent: str, advanced: RunOutcome) -> None:
+def _log_outcome(agent: str, advanced: RunOutcome) -> None:
     fields: dict[str, Any] = {"run": advanced.run, "agent": agent}
     if advanced.left:
-        _tell("left", **fields)
+        log_transition("left", **fields)
     elif advanced.renewed_as is not None:
-        _tell("renewed", **fields, renewed_as=advanced.renewed_as)
+        log_transition("renewed", **fields, renewed_as=advanced.renewed_as)
     elif advanced.status == "failed":
-        _tell("failed", level=logging.WARNING, **fields, step=advanced.step, failure=str(advanced.failure))
+        log_transition("failed", level=logging.WARNING, **fields, step=advanced.step, failure=str(advanced.failure))
     elif advanced.diverged is not None:
         step, recorded, found, _ = advanced.diverged
-        _tell("diverged", level=logging.WARNING, **fields, step=step, recorded=recorded, found=found)
+        log_transition("diverged", level=logging.WARNING, **fields, step=step, recorded=recorded, found=found)
     elif advanced.has_ended or advanced.wake_at_us is None:
-        _tell(advanced.status, **fields)
+        log_transition(advanced.status, **fields)
     else:
-        _tell(advanced.status, **fields, wake_at_us=advanced.wake_at_us)
+        log_transition(advanced.status, **fields, wake_at_us=advanced.wake_at_us)

@@ -4,7 +4,7 @@ The kernel queues a change before the changing call returns, so `changed` covers
 An uncertain answer is `None`: the queue overflowed, the workspace itself was moved or replaced, or a file system was
 mounted inside it. Then the caller must scan and add everything again.
 
-A caller that follows three rules misses no change, whatever is moved, replaced or recreated meanwhile:
+A caller that follows three rules misses no change, even if files are moved, replaced or recreated meanwhile:
 
 1. Call `changed` first; then add each returned folder again, and only then list it. Changes before the adding are in
 the listing, and changes after it in the next answer. 2. A folder in a listing that is new or was replaced is added
@@ -211,7 +211,7 @@ class Watch:
         is_same = all(_identity(path) == identity for path, identity in self._tops.items())
         return is_same and self._mounts.stand(self._tops)
 
-    # what is watched ------------------------------------------------------------------------------
+    # watched folders ------------------------------------------------------------------------------
 
     def _is_open(self) -> bool:
         return self._descriptor >= 0 and os.getpid() == self._pid

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import killick
 from killick.engine.observers import observe
-from killick.workers.metrics import MEDIA, Metrics, exposed
+from killick.workers.metrics import MEDIA, Metrics, prometheus_text
 from killick.workers.tokens import Person
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -85,7 +85,7 @@ def test_meters_count_attempts_waits_and_runs_as_they_come_to_their_ends(kd: kil
     assert of(seen, "killick_attempt_seconds_count", **knocks) == 3
     assert of(seen, "killick_attempt_seconds_bucket", **knocks, le="+Inf") == 3
     assert of(seen, "killick_waits_opened_total", agent="visitor", for_="answer") == 1
-    assert of(seen, "killick_stretches_total", agent="visitor", status="waiting") == 1
+    assert of(seen, "killick_executions_total", agent="visitor", status="waiting") == 1
     assert of(seen, "killick_runs_ended_total", agent="visitor", status="failed") == 1
     assert of(seen, "killick_runs_live", agent="visitor") == 0
     kd.answer("v1", "approve", by="ann")
@@ -102,7 +102,7 @@ def test_the_store_is_shown_as_it_stands(kd: killick.Client) -> None:
     kd.start(visitor, "front", id="v1")
     with pytest.raises(killick.RunWaiting):
         kd.run(visitor, "front", id="v2")
-    seen = read(exposed(kd.runtime.engine))
+    seen = read(prometheus_text(kd.runtime.engine))
     assert of(seen, "killick_store_up") == 1
     assert of(seen, "killick_store_runs", status="queued") == 1
     assert of(seen, "killick_store_runs", status="waiting") == 1

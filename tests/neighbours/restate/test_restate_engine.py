@@ -40,7 +40,7 @@ async def until(seen: Callable[[], Any]) -> None:
 
 def turns(server: RestateServer, run: str) -> int:
     """How many turns of a run Restate knows of."""
-    query = f"SELECT id FROM sys_invocation WHERE target_service_key = '{run}' AND target_handler_name = 'stir'"
+    query = f"SELECT id FROM sys_invocation WHERE target_service_key = '{run}' AND target_handler_name = 'wake'"
     return len(server.query(query))
 
 
@@ -53,7 +53,7 @@ def test_a_run_that_anybody_starts_goes_to_its_end(server: RestateServer, store:
             again = await engine.start(agents.payer, "bob", id="whole-2")
             assert await again.result(20) == "bob is paid"
             await until(
-                lambda: httpx.post(f"{server.ingress}/killick/whole-2/standing").json()["result"] == "bob is paid"
+                lambda: httpx.post(f"{server.ingress}/killick/whole-2/outcome").json()["result"] == "bob is paid"
             )
 
     asyncio.run(story())

@@ -33,7 +33,7 @@ from langgraph.types import Command, Interrupt
 from killick.adapters import langchain_approvals
 from killick.adapters.langgraph.serialization import STRICT_SERDE
 from killick.adapters.tool_gate import (
-    AtWork,
+    CallGroup,
     Declared,
     Errors,
     Stopped,
@@ -105,7 +105,7 @@ class Gate:
         self._by = by
         self._errors: Errors = errors
         self._tasks: OrderedDict[int, tuple[Any, Counter[str]]] = OrderedDict()
-        self._at_work: defaultdict[int, AtWork] = defaultdict(partial(AtWork, GraphInterrupt))
+        self._at_work: defaultdict[int, CallGroup] = defaultdict(partial(CallGroup, GraphInterrupt))
         self._mutex = Lock()
 
     # tools of a ToolNode ----------------------------------------------------------------------
@@ -156,8 +156,8 @@ class Gate:
         for key, wait in _waits(self._client, run).items():
             if wait.waits_for == "answer" and key.startswith(asked):
                 with suppress(AnswerRefused):  # it was ended since
-                    told = "the conversation continued without it"
-                    self._client.as_sync().skip(run, wait.step, by=_GATE, because=told)
+                    reason = "the conversation continued without it"
+                    self._client.as_sync().skip(run, wait.step, by=_GATE, because=reason)
 
     def _answering(self, call: Call, fn: Callable[..., Any]) -> Callable[..., Any]:
         return answering(cast("AnyTool", call.tool), fn, self._errors, _BUBBLES)
@@ -231,8 +231,8 @@ class Gate:
             return nullcontext(hosted(None, "the gate for LangGraph's tools"))
         thread = (config.get("configurable") or {}).get("thread_id")
         if thread is None:
-            told = "there is no thread; compile the graph with a checkpointer and give a thread_id"
-            raise DeclarationRefused("the gate for LangGraph's tools", told)
+            reason = "there is no thread; compile the graph with a checkpointer and give a thread_id"
+            raise DeclarationRefused("the gate for LangGraph's tools", reason)
         return self._client.host(f"langgraph:{thread}", agent="langgraph", contract=self._contract)
 
     def call(self, call: Call, fn: Callable[..., Any]) -> Any:
@@ -241,7 +241,7 @@ class Gate:
             with _or_stopped():
                 host = stack.enter_context(call.host)
             for key in call.tries():
-                ran = _Ran(fn)
+                ran = _CallTracker(fn)
                 try:
                     if call.tool is None:
                         return host.model_sync(ran.blocking(call.who), key=key, **call.arguments)
@@ -259,7 +259,7 @@ class Gate:
             with _or_stopped():
                 host = await stack.enter_async_context(call.host)
             for key in call.tries():
-                ran = _Ran(fn)
+                ran = _CallTracker(fn)
                 try:
                     if call.tool is None:
                         return await host.model(ran.awaited(call.who), key=key, **call.arguments)
@@ -367,7 +367,7 @@ class Call:
                 yield self.key
 
 
-class _Ran:
+class _CallTracker:
     """A function, and whether it was called: a recorded result comes without a call."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
@@ -404,7 +404,7 @@ def _or_stopped() -> Generator[None]:
         raise Stopped(str(error)) from error
 
 
-def _settled(error: KillickError, ran: _Ran) -> RunWaiting | None:
+def _settled(error: KillickError, ran: _CallTracker) -> RunWaiting | None:
     """Handles an error of the gate: waits for a person, or returns None for a retry; else raises it."""
     if isinstance(error, RunWaiting):
         return error
@@ -434,7 +434,7 @@ def _question_id(wait: Wait) -> str:
     return sha256(f"{wait.id}@{wait.opened}:{wait.digest}".encode()).hexdigest()[:32]
 
 
-# requests and what comes of them --------------------------------------------------------------------
+# requests and responses -----------------------------------------------------------------------------
 
 
 def _asked_by(request: ToolCallRequest) -> AIMessage | None:
@@ -473,8 +473,8 @@ def _recorded(came: Any, note: str = "") -> Any:
         noted = f"{content}\n{note}" if isinstance(content, str) else [*content, {"type": "text", "text": note}]
         came = came.model_copy(update={"content": noted})
     if type(came) is ToolMessage and came.artifact is None:
-        told = came.model_dump(mode="json", exclude={"tool_call_id", "artifact", "type"}, exclude_defaults=True)
-        return {"content": came.content, **told}
+        fields = came.model_dump(mode="json", exclude={"tool_call_id", "artifact", "type"}, exclude_defaults=True)
+        return {"content": came.content, **fields}
     return {"typed": list(STRICT_SERDE.dumps_typed(came))}
 
 
@@ -507,10 +507,10 @@ def place_of(config: RunnableConfig) -> str:
 
     A task's id is more specific, but depends on the last checkpoint; only inside nested graphs there is nothing else.
     """
-    told = config.get("metadata") or {}
-    outer, _, node = str(told.get("langgraph_checkpoint_ns", "")).rpartition("|")
-    path = _TASK.sub("", str(told.get("langgraph_path", "")))
-    return f"{outer}|{node.partition(':')[0]}:{told.get('langgraph_step')}:{short(path)}"
+    metadata = config.get("metadata") or {}
+    outer, _, node = str(metadata.get("langgraph_checkpoint_ns", "")).rpartition("|")
+    path = _TASK.sub("", str(metadata.get("langgraph_path", "")))
+    return f"{outer}|{node.partition(':')[0]}:{metadata.get('langgraph_step')}:{short(path)}"
 
 
 def short(text: str) -> str:

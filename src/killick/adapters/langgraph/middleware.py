@@ -56,19 +56,19 @@ class KillickMiddleware(Gate, AgentMiddleware[Any, Any, Any]):
         config, model = get_config(), request.model
         said = [*([request.system_message] if request.system_message is not None else []), *request.messages]
         named = getattr(model, "model_name", None) or getattr(model, "model", None)
-        told = {
+        request_data = {
             "model": str(named or type(model).__name__),
             "messages": [_readable(message) for message in said],
             "tools": [_name(tool) for tool in request.tools],
         }
-        key = f"{place_of(config)}:model:{short(msgspec.json.encode(told).decode())}"
-        return Call(None, told, key, self.host_of(config), who=type(model).__name__)
+        key = f"{place_of(config)}:model:{short(msgspec.json.encode(request_data).decode())}"
+        return Call(None, request_data, key, self.host_of(config), who=type(model).__name__)
 
 
 def _readable(message: BaseMessage) -> dict[str, Any]:
     """Returns a message as readable data, without process-local parts."""
-    told = message.model_dump(mode="json", exclude={"id", "response_metadata"}, exclude_defaults=True)
-    return {"role": message.type, "content": message.content, **told}
+    fields = message.model_dump(mode="json", exclude={"id", "response_metadata"}, exclude_defaults=True)
+    return {"role": message.type, "content": message.content, **fields}
 
 
 def _name(tool: Any) -> str:
@@ -81,10 +81,10 @@ def _recorded(reply: Any) -> dict[str, Any]:
         reply = ModelResponse(result=[reply])
     used = [message for message in reply.result if isinstance(message, AIMessage) and message.usage_metadata]
     usage = dict(used[-1].usage_metadata or {}) if used else {}
-    told: dict[str, Any] = {"messages": [message_to_dict(message) for message in reply.result]}
+    data: dict[str, Any] = {"messages": [message_to_dict(message) for message in reply.result]}
     if reply.structured_response is not None:
-        told["structured"] = list(STRICT_SERDE.dumps_typed(reply.structured_response))
-    return {**told, "model": used[-1].response_metadata.get("model_name"), "usage": usage} if used else told
+        data["structured"] = list(STRICT_SERDE.dumps_typed(reply.structured_response))
+    return {**data, "model": used[-1].response_metadata.get("model_name"), "usage": usage} if used else data
 
 
 def _restored(recorded: dict[str, Any]) -> ModelResponse[Any]:

@@ -159,11 +159,11 @@ class KillickSaver(BaseCheckpointSaver[Any]):
         """Saves a checkpoint; its parent is the one that the config names."""
         asked = config["configurable"]
         at = At(checkpoint["id"], asked.get("checkpoint_ns", ""))
-        told = get_checkpoint_metadata(config, metadata)
-        parent, run_id = asked.get("checkpoint_id"), told.get("run_id")
+        recorded = get_checkpoint_metadata(config, metadata)
+        parent, run_id = asked.get("checkpoint_id"), recorded.get("run_id")
 
         def value(packer: Packer) -> Mapping[str, Any]:
-            return {"parent": parent, **_saved(packer, checkpoint), "metadata": packer.each({"": told})[""]}
+            return {"parent": parent, **_saved(packer, checkpoint), "metadata": packer.each({"": recorded})[""]}
 
         draft = Draft(at.name, {**_ns(at), **({"run": str(run_id)} if run_id is not None else {})}, value)
         thread = self._thread(asked["thread_id"])
@@ -343,14 +343,14 @@ def _saved(packer: Packer, checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "ts": checkpoint["ts"],
         "last": last,
-        "shape": packer.plain(_told_from(last, shape)),
+        "shape": packer.plain(_relative_to(last, shape)),
         "values": {name: packer.pack(value) for name, value in checkpoint["channel_values"].items()},
         **({"rest": packer.pack(rest)} if rest else {}),
     }
 
 
 def _checkpoint(id: str, saved: Mapping[str, Any], unpack: Callable[[Any], Any]) -> Checkpoint:  # noqa: A002
-    shape = _told_from(saved["last"], unpack(saved["shape"]))
+    shape = _relative_to(saved["last"], unpack(saved["shape"]))
     made = {
         "id": id,
         "ts": saved["ts"],
@@ -361,7 +361,7 @@ def _checkpoint(id: str, saved: Mapping[str, Any], unpack: Callable[[Any], Any])
     return cast("Checkpoint", made)
 
 
-def _told_from(last: Any, shape: Mapping[str, Any]) -> dict[str, Any]:
+def _relative_to(last: Any, shape: Mapping[str, Any]) -> dict[str, Any]:
     """Converts a shape's versions to offsets from the last one, and back. Other versions stay."""
     versions, seen = shape["channel_versions"], shape["versions_seen"]
     return {

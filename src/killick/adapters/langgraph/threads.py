@@ -74,7 +74,7 @@ class Thread(StateLog):
         self._snapshots = snapshots
         self.clear()
 
-    # what it adds up to -------------------------------------------------------------------------
+    # the current state --------------------------------------------------------------------------
 
     def clear(self) -> None:
         self.checkpoints: dict[At, Standing] = {}
@@ -86,7 +86,7 @@ class Thread(StateLog):
         self._known: dict[bytes, int] = {}
         self._digested = 0
 
-    def take_in(self, seq: int, event: e.Event) -> None:
+    def apply_event(self, seq: int, event: e.Event) -> None:
         match event:
             case system_events.EntryKept():
                 labels = event.labels

@@ -90,7 +90,7 @@ class RecordedModel(Model):
         async def ask(**request: Any) -> dict[str, Any]:
             given = (system_instructions, input, model_settings, tools, output_schema, handoffs, tracing)
             reply = await self.inner.get_response(*given, **more)
-            return self._told(reply.output, reply.usage, reply.response_id, reply.request_id, reply.raw_usage)
+            return self._reply_data(reply.output, reply.usage, reply.response_id, reply.request_id, reply.raw_usage)
 
         request = self._request(system_instructions, input, model_settings, tools, handoffs, more)
         return _response(await self._asked(ask, request))
@@ -120,7 +120,7 @@ class RecordedModel(Model):
                 if event.type == "response.output_item.done":
                     items.append(event.item)
                 events.put_nowait(event)
-            return self._heard(whole, items)
+            return self._streamed_reply(whole, items)
 
         request = self._request(system_instructions, input, model_settings, tools, handoffs, more)
         asked = asyncio.ensure_future(self._asked(ask, request))
@@ -165,7 +165,7 @@ class RecordedModel(Model):
         rest = {name: value for name, value in more.items() if value is not None}
         return {"model": self.name, "instructions": instructions, "input": given, "tools": shown, **said, **rest}
 
-    def _told(
+    def _reply_data(
         self,
         output: Sequence[Any],
         usage: Usage,
@@ -178,17 +178,17 @@ class RecordedModel(Model):
         used = {
             name: value[0] if name.endswith("_details") else value for name, value in serialize_usage(usage).items()
         }
-        told = {"object": "response", "id": id, "model": self.name, "output": items, "usage": used}
-        return {**told, "request_id": request_id, "raw_usage": raw}
+        data = {"object": "response", "id": id, "model": self.name, "output": items, "usage": used}
+        return {**data, "request_id": request_id, "raw_usage": raw}
 
-    def _heard(self, last: Any, items: Sequence[Any]) -> dict[str, Any]:
+    def _streamed_reply(self, last: Any, items: Sequence[Any]) -> dict[str, Any]:
         """Returns a streamed reply. Some providers omit its items from the last event."""
         if last is None or last.type != "response.completed":
-            told = "before the reply did" if last is None else f"with {last.type}"
-            raise ModelBehaviorError(f"{self.name}: the stream ended {told}")
+            how = "before the reply did" if last is None else f"with {last.type}"
+            raise ModelBehaviorError(f"{self.name}: the stream ended {how}")
         whole: Response = last.response
         used = Usage() if whole.usage is None else _usage_of(whole.usage)
-        return self._told(whole.output or items, used, whole.id, getattr(whole, "_request_id", None), None)
+        return self._reply_data(whole.output or items, used, whole.id, getattr(whole, "_request_id", None), None)
 
     def get_retry_advice(self, request: Any) -> Any:
         return self.inner.get_retry_advice(request)
@@ -207,13 +207,13 @@ def _shown(tool: Tool) -> dict[str, Any]:
     return {"type": tool.name}
 
 
-def _response(told: dict[str, Any]) -> ModelResponse:
+def _response(data: dict[str, Any]) -> ModelResponse:
     return ModelResponse(
-        output=[_ITEM.validate_python(item) for item in told["output"]],
-        usage=deserialize_usage(told["usage"]),
-        response_id=told["id"],
-        request_id=told["request_id"],
-        raw_usage=told["raw_usage"],
+        output=[_ITEM.validate_python(item) for item in data["output"]],
+        usage=deserialize_usage(data["usage"]),
+        response_id=data["id"],
+        request_id=data["request_id"],
+        raw_usage=data["raw_usage"],
     )
 
 
@@ -228,14 +228,14 @@ def _usage_of(used: ResponseUsage) -> Usage:
     )
 
 
-def _completed(told: dict[str, Any], number: int) -> ResponseCompletedEvent:
+def _completed(data: dict[str, Any], number: int) -> ResponseCompletedEvent:
     """Returns a stream's last event from the recorded reply."""
-    said = _response(told)
+    said = _response(data)
     used = said.usage
     whole = Response(
         id=said.response_id or "",
         created_at=0,
-        model=told["model"],
+        model=data["model"],
         object="response",
         output=said.output,  # type: ignore[arg-type,unused-ignore]
         parallel_tool_calls=False,

@@ -178,8 +178,8 @@ class KillickRunner:
         if session is None or isinstance(session, KillickSession):
             return session
         if not isinstance(session, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            told = "does not know a turn that begins again; give a KillickSession, or the id of one"
-            raise DeclarationRefused(type(session).__name__, told)
+            reason = "does not know a turn that begins again; give a KillickSession, or the id of one"
+            raise DeclarationRefused(type(session).__name__, reason)
         if self._client is None:
             raise DeclarationRefused("KillickRunner", f"has no store for session {session!r}; give it one")
         return KillickSession(session, self._client)
@@ -205,8 +205,8 @@ class KillickRunner:
             else:
                 state.reject(item, rejection_message=answer.comment)
 
-        told = await asyncio.gather(*(ask(item) for item in asked), return_exceptions=True)
-        for error in sorted(filter(None, told), key=lambda error: isinstance(error, RunWaiting)):
+        outcomes = await asyncio.gather(*(ask(item) for item in asked), return_exceptions=True)
+        for error in sorted(filter(None, outcomes), key=lambda error: isinstance(error, RunWaiting)):
             raise error
 
 

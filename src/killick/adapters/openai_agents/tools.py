@@ -55,8 +55,8 @@ class Gate:
         if isinstance(tool, CustomTool):
             return self._gated(tool, self._declared(tool, name))
         if any(getattr(tool, field, None) is not None for field in _LOCAL):
-            told = "make it a function tool, or leave it out of the record with"
-            raise DeclarationRefused(name, f"runs here without being recorded; {told} tools={{{name!r}: None}}")
+            advice = "make it a function tool, or leave it out of the record with"
+            raise DeclarationRefused(name, f"runs here without being recorded; {advice} tools={{{name!r}: None}}")
         return tool
 
     def _declared(self, tool: FunctionTool | CustomTool, name: str) -> AnyTool:
@@ -89,8 +89,8 @@ class Gate:
         """Wraps an agent used as a tool: no step of its own, because its models and tools have theirs."""
         inner = tool._agent_instance  # pyright: ignore[reportPrivateUsage]
         if not hasattr(inner, "_killick_gate"):
-            told = f"make it of runner.agent(…): runner.agent({getattr(inner, 'name', 'agent')}).as_tool(…)"
-            raise DeclarationRefused(name, f"runs an agent whose tools are not recorded; {told}")
+            advice = f"make it of runner.agent(…): runner.agent({getattr(inner, 'name', 'agent')}).as_tool(…)"
+            raise DeclarationRefused(name, f"runs an agent whose tools are not recorded; {advice}")
         gated, own = copy.copy(tool), tool.on_invoke_tool
 
         async def delegate(ctx: ToolContext[Any], input: str) -> Any:  # noqa: A002
@@ -185,12 +185,12 @@ class _Calls:
         """Returns the model's text for an error, by the tool's own rules; without rules, raises it."""
         if not isinstance(self._tool, FunctionTool):
             raise error
-        told = await maybe_invoke_function_tool_failure_error_function(
+        message = await maybe_invoke_function_tool_failure_error_function(
             function_tool=self._tool, context=ctx, error=error
         )
-        if told is None:
+        if message is None:
             raise error
-        return told
+        return message
 
 
 def _is_whole(declared: AnyTool) -> bool:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Final
 
-from killick.adapters.tool_gate import AtWork
+from killick.adapters.tool_gate import CallGroup
 from killick.errors import DeclarationRefused, RunWaiting
 from killick.llm.external import Host
 
@@ -33,7 +33,7 @@ class Turn:
         self.has_answer = True
         """Whether the turn is over at the end of its block; an unread stream is not."""
         self._asked = 0
-        self._at_work = AtWork(RunWaiting)
+        self._at_work = CallGroup(RunWaiting)
 
     def model_key(self) -> str:
         """Returns the key of the next model call, for any request."""

@@ -1,4 +1,4 @@
-"""`killick check`: interrupts a person's own agent in every way, and prints what to mend."""
+"""`killick check`: interrupts a user's agent in every way, and prints the findings."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check_command(
     answered = dict(map(_answer, answers))
 
     def joined(case: Case) -> Case:
-        """A case, with what was said on the command line on top."""
+        """A case, overridden by the options of the command line."""
         return Case(
             agent=case.agent, input=case.input if given is None else value_of(given),
             fakes={**case.fakes, **dict(map(pair, fakes))}, answers={**answered, **case.answers, **answered},
@@ -107,11 +107,11 @@ def _checked(shell: Shell, case: Case, most: int) -> Report:
     # One line, rewritten; a pipe gets none of it.
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[way]}"))
     shown = shell.err.is_terminal and not shell.json
-    with Progress(*columns, console=shell.err, transient=True, disable=not shown) as progress, _patiently(case):
+    with Progress(*columns, console=shell.err, transient=True, disable=not shown) as progress, _with_timeout(case):
         task = progress.add_task(f"interrupting {case.agent.name}", total=None, way="")
 
         def tell(way: str, count: int, expected: int) -> None:
-            _go_on()
+            _restart_timer()
             progress.update(task, completed=count, total=expected, way=way)
 
         report = check(case, stories_max=most, progress=tell)
@@ -120,13 +120,13 @@ def _checked(shell: Shell, case: Case, most: int) -> Report:
     return report
 
 
-def _go_on() -> None:
+def _restart_timer() -> None:
     """Another rehearsal begins, and may take its time."""
     signal.alarm(PATIENCE_SECONDS)
 
 
 @contextlib.contextmanager
-def _patiently(case: Case) -> Generator[None]:
+def _with_timeout(case: Case) -> Generator[None]:
     """Only the operating system can stop code that never yields, so the wait is bounded and silent."""
 
     def ring(number: int, frame: Any) -> None:
@@ -136,10 +136,10 @@ def _patiently(case: Case) -> Generator[None]:
         )
 
     before = signal.signal(signal.SIGALRM, ring)
-    _go_on()
+    _restart_timer()
     logger = logging.getLogger("killick")
     level = logger.level
-    logger.setLevel(logging.CRITICAL)  # what rehearsals tell each other is nobody's business
+    logger.setLevel(logging.CRITICAL)  # rehearsals log errors that they cause themselves
     try:
         yield
     finally:
@@ -156,13 +156,13 @@ def rendered(report: Report, seconds: float) -> RenderableType:
     lines = {
         "agent": Text.assemble((report.agent, "bold"), (f"  {report.where}", "dim")),
         "baseline": Text.assemble(paint.status(report.left_alone), f", {steps}{asked}"),
-        "interrupted": Text.assemble(f"{report.stories} times: {report.told_ways}", (rate, "dim")),
+        "interrupted": Text.assemble(f"{report.stories} times: {report.ways_text}", (rate, "dim")),
     }
     if report.reached.tools or report.reached.lines:
         lines["reached"] = _reached(report.reached)
     if report.sampled:
-        told = f"{', '.join(report.sampled)} gave samples of their types; --fake NAME=VALUE says better"
-        lines["sampled"] = Text(told, style="dim")
+        sampled = f"{', '.join(report.sampled)} gave samples of their types; --fake NAME=VALUE says better"
+        lines["sampled"] = Text(sampled, style="dim")
     head = Table.grid(padding=(0, 2, 0, 0))
     for name, line in lines.items():
         head.add_row(Text(f"  {name}", style="dim"), line)
@@ -185,7 +185,7 @@ def _found(finding: Finding) -> list[RenderableType]:
 
 
 def _reached(reached: Reached) -> Text:
-    """What the rehearsals reached, and what none did."""
+    """The steps that the rehearsals reached, and those that none did."""
     never = len(reached.tools_never)
     parts = [f"{reached.tools - never} of {reached.tools} tool{'s' * (reached.tools != 1)}"] if reached.tools else []
     branches = reached.branches - len(reached.branches_never)

@@ -1,4 +1,4 @@
-"""`killick contract`: lints contracts, says what they say, and judges what runs intended once more. Changes nothing."""
+"""`killick contract`: lints and explains contracts, and judges recorded intentions again. Read-only."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check_command(shell: Shell, targets: Sequence[str]) -> Exit:
 
 
 class Linted(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found. Without a contract it does not hold together."""
+    """The result of linting a file. Without a contract the file is invalid."""
 
     target: str
     contract: Contract | None
@@ -75,7 +75,7 @@ def _linted(target: str) -> Linted:
         if ":" not in target:
             raise CommandFailed(f"{target}: no such file; name a contract in TOML, or one in Python as app.py:name")
         contract = _declared(target)
-        return Linted(target=target, contract=contract, problems=tuple(_strange(contract, TOOLS)))
+        return Linted(target=target, contract=contract, problems=tuple(_unknown_names(contract, TOOLS)))
     try:
         text = _file(target).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -84,27 +84,27 @@ def _linted(target: str) -> Linted:
     if any(each.severity == "error" for each in problems):
         return Linted(target=target, contract=None, problems=tuple(problems))
     contract = Contract.parse(text)
-    return Linted(target=target, contract=contract, problems=(*problems, *_strange(contract, TOOLS)))
+    return Linted(target=target, contract=contract, problems=(*problems, *_unknown_names(contract, TOOLS)))
 
 
-def _strange(contract: Contract, tools: Mapping[str, AnyTool]) -> Iterator[Problem]:
+def _unknown_names(contract: Contract, tools: Mapping[str, AnyTool]) -> Iterator[Problem]:
     """Tools and arguments that the app does not have. Nothing is known of it where none was looked at."""
     for rule in contract.rules if tools else ():
         terms: Any = rule.terms
         named = [*rule.tools, *(terms if rule.kind in ("allow", "once", "after") else ())]
         for name in dict.fromkeys(named):
             if re.fullmatch(r"\w+", name) and name not in (*tools, "send", "update"):
-                yield Problem("warning", f"no tool is called {name}{_meant(name, tools)}", rule.name)
+                yield Problem("warning", f"no tool is called {name}{_did_you_mean(name, tools)}", rule.name)
         arguments = [terms["argument"], terms.get("by")] if rule.kind == "total" else []
         arguments += list(terms) if rule.kind in ("arguments", "paths") else []
         for name in rule.tools:
             known: Mapping[str, Any] = tools[name].shape.hints if name in tools else {}
             for first in [re.split(r"[.\[]", each, maxsplit=1)[0] for each in arguments if each and known]:
                 if first not in known:
-                    yield Problem("warning", f"{name} has no argument {first}{_meant(first, known)}", rule.name)
+                    yield Problem("warning", f"{name} has no argument {first}{_did_you_mean(first, known)}", rule.name)
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, list(known), 1)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -122,8 +122,8 @@ def _show_linted(shell: Shell, found: Linted, wide: int) -> None:
         place = [f"line {problem.line}"] if problem.line is not None else []
         place += [f"rule {problem.rule}"] if problem.rule is not None else []
         lead = Text.assemble(("    ~ ", "yellow") if problem.severity == "warning" else ("    ✗ ", "red"))
-        told = Text.assemble((", ".join(place) + ": " if place else "", "dim"), problem.message)
-        shell.row(lead, told)
+        message = Text.assemble((", ".join(place) + ": " if place else "", "dim"), problem.message)
+        shell.row(lead, message)
 
 
 def _document(found: Linted) -> dict[str, Any]:
@@ -183,12 +183,12 @@ def _found(shell: Shell, target: str) -> Iterator[tuple[str, Contract]]:
                 f"{target}: no contract is on record of it; `killick contract rejudge --contract FILE` tries one"
             )
         for each in sorted(bound, key=lambda each: each.of is not None):
-            yield _whose(each), Contract.from_spec(shell.log.data(target, each.seq)["contract"])
+            yield _owner_text(each), Contract.from_spec(shell.log.data(target, each.seq)["contract"])
     else:
         yield "", _of_agent(shell, target)
 
 
-def _whose(bound: ContractInForce) -> str:
+def _owner_text(bound: ContractInForce) -> str:
     return f", in force since event {bound.seq}" + (f", that of {bound.of} above" if bound.of is not None else "")
 
 
@@ -318,17 +318,17 @@ def _row(found: Rejudged, judged: Judged, width: int) -> tuple[Text | str, ...]:
     elif judged.change == "differs" and judged.then is not None:
         message = f"{message or ''} (on record: {judged.then.rule or judged.then.ruling})".strip()
     step = Text(judged.step or "-").append("?" if judged.if_so else "", style="yellow")
-    told = Text(paint.brief(f"{judged.name}({paint.arguments(judged.arguments, 200)})", max(width // 2, 30)))
+    call = Text(paint.brief(f"{judged.name}({paint.arguments(judged.arguments, 200)})", max(width // 2, 30)))
     if message:
-        told.append(f"\n{message}", style="dim")
-    return found.run, step, verdicts, Text(rule or ""), told
+        call.append(f"\n{message}", style="dim")
+    return found.run, step, verdicts, Text(rule or ""), call
 
 
 def summary(found: Sequence[Rejudged], contract: Contract | None) -> str:
-    """What came of it, in one line."""
+    """The result, in one line."""
     count = Counter(judged.change for each in found for judged in each.judged)
     of = f"of {counted(count.total(), 'intention')} in {counted(len(found), 'run')}"
-    said = [f"{count[change]} {told}" for change, told in _CHANGES.items() if count[change]]
+    said = [f"{count[change]} {word}" for change, word in _CHANGES.items() if count[change]]
     if not said:
         return f"{of}: " + ("all verdicts are as recorded" if contract is None else "nothing would be different")
     first, *rest = said

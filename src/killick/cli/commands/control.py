@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 import click
 from rich.text import Text
 
-from killick.cli.commands.inbox import refuse_deaf
-from killick.cli.commands.run import Going, drive
-from killick.cli.context import HOSTED, Shell, by_option, command, run_argument, value_of, who_options
+from killick.cli.commands.inbox import refuse_ended
+from killick.cli.commands.run import RunTarget, drive
+from killick.cli.context import HOSTED, Shell, by_option, command, grace_option, run_argument, value_of, who_options
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.selection import Selection, select, selecting
 from killick.engine.views import Listed
@@ -36,7 +36,7 @@ LAST_EVENTS: Final = 200
 
 @dataclass(frozen=True)
 class Act:
-    """A command on one run: `plan` previews it, or raises why it is refused; `do` gives it, and returns what it did."""
+    """A command on one run: `plan` previews it, or raises why it is refused; `do` runs it, and returns the result."""
 
     verb: str
     usual: tuple[str, ...]
@@ -45,7 +45,7 @@ class Act:
 
 
 class Outcome(NamedTuple):
-    """What became of one run."""
+    """The result for one run."""
 
     run: str
     status: str
@@ -152,8 +152,9 @@ def cancel_command(shell: Shell, selection: Selection, compensate: bool, **who: 
 
 @command("resume", app=True)
 @selecting
+@grace_option
 @who_options
-def resume_command(shell: Shell, selection: Selection, **who: Any) -> Exit | None:
+def resume_command(shell: Shell, selection: Selection, grace: float, **who: Any) -> Exit | None:
     """Resume runs that are paused, failed, abandoned (their process died), quarantined or diverged from their code.
 
     A failed run is rewound to the step that failed. A live worker continues the runs. If none takes it, one named run
@@ -163,26 +164,26 @@ def resume_command(shell: Shell, selection: Selection, **who: Any) -> Exit | Non
       killick resume claim_16
       killick resume --failed --agent review --since 2d --dry-run
     """
-    found: list[Going] = []
+    found: list[RunTarget] = []
 
     def do(run: str) -> str:
         said = shell.client.resume(run, **who)
         if shell.json or len(selection.runs) != 1:
             return f"{said}; to continue: {shell.continues(run)}"
-        going, then = _continued(shell, run)
-        found.extend(going)
+        run_target, then = _continued(shell, run)
+        found.extend(run_target)
         return f"{said}; {then}"
 
     act = Act("resume", ("paused", "failed", "running", "waiting", "code_mismatch"), previews.resume, do)
     code = _act(shell, act, selection)
     try:
-        return drive(shell, found[0]) if found else code
+        return drive(shell, found[0], grace) if found else code
     except RunBusy as busy:
         shell.note(f"{busy.run}: {process(busy.holder)} was faster, and continues it")
         return None
 
 
-def _continued(shell: Shell, run: str) -> tuple[list[Going], str]:
+def _continued(shell: Shell, run: str) -> tuple[list[RunTarget], str]:
     """Where a resumed run continues: here, if no worker takes it and its agent's code is found. And that in words."""
     state = shell.log.state(run)
     if state.fold.facts.hosted:
@@ -195,7 +196,7 @@ def _continued(shell: Shell, run: str) -> tuple[list[Going], str]:
     except CommandFailed as failed:
         agent, why = None, f"{why}, and {failed}"
     if agent is not None:
-        return [Going(agent, None, state.input, run)], "continues here"
+        return [RunTarget(agent, None, state.input, run)], "continues here"
     return [], f"queued: {why}; start one with the code of {state.agent}: {shell.worker_for(state.agent)}"
 
 
@@ -237,7 +238,7 @@ def send_command(shell: Shell, run: str, name: str, body: str | None, message: s
     \b
       killick message send claim_17 paid '{"amount": 80}'
     """
-    refuse_deaf(shell, run)
+    refuse_ended(shell, run)
     shell.client.send(run, name, value_of(body), id=message, by=by)
     said = "the process that has the run takes it" if shell.is_held(run) else f"to continue: {shell.continues(run)}"
     shell.note(f"{run}: {name} sent; {said}")

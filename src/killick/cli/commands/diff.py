@@ -13,7 +13,7 @@ from rich.text import Text
 from killick.cli.commands.files import print_diff
 from killick.cli.context import Shell, command, run_argument
 from killick.cli.exit_codes import CommandFailed
-from killick.history.compare_runs import Condition, Parting, folded, parting
+from killick.history.compare_runs import Condition, RunComparison, compare, folded
 from killick.history.diff import Diff, Line, across, between, shown
 from killick.history.graph.text import cells, cut
 from killick.history.phrasing import counted
@@ -50,7 +50,7 @@ def diff_command(shell: Shell, run: str, places: tuple[str, ...], at: str | None
     found = _found(shell, run, places, at)
     if files:
         _files(shell, found if isinstance(found, Diff) else found.diff)
-    elif isinstance(found, Parting):
+    elif isinstance(found, RunComparison):
         if shell.json:
             shell.emit(found.document())
         else:
@@ -61,7 +61,7 @@ def diff_command(shell: Shell, run: str, places: tuple[str, ...], at: str | None
         _print(shell, found)
 
 
-def _found(shell: Shell, run: str, places: tuple[str, ...], at: str | None) -> Diff | Parting:
+def _found(shell: Shell, run: str, places: tuple[str, ...], at: str | None) -> Diff | RunComparison:
     if not places or len(places) > 2:
         raise CommandFailed("name one step, two places, or another run; see killick time diff --help")
     if len(places) == 1 and not is_place(places[0]):
@@ -69,7 +69,7 @@ def _found(shell: Shell, run: str, places: tuple[str, ...], at: str | None) -> D
             raise CommandFailed(
                 f"{places[0]}: no run of that id, and no place in {run}; write 6, 6:before, @17, start or now"
             )
-        return parting(shell.log, run, places[0]) if at is None else across(shell.log, run, places[0], at)
+        return compare(shell.log, run, places[0]) if at is None else across(shell.log, run, places[0], at)
     if at is not None:
         raise CommandFailed("--at is for two runs: killick time diff RUN_A RUN_B --at 6:after")
     return between(shell.log, run, *places)
@@ -93,7 +93,7 @@ def _files(shell: Shell, found: Diff) -> None:
 # two runs -----------------------------------------------------------------------------------------
 
 
-def _print_parting(shell: Shell, found: Parting) -> None:
+def _print_parting(shell: Shell, found: RunComparison) -> None:
     out = shell.out
     _print_head(shell, found.diff)
     out.print()
@@ -102,12 +102,12 @@ def _print_parting(shell: Shell, found: Parting) -> None:
             shell.row(Text(f"{label if number == 0 else '':<{LABEL}}", style="dim"), line)
     if found.pairs:
         out.print()
-        for line in _beside(found, out.width):
+        for line in _side_by_side(found, out.width):
             out.print(line, soft_wrap=True)
     _print_changes(shell, found.diff)
 
 
-def _why(found: Parting, room: int) -> Iterator[tuple[str, list[Text]]]:
+def _why(found: RunComparison, room: int) -> Iterator[tuple[str, list[Text]]]:
     shared = found.shared
     if shared is None:
         yield "shared", [Text("nothing: neither is a fork of the other")]
@@ -123,13 +123,13 @@ def _why(found: Parting, room: int) -> Iterator[tuple[str, list[Text]]]:
 
 
 def _condition(condition: Condition, room: int, *, named: bool) -> Text:
-    told = Text(f"{condition.run}: " if named else "", style="dim").append(condition.told(room), style="not dim yellow")
+    text = Text(f"{condition.run}: " if named else "", style="dim").append(condition.line(room), style="not dim yellow")
     if condition.was not in (None, {}):
-        told.append(f", was {shown(plain(condition.was), max(room // 2, 24))}", style="dim")
-    return told
+        text.append(f", was {shown(plain(condition.was), max(room // 2, 24))}", style="dim")
+    return text
 
 
-def _beside(found: Parting, width: int) -> Iterator[Text]:
+def _side_by_side(found: RunComparison, width: int) -> Iterator[Text]:
     """The steps of both runs from where they diverge, side by side by number."""
     digits = max(len(pair.step) for pair in found.pairs)
     room = max((width - digits - 7) // 2, 16)
@@ -140,7 +140,7 @@ def _beside(found: Parting, width: int) -> Iterator[Text]:
             yield Text(f"⋮ … {counted(pair, 'step')} …", style="dim")
             continue
         sign, style = ("=", "dim") if pair.how is None else ("≠", "yellow")
-        one, two = (_fitted(told, room) for told in pair.told(room))
+        one, two = (_fitted(side, room) for side in pair.lines(room))
         line = Text.assemble((f"{sign} ", style), (f"{pair.step:<{digits}}  ", "bold"))
         yield line.append(one, style=style).append(" │ ", style="dim").append(two.rstrip(), style=style)
 

@@ -1,4 +1,4 @@
-"""How files look: `show --files`, what `diff` says of them, and the command `restore`. Decides nothing."""
+"""The display of files: `show --files`, the files of `diff`, and the command `restore`. Decides nothing."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from killick.cli.selection import complete_place
 from killick.cli.style import many
 from killick.client.file_restore import Restoration
 from killick.history import workspace_files as history
-from killick.history.phrasing import counted, sized
+from killick.history.phrasing import counted, size_text
 from killick.history.workspace_files import FileChange, FileEntry, Files, FilesDiff, How, Listing
 from killick.presenting.time_travel import changed_files
 from killick.workspace import tree
 
 LINES_MAX: Final = 48
-"""A listing that is longer is folded to what changed and to the names of the folder itself."""
+"""A longer listing is folded to the changed entries and the names of the folder itself."""
 
-TOLD_MAX: Final = 40
+CHANGES_MAX: Final = 40
 """So many changes, and so many lines of each file, are printed; `--files` prints all."""
 
 READ_MAX: Final = 4 << 20
@@ -63,10 +63,10 @@ def show(shell: Shell, run: str, at: str | None, path: str | None, *, everything
 
 def _content(shell: Shell, found: Files, path: str, entry: tree.Entry) -> None:
     if shell.json:
-        told = {"run": found.run, "at": found.at, "snapshot": found.root.hex()}
+        about = {"run": found.run, "at": found.at, "snapshot": found.root.hex()}
         fields = history.listed(path.encode(), entry)
-        shell.emit({**told, **{name: getattr(fields, name) for name in fields.__struct_fields__[:6]},
-                    **_told(b"".join(found.pieces(path, entry, READ_MAX)), entry)})  # fmt: skip
+        shell.emit({**about, **{name: getattr(fields, name) for name in fields.__struct_fields__[:6]},
+                    **_content_fields(b"".join(found.pieces(path, entry, READ_MAX)), entry)})  # fmt: skip
         return
     pieces = found.pieces(path, entry)
     if entry.kind == tree.LINK:
@@ -80,12 +80,12 @@ def _content(shell: Shell, found: Files, path: str, entry: tree.Entry) -> None:
     begins = b"".join(found.pieces(path, entry, 8_192))
     if b"\0" in begins:
         typed = shell.typed("show", found.run, "--files", "--at", found.at, path)
-        raise CommandFailed(f"{path}: is binary, {sized(entry.size)}, and for no terminal; {typed} > FILE")
+        raise CommandFailed(f"{path}: is binary, {size_text(entry.size)}, and for no terminal; {typed} > FILE")
     for piece in pieces:
         shell.out.print(Text(_plain(piece.decode("utf-8", "replace"))), soft_wrap=True, end="")
 
 
-def _told(data: bytes, entry: tree.Entry) -> dict[str, Any]:
+def _content_fields(data: bytes, entry: tree.Entry) -> dict[str, Any]:
     cut = {"cut_at": READ_MAX} if entry.size > READ_MAX else {}
     try:
         return {"text": data.decode(), **cut}
@@ -94,14 +94,14 @@ def _told(data: bytes, entry: tree.Entry) -> dict[str, Any]:
 
 
 def _plain(text: str) -> str:
-    """A text that moves no cursor: what is no printable character and no line is shown as what it is."""
+    """A text that moves no cursor: characters that are neither printable nor line breaks are escaped."""
     return "".join(char if char.isprintable() or char in "\n\t" else f"\\x{ord(char):02x}" for char in text)
 
 
 def _listing(shell: Shell, found: Listing, folded: Listing | None) -> Iterator[Text]:
     head = Text.assemble((found.run, "bold"), "  files at ", (_at(found.at, found.seq), "bold"))
     yield head.append(f"  {found.path}/" if found.path else "")
-    held = f"{many(found.files, 'file')} in {many(found.folders + 1, 'folder')}, {sized(found.size_bytes)}"
+    held = f"{many(found.files, 'file')} in {many(found.folders + 1, 'folder')}, {size_text(found.size_bytes)}"
     yield _labelled("folder", Text(found.folder))
     yield _labelled("snapshot", Text.assemble((found.snapshot[: history.ID_DIGITS], "cyan"), f"  {held}"))
     if found.since is not None:
@@ -129,7 +129,7 @@ def _listing(shell: Shell, found: Listing, folded: Listing | None) -> Iterator[T
 def _rows(entries: Iterable[FileEntry]) -> Iterator[Text]:
     for each in entries:
         sign, style = SIGNS[each.how] if each.how is not None else (" ", "")
-        size = sized(each.size) if each.kind == "file" or each.files else ""
+        size = size_text(each.size) if each.kind == "file" or each.files else ""
         when = many(each.files, "file") if each.files is not None else paint.moment(each.mtime_ns // 1_000)
         line = Text.assemble("  ", (f"{sign} ", f"bold {style}"), (stat.filemode(_TYPES[each.kind] | each.mode), "dim"))
         line.append(f" {size:>8}  ").append(f"{when:<19}  ", style="dim")
@@ -139,12 +139,12 @@ def _rows(entries: Iterable[FileEntry]) -> Iterator[Text]:
 def _name(each: FileEntry, style: str) -> Text:
     if each.kind == "folder":
         return Text(f"{each.path}/", style=style or "bold blue")
-    told = Text(each.path, style=style or ("cyan" if each.kind == "link" else "green" if each.mode & 0o111 else ""))
-    return told.append(f" → {each.target}" if each.target is not None else "", style="dim")
+    text = Text(each.path, style=style or ("cyan" if each.kind == "link" else "green" if each.mode & 0o111 else ""))
+    return text.append(f" → {each.target}" if each.target is not None else "", style="dim")
 
 
-def _labelled(label: str, told: Text) -> Text:
-    return Text.assemble((f"  {label:<9}", "dim")).append_text(told)
+def _labelled(label: str, text: Text) -> Text:
+    return Text.assemble((f"  {label:<9}", "dim")).append_text(text)
 
 
 def _at(label: str, seq: int) -> str:
@@ -155,20 +155,20 @@ def _at(label: str, seq: int) -> str:
 
 
 def print_diff(shell: Shell, found: FilesDiff, *, whole: bool = False) -> None:
-    """What is other in the files of two places; lines of small texts, all of them where that is asked for."""
+    """The differences between the files of two positions; with the lines of small texts, or of all on request."""
     one, two = found.before, found.after
     head = Text.assemble(("files", "bold"))
     for between, side in (("  ", one), (" → ", two)):
         head.append(between, style="dim").append(side.snapshot[: history.ID_DIGITS], style="cyan")
     shell.print(head.append("  ").append_text(paint.text(changed_files(found.counts))))
-    told = found.changes if whole else found.changes[:TOLD_MAX]
-    room = TOLD_MAX * 5
-    for change in told:
+    printed = found.changes if whole else found.changes[:CHANGES_MAX]
+    room = CHANGES_MAX * 5
+    for change in printed:
         shell.print(_change(change))
-        limit = len(change.lines) if whole else max(min(TOLD_MAX, room), 0)
+        limit = len(change.lines) if whole else max(min(CHANGES_MAX, room), 0)
         room -= min(len(change.lines), limit)
         shell.print(*_diff_lines(change, limit, shell.out.width))
-    left = len(found.changes) - len(told) + found.left_out
+    left = len(found.changes) - len(printed) + found.left_out
     if left:
         shell.print(Text(f"  and {left:,} more; --files lists them", style="dim"))
 
@@ -184,12 +184,12 @@ def _change(change: FileChange) -> Text:
 
 
 def _diff_lines(change: FileChange, limit: int, width: int) -> Iterator[Text]:
-    # A file that is new or gone is told by its lines alone: where they stand is no news.
+    # A new or deleted file is printed without hunk headers: the whole file changed.
     lines = [line for line in change.lines if change.how == "changed" or line[:2] != "@@"]
     for line in lines[:limit]:
-        told = Text(f"      {_plain(line.expandtabs(4))}", style=_LINE_STYLES.get(line[:1], "dim"))
-        told.truncate(width, overflow="ellipsis")
-        yield told
+        text = Text(f"      {_plain(line.expandtabs(4))}", style=_LINE_STYLES.get(line[:1], "dim"))
+        text.truncate(width, overflow="ellipsis")
+        yield text
     if len(lines) > limit:
         yield Text(f"      … {counted(len(lines) - limit, 'more line')}; --files prints them", style="dim")
 
@@ -238,8 +238,8 @@ def _print_restored(shell: Shell, done: Restoration) -> None:
     shell.print(head)
     lines = [("in", Text(done.folder))]
     did_nothing = not (done.written or done.removed or done.left)
-    told = "nothing: the files are the same" if did_nothing else f"{done.written:,} written, {done.removed:,} removed"
-    lines.append(("would be" if done.dry_run else "done", Text(told)))
+    text = "nothing: the files are the same" if did_nothing else f"{done.written:,} written, {done.removed:,} removed"
+    lines.append(("would be" if done.dry_run else "done", Text(text)))
     lines += [("left" if not number else "", Text(each, style="yellow")) for number, each in enumerate(done.left[:12])]
     if len(done.left) > 12:
         lines.append(("", Text(f"and {len(done.left) - 12:,} more; --json lists them", style="dim")))

@@ -68,7 +68,7 @@ def find_command(context: click.Context) -> None:
 
 
 def _question(name: str) -> Callable[[Callable[..., Findings[Any]]], click.Command]:
-    """Declare a question: a function of a Shell, its own options and what narrows any question."""
+    """Declares a query: a function of a Shell, its own options and the common conditions."""
 
     def declare(ask: Callable[..., Findings[Any]]) -> click.Command:
         own = {parameter.name for parameter in getattr(ask, "__click_params__", ())}
@@ -100,7 +100,7 @@ def _question(name: str) -> Callable[[Callable[..., Findings[Any]]], click.Comma
         )):  # fmt: skip
             wrapped = option(wrapped)
         made = command(name)(wrapped)
-        # What only this question takes comes first in its help.
+        # A query's own options come first in its help.
         made.params.sort(key=lambda parameter: parameter.name not in own)
         find_command.add_command(made)
         return made
@@ -187,7 +187,7 @@ def _conditions(texts: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _catch_up(shell: Shell) -> None:
-    """Mark what is new before the question does, to show how far that is. A store that cannot be written is read."""
+    """Indexes new events before the query does, to show the progress. A read-only store is scanned."""
     with contextlib.suppress(StoreReadOnly, StoreFull), contextlib.ExitStack() as stack:
         shown: list[Status] = []
 
@@ -221,7 +221,7 @@ def _print(shell: Shell, what: str, found: Findings[Any]) -> None:
 
 
 def _lines(hit: SearchHit, width: int) -> Iterator[Text]:
-    """Where and when on the first line, then what, then why."""
+    """Position and time on the first line, then the content, then the reason."""
     step = "" if hit.step is None else f"  step {hit.step}"
     first = Text.assemble((paint.moment(hit.at_us), "dim"), "  ", (hit.run, "bold"), step, (f"  {hit.agent}", "dim"))
     if hit.rewound:

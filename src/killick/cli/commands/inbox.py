@@ -1,4 +1,4 @@
-"""The commands of people who are asked: `inbox` lists what waits, `answer` answers it, `say` speaks to a run."""
+"""The commands of approvers: `inbox` lists open waits, `answer` answers one, `say` sends text to a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from killick.cli.context import (
     text_of,
 )
 from killick.cli.exit_codes import CommandFailed
-from killick.client.inbox import addressed, agreement, everything, whom
+from killick.client.inbox import addressed, addressees, agreement, everything
 from killick.engine.approval import argument_edits
 from killick.engine.control.inbox import QUESTION_VERBS, SETTLEMENT_VERBS, Verb
 from killick.engine.views import Wait, key_of, needs_value
@@ -75,7 +75,7 @@ def _commands(wait: Wait) -> list[tuple[str, ...]]:
 
 
 def print_wait(shell: Shell, wait: Wait, *, err: bool = False) -> None:
-    """A wait: what is asked, of whom, until when, and what to type."""
+    """A wait: its question, its addressees, its deadline, and the command that answers it."""
     width, now = (shell.err if err else shell.out).width, shell.clock.now_us()
     lines = _approval(shell, wait, width, now) if wait.rule is not None else _question(wait, now)
     shell.print(*lines, *_command_lines(shell, wait, width), err=err)
@@ -96,13 +96,13 @@ def _question(wait: Wait, now: int) -> Iterator[Text]:
 
 
 def _approval(shell: Shell, wait: Wait, width: int, now: int) -> Iterator[Text]:
-    """What is to be agreed to: the call, why that is asked, of whom and until when, and who agreed so far."""
+    """An approval request: the call, the reason, the approvers and the deadline, and the approvals so far."""
     head = Text().append(wait.id, style="bold cyan").append("  ")
     yield from paint.wrapped(head, Text(argument_edits.call(wait.intention), style="bold"), width)
     rule = approvals.by_rule(wait.rule)
     reason = Text(argument_edits.visible(wait.reason or f"{wait.run} wants to do this"))
     reason.append(f" ({rule})" if rule else "", style="dim")
-    asked = Text(f"asked of {whom(wait.to, wait.may)} {paint.ago(wait.since_us, now)}", style="dim")
+    asked = Text(f"asked of {addressees(wait.to, wait.may)} {paint.ago(wait.since_us, now)}", style="dim")
     if wait.round:
         asked.append(f", {approvals.passed_on(timeline(shell.log, wait.run).step(wait.step))}", style="dim")
     voted, until = Text(agreement(wait.need, wait.votes), style="yellow"), _until(wait, now)
@@ -132,7 +132,7 @@ def _command_lines(shell: Shell, wait: Wait, width: int) -> list[Text]:
 
 
 def _others(commands: list[tuple[str, ...]]) -> str:
-    """What else can be answered, without the words that all have in common."""
+    """The other possible answers, without the words that all have in common."""
     bare = [words[2] for words in commands if len(words) == 3]
     edits = [shlex.join(words[2:]) for words in commands if "--set" in words]
     chosen = [" ".join(words[2:]) for words in commands if "--value" in words and words[-1] != "VALUE"]
@@ -145,8 +145,8 @@ def intended(wait: Wait) -> str | None:
     found = wait.intention
     if not isinstance(found, dict):
         return None
-    told = cast("dict[str, Any]", found)
-    return None if (wait.prompt or "").startswith(f"{told.get('tool')}(") else argument_edits.call(told)
+    data = cast("dict[str, Any]", found)
+    return None if (wait.prompt or "").startswith(f"{data.get('tool')}(") else argument_edits.call(data)
 
 
 # inbox --------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def inbox_command(shell: Shell, to: str | None, limit: int) -> None:
       killick inbox
       killick inbox --to managers --json
     """
-    waiting = _inbox(shell, to, limit=10_000)
+    waiting = _inbox(shell, to, limit=limit + 1)
     if shell.json:
         shell.emit([asked(shell, wait) for wait in waiting[:limit]])
         return
@@ -173,7 +173,7 @@ def inbox_command(shell: Shell, to: str | None, limit: int) -> None:
     if not waiting:
         shell.note(f"nothing waits for {to or 'a person'}")
     elif len(waiting) > limit:
-        shell.note(f"\n{len(waiting) - limit} more; --limit {len(waiting)} shows them all")
+        shell.note(f"\nthere are more; --limit {limit * 10} shows up to so many")
     for run in dict.fromkeys(wait.run for wait in _inbox(shell, to, answered=True)):
         shell.note(f"{run}: answered; {shell.next_move(run)}")
 
@@ -251,13 +251,13 @@ def answer_command(
             raise
         except AnswerRefused as refused:
             raise CommandFailed(f"{refused}{_move(refused, asked, verb, value)}") from refused
-    _tell_answered(shell, run, waits, wait, verb, by, given)
+    _print_answered(shell, run, waits, wait, verb, by, given)
 
 
-def _tell_answered(
+def _print_answered(
     shell: Shell, run: str, waits: Sequence[Wait], wait: str, verb: str, by: str | None, given: Any
 ) -> None:
-    """Print the answer, how many approvals there are where it needs several, and what happens next."""
+    """Prints the answer, the number of approvals if it needs several, and the next step."""
     answered = ", ".join(each.id for each in waits) or wait
     one = waits[0] if len(waits) == 1 else None
     voted = one if one is not None and one.need > 1 and verb == "approve" else None
@@ -265,8 +265,8 @@ def _tell_answered(
     agreed = agreement(voted.need, voters) if voted is not None else ""
     following = (approvals.lacks(one, by, verb) if one is not None else None) or _next(shell, run)
     if shell.json:
-        told = {"run": run, "wait": answered, "answer": verb, "by": by, "next": following}
-        shell.emit({**told, "agreed": voters} if agreed else told)
+        data = {"run": run, "wait": answered, "answer": verb, "by": by, "next": following}
+        shell.emit({**data, "agreed": voters} if agreed else data)
         return
     line = Text().append(answered, style="bold cyan").append(f"  {verb}", style="green")
     if one is not None and one.rule is not None:
@@ -289,7 +289,7 @@ def _edit(asked: Wait | None, wait: str, verb: str, value: str | None, sets: Seq
 
 
 def _move(refused: AnswerRefused, asked: Wait | None, verb: str, value: str | None) -> str:
-    """What to do about an answer that was refused, where that says nothing of it itself."""
+    """The next move after a refused answer, unless the refusal names one."""
     if isinstance(refused, NotAsked):
         return "; --by says who answers"
     if verb == "edit" and asked is not None and asked.rule is not None:
@@ -358,12 +358,12 @@ def say_command(shell: Shell, run: str, text: str, by: str | None) -> None:
     \b
       killick message say claim_17 "the second invoice is the right one"
     """
-    refuse_deaf(shell, run)
+    refuse_ended(shell, run)
     shell.client.say(run, text_of(text), by=by)
     shell.note(f"{run}: sent; {_next(shell, run)}")
 
 
-def refuse_deaf(shell: Shell, run: str) -> None:
+def refuse_ended(shell: Shell, run: str) -> None:
     """A run that is over takes nothing any more; one that failed does when it is resumed."""
     row = shell.store.index(run)
     if row is not None and row.status in ENDED:

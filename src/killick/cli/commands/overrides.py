@@ -22,10 +22,10 @@ def complete_pending(shell: Shell, context: click.Context) -> Iterable[tuple[str
 _step = click.argument("step", shell_complete=complete_pending)
 
 
-def _said(shell: Shell, run: str, done: str, line: str = "", **told: Any) -> None:
-    """Report what was done; as `line`, where given, or with the command that continues the run."""
+def _said(shell: Shell, run: str, done: str, line: str = "", **fields: Any) -> None:
+    """Reports the result: as `line` if given, else with the command that continues the run."""
     if shell.json:
-        shell.emit({"run": run, **told, "done": done})
+        shell.emit({"run": run, **fields, "done": done})
         return
     then = "" if shell.is_held(run) else f"; to continue: {shell.continues(run)}"
     shell.note(f"{run}: {line or f'{done}{then}'}")

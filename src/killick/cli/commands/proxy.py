@@ -10,13 +10,13 @@ from typing import Any, Final
 
 import click
 
-from killick.cli.commands.worker import telling
+from killick.cli.commands.worker import LogPrinter
 from killick.cli.context import Shell, command
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.errors import AccessRefused
 
 EXTRA: Final = ("httpx", "uvicorn")
-"""What the proxy needs that Killick by itself does not."""
+"""The packages that only the proxy needs."""
 
 
 @command("proxy")
@@ -61,7 +61,7 @@ def proxy_command(
     # The proxy is another surface: this one knows it by name only.
     server = importlib.import_module("killick.proxy.server")
     try:
-        with telling(shell):
+        with LogPrinter(shell):
             asyncio.run(server.serve(client, upstream, **options))
     except AccessRefused as error:
         raise CommandFailed(str(error)) from None

@@ -1,4 +1,4 @@
-"""The command `ps`: runs and where each one is, newest first; once, or live. Reads only what it shows."""
+"""The command `ps`: runs and their positions, newest first; once, or live. Reads only the displayed runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from killick.history import listing
 from killick.history.listing import About, Line
 from killick.model.facts import LIVE
 from killick.presenting.runs import RunSummary, revived, run_summary
-from killick.store.records import ENDED, RunQuery, RunRow
+from killick.store.records import ENDED, KEY_DESTROYED, RunQuery, RunRow
 
 STATUSES: Final = (*listing.STATUSES, "broken")
 """The statuses of the table. A `broken` run has a log that cannot be read, or that failed verification."""
@@ -35,7 +35,7 @@ MARKED_US: Final = 3_000_000
 
 
 class Seen(NamedTuple):
-    """One run as the table has it. `about` is what it waits for, or what went wrong; `next` a command to type."""
+    """One row of the table. `about` is the run's wait or its failure; `next` is a command to type."""
 
     line: Line
     about: str
@@ -138,8 +138,8 @@ class Listing:
         return sorted(found, key=_urgency) if urgent else found
 
     def _seen(self, line: Line) -> Seen:
-        about = "; ".join(told for told in map(_told, line.about) if told)
-        if line.status == "broken":
+        about = "; ".join(text for text in map(_about_text, line.about) if text)
+        if line.status == "broken" and about != KEY_DESTROYED:
             about = f"{about}; {self.shell.typed('store', 'verify', line.run)}"
         following = self.shell.typed("resume", line.run) if _is_stuck(line) else None
         return Seen(line, f"due; {about}" if line.due else about, following)
@@ -175,10 +175,10 @@ class Listing:
         if not counts and query == RunQuery(status=query.status):
             hint = "`killick run app.py:agent` starts one, `killick demo` shows one"
             return Text(f"{self.shell.url}: no runs yet; {hint}", style="dim")
-        told = ", ".join(f"{counts[name]} {style.status(name)}" for name in STATUSES if counts[name])
-        if not told and query.agent is not None:
-            told = f"runs of {', '.join(self.shell.store.agents())}"
-        return Text(f"no run matches{f'; there are {told}' if told else ''}", style="dim")
+        existing = ", ".join(f"{counts[name]} {style.status(name)}" for name in STATUSES if counts[name])
+        if not existing and query.agent is not None:
+            existing = f"runs of {', '.join(self.shell.store.agents())}"
+        return Text(f"no run matches{f'; there are {existing}' if existing else ''}", style="dim")
 
 
 def _is_stuck(line: Line) -> bool:
@@ -191,11 +191,11 @@ def _urgency(seen: Seen) -> int:
     return _URGENT.index(seen.line.status) if seen.line.status in _URGENT else len(_URGENT)
 
 
-def _told(about: About) -> str:
-    """What a run waits for, in the terminal's time zone."""
+def _about_text(about: About) -> str:
+    """A run's wait, in the terminal's time zone."""
     match about.kind:
         case "worker":
-            return ""  # the command that helps is told instead
+            return ""  # the next command is printed instead
         case "time":
             return f"until {style.moment(about.at_us or 0)[:16]}"
         case "crash" if about.at_us is not None:
@@ -215,10 +215,10 @@ _GIVE_WAY: Final = ((ABOUT, 24), (3, 12), (1, 8))
 
 
 def drawn(seen: Sequence[Seen], now_us: int, width: int, marked: Container[str] = ()) -> list[Text]:
-    """The table, line by line, made by hand for thousands of rows. Where there is no room for what a run waits for,
+    """The table, line by line, made by hand for thousands of rows. Where there is no room for a run's wait,
     that is on a line of its own."""
     cells = [_cells(each, now_us) for each in seen]
-    tails = [_waited(each, now_us) for each in seen]
+    tails = [_duration(each, now_us) for each in seen]
     widths = [max(len(head), *(cell[at].cell_len for cell in cells)) for at, head in enumerate(HEADS)]
     abouts = [cell[ABOUT].cell_len + len(tail) for cell, tail in zip(cells, tails, strict=True)]
     widths[ABOUT] = max(widths[ABOUT], *abouts)
@@ -259,7 +259,7 @@ def _cells(seen: Seen, now_us: int) -> list[Text]:
     ]  # fmt: skip
 
 
-def _waited(seen: Seen, now_us: int) -> str:
+def _duration(seen: Seen, now_us: int) -> str:
     """How long an ended run took; since when one waits, where that is not since it last changed."""
     line, since = seen.line, seen.line.since_us
     if line.status in ENDED:
@@ -272,8 +272,8 @@ def _waited(seen: Seen, now_us: int) -> str:
 
 def _coarse(us: int) -> str:
     """How long, by its largest unit."""
-    told = style.span(max(us, 0))
-    return told if told[-2:] in (" s", "ms", "µs") else told.partition(" ")[0]
+    text = style.span(max(us, 0))
+    return text if text[-2:] in (" s", "ms", "µs") else text.partition(" ")[0]
 
 
 # watching -----------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ class Watching:
                 self._lines()
 
     def _look(self) -> tuple[list[Seen], list[Seen]]:
-        """What there is now, and what of it is news."""
+        """The current rows, and the changed ones among them."""
         seen = self.listing.seen(urgent=self.shell.out.is_terminal and not self.shell.json)
         news = [each for each in seen if self.last.get(each.line.run) != each]
         now = self.clock.now_us()
@@ -341,8 +341,8 @@ class Watching:
                     self.shell.emit_line(each.document)
                 else:
                     at, line = style.moment(self.clock.now_us()), each.line
-                    told = [at, line.run, line.agent, line.status, line.where, each.about]
-                    self.shell.print(Text("  ".join(filter(None, told))))
+                    cells = [at, line.run, line.agent, line.status, line.where, each.about]
+                    self.shell.print(Text("  ".join(filter(None, cells))))
             sys.stdout.flush()
             first = False
             pause.wait(self.clock.nap_seconds(LOOK_SECONDS))

@@ -61,14 +61,14 @@ def replay_command(
         screen.end(replayed)
     if replay.missed is not None:
         shell.note(f"the code never came to step {replay.missed}, so the debugger had nowhere to stop")
-    return Exit.BAD if replayed.parted is not None else Exit.DONE
+    return Exit.BAD if replayed.divergence is not None else Exit.DONE
 
 
-# what is replayed, and with which code ------------------------------------------------------------
+# the run and its code -----------------------------------------------------------------------------
 
 
 def _found(shell: Shell, source: str, run: str | None) -> tuple[Export, bytes | None]:
-    """A run of the store, as a copy and with the key of its secrets; or what a file holds."""
+    """A copy of a run of the store, with the key of its secrets; or the export in a file."""
     is_file = Path(source).is_file()
     if not is_file or (shell.exists and not bundle.is_archive(source) and shell.store.head(source) is not None):
         log = shell.log
@@ -109,11 +109,11 @@ def _name_of(found: Export, run: str) -> str:
     return name
 
 
-# what is shown ------------------------------------------------------------------------------------
+# output -------------------------------------------------------------------------------------------
 
 
 class _Screen:
-    """Tells a person what comes of a replay, as it comes."""
+    """Prints the progress of a replay."""
 
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
@@ -129,19 +129,19 @@ class _Screen:
         origin = f", from {source}" if source != replay.run else ""
         redacted = ", redacted" if replay.export.header.redacted is not None else ""
         count = len(state.fold.steps)
-        told = f"  {state.agent}, {count} step{'' if count == 1 else 's'} on record{origin}{redacted}, "
-        self._print((replay.run, "bold"), told, (state.status, paint.STYLES.get(state.status, "")))
+        summary = f"  {state.agent}, {count} step{'' if count == 1 else 's'} on record{origin}{redacted}, "
+        self._print((replay.run, "bold"), summary, (state.status, paint.STYLES.get(state.status, "")))
 
     def step(self, played: Played) -> None:
         """One step that was given its outcome."""
         if self._shell.json:
             return
         style = paint.STYLES.get(played.status, "")
-        told = paint.brief(_said(played), max(self._shell.out.width - _NAME_CHARS - 11, 40))
+        output = paint.brief(_said(played), max(self._shell.out.width - _NAME_CHARS - 11, 40))
         self._print(
             (f"  {paint.SIGNS.get(played.status, '·')} ", style), (f"{played.step:<5} ", "dim"),
             f"{paint.brief(played.name, _NAME_CHARS):<{_NAME_CHARS}} ",
-            (told, "red" if played.status == "failed" else "dim"), wrap=False,
+            (output, "red" if played.status == "failed" else "dim"), wrap=False,
         )  # fmt: skip
         if played.drift is not None:
             for line in _changes(played.drift.recorded, played.drift.found):
@@ -153,23 +153,23 @@ class _Screen:
         if replayed.played:
             self._print("")
         sign, style = {
-            "agrees": ("✓", "bold green"), "parted": ("✗", "bold red"), "beyond": ("→", "bold yellow"),
+            "agrees": ("✓", "bold green"), "diverged": ("✗", "bold red"), "beyond": ("→", "bold yellow"),
             "stopped": ("■", "bold cyan"),
         }[replayed.outcome]  # fmt: skip
         self._print((f"{sign} ", style), verdict(replayed))
 
 
 def verdict(replayed: Replayed) -> str:
-    """What came of it, in one line."""
+    """The result, in one line."""
     called = "nothing was called"
     match replayed.outcome:
-        case "parted":
-            assert replayed.parted is not None
-            step, reason = replayed.parted.step, replayed.parted.reason
+        case "diverged":
+            assert replayed.divergence is not None
+            step, reason = replayed.divergence.step, replayed.divergence.reason
             at = f"at step {step}"
-            told = reason.removeprefix(f"{at} ")
-            told = told if called in told else f"{told}; {called}"
-            return f"diverged{f' {at}' if step is not None else ''}: {told}"
+            text = reason.removeprefix(f"{at} ")
+            text = text if called in text else f"{text}; {called}"
+            return f"diverged{f' {at}' if step is not None else ''}: {text}"
         case "beyond":
             return f"continues beyond the record with {replayed.beyond}; {called}"
         case "stopped" if str(replayed.stopped).startswith("the debugger"):
@@ -193,13 +193,13 @@ def _said(played: Played) -> str:
     output: Any = played.output
     if not isinstance(output, dict) or played.sort != "wait":
         return "" if output is None and played.sort in ("wait", "scope", "child") else paint.inline(output)
-    told: dict[str, Any] = output  # pyright: ignore[reportUnknownVariableType]
-    if set(told) == {"kind", "value"}:
-        value = f" {paint.inline(told['value'])}" if told["value"] is not None else ""
-        return f"{told['kind']}{value}"
-    if set(told) == {"status", "result", "failure"}:
-        return paint.inline(told["result"]) if told["status"] == "completed" else str(told["status"])
-    return paint.inline(told)
+    data: dict[str, Any] = output  # pyright: ignore[reportUnknownVariableType]
+    if set(data) == {"kind", "value"}:
+        value = f" {paint.inline(data['value'])}" if data["value"] is not None else ""
+        return f"{data['kind']}{value}"
+    if set(data) == {"status", "result", "failure"}:
+        return paint.inline(data["result"]) if data["status"] == "completed" else str(data["status"])
+    return paint.inline(data)
 
 
 def _changes(recorded: Any, found: Any) -> Iterator[str]:
@@ -216,11 +216,11 @@ def _json(value: Any) -> Any:
 
 def _document(replayed: Replayed) -> dict[str, Any]:
     """The same for a program."""
-    parted, strays = replayed.parted, [stray._asdict() for stray in replayed.strays]
+    divergence, strays = replayed.divergence, [stray._asdict() for stray in replayed.strays]
     return {
         "run": replayed.run, "agent": replayed.agent, "outcome": replayed.outcome, "says": verdict(replayed),
         "status": replayed.status, "result": replayed.result, "failure": replayed.failure,
-        "parted": None if parted is None else {"step": parted.step, "reason": parted.reason},
+        "divergence": None if divergence is None else {"step": divergence.step, "reason": divergence.reason},
         "beyond": replayed.beyond, "stopped": replayed.stopped, "redacted": replayed.is_redacted,
         "played": replayed.played, "drifts": replayed.drifts, "strays": strays,
     }  # fmt: skip

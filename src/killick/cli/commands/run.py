@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterable
@@ -16,7 +17,7 @@ from rich.text import Text
 from killick.cli import apps, prompt
 from killick.cli import style as paint
 from killick.cli.commands.inbox import asked, print_wait
-from killick.cli.context import Shell, Unparsed, command, completing, current_user, parsed, text_of
+from killick.cli.context import Shell, Unparsed, command, completing, current_user, grace_option, parsed, text_of
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.client.client import Client
 from killick.client.start import begin
@@ -61,17 +62,18 @@ def _about_a_run(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @command("run", app=True)
 @_about_a_run
+@grace_option
 @click.option("--resume", is_flag=True, help="Continue the unfinished run of the same input, if there is one.")
 @click.option("--quiet", "-q", is_flag=True, help="Print only the result.")
 def run_command(
     shell: Shell, agent: str | None, text: str | None, run: str | None, priority: int | None, tags: tuple[str, ...],
-    subject: str | None, resume: bool, quiet: bool,
+    subject: str | None, grace: float, resume: bool, quiet: bool,
 ) -> Exit:  # fmt: skip
     """Run an agent in this process: start a new run, or continue one. Prints its result.
 
     AGENT is app.py:agent, module:agent, or a name in the app of [tool.killick]. Without it, --id names the run to
     continue. The command waits for timers. If the run waits for a person, it asks you; without a terminal it exits with
-    3. Ctrl-C pauses the run after its open step; a second one stops it at once.
+    3. Ctrl-C pauses the run after its open step; a second one, or the end of --grace, interrupts the step.
 
     \b
       killick run app.py:review --input '{"id": 17}'
@@ -79,32 +81,38 @@ def run_command(
     """
     if resume and run:
         raise CommandFailed("--resume finds a run by its input, --id names one; leave one of them out")
-    going = _going(shell, agent, text, run)
-    client, found = shell.creating(), going.agent
-    with _hushed():
-        about = (found, going.input, going.run, priority, tags)
+    run_target = _run_target(shell, agent, text, run)
+    client, found = shell.creating(), run_target.agent
+    with _muted():
+        about = (found, run_target.input, run_target.run, priority, tags)
         run, new = begin(client.runtime.engine, *about, resume=resume, subject=subject)
     if new is not None:
-        client.start(found, going.input, id=run, priority=priority, tags=new.started.tags, subject=subject)
-    elif going.run is None and not quiet:
+        client.start(found, run_target.input, id=run, priority=priority, tags=new.started.tags, subject=subject)
+    elif run_target.run is None and not quiet:
         shell.note(f"{run}: continues this run, which was not finished")
-    return drive(shell, going._replace(run=run), quiet=quiet)
+    return drive(shell, run_target._replace(run=run), grace, quiet=quiet)
 
 
-def drive(shell: Shell, going: Going, *, quiet: bool = False) -> Exit:
+def drive(shell: Shell, run_target: RunTarget, grace: float, *, quiet: bool = False) -> Exit:
     """Execute a run here up to its outcome, and print that."""
-    client, run = shell.client, str(going.run)
+    client, run = shell.client, str(run_target.run)
     is_over = (row := client.runtime.store.index(run)) is not None and row.status in ENDED
     try:
-        result = _outcome(shell, going, quiet=quiet) if is_over else _executed(shell, going, quiet=quiet)
+        result = (
+            _outcome(shell, run_target, quiet=quiet) if is_over else _executed(shell, run_target, grace, quiet=quiet)
+        )
     except KeyboardInterrupt:
-        told = f"{run}: stopped inside a step; to continue: {going.resumes(shell)}"
-        raise CommandFailed(told, Exit.INTERRUPTED) from None
+        message = f"{run}: stopped inside a step; to continue: {run_target.resumes(shell)}"
+        if client.runtime.engine.live.of():  # the thread of a blocking tool, which only the end of the process stops
+            client.runtime.log.close()
+            shell.note(f"killick: {message}")
+            os._exit(Exit.INTERRUPTED)
+        raise CommandFailed(message, Exit.INTERRUPTED) from None
     except Interrupted:
-        told = f"{run}: paused between two steps; to continue: {going.resumes(shell)}"
-        raise CommandFailed(told, Exit.INTERRUPTED) from None
+        message = f"{run}: paused between two steps; to continue: {run_target.resumes(shell)}"
+        raise CommandFailed(message, Exit.INTERRUPTED) from None
     except (RunWaiting, RunFailed) as stopped:
-        return _stopped(shell, going, stopped)
+        return _stopped(shell, run_target, stopped)
     if shell.json:
         shell.emit({"run": run, "status": "completed", "result": result})
     else:
@@ -116,8 +124,8 @@ def drive(shell: Shell, going: Going, *, quiet: bool = False) -> Exit:
     return Exit.DONE
 
 
-class Going(NamedTuple):
-    """A run to be driven: by which agent, named how, on what."""
+class RunTarget(NamedTuple):
+    """A run to execute: its agent, its name and its input."""
 
     agent: AnyAgent
     target: str | None
@@ -127,7 +135,7 @@ class Going(NamedTuple):
     def again(self, shell: Shell) -> str:
         """The command that continues the run."""
         if self.target is None or shell.app:
-            return shell.goes_on(str(self.run), self.agent.name)
+            return shell.continue_command(str(self.run), self.agent.name)
         return shell.typed("run", self.target, "--id", str(self.run))
 
     def resumes(self, shell: Shell) -> str:
@@ -137,22 +145,22 @@ class Going(NamedTuple):
         return shell.typed("resume", str(self.run), *module)
 
 
-def _going(shell: Shell, target: str | None, text: str | None, run: str | None) -> Going:
-    """What to run: as it is named, or as it is on record. Makes nothing yet."""
+def _run_target(shell: Shell, target: str | None, text: str | None, run: str | None) -> RunTarget:
+    """The run to execute: a new one, or a recorded one. Creates nothing yet."""
     if target is not None:
         agent = shell.agent(target)
         if text is None and run is not None and (recorded := _recorded(shell, run)) is not None:
-            return Going(agent, target, recorded.input, run)
-        return Going(agent, target, fitting(agent, text), run)
+            return RunTarget(agent, target, recorded.input, run)
+        return RunTarget(agent, target, fitting(agent, text), run)
     if run is None:
         raise CommandFailed("run what? Name an agent, as app.py:agent, or a run to continue, as --id RUN")
     recorded = shell.client.state(shell.run(run))
     if (found := shell.agent_of(recorded.agent)) is None:
         raise CommandFailed(
             f"{run}: is a run of {recorded.agent}, whose code is not found here; name it: "
-            f"{shell.goes_on(run, recorded.agent)}"
+            f"{shell.continue_command(run, recorded.agent)}"
         )
-    return Going(found, None, recorded.input if text is None else fitting(found, text), run)
+    return RunTarget(found, None, recorded.input if text is None else fitting(found, text), run)
 
 
 def _recorded(shell: Shell, run: str) -> State | None:
@@ -160,21 +168,21 @@ def _recorded(shell: Shell, run: str) -> State | None:
     return shell.client.state(run) if shell.exists and shell.store.head(run) is not None else None
 
 
-def _outcome(shell: Shell, going: Going, *, quiet: bool) -> Any:
+def _outcome(shell: Shell, run_target: RunTarget, *, quiet: bool) -> Any:
     """The recorded outcome of a run that is over."""
     if not quiet:
-        shell.note(f"{going.run}: ended earlier; this is its recorded outcome")
-    with _hushed():
-        return shell.client.run(going.agent, going.input, id=going.run)
+        shell.note(f"{run_target.run}: ended earlier; this is its recorded outcome")
+    with _muted():
+        return shell.client.run(run_target.agent, run_target.input, id=run_target.run)
 
 
-def _executed(shell: Shell, going: Going, *, quiet: bool) -> Any:
+def _executed(shell: Shell, run_target: RunTarget, grace: float, *, quiet: bool) -> Any:
     """Run to the result, and ask the person at the terminal the run's questions."""
-    client, run = shell.client, str(going.run)
+    client, run = shell.client, str(run_target.run)
     while True:
         try:
-            with Progress(shell, client, run, shown=shell.err.is_terminal and not quiet), _pausing(shell, run):
-                return client.run(going.agent, going.input, id=run)
+            with Progress(shell, client, run, shown=shell.err.is_terminal and not quiet), _pausing(shell, run, grace):
+                return client.run(run_target.agent, run_target.input, id=run)
         except RunWaiting as waiting:
             if isinstance(waiting, RunPaused | RunDiverged) or shell.json or not prompt.can_ask():
                 raise
@@ -187,14 +195,19 @@ class Interrupted(Exception):
 
 
 @contextmanager
-def _pausing(shell: Shell, run: str) -> Generator[None, None, None]:
-    """Lets the first Ctrl-C pause the run after its open step. The second one raises KeyboardInterrupt."""
+def _pausing(shell: Shell, run: str, grace: float) -> Generator[None, None, None]:
+    """Lets the first Ctrl-C pause the run after its open step. The second one, or the end of the grace period, raises
+    KeyboardInterrupt."""
     asked: list[threading.Thread] = []
+    over, main = threading.Event(), threading.get_ident()
 
     def pause() -> None:
         with suppress(KillickError):  # it has just ended, or is paused
-            shell.client.pause(run, by=current_user(), because="Ctrl-C")
-            shell.note(f"{run}: pauses when its open step has ended; Ctrl-C again stops it at once")
+            shell.client.pause(run, by=current_user(), because="interrupted by Ctrl-C")
+            within = f"at the latest in {paint.span(round(grace * 1_000_000))}"
+            shell.note(f"{run}: pauses when its open step has ended, {within}; Ctrl-C again stops it at once")
+        if not over.wait(grace):
+            signal.pthread_kill(main, signal.SIGINT)
 
     def interrupt(*_: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -209,10 +222,11 @@ def _pausing(shell: Shell, run: str) -> Generator[None, None, None]:
             raise Interrupted from paused
         raise
     finally:
+        over.set()
         signal.signal(signal.SIGINT, before)
 
 
-def _stopped(shell: Shell, going: Going, stopped: RunWaiting | RunFailed) -> Exit:
+def _stopped(shell: Shell, run_target: RunTarget, stopped: RunWaiting | RunFailed) -> Exit:
     """Print the status of a run that has no result, and the next move."""
     run = stopped.run
     if isinstance(stopped, RunFailed):
@@ -220,23 +234,23 @@ def _stopped(shell: Shell, going: Going, stopped: RunWaiting | RunFailed) -> Exi
         if shell.json:
             failure = {"errors": errors(stopped.failure), "not_undone": stopped.not_undone}
             shell.emit({"run": run, "status": "failed", "failure": failure})
-        moves = f"`{shell.typed('show', run)}` says why, `{going.resumes(shell)}` tries again"
+        moves = f"`{shell.typed('show', run)}` says why, `{run_target.resumes(shell)}` tries again"
         raise CommandFailed(f"{line}; {moves}", Exit.BAD)
     if shell.json:
         waits = [asked(shell, wait) for wait in stopped.waits]
         shell.emit({"run": run, "status": "paused" if isinstance(stopped, RunPaused) else "waiting", "waits": waits})
     if isinstance(stopped, RunPaused):
-        raise CommandFailed(f"{run}: is paused; `{going.resumes(shell)}` continues it", Exit.WAITING)
+        raise CommandFailed(f"{run}: is paused; `{run_target.resumes(shell)}` continues it", Exit.WAITING)
     if isinstance(stopped, RunDiverged):
         raise CommandFailed(str(stopped), Exit.WAITING)
     if not stopped.waits:
         raise CommandFailed(
-            f"{run}: waits for a person to look at it; `{going.resumes(shell)}` continues it", Exit.WAITING
+            f"{run}: waits for a person to look at it; `{run_target.resumes(shell)}` continues it", Exit.WAITING
         )
     if not shell.json:
         for wait in stopped.waits:
             print_wait(shell, wait, err=True)
-        shell.note(f"{run}: waits; when that is done: {going.again(shell)}")
+        shell.note(f"{run}: waits; when that is done: {run_target.again(shell)}")
     return Exit.WAITING
 
 
@@ -248,7 +262,7 @@ def _print_result(shell: Shell, result: Any) -> None:
 
 
 @contextmanager
-def _hushed() -> Generator[None, None, None]:
+def _muted() -> Generator[None, None, None]:
     """Keep the log silent where we say the same in words of the command line."""
     logger = logging.getLogger("killick")
     before, logger.disabled = logger.disabled, True
@@ -285,7 +299,7 @@ def start_command(
         return
     shell.print(handle.id)
     state = f"was there before and is {status}" if known else "is queued for a worker"
-    shell.note(f"{state}; to run it here: {Going(found, agent, value, handle.id).again(shell)}")
+    shell.note(f"{state}; to run it here: {RunTarget(found, agent, value, handle.id).again(shell)}")
 
 
 # input --------------------------------------------------------------------------------------------
@@ -312,7 +326,7 @@ def fitting(agent: AnyAgent, text: str | None) -> Any:
         if _refused(agent, value) is None:
             return value
     try:
-        # What JSON has no word for is written as text: dates, identifiers, decimals, bytes.
+        # Types that JSON lacks are written as text: dates, identifiers, decimals, bytes.
         return msgspec.convert(found, agent.input_type)
     except (msgspec.ValidationError, TypeError):
         raise CommandFailed(f"{_misfit(_refused(agent, found))}; {takes}") from None
@@ -371,7 +385,7 @@ class Progress:
             self._thread.join(5)
 
     def _follow(self) -> None:
-        """Until the run is over. Progress is a courtesy: what cannot be read or printed costs the run nothing."""
+        """Follows the run until it ends. An error in reading or printing does not affect the run."""
         with suppress(OSError):
             over = False
             while not over:
@@ -380,7 +394,7 @@ class Progress:
                     self._look()
 
     def _look(self) -> None:
-        """Print what is new. Steps are shown as they are now, each as often as it comes to something else."""
+        """Prints changed steps, each in its current state."""
         recorded = self._client.events(self._run, after=self._after)
         state = self._client.state(self._run)
         if recorded:
@@ -402,7 +416,7 @@ class Progress:
 
 
 def line_of(state: State, step: Step, now_us: int) -> Text:
-    """A step on one line: its number, its name, and how it ended or what keeps it."""
+    """A step on one line: its number, its name, and its outcome or its wait."""
     style = paint.STYLES.get(step.status, "")
     line = Text().append(f"  {paint.SIGNS.get(step.status, '·')} ", style=style).append(f"{step.id:<4} ", style="dim")
     line.append(f"{paint.brief(step.name, 32):<20} ", style="bold" if step.status in _OVER else "")
@@ -419,17 +433,17 @@ def line_of(state: State, step: Step, now_us: int) -> Text:
 
 
 def _why(state: State, step: Step) -> str:
-    """What went wrong last."""
+    """The last failure."""
     ended = next((attempt.ended for attempt in reversed(step.attempts) if attempt.ended), step.ended)
     failure = state.data(ended).get("failure")
     if isinstance(failure, dict):
-        told: dict[str, Any] = failure  # pyright: ignore[reportUnknownVariableType]
-        return paint.brief(f"{told.get('type')}: {told.get('message')}", 200)
+        data: dict[str, Any] = failure  # pyright: ignore[reportUnknownVariableType]
+        return paint.brief(f"{data.get('type')}: {data.get('message')}", 200)
     return step.status.replace("_", " ")
 
 
 def _said(state: State, step: Step) -> str:
-    """What was decided or answered."""
+    """The decision or the answer."""
     if step.sort == "decision":
         return f"  {paint.brief(state.output_of(step), 40)}"
     if step.sort == "wait" and isinstance(answer := state.output_of(step), dict):

@@ -18,14 +18,14 @@ from typing import Any, Final
 import click
 
 from killick.cli import apps
-from killick.cli.commands.worker import telling
+from killick.cli.commands.worker import LogPrinter
 from killick.cli.context import Shell, command
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.definitions.agents import AGENTS
 from killick.errors import AccessRefused
 
 EXTRA: Final = ("jinja2", "starlette", "uvicorn")
-"""What the web needs that Killick by itself does not."""
+"""The packages that only the web server needs."""
 
 
 @command("serve", app=True)
@@ -73,7 +73,7 @@ def serve_command(
     options["ready"] = partial(_ready, shell, opens=opens, alone=server.is_loopback(host))
     options["renewed"] = partial(_renewed, shell)
     try:
-        with telling(shell):
+        with LogPrinter(shell):
             asyncio.run(server.serve(client, **options))
     except AccessRefused as error:
         raise CommandFailed(str(error)) from None
@@ -103,7 +103,7 @@ def _ready(shell: Shell, url: str, link: str | None, *, opens: bool, alone: bool
 
 
 def _renewed(shell: Shell, link: str) -> None:
-    with contextlib.suppress(OSError):  # the browser is signed in, though nobody may read what we print
+    with contextlib.suppress(OSError):  # the browser is signed in even if stdout is closed
         if shell.json:
             shell.emit_line({"what": "link", "link": link})
         else:

@@ -1,4 +1,4 @@
-"""The command `show`: where a run is and what to type next; then what happened to it, or one of its other faces."""
+"""The command `show`: a run's position and the next command; then its timeline, or another view of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from killick.cli.commands.inbox import commands
 from killick.cli.context import Shell, command, run_argument
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.run_view import VALUE_CHARS, WHOLE, Page
-from killick.client.inbox import agreement, whom
+from killick.client.inbox import addressees, agreement
 from killick.engine import views
 from killick.engine.approval import argument_edits
 from killick.engine.control.inbox import VOTE
@@ -38,7 +38,7 @@ from killick.presenting.documents import boundary, event
 from killick.presenting.runs import run_timeline
 from killick.presenting.steps import asked_of, reply_text
 from killick.store.protocol import is_held
-from killick.store.records import ENDED, shown_tags
+from killick.store.records import ENDED, KEY_DESTROYED, shown_tags
 
 LOOK_SECONDS: Final = 0.25
 """How often --follow looks whether something was committed."""
@@ -114,7 +114,7 @@ def show_command(
 def _emit(shell: Shell, found: Timeline, *, live: bool) -> None:
     """The whole run as a document; at its head with its open waits, as they are now."""
     now = shell.clock.now_us()
-    status = standing(shell.log, found.run, str(found.status)) if live else str(found.status)
+    status = display_status(shell.log, found.run, str(found.status)) if live else str(found.status)
     waits = run_info.info(shell.log, found.run).waits if live else None
     broken = shell.store.quarantined(found.run) if live else None
     shell.emit(run_timeline(found, now if live else found.last_at, status=status, broken=broken, waits=waits))
@@ -132,9 +132,9 @@ def _page(shell: Shell, found: Timeline, at: str | None, *, everything: bool, fu
 
 
 def heading(shell: Shell, page: Page, at: str | None = None) -> Iterator[Text]:
-    """Where a run is, what it waits for, and what to type; or where it was at a place in time."""
+    """A run's position, its wait, and the next command; or its position at an earlier time."""
     tl, live = page.timeline, at is None
-    status = standing(shell.log, tl.run, str(tl.status)) if live else str(tl.status)
+    status = display_status(shell.log, tl.run, str(tl.status)) if live else str(tl.status)
     head = Text.assemble((tl.run, "bold")).append("  ").append_text(style.status(status)).append(f"  {tl.agent}")
     yield head.append(f"  as it was at {at}, {style.moment(tl.last_at)}" if at is not None else "", style="dim")
     for label, lines in _labelled(shell, page, status, live=live):
@@ -150,9 +150,9 @@ def _labelled(shell: Shell, page: Page, status: str, *, live: bool) -> Iterator[
     if tl.failed is not None:
         failure = tl.failed.failure
         cause = failure.cause if failure.type.endswith(".StepFailed") and failure.cause is not None else failure
-        told = Text(f"step {tl.failed.step}: " if tl.failed.step is not None else "")
-        told.append(f"{cause.type.rpartition('.')[2]}: ", style="bold red")
-        yield "failed", [told.append(style.brief(cause.message, 300))]
+        text = Text(f"step {tl.failed.step}: " if tl.failed.step is not None else "")
+        text.append(f"{cause.type.rpartition('.')[2]}: ", style="bold red")
+        yield "failed", [text.append(style.brief(cause.message, 300))]
     crashes = tl.state.fold.facts.crashes
     if crashes is not None and tl.ended_at is None:
         about = listing.crash(shell.log, tl.run, crashes)
@@ -188,7 +188,7 @@ def _where(tl: Timeline, now_us: int) -> list[str]:
 
 
 def _waits(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
-    """What it waits for, of whom, and until when."""
+    """A wait: its question, its addressees, and its deadline."""
     now, about = page.now_us, [f"since {style.moment(wait.opened_at)}"] if len(page.timeline.waits) > 1 else []
     match wait.waits_for:
         case "time":
@@ -211,7 +211,7 @@ def _waits(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
 
 
 def _approval(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
-    """What is to be agreed to: the call, why it is asked, of whom, and who agreed so far."""
+    """An approval request: the call, the reason, the approvers, and the approvals so far."""
     yield Text(argument_edits.call(wait.intention, WHOLE if page.full else argument_edits.ARGUMENT_CHARS), style="bold")
     rule = approvals.by_rule(wait.rule)
     reason = wait.reason or f"{page.timeline.run} wants to do this"
@@ -220,9 +220,9 @@ def _approval(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
     is_now = shell.log.head(page.timeline.run).seq == page.timeline.seq
     for each in run_info.info(shell.log, page.timeline.run).waits if is_now else ():
         voters = list(each.votes) if each.step == wait.step else voters
-    told = [f"asked of {whom(wait.to, wait.may)}", agreement(wait.need, voters)]
-    told.append(approvals.passed_on(page.timeline.step(wait.step)) if wait.round else "")
-    yield Text(", ".join(filter(None, told)), style="dim")
+    parts = [f"asked of {addressees(wait.to, wait.may)}", agreement(wait.need, voters)]
+    parts.append(approvals.passed_on(page.timeline.step(wait.step)) if wait.round else "")
+    yield Text(", ".join(filter(None, parts)), style="dim")
 
 
 def _until(at_us: int, now_us: int) -> str:
@@ -230,7 +230,7 @@ def _until(at_us: int, now_us: int) -> str:
 
 
 def _child(shell: Shell, run: str) -> Text:
-    """The status of a child run, and what it waits for."""
+    """The status of a child run, and its wait."""
     if shell.store.head(run) is None:
         return Text()
     child = run_info.info(shell.log, run)
@@ -240,11 +240,13 @@ def _child(shell: Shell, run: str) -> Text:
 
 def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
     """The commands to type: the first one whole, then its alternatives."""
+    if status == "broken" and shell.store.quarantined(tl.run) == KEY_DESTROYED:
+        return []
     if status == "broken":
         verify, repair = shell.typed("store", "verify", tl.run), shell.typed("store", "repair", tl.run)
         return [Text.assemble((verify, "bold green"), ("  says where; then  ", "dim"), (repair, "bold green"))]
     if tl.held_back is not None and isinstance(tl.held_back.event, e.RunDiverged):
-        return [Text.assemble("fix the code, then  ", (shell.goes_on(tl.run, tl.agent), "bold green"))]
+        return [Text.assemble("fix the code, then  ", (shell.continue_command(tl.run, tl.agent), "bold green"))]
     if status in ("failed", "paused", "abandoned") or tl.held_back is not None:
         worker = ("  or start a worker", "dim") if status == "abandoned" else ""
         return [Text.assemble((shell.typed("resume", tl.run), "bold green"), worker)]
@@ -253,7 +255,7 @@ def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
     if is_due and not _is_only_voted(shell, tl, now_us):
         # Its time has come, or something came for it that it has not taken yet.
         due = "" if status == "queued" else "  it is due, and continues when a worker takes it"
-        return [Text.assemble((shell.goes_on(tl.run, tl.agent), "bold green"), (due, "dim"))]
+        return [Text.assemble((shell.continue_command(tl.run, tl.agent), "bold green"), (due, "dim"))]
     if status == "running":
         return [Text(shell.typed("show", tl.run, "--follow"), style="bold green")]
     lines: list[Text] = []
@@ -293,8 +295,8 @@ def _foot(shell: Shell, page: Page) -> Iterator[Text]:
         "last held by": process(tl.holder) if tl.holder else None,
         "generation": tl.generation or None, "events": tl.seq,
     }  # fmt: skip
-    told = " · ".join(f"{name} {value}" for name, value in facts.items() if value)
-    yield from style.wrapped(Text(), Text(told, style="dim"), page.width)
+    text = " · ".join(f"{name} {value}" for name, value in facts.items() if value)
+    yield from style.wrapped(Text(), Text(text, style="dim"), page.width)
     step = tl.at_work if tl.failed is None or tl.failed.step is not None else None
     about = [f"--why {step.number}" if step is not None else "--why", "--state", "--log", "--history"]
     forks = (isinstance(entry.event, e.ForkMade) for entry in tl.entries if isinstance(entry, Moment))
@@ -306,7 +308,7 @@ def _foot(shell: Shell, page: Page) -> Iterator[Text]:
     )
 
 
-def standing(log: Log, run: str, status: str) -> str:
+def display_status(log: Log, run: str, status: str) -> str:
     """The status of a run: broken, abandoned, or the one on record."""
     if log.store.quarantined(run) is not None:
         return "broken"
@@ -317,17 +319,17 @@ def standing(log: Log, run: str, status: str) -> str:
 
 
 def _why(shell: Shell, found: Timeline, number: str, *, live: bool, full: bool) -> None:
-    abandoned = live and standing(shell.log, found.run, found.status) == "abandoned"
+    abandoned = live and display_status(shell.log, found.run, found.status) == "abandoned"
     zone = datetime.fromtimestamp(found.started_at / 1_000_000, UTC).astimezone().tzinfo or UTC
-    told = why(found, number or None, zone=zone, chars=WHOLE if full else 160, text_of=reply_text, abandoned=abandoned)
-    if not told:
+    text = why(found, number or None, zone=zone, chars=WHOLE if full else 160, text_of=reply_text, abandoned=abandoned)
+    if not text:
         steps = [step.number for step in found.steps()]
         there = f"it has {steps[0]} to {steps[-1]}" if steps else "it has taken none yet"
         raise CommandFailed(f"{found.run}: has no step {number}; {there}")
     if shell.json:
-        shell.emit({"run": found.run, "step": number or None, "why": told})
+        shell.emit({"run": found.run, "step": number or None, "why": text})
         return
-    for index, paragraph in enumerate(told):
+    for index, paragraph in enumerate(text):
         lines = textwrap.wrap(paragraph, min(shell.out.width, PROSE_COLUMNS), break_on_hyphens=False)
         shell.print(Text(("\n" if index else "") + "\n".join(lines)))
 
@@ -369,17 +371,17 @@ def _event(shell: Shell, run: str, recorded: Recorded, *, digits: int, full: boo
     line.append(f"{found.kind:<18}", style="cyan")
     fields = {name: value for name, value in found.fields.items() if name not in _HIDDEN}
     data = {"erased": True} if found.erased else found.data
-    told = "  ".join(
+    values = "  ".join(
         filter(None, (style.arguments(fields, WHOLE), style.arguments(data, WHOLE if full else VALUE_CHARS)))
     )
-    line.append(f"  {told}")
+    line.append(f"  {values}")
     if not full:
         line.truncate(shell.out.width, overflow="ellipsis")
     shell.print(line)
 
 
 def _history(shell: Shell, run: str, *, everything: bool) -> None:
-    from killick.history.graph.graph import Past, generations
+    from killick.history.graph.graph import PastStep, generations
 
     log = shell.log
     found: Sequence[boundaries.Boundary] = generations(log, run) if everything else boundaries.history(log, run)
@@ -389,7 +391,7 @@ def _history(shell: Shell, run: str, *, everything: bool) -> None:
     table = style.table(("BEFORE", "AFTER", "WHAT", "WHEN", "TOOK", "OUTCOME"))
     for each in found:
         took = style.span(each.ended_at - each.at) if each.ended_at is not None else ""
-        label, left = (each.label, each.left) if isinstance(each, Past) else (each.step, False)
+        label, left = (each.label, each.left) if isinstance(each, PastStep) else (each.step, False)
         after = f"{label}:after" if each.after is not None else ""
         name = f"undo {each.name}" if each.sort == "undo" else each.name
         outcome = style.status(each.outcome).append(", rewound" if left else "")
@@ -406,11 +408,11 @@ _DRAWN: Final = {
 
 
 def _graph(shell: Shell, run: str, file: str | None) -> None:
-    from killick.history.graph.graph import family
+    from killick.history.graph.graph import run_graph
     from killick.history.graph.svg import svg as svg_of
     from killick.history.graph.text import outline
 
-    found = family(shell.log, run)
+    found = run_graph(shell.log, run)
     if file is not None:
         drawn = svg_of(found, text_of=reply_text)
         if file == "-":
@@ -449,13 +451,13 @@ def _follow(shell: Shell, run: str, *, full: bool) -> Exit | None:
 
 
 class Following:
-    """Prints what was committed since it last looked: each step when it ends or comes to wait."""
+    """Prints the steps committed since its last poll: each when it ends or begins to wait."""
 
     def __init__(self, shell: Shell, run: str, *, full: bool) -> None:
         self.shell = shell
         self.run = run
         self.full = full
-        self.told: dict[str, tuple[str, int]] = {}
+        self.shown: dict[str, tuple[str, int]] = {}
 
     def look(self, seen: int) -> None:
         shell = self.shell
@@ -474,7 +476,7 @@ class Following:
                 lines = page.moment(row.entry, row.depth) if row.entry.seq > seen else ()
             else:
                 now = (row.entry.status, len(row.entry.attempts))
-                is_news = self.told.get(row.entry.number) != now and row.entry.status not in ("intended", "running")
-                self.told[row.entry.number] = now
+                is_news = self.shown.get(row.entry.number) != now and row.entry.status not in ("intended", "running")
+                self.shown[row.entry.number] = now
                 lines = page.step(row.entry, row.depth) if is_news else ()
             shell.print(*lines)

@@ -1,4 +1,4 @@
-"""The commands `fork`, `rewind` and `undo`. Each shows first what stays as it is."""
+"""The commands `fork`, `rewind` and `undo`. Each shows the lasting effects first."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from killick.cli.selection import complete_place, named_run
 from killick.definitions.agents import AGENTS
 from killick.engine.effects.recorded_effects import effects_of
 from killick.errors import AgentUnknown, RunCancelled, RunFailed, RunWaiting, TimeRefused
-from killick.history.compare_runs import changed_in, parting
+from killick.history.compare_runs import changed_in, compare
 from killick.history.phrasing import snapshot
-from killick.history.rewind_preview import STANDING, Leaving, leaving, left
-from killick.history.undo_preview import Undoing
+from killick.history.rewind_preview import STANDING, RewindPreview, left, preview_rewind
+from killick.history.undo_preview import UndoPreview
 from killick.log import boundaries
 from killick.model import events as e
 from killick.presenting import time_travel as present
@@ -64,7 +64,7 @@ def _report(shell: Shell, label: str, lines: Iterable[Text | str], style: str = 
 
 
 def _said(option: str, text: str) -> Any:
-    """A value as people write it; what begins as JSON has to be JSON."""
+    """A value from the command line; text that begins as JSON must be JSON."""
     raw = text_of(text)
     found = parsed(raw)
     if not isinstance(found, Unparsed):
@@ -170,16 +170,16 @@ def _print_fork(shell: Shell, run: str, fork: str, place: boundaries.RunMoment, 
     steps = [step for step in log.state(fork).fold.steps if "." not in step.id]
     shared = f"steps 1 to {steps[-1].id}" if len(steps) > 1 else "step 1" if steps else "its start"
     _report(shell, "shares", [Text().append(shared).append(", nothing is copied", style="dim")])
-    otherwise = [each.told(max(shell.out.width - 30, 30)) for each in changed_in(log, fork) if each.what != "effects"]
+    otherwise = [each.line(max(shell.out.width - 30, 30)) for each in changed_in(log, fork) if each.what != "effects"]
     _report(shell, "differs", otherwise or [Text("in nothing", style="dim")], "yellow")
     forked = log.event(fork, log.head(fork).base + 1)
     if isinstance(forked, e.RunForked) and forked.files is not None:
-        told = Text(f"in {forked.workspace}").append(f", a copy of {snapshot(forked.files)}", style="dim")
-        _report(shell, "files", [told])
+        text = Text(f"in {forked.workspace}").append(f", a copy of {snapshot(forked.files)}", style="dim")
+        _report(shell, "files", [text])
     steps = [step for step in left(log, run, place.seq, place.keep) if step.effect != "workspace"]
     done = effects_of(log, run, steps)
-    standing = [f"{step} {each.effect.tool}" for step, each in done.items() if each.effect.status in STANDING]
-    named = f" ({paint.brief(', '.join(standing), 60)})" if standing else ""
+    display_status = [f"{step} {each.effect.tool}" for step, each in done.items() if each.effect.status in STANDING]
+    named = f" ({paint.brief(', '.join(display_status), 60)})" if display_status else ""
     _report(shell, "world", [f"adopts the effects of {run}{named}; {present.WORLD[effects]}"])
 
 
@@ -191,7 +191,7 @@ def _fork_document(shell: Shell, run: str, fork: str, place: boundaries.RunMomen
     return {
         "run": fork, "parent": run, "at": place.label, "cut": forked.cut, "keep": forked.keep,
         "generation": forked.generation, "effects": forked.effects, "conditions": conditions,
-        "workspace": forked.workspace, "status": shell.client.info(fork).status, "parts": parting(log, run, fork).why(),
+        "workspace": forked.workspace, "status": shell.client.info(fork).status, "parts": compare(log, run, fork).why(),
         "next": shell.continues(fork),
     }  # fmt: skip
 
@@ -206,7 +206,7 @@ def _driven(shell: Shell, run: str) -> Exit | None:
     if (agent := shell.agent_of(state.agent)) is None:
         raise CommandFailed(
             f"{run}: is made, and is not run: the code of {state.agent} is not found here; to run it: "
-            f"{shell.goes_on(run, state.agent)}"
+            f"{shell.continue_command(run, state.agent)}"
         )
     try:
         with Progress(shell, client, run, shown=shell.err.is_terminal and not shell.json):
@@ -220,16 +220,16 @@ def _driven(shell: Shell, run: str) -> Exit | None:
 
 
 def _print_parting(shell: Shell, run: str, fork: str) -> None:
-    found = parting(shell.log, run, fork)
+    found = compare(shell.log, run, fork)
     status = shell.client.info(fork).status
     result = shell.client.state(fork).result if status == "completed" else None
     said = Text().append("is ").append_text(paint.status(status))
     _report(shell, "now", [said.append(f": {paint.brief(result, 80)}" if result is not None else "")])
     _report(shell, "diverges", [Text(found.why(), style="bold")])
-    if (first := found.parts_at) is not None:
+    if (first := found.diverges_at) is not None:
         wide = max(len(run), len(fork))
-        sides = zip((run, fork), first.told(max(shell.out.width - wide - LABEL - 6, 30)), strict=True)
-        _report(shell, "", [Text().append(f"{name:<{wide}}  ", style="cyan").append(told) for name, told in sides])
+        sides = zip((run, fork), first.lines(max(shell.out.width - wide - LABEL - 6, 30)), strict=True)
+        _report(shell, "", [Text().append(f"{name:<{wide}}  ", style="cyan").append(side) for name, side in sides])
 
 
 # rewind -------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def rewind_command(shell: Shell, run: str, to: str, yes: bool, dry_run: bool, **
       killick time rewind claim_17 --to 4:before --because "the rate was wrong"
       killick time rewind claim_17 --to 4:before --dry-run
     """
-    found = leaving(shell.log, run, to)
+    found = preview_rewind(shell.log, run, to)
     if not shell.json:
         _print_leaving(shell, found)
     done: str | None = None
@@ -272,7 +272,7 @@ def rewind_command(shell: Shell, run: str, to: str, yes: bool, dry_run: bool, **
         _report(shell, "next", [shell.continues(run)], COMMAND)
 
 
-def _print_leaving(shell: Shell, found: Leaving) -> None:
+def _print_leaving(shell: Shell, found: RewindPreview) -> None:
     head = Text().append(found.run, style="bold cyan").append(" would be rewound to ")
     shell.print(head.append(_at(boundaries.RunMoment(found.seq, found.to)), style="bold"))
     _print_parts(shell, present.rewind(found, max(shell.out.width - LABEL - 8, 40)))
@@ -337,8 +337,8 @@ def undo_command(
             _report(shell, "", [shell.typed("time", "rewind", run, "--to", f"{step}:before")], COMMAND)
 
 
-def _way_out(shell: Shell, found: Undoing) -> str:
-    """What to do about an effect that cannot be undone."""
+def _way_out(shell: Shell, found: UndoPreview) -> str:
+    """The next move for an effect that cannot be undone."""
     refuses = found.refuses or ""
     if found.status in ("open", "in_doubt"):
         return f": {shell.typed('answer', f'{found.run}:{found.step}', 'happened')}, or not"
@@ -349,7 +349,7 @@ def _way_out(shell: Shell, found: Undoing) -> str:
     return "; name its module with --app" if "declared" in refuses else "; undo it by hand, then --settled happened"
 
 
-def _print_undoing(shell: Shell, found: Undoing) -> None:
+def _print_undoing(shell: Shell, found: UndoPreview) -> None:
     head = Text().append(found.run, style="bold cyan").append(f" step {found.step}: ")
     shell.print(head.append(present.call_line(found.tool, found.arguments, 200), style="bold"))
     _print_parts(shell, present.undo(found, max(shell.out.width - LABEL - 4, 30)))

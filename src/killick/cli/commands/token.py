@@ -75,11 +75,11 @@ def list_command(shell: Shell) -> None:
     wide = max((len(each.name) for each in found), default=0)
     for each in found:
         lead = Text(f"{each.id}  ", style="bold cyan").append(f"{each.name:<{wide}}  ", style="bold")
-        lead.append(f"{each.scope:<8}  ").append_text(_standing(each, now))
+        lead.append(f"{each.scope:<8}  ").append_text(_status_text(each, now))
         shell.print(lead)
 
 
-def _standing(token: Token, now_us: int) -> Text:
+def _status_text(token: Token, now_us: int) -> Text:
     if token.revoked_at_us is not None:
         who = f" by {token.revoked_by}" if token.revoked_by else ""
         return Text(f"revoked{who} {style.moment(token.revoked_at_us)}", style="dim")
@@ -106,5 +106,5 @@ def revoke_command(shell: Shell, token: str, **who: Any) -> None:
 
 
 def _document(shell: Shell, token: Token) -> dict[str, Any]:
-    told = {name: getattr(token, name) for name in token.__struct_fields__ if name != "hash"}
-    return {**told, "holds": token.holds(shell.clock.now_us())}
+    fields = {name: getattr(token, name) for name in token.__struct_fields__ if name != "hash"}
+    return {**fields, "holds": token.holds(shell.clock.now_us())}

@@ -1,4 +1,4 @@
-"""`killick trigger`: which triggers there are, what they did, and pause, resume, fire and publish."""
+"""`killick trigger`: lists triggers and their history; pause, resume, fire and publish."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ def list_command(shell: Shell) -> None:
         if each.agent != each.name:
             what.append(f", starts {each.agent}", style="dim")
         shell.row(lead, what)
-        shell.row(Text(" " * lead.cell_len), _standing(shell, each, now))
+        shell.row(Text(" " * lead.cell_len), _status_text(shell, each, now))
 
 
-def _standing(shell: Shell, trigger: TriggerInfo, now_us: int) -> Text:
+def _status_text(shell: Shell, trigger: TriggerInfo, now_us: int) -> Text:
     """The state of a trigger: when it is due, its last run, and whether a worker has taken it up."""
     parts: list[Text] = []
     if not trigger.declared and shell.app is not None:
@@ -125,7 +125,7 @@ _STYLES: Final = {"fired": "green", "passed": "yellow", "queued": "cyan", "pause
 
 
 def _about(each: triggers.TriggerActivity, event: e.Event) -> str:
-    """The run, the firings that were passed, by whom and why, on one line."""
+    """The run, the skipped firings, the author and the reason, on one line."""
     about = [each.run] if each.run else []
     if isinstance(event, system_events.TriggerPassed):
         first, last = style.moment(event.first), style.moment(event.last)
@@ -197,14 +197,14 @@ def publish_command(shell: Shell, event: str, body: str | None, id: str | None, 
     killick trigger publish order.created '{"number": 17}' --id order-17
     """
     shell.load_app()
-    heard = shell.client.publish(event, value_of(body), id=id, by=by)
+    receivers = shell.client.publish(event, value_of(body), id=id, by=by)
     if shell.json:
-        shell.emit({"event": event, "heard": heard})
-    elif heard:
-        _say(shell, event, f"received by {counted(heard, 'trigger')}")
-    if not heard:
+        shell.emit({"event": event, "receivers": receivers})
+    elif receivers:
+        _say(shell, event, f"received by {counted(receivers, 'trigger')}")
+    if not receivers:
         shell.note(f"no trigger listens to {event}; declare one with killick.triggers.on_event, and start a worker")
-    return None if heard else Exit.BAD
+    return None if receivers else Exit.BAD
 
 
 def _say(shell: Shell, name: str, what: str) -> None:

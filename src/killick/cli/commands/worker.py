@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
-from collections.abc import Generator
+import sys
+import threading
+from collections.abc import Generator, Iterable
 from typing import Any, Final
 
 import click
 from rich.text import Text
 
 from killick.cli import apps, style
-from killick.cli.context import Shell, command
+from killick.cli.context import Shell, command, grace_option, span
 from killick.cli.exit_codes import CommandFailed, Exit, drop_output
 from killick.client.client import Client
 from killick.clock import timestamp
 from killick.definitions.agents import AGENTS
-from killick.errors import AccessRefused, AgentUnknown, DurationRefused
+from killick.errors import AccessRefused, AgentUnknown
 from killick.logger import get_logger
-from killick.model.retry import seconds
 from killick.sanitizer import visible_line
-from killick.workers.metrics import Scraped
+from killick.workers.metrics import MetricsServer
+from killick.workers.processes import Supervisor
+from killick.workers.worker import Worker
 
 STYLES: Final = {
     "claimed": "blue", "completed": "green", "failed": "red", "cancelled": "dim", "waiting": "yellow",
@@ -39,25 +43,30 @@ logger: Final = get_logger("killick")
               help="The maximum number of runs at once.")  # fmt: skip
 @click.option("--agent", "agents", metavar="NAME", multiple=True, help="Only runs of this agent. May be repeated.")
 @click.option("--per-agent", metavar="NAME=N", multiple=True, help="The maximum of runs of one agent. May be repeated.")
-@click.option("--lease", metavar="SPAN", default="30s", show_default=True,
+@click.option("--lease", metavar="SPAN", default="30s", show_default=True, callback=span,
               help="The lease: how long before another worker takes the run of a frozen one.")  # fmt: skip
-@click.option("--slice", "least", metavar="SPAN", default="1s", show_default=True,
+@click.option("--slice", "least", metavar="SPAN", default="1s", show_default=True, callback=span,
               help="The minimum time of a run before a more urgent one may take its slot.")  # fmt: skip
+@grace_option
 @click.option("--metrics", metavar="[HOST:]PORT", help="Serve Prometheus metrics at /metrics of this port.")
+@click.option("--processes", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
+              help="The number of worker processes. One that dies is started again.")  # fmt: skip
+@click.option("--drain-on-eof", is_flag=True, hidden=True, help="Drain when stdin ends.")
 @click.option("--until-idle", is_flag=True, help="Exit when no run is due and none is running here.")
 def worker_command(
     shell: Shell, target: str | None, concurrency: int, agents: tuple[str, ...], per_agent: tuple[str, ...],
-    lease: str, least: str, metrics: str | None, until_idle: bool,
+    lease: float, least: float, grace: float, metrics: str | None, processes: int, drain_on_eof: bool, until_idle: bool,
 ) -> Exit:  # fmt: skip
     """Execute due runs, fire triggers and call hooks, until SIGTERM or Ctrl-C.
 
     APP is the file or module that declares the agents; by default the app of [tool.killick]. Any number of workers may
-    share a store. SIGTERM or Ctrl-C drains: each run finishes its step, and other workers continue it. A second signal
-    stops at once.
+    share a store. SIGTERM or Ctrl-C drains: each run finishes its step, and other workers continue it. A second signal,
+    or the end of --grace, interrupts the steps.
 
     \b
       killick worker app.py
       killick worker app.py --concurrency 50 --per-agent review=5
+      killick worker app.py --processes 4
       killick worker app.py --metrics 9464
       killick worker app.py --until-idle
     """
@@ -71,13 +80,18 @@ def worker_command(
         )
     client = shell.creating()
     try:
-        made = {
+        made: dict[str, Any] = {
             "agents": agents or None, "concurrency": concurrency, "per_agent": dict(map(_most, per_agent)),
-            "lease_seconds": seconds(lease), "slice_seconds": seconds(least),
+            "lease_seconds": lease, "slice_seconds": least,
         }  # fmt: skip
-        with telling(shell), _shown(client, metrics):
-            asyncio.run(_serve(client, made, until_idle=until_idle))
-    except (AccessRefused, AgentUnknown, DurationRefused) as error:
+        if processes > 1:
+            client.worker(**made)  # refuses options that make no sense before any process is started
+            with LogPrinter(shell):
+                asyncio.run(_supervise(shell, processes, metrics, until_idle=until_idle))
+            return Exit.DONE
+        with LogPrinter(shell), _shown(client, metrics):
+            asyncio.run(_serve(client, made, grace, until_idle=until_idle, drain_on_eof=drain_on_eof))
+    except (AccessRefused, AgentUnknown) as error:
         raise CommandFailed(str(error)) from None
     return Exit.DONE
 
@@ -89,35 +103,72 @@ def _most(text: str) -> tuple[str, int]:
     return name, int(most)
 
 
+def _address(metrics: str) -> tuple[str, int]:
+    host, _, port = metrics.rpartition(":")
+    if not port.isdigit():
+        raise CommandFailed(f"{metrics!r}: no port; write it as --metrics 9464, or --metrics 0.0.0.0:9464")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
 @contextlib.contextmanager
 def _shown(client: Client, metrics: str | None) -> Generator[None]:
     """Serves the metrics, where --metrics asks for them. Binds to loopback, unless a host is named."""
     if metrics is None:
         yield
         return
-    host, _, port = metrics.rpartition(":")
-    if not port.isdigit():
-        raise CommandFailed(f"{metrics!r}: no port; write it as --metrics 9464, or --metrics 0.0.0.0:9464")
-    scraped = Scraped(client.runtime.engine, host.strip("[]") or "127.0.0.1", int(port))
-    logger.info("metrics at %s", scraped.url, extra={"killick": {"what": "metrics", "at": scraped.url}})
+    scraped = MetricsServer(client.runtime.engine, *_address(metrics))
+    logger.info("metrics at %s", scraped.url, extra={"killick": {"what": "metrics", "url": scraped.url}})
     try:
         yield
     finally:
         scraped.close()
 
 
-async def _serve(client: Client, options: dict[str, Any], *, until_idle: bool) -> None:
+async def _supervise(shell: Shell, processes: int, metrics: str | None, *, until_idle: bool) -> None:
+    """Runs this command in several processes. Process N serves its metrics at PORT + N - 1."""
+    host, port = _address(metrics) if metrics is not None else ("", 0)
+    commands: list[list[str]] = []
+    for number in range(processes):
+        own = {"metrics": f"{host}:{port + number}"} if port else {}
+        arguments = _command_line(store=None, processes=None, drain_on_eof=True, **own)
+        commands.append([sys.executable, "-m", "killick", "worker", *arguments])
+    await Supervisor(commands, {**os.environ, "KILLICK_STORE": shell.url}, until_idle=until_idle).serve()
+
+
+def _command_line(**changed: Any) -> list[str]:
+    """The arguments of the current command for another process, with some of them changed."""
+    context, words = click.get_current_context(), list[str]()
+    for each in context.command.params:
+        value = {**context.params, **changed}[each.name or ""]
+        if value is None or value is False:
+            continue
+        if isinstance(each, click.Argument):
+            words.append(value)
+        elif value is True:
+            words.append(each.opts[0])
+        else:
+            values: Iterable[Any] = [f"{value}s"] if isinstance(value, float) else value if each.multiple else [value]
+            words += [f"{each.opts[0]}={one}" for one in values]
+    return words
+
+
+async def _serve(
+    client: Client, options: dict[str, Any], grace: float, *, until_idle: bool, drain_on_eof: bool
+) -> None:
     worker = client.worker(**options)
     loop = asyncio.get_running_loop()
 
-    def told_to_stop() -> None:
+    def request_stop() -> None:
         if worker.stopping:
             worker.stop()
         else:
             worker.drain()
+            loop.call_later(grace, worker.stop)
 
     for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, told_to_stop)
+        loop.add_signal_handler(each, request_stop)
+    if drain_on_eof:
+        threading.Thread(target=_drain_on_eof, args=(loop, worker), daemon=True).start()
     serving = asyncio.ensure_future(worker.serve())
     if until_idle:
         idle = asyncio.ensure_future(worker.until_idle())
@@ -127,8 +178,15 @@ async def _serve(client: Client, options: dict[str, Any], *, until_idle: bool) -
     await serving
 
 
-class telling(logging.Handler):  # noqa: N801
-    """Prints what the worker, and Killick as a whole, has to say."""
+def _drain_on_eof(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
+    while os.read(0, 1):
+        pass
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the worker has stopped already
+        loop.call_soon_threadsafe(worker.drain)
+
+
+class LogPrinter(logging.Handler):
+    """Prints the log records of the worker, and of Killick as a whole."""
 
     def __init__(self, shell: Shell) -> None:
         super().__init__()
@@ -156,27 +214,27 @@ class telling(logging.Handler):  # noqa: N801
             self.handleError(record)
 
     def _print(self, record: logging.LogRecord) -> None:
-        told: dict[str, Any] = getattr(record, "killick", None) or {"what": "note", "": record.getMessage()}
+        fields: dict[str, Any] = getattr(record, "killick", None) or {"what": "note", "": record.getMessage()}
         at_us = round(record.created * 1_000_000)
         if self._shell.json:
-            rest = {name: value for name, value in told.items() if name != "wake_at_us"}
-            wake = {"wake_at": timestamp(told["wake_at_us"])} if told.get("wake_at_us") is not None else {}
+            rest = {name: value for name, value in fields.items() if name != "wake_at_us"}
+            wake = {"wake_at": timestamp(fields["wake_at_us"])} if fields.get("wake_at_us") is not None else {}
             self._shell.emit_line({"at": timestamp(at_us), "level": record.levelname.lower(), **rest, **wake})
         else:
-            self._shell.print(_line(at_us, told))
+            self._shell.print(_line(at_us, fields))
         if record.exc_info and record.exc_info[1] is not None:
             trace = logging.Formatter().formatException(record.exc_info)
             self._shell.err.print(Text(trace, style="dim"), soft_wrap=True)
 
 
-def _line(at_us: int, told: dict[str, Any]) -> Text:
-    """When, what, which run, and the rest."""
-    what = visible_line(str(told["what"]))
+def _line(at_us: int, fields: dict[str, Any]) -> Text:
+    """The time, the event, the run, and the other fields."""
+    what = visible_line(str(fields["what"]))
     line = Text.assemble((style.moment(at_us, date=False), "dim")).append(f"  {what:<11} ", style=STYLES.get(what, ""))
-    line.append(visible_line(str(told.get("run", ""))), style="bold")
-    if "agent" in told and told["agent"] != told.get("run"):
-        line.append(visible_line(f"  {told['agent']}"), style="dim")
-    for name, value in told.items():
+    line.append(visible_line(str(fields.get("run", ""))), style="bold")
+    if "agent" in fields and fields["agent"] != fields.get("run"):
+        line.append(visible_line(f"  {fields['agent']}"), style="dim")
+    for name, value in fields.items():
         if name == "wake_at_us":
             line.append(f"  until {style.moment(value)}")
         elif name in ("what", "was", *_QUIET) or value is None:

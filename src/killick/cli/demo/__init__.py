@@ -1,6 +1,6 @@
 """The demo: an agent with nine steps, four tools and a flaky API is killed at step 6, and another process continues it.
 
-Owns the folder, the processes and the order of events; `story` says what they look like. Nothing is simulated: the API
+Owns the folder, the processes and the order of events; `story` prints them. Nothing is simulated: the API
 is a server, the agent's process is really killed, and the output is read from the record or the server. A failed check
 ends the demo with exit code 1.
 """
@@ -26,7 +26,7 @@ import click
 
 from killick.cli.context import console
 from killick.cli.demo import calendar_api
-from killick.cli.demo.story import Teller
+from killick.cli.demo.story import Narrator
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.client.client import Client
 from killick.client.client import open as open_client
@@ -55,16 +55,16 @@ def demo_command(folder: Path) -> int:
 
     The agent and its store stay in FOLDER, killick-demo by default.
     """
-    teller = Teller(console(), RUN)
-    teller.begins(folder, is_again=prepare(folder))
+    narrator = Narrator(console(), RUN)
+    narrator.begins(folder, is_again=prepare(folder))
     with contextlib.ExitStack() as stack:
         api, address = stack.enter_context(serving(folder))
         kd = stack.enter_context(open_client(str(folder / "killick.db")))
-        teller.stage(folder, address)
-        play(teller, kd, folder, address)
-        hold(api.poll() is None, "the API's server went away")
-        tell_record(teller, kd)
-    teller.next(commands(folder))
+        narrator.stage(folder, address)
+        play(narrator, kd, folder, address)
+        check(api.poll() is None, "the API's server went away")
+        print_record(narrator, kd)
+    narrator.next(commands(folder))
     return Exit.DONE
 
 
@@ -99,7 +99,7 @@ def _write(file: Path, data: bytes) -> None:
 
 
 def _keep_changed(file: Path, source: Path) -> None:
-    """Files that a person changed in an earlier demo's folder are moved aside, not lost."""
+    """Files that a person changed in an earlier demo's folder are renamed, not lost."""
     if file.is_file() and file.read_bytes() != source.read_bytes():
         file.replace(file.with_suffix(".yours.py"))
 
@@ -107,8 +107,8 @@ def _keep_changed(file: Path, source: Path) -> None:
 # processes ----------------------------------------------------------------------------------------
 
 
-def hold(claim: bool, otherwise: str) -> None:
-    """Go on only if that is so."""
+def check(claim: bool, otherwise: str) -> None:
+    """Raises unless the condition is true."""
     if not claim:
         raise CommandFailed(f"the demo failed: {otherwise}", Exit.BAD)
 
@@ -117,7 +117,7 @@ def hold(claim: bool, otherwise: str) -> None:
 def started(folder: Path, file: str, *arguments: str, **env: str) -> Generator[subprocess.Popen[str]]:
     """A Python process in the folder; gone when this ends, however it ends."""
     known = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, _python_path()))} | env
-    # A group of its own: an interrupt at the terminal reaches us alone, and we end what we started.
+    # A group of its own: an interrupt at the terminal reaches only this process, which ends its children.
     process = subprocess.Popen(
         [sys.executable, file, *arguments], cwd=folder, env=known, text=True, process_group=0,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -145,12 +145,12 @@ def serving(folder: Path) -> Generator[tuple[subprocess.Popen[str], str]]:
     with started(folder, "calendar_api.py", "0", "--bound") as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
-        hold(address.startswith("127.0.0.1:"), f"the API's server did not start; it said {address!r}")
+        check(address.startswith("127.0.0.1:"), f"the API's server did not start; it said {address!r}")
         yield process, address
 
 
 def calendar(address: str) -> Any:
-    """What the API has and counts, asked over HTTP."""
+    """The API's data and request counts, read over HTTP."""
     link = http.client.HTTPConnection(address, timeout=PHASE_SECONDS_MAX)
     try:
         link.request("GET", "/calendar")
@@ -162,61 +162,61 @@ def calendar(address: str) -> Any:
 # the play -----------------------------------------------------------------------------------------
 
 
-def play(teller: Teller, kd: Client, folder: Path, address: str) -> None:
-    """Run the agent, kill it at the worst moment, let another process go on, and count."""
+def play(narrator: Narrator, kd: Client, folder: Path, address: str) -> None:
+    """Run the agent, kill it at the worst moment, let another process resume it, and count."""
     with started(folder, "meeting.py", CALENDAR_API=address) as first:
-        teller.runs(first.pid)
-        follow(teller, kd, first, lambda: bool(calendar(address)["invites"]))
+        narrator.runs(first.pid)
+        follow(narrator, kd, first, lambda: bool(calendar(address)["invites"]))
         first.send_signal(signal.SIGKILL)
         code, said = ended(first)
-        hold(code == -signal.SIGKILL, f"the first process was to be killed, and ended by itself: {said}")
-    teller.follow(kd)
+        check(code == -signal.SIGKILL, f"the first process was to be killed, and ended by itself: {said}")
+    narrator.follow(kd)
     state, then = kd.state(RUN), calendar(address)
-    hold(state.position.step == KILLED_AT, f"it was to die at step {KILLED_AT}, and died at {state.position.step}")
-    hold(len(kd.runtime.log.ledger(RUN).in_doubt()) == 1, "one effect was to be in doubt")
-    hold([invite["to"] for invite in then["invites"]] == ["ann"], "ann was to have her invite by now")
-    teller.killed(first.pid, KILLED_AT)
+    check(state.position.step == KILLED_AT, f"it was to die at step {KILLED_AT}, and died at {state.position.step}")
+    check(len(kd.runtime.log.ledger(RUN).in_doubt()) == 1, "one effect was to be in doubt")
+    check([invite["to"] for invite in then["invites"]] == ["ann"], "ann was to have her invite by now")
+    narrator.killed(first.pid, KILLED_AT)
 
     with started(folder, "meeting.py", CALENDAR_API=address) as second:
-        teller.goes_on(second.pid)
-        follow(teller, kd, second, lambda: False)
+        narrator.resumed(second.pid)
+        follow(narrator, kd, second, lambda: False)
         code, said = ended(second)
-        hold(code == 0, f"the second process was to end well, and said: {said}")
-    teller.follow(kd)
-    hold(kd.info(RUN).status == "completed", "the run was to be completed")
+        check(code == 0, f"the second process was to end well, and said: {said}")
+    narrator.follow(kd)
+    check(kd.info(RUN).status == "completed", "the run was to be completed")
 
     now = calendar(address)
-    hold(sorted(invite["to"] for invite in now["invites"]) == calendar_api.PEOPLE, "one invite for each was to be out")
-    hold(len(now["rooms"]) == 1 < now["asked"]["POST /rooms"], "one room was to be booked, by more than one request")
+    check(sorted(invite["to"] for invite in now["invites"]) == calendar_api.PEOPLE, "one invite for each was to be out")
+    check(len(now["rooms"]) == 1 < now["asked"]["POST /rooms"], "one room was to be booked, by more than one request")
     again = {name for name in ("GET /people", "GET /slots", "POST /rooms") if now["asked"][name] != then["asked"][name]}
-    hold(not again, f"steps on record were done again: {', '.join(sorted(again))}")
-    teller.counts(now)
+    check(not again, f"steps on record were done again: {', '.join(sorted(again))}")
+    narrator.counts(now)
 
 
-def follow(teller: Teller, kd: Client, process: subprocess.Popen[str], until: Callable[[], bool]) -> None:
-    """Tell what comes on record while a process works, until something is so or the process has ended."""
+def follow(narrator: Narrator, kd: Client, process: subprocess.Popen[str], until: Callable[[], bool]) -> None:
+    """Prints new events while a process works, until a condition holds or the process has ended."""
     late = kd.runtime.clock.monotonic() + PHASE_SECONDS_MAX
     while process.poll() is None and not until():
-        teller.follow(kd)
-        hold(kd.runtime.clock.monotonic() < late, f"nothing happened for {PHASE_SECONDS_MAX:.0f} seconds")
+        narrator.follow(kd)
+        check(kd.runtime.clock.monotonic() < late, f"nothing happened for {PHASE_SECONDS_MAX:.0f} seconds")
         time.sleep(LOOK_SECONDS)
 
 
-def tell_record(teller: Teller, kd: Client) -> None:
-    """What the record says afterwards: before and after, why, how often, and that it holds."""
+def print_record(narrator: Narrator, kd: Client) -> None:
+    """Prints the record afterwards: before and after, reasons, counts, and its verification."""
     changed = between(kd.runtime.log, RUN, f"{KILLED_AT}:before", f"{KILLED_AT}:after")
-    hold(
+    check(
         any(change.part == "effects" and change.op == "add" for change in changed.changes), "step 6 was to do something"
     )
-    teller.before_and_after(changed)
-    teller.reasons(kd)
+    narrator.before_and_after(changed)
+    narrator.reasons(kd)
     report = kd.verify()
-    hold(report.holds, "the record was to verify")
-    teller.verified(report)
+    check(report.holds, "the record was to verify")
+    narrator.verified(report)
 
 
 def commands(folder: Path) -> list[tuple[str, str]]:
-    """What to try next: commands that work as they are printed, and what each one is for."""
+    """The next commands to try, ready to paste, each with its purpose."""
     tell: list[tuple[str, str]] = []
     if shutil.which("killick") is None:
         tell.append((f'export PATH="{Path(sys.executable).parent}:$PATH"', "where killick is"))

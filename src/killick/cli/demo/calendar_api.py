@@ -5,7 +5,7 @@
   POST /rooms    {"slot"}    books a room; the first answer comes late. Honours Idempotency-Key
   POST /invites  {"to", …}   sends an invite; the first answer never comes. Knows the key, and does not honour it
   GET  /invites?key=…        the invites that were sent under a key
-  GET  /calendar             all of it, and what was asked for how often
+  GET  /calendar             all of it, and the count of each request
 
     python calendar_api.py [PORT]
 
@@ -35,7 +35,7 @@ NEVER_SECONDS: Final = 3600.0
 
 
 class Calendar(BaseHTTPRequestHandler):
-    """What one request does."""
+    """Handles one request."""
 
     protocol_version = "HTTP/1.1"
     lock: ClassVar = threading.Lock()
@@ -62,16 +62,16 @@ class Calendar(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         count = self._count(self.path)
-        told = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
         key = self.headers.get("Idempotency-Key", "")
         if self.path == "/rooms":
             with self.lock:
                 room = self.rooms.setdefault(key, f"room {4 + len(self.rooms)}")
             time.sleep(LATE_SECONDS if count == 1 else 0)
-            self._answer(200, {"room": room, "slot": told["slot"]})
+            self._answer(200, {"room": room, "slot": body["slot"]})
         elif self.path == "/invites":
             with self.lock:
-                invite = {"id": f"invite_{len(self.invites) + 1}", "key": key, **told}
+                invite = {"id": f"invite_{len(self.invites) + 1}", "key": key, **body}
                 self.invites.append(invite)
             time.sleep(NEVER_SECONDS if count == 1 else 0)
             self._answer(200, invite)
@@ -86,7 +86,7 @@ class Calendar(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, value: Any) -> None:
         body = json.dumps(value).encode()
-        # Whoever asked may have given up, or died.
+        # The client may have given up, or died.
         with contextlib.suppress(ConnectionError):
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -95,7 +95,7 @@ class Calendar(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Says nothing: /calendar tells what was asked."""
+        """Logs nothing: /calendar counts the requests."""
 
 
 def _end_with_stdin() -> None:

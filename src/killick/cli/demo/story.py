@@ -1,4 +1,4 @@
-"""What the demo prints: a story in short lines, read from the record as it grows. Starts and decides nothing."""
+"""The output of the demo: short lines, read from the record as it grows. Starts and decides nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MARGIN: Final = 18
 """Where the text of a line begins: after the step and the name."""
 
 
-class Teller:
+class Narrator:
     """Prints the story of one run."""
 
     def __init__(self, out: Console, run: str) -> None:
@@ -43,9 +43,9 @@ class Teller:
 
     def row(self, left: str, name: str, text: str | Text, *, style: str = "", left_style: str = DIM) -> None:
         """One line, or several with the text under itself."""
-        told = text if isinstance(text, Text) else Text(text, style)
+        content = text if isinstance(text, Text) else Text(text, style)
         first = Text.assemble((f"{left:>3}", left_style), f"  {name:<{MARGIN - 5}}")
-        for number, line in enumerate(told.wrap(self.out, max(self.out.width - MARGIN, 20))):
+        for number, line in enumerate(content.wrap(self.out, max(self.out.width - MARGIN, 20))):
             line.rstrip()
             self.out.print(Text.assemble(" " * MARGIN if number else first, line), soft_wrap=True)
 
@@ -59,7 +59,7 @@ class Teller:
         self.heading("An agent with nine steps, four tools and a flaky API")
         self.row("", "the agent", f"{folder}/meeting.py")
         self.row("", "the API", f"calendar_api.py, a separate process at {address}")
-        self.row("", "the record", "killick.db; the lines below are read from it")
+        self.row("", "the log", "killick.db; the lines below are read from it")
 
     def runs(self, pid: int) -> None:
         self.heading(f"Process {pid} runs the agent")
@@ -67,14 +67,14 @@ class Teller:
     # the record, as it grows ------------------------------------------------------------------
 
     def follow(self, kd: Client) -> None:
-        """Tell what came on record since the last time."""
+        """Prints the events recorded since the last call."""
         if kd.runtime.store.head(self.run) is None:
             return
         for recorded in kd.events(self.run, after=self._seq):
             self._seq = recorded.seq
-            self._tell(recorded.event, kd.runtime.log.data(self.run, recorded.seq) if recorded.event.data else {})
+            self._print(recorded.event, kd.runtime.log.data(self.run, recorded.seq) if recorded.event.data else {})
 
-    def _tell(self, event: e.Event, data: Mapping[str, Any]) -> None:
+    def _print(self, event: e.Event, data: Mapping[str, Any]) -> None:
         match event:
             case e.StepIntended():
                 self._names[event.step] = event.name
@@ -83,7 +83,7 @@ class Teller:
                 self._started_at = event.at
             case e.AttemptEnded(outcome="returned"):
                 attempt = f"   attempt {event.attempt}" if event.attempt > 1 else ""
-                self._step(event.step, Text.assemble(self._to(), _told(data["output"]), (attempt, GOOD)))
+                self._step(event.step, Text.assemble(self._to(), _brief(data["output"]), (attempt, GOOD)))
             case e.AttemptEnded():
                 self._step(event.step, self._failed(event, data["failure"]))
             case e.DecisionMade():
@@ -110,18 +110,18 @@ class Teller:
 
     def killed(self, pid: int, step: str) -> None:
         self._step(step, Text(f"{self._to()}the API sends it, but no answer arrives", WARN))
-        told = f"{pid} is dead: the invite was sent, and the agent does not know"
-        self.row("✗", "SIGKILL", told, style=BAD, left_style=BAD)
+        message = f"{pid} is dead: the invite was sent, and the agent does not know"
+        self.row("✗", "SIGKILL", message, style=BAD, left_style=BAD)
 
-    def goes_on(self, pid: int) -> None:
+    def resumed(self, pid: int) -> None:
         self.heading(f"Process {pid} resumes the run")
-        self.row("1-5", "on record", "recorded steps return their outcomes: no tool and no model is called again")
+        self.row("1-5", "replayed", "recorded steps return their outcomes: no tool and no model is called again")
         self._last = ""
 
     # after the play ---------------------------------------------------------------------------
 
     def counts(self, calendar: Mapping[str, Any]) -> None:
-        self.heading("What the API counts")
+        self.heading("What the API received")
         asked = calendar["asked"]
         people = Counter(invite["to"] for invite in calendar["invites"])
         each = ", ".join(f"{person} {count}" for person, count in people.items())
@@ -131,13 +131,13 @@ class Teller:
         self.row("", "requests", ", ".join(f"{name} {count}" for name, count in asked.items() if count))
 
     def before_and_after(self, changed: Diff) -> None:
-        self.heading(f"What it knew at {changed.before.label} and at {changed.after.label}")
+        self.heading(f"The state at {changed.before.label} and at {changed.after.label}")
         styles = {"+": GOOD, "-": BAD, "~": WARN}
         for line in changed.lines(self.out.width - MARGIN):
             self.row(line.sign, line.part, line.text, left_style=styles[line.sign])
 
     def reasons(self, kd: Client) -> None:
-        self.heading("Why, how often, and what the API answered")
+        self.heading("Retries, the decision, and the step in doubt")
         state = kd.state(self.run)
         retries = {retry.step: retry for retry in state.retries}
         decisions = {decision.step: decision for decision in state.decisions}
@@ -155,28 +155,28 @@ class Teller:
                 self.row(step.id, step.name, settled)
 
     def verified(self, report: Report) -> None:
-        self.heading("The record")
-        self.row("✓", "holds", f"{report.events} events, every hash as written", left_style=GOOD)
+        self.heading("The event log")
+        self.row("✓", "verified", f"{report.events} events; every hash matches", left_style=GOOD)
 
     def next(self, commands: Sequence[tuple[str, str]]) -> None:
         self.heading("Try next")
         width = max(len(command) for command, _ in commands if command.startswith("killick"))
         for command, purpose in commands:
-            told = f"  {command:<{width}}"
-            aside = f"   {purpose}" if purpose and len(told) + 3 + len(purpose) <= self.out.width else ""
-            self.out.print(Text.assemble(told if aside else told.rstrip(), (aside, DIM)), soft_wrap=True)
+            line = f"  {command:<{width}}"
+            aside = f"   {purpose}" if purpose and len(line) + 3 + len(purpose) <= self.out.width else ""
+            self.out.print(Text.assemble(line if aside else line.rstrip(), (aside, DIM)), soft_wrap=True)
         self.out.print()
 
 
-def _told(value: Any) -> str:
-    """What came back, in few words."""
+def _brief(value: Any) -> str:
+    """A result, in few words."""
     if isinstance(value, Mapping):
         return ": ".join(map(str, value.values()))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _answered(failure: Mapping[str, Any]) -> str:
-    """What the far side answered, word for word; or how it did not."""
+    """The remote service's response, unchanged, or the connection error."""
     details = failure["details"]
     return f"{details['status']} {details['body']}" if "body" in details else f"{failure['type']}: {failure['message']}"
 

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from killick.contracts.contract import Approval
-from killick.definitions.parameters import Parameters, spoken
+from killick.definitions.parameters import Parameters, untag
 from killick.definitions.tools import TOOLS, AnyTool
 from killick.engine.approval.call_answer import EXPIRED, INSTEAD, PERSON, after_approval, after_edit
 from killick.engine.approval.contracts_in_force import ApprovalGiven, AskingRule, Verdict, named, who_of
@@ -101,7 +101,7 @@ class ApprovalQuestion:
             await ex.recorded(closed.seq)
             raise Rejected(j.step, j.intent.name, self.failure)
         if closed.answer["kind"] == "approve":
-            # They agreed to what they were asked, though more rules may ask by now.
+            # They approved the rules of that time, though more rules may require approval by now.
             shown: dict[str, Any] = dict(waiter.asked.values or {}) if waiter.asked is not None else {}
             j.agreements.add(self._agreement(covered(shown)))
             j.answer = after_approval(j.answer, closed.by, closed.comment)
@@ -130,7 +130,7 @@ class ApprovalQuestion:
             values = dict(ex.engine.log.data(ex.run_id, wait.opened))
             if event.digest == self._binding(values["prompt"], event.rule):
                 return self._waiter(event, values, wait.opened, wait.votes)
-            # The contract, or what it asks, is another one now: what was said so far counts for nothing.
+            # The contract or its requirement has changed: earlier votes do not count.
             void(j)
         entries = [*ex.judge.unbound(), *j.written(), *self._asked(self._prompt())]
         at, self.is_cancelled = await ex.write(*entries)
@@ -148,7 +148,7 @@ class ApprovalQuestion:
 
     @property
     def name(self) -> str:
-        """What is asked about, as rules know it."""
+        """The intention in question, as rules see it."""
         return intended_name(self.j.intent.sort, self.j.intent.name)
 
     def _asked(self, prompt: str, turn: int = 0) -> list[Entry]:
@@ -204,7 +204,7 @@ class ApprovalQuestion:
             rounds=tuple(rounds[event.round :]),
         )  # fmt: skip
 
-    # what they say ----------------------------------------------------------------------------
+    # their answers ----------------------------------------------------------------------------
 
     def _fits(self, kind: str, value: Any) -> Any:
         """Check an edit: arguments by name, as the tool accepts them, under the same rules."""
@@ -220,7 +220,7 @@ class ApprovalQuestion:
             raise ValueRefused("edit", f"the tool cannot take it ({type(error).__name__}: {error})") from error
 
     def _then(self, closed: Closed) -> tuple[list[Entry], dict[str, Any]]:
-        """What follows from an answer, in the same commit."""
+        """The events that follow from an answer, in the same commit."""
         j, ex = self.j, self.ex
         answer: dict[str, Any] = closed.answer or {}
         kind = "expired" if closed.how == "expired" else answer.get("kind")
@@ -235,7 +235,8 @@ class ApprovalQuestion:
         elif kind == "respond":
             value = answer.get("value")
             said = f" ({closed.comment})" if closed.comment else ""
-            text = f"{by or 'a person'} answered instead: {in_words(value)}{said}"
+            words = value if isinstance(value, str) else json.dumps(untag(plain(value)), ensure_ascii=False)
+            text = f"{by or 'a person'} answered instead: {words}{said}"
             self.failure = failed_by(text, code=INSTEAD, response=value, **details)
         else:
             said = f": {closed.comment}" if closed.comment else ""
@@ -244,7 +245,7 @@ class ApprovalQuestion:
         return [Entry(event, {"failure": self.failure})], {}
 
     def _edited(self, closed: Closed) -> list[Entry]:
-        """A person's edit is their own intention: judged as any, and standing in the place of what it edits."""
+        """A person's edit is their own intention: judged as any other, and it replaces the original."""
         j, ex, by = self.j, self.ex, closed.by or "a person"
         before = copy(j.intent)
         changed = j.intent.edit(edited(j, closed.answer["value"]), j.step, ex.log.secret_key)
@@ -298,11 +299,6 @@ def short_value(value: Any) -> str:
     return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}… ({len(text)} characters)"
 
 
-def in_words(value: Any) -> str:
-    """A value as a model reads it."""
-    return value if isinstance(value, str) else json.dumps(spoken(plain(value)), ensure_ascii=False)
-
-
 def _deadline(now_us: int, timeout: float | None) -> int | None:
     return None if timeout is None else now_us + round(timeout * 1_000_000)
 
@@ -313,7 +309,7 @@ def edited(j: PendingVerdict, value: Any) -> dict[str, Any]:
     if shape is None or not isinstance(value, dict):
         raise ValueRefused("edit", 'must give arguments by name, such as {"amount": 100}')
     changes: dict[str, Any] = {**value}
-    if unknown := shape.strangers(changes.keys()):
+    if unknown := shape.unknown_parameters(changes.keys()):
         raise ValueRefused(f"edit.{unknown[0]}", f"is not an argument of {j.intent.name} ({', '.join(shape.hints)})")
     typed = _typed(TOOLS.get(j.intent.name), through_codec(changes, at="edit"))
     return shape.restore({**j.intent.recording, **typed}, j.intent.arguments)
@@ -349,7 +345,7 @@ def refuse_misfit(wait: Wait, value: Any) -> None:
     if tool is None:
         return
     changes: dict[str, Any] = {**value}
-    if unknown := tool.shape.strangers(changes.keys()):
+    if unknown := tool.shape.unknown_parameters(changes.keys()):
         raise AnswerRefused(wait.id, f"{tool.name} has no argument {unknown[0]!r} ({', '.join(tool.shape.hints)})")
     try:
         tool.shape.restore(_typed(tool, through_codec(changes, at="edit")), {})
@@ -358,7 +354,7 @@ def refuse_misfit(wait: Wait, value: Any) -> None:
 
 
 def schema_of_call(j: PendingVerdict) -> Any:
-    """What an edit may look like, for forms; None where it cannot be described."""
+    """The schema of an edit, for forms; None if it cannot be described."""
     tool = TOOLS.get(j.intent.name)
     try:
         return None if tool is None else Parameters(tool).schema
@@ -404,13 +400,13 @@ def covered(data: Mapping[str, Any]) -> frozenset[AskingRule]:
 
 
 def kind_of(data: Mapping[str, Any]) -> str | None:
-    """What kind of answer ended a wait; None where it was none of a person's."""
+    """The kind of answer that ended a wait; None if no person ended it."""
     answer: Any = data.get("answer")
     return answer.get("kind") if isinstance(answer, dict) else None  # pyright: ignore
 
 
 def pairs_of(data: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """By argument, what it was and what it is."""
+    """By argument, its old and its new value."""
     changed: dict[str, Any] = data.get("changed") or {}
     return {name: (old, new) for name, (old, new) in changed.items()}
 

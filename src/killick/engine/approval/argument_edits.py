@@ -76,7 +76,7 @@ def by_name(wait: Wait, pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def checked(wait: Wait, changes: Any) -> dict[str, Any]:
-    """An edit that the tool would take, as far as the question says what it takes. It need not name every argument."""
+    """An edit that the tool would accept, as far as the question shows. It need not name every argument."""
     if not isinstance(changes, dict) or not changes:
         raise AnswerRefused(wait.id, f"an edit gives arguments by name, as in {example(wait)}")
     found, schema, names = cast("dict[str, Any]", changes), _schema(wait), arguments(wait)
@@ -92,7 +92,7 @@ def checked(wait: Wait, changes: Any) -> dict[str, Any]:
 
 
 def misfit(schema: Any, value: Any) -> str | None:
-    """What of a JSON value is plainly not what a schema asks for, by its path; None where nothing is."""
+    """The part of a JSON value that violates a schema, by its path; None if there is none."""
     root = _mapping(schema)
     return next(_misfits(root, value, root, ""), None)
 
@@ -169,7 +169,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _typed(text: str, wanted: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
-    """A text as what is wanted: itself, or what it says as JSON."""
+    """A text as the wanted type: itself, or parsed as JSON."""
     try:
         parsed = json.loads(text)
     except ValueError:
@@ -179,7 +179,7 @@ def _typed(text: str, wanted: Mapping[str, Any], root: Mapping[str, Any]) -> Any
 
 
 def _named(wanted: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a reference inside a schema leads to."""
+    """The target of a reference inside a schema."""
     reference: Any = wanted.get("$ref")
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return wanted
@@ -190,7 +190,7 @@ def _named(wanted: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, A
 
 
 def _fits(wanted: Mapping[str, Any], value: Any, root: Mapping[str, Any]) -> bool:
-    """Whether a value is plainly what is wanted; what only the tool's own types can say is left to the run."""
+    """Whether a value fits a schema, as far as that is certain; the run checks the tool's own types."""
     wanted = _named(wanted, root)
     either: Any = wanted.get("anyOf") or wanted.get("oneOf")
     if isinstance(either, list):

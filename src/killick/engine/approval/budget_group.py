@@ -1,4 +1,4 @@
-"""The runs that a contract counts together: the one whose contract it is, its forks, what they spawned and renewed.
+"""The runs that a contract counts together: the one whose contract it is, its forks, and their children and renewals.
 
 Reads the effects of the other runs from their logs. Decides nothing.
 """
@@ -37,7 +37,7 @@ class Family:
         self.root = first_of(log, owner)
 
     def others(self, own: Ledger) -> Others:
-        """What every other run of the group has done so far."""
+        """The totals of every other run of the group."""
         found = Others(counts=Counts(), past={})
         names, seen = [self.root, self._run], set[str]()
         while names:
@@ -68,7 +68,7 @@ class Family:
         try:
             ledger = self._log.ledger(run)
         except KillickError:
-            return known  # what does not hold any more does nothing any more, either
+            return known  # a broken run does nothing more
         reader = _Reader(self._log, run)
         past = pasts(ledger, reader, self._tools, after=head.base)
         renewed = self._log.state(run).fold.facts.renewed_as
@@ -96,7 +96,7 @@ def first_of(log: Log, run: str) -> str:
 
 
 def add(to: Counts, more: Counts) -> None:
-    """Add up what two did."""
+    """Adds two totals."""
     for name, count in more.calls.items():
         to.calls[name] = to.calls.get(name, 0) + count
     for name, count in more.effects.items():

@@ -89,7 +89,7 @@ def proposed(result: T, answer: CallAnswer | None) -> Proposed[T]:
 
 
 def declined(rejected: Rejected) -> Proposed[Any]:
-    """A suggested action that a person did not want done; what a rule rejects is raised."""
+    """A suggested action that a person declined; a rule's rejection is raised instead."""
     kind = _KINDS.get(rejected.code)
     if kind is None:
         raise rejected

@@ -47,7 +47,7 @@ class BoundContract(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What was ruled, by which contract, and what that rests on besides the record."""
+    """A ruling, its contract, and its inputs besides the record."""
 
     ruling: Ruling
     contract: Contract | None
@@ -71,7 +71,7 @@ class AskingRule(NamedTuple):
 
 
 class ApprovalGiven(NamedTuple):
-    """Who agreed, how many of them had to, to what every rule asked that had something to ask them, to which arguments,
+    """An approval: the approvers, the quorum, the rules that required it, the arguments,
     and under which contracts and in which generation."""
 
     who: tuple[str, ...]
@@ -82,7 +82,7 @@ class ApprovalGiven(NamedTuple):
 
 
 class Past:
-    """What a tool was called with, as far as that cannot change any more."""
+    """The arguments of a tool's settled calls."""
 
     __slots__ = ("arguments", "index", "taken_back")
 
@@ -115,7 +115,7 @@ class Looked(NamedTuple):
 
 
 class ContractsInForce:
-    """What the intentions of one run are judged by."""
+    """The contracts that judge the intentions of one run."""
 
     def __init__(
         self, engine: Engine, agent: AnyAgent | None, log: RunView, context: Callable[[], Mapping[str, Any]],
@@ -133,7 +133,7 @@ class ContractsInForce:
         self._roots = {bound.of: self._pinned(bound) for bound in self.bound}
         """By contract, the folders that paths may lead into, resolved when it came into force."""
         self._said: tuple[object, ...] | None = None
-        """What the record says is in force, once that is so."""
+        """The recorded contracts in force, once recorded."""
         self._pasts: dict[str, Past] = {}
         self._began: dict[str | None, int] = {}
         self._files: dict[str, list[tuple[str, Sequence[str]]]] = {}
@@ -144,7 +144,7 @@ class ContractsInForce:
         }
 
     def unbound(self) -> list[Entry]:
-        """What is to be said first: which contracts are in force, where the record does not say so yet."""
+        """The events to write first: the contracts in force that are not recorded yet."""
         facts, now = self._log.fold.facts, self._engine.clock.now_us()
         if facts.contracts is self._said:
             return []
@@ -176,8 +176,8 @@ class ContractsInForce:
 
         agreements   the approvals that this intention has already
         asks         the approval that the tool itself, or the proposing code, requires
-        begun        whether what was done so far counts this very intention already, and as an effect if it is open
-        adopts       whether what was done before is about to be adopted, so that nothing more is done
+        begun        whether the totals already count this very intention, and as an effect if it is open
+        adopts       whether an earlier effect is about to be reused, so that no new one happens
         """
         rests_on: dict[str, Any] = {"paths": intention.paths} if intention.paths else {}
         if adopts:
@@ -303,7 +303,7 @@ class ContractsInForce:
             rests_on.setdefault("others", {})[bound.of or ""] = others
         done, context, version, seen = facts.done, self._context, facts.context_version, self._seen()
         if bound.of is not None and any(rule.kind in ("after", "context") for rule in bound.contract.rules):
-            # What a run above wants to be so is about that run: what it knows, and what it did or has had done.
+            # A parent's rules concern the parent: its state, its effects and those of its children.
             above = self._above(bound.of)
             rests_on.setdefault("above", {})[bound.of] = above
             done, context = together(done, above), lambda: above["document"]
@@ -317,7 +317,7 @@ class ContractsInForce:
         )  # fmt: skip
 
     def _above(self, of: str) -> dict[str, Any]:
-        """What a run above knows and did, as of now."""
+        """The current state and effects of a parent run."""
         state = self._engine.log.state(of)
         context = state.context
         return {"done": dict(state.fold.facts.done), "document": context.document or {}, "version": context.version}
@@ -353,7 +353,7 @@ class ContractsInForce:
         return tuple(dict.fromkeys(found))
 
     def priced(self, usage: e.Usage | None, model: str | None) -> e.Usage | None:
-        """What a model call used, with what it cost, where a price is known."""
+        """The usage of a model call, with its cost if a price is known."""
         if usage is None or usage.cost_micros:
             return usage
         now = self._engine.clock.now_us()
@@ -365,7 +365,7 @@ class ContractsInForce:
         return replace(usage, cost_micros=max(costs)) if costs else usage
 
     def remember(self, step: e.StepId, arguments: Mapping[str, Any]) -> None:
-        """What was judged is needed again before the store may have it."""
+        """Keeps judged arguments that are needed again before the store has them."""
         self._arguments[step] = arguments
 
     def _past(self, tool: str) -> Sequence[Mapping[str, Any]]:
@@ -416,7 +416,7 @@ def _in_force(engine: Engine, agent: AnyAgent | None, log: RunView) -> list[Boun
             if contract is not None:
                 found.append(BoundContract(contract, parent))
         except AgentUnknown:
-            # It is declared elsewhere: what is on record of its contract holds here, too.
+            # It is declared elsewhere: its recorded contract applies here, too.
             own = [bound for bound in above.contracts if bound.of is None]
             found += [BoundContract(_recorded(engine, parent, bound.seq), parent) for bound in own]
         parent = above.parent if above.forked_from is None else _spawner(engine, above.forked_from)
@@ -462,7 +462,7 @@ def real_paths(value: Any, argument: str, roots: Sequence[str]) -> dict[str, str
         named = {f"{argument}[{index}]": each for index, each in enumerate(value)}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     for name, path in cast("dict[str, Any]", named).items():
         if isinstance(path, str) and roots and path_refused(path) is None:
-            found[name] = ""  # what cannot be looked at leads nowhere
+            found[name] = ""  # an unreadable path resolves to nothing
             if len(found) <= FILES_MAX:
                 with contextlib.suppress(OSError, ValueError):
                     found[name] = os.path.realpath(os.path.join(found[roots[0]], path))

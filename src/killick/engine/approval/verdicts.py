@@ -81,7 +81,7 @@ class PendingVerdict:
 
     @property
     def bound(self) -> bytes:
-        """What an agreement is to: the arguments, and the files that they lead to."""
+        """The subject of an approval: the arguments, and the files that they resolve to."""
         digest = self.intent.digest
         return sha256(digest + canonical(dict(self.paths))).digest() if self.paths else digest
 
@@ -133,7 +133,7 @@ class PendingVerdict:
         return verdict
 
     def _settle_values(self) -> None:
-        """Evaluate exactly what will be done: values that code could still change are taken from the record."""
+        """Evaluates the exact intention: values that code could still change are taken from the record."""
         intent = self.intent
         if intent.sort == "model" or all(type(value) in PLAIN_VALUES for value in intent.recording.values()):
             return
@@ -146,7 +146,7 @@ class PendingVerdict:
             intent.arguments = intent.shape.restore(seen, intent.arguments)
 
     def _put(self, verdict: Verdict) -> None:
-        """Give the intention that is about to be written its verdict, and what that rests on."""
+        """Adds the verdict and its inputs to the intention that is about to be written."""
         for index, (event, values) in enumerate(self.unwritten):
             if isinstance(event, e.StepIntended):
                 kept = {name: value for name, value in (values or {}).items() if name in ("arguments", "because")}

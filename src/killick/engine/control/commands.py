@@ -205,7 +205,7 @@ def _may_block() -> bool:
 
 
 def _recorded_outcome(engine: Engine, message: Message, after: int) -> bool:
-    """What the holder did with a command, from the record; raises the refusal recorded there."""
+    """The holder's result of a command, from the record; raises the refusal recorded there."""
     taken = False
     while rows := engine.log.read(message.run, after=after, limit=1_000):
         for seq, event, _ in rows:
@@ -327,7 +327,7 @@ def _refusal(
 
 
 def _refuse_misfit(ex: Execution, body: Body) -> None:
-    """Where a branch waits in memory, it knows best what fits."""
+    """A branch that waits in memory checks the value itself."""
     waiter = ex.waiters.get(str(body.get("step")))
     if body["command"] == "override" and waiter is not None and waiter.waits_for == "answer" and waiter.fits:
         if waiter.name != "ask":
@@ -339,7 +339,7 @@ def _refuse_misfit(ex: Execution, body: Body) -> None:
 
 
 def obey(ex: Execution, entries: Sequence[Entry], seq: int) -> None:
-    """What is on record now becomes true of what is in memory. `seq` is of the last of the events."""
+    """Applies recorded events to the state in memory. `seq` is of the last of the events."""
     for number, (event, values) in enumerate(entries, seq - len(entries) + 1):
         match event:
             case e.RunPaused():

@@ -1,4 +1,4 @@
-"""The inbox of a run: the engine's own messages, their ids and bodies; which answers a wait takes, and from whom."""
+"""The inbox of a run: the engine's own messages, their ids and bodies; which answers a wait takes, and whose."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _overridden(fold: Fold, body: Body, by: str | None, at: int, because: Body) 
         except ValueRefused as misfit:
             raise AnswerRefused(fold.facts.run, str(misfit)) from None
     if step.sort == "wait" and wait is not None:
-        # As what ends such a wait would have it, so that the code takes it for that.
+        # In the form of the event that ends such a wait, so that the code accepts it.
         if wait.waits_for == "answer":
             output = {"kind": "respond", "value": output}
         elif wait.waits_for == "child":
@@ -99,7 +99,7 @@ def _voided(step: Step, wait: Wait | None, by: str | None, at: int) -> list[Entr
 
 
 def skip_failure(by: str | None, because: Any) -> Failure:
-    """What a step that was skipped failed with."""
+    """The failure of a skipped step."""
     reason = f": {because}" if because else ""
     return Failure("error", SKIPPED, _TYPES, f"skipped by {by or 'a person'}{reason}", details={"by": by})
 

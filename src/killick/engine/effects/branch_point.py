@@ -56,7 +56,9 @@ def cut(
     transitions = {step.id for step in ended.values() if step.sort == "scope" and step.name == "transition"}
     redone = _files_redone(ended, place.seq)
     stays = {name for name in begun if name in ended and beside(name, own, transitions)}
-    stays |= {name for name in begun if _takes_outcome(begun[name], ended)}
+    # A step that had been tried at the cut and has an outcome since takes it: a retry would be the same action.
+    tried = (step for step in begun.values() if step.attempts and step.id in ended)
+    stays |= {step.id for step in tried if ended[step.id].intended == step.intended}
     stays = {name for name in stays if not _is_after(name, redone)}
     gone = {name for name in begun.keys() - stays if is_fork or name in asked}
     firsts = [begun[name].intended for name in gone] + [step.intended for step in given_up.values()]
@@ -181,8 +183,3 @@ def _ended_later(log: Log, run: str, place: RunMoment) -> dict[e.StepId, Step]:
             names.update(dict.fromkeys(".".join(parts[:depth]) for depth in range(1, len(parts))))
     found = [step for step in map(fold.step, names) if step is not None]
     return {step.id: step for step in found if step.status in _ENDED or step.sort == "scope"}
-
-
-def _takes_outcome(step: Step, ended: Mapping[e.StepId, Step]) -> bool:
-    """Whether a step that had been tried at the cut has an outcome since: a retry would be the same action."""
-    return bool(step.attempts) and step.id in ended and ended[step.id].intended == step.intended

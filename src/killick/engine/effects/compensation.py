@@ -1,4 +1,4 @@
-"""What was done is undone by its own compensation, under a key of its own: all that a run did, or one effect."""
+"""Compensation: undoes all effects of a run, or one, each under a key of its own."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from killick.model.typed import convert
 
 
 async def compensate(ex: Execution, branch: Branch) -> list[str]:
-    """Undo what was done, the last first. Returns what could not be undone."""
+    """Undoes effects, the last first. Returns those that could not be undone."""
     left: list[str] = []
     await ex.barrier()
     doubted = ("happened", "undone", "in_doubt", "open")
-    # What a fork shares with its parent is not its own to undo, nor is what it did under another run's key.
+    # A fork undoes neither effects that it shares with its parent nor those under another run's key.
     did = [each for each in ex.log.ledger.effects if each.started > ex.log.base and each.tool != ledger.SENDING]
     own = [each for each in did if not each.undoes and is_key_of(each.key, ex.run_id)]
     for effect in reversed([each for each in own if each.status in doubted]):
@@ -54,7 +54,7 @@ def _done_by_children(ex: Execution) -> list[str]:
 
 
 def compensation(ex: Execution, tool: AnyTool, effect: ledger.Effect) -> Callable[..., Any] | None:
-    """What undoes an effect: as its tool says; files go back to what they were."""
+    """The compensation of an effect, by its tool; files are restored."""
     if tool.policy.compensate is None and effect.effect == "workspace":
         return reverting(ex)
     return tool.policy.compensate
@@ -80,7 +80,7 @@ async def _undone(ex: Execution, branch: Branch, tool: AnyTool, effect: ledger.E
     """One effect through its own compensation, as a step like any other."""
     intent = _undoing(ex, tool, effect, effect.step)
     step = _again(branch, ex.record.undoing.get(effect.started))
-    past = ex.record.step(step)
+    past = ex.record.steps.get(step)
     try:
         if past is None or past.status not in OVER:
             await execute_step(ex, branch, intent, step)
@@ -105,7 +105,7 @@ async def undo(
     effect = effect_to_undo(ex.engine.log, ex.run_id, step)
     tool = TOOLS.get(effect.tool)
     begun = ex.record.undoing_beside.get(effect.started)
-    past = ex.record.step(begun) if begun is not None else None
+    past = ex.record.steps.get(begun) if begun is not None else None
     past = past if past is not None and past.status not in OVER else None
     if past is not None and past.attempts and settled is not None:
         return _settled_undo(ex, past, effect, settled, by, because)
@@ -169,7 +169,7 @@ def _again(branch: Branch, step: e.StepId | None) -> e.StepId:
 async def _ask_person(
     ex: Execution, branch: Branch, step: e.StepId, tool: AnyTool, effect: ledger.Effect, failed: StepFailed
 ) -> bool:
-    """What could not be undone waits for a person: it was undone by hand, or is left."""
+    """Asks a person about an effect that could not be undone: it was undone by hand, or stays."""
     if failed.is_a("killick.Stopped"):
         return False
     name = f"undo {step}"

@@ -35,7 +35,7 @@ _ANNOUNCE_SECONDS: Final = 0.05
 """The first pause between two attempts to announce a fork; doubled each time."""
 
 OWN_ONLY: Final = ("reads", "workspace", None)
-"""What no other timeline can have done for this one: files went back with the run, and a fork has its own."""
+"""The effect classes that timelines never share: files are restored with the run, and a fork has its own."""
 
 
 async def _announced(ex: Execution, branch: Branch) -> None:
@@ -120,7 +120,7 @@ async def _agreed(wanted: WantedStep, prompt: str) -> bool:
 
 
 class WantedStep(NamedTuple):
-    """A step of which nothing was tried yet: what it wants, in the words in which a person is asked about it."""
+    """A step without an attempt: its intention, in the words of the question to a person."""
 
     ex: Execution
     branch: Branch
@@ -129,7 +129,7 @@ class WantedStep(NamedTuple):
     recording: Mapping[str, Any]
     identity: e.Digest
     written: Callable[[], list[Entry]] = list
-    """What is still to be written of the intention."""
+    """The unwritten events of the intention."""
 
 
 def _wanted_step(a: StepState) -> WantedStep:
@@ -161,12 +161,8 @@ def is_sent(wanted: WantedStep) -> bool:
     return any(done.effect.identity == wanted.identity for done in wanted.ex.run_tree.adoptable(SENDING, wanted.step))
 
 
-def is_spawned(wanted: WantedStep) -> bool:
-    """Whether a child was spawned before, so that it is taken rather than another."""
-    return _spawned(wanted) is not None
-
-
-def _spawned(wanted: WantedStep) -> tuple[str, ledger.Child] | None:
+def spawned(wanted: WantedStep) -> tuple[str, ledger.Child] | None:
+    """The child that was spawned before, and its run, so that it is taken rather than another."""
     asked, log = digest(dict(wanted.recording), at="input"), wanted.ex.engine.log
     for run, child in wanted.ex.run_tree.children(wanted.name):
         if digest({"input": log.data(run, child.spawned).get("input")}, at="input") == asked:
@@ -178,7 +174,7 @@ async def spawned_before(wanted: WantedStep) -> ledger.Child | None:
     """A run of the same agent on the same input, spawned on an abandoned timeline or in the run tree."""
     ex = wanted.ex
     await _announced(ex, wanted.branch)
-    found = _spawned(wanted)
+    found = spawned(wanted)
     if found is not None:
         run, child = found
         ex.run_tree.has_child(child.run)
@@ -212,13 +208,13 @@ async def _adopted(a: StepState) -> RecordedOutcome | None:
             left = tree.adoptable(intent.name, a.step)
         a.begins(intent.name, identity)
     a.forks = ex.log.ledger.facts.forks
-    # What a repair left in doubt is known by its tool alone: its arguments went with the record.
+    # An effect that a repair left in doubt is known by its tool alone: its arguments were removed.
     same = [each for each in left if each.effect.identity in (identity, None)]
     # Branches of a gather come in any order: each takes its own again, where there is one.
     for done in sorted(same, key=lambda each: each.effect.step != a.step):
         effect = done.effect
         if effect.status != "happened" and effect.effect == "idempotent" and effect.identity is not None:
-            # The far side honours the key: going on under it cannot do it twice.
+            # The remote service honours the key: continuing with it cannot execute the call twice.
             a.key = effect.key
             tree.adopt(done, a.step)
             return None

@@ -16,7 +16,7 @@ from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.facts import Step
 from killick.model.fold import Fold
-from killick.store.records import Delivery, Message
+from killick.store.records import Delivery
 
 UNCHANGED: Final[Any] = msgspec.UNSET
 """The fork has its parent's input."""
@@ -25,7 +25,7 @@ _VERBS: Final = ("approve", "reject", "edit", "respond", "happened", "not", "sto
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is other in a fork than it was in its parent. `output` gives steps that had ended another outcome."""
+    """The differences of a fork from its parent. `output` gives steps that had ended another outcome."""
 
     output: Mapping[e.StepId, Any] = {}
     set: Mapping[str, Any] = {}
@@ -36,7 +36,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fork(msgspec.Struct, frozen=True):
-    """A fork as it is about to be created, and what it then adds up to."""
+    """A fork to be created, and its resulting state."""
 
     forked: e.RunForked
     entries: tuple[Entry, ...]
@@ -56,7 +56,7 @@ def fork(
         raise TimeRefused(parent, "it has no events before its start; fork it at start")
     generation = facts.generation
     if found.keep:
-        # What is shared may have been rewound in between.
+        # Shared events may have been rewound in between.
         generation = log.ledger(parent, max((found.seq, *found.keep))).facts.generation
     forked = e.RunForked(
         at=at, run=run, parent=parent, cut=found.seq, keep=found.keep, generation=generation + 1,
@@ -97,7 +97,7 @@ def _overridden(log: Log, parent: str, found: Cut, name: e.StepId, output: Any, 
 
 
 def _has_successor(fold: Fold, name: e.StepId) -> bool:
-    """Whether the line that a step is in went on after it."""
+    """Whether the branch of a step continued after it."""
     path, dot, number = name.rpartition(".")
     return fold.step(f"{path}{dot}{int(number) + 1}") is not None
 
@@ -116,13 +116,10 @@ def _answer(fold: Fold, step: Step, output: Any) -> Any:
 
 
 def copied(log: Log, parent: str, run: str, found: Cut) -> list[Delivery]:
-    """The messages that a run got and had not taken at a cut, for a fork of it. Answers were for what it leaves."""
+    """The messages that a run got and had not taken at a cut, for a fork of it. Answers belong to dropped waits."""
     return [
         renewals.forwarded(log, message, run)
         for message in log.store.messages(parent)
-        if renewals.goes_along(message) and not _was_taken(message, found)
+        if renewals.goes_along(message)
+        and (message.taken is None or (message.taken > found.seq and message.taken not in found.keep))
     ]
-
-
-def _was_taken(message: Message, found: Cut) -> bool:
-    return message.taken is not None and (message.taken <= found.seq or message.taken in found.keep)

@@ -1,4 +1,4 @@
-"""What is in doubt is settled: by its thread, its reconciler or a person; and what was done may be looked at again."""
+"""Reconciliation: settles effects in doubt by thread, reconciler or person; confirms effects afterwards."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class RecordedOutcome(NamedTuple):
 
 
 def stopped(by: str | None, because: Any) -> Failure:
-    """A person stopped the step instead of saying what happened."""
+    """A person stopped the step instead of settling it."""
     reason = f": {because}" if because else ""
     return Failure.of("killick.Stopped", f"stopped by {by or 'a person'}{reason}")
 
 
 async def settle(a: StepState, work: Work | None) -> RecordedOutcome | None:
-    """Find out what became of an attempt: by its thread, its reconciler, or a person.
+    """Determines the outcome of an attempt: by its thread, its reconciler, or a person.
 
     None: it did not happen, and may be tried again. Raises when a person says to stop.
     """
@@ -112,7 +112,7 @@ def late_entries(a: StepState, past: Step, value: Any, error: BaseException | No
 
 
 async def reconciled(a: StepState, reconcile: Callable[[Effect], Any], effect: Effect) -> Any:
-    """What the reconciler says; one that fails, or tells of a result that cannot be, knows nothing."""
+    """The reconciler's verdict; Unknown if it fails, or returns an impossible result."""
     for attempt in range(3):
         try:
             found = await call_hook(a.ex, reconcile, effect, step=a.step)
@@ -157,7 +157,7 @@ def _settlement(a: StepState, found: Happened | DidNotHappen | None, by: str | N
 
 
 def _released(a: StepState, found: object) -> tuple[UniqueRight, ...]:
-    """What was consumed comes back only when nothing happened."""
+    """Consumed rights are returned only if nothing happened."""
     return a.intent.claims if a.holds and isinstance(found, DidNotHappen) else ()
 
 
@@ -280,12 +280,12 @@ async def _called_hook(ex: Execution, fn: Callable[..., Any], effect: Effect, st
 
 
 async def confirmed(a: StepState, value: Any) -> bool:
-    """Look at the world after an effect, and put on record what it shows."""
+    """Runs the confirmation after an effect, and records its result."""
     return await _confirmed(a.ex, a.intent, effect_of(a), value)
 
 
 async def stays_confirmed(ex: Execution, branch: Branch, past: Step, intent: Intent, value: Any) -> bool:
-    """On replay what was seen then; a process that died before it had looked has left that to us."""
+    """On replay, the recorded confirmation; if the process died before it, it runs now."""
     looked = ex.record.of(past.id, e.EffectConfirmed)
     if looked:
         return bool(looked[-1][1].confirmed)

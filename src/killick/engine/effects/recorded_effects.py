@@ -13,7 +13,7 @@ from killick.model import facts, ledger
 
 
 def effect_to_undo(log: Log, run: str, step: e.StepId) -> ledger.Effect:
-    """What a step of the current timeline did, or adopted. TimeRefused where there is nothing to undo, or not there."""
+    """The effect that a step of the current timeline had or reused. TimeRefused if there is none to undo."""
     found = step_of(log, run, step)
     done = effects_of(log, run, [found]).get(step)
     refused = undo_refusal(run, found, done, None)
@@ -43,7 +43,7 @@ def undo_refusal(run: str, step: facts.Step, done: RecordedEffect | None, begun:
 
 
 def effects_of(log: Log, run: str, steps: Iterable[facts.Step]) -> dict[e.StepId, RecordedEffect]:
-    """What steps did to the world, by the ledgers of those who did it: their own effects, and those they adopted."""
+    """The effects of steps, from the ledgers of their runs: their own effects, and reused ones."""
     books: dict[str, dict[int, ledger.Effect]] = {}
     found: dict[e.StepId, RecordedEffect] = {}
     for step in steps:
@@ -69,7 +69,7 @@ def _owner(log: Log, run: str, seq: int) -> str:
 
 
 def step_of(log: Log, run: str, step: e.StepId) -> facts.Step:
-    place_at(log, run, f"{step}:after")  # which says in one line what there is, where there is no such step
+    place_at(log, run, f"{step}:after")  # which names the existing steps if there is no such step
     found = log.state(run).fold.step(step)
     if found is None:
         raise TimeRefused(run, f"step {step} was rewound; name a step of the current timeline")

@@ -1,4 +1,4 @@
-"""Takes a run back to a place in its time: an event, and nothing else. What it did to the world stays on its ledger."""
+"""Rewinds a run to an earlier position: an event, and nothing else. Its effects stay on its ledger."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Rewind(msgspec.Struct, frozen=True):
 
 
 def rewind(log: Log, run: RunLog, to: str, *, at: int, by: str | None = None, because: str | None = None) -> Rewind:
-    """What takes a run back to a place. Nothing is written behind it: it must be at its head."""
+    """The event that rewinds a run. It must be written at the head."""
     refuse_own(run.fold.facts.agent, run.run)
     if run.fold.facts.renewed_as is not None:
         raise TimeRefused(run.run, f"continues as {run.fold.facts.renewed_as}; rewind that, or fork this one")
@@ -51,7 +51,7 @@ def refuse_own(agent: str, run: str) -> None:
 
 
 def _returned(log: Log, run: str, found: Cut) -> tuple[int, ...]:
-    """The messages that were taken after the cut. Answers and commands were for what is left now."""
+    """The messages that were taken after the cut. Answers and commands belong to dropped steps."""
     return tuple(
         message.number
         for message in log.store.messages(run)

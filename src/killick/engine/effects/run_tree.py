@@ -194,7 +194,7 @@ class RunTree:
     # looking ----------------------------------------------------------------------------------
 
     def _look(self) -> set[str]:
-        """Bring what is known of every member up to date; returns the keys of what any of them undid."""
+        """Reads the new events of every member; returns the keys of effects that any of them undid."""
         own = self._run.ledger
         for index in range(self._noted, len(own.effects)):
             self._own[own.effects[index].key] = index
@@ -239,7 +239,7 @@ class RunTree:
         return max(effect.started, effect.ended, *effect.adopted, 0) > head.base
 
     def _head(self, run: str) -> Head:
-        """A run's head, of which only what never changes is of interest here."""
+        """A run's head, used only for its constant fields."""
         if run not in self._heads:
             self._heads[run] = self._log.head(run)
         return self._heads[run]
@@ -283,6 +283,6 @@ class Forks:
 
 
 def _merged(records: list[RecordedEffect]) -> RecordedEffect:
-    """What is known of one key from all records of it: it happened as soon as one of them says so."""
+    """The status of one key from all its records: it happened if any of them says so."""
     first, *others = sorted(records, key=lambda done: done.effect.status != "happened")
     return first._replace(others=tuple(others))

@@ -35,7 +35,7 @@ class Untouched(Exception):
 class ToolInterceptor(Protocol):
     """Intercepts calls of tools where a run is only rehearsed or replayed.
 
-    `real` does what would be done without it.
+    `real` makes the call that would happen without it.
     """
 
     async def apply(self, intent: Intent, place: ToolStep, real: Callable[[], Awaitable[Applied]]) -> Applied:
@@ -43,7 +43,7 @@ class ToolInterceptor(Protocol):
         ...
 
     async def call_hook(self, fn: Callable[..., Any], effect: Effect, real: Callable[[], Awaitable[Any]]) -> Any:
-        """What a reconciler or a confirmation says."""
+        """The result of a reconciler or a confirmation."""
         ...
 
 

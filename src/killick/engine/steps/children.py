@@ -66,7 +66,7 @@ async def spawn(
         return Child(run, spawned.run, agent)
     await ex.await_turn()
     wanted = WantedStep(ex, branch, step, agent.name, {"input": input}, bound)
-    adopts = ex.left_behind and dedupe.is_spawned(wanted)
+    adopts = ex.left_behind and dedupe.spawned(wanted) is not None
     await intend(ex, branch, step, past, Intent.of("child", agent.name, {"input": input}, bound), adopts=adopts)
     refuse_stopped(ex, branch, step)
     facts = ex.log.fold.facts

@@ -1,4 +1,4 @@
-"""Decisions, plans, notes and context changes: what an agent's code puts on record between its calls."""
+"""Decisions, plans, notes and context changes: an agent's own records between its calls."""
 
 from __future__ import annotations
 

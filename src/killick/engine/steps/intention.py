@@ -32,25 +32,8 @@ class Intent:
     """An intention: a call as data, and how it is to be carried out."""
 
     __slots__ = (
-        "arguments",
-        "bubbles",
-        "claims",
-        "digest",
-        "effect",
-        "fn",
-        "given",
-        "identity",
-        "injected",
-        "is_async",
-        "name",
-        "policy",
-        "proposed",
-        "recording",
-        "returns",
-        "settled",
-        "shape",
-        "sort",
-        "undoes",
+        "arguments", "bubbles", "claims", "digest", "effect", "fn", "given", "identity", "injected", "is_async", "name",
+        "policy", "proposed", "recording", "returns", "settled", "shape", "sort", "undoes",
     )  # fmt: skip
 
     def __init__(
@@ -176,13 +159,18 @@ def restored(intent: Intent, value: Any, reply: str | None, step: e.StepId) -> A
     """A recorded value as the type that code expects."""
     if reply is not None:
         return rebuild(reply, value, intent.arguments)
-    if intent.returns is Any or type(value) is intent.returns or is_error(value):
+    return as_returned(value, intent.returns, step, intent.name)
+
+
+def as_returned(value: Any, returns: Any, step: e.StepId, name: str) -> Any:
+    """A recorded value as the type that a tool returns."""
+    if returns is Any or type(value) is returns or is_error(value):
         return value
-    return convert(value, intent.returns, at=f"step {step} ({intent.name})")
+    return convert(value, returns, at=f"step {step} ({name})")
 
 
 def called(intent: Intent, injected: Mapping[str, Any]) -> Any:
-    """Call what is intended."""
+    """Makes the intended call."""
     if intent.shape is None:
         positional = intent.arguments.get("args", ())
         named = {name: value for name, value in intent.arguments.items() if name != "args"}

@@ -1,6 +1,6 @@
 """Runs a blocking tool in a process of its own, where it can be killed. Values pass through the codec.
 
-The tool's process and what it starts are one process group. The group dies with the agent's process, however that dies:
+The tool's process and its children are one process group. The group dies with the agent's process, however that dies:
 the kernel signals the tool's process, and a guard process kills the group when the pipe from the agent breaks.
 """
 
@@ -109,7 +109,7 @@ def _unpacked(body: bytes) -> Any:
 
 
 def main() -> None:
-    """The other process: one call, read from stdin, answered on stdout. What the tool prints goes to stderr."""
+    """The other process: one call, read from stdin, answered on stdout. The tool's output goes to stderr."""
     agent, answers = os.dup(0), os.dup(1)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -166,7 +166,7 @@ def _read(descriptor: int, length: int) -> bytes:
 
 
 def _called(name: str, request: bytes) -> bytes:
-    """Call the function that a request is for: the answer, with what it returned or raised."""
+    """Call the function that a request is for: the answer, with its result or its error."""
     from killick.definitions.markers import KEY, STEP, WORKSPACE, Key, ToolStep
     from killick.definitions.tools import Shape, Tool
 

@@ -50,11 +50,11 @@ def _all(thing: Any, name: str) -> Sequence[Any]:
     return found if _is_list(found) else ()
 
 
-# What a reply says --------------------------------------------------------------------------------
+# The content of a reply ---------------------------------------------------------------------------
 
 
 def provider_of(thing: Any) -> Provider:
-    """Whose form a reply has, or what a method of an official client will answer; "openai" where nothing tells."""
+    """The provider of a reply's form, or of an official client's method; "openai" if unknown."""
     if callable(thing):
         return _provider_behind(thing)
     if _of(thing, "object") == "response" or _all(thing, "output"):
@@ -73,11 +73,11 @@ def _provider_behind(fn: Callable[..., Any]) -> Provider:
 
 
 class _Refusal(str):
-    """What a model says in place of an answer."""
+    """A model's refusal."""
 
 
 class _Reasoning(str):
-    """What a model says to itself."""
+    """A model's reasoning."""
 
 
 def _parts(reply: Any) -> Iterator[str | ToolCall]:
@@ -148,13 +148,13 @@ def _tool_call(id: Any, call: Any, name: str) -> ToolCall:  # noqa: A002
 
 
 def text_of(reply: Any) -> str:
-    """What the model said, without its reasoning; its refusal, where that is all it said."""
+    """The text of a reply, without reasoning; the refusal, if there is no other text."""
     parts = [part for part in _parts(reply) if isinstance(part, str) and not isinstance(part, _Reasoning)]
     return "".join([part for part in parts if not isinstance(part, _Refusal)] or parts)
 
 
 def reasoning_of(reply: Any) -> str | None:
-    """What the model said to itself, as far as its provider shows it."""
+    """The reasoning of a reply, as far as its provider shows it."""
     return "\n\n".join(part for part in _parts(reply) if isinstance(part, _Reasoning)) or None
 
 
@@ -169,7 +169,7 @@ def is_paused(reply: Any) -> bool:
 
 
 def assistant_messages(reply: Any) -> list[dict[str, Any]]:
-    """What to append to the history so that the model finds its own reply there."""
+    """The messages to append to the history for a reply."""
     if isinstance(reply, str):
         return [{"role": "assistant", "content": reply}]
     match provider_of(reply):
@@ -200,10 +200,10 @@ _COUNTS: Final = (
 
 
 def usage_of(reply: Any) -> Usage | None:
-    """What a call used, where the reply says it. The chunks of a stream, as a list, are read together."""
+    """The usage of a call, if the reply has it. The chunks of a stream, as a list, are read together."""
     model, counts = "", dict[str, int]()
     for part in reply if _is_list(reply) else [reply]:
-        # A stream's events wrap what a reply shows openly.
+        # A stream's events wrap the fields of a reply.
         for holder in (part, _of(part, "message"), _of(part, "response")):
             named, usage = _of(holder, "model"), _of(holder, "usage")
             model = model or (named if isinstance(named, str) else "")
@@ -212,7 +212,7 @@ def usage_of(reply: Any) -> Usage | None:
             counts |= {name: count for name, count in found.items() if isinstance(count, int)}
     if not counts:
         return None
-    # Anthropic counts what it read from or wrote to a cache apart; the others include it.
+    # Anthropic counts cache reads and writes separately; the others include them.
     apart = counts.get("cache_read_input_tokens", 0)
     written = apart + counts.get("cache_creation_input_tokens", 0)
     return Usage(
@@ -278,7 +278,7 @@ _HEADERS: Final = ("_request_id", "_workspace_id")
 """Attributes in which official clients keep headers of a response."""
 
 _DERIVED: Final = frozenset({"parsed", "parsed_arguments", "parsed_output"})
-"""What a client's parser adds to what was sent."""
+"""The fields that a client's parser adds."""
 
 
 def reply_kind(reply: Any) -> str | None:
@@ -305,7 +305,7 @@ def _found(module: str, name: str) -> Any:
 
 
 def wire(value: Any) -> Any:
-    """A reply, or a part of one, as its provider sent it: by the provider's names, without what was never sent.
+    """A reply, or a part of one, as its provider sent it: by the provider's names, without fields that were never sent.
 
     This is the form to store. A model's fields at their defaults are left out: sent back as null, they are refused.
     """
@@ -327,9 +327,9 @@ def wire(value: Any) -> Any:
 
 
 def rebuild(kind: str, value: Any, arguments: Mapping[str, Any] | None = None) -> Any:
-    """The reply again from what `wire` made of it; the plain value where its package is missing.
+    """Rebuilds a reply from the output of `wire`; returns the plain value if its package is missing.
 
-    `arguments` are those of the call: what a reply is parsed into is known only from them.
+    `arguments` are those of the call: only they name the type that a reply is parsed into.
     """
     parser = _PARSERS.get(kind)
     parse = _found(parser.module, parser.function) if parser else None
@@ -399,7 +399,7 @@ def _package(cls: type) -> str:
 
 
 def join_chunks(chunks: list[Any]) -> list[Any]:
-    """What a recorded stream is on replay: texts and chat chunks joined into one, anything else as it came."""
+    """A recorded stream on replay: texts and chat chunks joined into one, anything else as it came."""
     for text in ("", b""):
         if chunks and all(isinstance(chunk, type(text)) for chunk in chunks):
             return [text.join(chunks)]
@@ -451,7 +451,7 @@ def _joined_lists(old: Iterable[Any], new: Iterable[Any]) -> list[Any]:
 # Clients ------------------------------------------------------------------------------------------
 
 _patient: Final[WeakKeyDictionary[Any, tuple[Any, Any]]] = WeakKeyDictionary()
-"""For each client its copy without retries, and what it was copied from."""
+"""For each client its copy without retries, and the original."""
 
 
 def without_sdk_retries(fn: Callable[..., Any]) -> Callable[..., Any]:

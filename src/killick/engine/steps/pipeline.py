@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 async def execute_step(ex: Execution, branch: Branch, intent: Intent, step: e.StepId | None = None) -> Any:
     """Run a step: return its recorded outcome, or make its attempts."""
-    if ex.model is not None and ex.record.step(branch.position) is None:
+    if ex.model is not None and ex.record.steps.get(branch.position) is None:
         intent.ask_instead(ex.model)
     intent.classify(step or branch.position, ex.log.secret_key)
     step = step or branch.number()

@@ -108,7 +108,7 @@ class StepExecution(StepState):
         if judged and not self.made:
             await approvals.agreed(self, adopts=ex.left_behind and dedupe.is_left(self))
             if ex.left_behind and self.unwritten:
-                ex.write_behind(*self.written())  # what was done before may take a while to look at
+                ex.write_behind(*self.written())  # the lookup of earlier effects may take a while
         elif self.past is not None and not self.made:
             approvals.void(self)
         if not self.made and (ex.left_behind or policy.repeat != "allow" or self.intent.claims):
@@ -163,7 +163,7 @@ class StepExecution(StepState):
             applied = None
 
     async def _before_attempt(self, work: Work | None, *, looked: bool) -> reconcile.RecordedOutcome | None:
-        """Whatever comes before the next attempt. The outcome, where none is to be made."""
+        """Checks before the next attempt. Returns the outcome if no attempt is to be made."""
         ex, policy = self.ex, self.intent.policy
         if self.is_open and self.intent.effect not in SAFE:
             settled = await reconcile.settle(self, work)
@@ -286,7 +286,7 @@ class StepExecution(StepState):
         assert error is not None
         if applied.work is not None or self.says_nothing_happened(error):
             return False
-        # A far side that asks us to wait says nothing of what the tool did to the files before.
+        # A rate limit of the remote service does not show whether the tool changed files before.
         left = self.counted + 1 < self.allowed
         return self._limited(error) is not None or (left and not_retried(error, self.intent.policy.retry) is None)
 
@@ -451,7 +451,7 @@ class StepExecution(StepState):
         if self.ex.signal is None and not over:
             self.ex.write_behind(entry)
 
-    # what came of it --------------------------------------------------------------------------
+    # outcomes ---------------------------------------------------------------------------------
 
     def _returned(self, value: Any) -> tuple[int, Any] | None:
         """Record a value at once; None when it cannot be stored, which leaves the attempt in doubt."""

@@ -125,7 +125,7 @@ class StepState(PendingVerdict):
         return seq
 
     async def _give_up(self) -> Any:
-        """No attempt is left, or none may be made: the step fails with what is known."""
+        """No attempt is left, or none may be made: the step fails with the known failure."""
         failure = self.failure
         event = e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="failed")
         seq = self.ex.write_behind(*self.written(), Entry(event, {"failure": failure}))
@@ -134,15 +134,16 @@ class StepState(PendingVerdict):
 
     async def _tokens(self) -> bool:
         """Wait for the declared rate limits, which is no attempt. True: it had to wait."""
-        intent, ex = self.intent, self.ex
+        intent, ex, store = self.intent, self.ex, self.ex.engine.log.store
+        buckets = [limit.bucket(intent.arguments, store.secret_key) for limit in intent.policy.limits]
         since = ex.now_us()
         waited = False
         while True:
-            wait = ex.engine.buckets.reserve(intent.policy.limits, intent.arguments)
-            if wait <= 0:
+            wait_us = store.take_tokens(buckets)
+            if wait_us <= 0:
                 return waited
             waited = True
-            until = ex.now_us() + round(wait * 1_000_000)
+            until = ex.now_us() + wait_us
             if until - since > intent.policy.patience * 1_000_000:
                 problem = f"no turn within {intent.policy.patience:g} s by its own limits"
                 self.failure = describe(RateLimited(problem))
@@ -189,7 +190,7 @@ class StepState(PendingVerdict):
         return now + round(delay * 1_000_000), None
 
     def _action(self) -> e.Action | None:
-        """What the attempt does, for the ledger of a run that was rewound: it knows only what was intended since."""
+        """The attempt's action, for the ledger of a rewound run, which knows only later intentions."""
         intent, past = self.intent, self.past
         if past is None or not self.ex.generation or intent.effect in ("reads", None):
             return None

@@ -25,7 +25,7 @@ from killick.model import events as e
 from killick.model.chunks import through_codec
 
 END: Final[Any] = object()
-"""What a blocking reader gets after the last chunk."""
+"""The end marker for a blocking reader."""
 
 
 async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None) -> AsyncGenerator[Any]:
@@ -35,7 +35,7 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
     inside, reading = True, None
     try:
         step = branch.number()
-        if ex.model is not None and ex.record.step(step) is None:
+        if ex.model is not None and ex.record.steps.get(step) is None:
             intent.ask_instead(ex.model)
         intent.classify(step, ex.log.secret_key)
         past = await recorded_step(ex, branch, step, intent.asked(), intent.recording)
@@ -59,7 +59,7 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
         if reading is not None:
             await reading.end()
     except GeneratorExit:
-        # The agent has heard enough: what came so far is the reply, now and on replay.
+        # The agent stopped reading: the chunks so far are the reply, now and on replay.
         branch.streaming = False
         if not inside:
             ex.turns.computing -= 1

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Iterable
 from inspect import CORO_CREATED, getcoroutinestate
 from itertools import count
 from sys import getrefcount
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final
 
 from killick.engine.signals import Signal
@@ -92,7 +92,7 @@ class InertSteps:
     """The steps that code requested and has not awaited. Nothing happens before that, so none may be forgotten."""
 
     def __init__(self) -> None:
-        self._steps: list[tuple[Any, str, str, int]] = []
+        self._steps: list[tuple[Any, str, CodeType, int]] = []
 
     def add(self, step: Coroutine[Any, Any, Any], call: str, caller: FrameType) -> None:
         """Remember a step until it is awaited. Raise for an earlier one that no code can await any more."""
@@ -104,7 +104,7 @@ class InertSteps:
             except KillickError:
                 step.close()
                 raise
-        self._steps.append((step, call, caller.f_code.co_filename, caller.f_lineno))
+        self._steps.append((step, call, caller.f_code, caller.f_lasti))
 
     def refuse_forgotten(self, *, at_end: bool = False) -> None:
         """Raise for a step that is never awaited: no other code refers to it, or all code has ended."""
@@ -112,12 +112,13 @@ class InertSteps:
         forgotten = [each for each in self._steps if at_end or getrefcount(each[0]) == _ALONE]
         for each in forgotten:
             each[0].close()
-        for _, call, file, line in forgotten:
-            problem = f"{file}:{line}: {call} was never awaited, and nothing was called"
+        for _, call, code, at in forgotten:
+            line = next(line for start, end, line in code.co_lines() if start <= at < end)
+            problem = f"{code.co_filename}:{line}: {call} was never awaited, and nothing was called"
             raise KillickError(f"{problem}; write `await {call}`")
 
     def close(self) -> None:
-        """Close what no code is left to await."""
+        """Closes the steps that no code can await any more."""
         for step, *_ in filter(lambda each: _is_inert(each[0]), self._steps):
             step.close()
 

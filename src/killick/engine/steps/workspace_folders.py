@@ -49,7 +49,7 @@ def opened_vault(place: str | Path, store: Store) -> Vault:
 
 
 def owner_of(store: Store, run: str) -> str:
-    """For whom a run's snapshots are kept."""
+    """The owner of a run's snapshots."""
     return f"{store.id}/{run}"
 
 
@@ -57,7 +57,7 @@ _Key = tuple[str, tuple[str, ...], bool]
 
 
 def _key(workspace: Workspace) -> _Key:
-    """What makes two workspaces the same."""
+    """The identity of a workspace."""
     return str(workspace.path), workspace.exclude, workspace.gitignore
 
 
@@ -109,7 +109,7 @@ class Folders:
                 files.workspace = self._open.setdefault(key, files.workspace)  # it may have been closed meanwhile
 
     def close(self) -> None:
-        """Finish what is being taken."""
+        """Finishes captures in progress."""
         with self._mutex:
             opened, self._open = list(self._open.values()), {}
         if self._closing is not None:
@@ -123,7 +123,7 @@ class Folders:
 
 
 def hidden_of(store: Store) -> tuple[str, ...]:
-    """What of a store may lie in a folder, by how names begin: no snapshot holds it, and no restore touches it."""
+    """The prefixes of a store's files in a folder: no snapshot contains them, and no restore touches them."""
     return (store.place,) if store.proves_life else ()
 
 

@@ -1,6 +1,6 @@
-"""The workspace of a run: when its files are taken, what waits for that, and when they go back.
+"""The workspace of a run: when its files are captured, which steps wait for that, and when they are restored.
 
-After every tool the files are taken in the background, by what changed on disk and not by which tool it was; the next
+After every tool the files are captured in the background, by changes on disk and not by the kind of tool; the next
 tool waits until they were read. A tool that says it changes only the workspace has it for itself, begins when its
 before is on record, and finds that before again whenever it is tried again.
 """
@@ -92,7 +92,7 @@ class Files:
             self.begin(self._since() if ex.was_left else None)
 
     def _left_open(self) -> list[Step]:
-        """The tools that were at it when the run was left: what is there now is no boundary."""
+        """The tools that were running when the run was released: the current files are no boundary."""
         fold = self.ex.log.fold
         steps = (fold.steps[index] for index in fold.facts.pending.values())
         return [step for step in steps if step.sort == "tool" and step.attempts and not step.attempts[-1].ended]
@@ -250,7 +250,7 @@ class Files:
         return seq, event.at, record.holder_of(event.epoch)
 
     def _is_back(self, a: FileUser) -> bool:
-        """Whether the files went back since the last attempt: what others did to them since then stays."""
+        """Whether the files were restored since the last attempt: later changes of other processes stay."""
         if a.step in self._back_since:
             return True
         return not a.started and a.past is not None and self._went_back(a.past)
@@ -270,7 +270,7 @@ class Files:
             self.begin()
 
     async def _back(self, step: e.StepId, started: int, since_us: int, holder: str | None) -> None:
-        """An attempt is in doubt: what it left running is ended, and the files go back to what they were before it."""
+        """An attempt is in doubt: ends its leftover processes, and restores the files from before it."""
         ex = self.ex
         await self.settle()
         root = ex.log.ledger.files_at(started - 1)
@@ -290,7 +290,7 @@ class Files:
                 found = [
                     each
                     for each in processes.started_since(self.path, holder=holder, since_us=since_us)
-                    # The kernel's clock is coarse. What was noticed before the attempt is not the attempt's.
+                    # The kernel's clock is coarse. Changes noticed before the attempt are not the attempt's.
                     if each.pid not in self._alive or each.started_us > since_us
                 ]
             else:
@@ -345,7 +345,7 @@ class Files:
         return len(paths)
 
     def _reverted(self, before: Id, after: Id | None) -> tuple[list[str], Restored | None]:
-        """Without an `after` the step never came to its end, and what is there is what it left."""
+        """Without an `after` the step never ended, and the current files are its leftovers."""
         workspace, load = self.workspace, self.workspace.vault.load
         found = workspace.capture(self.owner).root
         now, after = tree.root(found, load), after or found
@@ -409,7 +409,7 @@ def reverting(ex: Execution) -> Callable[[Effect], Any]:
 
 
 def describe_restore(done: Restored) -> str:
-    """What a restore did, in words."""
+    """The result of a restore, in words."""
     parts = [f"{done.written} written", f"{done.removed} removed"]
     parts += [f"{len(done.left)} left as they are"] if done.left else []
     return f"{', '.join(parts)}; what was there is snapshot {done.before.hex()[:12]}"

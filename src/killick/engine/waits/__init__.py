@@ -1,1 +1,1 @@
-"""Steps that wait, and what ends a wait."""
+"""Steps that wait, and the events that end a wait."""

@@ -40,7 +40,7 @@ class Intervened(BaseException):
 
 
 Then = Callable[[Closed], tuple[Sequence[Entry], dict[str, Any]]]
-"""What else is written when a wait ends, in the same commit: events, and rights."""
+"""Further writes in the commit that ends a wait: events, and rights."""
 
 
 class Escalation(NamedTuple):

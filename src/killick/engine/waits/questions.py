@@ -41,9 +41,9 @@ class Question(msgspec.Struct, kw_only=True):
     waits_for: e.WaitFor
     name: str
     identity: Any = None
-    """What code and record must agree on."""
+    """The fields on which code and record must agree."""
     wording: Any = None
-    """What may change in the code: the record keeps the old one, and the drift is noted."""
+    """The fields that may change in the code: the record keeps the old ones, and the drift is noted."""
     to: tuple[str, ...] = ()
     deadline: int | None = None
     shown: dict[str, Any] = {}
@@ -59,7 +59,7 @@ class Question(msgspec.Struct, kw_only=True):
         return self.shown if may is None else {**self.shown, "may": list(may)}
 
     skippable: bool = False
-    """Whether the code can do without what it waits for."""
+    """Whether the code can continue without the awaited event."""
 
 
 async def wait_for(ex: Execution, branch: Branch, asked: Question) -> Closed:
@@ -207,7 +207,7 @@ async def ask(
 
 
 def identity_and_wording(shown: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Of a question: what code and record must agree on, and what may change."""
+    """The fields of a question on which code and record must agree, and those that may change."""
     return [shown["verbs"], _form(shown.get("schema"))], [shown["prompt"], shown.get("options")]
 
 

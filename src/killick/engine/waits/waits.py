@@ -1,4 +1,4 @@
-"""Waits: what a branch waits for, and how messages, people and time end it. Deliverers never hold a lease."""
+"""Waits of a branch, and how messages, people and time end them. Deliverers never hold a lease."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ _JSON_TYPES: Final[dict[str, tuple[type, ...]]] = {
 
 
 def misfit(schema: Any, value: Any) -> str | None:
-    """Why a value is plainly not what was asked for; what only the run can judge is left to it."""
+    """Why a value certainly violates the schema; the run itself makes the remaining checks."""
     wanted = schema.get("type") if isinstance(schema, dict) else None  # pyright: ignore
     if not isinstance(wanted, str) or wanted not in _JSON_TYPES:
         return None
@@ -106,7 +106,7 @@ def misfit(schema: Any, value: Any) -> str | None:
 
 
 def binding(key: bytes, run: str, generation: int, step: e.StepId, waits_for: str, **asked: Any) -> e.Digest:
-    """What an answer is bound to: an approval authorises nothing else."""
+    """The subject that an answer is bound to: an approval authorises nothing else."""
     return e.to_text(digest([run, generation, step, waits_for, asked], secret_key=key))
 
 
@@ -139,7 +139,7 @@ async def until(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
 
 
 def intervene(ex: Execution, step: e.StepId, done: Intervened) -> None:
-    """End the wait of a step that a person ended, with what is on record; other code gets it at its next step."""
+    """End the wait of a step that a person ended, with the recorded outcome; other code gets it at its next step."""
     ex.interventions[step] = done
     waiter = ex.waiters.get(step)
     if waiter is not None and not waiter.future.done():
@@ -192,11 +192,11 @@ def next_deadline(ex: Execution) -> int | None:
     return min((w.deadline for w in ex.waiters.values() if w.deadline is not None), default=None)
 
 
-# looking at what came -----------------------------------------------------------------------------
+# the inbox ----------------------------------------------------------------------------------------
 
 
 def look(ex: Execution, *, only: Waiter | None = None) -> None:
-    """Take what came for the run: messages in their order, then what time brought."""
+    """Takes the run's messages in their order, then its expired timers."""
     if ex.signal is not None:
         return
     for message in _waiting_messages(ex, only):
@@ -367,7 +367,7 @@ def _may_come(ex: Execution, message: Message) -> bool:
 
 
 def _is_for(message: Message, answer: str) -> bool:
-    """Whether a message answers, or votes for, what has this id."""
+    """Whether a message answers, or votes on, the wait of this id."""
     return message.id == answer if message.name == ANSWER else message.id.startswith(f"{answer}#")
 
 

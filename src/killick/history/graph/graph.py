@@ -86,8 +86,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def notable(self) -> bool:
         """Whether it deserves more than "done"."""
-        told = self.undone or self.adopted or self.undoes or self.given_by or self.in_doubt
-        return bool(told) or self.status != "done" or any(each.notable for each in self.inside)
+        remarkable = self.undone or self.adopted or self.undoes or self.given_by or self.in_doubt
+        return bool(remarkable) or self.status != "done" or any(each.notable for each in self.inside)
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +160,7 @@ def _dated(name: str, value: Any) -> Any:
 # making one ---------------------------------------------------------------------------------------
 
 
-def family(log: Log, run: str, *, runs_max: int = RUNS_MAX, through: RedactData | None = None) -> Graph:
+def run_graph(log: Log, run: str, *, runs_max: int = RUNS_MAX, through: RedactData | None = None) -> Graph:
     """Returns the run tree of a run, from its root, with all children."""
     lineage = [head.run for head, _ in log.ancestry(run)]
     root = lineage[-1]
@@ -207,13 +207,13 @@ class _GraphBuilder:
         log, head = self.log, self.log.head(run)
         fold, ledger = log.state(run).fold, log.ledger(run)
         is_long = len(fold.steps) > lanes.LONG
-        stands: Mapping[int, EffectStatus] = lanes.Stands(ledger)
+        stands: Mapping[int, EffectStatus] = lanes.EffectStatuses(ledger)
         if not is_long:
             stands = {effect.intended: effect.status for effect in ledger.effects}
             self._stands |= {(run, each.key): each.status for each in ledger.effects if each.started > head.base}
         born = log.event(run, head.base + 1)
         rewinds, more = lanes.rewinds(log, run, fold)
-        near = list(self._leaving(run, ledger, lineage, rewinds)) if is_long else []
+        near = list(self._branch_points(run, ledger, lineage, rewinds)) if is_long else []
         since = born.cut if isinstance(born, e.RunForked) else 0
         line = LaneSteps(log, run, fold, since=since, near=near, through=self._through)
         self._first[run] = len(self.lanes)
@@ -229,7 +229,7 @@ class _GraphBuilder:
         if any(not isinstance(each, int) and left.key(each.number) not in self._known for each in left.steps):
             self._add(self._of_rewind(run, left, seq, event), left, run, stands)
 
-    def _leaving(
+    def _branch_points(
         self, run: str, ledger: Ledger, lineage: Sequence[str], rewinds: Sequence[tuple[int, e.RunRewound]]
     ) -> Iterator[int]:
         """Returns the events of a run at which others branch off."""
@@ -353,7 +353,7 @@ def _inside(node: Node) -> Iterator[Node]:
         yield from _inside(each)
 
 
-class Past(Boundary, frozen=True):
+class PastStep(Boundary, frozen=True):
     """A step of any timeline of a run. It is `left` if rewound; `~generation` then names it."""
 
     generation: int
@@ -365,16 +365,16 @@ class Past(Boundary, frozen=True):
         return f"{self.step}~{self.generation}" if self.left else self.step
 
 
-def generations(log: Log, run: str) -> list[Past]:
+def generations(log: Log, run: str) -> list[PastStep]:
     """Returns every step that a run ever made, in order: current and rewound ones."""
     head = log.head(run)
     own = log.read(run, after=head.base, limit=max(head.seq, 1))
     leaves = [each.seq - 1 for each in own if isinstance(each.event, e.RunRewound)]
-    found: dict[tuple[int, int], Past] = {}
+    found: dict[tuple[int, int], PastStep] = {}
     for last in (head.seq, *reversed(leaves)):
         fold = log.state(run, last).fold
         for step in fold.steps:
-            past = Past(
+            past = PastStep(
                 step=step.id, sort=step.sort, name=step.name, before=step.intended - 1, after=step.ended or None,
                 at=step.at, ended_at=step.ended_at or None, outcome=step.status, generation=fold.facts.generation,
                 left=last != head.seq,

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
 from killick.history.graph.graph import Graph, Lane, Layout, Node, layout
-from killick.history.graph.text import INSIDE_MAX, TextOf, brief, came_to, cells, cut, ending, heading, notes, what
+from killick.history.graph.text import INSIDE_MAX, TextOf, brief, cells, cut, ending, heading, notes, outcome, what
 from killick.history.phrasing import counted
 
 CHAR: Final = 7.3
@@ -110,7 +110,7 @@ class _Svg:
         self.bottom = self._down()
         self.width = max(self.x[-1] + MARGIN, 520)
 
-    # what is said -----------------------------------------------------------------------------
+    # texts ------------------------------------------------------------------------------------
 
     def _heading(self, lane: Lane) -> list[_Words]:
         first, *others = heading(lane)
@@ -128,12 +128,12 @@ class _Svg:
         called = cut(what(node), max(room - cells(node.number) - 1, 8))
         pieces = [(f"{node.number} ", "number"), (called, "undone" if node.undone else "name")]
         left = room - cells(node.number) - 1 - cells(called) - 3
-        output = came_to(node.step, self.text_of)
+        output = outcome(node.step, self.text_of)
         if output and left >= 6:
             pieces.append((f" → {cut(output, left)}", "bad" if node.status == "failed" else "quiet"))
         yield _Words(tuple(pieces), INDENT * depth)
-        for told in notes(node, lane):
-            yield _Words(((cut(told, room), "note"),), INDENT * depth)
+        for note in notes(node, lane):
+            yield _Words(((cut(note, room), "note"),), INDENT * depth)
         for each in node.inside[:INSIDE_MAX]:
             yield from self._node(each, lane, depth + 1)
         if len(node.inside) > INSIDE_MAX:
@@ -145,13 +145,13 @@ class _Svg:
         step = node.step
         at = datetime.fromtimestamp(node.at / 1_000_000, UTC).isoformat(" ", "seconds")
         given = cut(brief(step.arguments), TIP_CHARS) if step.arguments else ""
-        output = came_to(step, self.text_of)
+        output = outcome(step, self.text_of)
         lines = [f"step {node.number}: {what(node)}", f"{node.status.replace('_', ' ')}, {at}", *notes(node, lane)]
         lines += [f"with {given}"] if given else []
         lines += [f"→ {cut(output, TIP_CHARS)}"] if output else []
         return "\n".join(lines)
 
-    # where it stands --------------------------------------------------------------------------
+    # positions --------------------------------------------------------------------------------
 
     def _columns(self) -> list[float]:
         """Returns the left edge of each column, and the right edge of the last."""
@@ -237,13 +237,13 @@ class _Svg:
         yield "</svg>\n"
 
     def _described(self) -> str:
-        told: list[str] = []
+        sentences: list[str] = []
         for lane in self.graph.lanes:
             where = f", leaving at {lane.cut}" if lane.cut is not None else ""
             name = f"{lane.run}, a rewound part" if lane.sort == "left" else lane.run
             steps = sum(node.folded or 1 for node in lane.nodes)
-            told.append(f"{name} ({lane.sort}{where}): {counted(steps, 'step')}, {ending(lane)}.")
-        return " ".join(told)
+            sentences.append(f"{name} ({lane.sort}{where}): {counted(steps, 'step')}, {ending(lane)}.")
+        return " ".join(sentences)
 
     def _rails(self, index: int) -> Iterator[str]:
         """Draws a lane's line, and its branch line."""
@@ -295,13 +295,13 @@ class _Svg:
                 yield from self._step(node, lane, x, self.rows[start + place], self.nodes[index, start + place])
         for hidden, y in self.folds.items():
             if (first := hidden.start - start) >= 0 and hidden.stop <= start + len(lane.nodes):
-                told = _Words(((f"… {counted(len(hidden), 'step')} …", "quiet"),))
-                yield _dots(x, y) + self._linked(self._words(told, x, y + 4), lane, lane.nodes[first].number)
+                label = _Words(((f"… {counted(len(hidden), 'step')} …", "quiet"),))
+                yield _dots(x, y) + self._linked(self._words(label, x, y + 4), lane, lane.nodes[first].number)
         end = self._end(index)
         status = "left" if lane.sort == "left" else _status(lane.status)
         yield f'<path class="end {status}" d="M{x - 6:.1f} {end:.1f}h12"/>'
-        told = _Words(((cut(ending(lane), self.room), f"ends {status}"),))
-        yield self._words(told, x, end - LINE / 2)
+        label = _Words(((cut(ending(lane), self.room), f"ends {status}"),))
+        yield self._words(label, x, end - LINE / 2)
 
     def _step(self, node: Node, lane: Lane, x: float, y: float, lines: Sequence[_Words]) -> Iterator[str]:
         drawn = [f"<g><title>{_text(self._tip(node, lane))}</title>", _disc(node, x, y + LINE / 2)]

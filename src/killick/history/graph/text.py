@@ -80,7 +80,7 @@ def what(node: Node) -> str:
             return node.name
 
 
-def came_to(step: Step, text_of: TextOf) -> str:
+def outcome(step: Step, text_of: TextOf) -> str:
     """Returns a step's result or failure; empty if none."""
     if step.failure is not None:
         return short(step.failure)
@@ -91,28 +91,28 @@ def came_to(step: Step, text_of: TextOf) -> str:
     if step.sort == "wait":
         answer = entries_of(step.output)
         by = step.waits[-1].by if step.waits and step.waits[-1].waits_for != "child" else None
-        told = " ".join(brief(answer[name]) for name in ("kind", "status", "value", "result") if answer.get(name))
-        return f"{by}: {told}" if by else told
+        text = " ".join(brief(answer[name]) for name in ("kind", "status", "value", "result") if answer.get(name))
+        return f"{by}: {text}" if by else text
     return (text_of(step.output) if step.sort == "model" else None) or brief(step.output)
 
 
 def notes(node: Node, lane: Lane) -> list[str]:
     """Returns remarks on a step beyond its outcome."""
-    told: list[str] = []
+    found: list[str] = []
     if node.adopted is not None:
         source = node.adopted
-        told.append(f"↩ from {f'{source.run} ' * (source.run != lane.run)}step {source.step}")
+        found.append(f"↩ from {f'{source.run} ' * (source.run != lane.run)}step {source.step}")
     if node.given_by is not None:
-        told.append("output given" if node.given_by == "a person" else f"output given by {node.given_by}")
+        found.append("output given" if node.given_by == "a person" else f"output given by {node.given_by}")
     if node.undone:
-        told.append(f"undone by {node.step.undone_by}" if node.step.undone_by else "undone")
+        found.append(f"undone by {node.step.undone_by}" if node.step.undone_by else "undone")
     if node.in_doubt:
-        told.append("in doubt")
+        found.append("in doubt")
     elif lane.sort == "left" and node.stands == "happened":
-        told.append("happened")
+        found.append("happened")
     if node.attempts > 1:
-        told.append(counted(node.attempts, "attempt"))
-    return told
+        found.append(counted(node.attempts, "attempt"))
+    return found
 
 
 def heading(lane: Lane) -> list[str]:
@@ -123,7 +123,7 @@ def heading(lane: Lane) -> list[str]:
         case "left":
             return [f"rewound, generation {lane.generation}", f"rewound to {lane.cut}{by}", *because]
         case "fork":
-            changed = [condition.told(48) for condition in lane.conditions]
+            changed = [condition.line(48) for condition in lane.conditions]
             return [lane.run, f"fork at {lane.cut}{by}", *changed, *because]
         case "child":
             return [lane.run, f"{lane.agent}, child of step {(lane.cut or '').partition(':')[0]}"]
@@ -135,8 +135,8 @@ def ending(lane: Lane) -> str:
     """Returns a lane's ending."""
     if lane.sort == "left":
         return "left"
-    told = f"{lane.status}: {lane.failed}" if lane.failed else lane.status
-    return f"{told}, continues as {lane.renewed_as}" if lane.renewed_as else told
+    status = f"{lane.status}: {lane.failed}" if lane.failed else lane.status
+    return f"{status}, continues as {lane.renewed_as}" if lane.renewed_as else status
 
 
 # outline ------------------------------------------------------------------------------------------
@@ -155,9 +155,9 @@ def _lane(graph: Graph, index: int, depth: int, text_of: TextOf) -> Iterator[Lin
     lane, branches = graph.lanes[index], graph.branches(index)
     dim = "left" if lane.sort == "left" else ""
     inside = _indent(depth + 1)
-    first, *others = (cut(told, _TEXT_MAX) for told in heading(lane))
+    first, *others = (cut(line, _TEXT_MAX) for line in heading(lane))
     yield _indent(depth), Span(first, dim or "run"), Span("  ◀ this one" if lane.asked else "", "asked")
-    yield from ((inside, Span(told, dim or "cut")) for told in others)
+    yield from ((inside, Span(line, dim or "cut")) for line in others)
     for branch in branches.get(-1, ()):
         yield from _lane(graph, branch, depth + 2, text_of)
     notable = [place for place, node in enumerate(lane.nodes) if node.notable]
@@ -178,8 +178,8 @@ def _node(node: Node, lane: Lane, depth: int, text_of: TextOf) -> Iterator[Line]
     status = "in_doubt" if node.in_doubt else node.status
     sign = Span(f"{SIGNS[status]} ", dim if dim and status == "done" else status)
     called = Span(f"{node.number}  ", dim or "name"), Span(cut(what(node), _TEXT_MAX), "undone" if node.undone else dim)
-    marks = [Span(f"  {told}", "note") for told in notes(node, lane)]
-    output = cut(came_to(node.step, text_of), _TEXT_MAX)
+    marks = [Span(f"  {note}", "note") for note in notes(node, lane)]
+    output = cut(outcome(node.step, text_of), _TEXT_MAX)
     arrow = (Span(" → ", "quiet"), Span(output, "failed" if node.status == "failed" else "quiet")) if output else ()
     yield (_indent(depth), sign, *called, *marks, *arrow)
     inside = node.inside if len(node.inside) <= INSIDE_MAX else node.inside[: INSIDE_MAX - 1]

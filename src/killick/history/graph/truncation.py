@@ -89,7 +89,7 @@ class LaneSteps(StepKeys):
         """Reads these steps, and counts those between; a single one between is read too."""
         shown = {place + 1 for place in places if place + 2 in places} | set(places)
         last = self._first
-        for first, end in _stretches(sorted(shown)):
+        for first, end in _ranges(sorted(shown)):
             if first > last:
                 yield first - last
             for entry in self._making.section(first + 1, end).entries:
@@ -115,7 +115,7 @@ class LaneSteps(StepKeys):
         return short(failure.cause if failure.type.endswith(".StepFailed") and failure.cause is not None else failure)
 
 
-def _stretches(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _ranges(places: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Groups consecutive indexes into half-open ranges."""
     start = 0
     for at in range(1, len(places) + 1):
@@ -145,7 +145,7 @@ def rewinds(log: Log, run: str, fold: Fold) -> tuple[list[tuple[int, e.RunRewoun
     return found, generation - before
 
 
-class Stands(Mapping[int, EffectStatus]):
+class EffectStatuses(Mapping[int, EffectStatus]):
     """Looks up an effect's status in the ledger by its intention's seq."""
 
     def __init__(self, ledger: Ledger) -> None:

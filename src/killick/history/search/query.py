@@ -119,17 +119,17 @@ class AnyFinder:
             data = reader.data(place)
             if not isinstance(event, e.DecisionMade):
                 return
-            told = {name: data.get(name) for name in ("question", "options", "choice", "because")}
-            said = told["because"] if isinstance(told["because"], str) else ""
-            choices = [leaf._replace(text=leaf.text and folded(leaf.text)) for leaf in leaves(plain(told["choice"]))]
+            fields = {name: data.get(name) for name in ("question", "options", "choice", "because")}
+            said = fields["because"] if isinstance(fields["because"], str) else ""
+            choices = [leaf._replace(text=leaf.text and folded(leaf.text)) for leaf in leaves(plain(fields["choice"]))]
             fits = (
-                (question is None or folded(told["question"]) == folded(question))
+                (question is None or folded(fields["question"]) == folded(question))
                 and (by is None or folded(event.by) == folded(by))
                 and (because is None or folded(because) in folded(said))
                 and (chosen is None or any(map(chosen.fits, choices)))
             )
             if fits:
-                yield FoundDecision(**reader.place(place, event.step), **told, by=event.by)
+                yield FoundDecision(**reader.place(place, event.step), **fields, by=event.by)
 
         return self._ask(groups, read, within)
 
@@ -150,7 +150,7 @@ class AnyFinder:
             step = reader.step(place, event.step)
             intended = event if isinstance(event, e.StepIntended) else None
             if intended is not None and (intended.sort != "tool" or (step is not None and step.edited)):
-                return  # what a person made of it is what was called
+                return  # the edited arguments are those of the call
             name = intended.name if intended is not None else step.name if step is not None else ""
             arguments = reader.data(place).get("arguments")
             if tool in (None, name) and _have(arguments, wanted):
@@ -219,7 +219,7 @@ class AnyFinder:
         """
         wanted = {path: TermQuery(value) for path, value in (where or {}).items()}
         narrowed = {"undone": [{term("undone")}], "in_doubt": [{term("in doubt")}]}.get(status or "", [])
-        told = set[tuple[str, int, str]]()
+        seen = set[tuple[str, int, str]]()
 
         def read(reader: _Reader, place: TermPosition, event: e.Event) -> Iterator[FoundEffect]:
             owner = reader.owner(place)
@@ -227,10 +227,10 @@ class AnyFinder:
             for effect in reader.effects(owner, place.seq):
                 stands = reader.standing(owner, effect)
                 known = (owner, place.seq, effect.key)
-                if stands is None or status not in (None, stands) or tool not in (None, effect.tool) or known in told:
+                if stands is None or status not in (None, stands) or tool not in (None, effect.tool) or known in seen:
                     continue
                 if _have(arguments, wanted):
-                    told.add(known)
+                    seen.add(known)
                     here = msgspec.structs.replace(place, run=owner)
                     yield FoundEffect(
                         **reader.place(here, effect.step), tool=effect.tool, key=effect.key, arguments=arguments,

@@ -58,7 +58,7 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
-# scalars and where they stand ---------------------------------------------------------------------
+# scalars and their paths --------------------------------------------------------------------------
 
 
 class Leaf(NamedTuple):
@@ -190,8 +190,8 @@ def failure_names(failure: Mapping[str, Any]) -> set[str]:
 
 def _types(failure: Any) -> Collection[Any] | None:
     """Returns a failure's types; None if they are in another chunk."""
-    told = mapping(failure)
-    found: Any = told.get("types", ()) if "type" in told else None
+    fields = mapping(failure)
+    found: Any = fields.get("types", ()) if "type" in fields else None
     found = mapping(found).get("$tuple", found)
     return found if isinstance(found, list | tuple) else None  # pyright: ignore
 
@@ -321,8 +321,8 @@ class Marker:
         stored = _stored(data)
         terms = {_often("decision"), self._agent, _often("by", folded(event.by))}
         question = stored.get("question")
-        told = isinstance(question, str) and not self._hides_values
-        terms.add(_often("question", "is", folded(question)) if told else _often("question", "open"))
+        is_text = isinstance(question, str) and not self._hides_values
+        terms.add(_often("question", "is", folded(question)) if is_text else _often("question", "open"))
         choice = [leaf.text and folded(leaf.text) for leaf in leaves(stored.get("choice"))]
         self._mark(seq, event.at, terms | self._values_terms("choice", [each or {"$ref": ""} for each in choice]))
 

@@ -160,3 +160,17 @@ return soonest
 
 -- name: now_us
 return int(now_us())
+
+-- name: take_tokens
+-- A bucket is a key that expires when it is full.
+local now, wait, full = now_us(), 0, {}
+for id, each in pairs(args.buckets) do
+  local since = tonumber(call('GET', P .. 'rate:' .. id) or now)
+  full[id] = math.min(math.max(since, now), now + each[2]) + each[1]
+  wait = math.max(wait, full[id] - now - each[2])
+end
+if wait > 0 then return int(wait) end
+for id, at in pairs(full) do
+  call('SET', P .. 'rate:' .. id, int(at), 'PX', int(math.ceil((at - now) / 1000)))
+end
+return '0'

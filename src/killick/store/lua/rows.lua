@@ -9,9 +9,9 @@
 --   shots:ID    snapshots                               uses:ID, shot_uses:ID    the chunks that it references
 --   claimed:ID, tags:ID, marks:ID, telling:ID, forks:ID its entries in claims, tag sets, search terms, outbox, forks
 --
--- The keys of all runs: runs, names (by number), created, pieces, refs, unused, erased, claims, feed, told (the last
+-- The keys of all runs: runs, names (by number), created, pieces, refs, unused, erased, claims, feed, outbox_end (the last
 -- outbox position), held, lines and line:… (by wake time), stands and stand:… (by status and agent), tag:…, mark:…,
--- unmarked. A script checks everything before it writes anything, because Redis rolls nothing back.
+-- unmarked, rate:… (token buckets). A script checks everything before it writes anything, because Redis rolls nothing back.
 
 local P = string.sub(KEYS[1], 1, -5)
 local args = ARGV[3] and ARGV[3] ~= '' and cmsgpack.unpack(ARGV[3]) or {}

@@ -100,7 +100,7 @@ end
 
 local function put_outbox(run, rows, notified)
   for _, each in ipairs(rows or {}) do
-    local position = int(call('INCR', P .. 'told'))
+    local position = int(call('INCR', P .. 'outbox_end'))
     call('XADD', P .. 'feed', position .. '-0', 'r', run, 's', int(each[1]), 'k', each[2])
     call('SADD', P .. 'telling:' .. run, position)
     notified[#notified + 1] = OUTBOX_CHANGED

@@ -24,7 +24,7 @@ _GOODBYE_SECONDS_MAX: Final = 1.0
 
 
 class Listener:
-    """Listens while there is a watcher."""
+    """Listens while there is a watcher. Through a pooler of transactions nothing can be heard: callers poll."""
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
@@ -37,7 +37,7 @@ class Listener:
         watcher: Callback = lambda run: callback(run)  # noqa: E731  one callback may watch twice; each is stopped separately
         with self._lock:
             self._server.refuse_closed()
-            if self._thread is None:
+            if self._thread is None and not self._server.is_pooled:
                 self._start()
             self._watchers.append(watcher)
 

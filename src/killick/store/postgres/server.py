@@ -27,12 +27,12 @@ from killick.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
-from killick.fork_safety import hears_of_forks, keep_inherited
-from killick.store.postgres.wire import Failed, Q, Session, Statement
+from killick.fork_safety import keep_inherited, register_for_forks
+from killick.store.postgres.wire import Failed, Q, Session, Statement, pooled
 from killick.store.records import Durability
 from killick.store.sql import migration, schema
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """The newest layout that this build reads and writes; opening an older one migrates it."""
 
 READABLE_FROM: Final = 2
@@ -64,6 +64,9 @@ _TRANSIENT: Final = (
 
 _ALIVE: Final = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
 
+OPTIONS: Final = ("schema", "pooler")
+"""The parameters of a URL that are ours."""
+
 T = TypeVar("T")
 
 
@@ -80,7 +83,7 @@ class PostgresServer:
         sessions: int,
         new: dict[str, bytes],
     ) -> None:
-        self._conninfo, self.schema, self.place = _parts(url)
+        self._conninfo, self.schema, self.place, self.is_pooled = _parts(url)
         self.channel = f"killick:{self.schema}"
         self.busy_seconds = busy_seconds
         self.patience_seconds = min(busy_seconds, _OPENING_SECONDS_MAX)
@@ -92,7 +95,7 @@ class PostgresServer:
         lock_ms = max(1, int(min(busy_seconds, 86_400) * 1_000))
         self._set_up = Q.set_up_session.format(synchronous_commit=durable, lock_ms=lock_ms)
         self._closed = False
-        hears_of_forks(self)
+        register_for_forks(self)
         self.q = Statements(self.qualified)
         try:
             self.format = self.run(lambda session: self._prepare(session, create=create, new=new))
@@ -170,7 +173,8 @@ class PostgresServer:
             session = self._connected(self._lent)
             try:
                 # Separate, so that the transaction has run no query and its isolation level can still be set.
-                session.script(f"RESET ROLE; RESET ALL; {self._set_up}")
+                if not self.is_pooled:
+                    session.script(f"RESET ROLE; RESET ALL; {self._set_up}")
                 session.script("BEGIN")
                 break
             except Failed as failed:
@@ -190,6 +194,8 @@ class PostgresServer:
 
     def wrap(self, connection: psycopg.Connection[Any]) -> Session:
         """Wraps a connection of the caller."""
+        if self.is_pooled:
+            return pooled(connection)
         return Session(connection, learn=lambda statement: self.run(lambda own: own.prepare(statement)))
 
     def connect(self) -> Session:
@@ -235,10 +241,12 @@ class PostgresServer:
 
     def _new(self) -> Session:
         self.refuse_closed()
-        connection = psycopg.connect(**self._conninfo, autocommit=True)
-        session = Session(connection)
+        threshold = None if self.is_pooled else 5
+        connection = psycopg.connect(**self._conninfo, autocommit=True, prepare_threshold=threshold)
+        session = pooled(connection) if self.is_pooled else Session(connection)
         try:
-            session.script(self._set_up)
+            if not self.is_pooled:  # a pooler of transactions would hand these settings to its next client
+                session.script(self._set_up)
         except BaseException:
             session.close()
             raise
@@ -259,6 +267,9 @@ class PostgresServer:
         if session.pg.server_version < SERVER_NEEDED:
             needed, found = SERVER_NEEDED // 10_000, session.pg.server_version // 10_000
             raise StoreUnavailable(self.place, f"PostgreSQL {found} is too old; Killick needs {needed} or newer")
+        if self.is_pooled and session.rows(self.q.role_settings) != [("on", "read committed")]:
+            settings = "synchronous_commit = on and default_transaction_isolation = 'read committed'"
+            raise StoreUnavailable(self.place, f"through a pooler of transactions, the role needs {settings}; set them")
         if "meta" not in self._tables(session):
             if not create:
                 raise StoreUnavailable(self.place, "no store is in this schema; a run, or create=True, makes one")
@@ -343,6 +354,9 @@ class PostgresServer:
             return StoreBroken(self.place, f"a row already exists where a new one belongs ({text})")
         if code in ("XX001", "XX002", "42P01", "3F000", "42703", "42883"):
             return StoreBroken(self.place, text)
+        if code in ("26000", "42P05"):
+            advice = "a pooler of transactions is in between; add pooler=transaction to the URL"
+            return StoreUnavailable(self.place, advice)
         if code in ("22021", "22P05"):
             return StoreError(f"{self.place}: PostgreSQL stores no text with a NUL character; remove it")
         if failed.lost or code.startswith(("08", "28", "3D", "53", "57")) or code in ("", "42501"):
@@ -392,20 +406,25 @@ class Backoff:
         self._nap = min(self._nap * 2, _LONGEST_NAP_SECONDS)
 
 
-def _parts(url: str) -> tuple[dict[str, Any], str, str]:
-    """Returns the connection parameters, the schema, and the display name without a password."""
+def _parts(url: str) -> tuple[dict[str, Any], str, str, bool]:
+    """Returns the connection parameters, the schema, the display name without a password, and whether a pooler of
+    transactions is in between."""
     address, _, query = url.partition("?")
     options = parse_qsl(query, keep_blank_values=True)
-    schema_ = next((value for name, value in options if name == "schema"), "killick")
+    given = {"schema": "killick", "pooler": "session"} | {name: value for name, value in options if name in OPTIONS}
+    schema_, pooler = given["schema"], given["pooler"]
     shown = f"postgresql://{address.partition('://')[2].rpartition('@')[2]}?schema={schema_}"
     if not 0 < len(schema_.encode()) <= SCHEMA_BYTES_MAX or set("\0$") & set(schema_) or schema_.startswith("pg_"):
         raise StoreUnavailable(shown, f"a schema's name has 1 to {SCHEMA_BYTES_MAX} bytes, no $, and no pg_ in front")
-    rest = urlencode([(name, value) for name, value in options if name != "schema"], quote_via=quote)
+    if pooler not in ("session", "transaction"):
+        raise StoreUnavailable(shown, f"pooler={pooler}; write pooler=transaction if that is what the pooler pools")
+    rest = urlencode([(name, value) for name, value in options if name not in OPTIONS], quote_via=quote)
     try:
         conninfo = conninfo_to_dict(f"{address}?{rest}")
     except psycopg.ProgrammingError:
         raise StoreUnavailable(shown, "this URL cannot be read; write postgresql://user@host/database") from None
-    return {**_ALIVE, "connect_timeout": "10", "application_name": "killick", **conninfo}, schema_, shown
+    conninfo = {**_ALIVE, "connect_timeout": "10", "application_name": "killick", **conninfo}
+    return conninfo, schema_, shown, pooler == "transaction"
 
 
 def _failed_transaction() -> psycopg.Error:

@@ -42,6 +42,8 @@ from killick.store.postgres.server import PostgresServer
 from killick.store.postgres.wire import Failed, Rows, Session, Statement
 from killick.store.protocol import Transaction
 from killick.store.records import (
+    ASKS,
+    NO_DEADLINE,
     OWN_AGENTS,
     READ_LIMIT,
     Append,
@@ -66,8 +68,10 @@ from killick.store.records import (
     Snapshot,
     TermBatch,
     TermPosition,
+    TokenBucket,
     UnindexedRun,
     UniqueRight,
+    Urgency,
 )
 
 SESSIONS: Final = 8
@@ -233,6 +237,7 @@ class PostgresStore:
     def sweep(self, *, limit: int = READ_LIMIT) -> int:
         def write(session: Session) -> int:
             search_terms.forget(session, self._q, [number for (number,) in session.rows(self._q.stale_index_positions)])
+            session.run(self._q.sweep_full, self._clock_us())
             unused = [piece for (piece,) in session.rows(self._q.unused, limit)]
             return int(session.rows(self._q.sweep, unused)[0][0])
 
@@ -326,6 +331,10 @@ class PostgresStore:
         """The time passed to statements; None: the database's."""
         return None if self._clock is None else self._clock.now_us()
 
+    def take_tokens(self, buckets: Sequence[TokenBucket]) -> int:
+        columns = zip(*map(msgspec.structs.astuple, dict.fromkeys(buckets)), strict=True)
+        return int(self._rows(self._q.take_tokens, *map(list, columns), self._clock_us())[0][0]) if buckets else 0
+
     # the inbox --------------------------------------------------------------------------------
 
     def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
@@ -385,6 +394,10 @@ class PostgresStore:
         name, sql, values = runs_query(query)
         statement = self._q.of(name, lambda: sql)
         return [run_row_of(row) for row in self._rows(statement, _LAST if before is None else before, limit, *values)]
+
+    def asking(self, now_us: int, *, after: Urgency | None = None, limit: int) -> list[RunRow]:
+        rows = self._rows(self._q.asking, ASKS, now_us, NO_DEADLINE, *(after or (-1, 0, 0, 0)), limit)
+        return [run_row_of(row) for row in rows]
 
     def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
         return {row[1]: RunStatus(head_of(row[:10]), *row[10:]) for row in self._rows(self._q.run_statuses, list(runs))}

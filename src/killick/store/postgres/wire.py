@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, Final
 
 from psycopg import Connection, Error, pq
@@ -26,6 +27,7 @@ _CODE: Final = pq.DiagnosticField.SQLSTATE
 _TEXT: Final = pq.DiagnosticField.MESSAGE_PRIMARY
 _pack_8: Final = struct.Struct(">q").pack
 _unpack_8: Final = struct.Struct(">q").unpack
+_inferred: Final = count(1)
 _array_head: Final = struct.Struct(">iiIii")
 _length: Final = struct.Struct(">i")
 
@@ -59,10 +61,11 @@ class Statement:
 
 
 class Session:
-    """A connection and its prepared statements. A caller's connection is left without a trace."""
+    """A connection and its prepared statements. A caller's connection, or a pooler's, is left without a trace."""
 
     def __init__(self, connection: Connection[Any], *, learn: Callable[[Statement], None] | None = None) -> None:
-        """With `learn` the connection is the caller's, and parameter types are learned on another one."""
+        """With `learn` nothing is prepared on the connection; `learn` infers parameter types, on another one or in
+        `infer`."""
         self.connection = connection
         self.pg = connection.pgconn
         self._learn = learn
@@ -121,12 +124,23 @@ class Session:
         if self._learn is None:
             self._checked(partial(self.pg.prepare, statement.name, statement.sql, statement.types))
             if statement.types is None:
-                # Learned by a query, since describing a statement would block every thread until the answer.
-                found = self.script(Q.parameter_types.format(name=statement.name.decode()))
-                statement.learn([int(found.get_value(row, 0) or 0) for row in range(found.ntuples)])
+                self._read_types(statement, statement.name.decode())
         elif statement.types is None:
             self._learn(statement)
         self._prepared.add(statement.name)
+
+    def infer(self, statement: Statement) -> None:
+        """Infers a statement's parameter types, in one transaction: a pooler gives that one session of the server."""
+        # No other client of the server's session may have the name, and an earlier failure may have left one.
+        name, begins = f"killick_{self.pg.backend_pid & 0xFFFFFFFF}_{next(_inferred)}", not self.in_transaction
+        self.script(f"{'BEGIN; ' if begins else ''}PREPARE {name} AS {statement.sql.decode()}")
+        self._read_types(statement, name)
+        self.script(f"DEALLOCATE {name}{'; COMMIT' if begins else ''}")
+
+    def _read_types(self, statement: Statement, name: str) -> None:
+        # By a query, since describing a statement would block every thread until the answer.
+        found = self.script(Q.parameter_types.format(name=name))
+        statement.learn([int(found.get_value(row, 0) or 0) for row in range(found.ntuples)])
 
     def _checked(self, execute: Callable[[], Any]) -> Any:
         try:
@@ -138,6 +152,12 @@ class Session:
             text = (result.error_field(_TEXT) or result.error_message).decode(errors="replace").strip()
             raise Failed(code, text, lost=self.is_lost or code.startswith(_LOST))
         return result
+
+
+def pooled(connection: Connection[Any]) -> Session:
+    """A connection through a pooler, which may execute each transaction in another session of the server."""
+    session = Session(connection, learn=lambda statement: session.infer(statement))
+    return session
 
 
 # types --------------------------------------------------------------------------------------------

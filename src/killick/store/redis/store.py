@@ -26,6 +26,8 @@ from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
 from killick.store.protocol import Transaction
 from killick.store.records import (
+    ASKING,
+    ASKS,
     READ_LIMIT,
     Append,
     Claimed,
@@ -49,8 +51,11 @@ from killick.store.records import (
     Snapshot,
     TermBatch,
     TermPosition,
+    TokenBucket,
     UnindexedRun,
     UniqueRight,
+    Urgency,
+    urgency_of,
 )
 from killick.store.redis.inspect import conditions, inspect, should_wait
 from killick.store.redis.notify import Listener
@@ -349,6 +354,10 @@ class RedisStore:
     def lives(self, holder: str) -> bool:
         return True
 
+    def take_tokens(self, buckets: Sequence[TokenBucket]) -> int:
+        args = {each.id.hex(): (each.token_us, each.capacity_us) for each in buckets}
+        return int(self._ask("take_tokens", {"buckets": args})) if args else 0
+
     # the inbox --------------------------------------------------------------------------------
 
     def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
@@ -407,6 +416,11 @@ class RedisStore:
             if on is None:
                 return rows
             below = on.decode()
+
+    def asking(self, now_us: int, *, after: Urgency | None = None, limit: int) -> list[RunRow]:
+        rows = self.runs(RunQuery(tag=ASKS, status=ASKING), limit=_BEYOND)
+        found = {urgency_of(row, now_us): row for row in rows}
+        return [found[key] for key in sorted(found) if after is None or key > after][:limit]
 
     def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
         found = self._ask("run_statuses", {"runs": list(runs)})
@@ -470,7 +484,7 @@ class RedisStore:
             position = on.decode()
 
     def outbox_end(self) -> int:
-        return int(self._command("GET", self._key("told")) or 0)
+        return int(self._command("GET", self._key("outbox_end")) or 0)
 
     def trim_outbox(self, up_to: int) -> int:
         return int(self._ask("trim_outbox", {"up_to": str(up_to)}))

@@ -29,7 +29,7 @@ from killick.errors import (
     StoreUnavailable,
     ValueRefused,
 )
-from killick.fork_safety import hears_of_forks, keep_inherited
+from killick.fork_safety import keep_inherited, register_for_forks
 from killick.permissions import reserve
 from killick.store.records import STORE_FORMAT, Durability, row_check
 from killick.store.sql import migration, queries, schema
@@ -45,15 +45,19 @@ PAGE_BYTES: Final = 2_048
 WAL_PAGES_MAX: Final = 2_000
 """A checkpoint costs two flushes, negligible every 4 MB; a longer WAL makes each commit slower."""
 
+GUARD_COMMITS: Final = 400
+"""How many commits of a process one guard of the WAL serves."""
+
+_NEEDS_WAL: Final = 1 << 20
+"""A flag next to the format in the file's header; see `_guard`."""
+
 _READERS_IDLE_MAX: Final = 8
 _PURGE_NAPS_SECONDS: Final = (0.01, 0.05, 0.2, 0.5, 0.0)
 _BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _FIRST_NAP_SECONDS: Final = 0.0002
 _LONGEST_NAP_SECONDS: Final = 0.005
 _FORK_SECONDS_MAX: Final = 5.0
-"""How long a fork waits for the reads and writes of other threads."""
-_GATE_SECONDS_MAX: Final = 0.1
-"""How long a new read waits for a fork: it may be part of another read, for which the fork waits."""
+"""How long a fork waits for the reads and writes of other threads, and a new read for a fork."""
 
 Setup = Callable[[sqlite3.Cursor], None]
 
@@ -79,6 +83,7 @@ class SqliteFile:
         create: bool,
         setup: Setup,
         kind: FileKind | None = None,
+        accept_loss: bool = False,
     ) -> None:
         if sqlite3.sqlite_version_info < SQLITE_NEEDED:
             needed = ".".join(map(str, SQLITE_NEEDED))
@@ -92,13 +97,15 @@ class SqliteFile:
         self._writing = Writing(self)
         self._leasing = Writing(self, flushes=durability == "process")
         self._readers: deque[sqlite3.Connection] = deque()
-        self._lent: set[sqlite3.Connection] = set()
+        self._lent: dict[object, int] = {}  # what is read from, or about to be, and its thread
         self._transacting: set[sqlite3.Connection] = set()
         self._inherited = False
         self._paused = False
         self._gate = threading.Event()
         self._gate.set()
         self._closed = False
+        self._guarded = 0
+        self._had_wal = accept_loss or Path(f"{path}-wal").exists()
         if not create and not path.exists():
             raise StoreUnavailable(self.place, "no such file; a run, or create=True, makes a new store")
         self._copy: TemporaryDirectory[str] | None = None
@@ -113,7 +120,7 @@ class SqliteFile:
             except BaseException:
                 self._writer.close()
                 raise
-        hears_of_forks(self)
+        register_for_forks(self)
 
     def _read_only_source(self) -> str:
         """Reads a file on read-only media in place, or, since SQLite cannot read its WAL there, as a private copy."""
@@ -151,7 +158,7 @@ class SqliteFile:
     def after_fork_in_child(self) -> None:
         self._inherited = bool(self._lent or self._transacting) or not self._paused
         keep_inherited(self._writer, *self._readers, *self._lent, *self._transacting)
-        self._mutex, self._lent, self._transacting, self._readers = threading.Lock(), set(), set(), deque()
+        self._mutex, self._lent, self._transacting, self._readers = threading.Lock(), {}, set(), deque()
         self._gate = threading.Event()
         self._gate.set()
         if not self._inherited:
@@ -165,6 +172,7 @@ class SqliteFile:
                 self._writer = self._connect()
                 self._cursor = self._writer.cursor()
                 self._tune(self._writer)
+                self._guarded = 0
 
     # transactions -----------------------------------------------------------------------------
 
@@ -231,6 +239,9 @@ class SqliteFile:
             return
         with self._mutex:
             try:
+                self._guarded -= 1
+                if self._guarded < 0:
+                    self._guard()
                 # A single statement is a transaction by itself.
                 try:
                     self._cursor.execute(sql, rows[0])
@@ -245,6 +256,9 @@ class SqliteFile:
         """Waits for the write lock, in this process and across processes, and begins."""
         self._mutex.acquire()
         try:
+            self._guarded -= 1
+            if self._guarded < 0:
+                self._guard()
             if not flushes:
                 self._cursor.execute("PRAGMA synchronous = NORMAL")
             self._execute("BEGIN IMMEDIATE")
@@ -275,6 +289,34 @@ class SqliteFile:
                     self._writer.execute("ROLLBACK")
             self._free(flushes=flushes)
 
+    def _guard(self) -> None:
+        """Marks the file as incomplete without its WAL, so that a copy of the file alone is refused.
+
+        The flag is set in the file, by a checkpoint, and cleared in the WAL. A reader of both, a backup and the last
+        close see it cleared. The next checkpoint clears it in the file; a later guard sets it again.
+        """
+        _, found = self._format()
+        self._guarded = GUARD_COMMITS if found else 0
+        if not found or self._kind.application_id != APPLICATION_ID:
+            return  # it is being created, or is a vault
+        # No flush of its own: a checkpoint flushes the WAL first, and the next commit flushes the rest.
+        self._cursor.execute("PRAGMA synchronous = NORMAL")
+        self._execute(f"PRAGMA user_version = {found | _NEEDS_WAL}")
+        self._cursor.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        self._execute(f"PRAGMA user_version = {found}")
+        self._cursor.execute(f"PRAGMA synchronous = {'FULL' if self._durability == 'power' else 'NORMAL'}")
+
+    def _refuse_without_wal(self) -> None:
+        """Refuses a file whose WAL had commits and is missing. Clears a flag that a dying process left."""
+        if not self._writer.execute("PRAGMA user_version").fetchone()[0] & _NEEDS_WAL:
+            return
+        wal = Path(f"{self.path}-wal")
+        if not self._had_wal and not (wal.exists() and wal.stat().st_size):  # another process may set it just now
+            way = "put it back next to the file, or run `killick store verify --accept-loss`"
+            raise StoreUnavailable(self.place, f"the latest commits were in {wal.name}, which is missing; {way}")
+        if not self._source.endswith("?immutable=1"):
+            self._writer.execute(f"PRAGMA user_version = {self._format()[1]}")
+
     def truncate_wal(self) -> bool:
         """Copies the write-ahead log into the file and empties it; False while a reader blocks that."""
         for nap in _PURGE_NAPS_SECONDS:
@@ -286,21 +328,33 @@ class SqliteFile:
 
     def borrow(self) -> sqlite3.Connection:
         """Returns a reading connection for one reader at a time."""
-        self._gate.wait(_GATE_SECONDS_MAX)
+        thread = threading.get_ident()
+        # Entered before the gate is looked at: a fork that begins now waits for this read.
+        self._lent[place := object()] = thread
         try:
-            reader = self._readers.pop()
-        except IndexError:
-            self._refuse_closed()
-            with self.explained():
-                reader = self._connect()
-                reader.execute("PRAGMA query_only = ON")
-            # Damaged text must be readable to be reported.
-            reader.text_factory = _readable
-        self._lent.add(reader)
-        return reader
+            # A read within another read of its thread does not wait, because the fork waits for that one.
+            while not self._gate.is_set() and [*self._lent.values()].count(thread) == 1:
+                del self._lent[place]
+                is_over = self._gate.wait(_FORK_SECONDS_MAX)
+                self._lent[place] = thread
+                if not is_over:
+                    break  # the fork waits for a lock that this thread holds
+            try:
+                reader = self._readers.pop()
+            except IndexError:
+                self._refuse_closed()
+                with self.explained():
+                    reader = self._connect()
+                    reader.execute("PRAGMA query_only = ON")
+                # Damaged text must be readable to be reported.
+                reader.text_factory = _readable
+            self._lent[reader] = thread
+            return reader
+        finally:
+            del self._lent[place]
 
     def return_reader(self, reader: sqlite3.Connection) -> None:
-        self._lent.discard(reader)
+        self._lent.pop(reader, None)
         if self._closed or len(self._readers) >= _READERS_IDLE_MAX:
             reader.close()
         else:
@@ -308,7 +362,7 @@ class SqliteFile:
 
     def discard(self, reader: sqlite3.Connection) -> None:
         """Closes a failed connection."""
-        self._lent.discard(reader)
+        self._lent.pop(reader, None)
         reader.close()
 
     # inside -----------------------------------------------------------------------------------
@@ -353,6 +407,7 @@ class SqliteFile:
 
     def _prepare(self, setup: Setup) -> None:
         writer = self._writer
+        self._refuse_without_wal()
         if self._copy is not None or self._source.endswith("?immutable=1"):
             writer.execute("PRAGMA query_only = ON")
             if self._format() != (self._kind.application_id, self._kind.newest):
@@ -383,7 +438,7 @@ class SqliteFile:
 
     def _format(self) -> tuple[int, int]:
         # The version first: a process that creates the store in between sets both, and is then seen to have set it.
-        found: int = self._writer.execute("PRAGMA user_version").fetchone()[0]
+        found: int = self._writer.execute("PRAGMA user_version").fetchone()[0] & ~_NEEDS_WAL
         application: int = self._writer.execute("PRAGMA application_id").fetchone()[0]
         return application, found
 
@@ -493,7 +548,7 @@ class CommitDetector:
         self._db: sqlite3.Connection | None = connect()
         self._mutex = threading.Lock()
         self._version = self._data_version()
-        hears_of_forks(self)
+        register_for_forks(self)
 
     def before_fork(self) -> None:
         self._mutex.acquire()

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from killick.store.records import OWN_AGENTS, Holder, RunQuery, RunRow, RunStatus
+from killick.store.records import ASKS, NO_DEADLINE, OWN_AGENTS, Holder, RunQuery, RunRow, RunStatus, Urgency
 from killick.store.sqlite.rows import SEQ_MAX, Q, head_of, run_row_of
 
 _AFTER_OWN: Final = OWN_AGENTS[:-1] + chr(ord(OWN_AGENTS[-1]) + 1)
@@ -35,6 +35,13 @@ def listed(db: sqlite3.Cursor, query: RunQuery, before: int | None, limit: int) 
         found += map(run_row_of, db.execute(sql, (SEQ_MAX if before is None else before, *values, limit)))
     db.execute("COMMIT")
     return sorted(found, key=lambda row: -row.number)[:limit] if apart else found
+
+
+def asking(db: sqlite3.Cursor, now_us: int, after: Urgency | None, limit: int) -> list[RunRow]:
+    """Returns the runs that may have open questions, the most urgent first."""
+    values = {"tag": ASKS, "now": now_us, "never": NO_DEADLINE, "limit": limit}
+    key = dict(zip(("at", "priority", "changed", "number"), after or (-1, 0, 0, 0), strict=True))
+    return [run_row_of(row) for row in db.execute(Q.asking, values | key)]
 
 
 def counted(db: sqlite3.Cursor, query: RunQuery) -> dict[str, int]:

@@ -45,8 +45,10 @@ from killick.store.records import (
     Snapshot,
     TermBatch,
     TermPosition,
+    TokenBucket,
     UnindexedRun,
     UniqueRight,
+    Urgency,
     row_check,
 )
 from killick.store.sqlite import listing, search_terms
@@ -83,6 +85,7 @@ class SqliteStore:
     durability    "power": a commit survives a power failure; "process": only the end of the process
     busy_seconds  how long to wait for the write lock
     create        whether to create a missing file
+    accept_loss   open a file whose write-ahead log is missing, without the commits that were in it
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class SqliteStore:
         durability: Durability = "power",
         busy_seconds: float = 60.0,
         create: bool = True,
+        accept_loss: bool = False,
         clock: Clock | None = None,
         ids: Ids | None = None,
     ) -> None:
@@ -103,7 +107,9 @@ class SqliteStore:
                 writer.execute(Q.put_meta, (key, value, row_check(key, value)))
 
         path = Path(path)
-        self._file = SqliteFile(path, durability=durability, busy_seconds=busy_seconds, create=create, setup=setup)
+        self._file = SqliteFile(
+            path, durability=durability, busy_seconds=busy_seconds, create=create, setup=setup, accept_loss=accept_loss
+        )
         try:
             with self._file.reading() as db:
                 meta = {key: value for key, value, checksum in db.execute(Q.meta) if row_check(key, value) == checksum}
@@ -227,6 +233,7 @@ class SqliteStore:
     def sweep(self, *, limit: int = READ_LIMIT) -> int:
         with self._file.writing() as db:
             search_terms.sweep(db)
+            db.execute(Q.sweep_full, (self.now_us(),))
             return db.execute(Q.sweep, (limit,)).rowcount
 
     # snapshots --------------------------------------------------------------------------------
@@ -350,6 +357,16 @@ class SqliteStore:
             return False
         return self._holders.lives(holder)
 
+    def take_tokens(self, buckets: Sequence[TokenBucket]) -> int:
+        with self._file.leasing() as db:
+            now_us = self.now_us()
+            found = {each: db.execute(Q.full_at, (each.id,)).fetchone() for each in buckets}
+            taken = {each.id: each.taken(row and row[0], now_us) for each, row in found.items()}
+            wait_us = max((wait_us for _, wait_us in taken.values()), default=0)
+            if wait_us <= 0:
+                db.executemany(Q.put_full_at, [(bucket, at_us) for bucket, (at_us, _) in taken.items()])
+            return max(wait_us, 0)
+
     # the inbox --------------------------------------------------------------------------------
 
     def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
@@ -413,6 +430,10 @@ class SqliteStore:
     def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
         with self._file.reading() as db:
             return listing.listed(db, query, before, limit)
+
+    def asking(self, now_us: int, *, after: Urgency | None = None, limit: int) -> list[RunRow]:
+        with self._file.reading() as db:
+            return listing.asking(db, now_us, after, limit)
 
     def statuses(self, runs: Collection[str]) -> dict[str, RunStatus]:
         with self._file.reading() as db:

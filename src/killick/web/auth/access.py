@@ -47,9 +47,9 @@ _FORWARDED: Final = (
     "forwarded", "x-forwarded-", "x-real-ip", "x-client-ip", "x-original-", "true-client-ip", "cf-", "via",
 )  # fmt: skip
 
-Told: TypeAlias = Person | tuple[str, Any] | str | None
-Identify: TypeAlias = Callable[[Request], Told | Awaitable[Told]]
-"""What an app's `identify` returns: a Person, a name and a scope, or an operator's name. None: not signed in."""
+Identity: TypeAlias = Person | tuple[str, Any] | str | None
+Identify: TypeAlias = Callable[[Request], Identity | Awaitable[Identity]]
+"""The result of an app's `identify`: a Person, a name and a scope, or an operator's name. None: not signed in."""
 
 
 def derived(client: Client, purpose: str) -> bytes:
@@ -63,8 +63,8 @@ def bearer(request: Request) -> str | None:
     return given.strip() if scheme.lower() == "bearer" else None
 
 
-class _Door:
-    """What every way of knowing people has in common: whether a write comes from a page of ours."""
+class _CsrfAccess:
+    """The CSRF check that all kinds of access share: whether a write comes from one of the server's pages."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -91,7 +91,7 @@ class _Door:
         raise NotImplementedError
 
     def csrf(self, request: Request) -> str:
-        """What a page of ours shows when it writes. Fits the browser that got it, and the session that it has."""
+        """The CSRF token of a page's writes. It is bound to the browser's cookie and to its session."""
         cookie = self._cookie(request)
         if cookie is None:
             cookie = request.scope.setdefault(_FRESH, to_text(self.client.runtime.ids.key()))
@@ -124,10 +124,10 @@ class _Door:
         if cookie is None or not hmac.compare_digest(
             self._proof(request, cookie), proof.encode("ascii", "replace").decode()
         ):
-            told = "this write does not show that a page of ours sent it; load the page again, or send a token"
-            raise Problem(403, f"{told} (Authorization: Bearer)", code="csrf")
+            reason = "this write does not show that a page of this server sent it; load the page again, or send a token"
+            raise Problem(403, f"{reason} (Authorization: Bearer)", code="csrf")
 
-    def dress(self, request: Request, response: Response) -> None:
+    def set_cookies(self, request: Request, response: Response) -> None:
         """Give a browser that has none the cookie that its writes are checked against."""
         if (fresh := request.scope.get(_FRESH)) is not None:
             set_cookie(request, response, CSRF, fresh)
@@ -142,13 +142,13 @@ def set_cookie(request: Request, response: Response, name: str, value: str, *, s
 
 
 class Admitted(NamedTuple):
-    """A person who showed what lets them in, and the id that their session bears."""
+    """A person with valid credentials, and the id of their session."""
 
     id: str
     person: Person
 
 
-class TokenAccess(_Door):
+class TokenAccess(_CsrfAccess):
     """People by their tokens: sent with each request, or once to the page where they sign in."""
 
     def __init__(self, client: Client) -> None:
@@ -161,7 +161,7 @@ class TokenAccess(_Door):
         return "/login"
 
     async def _identified(self, request: Request) -> Person | None:
-        return await asyncio.to_thread(self._known, request)  # beside what is being answered, and not behind it
+        return await asyncio.to_thread(self._known, request)  # in parallel with other requests, not after them
 
     def _known(self, request: Request) -> Person | None:
         now = self.client.runtime.clock.now_us()
@@ -174,7 +174,7 @@ class TokenAccess(_Door):
         return token.person if token is not None else None
 
     def link(self, url: str) -> str | None:
-        """What a browser opens to sign in, once, at a server's address; None where tokens are asked for."""
+        """The single-use link that signs a browser in at a server's address; None if tokens are required."""
         return None
 
     def admit(self, text: str) -> Admitted | None:
@@ -185,22 +185,22 @@ class TokenAccess(_Door):
     # sessions: `1.<token's id>.<until, in seconds>.<signature>`
 
     def session(self, id: str) -> str:  # noqa: A002
-        """What a browser shows instead of a token from now on."""
+        """The session cookie that replaces the token."""
         until = self.client.runtime.clock.now_us() // 1_000_000 + SESSION_SECONDS
-        told = f"1.{id}.{until}"
-        return f"{told}.{self._signed(told)}"
+        payload = f"1.{id}.{until}"
+        return f"{payload}.{self._signed(payload)}"
 
     def _session(self, cookie: str, now_us: int) -> str | None:
         """The id of the token that a session was opened with, while it lasts."""
-        told, _, signature = cookie.rpartition(".")
-        if not cookie.isascii() or not hmac.compare_digest(self._signed(told), signature):
+        payload, _, signature = cookie.rpartition(".")
+        if not cookie.isascii() or not hmac.compare_digest(self._signed(payload), signature):
             return None
-        version, _, rest = told.partition(".")
+        version, _, rest = payload.partition(".")
         id_, _, until = rest.partition(".")
         return id_ if version == "1" and until.isdigit() and now_us < int(until) * 1_000_000 else None
 
-    def _signed(self, told: str) -> str:
-        return to_text(hmac.digest(self._session_key, told.encode(), sha256))
+    def _signed(self, payload: str) -> str:
+        return to_text(hmac.digest(self._session_key, payload.encode(), sha256))
 
 
 class OwnerAccess(TokenAccess):
@@ -266,11 +266,11 @@ class OwnerAccess(TokenAccess):
         if (found := refusal(request.headers, self._names)) is not None:
             raise Problem(found.status, found.text, code=found.code)
         if any(name.startswith(_FORWARDED) for name in request.headers):
-            told = "this came through a proxy, and its client is unknown; `killick token create` makes tokens"
-            raise Problem(403, told, code="forwarded")
+            reason = "this came through a proxy, and its client is unknown; `killick token create` makes tokens"
+            raise Problem(403, reason, code="forwarded")
 
 
-class Identified(_Door):
+class Identified(_CsrfAccess):
     """People as the app that Killick is mounted in knows them."""
 
     def __init__(self, client: Client, identify: Identify) -> None:
@@ -279,15 +279,15 @@ class Identified(_Door):
         self._is_async = inspect.iscoroutinefunction(identify)
 
     async def _identified(self, request: Request) -> Person | None:
-        told: Any = self._identify(request) if self._is_async else await asyncio.to_thread(self._identify, request)
-        if inspect.isawaitable(told):
-            told = await told
-        return person_of(told)
+        identity: Any = self._identify(request) if self._is_async else await asyncio.to_thread(self._identify, request)
+        if inspect.isawaitable(identity):
+            identity = await identity
+        return person_of(identity)
 
 
-def person_of(told: Told) -> Person | None:
-    """What an app says of who asks. A name alone is an operator's: who may act on runs, and hand out no tokens."""
-    match told:
+def person_of(identity: Identity) -> Person | None:
+    """The person from an app's `identify`. A name alone is an operator's, who may act on runs and not issue tokens."""
+    match identity:
         case None:
             return None
         case str(name):
@@ -295,7 +295,7 @@ def person_of(told: Told) -> Person | None:
         case (str(name), "viewer" | "operator" | "admin" as scope):
             person = Person(name, scope)
         case Person(name=str(), scope="viewer" | "operator" | "admin"):
-            person = told
+            person = identity
         case _:
             raise AccessRefused("identify", "returned none of: a Person, a name with a scope, a name, None")
     if not person.name.strip() or not person.name.isprintable() or len(person.name) > NAME_CHARS_MAX:

@@ -56,8 +56,8 @@ def _kept(client: Client, name: str) -> OwnerKey:
         make_folder(place.parent)
         return OwnerKey(keep(place, fresh), place)
     except OSError as error:
-        told = f"cannot be kept ({error.strerror}); let this user write there, or set {VARIABLE} for sessions"
-        raise AccessRefused(str(place), told) from None
+        reason = f"cannot be kept ({error.strerror}); let this user write there, or set {VARIABLE} for sessions"
+        raise AccessRefused(str(place), reason) from None
 
 
 def _place(client: Client, name: str) -> Path | None:

@@ -60,8 +60,8 @@ class _SigningIn:
                 admitted = await run_in_threadpool(self.access.redeem, key)
                 if admitted is not None:
                     return self._admitted(request, wanted, admitted)
-                told = f"this link signs in once, and was used, or is of an earlier server; {self.access.way_in}"
-                raise Problem(401, told, code="link_used")
+                reason = f"this link signs in once, and was used, or is of an earlier server; {self.access.way_in}"
+                raise Problem(401, reason, code="link_used")
         except Problem as problem:
             return problem_page(self.context, request, problem)
         return RedirectResponse(wanted, 303) if known is not None else self._form(request, wanted)
@@ -86,8 +86,8 @@ class _SigningIn:
     def _refuse_often(self, request: Request) -> None:
         wait = self._failures.wait_seconds(_address(request))
         if wait:
-            told = f"too many wrong tokens from here; wait {wait:.0f} s"
-            raise Problem(429, told, code="too_many_requests", headers={"Retry-After": str(int(wait) + 1)})
+            reason = f"too many wrong tokens from here; wait {wait:.0f} s"
+            raise Problem(429, reason, code="too_many_requests", headers={"Retry-After": str(int(wait) + 1)})
 
     def _admitted(self, request: Request, wanted: str, admitted: Admitted) -> Response:
         self._failures.forgive(_address(request))

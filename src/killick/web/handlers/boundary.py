@@ -1,6 +1,6 @@
-"""A run at any boundary of its time: where it stood, what it knew, and what had changed since the boundary before.
+"""A run at any boundary of its timeline: its position, its state, and the changes since the boundary before.
 
-A boundary is found by its number or its name, and costs what is shown of it, however long the run is. Changes nothing.
+A boundary is found by its number or its name. The cost depends on the output, not on the run's length. Read-only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MARKS_MAX: Final = 60
 """So many boundaries of one sort are marked; of more, as many, evenly."""
 
 LOOKED_MAX: Final = 400
-"""So many steps are looked at for what they are; of more, as many as there are marks of one sort."""
+"""The most steps that are examined for marks; of a longer run, a selection is."""
 
 EVENTS_MAX: Final = 4_000
 """A log of more events is not searched for its rewinds."""
@@ -50,13 +50,13 @@ Written = Annotated[object, msgspec.Meta(extra_json_schema={"description": "Any 
 
 
 class MomentAsked(RunAsked, frozen=True, kw_only=True):
-    n: Annotated[int, msgspec.Meta(ge=0, le=2**53, description="A boundary, from 0, the start; what is more is now.")]
-    marks: Annotated[bool, msgspec.Meta(description="Whether to tell which boundaries are worth a look.")] = False
+    n: Annotated[int, msgspec.Meta(ge=0, le=2**53, description="A boundary, from 0, the start; a greater one is now.")]
+    marks: Annotated[bool, msgspec.Meta(description="Whether to return the notable boundaries.")] = False
 
 
 class PlaceAsked(RunAsked, frozen=True, kw_only=True):
     place: PlaceText = "now"
-    marks: Annotated[bool, msgspec.Meta(description="Whether to tell which boundaries are worth a look.")] = False
+    marks: Annotated[bool, msgspec.Meta(description="Whether to return the notable boundaries.")] = False
 
 
 class BoundaryPosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +97,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BoundaryMark(msgspec.Struct, frozen=True, kw_only=True):
-    """A boundary that is worth a look."""
+    """A notable boundary."""
 
     n: int
     kind: Literal["wait", "failure", "decision", "rewind", "child"]
@@ -178,15 +178,15 @@ def numbered(log: Log, run: str, now: Fold, text: str) -> Numbered:
 
 def _seen(call: Call[Any, Nothing], run: str, now: Fold, at: Numbered, *, marks: bool) -> Boundary:
     log, place = call.client.runtime.log, at.place
-    veil = veiled(call, run)
+    mask = masked(call, run)
     earlier = at.n if at.side == "event" else at.n - 1
     before = boundaries.nth(now, earlier).place if earlier >= 0 else None
     if before is not None and before.seq <= place.seq:
-        diff, stood = passed(log, run, before, place, seen=veil)
+        diff, stood = passed(log, run, before, place, seen=mask)
         changes = tuple(changed(diff))
     else:
         changes, stood = (), log.state(run, place.seq, keep=place.keep)
-    state = veil(stood)
+    state = mask(stood)
     facts = state.fold.facts
     return Boundary(
         run=run, n=at.n, count=boundaries.count(now), side=at.side, place=place.label,
@@ -204,7 +204,7 @@ def _seen(call: Call[Any, Nothing], run: str, now: Fold, at: Numbered, *, marks:
 
 
 def _knows(given: State) -> Iterator[StatePart]:
-    """The parts of a state that are lists; of each what is at its end."""
+    """The parts of a state that are lists, each with its last items."""
     state = as_written(given)
     fold = state.fold
     done = (step for step in reversed(fold.steps) if step.status == "done" and step.output)
@@ -222,10 +222,10 @@ def _knows(given: State) -> Iterator[StatePart]:
 
 
 def changed(diff: Diff) -> Iterator[Change]:
-    """What people want to know of a diff: values as they were and are, and where the run is in words."""
-    told = diff.told()
-    decided = {change.step for change in told if change.part == "decisions"}
-    for change in told:
+    """A diff for display: values before and after, and the run's position in words."""
+    changes = diff.visible_changes()
+    decided = {change.step for change in changes if change.part == "decisions"}
+    for change in changes:
         if change.part in ("run", "position", "trace") or (change.part == "outputs" and change.step in decided):
             continue
         sign = {"add": "+", "remove": "-", "replace": "~"}[change.op]
@@ -233,7 +233,7 @@ def changed(diff: Diff) -> Iterator[Change]:
             part=change.part, sign=_sign(sign), step=change.step, path=change.path, before=change.before,
             after=change.after,
         )  # fmt: skip
-    words = tuple(change for change in told if change.part in ("run", "position"))
+    words = tuple(change for change in changes if change.part in ("run", "position"))
     for line in msgspec.structs.replace(diff, changes=words).lines(120):
         yield Change(part=line.part, sign=_sign(line.sign), text=line.text)
 
@@ -242,27 +242,27 @@ def _sign(text: str) -> Literal["+", "-", "~"]:
     return "+" if text == "+" else "-" if text == "-" else "~"
 
 
-# what is not to be seen ---------------------------------------------------------------------------
+# redaction ----------------------------------------------------------------------------------------
 
 
-def veiled(call: Call[Any, Any], run: str) -> Callable[[State], State]:
+def masked(call: Call[Any, Any], run: str) -> Callable[[State], State]:
     """A state, redacted for the caller. Its texts are made from the redacted values."""
-    veil = call.context.veil
-    if veil is None or not veil.fields:
+    mask = call.context.mask
+    if mask is None or not mask.fields:
         return lambda state: state
-    return lambda state: State(state.fold, _Veiled(state, lambda values: veil.over(values, run=run)))
+    return lambda state: State(state.fold, _Masked(state, lambda values: mask.over(values, run=run)))
 
 
-class _Veiled:
-    """Reads for a state, less what is not to be seen."""
+class _Masked:
+    """Reads values for a state, redacted."""
 
-    def __init__(self, state: State, veil: Callable[[Any], Any]) -> None:
+    def __init__(self, state: State, mask: Callable[[Any], Any]) -> None:
         self.event = state.event
         self._state = as_written(state)
-        self._veil = veil
+        self._mask = mask
 
     def data(self, seq: int) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self._veil(dict(self._state.data(seq)))
+        found: Mapping[str, Any] = self._mask(dict(self._state.data(seq)))
         return found
 
 
@@ -270,7 +270,7 @@ class _Veiled:
 
 
 def _marks(log: Log, run: str, fold: Fold) -> Iterator[BoundaryMark]:
-    """What is worth a look, in the order of time; in a long run a fair choice of it."""
+    """The notable boundaries, in order; of a long run, an even selection."""
     found = list(_steps_marked(fold))
     if fold.facts.generation and fold.facts.seq <= EVENTS_MAX:
         for seq, event, _ in log.read(run, limit=EVENTS_MAX):
@@ -287,10 +287,10 @@ def _marks(log: Log, run: str, fold: Fold) -> Iterator[BoundaryMark]:
 
 
 def _steps_marked(fold: Fold) -> Iterator[tuple[str, int]]:
-    yield from (("decision", index) for index in _fair(fold.decisions))
-    yield from (("failure", index) for index in _fair(fold.retried))
+    yield from (("decision", index) for index in _evenly_spaced(fold.decisions))
+    yield from (("failure", index) for index in _evenly_spaced(fold.retried))
     yield from (("wait", index) for index in fold.facts.pending.values() if fold.steps[index].status == "waiting")
-    for index in _fair(range(len(fold.steps)), LOOKED_MAX):
+    for index in _evenly_spaced(range(len(fold.steps)), LOOKED_MAX):
         step: Step = fold.steps[index]
         if step.status == "failed":
             yield "failure", index
@@ -298,7 +298,7 @@ def _steps_marked(fold: Fold) -> Iterator[tuple[str, int]]:
             yield ("wait" if step.sort == "wait" else "child"), index
 
 
-def _fair(indexes: Sequence[int], most: int = MARKS_MAX) -> Iterator[int]:
+def _evenly_spaced(indexes: Sequence[int], most: int = MARKS_MAX) -> Iterator[int]:
     """All of them, or some, evenly."""
     count = len(indexes)
     places = range(count) if count <= most else (count * nth // MARKS_MAX for nth in range(MARKS_MAX))
@@ -310,7 +310,7 @@ def _following(fold: Fold, seq: int) -> int | None:
     return next((index for index, step in enumerate(fold.steps) if step.intended > seq), None)
 
 
-# whole states and what is between two -------------------------------------------------------------
+# whole states and diffs ---------------------------------------------------------------------------
 
 
 class StateAsked(RunAsked, frozen=True, kw_only=True):
@@ -324,7 +324,7 @@ class DiffAsked(RunAsked, frozen=True, kw_only=True):
 
 
 class StateDiff(msgspec.Struct, frozen=True, kw_only=True):
-    """What is different between two states; `patch` is RFC 6902, from the whole of the first to the second."""
+    """The differences between two states; `patch` is RFC 6902, from the whole of the first to the second."""
 
     before: Place
     after: Place
@@ -344,23 +344,23 @@ def state(call: Call[StateAsked, Nothing]) -> Response:
     """The whole state of a run at a place, as its documented JSON form has it: as long as the run is."""
     asked, log = call.asked, call.client.runtime.log
     place: RunMoment = boundaries.at(log, asked.run, asked.at)
-    found = veiled(call, asked.run)(log.state(asked.run, place.seq, keep=place.keep))
+    found = masked(call, asked.run)(log.state(asked.run, place.seq, keep=place.keep))
     return Response(found.to_json(), media_type="application/json")
 
 
 def difference(call: Call[DiffAsked, Nothing]) -> StateDiff:
-    """What is different between two places of a run, or between two runs."""
+    """The differences between two positions of a run, or between two runs."""
     asked, log = call.asked, call.client.runtime.log
-    veil = veiled(call, asked.run)
+    mask = masked(call, asked.run)
     if asked.against is not None:
-        found = across(log, asked.run, asked.against, asked.to, seen=veil, files=False)
+        found = across(log, asked.run, asked.against, asked.to, seen=mask, files=False)
     elif asked.from_ is None:
-        found = between(log, asked.run, asked.to, seen=veil, files=False)
+        found = between(log, asked.run, asked.to, seen=mask, files=False)
     else:
-        found = between(log, asked.run, asked.from_, asked.to, seen=veil, files=False)
+        found = between(log, asked.run, asked.from_, asked.to, seen=mask, files=False)
     if found.before.run == found.after.run and found.before.seq > found.after.seq and asked.from_ is not None:
-        told = f"{asked.from_} comes after {asked.to}; name the earlier place first"
-        raise BoundaryUnknown(asked.run, asked.from_, told)
+        reason = f"{asked.from_} comes after {asked.to}; name the earlier place first"
+        raise BoundaryUnknown(asked.run, asked.from_, reason)
     one, two = (Place(run=side.run, place=side.label, seq=side.seq) for side in (found.before, found.after))
     return StateDiff(before=one, after=two, changes=tuple(changed(found)), patch=tuple(found.patch()))
 

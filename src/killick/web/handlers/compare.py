@@ -1,4 +1,4 @@
-"""Two runs side by side, or one then and now: what they share, where they part, and every step from there on.
+"""Two runs side by side, or one run at two positions: the shared steps, the divergence, and every later step.
 
 Reads from where they part, a page at a time, however long the runs are. Changes nothing.
 """
@@ -25,18 +25,18 @@ from killick.model.codec import plain
 from killick.model.facts import OUT_OF_BAND
 from killick.model.ledger import Spend
 from killick.model.state import State
-from killick.web.handlers.boundary import Change, PlaceText, RunContext, StepChoice, Written, changed, own_steps, veiled
+from killick.web.handlers.boundary import Change, PlaceText, RunContext, StepChoice, Written, changed, masked, own_steps
 from killick.web.handlers.step_list import through_of
 from killick.web.routes import Call, Nothing, Route, get
 
 PAGE: Final = 40
 """So many steps of either run are on a page."""
 
-KIN_MAX: Final = 24
+RELATED_MAX: Final = 24
 """So many runs are named that one may be compared with."""
 
 PIECES_MAX: Final = 4_000
-"""Values of more characters are shown whole, without what is other in them marked."""
+"""Longer values are shown whole, without marked differences."""
 
 PASSED_MAX: Final = 3_000
 """Where more events lie between then and now, only where the run was and its context are compared."""
@@ -55,7 +55,7 @@ class CompareAsked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two runs, as it is now. What it used is its own, without what a fork shares."""
+    """One of the two runs, as it is now. Its usage excludes steps that a fork shares."""
 
     id: str
     agent: str
@@ -80,7 +80,7 @@ Kinship = Literal["parent", "fork", "sibling", "same agent", "recent"]
 
 
 class RelatedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that one may want to compare with, and what it is to the first."""
+    """A candidate for the comparison, and its relation to the first run."""
 
     run: str
     how: Kinship
@@ -88,14 +88,14 @@ class RelatedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """What both have on the same record: so many steps, up to a place; None where they are strangers."""
+    """The shared history: the number of steps, and its end; None for unrelated runs."""
 
     steps: int
     place: str
 
 
 class ForkCondition(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fork was given otherwise."""
+    """A condition that a fork changed."""
 
     run: str
     what: str
@@ -106,7 +106,7 @@ class ForkCondition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of a value's text; `other` where the other run has something else."""
+    """A part of a value's text; `other` if the other run differs there."""
 
     text: str
     other: bool
@@ -128,7 +128,7 @@ class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepPair(msgspec.Struct, frozen=True, kw_only=True):
-    """A step number, and what each run has there; `how` they differ, or None."""
+    """A step number, and each run's step there; `how` they differ, or None."""
 
     step: str
     how: Literal["call", "arguments", "outcome", "output", "absent"] | None
@@ -149,7 +149,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     related: tuple[RelatedRun, ...]
     shared: SharedHistory | None
     conditions: tuple[ForkCondition, ...]
-    parts_at: str | None
+    diverges_at: str | None
     pairs: tuple[StepPair, ...]
     changes: tuple[Change, ...]
     next: str | None
@@ -160,13 +160,13 @@ class _Side:
 
     def __init__(self, call: Call[Any, Any], run: str) -> None:
         self.log, self.run = call.client.runtime.log, run
-        self.state = veiled(call, run)(self.log.state(run))
+        self.state = masked(call, run)(self.log.state(run))
         self.fold = self.state.fold
         self._making = PageBuilder(self.log, run, self.fold, through=through_of(call, run))
         self._keys = StepKeys(self.log, run, self.fold)
 
     def key(self, index: int) -> tuple[Any, ...]:
-        """What tells the record of a step from any other."""
+        """The key that identifies the record of a step."""
         return self._keys.key(self.fold.steps[index].id)
 
     def steps(self, first: int, end: int) -> dict[str, Step]:
@@ -195,14 +195,14 @@ class _Side:
 
 
 def compare(call: Call[CompareAsked, Nothing]) -> Comparison:
-    """Two runs side by side: what they share, where they part, and how they went on."""
+    """Two runs side by side: the shared steps, the divergence, and each run's later steps."""
     asked = call.asked
     one = _Side(call, asked.a) if asked.a else None
     two = _Side(call, asked.b) if asked.b else None
     a, b = (side.seen() if side is not None else None for side in (one, two))
     nothing = Comparison(
-        a=a, b=b, at=asked.at, to=asked.to, steps=own_steps(one.fold) if one is not None else (),
-        related=tuple(_kin(call, one)), shared=None, conditions=(), parts_at=None, pairs=(), changes=(), next=None,
+        a=a, b=b, at=asked.at, to=asked.to, next=None, steps=own_steps(one.fold) if one is not None else (),
+        related=tuple(_related_runs(call, one)), shared=None, conditions=(), diverges_at=None, pairs=(), changes=(),
     )  # fmt: skip
     if one is None or two is None:
         return nothing
@@ -217,7 +217,7 @@ def compare(call: Call[CompareAsked, Nothing]) -> Comparison:
     conditions = conditions_between(call.client.runtime.log, one.run, two.run) if shared is not None else ()
     return msgspec.structs.replace(
         nothing, shared=shared, conditions=tuple(map(_given, conditions)), pairs=pairs,
-        parts_at=next((pair.step for pair in pairs if pair.how is not None), None),
+        diverges_at=next((pair.step for pair in pairs if pair.how is not None), None),
         changes=tuple(_contexts(_document(call, one), _document(call, two))),
         next=str(first + PAGE) if first + PAGE < last else None,
     )  # fmt: skip
@@ -275,13 +275,13 @@ def _half(step: Step | None, pair: Pair, marked: _Marked, which: Literal[0, 1]) 
 
 
 def _pieces(pair: Pair) -> tuple[_Marked, _Marked]:
-    """What is other in the arguments and in the outputs of two steps, for the one and for the two."""
+    """The differences of two steps' arguments and outputs, for each of the two."""
     if pair.one is None or pair.two is None or pair.how is None:
         return (None, None), (None, None)
     if pair.how == "call":
         return (None, None), (None, None)
-    given = apart(_text(pair.one.arguments), _text(pair.two.arguments))
-    came = apart(_text(pair.one.output), _text(pair.two.output))
+    given = word_diff(_text(pair.one.arguments), _text(pair.two.arguments))
+    came = word_diff(_text(pair.one.output), _text(pair.two.output))
     return (given[0], came[0]), (given[1], came[1])
 
 
@@ -289,8 +289,8 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
-def apart(one: str, two: str) -> tuple[tuple[TextPiece, ...], tuple[TextPiece, ...]] | tuple[None, None]:
-    """Two texts with what each has otherwise marked, word by word; nothing where they are the same, or very long."""
+def word_diff(one: str, two: str) -> tuple[tuple[TextPiece, ...], tuple[TextPiece, ...]] | tuple[None, None]:
+    """Two texts with their differences marked, word by word; None if they are equal, or very long."""
     if one == two or len(one) + len(two) > PIECES_MAX:
         return None, None
     ones, twos = _WORD.findall(one), _WORD.findall(two)
@@ -310,7 +310,7 @@ def _given(condition: Any) -> ForkCondition:
     )  # fmt: skip
 
 
-# what they know -----------------------------------------------------------------------------------
+# their states -------------------------------------------------------------------------------------
 
 
 def _document(call: Call[CompareAsked, Nothing], side: _Side) -> Any:
@@ -321,7 +321,7 @@ def _document(call: Call[CompareAsked, Nothing], side: _Side) -> Any:
 
 
 def _at(call: Call[CompareAsked, Nothing], side: _Side, place: RunMoment) -> State:
-    return veiled(call, side.run)(side.log.state(side.run, place.seq, keep=place.keep))
+    return masked(call, side.run)(side.log.state(side.run, place.seq, keep=place.keep))
 
 
 def _contexts(one: Any, two: Any) -> Iterator[Change]:
@@ -338,9 +338,9 @@ def _two_places(side: _Side, asked: CompareAsked) -> tuple[RunMoment, RunMoment]
 
 
 def _between(call: Call[CompareAsked, Nothing], side: _Side, place: RunMoment, later: RunMoment) -> Iterator[Change]:
-    """What came to a run from one place to a later one."""
+    """The changes of a run from one position to a later one."""
     if later.seq - place.seq <= PASSED_MAX and not place.keep:
-        found, _ = passed(side.log, side.run, place, later, seen=veiled(call, side.run))
+        found, _ = passed(side.log, side.run, place, later, seen=masked(call, side.run))
         yield from changed(found)
         return
     then, since = as_written(_at(call, side, place)), as_written(_at(call, side, later))
@@ -354,29 +354,29 @@ def _between(call: Call[CompareAsked, Nothing], side: _Side, place: RunMoment, l
             yield Change(part=part, sign="~", text=f"{before} → {after}")
 
 
-# whom to compare with -----------------------------------------------------------------------------
+# candidates for a comparison ----------------------------------------------------------------------
 
 
-def _kin(call: Call[Any, Any], side: _Side | None) -> Iterator[RelatedRun]:
+def _related_runs(call: Call[Any, Any], side: _Side | None) -> Iterator[RelatedRun]:
     """The family first, then the latest runs of the same agent; without a run, the latest of all."""
     log, seen = call.client.runtime.log, {side.run if side is not None else ""}
 
-    def told(runs: Iterable[str], how: Kinship) -> Iterator[RelatedRun]:
+    def related(runs: Iterable[str], how: Kinship) -> Iterator[RelatedRun]:
         for run in runs:
-            if run not in seen and len(seen) <= KIN_MAX and log.store.head(run) is not None:
+            if run not in seen and len(seen) <= RELATED_MAX and log.store.head(run) is not None:
                 seen.add(run)
                 yield RelatedRun(run=run, how=how, status=log.state(run).status)
 
     if side is None:
-        yield from told((each.id for each in call.client.list(limit=KIN_MAX)), "recent")
+        yield from related((each.id for each in call.client.list(limit=RELATED_MAX)), "recent")
         return
     facts = side.fold.facts
     parent = facts.forked_from
-    yield from told([parent] if parent is not None else [], "parent")
-    yield from told(reversed(log.ledger(side.run).facts.forks), "fork")
+    yield from related([parent] if parent is not None else [], "parent")
+    yield from related(reversed(log.ledger(side.run).facts.forks), "fork")
     if parent is not None and log.store.head(parent) is not None:
-        yield from told(reversed(log.ledger(parent).facts.forks), "sibling")
-    yield from told((each.id for each in call.client.list(agent=facts.agent, limit=8)), "same agent")
+        yield from related(reversed(log.ledger(parent).facts.forks), "sibling")
+    yield from related((each.id for each in call.client.list(agent=facts.agent, limit=8)), "same agent")
 
 
 ROUTES: Final[tuple[Route, ...]] = (get("/compare", compare, asks=CompareAsked, gives=Comparison, page="compare.html"),)

@@ -1,4 +1,4 @@
-"""The files of a run: its snapshots, and what changed from one to the next. Changes nothing.
+"""The files of a run: its snapshots, and the changes from one to the next. Read-only.
 
 The contents of files are not values of the record, so redaction rules cannot search them: with redaction, only the
 names of files are shown.
@@ -35,7 +35,7 @@ class FilesAsked(RunAsked, frozen=True, kw_only=True):
 
 
 class FileSnapshot(Document, frozen=True):
-    """A snapshot on record: what it is of, and how much of it is other than in the one before."""
+    """A recorded snapshot: its step, and how much of it differs from the one before."""
 
     place: str
     seq: int
@@ -49,7 +49,7 @@ class FileSnapshot(Document, frozen=True):
 
 
 class RunFiles(Document, frozen=True):
-    """The snapshots of a run, the last first, and what changed from `since` to `at`; `problem` is why the changes
+    """The snapshots of a run, the last first, and the changes from `since` to `at`; `problem` is why the changes
     cannot be shown."""
 
     run: str
@@ -66,7 +66,7 @@ class RunFiles(Document, frozen=True):
 
 
 def seen(call: Call[FilesAsked, Nothing]) -> RunFiles:
-    """The files of a run at a place: what changed there, line by line, and which snapshots there are."""
+    """The files of a run at a position: the changes there, line by line, and the snapshots."""
     run, log = call.asked.run, call.client.runtime.log
     state = state_of(call, run)
     ledger = log.ledger(run)
@@ -74,24 +74,24 @@ def seen(call: Call[FilesAsked, Nothing]) -> RunFiles:
         return RunFiles(run=run)
     taken = list(ledger.captures)
     ended = {step.ended: step.id for step in state.fold.steps if step.ended}
-    told = RunFiles(
+    view = RunFiles(
         run=run, folder=ledger.facts.workspace, total=len(taken),
         snapshots=tuple(_snapshot(log, run, ended, each) for each in reversed(taken[-SNAPSHOTS_MAX:])),
     )  # fmt: skip
     try:
         with files.at(log, run, call.asked.at or "now") as found:
             diff = found.diff()
-            veil = call.context.veil
-            told = replace(told, at=found.at, snapshot=found.root.hex(), since=found.since[0] if found.since else None)
-            return told if diff is None else _changed(told, diff, bare=veil is not None and bool(veil.fields))
+            mask = call.context.mask
+            view = replace(view, at=found.at, snapshot=found.root.hex(), since=found.since[0] if found.since else None)
+            return view if diff is None else _changed(view, diff, bare=mask is not None and bool(mask.fields))
     except (WorkspaceRefused, SnapshotBroken, StoreError) as refused:
-        return replace(told, at=call.asked.at, problem=str(refused))
+        return replace(view, at=call.asked.at, problem=str(refused))
 
 
-def _changed(told: RunFiles, diff: FilesDiff, *, bare: bool) -> RunFiles:
+def _changed(view: RunFiles, diff: FilesDiff, *, bare: bool) -> RunFiles:
     left_out = diff.left_out + max(len(diff.changes) - CHANGES_MAX, 0)
     changes = tuple(_short(each, bare=bare) for each in diff.changes[:CHANGES_MAX])
-    return replace(told, counts=diff.counts, changes=changes, left_out=left_out)
+    return replace(view, counts=diff.counts, changes=changes, left_out=left_out)
 
 
 def _short(change: FileChange, *, bare: bool) -> FileChange:
@@ -105,13 +105,13 @@ _WHY: Final[Mapping[type[e.Event], str]] = {e.RunForked: "forked", e.RunRewound:
 
 def _snapshot(log: Log, run: str, ended: Mapping[int, str], capture: Capture) -> FileSnapshot:
     event = log.event(run, capture.seq)
-    told = event if isinstance(event, e.WorkspaceCaptured) else None
+    captured = event if isinstance(event, e.WorkspaceCaptured) else None
     step = ended.get(capture.after)
     return FileSnapshot(
         place=f"@{capture.after}" if step is None else f"{step}:after", seq=capture.after, at_us=event.at,
         because=_WHY.get(type(event), "taken"), snapshot=e.from_text(capture.root).hex(),
-        changed=told.changed if told else 0, files=told.files if told else 0,
-        size_bytes=told.size_bytes if told else 0, processes=told.processes if told else 0,
+        changed=captured.changed if captured else 0, files=captured.files if captured else 0,
+        size_bytes=captured.size_bytes if captured else 0, processes=captured.processes if captured else 0,
     )  # fmt: skip
 
 

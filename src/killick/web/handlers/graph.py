@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from killick.history.graph.graph import Graph, Lane, family
+from killick.history.graph.graph import Graph, Lane, run_graph
 from killick.history.graph.svg import svg
 from killick.history.page import RedactData
 from killick.presenting.steps import reply_text
@@ -38,7 +38,7 @@ class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def graph(call: Call[RunAsked, Nothing]) -> RunGraph:
-    """The run with its forks, children and what its rewinds left, as lanes of a drawing."""
+    """The run with its forks, children and rewound steps, as lanes of a drawing."""
     return RunGraph(**_drawn(call, call.asked.run).document())
 
 
@@ -58,16 +58,16 @@ def picture(call: Call[PictureAsked, Nothing]) -> Response:
 
 
 def _drawn(call: Call[Any, Nothing], run: str) -> Graph:
-    veil = through_of(call, run)
-    found = family(call.client.runtime.log, run, runs_max=RUNS_MAX, through=veil)
-    if veil is None:
+    mask = through_of(call, run)
+    found = run_graph(call.client.runtime.log, run, runs_max=RUNS_MAX, through=mask)
+    if mask is None:
         return found
-    return replace(found, lanes=tuple(_veiled(lane, veil) for lane in found.lanes))
+    return replace(found, lanes=tuple(_masked(lane, mask) for lane in found.lanes))
 
 
-def _veiled(lane: Lane, veil: RedactData) -> Lane:
+def _masked(lane: Lane, mask: RedactData) -> Lane:
     """The conditions of a fork, redacted for the caller."""
-    given = tuple(replace(each, **veil({"value": each.value, "was": each.was})) for each in lane.conditions)
+    given = tuple(replace(each, **mask({"value": each.value, "was": each.was})) for each in lane.conditions)
     return replace(lane, conditions=given)
 
 

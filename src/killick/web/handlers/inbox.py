@@ -1,6 +1,6 @@
-"""The inbox: what waits for a person, the most urgent first, and their answers. Decides nothing: the runtime does.
+"""The inbox: open questions, the most urgent first, and their answers. Decides nothing: the runtime does.
 
-An answer is the caller's own and bound to what they saw: an old screen answers no new question.
+An answer is the caller's own and bound to the displayed question: an old screen answers no new question.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from killick.model.state import State
 from killick.model.typed import convert
 from killick.presenting import approvals
 from killick.presenting.documents import Document, Question, open_wait
-from killick.web.forms import NOTHING, unveiled
+from killick.web.forms import NOTHING, unmasked
 from killick.web.problems import Problem
 from killick.web.routes import Call, get, post
 
@@ -43,7 +43,7 @@ _PEOPLE: Final = ("answer", "settlement")
 class InboxAsked(msgspec.Struct, frozen=True, kw_only=True):
     """Whose questions, and from where on."""
 
-    to: Annotated[str, msgspec.Meta(max_length=200, description="Only what is asked of them.")] | None = None
+    to: Annotated[str, msgspec.Meta(max_length=200, description="Only questions to this person or role.")] | None = None
     mine: Annotated[bool, msgspec.Meta(description="Only what the caller may answer and has not.")] = False
     asks: Annotated[tuple[Kind, ...], msgspec.Meta(max_length=3, description="Only these kinds.")] = ()
     cursor: Annotated[str, msgspec.Meta(max_length=200, description="`next` of the page before.")] | None = None
@@ -85,7 +85,7 @@ class AnsweredQuestion(Document, frozen=True):
 
 
 class Inbox(Document, frozen=True):
-    """What waits for people, the most urgent first; and what was answered lately."""
+    """Open questions, the most urgent first; and recently answered ones."""
 
     questions: tuple[InboxQuestion, ...]
     answered: tuple[AnsweredQuestion, ...]
@@ -108,7 +108,7 @@ class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class AnswerResult(Document, frozen=True):
-    """What became of an answer, and what follows."""
+    """The result of an answer, and the next step."""
 
     wait: str
     run: str
@@ -131,11 +131,10 @@ def inbox(call: Call[InboxAsked, Any]) -> Inbox:
             and (not wanted.mine or approvals.why_not(client, wait, call.person.name) is None)
         )
 
-    rows = asked.asking(client.runtime.store, call.now_us)
-    found = asked.page(client.runtime.log, chosen, rows, now_us=call.now_us, limit=wanted.limit, after=wanted.cursor)
+    found = asked.page(client.runtime.log, chosen, now_us=call.now_us, limit=wanted.limit, after=wanted.cursor)
     done: list[Wait] = []
     if wanted.cursor is None:
-        done = asked.page(client.runtime.log, chosen, rows, now_us=call.now_us, answered=True, limit=ANSWERED_MAX).waits
+        done = asked.page(client.runtime.log, chosen, now_us=call.now_us, answered=True, limit=ANSWERED_MAX).waits
     doubts_first = sorted(found.waits, key=lambda wait: wait.waits_for != "settlement")
     questions = tuple(question(client, wait, call.person.name) for wait in doubts_first)
     return Inbox(
@@ -181,8 +180,8 @@ def _tried(client: Client, state: State, step: Step | None) -> OpenAttempt | Non
     for seq, event, _ in client.runtime.log.read(state.run, after=last.started, limit=_PROGRESS_EVENTS):
         if isinstance(event, e.AttemptProgressed) and event.step == step.id:
             progress = state.data(seq).get("progress")
-    told = state.data(last.ended).get("failure")
-    failed = None if told is None or isinstance(told, Erased) else convert(told, Failure, at="failure")
+    failure = state.data(last.ended).get("failure")
+    failed = None if failure is None or isinstance(failure, Erased) else convert(failure, Failure, at="failure")
     error = None if failed is None else f"{failed.type}: {failed.message}"
     return OpenAttempt(
         number=started.attempt, idempotency_key=started.key, started_at_us=last.at, progress=progress,
@@ -223,17 +222,17 @@ def _gone(client: Client, run: str, step: str, state: State) -> str:
 
 
 def answer(call: Call[WaitAsked, AnswerRequest]) -> AnswerResult:
-    """Answer what a run waits for; the first answer counts."""
+    """Answer a run's question; the first answer counts."""
     client, wait, body, by = call.client, call.asked.wait, call.body, call.person.name
     run, _, step = wait.rpartition(":")
     found = next((each for each in waits_of(client.runtime.store, client.state(run)) if each.step == step), None)
     value, saw = body.value, body.digest
     if body.digest is None and body.verb in ("approve", "edit"):
         raise AnswerRefused(wait, f"{body.verb!r} needs the version that was shown; send the question's digest with it")
-    if found is not None and call.context.veil is not None and call.context.veil.fields:
+    if found is not None and call.context.mask is not None and call.context.mask.fields:
         intention = cast("Mapping[str, Any]", found.intention or {})
-        value = unveiled(value, intention.get("arguments") if body.verb == "edit" else NOTHING)
-        if saw == call.context.veil.keyed(found.digest or ""):
+        value = unmasked(value, intention.get("arguments") if body.verb == "edit" else NOTHING)
+        if saw == call.context.mask.keyed(found.digest or ""):
             saw = found.digest  # as it was shown
     if found is not None and found.rule is not None and body.verb == "edit" and value is not None:
         value = argument_edits.checked(found, value)
@@ -242,7 +241,7 @@ def answer(call: Call[WaitAsked, AnswerRequest]) -> AnswerResult:
     try:
         client.answer(found or wait, body.verb, value=value, by=by, comment=body.comment, saw=saw)
     except (AlreadyAnswered, AlreadyAgreed) as first:
-        # Whoever lost the answer to their own answer asks again with its key; another answer is another thing.
+        # A client that lost the response repeats the request with its key; a different answer is a different request.
         if call.key is None or first.by != by or not _said(client, run, step, by, body.verb, value, body.comment):
             raise
     did, following = _SAID[body.verb], ""

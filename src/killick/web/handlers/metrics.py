@@ -14,7 +14,7 @@ from killick.workers import metrics as meters
 
 def metrics(call: Call[Nothing, Nothing]) -> Response:
     """Metrics of the runs in this process and of the store, in Prometheus' text format; also at `/metrics`."""
-    return Response(meters.exposed(call.client.runtime.engine), media_type=meters.MEDIA)
+    return Response(meters.prometheus_text(call.client.runtime.engine), media_type=meters.MEDIA)
 
 
 ROUTES: Final = (get("/metrics", metrics, media="text/plain"),)

@@ -21,7 +21,7 @@ from killick.model.codec import plain
 from killick.model.facts import OUT_OF_BAND
 from killick.presenting import previews
 from killick.presenting.previews import RunPreview, Will
-from killick.web.forms import JsonSchema, unveiled
+from killick.web.forms import JsonSchema, unmasked
 from killick.web.handlers.boundary import StepChoice, choices, own_steps
 from killick.web.problems import Problem
 from killick.web.render import VALUE_CHARS
@@ -38,14 +38,14 @@ Priority = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
 
 
 class CommandRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A command: why, for the record; and whether to say only what it would do."""
+    """A command: its recorded reason; and whether to return only a preview."""
 
     because: Text | None = None
     dry_run: bool = False
 
 
 class CancelRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """End a run; with `compensate`, undo what it did."""
+    """End a run; with `compensate`, undo its effects."""
 
     compensate: bool = False
 
@@ -84,7 +84,7 @@ class OverrideRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_
 
 
 class RetryRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Let a step that sits out a delay go on; which, where several do."""
+    """End a step's delay and retry it now; name the step if several are delayed."""
 
     step: StepNumber | None = None
 
@@ -128,7 +128,7 @@ class BulkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done; or what will be, where only that was asked. `made` is the run that came of it."""
+    """The result of a command, or its preview. `made` is a run that it created."""
 
     run: str
     did: str | None = None
@@ -138,7 +138,7 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one run of several, in words."""
+    """The result for one run of several, in words."""
 
     run: str
     done: bool
@@ -146,7 +146,7 @@ class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BulkResults(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of each of several runs."""
+    """The result for each of several runs."""
 
     results: tuple[BulkResult, ...]
     done: int
@@ -162,7 +162,7 @@ class AvailableCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AvailableCommands(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be done to a run now. `steps` are its own, the last of them; `pending` are those that are not over,
+    """A run's available commands. `steps` are its own, the last of them; `pending` are those that are not over,
     `undoable` those whose effects happened."""
 
     run: str
@@ -183,7 +183,7 @@ class AvailableCommands(msgspec.Struct, frozen=True, kw_only=True):
     input_schema: JsonSchema | None
 
 
-# what can be done ---------------------------------------------------------------------------------
+# available commands -------------------------------------------------------------------------------
 
 
 def _is_small(value: Any) -> bool:
@@ -192,7 +192,7 @@ def _is_small(value: Any) -> bool:
 
 
 def acts(call: Call[RunAsked, Any]) -> AvailableCommands:
-    """What a person can do to a run now, and why the rest cannot be done."""
+    """The commands that a run accepts now, and why it refuses the others."""
     run = RunPreview(call.client, call.asked.run)
     pending = [run.fold.steps[index] for index in list(run.facts.pending.values())[:STEPS_MAX]]
     steps = [step for step in pending if step.sort not in ("scope", "undo") and not step.id.startswith(OUT_OF_BAND)]
@@ -227,7 +227,7 @@ def schema_of(kind: Any) -> Any:
 
 def _offers(run: RunPreview, pending: int, delayed: bool, undoable: int) -> list[AvailableCommand]:
     over = f"it is over ({run.status})" if run.is_over else None
-    broken = "its record does not hold; verify it, then repair it" if run.broken is not None else None
+    broken = "its event log fails verification; verify it, then repair it" if run.broken is not None else None
     if run.broken is not None:
         over = broken
     no_step = over or (None if pending else "no step is pending")
@@ -331,9 +331,9 @@ def _handler(name: str, command: Command) -> Callable[[Call[RunAsked, Any]], Com
         run.refuse_broken()
         if isinstance(body, SetRequest):
             body = msgspec.structs.replace(body, set=_shown(call, body.set))
-        told = command.will(run, body)
+        preview = command.will(run, body)
         if body.dry_run:
-            return CommandResult(run=run.run, will=told.will, more=told.more)
+            return CommandResult(run=run.run, will=preview.will, more=preview.more)
         said = command.do(client, call.asked.run, body, {"by": call.person.name, "because": body.because})
         later = f"; {run.holder} has the run, and takes it at its next step" if command.done and run.holder else ""
         return CommandResult(run=run.run, did=f"{said or command.done}{later}")
@@ -344,10 +344,10 @@ def _handler(name: str, command: Command) -> Callable[[Call[RunAsked, Any]], Com
 
 def _shown(call: Call[RunAsked, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Changes of a context, in which values that the page redacted are unchanged."""
-    if call.context.veil is None or not call.context.veil.fields:
+    if call.context.mask is None or not call.context.mask.fields:
         return changes
     document: Any = call.client.state(renewals.latest(call.client.runtime.log, call.asked.run)).context.document
-    shown: dict[str, Any] = unveiled(changes, document, "set")
+    shown: dict[str, Any] = unmasked(changes, document, "set")
     return shown
 
 
@@ -357,19 +357,19 @@ def fork(call: Call[RunAsked, ForkRequest]) -> CommandResult:
     client.runtime.log.head(given)
     input_ = UNCHANGED if body.input is msgspec.UNSET else body.input
     output = body.output
-    if call.context.veil is not None and call.context.veil.fields:
+    if call.context.mask is not None and call.context.mask.fields:
         state = client.state(given)
-        input_ = input_ if input_ is UNCHANGED else unveiled(input_, state.input, "input")
+        input_ = input_ if input_ is UNCHANGED else unmasked(input_, state.input, "input")
         known = {number: state.fold.step(number) for number in output}
         recorded = {number: state.output_of(step) for number, step in known.items() if step is not None and step.output}
-        output = {n: unveiled(value, recorded[n], "output") if n in recorded else value for n, value in output.items()}
+        output = {n: unmasked(value, recorded[n], "output") if n in recorded else value for n, value in output.items()}
     conditions = Conditions(
         output=output, set=_shown(call, body.set), unset=tuple(body.unset), input=input_, model=body.model,
         effects=body.effects,
     )  # fmt: skip
-    told = previews.forked(RunPreview(client, given), body.at, body.id, conditions)
+    preview = previews.forked(RunPreview(client, given), body.at, body.id, conditions)
     if body.dry_run:
-        return CommandResult(run=given, will=told.will, more=told.more)
+        return CommandResult(run=given, will=preview.will, more=preview.more)
     made = client.fork(
         given, body.at, id=body.id, output=conditions.output, set=conditions.set,
         unset=body.unset, input=input_, model=body.model, effects=body.effects, by=call.person.name,
@@ -381,9 +381,9 @@ def fork(call: Call[RunAsked, ForkRequest]) -> CommandResult:
 def undo(call: Call[RunAsked, UndoRequest]) -> CommandResult:
     """Undo the effect of one step, and nothing else."""
     body, client, run = call.body, call.client, call.asked.run
-    told = previews.undo(client.undoing(run, body.step), body.settled)
+    preview = previews.undo(client.undoing(run, body.step), body.settled)
     if body.dry_run:
-        return CommandResult(run=run, will=told.will, more=told.more)
+        return CommandResult(run=run, will=preview.will, more=preview.more)
     said = client.undo(run, body.step, by=call.person.name, because=body.because, settled=body.settled)
     return CommandResult(run=run, did=said)
 
@@ -392,7 +392,7 @@ def undo(call: Call[RunAsked, UndoRequest]) -> CommandResult:
 
 
 def act(call: Call[Any, BulkRequest]) -> BulkResults:
-    """Give one command to several runs; says of each what came of it."""
+    """Give one command to several runs; returns the result for each."""
     body = call.body
     if body.command == "prioritize" and body.priority is None:
         raise Problem(422, "prioritize takes `priority`", code="body_refused")
@@ -404,9 +404,9 @@ def act(call: Call[Any, BulkRequest]) -> BulkResults:
 def _one(call: Call[Any, BulkRequest], run: str) -> BulkResult:
     body, command = call.body, COMMANDS[call.body.command]
     try:
-        told = command.will(RunPreview(call.client, run), body)
+        preview = command.will(RunPreview(call.client, run), body)
         if body.dry_run:
-            return BulkResult(run=run, done=True, said=told.will)
+            return BulkResult(run=run, done=True, said=preview.will)
         said = command.do(call.client, run, body, {"by": call.person.name, "because": body.because})
         return BulkResult(run=run, done=True, said=said or command.done)
     except KillickError as refused:

@@ -1,6 +1,6 @@
-"""Overview: runs over time by status, how long they take, what fails, what is used, and how long people take.
+"""Overview: runs over time by status, their durations, failures and usage, and the response times of people.
 
-Reads the index of the runs that started in a period, and of their logs what is new, for a bounded time.
+Reads the index of the runs that started in a period, and the new events of their logs, for a bounded time.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec.structs import replace
 
-from killick.history.listing import selected
 from killick.store.protocol import Store
 from killick.store.records import ENDED, RunQuery, RunRow
 from killick.web.handlers.run_list import StatusCounts, Text, agent_of
@@ -68,7 +66,7 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent's runs used, by the day on which they started (UTC). Money is in millionths of a US dollar."""
+    """The usage of an agent's runs, by the day on which they started (UTC). Money is in millionths of a US dollar."""
 
     agent: str
     day_us: int
@@ -102,7 +100,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Slot:
-    """What is gathered for a slot."""
+    """The figures of a time slot."""
 
     def __init__(self) -> None:
         self.statuses = Counter[str]()
@@ -122,7 +120,9 @@ def overview(call: Call[OverviewAsked, Any]) -> Overview:
     rows, more = _started(store, query, since_us)
     read = call.context.tallies.of(rows, seconds=READ_SECONDS)
     slots, total = [_Slot() for _ in range(count)], _Slot()
-    left = {row.run for row in selected(store, replace(query, status=("abandoned",)), limit=_PAGE)}
+    dead = {each.holder for each in store.holders() if not each.lives}
+    heads = store.statuses([row.run for row in rows if row.status == "running"])
+    left = {run for run, each in heads.items() if each.head.holder in dead}
     for row in rows:
         of = slots[min((row.started_at_us - since_us) // size, count - 1)], total
         for slot in of:
@@ -176,7 +176,7 @@ def _failures(rows: Sequence[RunRow], read: dict[str, RunTally]) -> tuple[Failur
 
 
 def _usage(rows: Sequence[RunRow], read: dict[str, RunTally]) -> tuple[AgentUsage, ...]:
-    """What was used by agent and day, where model calls are on record."""
+    """Usage by agent and day, for recorded model calls."""
     found: dict[tuple[str, int], list[RunTally]] = defaultdict(list)
     for row in rows:
         if row.run in read and read[row.run].model_calls:

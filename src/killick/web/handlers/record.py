@@ -42,7 +42,7 @@ def paged(found: Sequence[T], asked: PageAsked) -> tuple[Sequence[T], str | None
 
 
 class RecordedDecision(Document, frozen=True):
-    """What was chosen, from what, by whom and why."""
+    """A decision: the choice, its options, its author and its reason."""
 
     step: str
     at_us: int
@@ -63,15 +63,15 @@ class DecisionPage(Document, frozen=True):
 
 
 def decisions(call: Call[PageAsked, Nothing]) -> DecisionPage:
-    """What was decided, with the options, the reason and who chose; the last first."""
+    """Decisions with their options, reasons and authors; the last first."""
     run, state = call.asked.run, state_of(call, call.asked.run)
     found, following = paged(state.decisions, call.asked)
-    told = tuple(map(RecordedDecision.of, reversed(found)))
-    return DecisionPage(run=run, total=len(state.fold.decisions), decisions=told, next=following)
+    documents = tuple(map(RecordedDecision.of, reversed(found)))
+    return DecisionPage(run=run, total=len(state.fold.decisions), decisions=documents, next=following)
 
 
 class RecordedFailure(Document, frozen=True):
-    """What went wrong: where, with what input, how far it got, and the error with its chain."""
+    """A failure: its step, its input, its progress, and the error with its chain."""
 
     at_us: int
     step: str | None
@@ -92,11 +92,11 @@ class FailurePage(Document, frozen=True):
 
 
 def failures(call: Call[PageAsked, Nothing]) -> FailurePage:
-    """What went wrong, with its whole context: every failed attempt, rejection and failed step; the last first."""
+    """Failures with their context: every failed attempt, rejection and failed step; the last first."""
     run, state = call.asked.run, state_of(call, call.asked.run)
     found, following = paged(state.failures, call.asked)
-    told = tuple(RecordedFailure.of(each, errors=errors(recorded_failure(each.error))) for each in reversed(found))
-    return FailurePage(run=run, total=len(state.fold.failures), failures=told, next=following)
+    documents = tuple(RecordedFailure.of(each, errors=errors(recorded_failure(each.error))) for each in reversed(found))
+    return FailurePage(run=run, total=len(state.fold.failures), failures=documents, next=following)
 
 
 class Effect(Document, frozen=True):
@@ -130,13 +130,13 @@ class EffectPage(Document, frozen=True):
 
 
 def effects(call: Call[PageAsked, Nothing]) -> EffectPage:
-    """What was done to the world, whether that is known, and what was undone; the last first."""
+    """Effects on the outside world, with their status; the last first."""
     run, state = call.asked.run, state_of(call, call.asked.run)
     ledger = call.client.runtime.log.ledger(run)
     found, following = paged(ledger.effects, call.asked)
     undoing = _undoing(ledger.effects, [each.started for each in found if each.status == "undone"])
-    told = tuple(_effect(state, ledger.effects, each, undoing.get(each.started)) for each in reversed(found))
-    return EffectPage(run=run, total=len(ledger.effects), effects=told, next=following)
+    documents = tuple(_effect(state, ledger.effects, each, undoing.get(each.started)) for each in reversed(found))
+    return EffectPage(run=run, total=len(ledger.effects), effects=documents, next=following)
 
 
 def _effect(state: State, known: Sequence[ledgers.Effect], effect: ledgers.Effect, undone_by: str | None) -> Effect:
@@ -183,7 +183,7 @@ class EventsAsked(RunAsked, frozen=True, kw_only=True):
 
 
 class EventPage(Document, frozen=True):
-    """Events in order, of `last`; `next` is where to go on after, and `earlier` for those before."""
+    """Events in order, of `last`; `next` is where the following page begins, `earlier` where the preceding one does."""
 
     run: str
     last: int
@@ -199,10 +199,10 @@ def events(call: Call[EventsAsked, Nothing]) -> EventPage:
     after = max(last - asked.limit, 0) if asked.after is None else asked.after
     found = log.read(asked.run, after=after, limit=asked.limit)
     hide = through_of(call, asked.run)
-    told = tuple(event(log, asked.run, each, hide) for each in found)
+    documents = tuple(event(log, asked.run, each, hide) for each in found)
     end = found[-1].seq if found else after
     return EventPage(
-        run=asked.run, last=last, events=told, next=str(end) if end < last else None,
+        run=asked.run, last=last, events=documents, next=str(end) if end < last else None,
         earlier=max(after - asked.limit, 0) if 0 < after <= last else None,
     )  # fmt: skip
 

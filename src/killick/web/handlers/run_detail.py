@@ -1,4 +1,4 @@
-"""One run: its position, why it waits and what wakes it; its relatives, its usage, its seal, and its last steps.
+"""One run: its position, its wait and what ends it; its relatives, its usage, its seal, and its last steps.
 
 Reads the head, a section of the steps and the ledger's sums, however long the run is. Verifies and exports when asked.
 """
@@ -39,7 +39,7 @@ CHILDREN_MAX: Final = 50
 
 
 class RunPageAsked(RunAsked, frozen=True, kw_only=True):
-    """`cursor`, `q` and `step` say which steps the run is shown with; `tab` is what the page has open."""
+    """`cursor`, `q` and `step` select the displayed steps; `tab` is the open tab of the page."""
 
     cursor: Annotated[str, Meta(pattern=r"^\d{1,9}$")] | None = None
     step: StepId | None = None
@@ -112,7 +112,7 @@ class RunDetail(Run, frozen=True):
 
 
 def run_page(call: Call[RunPageAsked, Nothing]) -> RunDetail:
-    """A run: its position, why it waits and what wakes it, and its last steps."""
+    """A run: its position, its open waits, and its last steps."""
     asked, client, log = call.asked, call.client, call.client.runtime.log
     run, head = asked.run, log.head(asked.run)
     state = state_of(call, run)
@@ -169,7 +169,7 @@ class WhyAsked(RunAsked, frozen=True, kw_only=True):
 
 
 class Explanation(Document, frozen=True):
-    """Paragraphs in plain words, made of what is on record and of nothing else."""
+    """Paragraphs in plain words, made from the record alone."""
 
     run: str
     step: str | None
@@ -198,7 +198,7 @@ class VerificationProblem(Document, frozen=True):
 
 
 class Verification(Document, frozen=True):
-    """What a verification found. `explained` is what is not as it was sealed, and why that is no fault."""
+    """The result of a verification. `explained` lists harmless differences from the seals, with their reasons."""
 
     run: str
     at_us: int
@@ -231,11 +231,11 @@ class ExportAsked(RunAsked, frozen=True, kw_only=True):
 
 
 def export(call: Call[ExportAsked, Nothing]) -> Response:
-    """A run as one file that can be loaded, verified and replayed anywhere; less what is not to be seen."""
-    run, veil = call.asked.run, call.context.veil
+    """A run as one file that can be loaded, verified and replayed anywhere; redacted for the caller."""
+    run, mask = call.asked.run, call.context.mask
     if call.client.runtime.store.head(run) is None:
         raise RunUnknown(run)
-    redact = veil.redaction(run) if veil is not None and veil.fields else False
+    redact = mask.redaction(run) if mask is not None and mask.fields else False
     body = call.client.export(run, children=call.asked.children, redact=redact)
     name = "".join(each if each.isascii() and (each.isalnum() or each in "-_.") else "_" for each in run)[:80]
     headers = {"Content-Disposition": f'attachment; filename="{name}.killick"'}

@@ -1,6 +1,6 @@
 """Runs: where every agent is in its process, page by page, and how many there are of each status.
 
-Reads the index, and of the runs of one page what their logs say; what it read is kept for the next who looks.
+Reads the index, and the logs of the runs of one page; the results are cached for the next request.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class RunList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def runs(call: Call[RunsAsked, Any]) -> RunList:
-    """Runs, newest first: where each one is, and what it waits for or what went wrong."""
+    """Runs, newest first: each with its position, and its wait or its failure."""
     store, query, person = call.client.runtime.store, query_of(call), call.person
     lines, following = _page(call, query)
     found = counted(store, query)
@@ -108,7 +108,7 @@ def runs(call: Call[RunsAsked, Any]) -> RunList:
 
 
 def _usage(call: Call[RunsAsked, Any], lines: Sequence[Line]) -> tuple[RunUsage | None, ...]:
-    """What each run of a page used; null where its log could not be read in time."""
+    """The usage of each run of a page; null if its log could not be read in time."""
     if not {"tokens", "cost"} & set(call.asked.columns):
         return ()
     rows = [row for line in lines if (row := call.client.runtime.store.index(line.run)) is not None]
@@ -117,7 +117,7 @@ def _usage(call: Call[RunsAsked, Any], lines: Sequence[Line]) -> tuple[RunUsage 
 
 
 def _page(call: Call[RunsAsked, Any], query: RunQuery) -> tuple[list[Line], str | None]:
-    """The lines of a page, and the cursor of the next. No index knows what a run waits for: that is read from its log,
+    """The lines of a page, and the cursor of the next. No index has the waits of a run: they are read from its log,
     of `LOOK_MAX` runs a page."""
     asked, found = call.asked, list[Line]()
     status = asked.status or (("waiting",) if asked.waits_for is not None else ())

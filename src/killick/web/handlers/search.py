@@ -1,6 +1,6 @@
 """Search across runs and time: a form, and its results, with links to the run and the step.
 
-Searches what `kd.find` can search and nothing else. A search first indexes new events. Where that takes long it is
+Searches the same as `kd.find`. A search first indexes new events. Where that takes long it is
 done in parts, and the response has its progress.
 """
 
@@ -33,7 +33,7 @@ from killick.web.problems import Problem
 from killick.web.routes import Call, get
 
 MARKING_SECONDS: Final = 2.0
-"""How long one question marks what is new before it says how far it is."""
+"""How long one query indexes new events before it returns its progress."""
 
 NAMES_AGENTS: Final = 40
 NAMES_RUNS: Final = 4
@@ -49,7 +49,7 @@ Text = Annotated[str, msgspec.Meta(max_length=500)]
 
 
 class FindAsked(msgspec.Struct, frozen=True, kw_only=True):
-    """A question: what is looked for, and by what. Which of the others count depends on what is looked for."""
+    """A query: the kind of result, and the conditions. Each kind has its own conditions."""
 
     what: Annotated[What | Literal[""], msgspec.Meta(description="Without it, nothing is looked for.")] = ""
     tool: Annotated[Text, msgspec.Meta(description="A name, or how it begins; so for `kind` and `agent`.")] = ""
@@ -72,8 +72,8 @@ class FindAsked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchResults(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found, newest first. `scanned`: why every log was read instead of the index; `unread`: runs that could
-    not be read; `marked`: what is new is still being marked, and so many events are: ask again. `began`: the names
+    """The results, newest first. `scanned`: why every log was read instead of the index; `unread`: runs that could
+    not be read; `marked`: new events are still being indexed, and so many are: ask again. `began`: the names
     that were looked for, where none is as it was asked for and some begin so."""
 
     what: str
@@ -86,7 +86,7 @@ class SearchResults(msgspec.Struct, frozen=True, kw_only=True):
     next: str | None = None
 
 
-class _Enough(Exception):
+class _LimitReached(Exception):
     """As much was marked as one question may."""
 
 
@@ -96,11 +96,11 @@ def find(call: Call[FindAsked, Any]) -> SearchResults:
     agents = tuple(client.runtime.store.agents())
     if not asked.what:
         return SearchResults(what="", agents=agents)
-    if call.context.veil is not None and call.context.veil.fields and (by := _by_content(asked)):
-        told = (
+    if call.context.mask is not None and call.context.mask.fields and (by := _by_content(asked)):
+        reason = (
             f"{by}: values are redacted here, and asking by them would tell what they are; ask by tool, person or time"
         )
-        raise Problem(403, told, code="redacted")
+        raise Problem(403, reason, code="redacted")
     until_us, passed = _cursor(asked.cursor)
     within: dict[str, Any] = {
         "agent": asked.agent or None, "run": asked.run or None, "since_us": call.since_us(asked.since),
@@ -125,7 +125,7 @@ def _blank(call: Call[FindAsked, Any]) -> SearchResults:
 
 
 def _beginning(call: Call[FindAsked, Any], within: dict[str, Any]) -> tuple[Findings[Any], tuple[str, ...]]:
-    """What is found by the names that begin as those that were asked for."""
+    """The results for names that begin with the requested ones."""
     asked, known = call.asked, names(call)
     meant = [
         [name for name in of if folded(name).startswith(folded(text))] if text else [""]
@@ -178,16 +178,16 @@ def names(call: Call[Any, Any]) -> SearchNames:
 
 
 def _by_content(asked: FindAsked) -> str | None:
-    """What of a question is about values, of which some are not to be seen."""
+    """The conditions of a query that concern values, some of which the caller may not see."""
     return next((name for name in ("where", "because", "question", "choice") if getattr(asked, name)), None)
 
 
 def _mark(client: Client) -> int | None:
-    """Mark what is new, for a while. Gives back how many events were marked if there are more; None: that was all."""
+    """Index new events, for a while. Returns how many were indexed if there are more; None: all are."""
     try:
         with suppress(StoreReadOnly, StoreFull):  # the question itself says so, and reads every log
             client.find.catch_up(_for_a_while(client.runtime.clock))
-    except _Enough as enough:
+    except _LimitReached as enough:
         return int(enough.args[0])
     return None
 
@@ -196,9 +196,9 @@ def _for_a_while(clock: Clock) -> Callable[[int], None]:
     began = clock.monotonic()
 
     def progress(events: int) -> None:
-        # What was marked up to here is kept.
+        # Events indexed so far stay indexed.
         if clock.monotonic() - began > MARKING_SECONDS:
-            raise _Enough(events)
+            raise _LimitReached(events)
 
     return progress
 
@@ -231,7 +231,7 @@ _FILTERS: Final[dict[str, tuple[str, ...]]] = {
     "calls": ("tool", "where"), "decisions": ("question", "choice", "by", "because"), "failures": ("kind", "tool"),
     "effects": ("tool", "standing", "where"), "answers": ("by", "verb", "to"),
 }  # fmt: skip
-"""What each kind of event is looked for by, besides what holds for all."""
+"""The conditions of each kind of result, besides the common ones."""
 
 
 def _ask(client: Client, asked: FindAsked, within: dict[str, Any]) -> Findings[Any]:

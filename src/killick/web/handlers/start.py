@@ -15,7 +15,7 @@ from killick.presenting.previews import RunPreview
 from killick.web.forms import JsonSchema
 from killick.web.handlers.operations import CommandRequest, CommandResult, Name, Priority, schema_of
 from killick.web.idempotency import derived
-from killick.web.routes import Call, Made, RunAsked, get, post
+from killick.web.routes import Call, Created, RunAsked, get, post
 
 
 class AgentsAsked(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,10 +60,11 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     input: Any = None
     id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)] | None = None
     priority: Priority | None = None
+    subject: Annotated[Name, msgspec.Meta(description="In an encrypted store: whose data it is.")] | None = None
     tags: Annotated[list[Annotated[str, msgspec.Meta(min_length=1, max_length=200)]], msgspec.Meta(max_length=50)] = []
 
 
-class StartedRun(Made, frozen=True, kw_only=True):
+class StartedRun(Created, frozen=True, kw_only=True):
     """A run that is there, and due."""
 
     run: str
@@ -87,7 +88,7 @@ class SayRequest(CommandRequest, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def agents(call: Call[AgentsAsked, Any]) -> AgentList:
-    """The agents that are declared here, with what each takes; and the tools."""
+    """The agents that are declared here, with their inputs; and the tools."""
     lines = [_line(agent) for agent in sorted(AGENTS.copy()[0].values(), key=lambda agent: agent.name)]
     chosen = call.asked.agent or (lines[0].name if len(lines) == 1 else None)
     if chosen is not None and chosen not in [line.name for line in lines]:
@@ -119,7 +120,7 @@ def start(call: Call[Any, StartRequest]) -> StartedRun:
     existed = run is not None and client.runtime.store.head(run) is not None
     handle = client.start(
         AGENTS.get(body.agent), body.input, id=run, priority=body.priority, tags=tuple(body.tags),
-        by=call.person.name,
+        by=call.person.name, subject=body.subject,
     )  # fmt: skip
     row = client.runtime.store.index(handle.id)
     did = "is there already; the same id is the same run" if existed else "started; it continues when a worker takes it"
@@ -134,8 +135,8 @@ def send(call: Call[RunAsked, MessageRequest]) -> CommandResult:
     body, client = call.body, call.client
     run = RunPreview(client, call.asked.run)
     if body.dry_run:
-        told = previews.send(run, body.name)
-        return CommandResult(run=run.run, will=told.will, more=told.more)
+        preview = previews.send(run, body.name)
+        return CommandResult(run=run.run, will=preview.will, more=preview.more)
     message = body.id or derived(call, "msg")
     if message is not None and client.runtime.store.message(run.run, message) is not None:
         return CommandResult(run=run.run, did=f"{message} was sent before; the same id counts once")
@@ -144,14 +145,14 @@ def send(call: Call[RunAsked, MessageRequest]) -> CommandResult:
 
 
 def say(call: Call[RunAsked, SayRequest]) -> CommandResult:
-    """Say something to a run; its loop hears it before it asks its model again."""
+    """Send a text to a run; its loop reads it before the next model call."""
     body, client = call.body, call.client
     run = RunPreview(client, call.asked.run)
-    told = previews.say(run, body.text)
+    preview = previews.say(run, body.text)
     if body.dry_run:
-        return CommandResult(run=run.run, will=told.will, more=told.more)
+        return CommandResult(run=run.run, will=preview.will, more=preview.more)
     client.say(run.run, body.text, by=call.person.name)
-    return CommandResult(run=run.run, did="told")
+    return CommandResult(run=run.run, did="message sent")
 
 
 ROUTES: Final = (

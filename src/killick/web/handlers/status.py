@@ -1,6 +1,6 @@
-"""What keeps the house running: who holds runs and what is due, and the health of the store.
+"""The status of workers and store: which worker holds which run, the due runs, and the store's health.
 
-Reads listings, heads and the ends of logs, never a whole one: what it did not look at it does not speak of, and
+Reads listings, heads and the ends of logs, never a whole one: it reports nothing about unread parts, and
 `killick store verify` proves the record.
 """
 
@@ -197,7 +197,7 @@ def _due(client: Client, now_us: int) -> Iterator[DueRun]:
 
 
 class Seal(msgspec.Struct, frozen=True, kw_only=True):
-    """The last seal of the store: which one it is, when, by whom, how many entries all seals have, and their root."""
+    """The last seal of the store: its number, its time, its author, how many entries all seals have, and their root."""
 
     number: int
     at_us: int
@@ -224,7 +224,7 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """How a store is, by what is quick to see. `wrong` counts what is wrong.
+    """The health of a store, by quick checks. `wrong` counts the problems.
 
     `checked` is the number of runs checked for quarantine, the newest of each. `killick store verify` checks all.
     """
@@ -255,13 +255,13 @@ class Alive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def health(call: Call[Nothing, Nothing]) -> Health:
-    """What the store's promises rest on, what is due and waits, the quarantined runs, and the last seal."""
+    """The store's durability settings, the due and waiting runs, the quarantined ones, and the last seal."""
     client, store = call.client, call.client.runtime.store
     due = tuple(_due(client, call.now_us))
     oldest = min(due, key=lambda each: each.since_us, default=None)
     late = oldest is not None and call.now_us - oldest.since_us > LATE_US
     conditions = tuple(store.conditions())
-    apart, looked_at = _apart(client)
+    apart, looked_at = _quarantined(client)
     questions, more = call.context.questions.now()
     return Health(
         store=store.place, id=store.id, wrong=sum(each.wrong is not None for each in conditions) + len(apart) + late,
@@ -273,7 +273,7 @@ def health(call: Call[Nothing, Nothing]) -> Health:
     )  # fmt: skip
 
 
-def _apart(client: Client) -> tuple[tuple[QuarantinedRun, ...], int]:
+def _quarantined(client: Client) -> tuple[tuple[QuarantinedRun, ...], int]:
     """The quarantined runs among the newest of each status. No index has them."""
     found: list[QuarantinedRun] = []
     looked_at = 0

@@ -1,6 +1,6 @@
-"""One step: everything that is on record of it, what it changed, how the ledger has it, and why it happened.
+"""One step: its whole record, its changes, its effect in the ledger, and the reason for it.
 
-Values are verbatim. Reads the step, a few before it and what it did, however long the run is; changes nothing.
+Values are verbatim. Reads the step, a few before it and its changes, however long the run is. Read-only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from killick.log.log import Log
 from killick.model.fold import Fold
 from killick.presenting.documents import Document, Step, step_fields
 from killick.presenting.steps import reply_text
-from killick.web.handlers.boundary import Change, changed, veiled
+from killick.web.handlers.boundary import Change, changed, masked
 from killick.web.handlers.step_list import through_of
 from killick.web.problems import Problem
 from killick.web.routes import Call, Nothing, Route, RunAsked, get
@@ -29,7 +29,7 @@ BEFORE_STEPS: Final = 12
 """How many steps before one are read to say why it happened."""
 
 INSIDE_MAX: Final = 100
-"""A scope with more steps inside does not say what they changed."""
+"""A scope with more steps inside omits their changes."""
 
 StepId = Annotated[str, Meta(pattern=r"^\d{1,9}(\.\d{1,9}){0,40}$")]
 
@@ -57,7 +57,7 @@ class StepDetail(Step, frozen=True, tag="step"):
 
 
 def step(call: Call[StepAsked, Nothing]) -> StepDetail:
-    """Everything on record of one step: values, attempts, waits, verdicts, edits, what it changed, and why."""
+    """Everything on record of one step: values, attempts, waits, verdicts, edits, changes, and the reason."""
     run, number = call.asked.run, call.asked.step
     log, through = call.client.runtime.log, through_of(call, run)
     fold = log.state(run).fold
@@ -75,12 +75,12 @@ def step(call: Call[StepAsked, Nothing]) -> StepDetail:
 
 
 def _changes(call: Call[StepAsked, Nothing], step: timeline_parts.Step) -> tuple[Change, ...]:
-    """What it changed. Of a scope with very much inside, each step says it for itself."""
+    """The changes of a step. In a large scope, each inner step has its own."""
     run, log = call.asked.run, call.client.runtime.log
     if sum(1 for _ in timeline_parts.walked(step.entries)) > INSIDE_MAX:
         return ()
     before, after = (place_at(log, run, f"{step.number}:{side}") for side in ("before", "after"))
-    diff, _ = passed(log, run, before, after, seen=veiled(call, run))
+    diff, _ = passed(log, run, before, after, seen=masked(call, run))
     return tuple(changed(diff))
 
 
@@ -90,7 +90,7 @@ def unknown(run: str, fold: Fold, number: str) -> Problem:
 
 
 def about(log: Log, run: str, fold: Fold, number: str, through: RedactData | None) -> Timeline | None:
-    """The part of a timeline that says what there is to say of a step: itself, some before it and the next one."""
+    """The part of a timeline that explains a step: the step, some before it and the next one."""
     index, tops = fold.find(number), fold.tops
     if index is None:
         return None
@@ -101,7 +101,7 @@ def about(log: Log, run: str, fold: Fold, number: str, through: RedactData | Non
 
 
 def _effect_status(log: Log, run: str, step: timeline_parts.Step, started: int) -> StepEffect | None:
-    """How the ledger has what a step did, or what it took over instead."""
+    """The status of a step's effect in the ledger, or of the effect that it reused."""
     owner, seq = (run, started) if step.adopted is None else (step.adopted.run, step.adopted.seq)
     if step.effect in (None, "reads") or not seq:
         return None

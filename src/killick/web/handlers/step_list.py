@@ -1,6 +1,6 @@
-"""Steps in lines: a section of a run, what happened between its steps, and a search through them.
+"""Steps in lines: a page of a run, the moments between its steps, and a search through them.
 
-A line says in brief what a step was and came to; its values are in its own document. Reads what is shown, however long
+A line has a step's call and outcome in brief; its values are in its own document. Reads only the page, however long
 the run is, and changes nothing.
 """
 
@@ -166,11 +166,11 @@ def searched(step: Step) -> str:
     """The text of a step for searches."""
     failures = [attempt.failure for attempt in step.attempts if attempt.failure is not None]
     failures += [step.failure] if step.failure is not None else []
-    told = [step.number, step.name, _searched(step.given), _searched(step.output), *map(str, failures)]
+    texts = [step.number, step.name, _searched(step.given), _searched(step.output), *map(str, failures)]
     if step.decision is not None:
-        told += [_searched(step.decision.question), _searched(step.decision.because)]
-    told += [_searched(wait.prompt) for wait in step.waits] + [_searched(step.because)]
-    return "\n".join(told).casefold()
+        texts += [_searched(step.decision.question), _searched(step.decision.because)]
+    texts += [_searched(wait.prompt) for wait in step.waits] + [_searched(step.because)]
+    return "\n".join(texts).casefold()
 
 
 def _searched(value: Any) -> str:
@@ -220,8 +220,8 @@ def _holds(step: Step, number: str | None) -> bool:
 def _more(scope: Step, depth: int, count: int, where: str) -> Iterator[TimelineRow]:
     """Says how many lines a scope has that are not shown."""
     if count:
-        told = f"{count:,} more in step {scope.number} {where}; go to one by its number, or search"
-        more = MomentSummary(kind="more", text=told)
+        text = f"{count:,} more in step {scope.number} {where}; go to one by its number, or search"
+        more = MomentSummary(kind="more", text=text)
         yield TimelineRow(seq=scope.seq, at_us=scope.intended_at, depth=depth, moment=more)
 
 
@@ -239,7 +239,7 @@ def _line(step: Step, now_us: int, scale: Scale) -> StepSummary:
     failure = step.failure or next((each.failure for each in reversed(step.attempts) if each.failure is not None), None)
     edits = [edit.by for edit in step.edits if edit.stands]
     because = step.decision.because if step.decision is not None else step.because
-    came = presented.came_to(step, _BRIEF)
+    came = presented.outcome(step, _BRIEF)
     return StepSummary.of(
         step, kind=step.sort, duration_seconds=None if took is None else took / 1_000_000,
         whole=scale.whole(step), segments=scale.segments(step),
@@ -259,13 +259,13 @@ def _line(step: Step, now_us: int, scale: Scale) -> StepSummary:
 
 
 def through_of(call: Call[Any, Any], run: str) -> RedactData | None:
-    """What hides the values that are not to be seen, before anything is said of them."""
-    veil, fetch = call.context.veil, call.client.runtime.store.pieces
-    if veil is None or not veil.fields:
+    """The function that redacts values before texts are made from them."""
+    mask, fetch = call.context.mask, call.client.runtime.store.pieces
+    if mask is None or not mask.fields:
         return None
 
     def hide(values: dict[str, Any]) -> dict[str, Any]:
-        written = msgspec.json.encode(veil.over(plain(values), run=run))
+        written = msgspec.json.encode(mask.over(plain(values), run=run))
         return cast("dict[str, Any]", unpack(written, fetch))
 
     return hide
@@ -274,11 +274,11 @@ def through_of(call: Call[Any, Any], run: str) -> RedactData | None:
 def state_of(call: Call[Any, Any], run: str) -> State:
     """A run's state, with the same hidden."""
     state, hide = call.client.runtime.log.state(run), through_of(call, run)
-    return state if hide is None else State(state.fold, _Hiding(call.client.runtime.log, run, hide))
+    return state if hide is None else State(state.fold, _RedactedReader(call.client.runtime.log, run, hide))
 
 
-class _Hiding(NamedTuple):
-    """Reads for a state, less what is not to be seen."""
+class _RedactedReader(NamedTuple):
+    """Reads values for a state, redacted."""
 
     log: Log
     run: str

@@ -1,4 +1,4 @@
-"""The reasoning trace of a run: model calls and tool calls in order, with what each was sent, said and used.
+"""The reasoning trace of a run: model calls and tool calls in order, each with its input, output and usage.
 
 A conversation grows by a few messages a call: only those are returned, and the number of earlier ones. Changes nothing.
 """
@@ -32,7 +32,7 @@ class TraceAsked(PageAsked, frozen=True):
 
 
 class Message(Document, frozen=True):
-    """A message that a model was sent: whose it is, its text where it is one, and what else it holds."""
+    """A message that a model was sent: its role, its text if it has one, and its other parts."""
 
     role: str
     text: str | None
@@ -86,20 +86,20 @@ def trace(call: Call[TraceAsked, Nothing]) -> Trace:
     indexes, following = paged(state.fold.trace, asked)
     start = int(following or 0)
     sent = _sent_before(state, start)
-    told: list[TracedCall] = []
+    calls: list[TracedCall] = []
     for at, index in enumerate(indexes):
         each = state.trace[start + at]
         if each.sort != "model":
-            told.append(_tool(state, index, each))
+            calls.append(_tool(state, index, each))
             continue
         messages = _messages(each.input)
-        told.append(_model(each, messages, sent, _errors(state, index)))
+        calls.append(_model(each, messages, sent, _errors(state, index)))
         sent = messages
-    return Trace(run=asked.run, total=len(state.fold.trace), first=start + 1, traced=tuple(told), next=following)
+    return Trace(run=asked.run, total=len(state.fold.trace), first=start + 1, traced=tuple(calls), next=following)
 
 
 def _sent_before(state: State, start: int) -> Sequence[Any]:
-    """What the last model call before was sent, if it is not far."""
+    """The messages of the preceding model call, if it is near."""
     for place in range(start - 1, max(start - TRACED_MAX, 0) - 1, -1):
         step = state.fold.steps[state.fold.trace[place]]
         if step.sort == "model":
@@ -127,7 +127,7 @@ def _model(traced: Traced, messages: Sequence[Any], sent: Sequence[Any], errors:
     while shared < min(len(messages), len(sent)) and messages[shared] == sent[shared]:
         shared += 1
     if shared == len(sent) and shared:
-        # What the model answered stands where it said it.
+        # The model's replies appear at their own calls.
         while shared < len(messages) and entries_of(messages[shared]).get("role") == "assistant":
             shared += 1
     reply = traced.output

@@ -1,4 +1,4 @@
-"""Triggers and hooks: what sets off which agent and when next, how far hooks are, and fire, pause and resume.
+"""Triggers and hooks: which trigger starts which agent and when, how far hooks are, and fire, pause and resume.
 
 Reads the ends of their logs, never a whole one. Declares nothing.
 """
@@ -51,7 +51,7 @@ class FailedDelivery(Document, frozen=True):
 
 class HookStatus(Document, frozen=True):
     """A hook's progress along the feed: `behind` counts the entries after its cursor, also those it does not listen
-    to. `failing` are deliveries that are retried; `undelivered` the latest that were given up. `blocked` names what
+    to. `failing` are deliveries that are retried; `undelivered` those given up lately. `blocked` names a thing that
     the workers lack to serve it, such as a secret."""
 
     name: str
@@ -77,7 +77,7 @@ class Triggers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FireRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Starts what a trigger starts, now. With an `input` the run is given that instead of what is declared."""
+    """Fires a trigger now. An `input` replaces the declared one."""
 
     input: Any = msgspec.UNSET
 
@@ -97,14 +97,14 @@ class FireResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TriggerResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a trigger."""
+    """The result of a command to a trigger."""
 
     trigger: str
     did: str
 
 
 def triggers(call: Call[Nothing, Nothing]) -> Triggers:
-    """Every trigger: what sets it off, when next and its last run; and how far every hook is."""
+    """Every trigger: its source, its next time and its last run; and how far every hook is."""
     found = tuple(present.trigger(call.client, each) for each in call.client.triggers())
     return Triggers(triggers=found, hooks=tuple(hook_lines(call.client)))
 
@@ -156,14 +156,14 @@ def fire(call: Call[TriggerAsked, FireRequest]) -> FireResult:
 
 
 def pause(call: Call[TriggerAsked, TriggerRequest]) -> TriggerResult:
-    """Let a trigger start nothing until it is resumed; what comes meanwhile is missed, and events wait."""
+    """Pause a trigger until it is resumed: it misses its times meanwhile, and events wait."""
     name = _on_record(call.client, call.asked.name)
     call.client.pause(LOG + name, by=call.person.name, because=call.body.because)
     return TriggerResult(trigger=name, did="paused")
 
 
 def resume(call: Call[TriggerAsked, TriggerRequest]) -> TriggerResult:
-    """Let a paused trigger go on; its policy says what becomes of what it missed."""
+    """Resume a paused trigger; its policy decides about the firings that it missed."""
     name = _on_record(call.client, call.asked.name)
     did = call.client.resume(LOG + name, by=call.person.name, because=call.body.because)
     return TriggerResult(trigger=name, did=did)

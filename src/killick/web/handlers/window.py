@@ -1,4 +1,4 @@
-"""The window of a run: what its models were sent, what was wasted, what left and came back; and one call by itself.
+"""The window of a run: the requests to its models, waste, evictions and faults; and one call by itself.
 
 Of a long run some calls are read unless all of them are asked for. Changes nothing.
 """
@@ -28,7 +28,7 @@ from killick.presenting.documents import Document
 from killick.web.handlers.step_detail import StepId, unknown
 from killick.web.handlers.step_list import state_of
 from killick.web.routes import Call, Nothing, Route, RunAsked, get
-from killick.window.usage import Filling, Kind, request_of
+from killick.window.usage import Kind, UsageTracker, request_of
 
 READ_MAX: Final = 200
 """The number of calls that are read by default."""
@@ -44,7 +44,7 @@ class WindowAsked(RunAsked, frozen=True, kw_only=True):
 
 
 class WindowPoint(Document, frozen=True):
-    """One call, or a few that follow each other: the largest of them, and what happened with any."""
+    """One call, or a few consecutive ones: the largest of them, and the events of all."""
 
     first: int
     last: int
@@ -56,7 +56,7 @@ class WindowPoint(Document, frozen=True):
 
 
 class RunWindow(Document, frozen=True):
-    """What the model calls of a run were sent; `at` is the last of them, whose contents and pages are returned.
+    """The requests of a run's model calls; `at` is the last of them, whose contents and pages are returned.
 
     Of `calls`, so many were `read`, and sums are estimates where these are fewer. Evictions, faults and pins are listed
     from the last, and counted; `left` are the different pages that left, and `wanted` is how often one was wanted back.
@@ -91,13 +91,13 @@ class RunWindow(Document, frozen=True):
 
 
 def window(call: Call[WindowAsked, Nothing]) -> RunWindow:
-    """What the models of a run were sent: what fills it by kind, what was wasted, what left, came back, and cost."""
+    """The requests to a run's models: their contents by kind, waste, evictions, faults and cost."""
     run = call.asked.run
     found = windows(call.client.runtime.log, run, read_max=None if call.asked.whole else READ_MAX)
     if found is None:
         return RunWindow(run=run, calls=0)
-    veil = call.context.veil
-    if veil is not None and veil.fields:
+    mask = call.context.mask
+    if mask is not None and mask.fields:
         found = _bare(found)
     return RunWindow.of(
         found, run=run, calls=len(found.calls), fills=tuple(sorted(found.fills, key=lambda fill: -fill.tokens)),
@@ -119,7 +119,7 @@ def _point(group: Any) -> WindowPoint:
 
 
 def _bare(found: Windows) -> Windows:
-    """The same where something is not to be seen: what a page is of was shortened, so nothing in it could be found."""
+    """The same for a redacted run: a page's source was shortened, so values in it could not be matched."""
 
     def gone(page: EvictedPage) -> EvictedPage:
         return replace(page, what=_tool(page.what))
@@ -147,7 +147,7 @@ class CallAsked(RunAsked, frozen=True, kw_only=True):
 
 
 class WindowPiece(Document, frozen=True):
-    """A piece of a request: the message that it is in, what it is and how large. `left` is the page that stood here."""
+    """A piece of a request: its message, its kind and its size. `left` is the page that was evicted from here."""
 
     message: int
     role: str
@@ -160,7 +160,7 @@ class WindowPiece(Document, frozen=True):
 
 
 class CallWindow(Document, frozen=True):
-    """What one call was sent, from its end: `next` is the cursor of what was before. Nothing, where a step was none."""
+    """The request of one call, from its end: `next` is the cursor of earlier pieces. Empty if the step is no call."""
 
     run: str
     step: str
@@ -184,7 +184,7 @@ def called(call: Call[CallAsked, Nothing]) -> CallWindow:
     request = request_of(state.data(step.edited or step.intended).get("arguments")) if step.sort == "model" else None
     if request is None:
         return CallWindow(run=run, step=number)
-    filling = Filling()
+    filling = UsageTracker()
     filled = filling.fill(*request)
     end = filled.messages if call.asked.cursor is None else min(int(call.asked.cursor), filled.messages)
     start = max(end - MESSAGES_MAX, 0)

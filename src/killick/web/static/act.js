@@ -34,25 +34,25 @@ function open(command) {
   document.getElementById("act-more")?.removeAttribute("open");
   dialog.showModal();
   (dialog.querySelector("[data-control]:not([type=hidden])") ?? dialog.querySelector("[data-close]")).focus();
-  foretell(dialog.querySelector("form"));
+  showPreview(dialog.querySelector("form"));
 }
 
-async function foretell(form) {
+async function showPreview(form) {
   const button = form.querySelector("footer button:not([data-close])");
-  const told = form.querySelector("[data-will]");
+  const preview = form.querySelector("[data-will]");
   button.disabled = true;
   let json;
   try {
     json = collect(form);
   } catch (error) {
-    told.replaceChildren(error.message);
+    preview.replaceChildren(error.message);
     return;
   }
   const asked = (form.dataset.asked = String(Number(form.dataset.asked ?? 0) + 1));
   const { ok, doc } = await post(form.dataset.post, json === "{}" ? '{"dry_run":true}' : `${json.slice(0, -1)},"dry_run":true}`);
   if (form.dataset.asked !== asked || form.dataset.sent !== undefined) return;
   if (!ok) {
-    told.replaceChildren();
+    preview.replaceChildren();
     refused(form, doc);
     return;
   }
@@ -65,7 +65,7 @@ async function foretell(form) {
     item.textContent = line;
     list.append(item);
   }
-  told.replaceChildren(sentence, list);
+  preview.replaceChildren(sentence, list);
   button.disabled = false;
 }
 
@@ -133,12 +133,12 @@ document.addEventListener("click", (event) => {
 });
 
 document.addEventListener("input", (event) => {
-  const form = event.target.closest?.("form[data-foretold]");
+  const form = event.target.closest?.("form[data-dry-run]");
   if (!form) return;
   form.querySelector("footer button:not([data-close])").disabled = true;
   form.dataset.asked = String(Number(form.dataset.asked ?? 0) + 1); // what is on its way is about what was there before
   clearTimeout(timer);
-  timer = setTimeout(() => foretell(form), PATIENCE_MS);
+  timer = setTimeout(() => showPreview(form), PATIENCE_MS);
 });
 
 document.addEventListener("killick:sent", (event) => {

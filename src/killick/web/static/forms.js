@@ -1,7 +1,7 @@
 // Collects forms that were made from schemas, and sends them as JSON.
 //
-// <form data-post="/api/v1/…" data-fixed='{"verb": "edit"}'> has fields marked data-field and data-kind. What nobody
-// touched is sent as it was, byte for byte; what is optional and empty is left out. Values are put together as JSON
+// <form data-post="/api/v1/…" data-fixed='{"verb": "edit"}'> has fields marked data-field and data-kind. Untouched
+// values are sent as they were, byte for byte; empty optional ones are left out. Values are put together as JSON
 // text, so that no number loses a digit.
 
 const csrf = () => document.querySelector('meta[name="killick-csrf"]')?.content ?? "";
@@ -138,7 +138,7 @@ export function collect(form, submitter) {
 
 const keys = new WeakMap();
 
-// A key that nobody else has. Not by randomUUID, which pages without TLS do not have.
+// A unique key. Not by randomUUID, which pages without TLS do not have.
 export function newKey() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   return [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -159,7 +159,7 @@ export async function post(address, json, form) {
   } catch {
     return { ok: false, status: 0, doc: { detail: "The server cannot be reached. Nothing is known of what became of it; send it again: it counts once." } };
   }
-  // A key stands for one request and its answer; without an answer the same is asked again.
+  // A key identifies one request and its answer; without an answer the request is repeated.
   if (form && answer.status < 500) keys.delete(form);
   const doc = await answer.json().catch(() => ({ detail: `The server answered ${answer.status}.` }));
   return { ok: answer.ok, status: answer.status, doc };
@@ -184,11 +184,11 @@ export function mark(field, message) {
   if (!control) return;
   for (let at = field.closest("details"); at; at = at.parentElement.closest("details")) at.open = true;
   control.setAttribute("aria-invalid", "true");
-  const told = document.createElement("p");
-  told.className = "help bad";
-  told.dataset.misfit = "";
-  told.textContent = message;
-  field.append(told);
+  const hint = document.createElement("p");
+  hint.className = "help bad";
+  hint.dataset.misfit = "";
+  hint.textContent = message;
+  field.append(hint);
   control.focus();
 }
 
@@ -239,7 +239,7 @@ async function submit(form, submitter) {
   tell(form, { done: said });
   form.dataset.sent = "";
   if (form.closest("[data-wait]")) {
-    // The question is about to go from the page; what became of it is told where it stays to be read.
+    // The question is about to leave the page, so the result is shown in a toast.
     document.activeElement?.blur();
     const left = document.querySelectorAll("[data-wait]").length - 1;
     toast(`${said}${said.endsWith(".") ? "" : "."} ${left > 0 ? `${left} left on this page.` : "Nothing is left."}`);
@@ -252,15 +252,15 @@ async function submit(form, submitter) {
 
 function toast(text) {
   document.querySelector(".toast")?.remove();
-  const told = document.createElement("p");
-  told.className = "toast note good";
-  told.setAttribute("role", "status");
-  document.body.append(told);
-  told.textContent = text;
-  setTimeout(() => told.remove(), TOAST_MS);
+  const toast = document.createElement("p");
+  toast.className = "toast note good";
+  toast.setAttribute("role", "status");
+  document.body.append(toast);
+  toast.textContent = text;
+  setTimeout(() => toast.remove(), TOAST_MS);
 }
 
-// Asks once more, in words. True: go on.
+// Asks for confirmation, in words. True: continue.
 export function confirmed(question, does) {
   const dialog = document.createElement("dialog");
   const form = document.createElement("form");
@@ -291,7 +291,7 @@ export function confirmed(question, does) {
 
 // Before and after --------------------------------------------------------------------------------
 
-// What differs from what was shown: name, what it was, what it is. What does not fit yet is told when it is sent.
+// What differs from what was shown: name, what it was, what it is. A value that does not fit is reported when it is sent.
 function changesOf(form) {
   const root = form.querySelector('[data-field="value"]');
   if (!root) return [];
@@ -318,9 +318,9 @@ function relabel(row) {
   const form = row?.querySelector("form[data-preview]");
   const button = form?.querySelector("[data-approve]");
   if (!button) return;
-  const told = changesOf(form).map(([name, , is]) => (name === "value" ? is : `${name} ${is}`)).join(", ");
-  const cut = told.length > LABEL_CHARS_MAX ? `${told.slice(0, LABEL_CHARS_MAX)}…` : told;
-  button.querySelector("[data-label]").textContent = told ? `Approve with ${cut}` : "Approve";
+  const summary = changesOf(form).map(([name, , is]) => (name === "value" ? is : `${name} ${is}`)).join(", ");
+  const cut = summary.length > LABEL_CHARS_MAX ? `${summary.slice(0, LABEL_CHARS_MAX)}…` : summary;
+  button.querySelector("[data-label]").textContent = summary ? `Approve with ${cut}` : "Approve";
   button.disabled = [...row.querySelectorAll("form[data-instead]")].some((other) => fieldsOf(other).some(isTouched));
 }
 
@@ -332,13 +332,13 @@ function preview(form) {
   for (const [name, was, is] of changesOf(form)) {
     const term = document.createElement("dt");
     term.textContent = name;
-    const told = document.createElement("dd");
+    const value = document.createElement("dd");
     const before = document.createElement("del");
     before.textContent = was;
     const after = document.createElement("ins");
     after.textContent = is;
-    told.append(before, " → ", after);
-    list.append(term, told);
+    value.append(before, " → ", after);
+    list.append(term, value);
   }
   place.replaceChildren(...(list.children.length ? [list] : []));
 }
@@ -357,7 +357,7 @@ document.addEventListener("input", (event) => {
   if (!form) return;
   tell(form, {});
   clearMarks(form);
-  // What somebody has typed stays when the page is drawn anew.
+  // Typed text stays when the page is drawn again.
   event.target.closest("details[id]")?.setAttribute("data-fetched", "");
   if (form.dataset.preview !== undefined) preview(form);
   relabel(form.closest("[data-wait]"));

@@ -37,7 +37,7 @@ class Drawing {
   }
 
   soon(ms) {
-    // What nobody looks at is drawn when they do.
+    // A hidden graph is drawn when it is shown.
     clearTimeout(this.timer);
     if (this.isSeen && this.isStale) this.timer = setTimeout(() => this.draw(!this.turn), ms);
   }
@@ -54,7 +54,7 @@ class Drawing {
       if (picture.localName !== "svg") throw new Error("the drawing cannot be read");
       this.show(document.importNode(picture, true), isFirst);
     } catch (error) {
-      if (turn === this.turn) this.panel.querySelector("[data-graph-told]").textContent = error.message;
+      if (turn === this.turn) this.panel.querySelector("[data-graph-status]").textContent = error.message;
     } finally {
       this.body.setAttribute("aria-busy", "false");
     }

@@ -1,7 +1,7 @@
 // Keeps a page as it is on record: parts marked data-part are replaced when what they show has changed.
 //
-// <body data-live-runs='["a", "b"]' data-live-counts> says what the page shows. What somebody has open, focused or
-// typed into stays. Times are told anew as they pass.
+// <body data-live-runs='["a", "b"]' data-live-counts> names the runs of the page. Elements that the user
+// has open, focused or typed into stay. Relative times are updated as they pass.
 
 const base = document.documentElement.dataset.base;
 const PATIENCE_MS = 400;
@@ -20,28 +20,28 @@ function coarse(us) {
   return `${seconds} s`;
 }
 
-export function tellTimes(under = document) {
+export function formatTimes(under = document) {
   const now = Date.now() * 1000;
   for (const each of under.querySelectorAll("time[data-ago]")) {
     const at = Number(each.dataset.ago);
-    const told = coarse(now - at);
-    const text = told ? (at <= now ? `${told} ago` : `in ${told}`) : "now";
+    const distance = coarse(now - at);
+    const text = distance ? (at <= now ? `${distance} ago` : `in ${distance}`) : "now";
     if (each.textContent !== text) each.textContent = text;
   }
-  for (const each of under.querySelectorAll("time[data-moment]:not([data-told])")) {
+  for (const each of under.querySelectorAll("time[data-moment]:not([data-formatted])")) {
     const at = new Date(Number(each.dataset.moment) / 1000);
     each.title = `${at.toISOString().replace("T", " ").replace("Z", "")} UTC`;
     each.textContent = inZone(at, FORMS[each.dataset.form] ?? { ...DAY, ...CLOCK });
-    each.dataset.told = "";
+    each.dataset.formatted = "";
   }
-  for (const each of under.querySelectorAll("[data-prose]:not([data-told])")) {
+  for (const each of under.querySelectorAll("[data-prose]:not([data-formatted])")) {
     each.dataset.prose ||= each.textContent;
     each.textContent = each.dataset.prose.replace(UTC_TIMES, (_, day, time) => {
       const at = new Date(`${day}T${time}Z`);
       const isToday = inZone(at, DAY) === inZone(new Date(), DAY);
       return inZone(at, isToday ? CLOCK : { ...DAY, ...CLOCK });
     });
-    each.dataset.told = "";
+    each.dataset.formatted = "";
   }
 }
 
@@ -65,6 +65,7 @@ function inZone(at, options) {
 function nameZone() {
   for (const each of document.querySelectorAll("[data-zone-switch]")) {
     each.textContent = zone.replaceAll("_", " ");
+    each.ariaLabel = `Time zone: ${each.textContent}`;
     each.title = zone === LOCAL ? "Times are local; click for UTC" : `Times are in UTC; click for ${LOCAL}`;
   }
 }
@@ -74,8 +75,8 @@ document.addEventListener("click", (event) => {
   zone = zone === "UTC" ? LOCAL : "UTC";
   localStorage.setItem("killick-zone", zone === "UTC" ? "UTC" : "");
   nameZone();
-  for (const each of document.querySelectorAll("time[data-told], [data-prose]")) delete each.dataset.told;
-  tellTimes();
+  for (const each of document.querySelectorAll("time[data-formatted], [data-prose]")) delete each.dataset.formatted;
+  formatTimes();
 });
 
 // Focus ---------------------------------------------------------------------------------------------
@@ -147,7 +148,7 @@ function swap(fresh) {
     }
     part.replaceWith(found);
     drawn.set(found, now);
-    tellTimes(found);
+    formatTimes(found);
     found.dispatchEvent(new CustomEvent("killick:drawn", { bubbles: true }));
     if (focused) refocus(found, focused);
   }
@@ -208,7 +209,7 @@ function follow() {
 }
 
 document.addEventListener("killick:done", soon);
-document.addEventListener("killick:shown", (event) => tellTimes(event.target));
+document.addEventListener("killick:shown", (event) => formatTimes(event.target));
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) {
     source?.close();
@@ -220,10 +221,10 @@ document.addEventListener("visibilitychange", () => {
 });
 for (const part of document.querySelectorAll("[data-part]")) drawn.set(part, signature(part));
 nameZone();
-tellTimes();
+formatTimes();
 let passed = 0;
 setInterval(() => {
-  tellTimes();
+  formatTimes();
   // What no stream tells of is read again now and then, and at once while it is not complete.
   const every = Number(document.body.dataset.liveSeconds ?? 0);
   if (every && !document.hidden && ((passed += 1) % every === 0 || document.querySelector("[data-unfinished]"))) refresh();

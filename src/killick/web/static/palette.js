@@ -26,10 +26,10 @@ function show(found) {
     const text = document.createElement("span");
     text.className = kind === "run" ? "mono" : "";
     text.textContent = name;
-    const told = document.createElement("span");
-    told.className = "quiet";
-    told.textContent = status ?? kind;
-    item.append(text, told);
+    const label = document.createElement("span");
+    label.className = "quiet";
+    label.textContent = status ?? kind;
+    item.append(text, label);
     return item;
   }));
   select(0);

@@ -29,10 +29,10 @@ async function put(place, address) {
     place.replaceChildren(found);
     shown(place);
   } catch (error) {
-    const told = document.createElement("p");
-    told.className = "bad";
-    told.textContent = `It could not be read: ${error.message}`;
-    place.replaceChildren(told);
+    const problem = document.createElement("p");
+    problem.className = "bad";
+    problem.textContent = `It could not be read: ${error.message}`;
+    place.replaceChildren(problem);
   } finally {
     place.removeAttribute("aria-busy");
   }
@@ -149,9 +149,9 @@ async function copy(button) {
 // verifying -----------------------------------------------------------------------------------------
 
 async function verify(button) {
-  const told = document.querySelector("[data-verified]");
-  told.hidden = false;
-  told.textContent = "Reading the whole record…";
+  const status = document.querySelector("[data-verified]");
+  status.hidden = false;
+  status.textContent = "Reading the whole record…";
   button.disabled = true;
   try {
     const answer = await fetch(button.dataset.verify, {
@@ -160,14 +160,14 @@ async function verify(button) {
     });
     const found = await answer.json();
     const wrong = (found.problems ?? []).filter((each) => !each.healed);
-    told.className = `verified ${found.holds ? "good" : "bad"}`;
-    told.textContent = !answer.ok
+    status.className = `verified ${found.holds ? "good" : "bad"}`;
+    status.textContent = !answer.ok
       ? found.detail
       : found.holds
         ? `✓ All ${found.events.toLocaleString()} events hold${found.seals ? `, held against ${found.seals} seals` : "; nothing was sealed yet"}${found.erased ? `; ${found.erased} erased on purpose` : ""}.`
         : `✗ ${wrong.map((each) => `${each.seq ? `@${each.seq}: ` : ""}${each.what}`).join("; ")}`;
   } catch {
-    told.textContent = "The server could not be reached.";
+    status.textContent = "The server could not be reached.";
   } finally {
     button.disabled = false;
   }

@@ -1,4 +1,4 @@
-// The page of runs: columns, saved views, and one command for many runs, which is told first and done second.
+// The page of runs: columns, saved views, and one command for many runs, previewed before it is executed.
 
 import { newKey } from "./forms.js";
 
@@ -17,8 +17,8 @@ function tell() {
   if (!bar) return;
   bar.hidden = !chosen.size;
   const text = chosen.size === 1 ? "1 run" : `${chosen.size} runs`;
-  const told = bar.querySelector("[data-chosen]");
-  if (told.textContent !== text) told.textContent = text;
+  const label = bar.querySelector("[data-chosen]");
+  if (label.textContent !== text) label.textContent = text;
   const compare = bar.querySelector("[data-compare]");
   const [b, a] = chosen;
   compare.hidden = chosen.size !== 2;
@@ -55,7 +55,7 @@ if (bar) {
     take();
   });
   for (const button of bar.querySelectorAll("[data-command]")) {
-    button.addEventListener("click", () => foretell(button.dataset.command));
+    button.addEventListener("click", () => showPreview(button.dataset.command));
   }
   dialog.querySelector("[data-do]").addEventListener("click", carryOut);
   take();
@@ -93,7 +93,7 @@ function wrong(error) {
   note.textContent = error ? error.message : "";
 }
 
-async function foretell(command) {
+async function showPreview(command) {
   dialog.dataset.command = command;
   key = newKey();
   const many = chosen.size === 1 ? "1 run" : `${chosen.size} runs`;
@@ -174,12 +174,12 @@ menu.querySelector("[data-views-save]").addEventListener("submit", (event) => {
   event.target.reset();
 });
 menu.querySelector("[data-copy-link]").addEventListener("click", async () => {
-  const told = menu.querySelector("[data-copied]");
+  const label = menu.querySelector("[data-copied]");
   try {
     await navigator.clipboard.writeText(location.href);
-    told.textContent = "copied";
+    label.textContent = "copied";
   } catch {
-    told.textContent = location.href;
+    label.textContent = location.href;
   }
 });
 showViews();

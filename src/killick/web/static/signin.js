@@ -1,5 +1,5 @@
-// A browser keeps our cookie to itself when somebody comes by a link from another site. From this page it shows it:
-// whoever is signed in goes on to where they wanted to go.
+// A browser does not send the cookie when the user follows a link from another site. From this page it does:
+// a signed-in user continues to the requested page.
 
 const next = document.querySelector('input[name="next"]').value;
 const answer = await fetch(next, { headers: { Accept: "text/html" }, redirect: "manual" });

@@ -74,7 +74,7 @@ class Time {
       this.show(kept, this.wanted);
       return;
     }
-    this.panel.querySelector("[data-time-told]").textContent = `boundary ${this.n + 1} of ${this.count}`;
+    this.panel.querySelector("[data-time-caption]").textContent = `boundary ${this.n + 1} of ${this.count}`;
     this.timer = setTimeout(() => this.open({ n: this.n }), REST_MS);
   }
 
@@ -123,7 +123,7 @@ class Time {
   show(moment, turn) {
     if (turn <= this.answered) return;
     this.answered = turn;
-    const { n, count, at: place, told, marks } = moment.dataset;
+    const { n, count, at: place, caption, marks } = moment.dataset;
     this.count = Number(count);
     this.slider.max = this.count - 1;
     this.slider.disabled = false;
@@ -135,8 +135,8 @@ class Time {
     }
     this.place = place;
     this.panel.querySelector("[data-time-place]").textContent = place;
-    this.panel.querySelector("[data-time-told]").textContent = told;
-    this.slider.setAttribute("aria-valuetext", `${place}: ${told}`);
+    this.panel.querySelector("[data-time-caption]").textContent = caption;
+    this.slider.setAttribute("aria-valuetext", `${place}: ${caption}`);
     const open = new Map([...this.shown.querySelectorAll("details[id]")].map((each) => [each.id, each.open]));
     const fresh = document.importNode(moment, true);
     for (const each of fresh.querySelectorAll("details[id]")) if (open.has(each.id)) each.open = open.get(each.id);
@@ -153,7 +153,7 @@ class Time {
     this.tell(null);
   }
 
-  // A moment that is held: the slider goes on, and the two can be compared.
+  // A pinned moment: the slider moves on, and the two can be compared.
   pin() {
     this.pinned = this.pinned === null ? { place: this.place, n: this.n } : null;
     this.drawMarks();
@@ -173,10 +173,10 @@ class Time {
   }
 
   fail(message) {
-    const told = document.createElement("p");
-    told.className = "note bad";
-    told.textContent = message;
-    this.shown.replaceChildren(told);
+    const problem = document.createElement("p");
+    problem.className = "note bad";
+    problem.textContent = message;
+    this.shown.replaceChildren(problem);
   }
 
   tell(action) {
@@ -207,12 +207,12 @@ class Time {
     }));
     const legend = this.panel.querySelector("[data-time-legend]");
     legend.replaceChildren(...Object.keys(SIGNS).filter((sort) => this.marks.some((mark) => mark.kind === sort)).map((sort) => {
-      const told = document.createElement("span");
-      told.className = sort;
+      const cell = document.createElement("span");
+      cell.className = sort;
       const sign = document.createElement("b");
       sign.textContent = are ? "|" : SIGNS[sort];
-      told.append(sign, ` ${WORDS[sort]}`);
-      return told;
+      cell.append(sign, ` ${WORDS[sort]}`);
+      return cell;
     }));
   }
 

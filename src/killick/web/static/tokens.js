@@ -6,14 +6,14 @@ async function ask(method, address, body) {
   const headers = { "X-Killick-CSRF": csrf };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const answer = await fetch(address, { method, headers, body: body && JSON.stringify(body) });
-  const told = answer.status === 204 ? null : await answer.json();
-  if (!answer.ok) throw new Error(told.detail);
-  return told;
+  const doc = answer.status === 204 ? null : await answer.json();
+  if (!answer.ok) throw new Error(doc.detail);
+  return doc;
 }
 
 async function refresh() {
   const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
-  // From the first token on, everybody needs one: whoever made it here signs in with it.
+  // From the first token on, every user needs one: its creator signs in with it.
   if (answer.redirected) {
     made.querySelector("[data-first]").hidden = false;
     document.querySelector('[data-part="tokens"]').hidden = true;
@@ -34,8 +34,8 @@ form.addEventListener("submit", async (event) => {
   wrong.hidden = made.hidden = true;
   const { name, scope, expires } = Object.fromEntries(new FormData(form));
   try {
-    const told = await ask("POST", form.action, { name, scope, expires: expires || null });
-    text.textContent = told.token;
+    const doc = await ask("POST", form.action, { name, scope, expires: expires || null });
+    text.textContent = doc.token;
     made.hidden = false;
     text.focus();
     form.querySelector("#name").value = "";

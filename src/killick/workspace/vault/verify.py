@@ -24,19 +24,19 @@ def verify(
     problems = list[str]()
     try:
         if roots is None:
-            problems += _house(index, packs, place)
-        problems += _snapshots(index, load, roots, progress or _nobody)
+            problems += _check_storage(index, packs, place)
+        problems += _snapshots(index, load, roots, progress or _no_progress)
     except StoreBroken as error:
         # The index became unreadable; earlier findings are reported too.
         problems.append(str(error))
     return problems
 
 
-def _nobody(done: int, total: int) -> None:
+def _no_progress(done: int, total: int) -> None:
     """The default progress callback: does nothing."""
 
 
-def _house(index: Index, packs: Packs, place: str) -> Iterator[str]:
+def _check_storage(index: Index, packs: Packs, place: str) -> Iterator[str]:
     damage = index.damage()
     if damage is not None:
         yield f"the index of the vault {place} is damaged: {damage}"

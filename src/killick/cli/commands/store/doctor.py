@@ -1,4 +1,4 @@
-"""`killick store doctor`: what was found, on one screen, with the command to type next. Finds nothing itself."""
+"""`killick store doctor`: prints the findings on one screen, with the next command. Examines nothing itself."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def _is_declared(agent: str) -> bool:
 
 
 def _data(shell: Shell, found: Diagnosis) -> dict[str, Any]:
-    told: dict[str, Any] = document(found)
-    for finding, data in zip(found.findings, told["findings"], strict=True):
+    report: dict[str, Any] = document(found)
+    for finding, data in zip(found.findings, report["findings"], strict=True):
         data["next"] = _typed(shell, finding)
-    return {"wrong": found.wrong, **told}
+    return {"wrong": found.wrong, **report}
 
 
 def _typed(shell: Shell, finding: Finding) -> list[str]:
@@ -59,7 +59,7 @@ def _typed(shell: Shell, finding: Finding) -> list[str]:
     for words in finding.next:
         match words[0]:
             case "run":
-                typed.append(shell.goes_on(first.run, first.agent))
+                typed.append(shell.continue_command(first.run, first.agent))
             case "worker":
                 typed.append(shell.worker_for(first.agent))
             case _:
@@ -68,7 +68,7 @@ def _typed(shell: Shell, finding: Finding) -> list[str]:
 
 
 def _draw(shell: Shell, found: Diagnosis) -> None:
-    """Print what was found, as wide as there is room."""
+    """Prints the findings in the width of the terminal."""
     wide = 2 + max(len(name) for name in ("versions", *(each.name for each in found.conditions)))
     good, bad = Text("✓ ", "green"), Text("✗ ", "bold red")
 

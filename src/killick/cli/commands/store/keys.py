@@ -10,7 +10,7 @@ from killick.cli.style import many
 def rotate_command(shell: Shell) -> None:
     """Wrap the data keys of an encrypted store by a new master key.
 
-    KILLICK_KEYS names the new key first, then the old one. Values are not written again, and runs go on meanwhile.
+    KILLICK_KEYS names the new key first, then the old one. Values are not rewritten, and workers need not stop.
     Afterwards the old key opens nothing, except a backup from before.
 
     \b

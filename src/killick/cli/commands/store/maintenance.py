@@ -1,4 +1,4 @@
-"""`killick store`: repair, erase and export; and what the commands that look after the record share."""
+"""`killick store`: repair, erase and export; and the helpers of the maintenance commands."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def repair_command(shell: Shell, run: str, reason: str, dry_run: bool, yes: bool
     for a person.
     """
     kept, _, what = last_good(shell.log, shell.log.head(run))
-    told: dict[str, Any] = {"run": run, "kept": kept, "found": what, "dry_run": dry_run}
+    report: dict[str, Any] = {"run": run, "kept": kept, "found": what, "dry_run": dry_run}
     if dry_run:
-        shell.emit(told) if shell.json else shell.say(
+        shell.emit(report) if shell.json else shell.say(
             "", f"{run} is intact up to event {kept}; then: {what or 'nothing'}"
         )
         return
@@ -90,10 +90,10 @@ def repair_command(shell: Shell, run: str, reason: str, dry_run: bool, yes: bool
     except LogError as said:
         if what or not was_apart:
             raise
-        shell.emit(told) if shell.json else shell.say("✓", str(said))
+        shell.emit(report) if shell.json else shell.say("✓", str(said))
         return
     if shell.json:
-        shell.emit(told | msgspec.to_builtins(event))
+        shell.emit(report | msgspec.to_builtins(event))
         return
     found = f"set aside {many(event.set_aside, 'event')} of {event.first} to {event.last}"
     shell.say("✓", (run, "bold"), f"  kept events up to {kept}, {found}")

@@ -16,7 +16,7 @@ from killick.cli.commands.store.maintenance import LISTED_MAX, agreed, progress
 from killick.cli.context import Shell, agent_option, command, current_user, dry_run_option, yes_option
 from killick.cli.exit_codes import Exit
 from killick.cli.style import many
-from killick.history.phrasing import sized
+from killick.history.phrasing import size_text
 from killick.history.vaults import Cleaned
 from killick.store.records import ENDED
 
@@ -70,26 +70,26 @@ def prune_command(
 
 
 def _print_vault(shell: Shell, vault: Cleaned, *, dry_run: bool) -> None:
-    """What became of the files of runs that are gone."""
+    """The result for the files of removed runs."""
     if vault.problem is not None:
         shell.say("✗", (vault.vault, "bold"), f"  is not cleaned: {vault.problem}")
     if not vault.snapshots and not vault.bytes_freed:
         return
-    freed = f"{many(vault.snapshots, 'snapshot')} of files, {sized(vault.bytes_freed)}, "
+    freed = f"{many(vault.snapshots, 'snapshot')} of files, {size_text(vault.bytes_freed)}, "
     shell.say(
         "" if dry_run else "✓", freed, "would be deleted from " if dry_run else "deleted from ", (vault.vault, "bold")
     )
 
 
 def _print_chosen(shell: Shell, chosen: Chosen, until_us: int) -> None:
-    going = chosen.going
-    events = f", with {many(chosen.events, 'event')}," if going else ""
-    shell.say("", f"{many(len(going), 'run')}{events} ended before {style.moment(until_us)} and can go")
-    for row in going[:LISTED_MAX]:
+    pruned = chosen.going
+    events = f", with {many(chosen.events, 'event')}," if pruned else ""
+    shell.say("", f"{many(len(pruned), 'run')}{events} ended before {style.moment(until_us)} and can go")
+    for row in pruned[:LISTED_MAX]:
         ended = style.ago(row.changed_at_us, shell.clock.now_us())
         shell.say("", "  ", (row.run, "bold"), f"  {row.agent}, ", (row.status, style.STYLES[row.status]), f" {ended}")
-    if len(going) > LISTED_MAX:
-        shell.say("", (f"  and {len(going) - LISTED_MAX:,} more", "dim"))
+    if len(pruned) > LISTED_MAX:
+        shell.say("", (f"  and {len(pruned) - LISTED_MAX:,} more", "dim"))
     _print_kept(shell, chosen.kept)
 
 

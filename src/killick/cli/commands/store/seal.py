@@ -15,7 +15,7 @@ import msgspec
 from rich.filesize import decimal
 
 from killick.audit.checkpoint import checkpoint, new_key
-from killick.audit.proof import Proved, has_grown_out_of, prove, verify_proof
+from killick.audit.proof import Proved, extends, prove, verify_proof
 from killick.audit.seal import SEALS, Sealed, seal
 from killick.cli import style
 from killick.cli.commands.store.maintenance import LISTED_MAX, progress
@@ -93,7 +93,7 @@ def _check_older(shell: Shell, out: Path) -> None:
         older = checkpoint(found_in(out), str(out))
     except ProofBroken:
         raise CommandFailed(f"{out}: is there, and is no checkpoint; name another file") from None
-    if not has_grown_out_of(shell.log, older):
+    if not extends(shell.log, older):
         raise CommandFailed(
             f"{out}: this store does not match that checkpoint, which is kept; see the differences with "
             f"killick store verify --checkpoint {shlex.quote(str(out))} --key PUB",
@@ -175,8 +175,8 @@ def verify_file(shell: Shell, path: Path, key: Path | None, kept: Path | None) -
             raise CommandFailed(f"{key}: {error.reason}") from None
         broken = error.reason if error.place == "proof" else str(error)
     if shell.json:
-        told = {} if proved is None else msgspec.structs.asdict(proved) | {"sealed_at": timestamp(proved.sealed_at)}
-        shell.emit({"holds": broken is None, "broken": broken, **told})
+        fields = {} if proved is None else msgspec.structs.asdict(proved) | {"sealed_at": timestamp(proved.sealed_at)}
+        shell.emit({"holds": broken is None, "broken": broken, **fields})
     elif proved is None:
         shell.say("✗", (str(path), "bold"), f"  {broken}")
     else:
@@ -200,7 +200,7 @@ def _print_proved(shell: Shell, proved: Proved) -> None:
 
 
 def found_in(path: Path) -> bytes:
-    """What a file holds, or one line that says why that cannot be read."""
+    """The content of a file, or one line that says why it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -13,7 +13,7 @@ import msgspec
 
 from killick.archive import bundle
 from killick.archive.export import read
-from killick.audit.seal import SEALS, told_pruned
+from killick.audit.seal import SEALS, recorded_prunes
 from killick.audit.seal_check import verify
 from killick.cli.commands.store.maintenance import LISTED_MAX, progress
 from killick.cli.commands.store.seal import found_in, verify_file
@@ -25,6 +25,7 @@ from killick.history.vaults import Held
 from killick.history.vaults import verify as verify_files
 from killick.log import Log, Report
 from killick.log.paging import heads
+from killick.store import open_store
 from killick.store.memory import MemoryStore
 from killick.store.records import Problem
 
@@ -39,9 +40,11 @@ _file: Final = click.Path(dir_okay=False, path_type=Path)
 @click.option("--archive", "archives", type=_file, multiple=True,
               help="A file that pruned runs went into; with --checkpoint each is needed. May be repeated.")  # fmt: skip
 @click.option("--files", is_flag=True, help="Also verify that the vault has every file of the recorded snapshots.")
+@click.option("--accept-loss", is_flag=True,
+              help="Open a SQLite file whose -wal file is missing, without the commits that it had.")  # fmt: skip
 def verify_command(
     shell: Shell, run: str | None, checkpoint: Path | None, key: Path | None, proof: Path | None,
-    archives: tuple[Path, ...], files: bool,
+    archives: tuple[Path, ...], files: bool, accept_loss: bool,
 ) -> Exit:  # fmt: skip
     """Verify the log of one run, of the whole store, or of an exported or archived file.
 
@@ -51,6 +54,8 @@ def verify_command(
     A process that can write the store can also rewrite its seals, but not a checkpoint kept elsewhere: verify against
     one.
     """
+    if accept_loss:
+        open_store(shell.url, create=False, accept_loss=True).close()
     if proof is not None:
         return verify_file(shell, proof, key, checkpoint)
     if checkpoint is not None and key is None:
@@ -63,7 +68,7 @@ def verify_command(
     done: Counter[str] = Counter()
     total = sum(head.seq - head.base for head in looked_at)
     if shell.store.head(SEALS) is not None:
-        total *= 2  # what was sealed is read once more
+        total *= 2  # sealed events are read once more
     kept, public = (None if each is None else found_in(each) for each in (checkpoint, key))
     with progress(shell) as tell:
 
@@ -82,11 +87,11 @@ def verify_command(
         broken += _unproved(shell.log, archives)
     held = _verify_files(shell, [head.run for head in looked_at]) if files else None
     if shell.json:
-        told = {"holds": report.holds and not broken}
-        told |= {name: getattr(report, name) for name in ("runs", "events", "erased", "repaired", "seals")}
+        result = {"holds": report.holds and not broken}
+        result |= {name: getattr(report, name) for name in ("runs", "events", "erased", "repaired", "seals")}
         found = {name: _fields(getattr(report, name)) for name in ("problems", "explained")}
         also = {} if held is None else {"files": msgspec.structs.asdict(held)}
-        shell.emit({**told, "broken": _fields(broken), **found, **also})
+        shell.emit({**result, "broken": _fields(broken), **found, **also})
     else:
         by_key = ", the last signed with this key" if key is not None else ""
         _print_report(shell, report, broken, f"{by_key}{', as the checkpoint says' if checkpoint is not None else ''}")
@@ -101,7 +106,7 @@ def _unproved(log: Log, archives: Sequence[Path]) -> list[Problem]:
     what = "was pruned by {} into {}, which proves it no longer unless it is given: --archive FILE"
     return [
         Problem(run=run, seq=None, where="seals", what=what.format(pruned.by or "an unnamed user", pruned.file))
-        for run, (pruned, _, _) in told_pruned(log).items()
+        for run, (pruned, _, _) in recorded_prunes(log).items()
         if pruned.sha256 not in given
     ]
 
@@ -178,9 +183,9 @@ def _print_report(shell: Shell, report: Report, broken: Sequence[Problem], prove
         if report.seals:
             shell.say("✓", f"and matches its seals: {many(report.seals, 'seal')}{proved}")
     else:
-        parted = {problem.run for problem in broken if problem.run and problem.where == "seals"}
-        runs = len({problem.run for problem in broken if problem.run} - parted)
-        if runs or not parted:
+        differ = {problem.run for problem in broken if problem.run and problem.where == "seals"}
+        runs = len({problem.run for problem in broken if problem.run} - differ)
+        if runs or not differ:
             shell.say("", f"{many(runs, 'run')} of {report.runs:,} {'fails' if runs == 1 else 'fail'} verification")
-        if parted:
-            shell.say("", f"{many(len(parted), 'run')} {'does' if len(parted) == 1 else 'do'} not match the seals")
+        if differ:
+            shell.say("", f"{many(len(differ), 'run')} {'does' if len(differ) == 1 else 'do'} not match the seals")

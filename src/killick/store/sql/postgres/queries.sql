@@ -9,6 +9,11 @@ SELECT set_config('synchronous_commit', {synchronous_commit}, false)
 -- name: durable
 CASE WHEN current_setting('synchronous_commit') = 'remote_apply' THEN 'remote_apply' ELSE 'on' END
 
+-- What a session has that nobody changed.
+-- name: role_settings
+SELECT max(reset_val) FILTER (WHERE name = 'synchronous_commit'), max(reset_val) FILTER (WHERE name <> 'synchronous_commit')
+FROM pg_settings WHERE name IN ('synchronous_commit', 'default_transaction_isolation')
+
 -- name: parameter_types
 SELECT unnest(parameter_types)::oid::integer FROM pg_prepared_statements WHERE name = '{name}'
 
@@ -235,6 +240,22 @@ SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_
     delivered_checksum = killick.count_check(number, delivered)
 FROM killick.heads WHERE number < $1 AND agent IS NOT NULL {conditions} ORDER BY number DESC LIMIT $2
 
+-- The sort key is `urgency_of`.
+-- name: asking
+SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered,
+    delivered_checksum = killick.count_check(number, delivered)
+FROM (
+    SELECT heads.*, CASE
+        WHEN status = 'running' OR (wake_at_us <= $2::bigint AND delivered != 0) THEN 0::bigint
+        WHEN wake_at_us <= $2::bigint THEN $3::bigint + 1
+        ELSE coalesce(wake_at_us, $3::bigint)
+    END AS at_us
+    FROM killick.heads
+    WHERE number IN (SELECT number FROM killick.tags WHERE tag = $1) AND status IN ('waiting', 'running')
+) AS found
+WHERE (at_us, -priority, changed_at_us, number) > ($4::bigint, $5::bigint, $6::bigint, $7::bigint)
+ORDER BY at_us, -priority, changed_at_us, number LIMIT $8
+
 -- name: tagged
 number IN (SELECT number FROM killick.tags WHERE tag = {value})
 
@@ -440,3 +461,9 @@ SELECT current_setting('server_version'), current_setting('server_version_num'):
     current_setting('full_page_writes'), current_setting('synchronous_commit'), pg_is_in_recovery(),
     killick.time_us(NULL), pg_database_size(current_database())::bigint, current_setting('max_connections'),
     (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')
+
+-- name: take_tokens
+SELECT killick.take_tokens($1, $2, $3, $4)
+
+-- name: sweep_full
+DELETE FROM killick.rate_limits WHERE full_at_us <= killick.time_us($1)

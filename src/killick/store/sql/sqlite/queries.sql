@@ -173,6 +173,24 @@ SELECT tag FROM tags WHERE number = ?
 SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum
 FROM {source} WHERE number < ? {conditions} ORDER BY number DESC LIMIT ?
 
+-- Only the runs of a page are joined with their heads. The sort key is `urgency_of`.
+-- name: asking
+SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum
+FROM (
+    SELECT * FROM (
+        SELECT runs.*, CASE
+            WHEN status = 'running' OR (wake_at_us <= :now AND delivered != 0) THEN 0
+            WHEN wake_at_us <= :now THEN :never + 1
+            ELSE coalesce(wake_at_us, :never)
+        END AS at_us
+        FROM tags AS tagged CROSS JOIN runs USING (number)
+        WHERE tag = :tag AND status IN ('waiting', 'running')
+    )
+    WHERE (at_us, -priority, changed_at_us, number) > (:at, :priority, :changed, :number)
+    ORDER BY at_us, -priority, changed_at_us, number LIMIT :limit
+)
+CROSS JOIN heads USING (number) ORDER BY at_us, -priority, changed_at_us, number
+
 -- name: from_runs
 runs JOIN heads USING (number)
 
@@ -385,3 +403,12 @@ SELECT number, term, at_us, seq FROM marks
 
 -- name: all_index_positions
 SELECT number, seq, total, checksum FROM marked
+
+-- name: full_at
+SELECT full_at_us FROM rate_limits WHERE bucket = ?
+
+-- name: put_full_at
+INSERT OR REPLACE INTO rate_limits (bucket, full_at_us) VALUES (?, ?)
+
+-- name: sweep_full
+DELETE FROM rate_limits WHERE full_at_us <= ?

@@ -1,4 +1,4 @@
--- Format 5. Truth: meta, heads, events, pieces, inbox, claims. Derived and rebuilt when wrong: piece_uses, snapshots,
+-- Format 6. Truth: meta, heads, events, pieces, inbox, claims. Derived and rebuilt when wrong: piece_uses, snapshots,
 -- runs, tags, quarantine, marks, marked. A queue: feed. Rows outside the hash chain have a checksum.
 
 CREATE TABLE meta (
@@ -171,3 +171,9 @@ CREATE TABLE feed (
 ) STRICT;
 
 CREATE INDEX feed_by_run ON feed (number);
+
+-- Rate limits: when each bucket of tokens will be full again. Losing a row only forgets calls.
+CREATE TABLE rate_limits (
+    bucket BLOB PRIMARY KEY,
+    full_at_us INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;

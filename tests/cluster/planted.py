@@ -1,0 +1,159 @@
+"""Bugs that are planted to see whether the simulator finds them. Each is a patch of the code under test."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+from unittest.mock import patch
+
+from msgspec.structs import replace
+
+from cluster.fibers import START_US
+from killick.engine.effects import reconcile
+from killick.engine.execution import Execution
+from killick.store import MemoryStore
+from killick.store.memory_runs import Runs, StoredRun
+from killick.store.records import Append, Delivered, Delivery, Head, Message
+from killick.workers.trigger_runner import _LeasedTrigger
+from killick.workers.worker import Worker
+
+
+class Bug(NamedTuple):
+    """A bug, and the seeds within which the simulator must find it."""
+
+    name: str
+    seeds: range
+    plant: Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+BUGS: Final[list[Bug]] = []
+
+
+def bug(name: str, seeds: int) -> Callable[[Callable[[], Iterator[None]]], Callable[[], Iterator[None]]]:
+    def add(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+        BUGS.append(Bug(name, range(seeds), contextlib.contextmanager(plant)))
+        return plant
+
+    return add
+
+
+@bug("an append is fenced neither by epoch nor by head", 20)
+def unfenced() -> Iterator[None]:
+    real = Runs._checked_head
+
+    def checked(self: Runs, item: Append, head: Head | None) -> Head:
+        return real(self, item, head) if head is None or item.create is not None else head
+
+    with patch.object(Runs, "_checked_head", checked):
+        yield
+
+
+@bug("a take-over keeps the epoch", 5)
+def kept_epoch() -> Iterator[None]:
+    def take(self: Runs, head: Head, holder: str, seconds: float) -> Head:
+        self._runs[head.run].head = head = self._with_lease(head, holder, max(head.epoch, 1), seconds)
+        return head
+
+    with patch.object(Runs, "_take", take):
+        yield
+
+
+@bug("a worker waits for bells and does not poll", 5)
+def no_polling() -> Iterator[None]:
+    async def rest(self: Worker, *, calm: bool) -> None:
+        await self._bell.wait()
+
+    with patch.object(Worker, "_rest", rest):
+        yield
+
+
+@bug("a message that comes before its wait is dropped", 5)
+def dropped_early() -> Iterator[None]:
+    real = Runs._deliver
+
+    def deliver(self: Runs, sent: Delivery) -> Any:
+        index = self._runs[sent.run].index
+        if sent.name == "word" and index is not None and index.status != "waiting":
+            fields = {name: getattr(sent, name) for name in sent.__struct_fields__ if name != "pieces"}
+            return Delivered(Message(number=1, **fields), fresh=True)
+        return real(self, sent)
+
+    with patch.object(Runs, "_deliver", deliver):
+        yield
+
+
+@bug("leases end by the worker's clock", 20)
+def workers_clock() -> Iterator[None]:
+    def due(self: MemoryStore, now_us: int, agents: Any) -> Any:
+        theirs = now_us - START_US
+        with patch.object(MemoryStore, "now_us", lambda _: theirs):
+            return real(self, now_us, agents)
+
+    real = MemoryStore._due
+    with patch.object(MemoryStore, "_due", due):
+        yield
+
+
+@bug("a lease is renewed after its end", 20)
+def late_renewal() -> Iterator[None]:
+    def renew(self: MemoryStore, holder: str, runs: Any, *, seconds: float) -> dict[str, int]:
+        held = [(run, head) for run, head in self._present() if head.holder == holder and head.run in runs]
+        for run, head in held:
+            run.head = self._with_lease(head, holder, head.epoch, seconds)
+        return {head.run: head.epoch for _, head in held}
+
+    with patch.object(MemoryStore, "renew", renew):
+        yield
+
+
+@bug("a message that was taken stays in the inbox", 5)
+def taken_twice() -> Iterator[None]:
+    real = Runs._write
+
+    def write(self: Runs, item: Append, head: Head) -> Head:
+        return real(self, replace(item, takes=()), head)
+
+    with patch.object(Runs, "_write", write):
+        yield
+
+
+@bug("a firing does not move its trigger on", 5)
+def fires_again() -> Iterator[None]:
+    real = _LeasedTrigger.set_off
+
+    async def set_off(self: _LeasedTrigger, cause: Any, *first: Any) -> Any:
+        return await real(self, cause._replace(next=cause.due or cause.next), *first)
+
+    with patch.object(_LeasedTrigger, "set_off", set_off):
+        yield
+
+
+@bug("an effect does not wait until its intention is durable", 10)
+def effect_first() -> Iterator[None]:
+    async def settled(self: Execution, writing: Any) -> bool:
+        return False
+
+    with patch.object(Execution, "settled", settled):
+        yield
+
+
+@bug("a payment in doubt is repeated", 20)
+def repeated_in_doubt() -> Iterator[None]:
+    async def settle(a: Any, work: Any) -> Any:
+        return reconcile._settled(a, reconcile.DidNotHappen(), by="reconcile")
+
+    with patch.object(reconcile, "settle", settle):
+        yield
+
+
+@bug("a stale epoch releases a run", 60)
+def stale_release() -> Iterator[None]:
+    real = MemoryStore.release
+
+    def release(self: MemoryStore, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
+        stored: StoredRun = self._runs[run]
+        real(self, run, epoch=epoch if stored.head is None else stored.head.epoch, holder=None, left=left)
+
+    with patch.object(MemoryStore, "release", release):
+        yield
