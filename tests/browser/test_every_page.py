@@ -91,8 +91,10 @@ def test_axe_finds_nothing_on_any_page(full: str, watch: Watch, viewport: Viewpo
         page = window.goto(path)
         page.evaluate(_GO)
         page.wait_for_function(_COME)
+        said = len(window.wrong)
         page.evaluate(source)
         wrong += [f"{path}: {line}" for line in page.evaluate(_FOUND)]
+        del window.wrong[said:]  # axe tries styles of its own, which the page's policy refuses
     assert not wrong, "\n".join(wrong)
 
 

@@ -465,6 +465,19 @@ def test_r16_a_second_new_holder_waits_as_long_as_the_first(still: Any, manual: 
     frozen.wake()
 
 
+def test_r16_workers_that_take_a_run_one_after_another_wait_for_its_dead_holder_only_once(
+    still: Any, manual: killick.clock.ManualClock
+) -> None:
+    began = manual.now_us()
+    frozen = Frozen(still, manual, timeout=None)
+    for seconds in (61, 4, 4):
+        manual.advance(seconds)
+        assert frozen.worker().advance("r").wake_at_us == began + 70 * SECOND
+    manual.advance(2)
+    assert frozen.worker().advance("r").result == ["found"]
+    frozen.wake()
+
+
 @pytest.mark.parametrize("effect", ["at_most_once", "idempotent"])
 def test_r16_once_the_old_holder_is_known_to_be_dead_nobody_waits_for_it_any_longer(
     still: Any, manual: killick.clock.ManualClock, effect: Any

@@ -22,7 +22,7 @@ from killick.engine.execution import Branch
 from killick.engine.waits.waits import until_time
 from killick.errors import AgentUnknown
 from killick.model import events as e
-from killick.workers.worker import Worker
+from killick.workers.worker import Worker, _WorkerControl
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -643,3 +643,27 @@ async def test_a_worker_does_not_spin_while_runs_of_a_full_agent_are_due(
         while_full = [*asked][:3]
         await until(lambda: len(gate.calls) == 3)
     assert not any("worker_full" in agents for agents in while_full)
+
+
+@on_loop
+async def test_a_worker_is_not_idle_if_a_trigger_worked_while_it_looked_for_due_runs(
+    kd: killick.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(kd.runtime, agents=[], duties=False)
+    control = _WorkerControl(worker, worker._duties).__enter__()
+    claim, looks, rests = worker._claim, 0, list[asyncio.Task[None]]()
+
+    async def claim_while_a_trigger_ends(*args: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        assert not worker.idle.is_set()
+        if looks == 1:
+            rests.append(asyncio.create_task(control.rest(300)))
+        return await claim(*args)
+
+    monkeypatch.setattr(worker, "_claim", claim_while_a_trigger_ends)
+    serving = asyncio.create_task(worker.serve())
+    await worker.until_idle()
+    assert looks == 2
+    worker.drain()
+    await asyncio.gather(serving, *rests)

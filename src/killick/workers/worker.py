@@ -79,6 +79,7 @@ class Worker:
         self._store_errors = 0
         self._bell = asyncio.Event()
         self._duties: dict[_WorkerControl, None] = {}
+        self._task_rounds = 0
         self._draining = False
         self._serving: asyncio.Task[None] | None = None
         self._watching = False
@@ -213,6 +214,7 @@ class Worker:
             self._watch()
             quiet = not self._slots
             await self._start_tasks()
+            rounds = self._task_rounds
             room = self._capacity()
             claimed = await self._claim(self._known(), room) if room > 0 else []
             if not claimed and room <= 0:
@@ -232,8 +234,8 @@ class Worker:
         self._store_errors = 0
         for each in claimed:
             self._begin(executor, *each)
-        if quiet and not claimed and not any(control.busy for control in self._duties):
-            self.idle.set()  # nothing ran here when we looked, and nothing was due
+        if quiet and not claimed and rounds == self._task_rounds and not any(control.busy for control in self._duties):
+            self.idle.set()  # nothing ran here when we looked, no trigger worked, and nothing was due
         else:
             self.idle.clear()
         return bool(claimed)
@@ -416,6 +418,12 @@ class Worker:
             self._attending[run] = task
             task.add_done_callback(partial(self._task_ended, run))
 
+    def task_rested(self) -> None:
+        """A background task stopped working. It may have started a run after this worker looked for due ones."""
+        self._task_rounds += 1
+        if not self._slots and not self.idle.is_set():
+            self._bell.set()
+
     def _task_ended(self, run: str, task: asyncio.Task[None]) -> None:
         if self._attending.get(run) is task:
             del self._attending[run]
@@ -498,6 +506,7 @@ class _WorkerControl:
 
     def __exit__(self, *_: object) -> None:
         self._duties.pop(self, None)
+        self._worker.task_rested()
 
     @property
     def stopping(self) -> bool:
@@ -505,6 +514,7 @@ class _WorkerControl:
 
     async def rest(self, seconds: float) -> None:
         self.busy = False
+        self._worker.task_rested()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0 if self.stopping else seconds):
                 await self.bell.wait()
