@@ -77,6 +77,8 @@ class Hub:
             action()
             if self.wrong is not None:
                 raise self.wrong
+        if not stop():
+            self.now_us = max(self.now_us, until_us)
 
     def fail(self, error: BaseException) -> None:
         """Ends the story. An error that is only raised in a fiber may be caught there."""

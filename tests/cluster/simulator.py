@@ -222,7 +222,7 @@ class Story:
         limit_us = self._due_limit_us()
         least = hub.now_us + limit_us + 60 * 10**6
         moved = (0, hub.now_us)
-        while hub.now_us < until and (hub.now_us < least or not self._is_done()):
+        while hub.wrong is None and hub.now_us < until and (hub.now_us < least or not self._is_done()):
             hub.run(min(hub.now_us + 10 * 10**6, until))
             due = self._still_due(due, hub.now_us, invariants, limit_us)
             length = self._length()
@@ -359,6 +359,7 @@ class Story:
             network.note("FAULT the replica is the store now")
             self.world.books.tolerates_twice = True
             network.fail_over(replica)
+            self.world.answered.clear()  # an answer that was lost is given again
             if self._people is not None:
                 self._members["people"].loop.call_soon_threadsafe(self._people.repeat)
 
