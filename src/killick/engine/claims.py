@@ -81,8 +81,7 @@ def recorded_input(ex: Execution, seq: int) -> Any:
 def touch_after(ex: Execution, claim: ClaimedRun) -> int:
     """R16: until when an open attempt is left alone, because its worker may be frozen rather than dead.
 
-    One that only reads is not: it runs again at once. The first worker that finds the attempt records the time, and
-    those that follow keep to it.
+    One that only reads runs again at once. The first worker to find the attempt records the time; others keep to it.
     """
     store = ex.engine.log.store
     grace = round(ex.engine.grace_seconds * 1_000_000)
@@ -94,14 +93,10 @@ def touch_after(ex: Execution, claim: ClaimedRun) -> int:
         started: e.Started = ex.record.event(step.attempts[-1].started)
         holder = ex.record.holder_of(started.epoch)
         if holder is not None and holder != ex.engine.holder and store.lives(holder):
-            latest = max(latest, step.delayed_until or (started.deadline or _lease_end(ex, claim)) + grace)
+            # Leases end by the store's own clock, deadlines by ours.
+            left = 0 if not claim.left_until_us else claim.left_until_us - store.now_us()
+            latest = max(latest, step.delayed_until or (started.deadline or ex.now_us() + left) + grace)
     return latest
-
-
-def _lease_end(ex: Execution, claim: ClaimedRun) -> int:
-    """The end of the previous holder's lease by our clock. Leases end by the store's clock, deadlines by ours."""
-    left = 0 if not claim.left_until_us else claim.left_until_us - ex.engine.log.store.now_us()
-    return ex.now_us() + left
 
 
 def claim_run(engine: Engine, run: str, known: Head | None = None) -> ClaimedRun:

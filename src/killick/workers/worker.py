@@ -37,8 +37,8 @@ SLICE_SECONDS: Final = 1.0
 
 DUTIES_MAX: Final = 1_000
 TRIM_SECONDS: Final = 60.0
-_CALM_SECONDS: Final = 0.005
 _BACKOFF_SECONDS_MAX: Final = 2.0
+_CALM_SECONDS: Final = 0.005
 """How long an empty poll remains valid, however often the store notifies."""
 
 _REST_SECONDS: Final = (1.0, 60.0)
@@ -222,13 +222,9 @@ class Worker:
         except Exception as error:
             # Any error in one poll, a bug included, must not prevent the next one. The first ones are logged, then ever
             # fewer: a full disk may stay full for hours.
-            self._store_errors += 1
-            unknown = None if isinstance(error, KillickError) else error
-            if self._store_errors.bit_count() == 1:
-                times = self._store_errors
-                log_transition(
-                    "store", level=logging.WARNING, worker=self.name, error=str(error), times=times, exc_info=unknown
-                )
+            times = self._store_errors = self._store_errors + 1
+            if times.bit_count() == 1:
+                _log_error("store", error, worker=self.name, times=times)
             await asyncio.sleep(min(_CALM_SECONDS * 2 ** min(self._store_errors, 16), _BACKOFF_SECONDS_MAX))
             return False
         self._store_errors = 0
@@ -263,8 +259,7 @@ class Worker:
             agents=self._with_capacity(agents),
             room=self._free_slots(),
         )
-        if self._draining:
-            # The worker was stopped during the poll: release the claimed runs to others.
+        if self._draining:  # it was stopped during the poll
             await asyncio.to_thread(self._release_claim, claimed)
             return []
         return [
@@ -281,9 +276,8 @@ class Worker:
         runtime = self._runtime
         if not self._slots:
             return
-        waiting = await asyncio.to_thread(
-            runtime.store.due, runtime.clock.now_us(), limit=self._concurrency, agents=self._known()
-        )
+        now_us, agents = runtime.clock.now_us(), self._known()
+        waiting = await asyncio.to_thread(runtime.store.due, now_us, limit=self._concurrency, agents=agents)
         leaving = [slot for slot in self._slots.values() if slot.leaves]
         now = runtime.clock.monotonic()
         staying = sorted(
@@ -320,15 +314,13 @@ class Worker:
 
     async def _advance(self, executor: Executor, claimed: Claimed, claim: ClaimedRun, before: _Slot | None) -> None:
         row = claimed.row
-        more: dict[str, Any] = {"left_by": claimed.left} if claimed.left is not None else {}
+        known: dict[str, Any] = {"epoch": claimed.head.epoch, "worker": self.name, "was": row.status}
+        known |= {} if claimed.left is None else {"left_by": claimed.left}
         try:
             if before is not None:
                 # The run was lost to another worker and claimed again before its old execution here noticed.
                 await asyncio.wait({before.task})
-            log_transition(
-                "claimed", run=row.run, agent=row.agent, epoch=claimed.head.epoch, worker=self.name, was=row.status,
-                **more,
-            )  # fmt: skip
+            log_transition("claimed", run=row.run, agent=row.agent, **known)
             found = await executor.advance(row.run, claim=claim)
             advanced = await self._run_alone(executor, claimed, claim) if found.suspect else found
         except (EpochStale, LeaseLost) as error:
@@ -353,14 +345,12 @@ class Worker:
             because = "no other process can import its agent, or open its store"
             log_transition("in company", level=logging.WARNING, run=row.run, agent=row.agent, because=because)
             return await executor.advance(row.run, claim=claim._replace(patient=False))
-        slot = self._slots.get(row.run)
-        if slot is not None:
+        if (slot := self._slots.get(row.run)) is not None:
             slot.own = own
         log_transition("alone", run=row.run, agent=row.agent)
         code = await own.wait()
-        log_transition(
-            "alone", level=logging.WARNING if code else logging.INFO, run=row.run, agent=row.agent, exit_code=code
-        )
+        level = logging.WARNING if code else logging.INFO
+        log_transition("alone", level=level, run=row.run, agent=row.agent, exit_code=code)
         return None
 
     def _refused(self, claimed: Claimed, error: Exception) -> None:
@@ -369,16 +359,11 @@ class Worker:
         self._failures[run] += 1
         least, most = _REST_SECONDS
         seconds = min(least * 2 ** (self._failures[run] - 1), most)
-        unknown = None if isinstance(error, KillickError) else error
-        log_transition(
-            "interrupted", level=logging.WARNING, run=run, agent=claimed.row.agent, again_in_seconds=seconds,
-            error=str(error) or type(error).__name__, exc_info=unknown,
-        )  # fmt: skip
-        if self._runtime.engine.keeps(run):
-            return  # a call of it lives here, and it is due again when that ends
-        resting = asyncio.get_running_loop().create_task(self._defer(claimed, seconds))
-        self._resting.add(resting)
-        resting.add_done_callback(self._resting.discard)
+        _log_error("interrupted", error, run=run, agent=claimed.row.agent, again_in_seconds=seconds)
+        if not self._runtime.engine.keeps(run):  # else a call of it lives here, and it is due again when that ends
+            resting = asyncio.get_running_loop().create_task(self._defer(claimed, seconds))
+            self._resting.add(resting)
+            resting.add_done_callback(self._resting.discard)
 
     async def _defer(self, claimed: Claimed, seconds: float) -> None:
         """Holds the lease of a run that no worker can execute for a while; then it is due again."""
@@ -407,10 +392,9 @@ class Worker:
         if not self._has_duties:
             return
         if not self._duty_agents:
-            ensured = await asyncio.to_thread(self._ensure)
-            self._duty_agents = tuple(ensured)
-            self._has_duties = bool(ensured)
-            if not ensured:
+            self._duty_agents = tuple(await asyncio.to_thread(self._ensure))
+            self._has_duties = bool(self._duty_agents)
+            if not self._has_duties:
                 return
         for claimed, claim in await self._claim(self._duty_agents, DUTIES_MAX):
             run = claimed.head.run
@@ -451,8 +435,7 @@ class Worker:
             except (EpochStale, HandleClosed, LeaseLost) as error:
                 log_transition("lost", level=logging.WARNING, run=head.run, error=str(error))
             except Exception as error:
-                unknown = None if isinstance(error, KillickError) else error
-                log_transition("interrupted", level=logging.WARNING, run=head.run, error=str(error), exc_info=unknown)
+                _log_error("interrupted", error, run=head.run)
                 await control.rest(_REST_SECONDS[0])
             finally:
                 runtime.engine.leases.drop(lease)
@@ -539,13 +522,20 @@ def _wake(loop: asyncio.AbstractEventLoop, rung: Any, run: str) -> None:
         loop.call_soon_threadsafe(rung, run)
 
 
-# telling ------------------------------------------------------------------------------------------
+# logging ------------------------------------------------------------------------------------------
 
 
 def log_transition(what: str, *, level: int = logging.INFO, exc_info: Any = None, **fields: Any) -> None:
     """Logs one line per transition, for people and for machines."""
     text = " ".join(f"{name}={value}" for name, value in fields.items())
     logger.log(level, "%s %s", what, text, exc_info=exc_info, extra={"killick": {"what": what, **fields}})
+
+
+def _log_error(what: str, error: Exception, **fields: Any) -> None:
+    """Logs an error, with its traceback if it may be a bug."""
+    unknown = None if isinstance(error, KillickError) else error
+    text = str(error) or type(error).__name__
+    log_transition(what, level=logging.WARNING, **fields, error=text, exc_info=unknown)
 
 
 def _log_outcome(agent: str, advanced: RunOutcome) -> None:
@@ -559,7 +549,7 @@ def _log_outcome(agent: str, advanced: RunOutcome) -> None:
     elif advanced.diverged is not None:
         step, recorded, found, _ = advanced.diverged
         log_transition("diverged", level=logging.WARNING, **fields, step=step, recorded=recorded, found=found)
-    elif advanced.has_ended or advanced.wake_at_us is None:
-        log_transition(advanced.status, **fields)
     else:
-        log_transition(advanced.status, **fields, wake_at_us=advanced.wake_at_us)
+        if not advanced.has_ended and advanced.wake_at_us is not None:
+            fields["wake_at_us"] = advanced.wake_at_us
+        log_transition(advanced.status, **fields)
