@@ -8,6 +8,7 @@ import sys
 PROGRAM = """
 import sys, threading, types
 from killick.model.typed import convert
+from killick.model.vector import _decoder
 from killick.type_init import ready
 
 sys.setswitchinterval(1e-6)
@@ -15,7 +16,7 @@ parts = "".join(
     f"class S{number}(msgspec.Struct):\\n" + "".join(f"    a{field}: int | str | None = None\\n" for field in range(30))
     for number in range(30)
 )
-for round in range(6):
+for round in range(9):
     module = sys.modules[f"kinds{round}"] = types.ModuleType(f"kinds{round}")
     top = "class Top(msgspec.Struct):\\n" + "".join(f"    s{n}: S{n} | None = None\\n" for n in range(30))
     exec(f"from __future__ import annotations\\nimport msgspec\\n{parts}{top}", module.__dict__)
@@ -23,7 +24,13 @@ for round in range(6):
 
     def read():
         begin.wait()
-        found = convert({"s0": {"a0": 1}, "s29": {"a1": "x"}}, module.Top) if round % 2 else ready(module.Top)()
+        match round % 3:
+            case 0:
+                found = convert({"s0": {"a0": 1}, "s29": {"a1": "x"}}, module.Top)
+            case 1:
+                found = ready(module.Top)()
+            case 2:
+                [found] = _decoder(module.Top)(b"[{}]")
         assert isinstance(found, module.Top)
 
     threads = [threading.Thread(target=read) for _ in range(4)]

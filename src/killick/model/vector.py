@@ -6,7 +6,7 @@ value reader can read them. Loading is lazy: opening reads nothing, and an acces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, Final, Generic, TypeVar, overload
 
@@ -16,6 +16,7 @@ from killick.errors import ValueBroken
 from killick.model.chunks import Blob, Fetch
 from killick.model.events import from_text, to_text
 from killick.model.hashing import value_hash
+from killick.type_init import ready
 
 T = TypeVar("T")
 
@@ -49,8 +50,8 @@ _inner: Final = msgspec.json.Decoder(_Inner).decode
 
 
 @cache
-def _decoder(of: Hashable) -> Callable[[bytes], list[Any]]:
-    return msgspec.json.Decoder(list[of]).decode  # type: ignore[valid-type]
+def _decoder(of: type[Any]) -> Callable[[bytes], list[Any]]:
+    return msgspec.json.Decoder(list[ready(of)]).decode  # type: ignore[misc]
 
 
 class Vector(Sequence[T], Generic[T]):
@@ -59,8 +60,7 @@ class Vector(Sequence[T], Generic[T]):
     __slots__ = ("_fetch", "_height", "_length", "_of", "_root", "_tail", "_tail_at")
 
     def __init__(self, of: type[T], saved: Saved | None = None, fetch: Fetch | None = None) -> None:
-        self._of: Any = of
-        self._fetch, self._tail_at = fetch, 0
+        self._of, self._fetch, self._tail_at = of, fetch, 0
         if saved is None or saved.root is None:
             self._length = self._height = 0
             self._tail: list[T] | None = []
@@ -149,7 +149,7 @@ class Vector(Sequence[T], Generic[T]):
         try:
             if height:
                 return _Node([from_text(child) for child in _inner(piece.body).children], node)
-            return _Node(_decoder(self._of)(piece.body), node)
+            return _Node(_decoder(self._of)(piece.body), node)  # type: ignore[arg-type]
         except msgspec.DecodeError as error:
             raise ValueBroken(node, f"is not a valid vector ({error})") from error
 
