@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import uvicorn
-from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, ViewportSize, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Dialog,
+    Error,
+    Page,
+    Request,
+    ViewportSize,
+    expect,
+    sync_playwright,
+)
 
 from killick.client.client import Client
 from killick.web.app import asgi
@@ -116,7 +126,13 @@ class Watched:
 
     def goto(self, path: str) -> Page:
         """Go to a page of the server, as it is when it has come."""
-        self.page.goto(self.server + path, wait_until="load")
+        try:
+            self.page.goto(self.server + path, wait_until="load")
+        except Error as error:
+            if "ERR_ABORTED" not in error.message:
+                raise
+            # The page before was about to navigate too: a search goes to its results as it is typed.
+            self.page.goto(self.server + path, wait_until="load")
         return self.page
 
     def __enter__(self) -> Watched:

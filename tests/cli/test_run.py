@@ -283,13 +283,17 @@ def sleeping(office: Path, request: pytest.FixtureRequest) -> Iterator[subproces
         process.kill()
 
 
+def until_paused(office: Path) -> None:
+    with killick.open(str(office / "killick.db")) as kd:
+        while not any(isinstance(each.event, RunPaused) for each in kd.events("s1")):
+            time.sleep(0.01)
+
+
 @pytest.mark.slow
 def test_an_interrupt_lets_the_open_step_end_and_pauses_the_run(
     office: Path, sleeping: subprocess.Popen[str]
 ) -> None:  # fmt: skip
-    with killick.open(str(office / "killick.db")) as kd:
-        while not any(isinstance(each.event, RunPaused) for each in kd.events("s1")):
-            time.sleep(0.01)
+    until_paused(office)
     (office / "awake").touch()
     _, err = sleeping.communicate(timeout=300)
     assert sleeping.returncode == 130
@@ -304,6 +308,7 @@ def test_an_interrupt_lets_the_open_step_end_and_pauses_the_run(
 @pytest.mark.slow
 @pytest.mark.parametrize("sleeping", [("300s", SLOW), ("300s", BLOCKING)], indirect=True, ids=["async", "blocking"])
 def test_a_second_interrupt_stops_inside_the_step(office: Path, sleeping: subprocess.Popen[str]) -> None:
+    until_paused(office)
     sleeping.send_signal(signal.SIGINT)
     _, err = sleeping.communicate(timeout=300)
     assert sleeping.returncode == 130
