@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 from urllib.parse import quote
 
+from browser.office import review
 from killick.web.app import ROUTES
 
 TABS: Final = ("workflow", "state", "trace", "window", "decisions", "failures", "effects", "log")
 QUERIES: Final[dict[str, tuple[str, ...]]] = {
     "/find": tuple(f"?what={what}" for what in ("calls", "decisions", "failures", "effects", "answers")),
     "/runs/{run}": tuple(f"?tab={tab}" for tab in TABS),
-    "/start": ("?agent=claims.review",),
+    "/start": (f"?agent={review.name}",),
 }
 """What else a page is looked at with."""
 
