@@ -6,8 +6,9 @@ The providers are in `openai_chat`, `anthropic_messages` and `openai_responses`.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 
 import msgspec
 
@@ -117,94 +118,109 @@ class Answered(NamedTuple):
     failed: bool
 
 
-class Splice(Protocol):
+class Splice(ABC):
     """Merges one or more upstream streams into one client stream.
 
     Calls of `held` names are held back until their owner is known, and so is the end of each round; calls of `own`
     names never reach the client.
     """
 
+    def __init__(self, held: Collection[str] = (), own: Collection[str] = ()) -> None:
+        self.error: Any = None
+        """The provider's error in the middle of the stream, if any."""
+        self._names = frozenset(held) | frozenset(own)
+        self._own = frozenset(own)
+        self._rounds = 0
+        self._out = 0
+        self._changed = False
+        self._sent_calls = False
+        self._usages: list[Any] = []
+        self._tail: list[bytes] = []
+
     def begin(self) -> None:
         """Starts a reply: the first, or a continuation."""
-        ...
+        self._rounds += 1
+        self._tail, self._sent_calls = [], False
 
+    @abstractmethod
     def take(self, frame: Frame) -> bytes:
         """Returns what goes to the client at once."""
-        ...
 
+    @abstractmethod
     def reply(self) -> dict[str, Any] | None:
         """Returns this round's complete reply, as without streaming; None if not understood."""
-        ...
 
     def release(self, own: Collection[str]) -> bytes:
         """Releases held-back calls that are the client's."""
-        ...
+        return b""
 
     @property
+    @abstractmethod
     def is_whole(self) -> bool:
         """Whether this round's reply is complete."""
-        ...
 
-    @property
-    def error(self) -> Any:
-        """The provider's error in the middle of the stream, if any."""
-        ...
-
-    def over(self) -> None:
-        """Ends a round that another follows."""
-        ...
+    def over(self) -> None:  # noqa: B027
+        """Ends a round that another follows; its usage is added up."""
 
     def finish(self) -> bytes:
         """Returns the end, once for all rounds."""
-        ...
+        return b"".join(self._tail) if self._rounds == 1 and not self._changed else self._merged_end()
+
+    def _merged_end(self) -> bytes:
+        """Returns the end of several rounds, or of one that was changed."""
+        return b""
 
 
-class Wire(Protocol):
+class Wire(ABC):
     """The format of one provider's calls."""
 
     shape: Shape
     step: str
     """The recorded step name."""
 
-    def asked(self, body: dict[str, Any]) -> ParsedBody: ...
+    @abstractmethod
+    def asked(self, body: dict[str, Any]) -> ParsedBody:
+        """Parses a request's body."""
 
     def body(self, asked: ParsedBody, messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
         """Returns a request's body with other messages and tools."""
-        ...
+        return {**asked.body, "messages": list(messages), "tools": list(tools)}
 
+    @abstractmethod
     def calls(self, reply: Mapping[str, Any]) -> list[Call]:
         """Returns a reply's tool calls."""
-        ...
 
+    @abstractmethod
     def ends_early(self, reply: Mapping[str, Any]) -> bool:
         """Returns whether a reply was truncated, so that its calls may be incomplete."""
-        ...
 
+    @abstractmethod
     def said(self, reply: Mapping[str, Any]) -> list[Any]:
         """Returns a reply as a message of a history."""
-        ...
 
+    @abstractmethod
     def answers(self, answered: Sequence[Answered]) -> list[Any]:
         """Returns results as messages of a history."""
-        ...
 
     def joined(self, held: Sequence[Any], following: Sequence[Any]) -> list[Any]:
         """Adds held-back results to the client's messages after its own calls."""
-        ...
+        return [*held, *following]
 
+    @abstractmethod
     def visible(self, replies: Sequence[dict[str, Any]], own: Collection[str]) -> dict[str, Any]:
         """Merges the replies of some rounds, without the calls of these ids."""
-        ...
 
-    def splice(self, held: Collection[str] = (), own: Collection[str] = ()) -> Splice: ...
+    @abstractmethod
+    def splice(self, held: Collection[str] = (), own: Collection[str] = ()) -> Splice:
+        """Returns what merges the streams of one reply."""
 
     def error(self, kind: str, message: str) -> dict[str, Any]:
         """Returns an error in the provider's form."""
-        ...
+        return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
+    @abstractmethod
     def broken(self, error: Mapping[str, Any]) -> bytes:
         """Returns an error inside a stream."""
-        ...
 
 
 # shared by all forms ----------------------------------------------------------------------------------
