@@ -323,7 +323,6 @@ class Scanner:
     def _compared(
         self, path: str, folder: Folder, listed: Mapping[str, os.stat_result], *, rules_changed: bool
     ) -> _Listing:  # fmt: skip
-        """Compares a folder's entries with the known ones."""
         found = _Listing()
         files, folders, to_read = found.files, found.folders, found.to_read
         hidden = self._hidden.get(path, ())
@@ -426,7 +425,6 @@ class Scanner:
     # files ------------------------------------------------------------------------------------
 
     def _read_files(self, writing: SnapshotWriter) -> None:
-        """Reads new and changed files."""
         for to_read, found in self._reader.read_all(writing):
             self._record(to_read.path, to_read.folder, found, to_read.changed)
 
@@ -457,7 +455,6 @@ class Scanner:
     # storing ----------------------------------------------------------------------------------
 
     def _store(self, top: Folder, writing: SnapshotWriter) -> None:
-        """Stores unstored folders, bottom-up."""
         waiting: list[tuple[Folder, bool]] = [(top, False)]
         while waiting:
             folder, is_ready = waiting.pop()
@@ -525,7 +522,6 @@ def _upwards(path: str) -> Iterable[str]:
 
 
 def _small(fd: int, name: bytes) -> bytes | None:
-    """Reads an ignore file, if present."""
     try:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
     except OSError:

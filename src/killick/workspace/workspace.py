@@ -211,7 +211,6 @@ class Workspace:
 
     @property
     def _cache_path(self) -> Path:
-        """The scan cache's file."""
         return self.vault.path / "seen" / sha256(os.fsencode(self.path)).hexdigest()[:32]
 
     def _captured(

@@ -24,7 +24,6 @@ from killick.lru import Lru
 from killick.model.cipher import Cipher
 from killick.permissions import make_folder
 from killick.workspace.tree import Id, id_of
-from killick.workspace.vault import repack
 from killick.workspace.vault import sweep as sweeping
 from killick.workspace.vault import verify as verifying
 from killick.workspace.vault.compression import decompressed
@@ -191,7 +190,7 @@ class Vault:
         until = math.inf if seconds is None else clock.monotonic() + seconds
         try:
             with self._one_sweeper(busy_seconds=0.0), explained(self._place):
-                return repack.settle(index, self._packs, lambda: clock.monotonic() >= until)
+                return sweeping.settle(index, self._packs, lambda: clock.monotonic() >= until)
         except StoreBusy:
             return 0
 
