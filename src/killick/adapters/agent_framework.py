@@ -145,12 +145,12 @@ class KillickHistory(StateOwner, HistoryProvider):  # type: ignore[misc,unused-i
         self._shelf = FrameworkState(store, space)
 
     @in_thread
-    def get_messages(self, session_id: str | None, **given: Any) -> list[Message]:
+    def get_messages(self, /, session_id: str | None, **given: Any) -> list[Message]:
         """Returns the messages so far."""
         return [Message.from_dict(each) for each in self._shelf.values(_session(session_id))]
 
     @in_thread
-    def save_messages(self, session_id: str | None, messages: Sequence[Message], **given: Any) -> None:
+    def save_messages(self, /, session_id: str | None, messages: Sequence[Message], **given: Any) -> None:
         """Adds messages atomically. A message with a known id and equal content is not added again."""
         session = _session(session_id)
         there = {kept.name for kept in self._shelf.entries(session)}

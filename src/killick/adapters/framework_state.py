@@ -272,7 +272,6 @@ class StateLog:
                 self._apply(row.seq, event_codec.decode(row.body))
 
     def _head(self) -> Head | None:
-        """Returns the log's head, or None."""
         head = self._client.runtime.store.head(self._run) if self._run else None
         if head is None:
             found = self._found()

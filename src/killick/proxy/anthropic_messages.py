@@ -5,21 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from killick.proxy.wire import (
-    Answered,
-    Call,
-    Frame,
-    ParsedBody,
-    Splice,
-    Wire,
-    framed,
-    is_list,
-    is_map,
-    listed,
-    maps,
-    summed,
-)  # fmt: skip
-from killick.window.messages import Shape, arguments_of
+from killick.proxy.frames import Frame, framed
+from killick.proxy.wire import Answered, ParsedBody, Splice, Wire, is_list, is_map, listed, maps, summed
+from killick.window.messages import Call, Shape, arguments_of
 
 _GROWS: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 """The field of a block that each delta extends."""
@@ -40,14 +28,12 @@ class Messages(Wire):
         return ParsedBody(body, messages, tools, body.get("system"), body.get("stream") is True, why, may_call)
 
     def calls(self, reply: Mapping[str, Any]) -> list[Call]:
-        found: list[Call] = []
-        for block in maps(reply.get("content")):
-            if block.get("type") == "tool_use":
-                given = block.get("input")
-                found.append(
-                    Call(str(block.get("id") or ""), str(block.get("name") or ""), given if is_map(given) else {})
-                )
-        return found
+        return [
+            Call(str(block.get("id") or ""), str(block.get("name") or ""), given if is_map(given) else {})
+            for block in maps(reply.get("content"))
+            if block.get("type") == "tool_use"
+            for given in (block.get("input"),)
+        ]
 
     def ends_early(self, reply: Mapping[str, Any]) -> bool:
         return reply.get("stop_reason") in ("max_tokens", "refusal", "model_context_window_exceeded")
@@ -169,7 +155,6 @@ class MessageSplice(Splice):
         return frame.raw if place == index else framed({**event, "index": place}, str(event["type"]))
 
     def _join(self, index: int, event: dict[str, Any]) -> None:
-        """Adds a delta to the whole."""
         if event["type"] == "content_block_start":
             block = event.get("content_block")
             self._blocks[index] = dict(block) if is_map(block) else {}

@@ -23,9 +23,11 @@ from killick.model.page_events import PageFaulted
 from killick.proxy.conversation import GONE, Conversation, Exchange
 from killick.proxy.conversation_match import Digests, print_of_messages, shown_of, tip_of
 from killick.proxy.credentials import without, without_secrets
+from killick.proxy.frames import Frames
 from killick.proxy.upstream import Headers, Upstream, answering, asking
-from killick.proxy.wire import Answered, Call, Frames, ParsedBody, Splice, Wire, is_map
+from killick.proxy.wire import Answered, ParsedBody, Splice, Wire, is_map
 from killick.window import Answer, Decision, Window
+from killick.window.messages import Call
 
 logger: Final = get_logger("killick.proxy")
 
@@ -226,7 +228,6 @@ class ProxyRequest:
         await self._caller.refuse(self._wire, *unreachable(error, self._upstream))
 
     async def _whole(self, step: str, sending: OutgoingRequest, response: httpx.Response) -> bool:
-        """Handles a reply without streaming."""
         body = await self._read(step, response)
         if body is None:
             return False
@@ -243,7 +244,6 @@ class ProxyRequest:
         return False
 
     async def _streamed(self, step: str, sending: OutgoingRequest, response: httpx.Response) -> bool:
-        """Relays a streamed reply."""
         caller = self._caller
         if self._splice is None:
             self._splice = self._wire.splice(sending.stubs, sending.own)

@@ -6,22 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from killick.engine.steps.model_reply import join_chunks
-from killick.proxy.wire import (
-    DONE,
-    Answered,
-    Call,
-    Frame,
-    ParsedBody,
-    Splice,
-    Wire,
-    framed,
-    is_map,
-    listed,
-    maps,
-    summed,
-    text_in,
-)  # fmt: skip
-from killick.window.messages import Shape, arguments_of
+from killick.proxy.frames import DONE, Frame, framed
+from killick.proxy.wire import Answered, ParsedBody, Splice, Wire, is_map, listed, maps, summed, text_in
+from killick.window.messages import Call, Shape, arguments_of
 
 _CHUNK: Final = "chat.completion.chunk"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from killick.proxy.wire import Answered, Call, Frame, ParsedBody, Splice, Wire, framed, is_list, is_map, maps
-from killick.window.messages import Shape, arguments_of
+from killick.proxy.frames import Frame, framed
+from killick.proxy.wire import Answered, ParsedBody, Splice, Wire, is_list, is_map, maps
+from killick.window.messages import Call, Shape, arguments_of
 
 
 class Responses(Wire):
