@@ -10,6 +10,7 @@ import pytest
 
 import killick
 from claims import call, move_in
+from killick.cli import context
 from killick.cli.commands import serve
 from killick.definitions.agents import AGENTS
 from killick.web import server
@@ -85,7 +86,7 @@ def test_it_opens_a_browser_where_that_is_asked_for(
 
 
 def test_without_the_extra_it_says_what_to_install(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "starlette" else object())
+    monkeypatch.setattr(context, "find_spec", lambda name: None if name == "starlette" else object())
     code, _, err = call(capsys, "serve")
     assert code == 2
     assert err == "killick: the dashboard needs its extra (starlette missing); pip install 'killick[web]'\n"

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from killick.proxy.anthropic_messages import Messages
+from killick.proxy.frames import Frames, framed
 from killick.proxy.openai_chat import Chat
-from killick.proxy.wire import Frames, framed
 from proxy.provider import Says, anthropic, chat
 
 ENDS = st.sampled_from(["\n", "\r\n", "\r"])

@@ -17,7 +17,7 @@ import pytest
 
 from killick import permissions
 from killick.errors import KillickError, StoreBroken, StoreBusy, StoreError, StoreFormat, StoreUnavailable
-from killick.workspace.vault import locks, pack_writer, repack
+from killick.workspace.vault import locks, pack_writer, sweep
 from killick.workspace.vault import packs as packs_module
 from killick.workspace.vault import snapshot_writer as writing
 from killick.workspace.vault.index import Index
@@ -308,7 +308,7 @@ def test_whichever_call_of_the_system_fails_nothing_is_lost_and_the_next_works(
         system = Failing(count, number)
         failed: BaseException | None = None
         with monkeypatch.context() as failing:
-            for module in (packs_module, pack_writer, repack, locks, permissions):
+            for module in (packs_module, pack_writer, sweep, locks, permissions):
                 failing.setattr(module, "os", system)
             failing.setattr(pack_writer, "_fdatasync", system.fdatasync)
             try:

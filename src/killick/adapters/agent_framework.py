@@ -7,7 +7,6 @@ session: tools by the id of the model's call, models by their request.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, Final
@@ -32,7 +31,7 @@ from agent_framework import _tools as framework_tools
 from agent_framework._workflows._checkpoint_encoding import decode_checkpoint_value, encode_checkpoint_value
 from agent_framework.exceptions import ToolException, UserInputRequiredException, WorkflowCheckpointException
 
-from killick.adapters.framework_state import FrameworkState, Place, StateEntry, StateOwner
+from killick.adapters.framework_state import FrameworkState, Place, StateEntry, StateOwner, in_thread
 from killick.adapters.tool_gate import Declared, Errors, ToolFailed, ToolOptions, asked, called, hosted, streamed
 from killick.errors import KillickError, Rejected, RunWaiting
 from killick.ids import RandomIds
@@ -54,48 +53,50 @@ class KillickCheckpointStorage(StateOwner):
         self._shelf = FrameworkState(store, space)
         self._allowed = frozenset(allowed_checkpoint_types)
 
-    async def save(self, checkpoint: WorkflowCheckpoint) -> str:
+    @in_thread
+    def save(self, checkpoint: WorkflowCheckpoint) -> str:
         """Saves a checkpoint atomically."""
         # Decoded once before it counts: a checkpoint that cannot be restored is worthless.
         written = encode_checkpoint_value(checkpoint.to_dict())
         self._read(written)
-        labels = {"timestamp": checkpoint.timestamp}
-        kept = StateEntry(name=checkpoint.checkpoint_id, value=written, labels=labels)
-        await asyncio.to_thread(self._shelf.put, checkpoint.workflow_name, kept)
+        kept = StateEntry(checkpoint.checkpoint_id, written, {"timestamp": checkpoint.timestamp})
+        self._shelf.put(checkpoint.workflow_name, kept)
         return checkpoint.checkpoint_id
 
-    async def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
+    @in_thread
+    def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
         """Loads a checkpoint by id, of any workflow."""
-        _, kept = await asyncio.to_thread(self._find, checkpoint_id)
+        _, kept = self._find(checkpoint_id)
         if kept is None:
             raise WorkflowCheckpointException(f"{checkpoint_id}: no such checkpoint; list those of the workflow")
         return self._read(kept.value)
 
-    async def list_checkpoints(self, *, workflow_name: str) -> list[WorkflowCheckpoint]:
+    @in_thread
+    def list_checkpoints(self, *, workflow_name: str) -> list[WorkflowCheckpoint]:
         """Returns all checkpoints of a workflow, in save order."""
-        return [self._read(each) for each in await asyncio.to_thread(self._shelf.values, workflow_name)]
+        return [self._read(each) for each in self._shelf.values(workflow_name)]
 
-    async def list_checkpoint_ids(self, *, workflow_name: str) -> list[str]:
+    @in_thread
+    def list_checkpoint_ids(self, *, workflow_name: str) -> list[str]:
         """Returns their ids alone, without reading state."""
-        return [kept.name for kept in await self._entries(workflow_name)]
+        return [kept.name for kept in self._shelf.entries(workflow_name)]
 
-    async def get_latest(self, *, workflow_name: str) -> WorkflowCheckpoint | None:
+    @in_thread
+    def get_latest(self, *, workflow_name: str) -> WorkflowCheckpoint | None:
         """Returns the newest by its own timestamp; of two equal ones, the one saved last."""
-        entries = await self._entries(workflow_name)
-        if not entries:
-            return None
-        newest = max(entries, key=lambda kept: (datetime.fromisoformat(kept.labels["timestamp"]), kept.seq))
-        return self._read(newest.value)
+        entries = self._shelf.entries(workflow_name)
+        by_time = max(
+            entries, key=lambda kept: (datetime.fromisoformat(kept.labels["timestamp"]), kept.seq), default=None
+        )
+        return None if by_time is None else self._read(by_time.value)
 
-    async def delete(self, checkpoint_id: str) -> bool:
+    @in_thread
+    def delete(self, checkpoint_id: str) -> bool:
         """Deletes a checkpoint; returns whether it existed."""
-        workflow, kept = await asyncio.to_thread(self._find, checkpoint_id)
+        workflow, kept = self._find(checkpoint_id)
         if kept is not None:
-            await asyncio.to_thread(self._shelf.drop, workflow, checkpoint_id)
+            self._shelf.drop(workflow, checkpoint_id)
         return kept is not None
-
-    async def _entries(self, workflow: str) -> Sequence[StateEntry]:
-        return await asyncio.to_thread(self._shelf.entries, workflow)
 
     def _find(self, checkpoint_id: str) -> tuple[str, StateEntry | None]:
         # The framework asks by checkpoint id alone, and there are few workflows: each is a name in the code.
@@ -114,19 +115,21 @@ class KillickSessions(StateOwner):
     def __init__(self, store: Place, *, space: str = f"{SPACE}-sessions") -> None:
         self._shelf = FrameworkState(store, space)
 
-    async def get(self, session_id: str) -> AgentSession | None:
+    @in_thread
+    def get(self, session_id: str) -> AgentSession | None:
         """Returns a copy of the stored session."""
-        kept = await asyncio.to_thread(self._shelf.get, _session(session_id), "session")
+        kept = self._shelf.get(_session(session_id), "session")
         return AgentSession.from_dict(kept.value) if kept is not None else None
 
-    async def set(self, session_id: str, session: AgentSession) -> None:
+    @in_thread
+    def set(self, session_id: str, session: AgentSession) -> None:
         """Stores the session, replacing the previous one."""
-        kept = StateEntry(name="session", value=session.to_dict())
-        await asyncio.to_thread(self._shelf.put, _session(session_id), kept)
+        self._shelf.put(_session(session_id), StateEntry("session", session.to_dict()))
 
-    async def delete(self, session_id: str) -> None:
+    @in_thread
+    def delete(self, session_id: str) -> None:
         """Removes the session with its history."""
-        await asyncio.to_thread(self._shelf.forget, _session(session_id))
+        self._shelf.forget(_session(session_id))
 
 
 class KillickHistory(StateOwner, HistoryProvider):  # type: ignore[misc,unused-ignore]
@@ -141,22 +144,18 @@ class KillickHistory(StateOwner, HistoryProvider):  # type: ignore[misc,unused-i
         super().__init__(source_id, **flags)
         self._shelf = FrameworkState(store, space)
 
-    async def get_messages(
-        self, session_id: str | None, *, state: dict[str, Any] | None = None, **kwargs: Any
-    ) -> list[Message]:
+    @in_thread
+    def get_messages(self, /, session_id: str | None, **given: Any) -> list[Message]:
         """Returns the messages so far."""
-        return [Message.from_dict(each) for each in await asyncio.to_thread(self._shelf.values, _session(session_id))]
+        return [Message.from_dict(each) for each in self._shelf.values(_session(session_id))]
 
-    async def save_messages(
-        self, session_id: str | None, messages: Sequence[Message], *, state: dict[str, Any] | None = None, **kwargs: Any
-    ) -> None:
+    @in_thread
+    def save_messages(self, /, session_id: str | None, messages: Sequence[Message], **given: Any) -> None:
         """Adds messages atomically. A message with a known id and equal content is not added again."""
-        await asyncio.to_thread(self._save, _session(session_id), [message.to_dict() for message in messages])
-
-    def _save(self, session: str, messages: Sequence[dict[str, Any]]) -> None:
+        session = _session(session_id)
         there = {kept.name for kept in self._shelf.entries(session)}
-        named = {self._name(message): message for message in messages}
-        fresh = [StateEntry(name=name, value=message) for name, message in named.items() if name not in there]
+        named = {self._name(written): written for written in (message.to_dict() for message in messages)}
+        fresh = [StateEntry(name, written) for name, written in named.items() if name not in there]
         if fresh:
             self._shelf.put(session, *fresh)
 
@@ -320,20 +319,19 @@ def _updates_read(reply: Any) -> Iterator[ChatResponseUpdate]:
 
 
 def _request(context: ChatContext) -> dict[str, Any]:
-    """Returns a model request for matching, without ids that the framework generates each time."""
+    """Returns a model request for matching, without ids that the framework generates each time. Tools are by name;
+    provider-hosted ones as written."""
     options = dict(context.options or {})
-    tools = [_tool(tool) for tool in options.pop("tools", None) or ()]
+    tools = [
+        tool if isinstance(tool, dict) else getattr(tool, "name", None) or type(tool).__name__
+        for tool in options.pop("tools", None) or ()
+    ]
+    messages = [
+        {"role": str(message.role), "contents": [_content(content.to_dict()) for content in message.contents]}
+        for message in context.messages
+    ]
     plain = {name: value for name, value in options.items() if isinstance(value, str | int | float | bool)}
-    return {"messages": [_message(message) for message in context.messages], "options": plain | {"tools": tools}}
-
-
-def _tool(tool: Any) -> Any:
-    """Returns our tools by name; provider-hosted ones as written."""
-    return tool if isinstance(tool, dict) else getattr(tool, "name", None) or type(tool).__name__
-
-
-def _message(message: Message) -> dict[str, Any]:
-    return {"role": str(message.role), "contents": [_content(content.to_dict()) for content in message.contents]}
+    return {"messages": messages, "options": plain | {"tools": tools}}
 
 
 def _content(written: Mapping[str, Any]) -> dict[str, Any]:

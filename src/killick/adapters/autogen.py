@@ -116,7 +116,7 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
     ) -> None:  # fmt: skip
         self._inner = tools if isinstance(tools, Workbench) else None
         given = () if isinstance(tools, Workbench) else tools
-        made = [each if isinstance(each, BaseTool) else _function(each) for each in given]
+        made = [each if isinstance(each, BaseTool) else FunctionTool(each, each.__doc__ or "") for each in given]
         self._tools: dict[str, BaseTool[Any, Any]] = {each.name: each for each in made}
         self._host = host
         self._declared = Declared(options)
@@ -209,10 +209,6 @@ class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
 
 
 _RESULT: Final = "autogen:result"
-
-
-def _function(fn: Callable[..., Any]) -> FunctionTool:
-    return FunctionTool(fn, description=fn.__doc__ or "")
 
 
 def _answer(name: str, text: str, *, is_error: bool = False) -> ToolResult:

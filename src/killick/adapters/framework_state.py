@@ -13,11 +13,10 @@ import os
 import re
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from copy import deepcopy
 from hashlib import sha256
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -28,6 +27,7 @@ from killick.client.client import open as open_client
 from killick.errors import EpochStale, HandleClosed, HeadMoved, RunExists, RunUnknown, ValueErased
 from killick.log.log import Log
 from killick.log.writer import Entry, RunLog
+from killick.lru import Lru
 from killick.model import event_codec, system_events
 from killick.model import events as e
 from killick.model.chunks import SharedReader
@@ -39,6 +39,9 @@ T = TypeVar("T")
 
 Place: TypeAlias = AnyClient | str | os.PathLike[str]
 """An open client, or a store's location."""
+
+Cache: TypeAlias = Lru[tuple[str, int], T]
+"""A cache by log and number, limited in bytes."""
 
 OPEN_MAX: Final = 256
 """The number of recently used logs whose entries are cached."""
@@ -66,47 +69,16 @@ def in_thread(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[
     return awaited
 
 
-class Items(Generic[T]):
-    """An LRU cache by log and number, limited in bytes. For any thread."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._known: OrderedDict[tuple[str, int], tuple[T, int]] = OrderedDict()
-        self._mutex = threading.Lock()
-
-    def get(self, place: tuple[str, int]) -> T | None:
-        """Returns a cached item."""
-        with self._mutex:
-            found = self._known.get(place)
-            if found is None:
-                return None
-            self._known.move_to_end(place)
-            return found[0]
-
-    def add(self, place: tuple[str, int], item: T, size: int) -> None:
-        """Adds an item, and evicts the least recently used."""
-        with self._mutex:
-            if place not in self._known:
-                self._known[place] = item, size
-                self._bytes += size
-            while self._bytes > self._bytes_max:
-                self._bytes -= self._known.popitem(last=False)[1][1]
-
-
 class StateEntry:
     """A named entry. `seq` and `at_us` are its position and time; its value is read anew on each access, so that the
     caller may mutate it."""
 
     __slots__ = ("_log", "_run", "_value", "at_us", "labels", "name", "seq")
 
-    def __init__(
-        self, name: str, value: Any = None, labels: Mapping[str, str] | None = None, seq: int = 0, at_us: int = 0
-    ) -> None:
+    def __init__(self, name: str, value: Any = None, labels: Mapping[str, str] | None = None) -> None:
         self.name = name
         self.labels: dict[str, str] = dict(labels or {})
-        self.seq = seq
-        self.at_us = at_us
+        self.seq = self.at_us = 0
         self._value = value
         self._log: Log | None = None
         self._run = ""
@@ -114,9 +86,8 @@ class StateEntry:
     @classmethod
     def on_record(cls, log: Log, run: str, seq: int, event: system_events.EntryKept) -> StateEntry:
         """Returns an entry from a log's event."""
-        kept = cls.__new__(cls)
-        kept.name, kept.labels, kept.seq, kept.at_us = event.name, dict(event.labels), seq, event.at
-        kept._value, kept._log, kept._run = None, log, run
+        kept = cls(event.name, labels=event.labels)
+        kept.seq, kept.at_us, kept._log, kept._run = seq, event.at, log, run
         return kept
 
     @property
@@ -141,8 +112,8 @@ class FrameworkState:
         self.client = client_of(store)
         self.space = space
         self._is_owner = not isinstance(store, AnyClient)
-        self._logs: OrderedDict[str, StateLog] = OrderedDict()
-        self._copies: Items[bytes] = Items(CACHE_BYTES_MAX)
+        self._logs: Lru[str, StateLog] = Lru(OPEN_MAX)
+        self._copies: Cache[bytes] = Lru(CACHE_BYTES_MAX)
         self._mutex = threading.Lock()
 
     @classmethod
@@ -239,10 +210,8 @@ class FrameworkState:
         with self._mutex:
             log = self._logs.get(id)
             if log is None:
-                log = self._logs[id] = self.opened(id)
-            self._logs.move_to_end(id)
-            while len(self._logs) > OPEN_MAX:
-                self._logs.popitem(last=False)
+                log = self.opened(id)
+                self._logs.put(id, log)
             return log
 
 
@@ -303,7 +272,6 @@ class StateLog:
                 self._apply(row.seq, event_codec.decode(row.body))
 
     def _head(self) -> Head | None:
-        """Returns the log's head, or None."""
         head = self._client.runtime.store.head(self._run) if self._run else None
         if head is None:
             found = self._found()
@@ -330,7 +298,7 @@ class StateLog:
         """
         return self._read(self._raws(seqs))
 
-    def copies(self, seqs: Sequence[int], cache: Items[bytes]) -> list[Any]:
+    def copies(self, seqs: Sequence[int], cache: Cache[bytes]) -> list[Any]:
         """Returns the values at some events, for the caller to mutate. Plain JSON is cached as such."""
         known = {seq: cache.get((self._run, seq)) for seq in seqs}
         raws, odd = self._raws({seq for seq, raw in known.items() if raw is None}), dict[int, Any]()
@@ -340,7 +308,7 @@ class StateLog:
             if (plain := known[seq]) is None:
                 odd[seq] = deepcopy(shared[seq])
             else:
-                cache.add((self._run, seq), plain, len(plain))
+                cache.put((self._run, seq), plain, len(plain))
         return [odd[seq] if raw is None else _DECODE(raw)["value"] for seq, raw in known.items()]
 
     def _raws(self, seqs: Collection[int]) -> dict[int, bytes]:

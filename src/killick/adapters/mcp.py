@@ -279,7 +279,7 @@ class _Connection:
     async def _kept(self) -> None:
         try:
             where = self._where
-            there = where if isinstance(where, MCPServer) else _watched(_transport(where), self._ended)
+            there = where if isinstance(where, MCPServer) else self._watched(_transport(where))
             async with Client(there, **self._options) as client:
                 # The client validates results against the listing. It would list after a call; so list now.
                 await _listed(client)
@@ -294,31 +294,28 @@ class _Connection:
         finally:
             self.is_up = False
 
-    def _ended(self) -> None:
-        self.is_up = False
+    @asynccontextmanager
+    async def _watched(self, transport: Transport) -> AsyncIterator[tuple[Any, Any]]:
+        async with transport as (read, write):
+            yield _WatchedStream(read, self), write
 
 
 class _WatchedStream:
     """A server's output, and whether it stopped: a server that died between two calls gets no request."""
 
-    def __init__(self, stream: Any, ended: Callable[[], None]) -> None:
+    def __init__(self, stream: Any, of: _Connection) -> None:
         self._stream = stream
-        self._ended = ended
+        self._of = of
 
-    @property
-    def last_context(self) -> Context | None:
-        found: Context | None = getattr(self._stream, "last_context", None)
-        return found
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
     async def receive(self) -> Any:
         try:
             return await self._stream.receive()
         except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
-            self._ended()
+            self._of.is_up = False
             raise
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
 
     def __aiter__(self) -> _WatchedStream:
         return self
@@ -333,7 +330,7 @@ class _WatchedStream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
+        await self._stream.aclose()
 
 
 def _transport(where: str | Sequence[str] | StdioServerParameters | Callable[[], Transport]) -> Transport:
@@ -345,12 +342,6 @@ def _transport(where: str | Sequence[str] | StdioServerParameters | Callable[[],
         return where()
     command, *args = where
     return stdio_client(StdioServerParameters(command=command, args=args))
-
-
-@asynccontextmanager
-async def _watched(transport: Transport, ended: Callable[[], None]) -> AsyncIterator[tuple[Any, Any]]:
-    async with transport as (read, write):
-        yield _WatchedStream(read, ended), write
 
 
 async def _listed(client: Client, *, fresh: bool = False) -> list[Offered]:

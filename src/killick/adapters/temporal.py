@@ -286,7 +286,6 @@ class Temporal:
 
     @activity.defn(name=CANCEL)
     async def _cancel(self, run: str) -> None:
-        """Cancels a run because its workflow was cancelled."""
         with contextlib.suppress(AnswerRefused):  # it is over
             await self._client.cancel(run, because="its workflow was cancelled")
 

@@ -170,41 +170,45 @@ async def called(
         raise ToolFailed(str(failed.failure)) from failed
 
 
+class CallTracker:
+    """A function under a step's name, and whether it was called: a recorded result comes without a call."""
+
+    def __init__(self, name: str, fn: Callable[..., Any]) -> None:
+        self.was_called = False
+
+        async def awaited(**given: Any) -> Any:
+            self.was_called = True
+            return await fn(**given)
+
+        def blocking(**given: Any) -> Any:
+            self.was_called = True
+            return fn(**given)
+
+        self.fn: Callable[..., Any] = awaited if iscoroutinefunction(fn) else blocking
+        self.fn.__qualname__ = self.fn.__name__ = name
+
+
 async def asked(host: Host, who: str, fn: Callable[..., Awaitable[Any]], /, **request: Any) -> Any:
     """Calls a model, or returns its recorded reply. A recorded failure is not final: the nth call is another step.
 
     who   the step's name, such as the client's own
     """
     while True:
-        was_asked = False
-
-        async def asking(**given: Any) -> Any:
-            nonlocal was_asked
-            was_asked = True
-            return await fn(**given)
-
-        asking.__qualname__ = who
+        tracked = CallTracker(who, fn)
         try:
-            return await host.model(asking, **request)
+            return await host.model(tracked.fn, **request)
         except StepFailed as failed:
-            _raise_if_new(failed, was_asked)
+            _raise_if_new(failed, tracked)
 
 
 def asked_sync(host: Host, who: str, fn: Callable[..., Any], /, **request: Any) -> Any:
     """The same, for blocking code."""
     while True:
-        was_asked = False
-
-        def asking(**given: Any) -> Any:
-            nonlocal was_asked
-            was_asked = True
-            return fn(**given)
-
-        asking.__qualname__ = who
+        tracked = CallTracker(who, fn)
         try:
-            return host.model_sync(asking, **request)
+            return host.model_sync(tracked.fn, **request)
         except StepFailed as failed:
-            _raise_if_new(failed, was_asked)
+            _raise_if_new(failed, tracked)
 
 
 class _StreamInterrupted(Exception):
@@ -249,10 +253,10 @@ async def streamed(
         yield again
 
 
-def _raise_if_new(failed: StepFailed, was_asked: bool) -> None:
+def _raise_if_new(failed: StepFailed, tracked: CallTracker) -> None:
     if in_agent() or type(failed) is not StepFailed:
         # Re-executed agent code must see the same error; a rejection by rules or people stays one.
         raise failed
-    if was_asked:
+    if tracked.was_called:
         # Frameworks handle the errors of their models' clients themselves.
         raise failed.__cause__ or failed

@@ -19,14 +19,13 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from killick.archive.export import Export, Loaded
+from killick.archive.export import Export, Loaded, header_of
 from killick.archive.export import Header as RunHeader
 from killick.errors import ArchiveRefused, ExportBroken, RunUnknown
 from killick.log.progress import Progress, silent
 from killick.model import events as e
 from killick.model import hashing
 from killick.permissions import create_private
-from killick.store.memory import MemoryStore
 from killick.store.records import ENDED
 
 FORMAT: Final = "killick.archive"
@@ -100,9 +99,7 @@ def load(path: Place, run: str) -> Loaded:
     """One run of an archive, as a store with only this run. Raises RunUnknown if it is not in the file."""
     for found in read(path):
         if found.header.run == run:
-            store = found.store(MemoryStore)
-            found.verify(store)
-            return Loaded(store, run)
+            return found.loaded()
     raise RunUnknown(run)
 
 
@@ -110,7 +107,7 @@ def verify(path: Place, *, progress: Progress = silent) -> Held:
     """Verifies every run of an archive, and the file's completeness. Raises ExportBroken with the reason."""
     runs = events = 0
     for found in read(path):
-        found.verify(found.store(MemoryStore))
+        found.loaded()
         runs, events = runs + 1, events + found.header.events
         progress("proving", runs, 0)
     return Held(runs, events)
@@ -148,12 +145,7 @@ def _bounded(place: str, file: BufferedReader) -> Iterator[bytes]:
 
 
 def _check_header(place: str, line: bytes) -> None:
-    try:
-        header: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        header = {}
-    if header.get("is") != FORMAT:
-        raise ExportBroken(place, "is not an archive of runs")
+    header = header_of(place, line, FORMAT, "an archive of runs")
     if header.get("version") != VERSION or header.get("format") != hashing.FORMAT:
         raise ExportBroken(place, f"version {header.get('version')}, this build of Killick reads {VERSION}")
 
@@ -209,23 +201,18 @@ class Writer:
             raise ArchiveRefused(str(self.path), f"cannot be written ({error.strerror}); name another file") from None
         made_at = self._header.at // 1_000_000
         self._packed = gzip.GzipFile("", "wb", _COMPRESSION, self._raw, mtime=made_at)
-        self._opened.callback(self._abandon)
+        self._opened.enter_context(contextlib.suppress(OSError))  # a full disk may refuse the end of an abandoned file
+        self._opened.callback(self._packed.close)
         self._write(msgspec.json.encode(self._header) + b"\n")
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._opened.close()
 
-    def _abandon(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk may refuse the end of an abandoned file
-            self._packed.close()
-
     def add(self, section: bytes) -> None:
         """Writes an exported run. Raises ExportBroken, and writes nothing, if its end cannot be verified."""
         found = Export(str(self.path), section)
-        store = found.store(MemoryStore)
-        found.verify(store)
-        row = store.index(found.header.run)
+        row = found.loaded().store.index(found.header.run)
         if row is None or row.status not in ENDED:
             raise ExportBroken(str(self.path), "its log does not end; `killick store verify` corrects the index")
         self._write(section)

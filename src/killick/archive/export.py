@@ -11,6 +11,7 @@ import hmac
 import os
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -253,8 +254,9 @@ def _value_line(piece: Blob) -> ValueLine:
 
 def _used(pieces: dict[bytes, Blob], written: list[bytes]) -> list[bytes]:
     """The chunks of data in a file: all of them, if the data hides which."""
-    hides = any(map(is_encrypted, written))
-    return list(pieces) if hides else _gather(_among(pieces), written, {})
+    if any(map(is_encrypted, written)):
+        return list(pieces)
+    return _gather(lambda hashes: {each: pieces[each] for each in hashes if each in pieces}, written, {})
 
 
 def _gather(fetch: Fetch, written: Iterable[bytes], found: dict[bytes, Blob]) -> list[bytes]:
@@ -284,10 +286,17 @@ class Loaded(NamedTuple):
 
 def load(source: str | os.PathLike[str] | bytes) -> Loaded:
     """Loads a file, or its bytes, as a store with only this run. Raises ExportBroken if its log does not verify."""
-    found = read(source)
-    store = found.store(MemoryStore)
-    found.verify(store)
-    return Loaded(store, found.header.run)
+    return read(source).loaded()
+
+
+def header_of(place: str, line: bytes, kind: str, name: str) -> dict[str, Any]:
+    """The header of a file of this kind, not validated yet. Raises ExportBroken if it is no such file."""
+    header: dict[str, Any] = {}
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        header = msgspec.json.decode(line, type=dict[str, Any])
+    if header.get("is") != kind:
+        raise ExportBroken(place, f"is not {name}")
+    return header
 
 
 def read(source: str | os.PathLike[str] | bytes) -> Export:
@@ -317,12 +326,7 @@ class Export:
         self._check_counts()
 
     def _header(self, line: bytes) -> Header:
-        try:
-            header: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            header = {}
-        if header.get("is") != FORMAT:
-            raise ExportBroken(self.place, "is not an export of a run")
+        header = header_of(self.place, line, FORMAT, "an export of a run")
         version = header.get("version")
         if not isinstance(version, int) or not 1 <= version <= VERSION or header.get("format") != hashing.FORMAT:
             raise ExportBroken(self.place, f"version {version}, this build of Killick reads up to {VERSION}")
@@ -340,7 +344,9 @@ class Export:
                     row = Row(found.seq, bytes(found.body), data, e.from_text(found.hash))
                     self.rows.setdefault(found.run, []).append(row)
                 case MessageLine():
-                    self.messages.setdefault(found.run, []).append(_delivery(found))
+                    about: dict[str, Any] = {"run": found.run, "id": found.id, "name": found.name, "by": found.by}
+                    delivery = Delivery(**about, body=bytes(found.body), at_us=found.at)
+                    self.messages.setdefault(found.run, []).append(delivery)
                 case ValueLine():
                     piece = _piece(found)
                     self.pieces[piece.hash] = piece
@@ -379,12 +385,18 @@ class Export:
             if not (problem.healed or erased or problem.where == "aside"):
                 raise ExportBroken(self.place, f"its log does not verify: {problem}")
 
+    def loaded(self) -> Loaded:
+        """Its main run in a store of its own, verified."""
+        store = self.store(MemoryStore)
+        self.verify(store)
+        return Loaded(store, self.header.run)
+
     def decrypt(self, store: Store) -> Export:
         """Verifies the file, and decrypts its values by the keys of the store that it comes from. A store without keys
         changes nothing."""
         if (keys := keys_of(store)) is None:
             return self
-        self.verify(self.store(MemoryStore))
+        self.loaded()
         first = event_codec.decode(self.rows[self.header.lineage[0].run][0].body)
         if isinstance(first, e.RunStarted) and first.key is not None:
             self.secret_key = keys.cipher(first.key).digest_key
@@ -476,14 +488,6 @@ class _Known(RandomIds):
 
     def key(self) -> bytes:
         return self._secret_key or super().key()
-
-
-def _among(pieces: dict[bytes, Blob]) -> Fetch:
-    return lambda hashes: {digest: pieces[digest] for digest in hashes if digest in pieces}
-
-
-def _delivery(line: MessageLine) -> Delivery:
-    return Delivery(run=line.run, id=line.id, name=line.name, body=bytes(line.body), by=line.by, at_us=line.at)
 
 
 def _piece(line: ValueLine) -> Blob:

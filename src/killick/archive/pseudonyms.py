@@ -52,9 +52,10 @@ class Pseudonyms:
     def _made(self, value: Any) -> Any:
         if isinstance(value, str) and _WHOLE.fullmatch(value):
             return str(self.of(int(value)))  # a number that became a text stays that number
-        make, found = _maker(value), value
+        make, found = next(make for kind, make in _MAKERS if isinstance(value, kind)), value
+        written = value.hash if isinstance(value, Erased) else canonical(value)
         for attempt in range(_TRIES):
-            found = make(value, partial(self._noise, b"%d" % attempt, _bytes_of(value)))
+            found = make(value, partial(self._noise, b"%d" % attempt, written))
             name = _name(found)
             if name not in self._taken and found != value:
                 self._taken.add(name)
@@ -71,14 +72,6 @@ _Noise = Callable[[int], bytes]
 def _name(value: Any) -> tuple[type, Any]:
     kind: type = value.__class__
     return kind, bytes(value) if isinstance(value, bytearray) else value
-
-
-def _bytes_of(value: Any) -> bytes:
-    return value.hash if isinstance(value, Erased) else canonical(value)
-
-
-def _maker(value: Any) -> Callable[[Any, _Noise], Any]:
-    return next(make for kind, make in _MAKERS if isinstance(value, kind))
 
 
 def _text(text: str, noise: _Noise) -> str:

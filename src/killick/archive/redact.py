@@ -292,7 +292,7 @@ class _Redactor:
             raw = packed.raw
             found |= {piece.hash: piece for piece in packed.blobs}
         elif event.data is not None:
-            event = msgspec.structs.replace(event, data=e.to_text(self._standins.hash(e.from_text(event.data))))
+            event = msgspec.structs.replace(event, data=self._digest(event.data))
         return Written(seq, self._event(seq, event, data, safe), raw)
 
     def message(self, message: Message, body: Any, found: dict[bytes, Blob]) -> Message:
@@ -312,7 +312,6 @@ class _Redactor:
                 pass
 
     def _field(self, event: Any, name: str, value: Any) -> Any:
-        """One value of an event."""
         path = (name,)
         sort = self._sorts.get(getattr(event, "step", None) or "")
         if name in _KEPT or (isinstance(event, e.FactDrawn) and not self._fields):
@@ -355,17 +354,16 @@ class _Redactor:
             changes["key"] = self._key(event.step, key)  # the digest in it is known by now
         if isinstance(event, e.StepEdited) and not self._fields:
             for name in ("digest", "identity"):
-                known = getattr(event, name)
-                changes[name] = None if known is None else e.to_text(self._standins.hash(e.from_text(known)))
+                changes[name] = None if (known := getattr(event, name)) is None else self._digest(known)
         elif isinstance(event, e.WaitOpened | e.StepDrifted) and event.digest and pack(old).raw != pack(new).raw:
-            changes["digest"] = e.to_text(self._standins.hash(e.from_text(event.digest)))
+            changes["digest"] = self._digest(event.digest)
         for name in fields & {"claims", "released"}:
             changes[name] = tuple(self._claim(str(getattr(event, "step", "")), claim) for claim in getattr(event, name))
         if isinstance(event, e.RunRepaired):
             doubts = (msgspec.structs.replace(each, key=self._key(each.step, each.key)) for each in event.doubts)
             changes["doubts"] = tuple(doubts)
         if isinstance(event, e.ValueErasedOnPurpose):
-            changes["pieces"] = tuple(e.to_text(self._standins.hash(e.from_text(each))) for each in event.pieces)
+            changes["pieces"] = tuple(map(self._digest, event.pieces))
         if isinstance(event, page_events.PageEvicted):
             changes["marks"] = ()  # they are hashes of page contents
         if isinstance(event, e.WorkspaceEvent | e.RunForked | e.RunRewound):
@@ -383,7 +381,7 @@ class _Redactor:
             changes["exclude"] = tuple(str(self._leaf(each, ("exclude",))) for each in event.exclude)
         for name in ("root", "before", "files"):
             if isinstance(root := getattr(event, name, None), str) and not self._fields:
-                changes[name] = e.to_text(self._standins.hash(e.from_text(root)))
+                changes[name] = self._digest(root)
         return changes
 
     def _label(self, name: str, label: str) -> str:
@@ -424,7 +422,11 @@ class _Redactor:
         for chosen in islice(choices, _GIVEN_MAX):
             if e.to_text(digest({name: before[name] for name in chosen}, secret_key=self._secret_key)) == recorded:
                 return e.to_text(digest({name: after[name] for name in chosen}))
-        return e.to_text(self._standins.hash(e.from_text(recorded)))
+        return self._digest(recorded)
+
+    def _digest(self, digest: e.Digest) -> e.Digest:
+        """The pseudonym of a digest."""
+        return e.to_text(self._standins.hash(e.from_text(digest)))
 
     def _key(self, step: e.StepId | None, key: str) -> str:
         """A key with the digest of the redacted arguments."""
@@ -434,13 +436,9 @@ class _Redactor:
             return self._keys.setdefault(key, self._key(None, key.removesuffix(":undo")) + ":undo")
         form, _, digits = key.rpartition(":")
         was, now = self._digests.get(step or "", (None, None))
-        if was is None or e.from_text(was).hex()[:8] != digits:
-            now = None
-        if now is not None:
-            digits = e.from_text(now).hex()[:8]
-        else:
-            digits = self._standins.hash(key.encode()).hex()[:8]
-        return self._keys.setdefault(key, f"{form}:{digits}")
+        is_of_step = was is not None and now is not None and e.from_text(was).hex()[:8] == digits
+        found = e.from_text(now) if is_of_step and now is not None else self._standins.hash(key.encode())
+        return self._keys.setdefault(key, f"{form}:{found.hex()[:8]}")
 
     def _claim(self, step: e.StepId, claim: str) -> str:
         """A claim, by its redacted value if that is an argument of the step."""
@@ -448,7 +446,7 @@ class _Redactor:
         arguments = self._arguments.get(step, {})
         if space in arguments:
             return f"{space}:{e.to_text(sha256(canonical(arguments[space])).digest())}"
-        return f"{space}:{e.to_text(self._standins.hash(e.from_text(was)))}"
+        return f"{space}:{self._digest(was)}"
 
 
 def _is_under(path: _Path, field: _Path) -> bool:
@@ -488,12 +486,7 @@ def _parsed(text: str) -> Any:
 
 def _leaves(nodes: Iterable[Any]) -> Iterator[tuple[_Path, Any]]:
     """Every value that is not a container, by its path."""
-    for node in nodes:
-        yield from _leaves_of(node)
-
-
-def _leaves_of(node: Any) -> Iterator[tuple[_Path, Any]]:
-    stack: list[tuple[_Path, Any]] = [((), node)]
+    stack: list[tuple[_Path, Any]] = [((), node) for node in reversed(list(nodes))]
     while stack:
         path, node = stack.pop()
         if isinstance(node, str) and node[:1] in ("{", "[") and (inner := _parsed(node)) is not None:

@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import urlsplit
@@ -20,10 +21,10 @@ import msgspec
 from click.shell_completion import CompletionItem
 
 from killick.cli import apps
-from killick.cli.exit_codes import CommandFailed, nearest
+from killick.cli.exit_codes import CommandFailed, Exit, nearest
 from killick.clock import SystemClock
 from killick.encryption.store import decrypting
-from killick.errors import AgentUnknown, DurationRefused, RunUnknown, StoreBroken
+from killick.errors import AgentUnknown, RunUnknown, StoreBroken
 from killick.ids import RandomIds
 from killick.log.log import Log
 from killick.model.retry import seconds
@@ -169,7 +170,6 @@ class Shell:
 
     @property
     def _file(self) -> Path | None:
-        """The file of the store, if it is one."""
         path = self.url.removeprefix("sqlite:///")
         return None if "://" in path or path.startswith("memory:") else Path(path)
 
@@ -302,10 +302,10 @@ class Shell:
         """Where an agent is declared in files here, as `app.py:agent`."""
         return [each for each in apps.declared_here() if each.endswith(f":{agent}")]
 
-    def load_app(self) -> None:
-        """Import the app, if one is named, so that its agents are known."""
-        if self.app is not None:
-            apps.load_module(self.app)
+    def load_app(self, target: str | None = None) -> None:
+        """Import the app, the target or else the configured one, so that its agents are known."""
+        if (module := target or self.app) is not None:
+            apps.load_module(module)
 
     def run(self, run: str) -> str:
         """A run's id that exists, or one line with the nearest one."""
@@ -322,13 +322,19 @@ class Shell:
         hint = nearest(run, (row.run for row in self.runs(1_000)), "`killick ps` lists them")
         raise CommandFailed(f"{run}: no such run in {self.url}; {hint}") from RunUnknown(run)
 
-    def confirm(self, question: str, *, yes: bool) -> bool:
-        """Whether to proceed: by --yes, or by asking at a terminal."""
-        if yes:
-            return True
-        if not sys.stdin.isatty():
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Ask at the terminal whether to proceed, unless --yes says so. Ends the command if not."""
+        if not (yes or sys.stdin.isatty()):
             raise CommandFailed(f"{question} There is no terminal to confirm at; add --yes, or --dry-run to only look")
-        return click.confirm(visible(question), default=False, err=True)
+        if not (yes or click.confirm(visible(question), default=False, err=True)):
+            raise CommandFailed("nothing done", Exit.BAD)
+
+    def refuse_without(self, what: str, extra: str, *packages: str) -> None:
+        """End the command if a package of an extra is not installed."""
+        if missing := [name for name in packages if find_spec(name) is None]:
+            raise CommandFailed(
+                f"{what} needs its extra ({', '.join(missing)} missing); pip install 'killick[{extra}]'"
+            )
 
 
 # how people write values --------------------------------------------------------------------------
@@ -460,10 +466,7 @@ def who_options(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def span(context: click.Context, parameter: click.Parameter, text: str) -> float:
     """The seconds of an option that takes a duration."""
-    try:
-        return seconds(text)
-    except DurationRefused as error:
-        raise CommandFailed(str(error)) from None
+    return seconds(text)
 
 
 grace_option: Final = click.option("--grace", metavar="SPAN", default="30s", show_default=True, callback=span,

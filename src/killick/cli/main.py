@@ -276,12 +276,9 @@ def _usage(wrong: click.ClickException) -> str:
     if isinstance(wrong, click.MissingParameter) and wrong.param is not None:
         return f"{where.removeprefix('killick ')}: needs {wrong.param.make_metavar(context)}; {see}"
     if isinstance(wrong, click.BadParameter) and wrong.param is not None:
-        return f"{_name_of(wrong.param)}: {_said(wrong.message)}; {see}"
+        name = wrong.param.opts[0] if isinstance(wrong.param, click.Option) else wrong.param.human_readable_name.upper()
+        return f"{name}: {_said(wrong.message)}; {see}"
     return f"{_said(wrong.format_message())}; {see}"
-
-
-def _name_of(parameter: click.Parameter) -> str:
-    return parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name.upper()
 
 
 def _said(message: str) -> str:

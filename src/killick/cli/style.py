@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -70,6 +70,12 @@ def moment_of(text: str, now_us: int) -> int:
         raise DurationRefused(text, expected="how long ago (90s, 2h, 3d), a day (2026-11-14) or a moment") from None
     local = found if found.tzinfo else found.astimezone()
     return (local - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+def labelled(label: str, lines: Iterable[Text], width: int) -> Iterator[Text]:
+    """Lines under one label, which is before the first of them; each is wrapped next to it."""
+    for number, line in enumerate(lines):
+        yield from wrapped(Text(label if number == 0 else " " * len(label), style="dim"), line, width)
 
 
 def table(columns: Sequence[str]) -> Table:

@@ -5,7 +5,7 @@ Read-only. Steps with the same events are never read; others are matched by numb
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -284,9 +284,6 @@ class Path(StepKeys):
         self.steps = [entry for entry in self.timeline.entries if isinstance(entry, Step)]
         super().__init__(log, run, self.timeline.state.fold)
 
-    def numbered(self) -> Mapping[str, Step]:
-        return {step.number: step for step in self.timeline.steps()}
-
 
 def place_of(log: Log, run: str, seq: int, side: Literal["before", "after"] = "after") -> str:
     """Names an event as a position; `side` decides where one step ends as the next begins."""
@@ -301,7 +298,6 @@ def place_of(log: Log, run: str, seq: int, side: Literal["before", "after"] = "a
 
 
 def _shared(log: Log, one: Path, two: Path) -> Shared:
-    """Returns the common leading steps."""
     last, count = None, 0
     for mine, other in zip(one.steps, two.steps, strict=False):
         if mine.number != other.number or one.key(mine.number) != two.key(other.number):
@@ -317,7 +313,7 @@ def _shared(log: Log, one: Path, two: Path) -> Shared:
 
 def _pairs(one: Path, two: Path) -> Iterator[Pair]:
     """Returns every step of either run by number, without the shared ones; out-of-band compensations come last."""
-    ones, twos = one.numbered(), two.numbered()
+    ones, twos = ({step.number: step for step in each.timeline.steps()} for each in (one, two))
     for number in sorted({**ones, **twos}, key=_in_order):
         mine, other = ones.get(number), twos.get(number)
         if mine is not None and other is not None and one.key(number) == two.key(number):

@@ -290,8 +290,8 @@ def _values(was: Any, now: Any, place: _Place) -> Iterator[Change]:
                 yield from _values(was[name], now[name], place.under(name))
             else:
                 yield place.under(name).change("add", after=now[name])
-    elif _is_list(was) and _is_list(now):
-        yield from _elements(was, now, place)
+    elif isinstance(was, list) and isinstance(now, list):
+        yield from _elements(was, now, place)  # pyright: ignore[reportUnknownArgumentType]
     elif _canonical(was) != _canonical(now):
         yield place.change("replace", was, now)
 
@@ -309,11 +309,16 @@ def _elements(was: list[Any], now: list[Any], place: _Place) -> Iterator[Change]
             yield place.at(index, index).change("add", after=now[index])
 
 
-def _aligned(was: Sequence[Any], now: Sequence[Any]) -> Iterator[tuple[bool, range, range]]:
-    """Returns equal and unequal ranges of two sequences, from left to right."""
+def _shared_ends(was: Sequence[Any], now: Sequence[Any]) -> tuple[int, int]:
+    """Returns how many elements two sequences share at the start, and then at the end."""
     least = min(len(was), len(now))
     head = next((place for place in range(least) if was[place] != now[place]), least)
-    tail = next((place for place in range(least - head) if was[-1 - place] != now[-1 - place]), least - head)
+    return head, next((place for place in range(least - head) if was[-1 - place] != now[-1 - place]), least - head)
+
+
+def _aligned(was: Sequence[Any], now: Sequence[Any]) -> Iterator[tuple[bool, range, range]]:
+    """Returns equal and unequal ranges of two sequences, from left to right."""
+    head, tail = _shared_ends(was, now)
     yield True, range(head), range(head)
     inner, other = was[head : len(was) - tail], now[head : len(now) - tail]
     if inner and other and len(inner) * len(other) <= ALIGNED_MAX:
@@ -326,10 +331,6 @@ def _aligned(was: Sequence[Any], now: Sequence[Any]) -> Iterator[tuple[bool, ran
 
 def _is_object(value: Any) -> TypeGuard[dict[str, Any]]:
     return isinstance(value, dict)
-
-
-def _is_list(value: Any) -> TypeGuard[list[Any]]:
-    return isinstance(value, list)
 
 
 def _tag(value: dict[str, Any]) -> str | None:
@@ -438,10 +439,8 @@ def _around(was: Any, now: Any, room: int) -> tuple[Any, Any]:
     """Cuts two long texts around their difference; returns other values unchanged."""
     if not (isinstance(was, str) and isinstance(now, str)) or len(was) + len(now) <= room:
         return was, now
-    least = min(len(was), len(now))
-    head = next((at for at in range(least) if was[at] != now[at]), least)
-    tail = next((at for at in range(least - head) if was[-1 - at] != now[-1 - at]), least - head)
-    around = max((room // 2 - least + head + tail) // 2 - 5, 2)
+    head, tail = _shared_ends(was, now)
+    around = max((room // 2 - min(len(was), len(now)) + head + tail) // 2 - 5, 2)
     front, back = max(head - around, 0), max(tail - around, 0)
     one, two = (_Cut(text[front : len(text) - back], front > 0, back > 0) for text in (was, now))
     return one, two

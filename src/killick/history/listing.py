@@ -6,8 +6,7 @@ Reads only the displayed runs, and each again only when it changed.
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
@@ -19,6 +18,7 @@ from msgspec.structs import replace
 from killick.errors import KillickError, ValueErased
 from killick.history.phrasing import arguments, crash_summary, cut, entries_of, inline, short
 from killick.log.log import Log
+from killick.lru import Lru
 from killick.model import events as e
 from killick.model.crash_loop import Crashes
 from killick.model.facts import LIVE, Wait
@@ -108,8 +108,7 @@ class Listing:
         self._log = log
         self._whole = whole
         self._through = through
-        self._kept: OrderedDict[str, tuple[int, str, Line]] = OrderedDict()
-        self._mutex = threading.Lock()
+        self._kept: Lru[str, tuple[int, str, Line]] = Lru(KEPT_MAX)
 
     def lines(self, rows: Sequence[RunRow], now_us: int) -> list[Line]:
         """Returns the lines of a listing's runs, without those removed meanwhile."""
@@ -133,11 +132,7 @@ class Listing:
         kept = self._kept.get(row.run)
         if kept is None or kept[:2] != (seq, status):
             kept = (seq, status, self._read(row, seq, status, standing.quarantined))
-            with self._mutex:
-                self._kept[row.run] = kept
-                self._kept.move_to_end(row.run)
-                while len(self._kept) > KEPT_MAX:
-                    self._kept.popitem(last=False)
+            self._kept.put(row.run, kept)
         due = row.status == "waiting" and row.wake_at_us is not None and row.wake_at_us <= now_us
         return replace(kept[2], due=due, worker=standing.head.holder, priority=row.priority, tags=shown_tags(row.tags))
 

@@ -14,25 +14,7 @@ from typing import Any, Final, TypeAlias
 from msgspec.structs import replace
 
 from killick.errors import ValueErased
-from killick.history.timeline_parts import (
-    NOTHING,
-    Adopted,
-    Attempt,
-    Child,
-    Decision,
-    Delay,
-    Drift,
-    Edit,
-    Entry,
-    Moment,
-    Note,
-    Part,
-    Settled,
-    Step,
-    Values,
-    Vote,
-    Wait,
-)  # fmt: skip
+from killick.history import timeline_parts as parts
 from killick.log.boundaries import before as place_before
 from killick.log.log import Log, Recorded
 from killick.model import events as e
@@ -59,7 +41,7 @@ _OF_STEPS: Final = (
 """Events that belong to a step; all others happen to the run, between its steps."""
 
 
-class RunPage(Part, frozen=True):
+class RunPage(parts.Part, frozen=True):
     """Steps `first` to `last` of `total`, numbered by the run's top-level steps; nested steps come with them.
 
     An event of a step that came after the next page began, such as a drift found on replay, is a moment there.
@@ -68,7 +50,7 @@ class RunPage(Part, frozen=True):
     first: int
     last: int
     total: int
-    entries: tuple[Entry, ...]
+    entries: tuple[parts.Entry, ...]
 
     @property
     def earlier(self) -> int | None:
@@ -151,12 +133,12 @@ class PageBuilder:
             return {}
         raise ValueErased(e.from_text(recorded.event.data))
 
-    def values(self, seq: int) -> Values:
-        return Values(self._erasing.data, seq)
+    def values(self, seq: int) -> parts.Values:
+        return parts.Values(self._erasing.data, seq)
 
     # which events -----------------------------------------------------------------------------
 
-    def everything(self) -> tuple[Entry, ...]:
+    def everything(self) -> tuple[parts.Entry, ...]:
         """Returns all entries of the timeline."""
         events = self._standing(0, self._last, self.fold)
         events += [(seq, self.event(seq)) for seq in self._keep]
@@ -215,7 +197,7 @@ class PageBuilder:
             self._facts[step.intended] = self._log.state(self._run, place.seq, keep=place.keep).fold.facts
         return self._facts[step.intended]
 
-    def known_before(self, found: RunPage) -> list[Moment]:
+    def known_before(self, found: RunPage) -> list[parts.Moment]:
         """Returns the context before a page: the contracts in force, and the last context change."""
         if found.first <= 1:
             return []
@@ -223,9 +205,9 @@ class PageBuilder:
         seqs = sorted([*(bound.seq for bound in facts.contracts), *facts.context_parts])
         return [self._moment(seq, self.event(seq)) for seq in seqs]
 
-    def last(self, entries: Sequence[Entry], *kinds: type[e.Event]) -> Moment | None:
+    def last(self, entries: Sequence[parts.Entry], *kinds: type[e.Event]) -> parts.Moment | None:
         """Returns the last moment of some kinds among entries; on a partial page, also among the last events."""
-        moments = (entry for entry in reversed(entries) if isinstance(entry, Moment))
+        moments = (entry for entry in reversed(entries) if isinstance(entry, parts.Moment))
         found = next((moment for moment in moments if isinstance(moment.event, kinds)), None)
         if self._left_max is None:
             return found
@@ -243,12 +225,12 @@ class PageBuilder:
         stage: str | None = None,
         *,
         excluded: str | None = None,
-    ) -> tuple[Entry, ...]:
+    ) -> tuple[parts.Entry, ...]:
         """Returns steps and moments in order, nested by scope. Other pages have the rest."""
         known = {step.id: step for step in steps}
         undone_by = _undoing(fold, known.values())
         own: dict[str, list[tuple[int, Any]]] = defaultdict(list)
-        inside: dict[str, list[str | Moment]] = defaultdict(list)
+        inside: dict[str, list[str | parts.Moment]] = defaultdict(list)
         takings: list[tuple[int, int]] = [(fold.facts.seq, fold.facts.epoch)]
         stages: dict[str, str | None] = {}
         for seq, event in events:
@@ -269,9 +251,9 @@ class PageBuilder:
                 number = None
             inside[_container(number, known) if number else ""].append(self._moment(seq, event))
 
-        def within(container: str) -> tuple[Entry, ...]:
+        def within(container: str) -> tuple[parts.Entry, ...]:
             return tuple(
-                entry if isinstance(entry, Moment) else self._step(
+                entry if isinstance(entry, parts.Moment) else self._step(
                     known[entry], own[entry], takings, stages[entry], undone_by.get(entry), within(entry)
                 )
                 for entry in inside.get(container, ())
@@ -279,12 +261,12 @@ class PageBuilder:
 
         return within("")
 
-    def _moment(self, seq: int, event: e.Event) -> Moment:
+    def _moment(self, seq: int, event: e.Event) -> parts.Moment:
         left = self._left(seq, event) if isinstance(event, e.RunRewound) else ()
         kind = str(type(event).__struct_config__.tag)
-        return Moment(seq=seq, at=event.at, kind=kind, event=event, values=self.values(seq), left=left)
+        return parts.Moment(seq=seq, at=event.at, kind=kind, event=event, values=self.values(seq), left=left)
 
-    def _left(self, seq: int, event: e.RunRewound) -> tuple[Step, ...]:
+    def _left(self, seq: int, event: e.RunRewound) -> tuple[parts.Step, ...]:
         """Returns the steps that a rewind dropped, as they were then."""
         fold = self._log.state(self._run, seq - 1).fold
         begin, end = bisect_right(fold.steps, event.cut, key=lambda step: step.intended), len(fold.steps)
@@ -294,7 +276,7 @@ class PageBuilder:
             up_to = fold.steps[end].intended - 1
         gone = [(at, found) for at, found in self._standing(event.cut, up_to, fold) if at not in event.keep]
         entries = self._entries(fold, fold.steps[begin:end], gone)
-        return tuple(entry for entry in entries if isinstance(entry, Step))
+        return tuple(entry for entry in entries if isinstance(entry, parts.Step))
 
     def _step(
         self,
@@ -303,19 +285,19 @@ class PageBuilder:
         takings: Sequence[tuple[int, int]],
         stage: str | None,
         undone_by: str | None,
-        entries: tuple[Entry, ...],
-    ) -> Step:
-        parts = _StepParts(self.values, known.id, takings)
+        entries: tuple[parts.Entry, ...],
+    ) -> parts.Step:
+        made = _StepParts(self.values, known.id, takings)
         for seq, event in own:
-            parts.take(seq, event)
-        return Step(
+            made.take(seq, event)
+        return parts.Step(
             number=known.id, sort=known.sort, name=known.name, status=known.status, seq=known.intended,
             intended_at=known.at, ended_at=known.ended_at or None, effect=known.effect, stage=stage,
-            attempts=tuple(parts.attempts.values()), delayed_until=known.delayed_until, waits=tuple(parts.waits),
+            attempts=tuple(made.attempts.values()), delayed_until=known.delayed_until, waits=tuple(made.waits),
             undoes=known.undoes, undone_by=undone_by, entries=entries,
-            intended=self.values(known.intended), ended=self.values(known.output) if known.output else NOTHING,
-            delays=tuple(parts.delays), drifts=tuple(parts.drifts), notes=tuple(parts.notes), edits=tuple(parts.edits),
-            **parts.single,
+            intended=self.values(known.intended), ended=self.values(known.output) if known.output else parts.NOTHING,
+            delays=tuple(made.delays), drifts=tuple(made.drifts), notes=tuple(made.notes), edits=tuple(made.edits),
+            **made.single,
         )  # fmt: skip
 
 
@@ -357,16 +339,16 @@ def _container(number: str, known: Mapping[str, facts.Step]) -> str:
 class _StepParts:
     """Assembles one step from its events."""
 
-    def __init__(self, values: Callable[[int], Values], number: str, takings: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, values: Callable[[int], parts.Values], number: str, takings: Sequence[tuple[int, int]]) -> None:
         self._values = values
         self._number = number
         self._takings = takings
-        self.attempts: dict[int, Attempt] = {}
-        self.waits: list[Wait] = []
-        self.delays: list[Delay] = []
-        self.drifts: list[Drift] = []
-        self.notes: list[Note] = []
-        self.edits: list[Edit] = []
+        self.attempts: dict[int, parts.Attempt] = {}
+        self.waits: list[parts.Wait] = []
+        self.delays: list[parts.Delay] = []
+        self.drifts: list[parts.Drift] = []
+        self.notes: list[parts.Note] = []
+        self.edits: list[parts.Edit] = []
         self.single: dict[str, Any] = {}
 
     def take(self, seq: int, event: e.Event) -> None:
@@ -376,49 +358,49 @@ class _StepParts:
                 self.single["verdict"] = event.verdict
                 self._tries(seq, event, values)
             case e.StepEdited():
-                self.edits.append(Edit(at=event.at, by=event.by, verdict=event.verdict, values=values))
+                self.edits.append(parts.Edit(at=event.at, by=event.by, verdict=event.verdict, values=values))
             case e.StepEnded():
                 self.single |= {"last_verdict": event.verdict, "ended_by": event.by}
             case e.StepDelayed():
-                self.delays.append(Delay(at=event.at, until=event.until, because=event.because))
+                self.delays.append(parts.Delay(at=event.at, until=event.until, because=event.because))
             case e.StepAdopted():
-                self.single["adopted"] = Adopted(run=event.run, key=event.key, seq=event.seq)
+                self.single["adopted"] = parts.Adopted(run=event.run, key=event.key, seq=event.seq)
             case e.StepDrifted():
-                self.drifts.append(Drift(at=event.at, values=values))
+                self.drifts.append(parts.Drift(at=event.at, values=values))
             case e.StepOverridden():
                 self.single |= {"overridden_by": event.by or "a person", "overriding": values}
             case e.EffectConfirmed():
                 self.single["confirmed"] = event.confirmed
             case e.DecisionMade():
-                self.single["decision"] = Decision(by=event.by, values=values)
+                self.single["decision"] = parts.Decision(by=event.by, values=values)
             case e.NoteMade():
-                self.notes.append(Note(at=event.at, by=event.by, values=values))
+                self.notes.append(parts.Note(at=event.at, by=event.by, values=values))
             case e.MessageSent():
                 self.single["sent_to"] = event.run
             case e.ChildSpawned():
-                self.single["child"] = Child(run=event.run, agent=event.agent)
+                self.single["child"] = parts.Child(run=event.run, agent=event.agent)
             case e.ChildEnded():
-                self.single["child"] = Child(run=event.run, status=event.status)
+                self.single["child"] = parts.Child(run=event.run, status=event.status)
             case e.WaitOpened() | e.WaitVoted() | e.WaitClosed():
                 self._waits(event, values)
             case _:
                 self._tries(seq, event, values)
 
-    def _waits(self, event: e.WaitOpened | e.WaitVoted | e.WaitClosed, values: Values) -> None:
+    def _waits(self, event: e.WaitOpened | e.WaitVoted | e.WaitClosed, values: parts.Values) -> None:
         if isinstance(event, e.WaitOpened):
             if event.waits_for == "child":
-                self.single["child"] = Child(run=event.name)
+                self.single["child"] = parts.Child(run=event.name)
             self._asked(event, values)
         elif self.waits:
             last = self.waits[-1]
             if isinstance(event, e.WaitVoted):
-                vote = Vote(at=event.at, by=event.by, values=values)
+                vote = parts.Vote(at=event.at, by=event.by, values=values)
                 known = any(each.by == event.by for each in last.votes)
                 self.waits[-1] = last if known else replace(last, votes=(*last.votes, vote))
             else:
                 self.waits[-1] = replace(last, closed_at=event.at, how=event.how, by=event.by, closed=values)
 
-    def _asked(self, event: e.WaitOpened, values: Values) -> None:
+    def _asked(self, event: e.WaitOpened, values: parts.Values) -> None:
         last = self.waits[-1] if self.waits and self.waits[-1].how is None else None
         if last is not None and event.digest == last.digest and event.round == last.round:
             # The same question again, because an answer did not fit.
@@ -427,17 +409,19 @@ class _StepParts:
         if last is not None:
             self.waits[-1] = replace(last, closed_at=event.at, how="expired" if event.round > last.round else "voided")
         self.waits.append(
-            Wait(
+            parts.Wait(
                 step=self._number, waits_for=event.waits_for, name=event.name, to=event.to, opened_at=event.at,
                 deadline=event.deadline, need=event.need, rule=event.rule, round=event.round, digest=event.digest,
                 opened=values,
             )
         )  # fmt: skip
 
-    def _tries(self, seq: int, event: e.Event, values: Values) -> None:
+    def _tries(self, seq: int, event: e.Event, values: parts.Values) -> None:
         if isinstance(event, e.Started):
             died = any(at > seq and epoch > event.epoch for at, epoch in self._takings)
-            self.attempts[event.attempt] = Attempt(number=event.attempt, key=event.key, started_at=event.at, died=died)
+            self.attempts[event.attempt] = parts.Attempt(
+                number=event.attempt, key=event.key, started_at=event.at, died=died
+            )
             return
         number = getattr(event, "attempt", None)
         if number not in self.attempts:
@@ -451,5 +435,5 @@ class _StepParts:
                 "usage": event.usage, "values": values, "died": False, "not_retried": event.not_retried,
             }  # fmt: skip
         elif isinstance(event, e.AttemptSettled):
-            changes = {"settled": Settled(at=event.at, how=event.settlement, by=event.by, values=values)}
+            changes = {"settled": parts.Settled(at=event.at, how=event.settlement, by=event.by, values=values)}
         self.attempts[number] = replace(last, **changes)

@@ -92,6 +92,5 @@ def _failure(state: State, nth: int, seq: int) -> Item:
 
 
 def _last(step: Step) -> int:
-    """Returns the last event of a step."""
     attempts = (max(attempt.started, attempt.ended) for attempt in step.attempts)
     return max(step.intended, step.ended, step.output, *attempts)

@@ -92,11 +92,9 @@ class Timeline(Part, frozen=True):
 # making one ---------------------------------------------------------------------------------------
 
 
-def timeline(
-    log: Log, run: str, at: int | None = None, *, keep: Sequence[int] = (), through: RedactData | None = None
-) -> Timeline:
+def timeline(log: Log, run: str, at: int | None = None, *, keep: Sequence[int] = ()) -> Timeline:
     """Returns a run's timeline at its head, or as of an event and those of `keep`."""
-    making = PageBuilder(log, run, log.state(run, at, keep=keep).fold, at, keep, through=through)
+    making = PageBuilder(log, run, log.state(run, at, keep=keep).fold, at, keep)
     return _around(making, run, making.everything())
 
 
@@ -125,7 +123,6 @@ _HOLDS_BACK: Final = (e.RunPaused, e.RunDiverged, e.RunRepaired, e.RunQuarantine
 
 
 def _around(making: PageBuilder, run: str, entries: tuple[Entry, ...], skipped: int = 0) -> Timeline:
-    """Combines entries with the run's position."""
     facts = making.fold.facts
     taken = making.last(entries, e.RunTaken)
     held = making.last(entries, *_HOLDS_BACK) if facts.paused or facts.mend else None

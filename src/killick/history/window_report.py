@@ -334,7 +334,6 @@ class _ReportBuilder:
         return found
 
     def _filling(self, scope: str) -> UsageTracker:
-        """Returns a branch's conversation."""
         return self._fillings.setdefault(scope, UsageTracker(self._tokens))
 
     # one call ---------------------------------------------------------------------------------------

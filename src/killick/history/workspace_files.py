@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from difflib import unified_diff
+from itertools import chain
 from typing import Final, Literal
 
 import msgspec
@@ -158,7 +159,7 @@ class Files:
     def listing(self, path: str = "", *, deep: bool = True, limit: int = LISTED_MAX) -> Listing:
         """Lists the entries below a path, and their changes; only direct ones unless `deep`."""
         name, entry = self.find(path) if path else (b"", self.top)
-        changed = {each.path: each for each in self._changes() if each.path and _is_below(each.path, name)}
+        changed = {each.path: each for each in self._changes() if each.path and tree.is_at(each.path, name)}
         changes: dict[bytes, How] = {place: each.how for place, each in changed.items() if not is_time_only(each)}
         entries: dict[bytes, FileEntry] = {}
         inside: Counter[bytes] = Counter()
@@ -211,10 +212,6 @@ class Files:
         return content(entry, self.vault.load, limit)
 
 
-def _is_below(path: bytes, above: bytes) -> bool:
-    return not above or path == above or path.startswith(above + b"/")
-
-
 def _first_below(path: bytes, above: bytes) -> bytes:
     """Returns the path up to the first name below another."""
     start = len(above) + 1 if above else 0
@@ -246,20 +243,17 @@ def listed(path: bytes, entry: Entry, how: How | None = None) -> FileEntry:
 
 def content(entry: Entry, load: Load, limit: int | None = None) -> Iterator[bytes]:
     """Yields the content of a file or a link; holes as zeros."""
-    if entry.kind == tree.LINK or not entry.is_long:
-        whole = entry.ref if entry.kind == tree.LINK else load(entry.ref) if entry.size else b""
-        yield whole if limit is None else whole[:limit]
+    if entry.kind == tree.LINK:
+        yield entry.ref[:limit]
         return
     end, at = entry.size if limit is None else min(limit, entry.size), 0
-    for block in (*tree.blocks(entry.ref, load), tree.Block(entry.size, 0, b"")):
-        while at < min(block.offset, end):
-            zeros = min(block.offset, end) - at
-            yield bytes(min(zeros, tree.BLOCK_BYTES))
-            at += min(zeros, tree.BLOCK_BYTES)
-        if at >= end or not block.size:
-            break
-        yield load(block.ref)[: end - at]
-        at += block.size
+    for offset, data in chain(tree.ranges(entry, load), [(entry.size, b"")]):
+        for start in range(at, min(offset, end), tree.BLOCK_BYTES):
+            yield bytes(min(tree.BLOCK_BYTES, min(offset, end) - start))
+        if offset >= end:
+            return
+        yield data[: end - offset]
+        at = offset + len(data)
 
 
 # from the record ------------------------------------------------------------------------------------

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from killick.proxy.wire import Answered, Call, Frame, ParsedBody, framed, is_list, is_map, listed, maps, summed
-from killick.window.messages import Shape, arguments_of
+from killick.proxy.frames import Frame, framed
+from killick.proxy.wire import Answered, ParsedBody, Splice, Wire, is_list, is_map, listed, maps, summed
+from killick.window.messages import Call, Shape, arguments_of
 
-_GROWS: Final = {
-    "text_delta": ("text", "text"),
-    "thinking_delta": ("thinking", "thinking"),
-    "signature_delta": ("signature", "signature"),
-}
+_GROWS: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 """The field of a block that each delta extends."""
 
 
-class Messages:
+class Messages(Wire):
     """POST /v1/messages."""
 
     shape: Shape = "anthropic"
@@ -30,18 +27,13 @@ class Messages:
         may_call = not is_map(choice) or choice.get("type") in ("auto", "any")
         return ParsedBody(body, messages, tools, body.get("system"), body.get("stream") is True, why, may_call)
 
-    def body(self, asked: ParsedBody, messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
-        return {**asked.body, "messages": list(messages), "tools": list(tools)}
-
     def calls(self, reply: Mapping[str, Any]) -> list[Call]:
-        found: list[Call] = []
-        for block in maps(reply.get("content")):
-            if block.get("type") == "tool_use":
-                given = block.get("input")
-                found.append(
-                    Call(str(block.get("id") or ""), str(block.get("name") or ""), given if is_map(given) else {})
-                )
-        return found
+        return [
+            Call(str(block.get("id") or ""), str(block.get("name") or ""), given if is_map(given) else {})
+            for block in maps(reply.get("content"))
+            if block.get("type") == "tool_use"
+            for given in (block.get("input"),)
+        ]
 
     def ends_early(self, reply: Mapping[str, Any]) -> bool:
         return reply.get("stop_reason") in ("max_tokens", "refusal", "model_context_window_exceeded")
@@ -95,45 +87,30 @@ def _reason(given: Any, calls: bool) -> Any:
     return "end_turn" if given == "tool_use" and not calls else given
 
 
-class MessageSplice:
+class MessageSplice(Splice):
     """Merges the events of several messages into one: one start, consecutive block numbers, one stop."""
 
-    def __init__(self, held: Collection[str], own: Collection[str]) -> None:
-        self._names = frozenset(held) | frozenset(own)
-        self._own = frozenset(own)
-        self.error: Any = None
-        self._rounds = 0
-        self._out = 0
-        self._changed = False
-        self._usages: list[Any] = []
-        self._sent_calls = False
-
     def begin(self) -> None:
-        self._rounds += 1
+        super().begin()
         self._whole: dict[str, Any] | None = None
         self._blocks: dict[int, dict[str, Any]] = {}
         self._inputs: dict[int, list[str]] = {}
         self._grown: dict[tuple[int, str], list[str]] = {}
         self._places: dict[int, int | None] = {}
         self._kept: dict[int, list[dict[str, Any]]] = {}
-        self._tail: list[bytes] = []
         self._delta: dict[str, Any] | None = None
         self._stops = False
-        self._sent_calls = False
 
     def take(self, frame: Frame) -> bytes:
-        event = frame.read()
-        match event and event.get("type"):
+        event = frame.read() or {}
+        match event.get("type"):
             case "message_start":
-                assert event is not None
                 message = event.get("message")
                 self._whole = dict(message) if is_map(message) else None
                 return frame.raw if self._rounds == 1 else b""
             case "content_block_start" | "content_block_delta" | "content_block_stop":
-                assert event is not None
                 return self._block(frame, event)
             case "message_delta":
-                assert event is not None
                 self._end(event)
                 self._tail.append(frame.raw)
                 return b""
@@ -142,7 +119,6 @@ class MessageSplice:
                 self._tail.append(frame.raw)
                 return b""
             case "error":
-                assert event is not None
                 self.error = event.get("error") or event
                 return frame.raw
             case _:
@@ -179,7 +155,6 @@ class MessageSplice:
         return frame.raw if place == index else framed({**event, "index": place}, str(event["type"]))
 
     def _join(self, index: int, event: dict[str, Any]) -> None:
-        """Adds a delta to the whole."""
         if event["type"] == "content_block_start":
             block = event.get("content_block")
             self._blocks[index] = dict(block) if is_map(block) else {}
@@ -189,8 +164,8 @@ class MessageSplice:
             return
         kind = str(delta.get("type"))
         if kind in _GROWS:
-            name, field = _GROWS[kind]
-            self._grown.setdefault((index, field), []).append(str(delta.get(name) or ""))
+            field = _GROWS[kind]
+            self._grown.setdefault((index, field), []).append(str(delta.get(field) or ""))
         elif kind == "input_json_delta":
             self._inputs.setdefault(index, []).append(str(delta.get("partial_json") or ""))
         elif kind == "citations_delta":
@@ -233,9 +208,7 @@ class MessageSplice:
     def over(self) -> None:
         self._usages.append(self._whole.get("usage") if self._whole else None)
 
-    def finish(self) -> bytes:
-        if self._rounds == 1 and not self._changed:
-            return b"".join(self._tail)
+    def _merged_end(self) -> bytes:
         out = b""
         if self._delta is not None:
             usage = summed([*self._usages, self._whole.get("usage") if self._whole else None])

@@ -152,13 +152,8 @@ class Conversation:
         entries: list[Entry] = []
         if facts.ended:
             entries.append(Entry(e.RunResumed(at=now, by=BY), {"because": "its client came back"}))
-        entries.append(
-            Entry(
-                e.RunTaken(
-                    at=now, epoch=epoch, holder=self.client.runtime.engine.holder, build=e.Build(version=VERSION)
-                )
-            )
-        )
+        holder, build = self.client.runtime.engine.holder, e.Build(version=VERSION)
+        entries.append(Entry(e.RunTaken(at=now, epoch=epoch, holder=holder, build=build)))
         for index in facts.pending.values():
             step = self.log.fold.steps[index]
             if step.attempts and not step.attempts[-1].ended:

@@ -229,7 +229,8 @@ class Conversations:
             async with self._finding:
                 if row not in self._open:
                     with contextlib.suppress(LogError):
-                        await asyncio.to_thread(self._end, row)
+                        left = await asyncio.to_thread(Conversation.opened, self.client, row, Chat(), None)
+                        await asyncio.to_thread(left.let_go)
 
     def _left(self) -> list[str]:
         """Returns the runs of dead proxies."""
@@ -237,9 +238,6 @@ class Conversations:
         rows = store.runs(RunQuery(agent=self.agent, status=("running",)), limit=1_000)
         standings = store.statuses([row.run for row in rows if row.run not in self._open and self._is_ours(row)])
         return [run for run, found in standings.items() if not is_held(store, found.head)]
-
-    def _end(self, run: str) -> None:
-        Conversation.opened(self.client, run, Chat(), None).let_go()
 
     async def _let_go(self, conversation: Conversation) -> None:
         async with self._finding:

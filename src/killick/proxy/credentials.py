@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 import msgspec
 
@@ -32,12 +32,11 @@ def without_secrets(body: Mapping[str, Any]) -> dict[str, Any]:
     copy = dict(body)
     for name in ("mcp_servers", "tools"):
         if is_list(copy.get(name)):
-            copy[name] = [_hidden(each) if _calls_out(each, name == "mcp_servers") else each for each in copy[name]]
+            copy[name] = [
+                _hidden(each) if is_map(each) and (name == "mcp_servers" or each.get("type") == "mcp") else each
+                for each in copy[name]
+            ]
     return copy
-
-
-def _calls_out(tool: Any, always: bool) -> TypeGuard[Mapping[str, Any]]:
-    return is_map(tool) and (always or tool.get("type") == "mcp")
 
 
 def _hidden(server: Mapping[str, Any]) -> dict[str, Any]:

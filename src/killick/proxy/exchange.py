@@ -23,9 +23,11 @@ from killick.model.page_events import PageFaulted
 from killick.proxy.conversation import GONE, Conversation, Exchange
 from killick.proxy.conversation_match import Digests, print_of_messages, shown_of, tip_of
 from killick.proxy.credentials import without, without_secrets
+from killick.proxy.frames import Frames
 from killick.proxy.upstream import Headers, Upstream, answering, asking
-from killick.proxy.wire import Answered, Call, Frames, ParsedBody, Splice, Wire, is_map
+from killick.proxy.wire import Answered, ParsedBody, Splice, Wire, is_map
 from killick.window import Answer, Decision, Window
+from killick.window.messages import Call
 
 logger: Final = get_logger("killick.proxy")
 
@@ -108,6 +110,7 @@ class ProxyRequest:
         self._headers = headers
         self._content = content
         self._caller = caller
+        self._conversation: Conversation
         self._rounds: list[Round] = []
         self._splice: Splice | None = None
         self._doubted = False
@@ -118,17 +121,17 @@ class ProxyRequest:
 
     async def go(self, conversation: Conversation) -> None:
         """Runs it. An error means that it was not sent, or not recorded."""
+        self._conversation = conversation
         try:
             while True:
-                sending = self._planned(conversation)
+                sending = self._planned()
                 recorded = without_secrets(sending.arguments)
-                step = await conversation.intend(recorded, sending.decisions, note=sending.note)
-                self._open = step
-                if not await self._sent(conversation, step, sending):
+                self._open = await conversation.intend(recorded, sending.decisions, note=sending.note)
+                if not await self._sent(self._open, sending):
                     return
         except asyncio.CancelledError:
             if self._open is not None:
-                self._fail(conversation, self._open, GONE)
+                self._fail(self._open, GONE)
             raise
         except Exception:
             conversation.is_lost = True
@@ -136,8 +139,9 @@ class ProxyRequest:
 
     # planning -----------------------------------------------------------------------------------
 
-    def _planned(self, conversation: Conversation) -> OutgoingRequest:
-        asked, window = self._asked, conversation.window
+    def _planned(self) -> OutgoingRequest:
+        asked, conversation = self._asked, self._conversation
+        window = conversation.window
         if window is None:
             return OutgoingRequest(asked.body)
         if why := asked.unpaged or conversation.unpaged:
@@ -167,7 +171,7 @@ class ProxyRequest:
 
     # sending ------------------------------------------------------------------------------------
 
-    async def _sent(self, conversation: Conversation, step: str, sending: OutgoingRequest) -> bool:
+    async def _sent(self, step: str, sending: OutgoingRequest) -> bool:
         """Sends, and relays the response; True: there is another round."""
         fresh = sending.body is not None
         content = sending.body if sending.body is not None else self._content
@@ -177,34 +181,32 @@ class ProxyRequest:
                 headers += [pair for pair in self._headers if pair[0].lower() == b"content-encoding"]
             response = await self._upstream.send("POST", self._url, headers, content)
         except httpx.HTTPError as error:
-            self._fail(conversation, step, describe(error))
-            status, kind, message = unreachable(error, self._upstream)
-            await self._caller.refuse(self._wire, status, kind, message)
+            await self._unreachable(step, error)
             return False
         try:
             if response.status_code >= 400:
-                return await self._refused(conversation, step, response, fresh=fresh)
+                return await self._refused(step, response, fresh=fresh)
             if response.headers.get("content-type", "").startswith("text/event-stream"):
-                return await self._streamed(conversation, step, sending, response)
-            return await self._whole(conversation, step, sending, response)
+                return await self._streamed(step, sending, response)
+            return await self._whole(step, sending, response)
         finally:
             await response.aclose()
 
-    async def _refused(self, conversation: Conversation, step: str, response: httpx.Response, *, fresh: bool) -> bool:
+    async def _refused(self, step: str, response: httpx.Response, *, fresh: bool) -> bool:
         """The provider refused. If our changes may be the cause, sends the request again unchanged."""
-        body = await self._read(conversation, step, response)
+        body = await self._read(step, response)
         if body is None:
             return False
         error = httpx.HTTPStatusError(f"HTTP {response.status_code}", request=response.request, response=response)
-        self._fail(conversation, step, describe(error), refused=response.status_code < 500)
+        self._fail(step, describe(error), refused=response.status_code < 500)
         if fresh and response.status_code in _UNFIT:
-            conversation.unpaged = f"{self._upstream.url.host} said {response.status_code} to what was sent"
+            self._conversation.unpaged = f"{self._upstream.url.host} said {response.status_code} to what was sent"
             self._doubted = True
             if not self._caller.started:
                 self._rounds, self._said = [], []
             return True
         if self._doubted:
-            conversation.unpaged = None  # it takes it no better as it came
+            self._conversation.unpaged = None  # it takes it no better as it came
         if self._caller.started:
             parsed = _json(body)
             await self._caller.write(self._wire.broken(parsed if is_map(parsed) else self._wire.error("api_error", "")))
@@ -213,43 +215,35 @@ class ProxyRequest:
             await self._caller.answer(response.status_code, answering(response.headers.raw, whole=True), body)
         return False
 
-    async def _read(self, conversation: Conversation, step: str, response: httpx.Response) -> bytes | None:
+    async def _read(self, step: str, response: httpx.Response) -> bytes | None:
         """Reads a whole body; None if it broke off, which the client is informed of."""
         try:
             return await response.aread()
         except httpx.HTTPError as error:
-            self._fail(conversation, step, describe(error))
-            status, kind, message = unreachable(error, self._upstream)
-            await self._caller.refuse(self._wire, status, kind, message)
+            await self._unreachable(step, error)
             return None
 
-    async def _whole(
-        self, conversation: Conversation, step: str, sending: OutgoingRequest, response: httpx.Response
-    ) -> bool:  # fmt: skip
-        """Handles a reply without streaming."""
-        body = await self._read(conversation, step, response)
+    async def _unreachable(self, step: str, error: httpx.HTTPError) -> None:
+        self._fail(step, describe(error))
+        await self._caller.refuse(self._wire, *unreachable(error, self._upstream))
+
+    async def _whole(self, step: str, sending: OutgoingRequest, response: httpx.Response) -> bool:
+        body = await self._read(step, response)
         if body is None:
             return False
         reply = _json(body)
         if not is_map(reply):
-            self._fail(conversation, step, Failure.of("killick.proxy", "the answer is not a JSON object"))
+            self._fail(step, Failure.of("killick.proxy", "the answer is not a JSON object"))
             await self._caller.answer(response.status_code, answering(response.headers.raw, whole=True), body)
             return False
-        if await self._ended(conversation, step, sending, reply):
+        if await self._ended(step, sending, reply):
             return True
         visible = self._wire.visible([each.reply for each in self._rounds], self._own())
-        changed = visible is not reply
-        await self._caller.answer(
-            response.status_code,
-            answering(response.headers.raw, whole=True),
-            msgspec.json.encode(visible) if changed else body,
-        )
+        body = msgspec.json.encode(visible) if visible is not reply else body
+        await self._caller.answer(response.status_code, answering(response.headers.raw, whole=True), body)
         return False
 
-    async def _streamed(
-        self, conversation: Conversation, step: str, sending: OutgoingRequest, response: httpx.Response
-    ) -> bool:  # fmt: skip
-        """Relays a streamed reply."""
+    async def _streamed(self, step: str, sending: OutgoingRequest, response: httpx.Response) -> bool:
         caller = self._caller
         if self._splice is None:
             self._splice = self._wire.splice(sending.stubs, sending.own)
@@ -263,16 +257,16 @@ class ProxyRequest:
             await caller.write(b"".join(map(splice.take, frames.end())))
         except httpx.HTTPError as error:
             # Left unfinished, so that the client sees the truncation too.
-            self._fail(conversation, step, describe(error))
+            self._fail(step, describe(error))
             return False
         reply = splice.reply()
         if reply is None or not splice.is_whole:
             message = f"{_CUT}: {_line(splice.error)}" if splice.error else _CUT
-            self._fail(conversation, step, Failure.of("killick.proxy", message))
+            self._fail(step, Failure.of("killick.proxy", message))
             await caller.write(splice.release(()) + splice.finish())
             await caller.end()
             return False
-        if await self._ended(conversation, step, sending, reply):
+        if await self._ended(step, sending, reply):
             splice.over()
             return True
         await caller.write(splice.release(self._own()) + splice.finish())
@@ -281,11 +275,9 @@ class ProxyRequest:
 
     # responses ----------------------------------------------------------------------------------
 
-    async def _ended(
-        self, conversation: Conversation, step: str, sending: OutgoingRequest, reply: dict[str, Any]
-    ) -> bool:  # fmt: skip
+    async def _ended(self, step: str, sending: OutgoingRequest, reply: dict[str, Any]) -> bool:
         """Records a complete reply with the window's answers; True: call the model again."""
-        done = self._judged(conversation, sending, reply)
+        conversation, done = self._conversation, self._judged(sending, reply)
         self._rounds.append(done)
         self._open = None
         answers = self._wire.answers(done.answered)
@@ -309,9 +301,9 @@ class ProxyRequest:
             conversation.is_lost = True
         return False
 
-    def _judged(self, conversation: Conversation, sending: OutgoingRequest, reply: dict[str, Any]) -> Round:
+    def _judged(self, sending: OutgoingRequest, reply: dict[str, Any]) -> Round:
         """Returns a reply's calls that the window answers, and its answers."""
-        calls, window = self._wire.calls(reply), conversation.window
+        calls, window = self._wire.calls(reply), self._conversation.window
         asked = [call for call in calls if call.name in sending.own or call.name in sending.stubs]
         if window is None or not asked:
             return Round(reply, [], set(), False, [])
@@ -339,12 +331,12 @@ class ProxyRequest:
     def _own(self) -> set[str]:
         return {id for each in self._rounds for id in each.own}  # noqa: A001
 
-    def _fail(self, conversation: Conversation, step: str, failure: Failure, *, refused: bool = False) -> None:
+    def _fail(self, step: str, failure: Failure, *, refused: bool = False) -> None:
         self._open = None
         partial = self._splice.reply() if self._splice is not None and not self._splice.is_whole else None
         failure = without(failure, self._headers)
         with contextlib.suppress(KillickError):
-            conversation.failed(step, failure, refused=refused, partial=partial)
+            self._conversation.failed(step, failure, refused=refused, partial=partial)
 
 
 _CUT: Final = "the stream ended before the reply did"

@@ -6,13 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from killick.engine.steps.model_reply import join_chunks
-from killick.proxy.wire import DONE, Answered, Call, Frame, ParsedBody, framed, is_map, listed, maps, summed, text_in
-from killick.window.messages import Shape, arguments_of
+from killick.proxy.frames import DONE, Frame, framed
+from killick.proxy.wire import Answered, ParsedBody, Splice, Wire, is_map, listed, maps, summed, text_in
+from killick.window.messages import Call, Shape, arguments_of
 
 _CHUNK: Final = "chat.completion.chunk"
 
 
-class Chat:
+class Chat(Wire):
     """POST /v1/chat/completions."""
 
     shape: Shape = "openai"
@@ -24,9 +25,6 @@ class Chat:
             why = why or "it wants several replies at once"
         may_call = body.get("tool_choice") in (None, "auto", "required")
         return ParsedBody(body, messages, tools, None, body.get("stream") is True, why, may_call)
-
-    def body(self, asked: ParsedBody, messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
-        return {**asked.body, "messages": list(messages), "tools": list(tools)}
 
     def calls(self, reply: Mapping[str, Any]) -> list[Call]:
         found: list[Call] = []
@@ -46,9 +44,6 @@ class Chat:
 
     def answers(self, answered: Sequence[Answered]) -> list[Any]:
         return [{"role": "tool", "tool_call_id": each.call.id, "content": each.text} for each in answered]
-
-    def joined(self, held: Sequence[Any], following: Sequence[Any]) -> list[Any]:
-        return [*held, *following]
 
     def visible(self, replies: Sequence[dict[str, Any]], own: Collection[str]) -> dict[str, Any]:
         if len(replies) == 1 and not own:
@@ -72,9 +67,6 @@ class Chat:
     def splice(self, held: Collection[str] = (), own: Collection[str] = ()) -> ChatSplice:
         return ChatSplice(held, own)
 
-    def error(self, kind: str, message: str) -> dict[str, Any]:
-        return {"error": {"message": message, "type": kind, "param": None, "code": None}}
-
     def broken(self, error: Mapping[str, Any]) -> bytes:
         return framed(error)
 
@@ -86,29 +78,20 @@ def _message(reply: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-class ChatSplice:
+class ChatSplice(Splice):
     """Merges the chunks of several replies into one: one id, consecutive call numbers, one finish."""
 
     def __init__(self, held: Collection[str], own: Collection[str]) -> None:
-        self._names = frozenset(held) | frozenset(own)
-        self._own = frozenset(own)
-        self.error: Any = None
+        super().__init__(held, own)
         self._first: dict[str, Any] = {}
-        self._rounds = 0
-        self._out = 0
-        self._changed = False
-        self._usages: list[Any] = []
-        self._sent_calls = False
 
     def begin(self) -> None:
-        self._rounds += 1
+        super().begin()
         self._chunks: list[dict[str, Any]] = []
         self._places: dict[int, int | None] = {}
-        self._tail: list[bytes] = []
         self._finish: dict[str, Any] | None = None
         self._usage: Any = None
         self._is_done = False
-        self._sent_calls = False
 
     def take(self, frame: Frame) -> bytes:
         if frame.data == DONE:
@@ -223,12 +206,7 @@ class ChatSplice:
         start.pop("usage", None)
         return framed({**start, "choices": [{"index": 0, "delta": {"tool_calls": released}, "finish_reason": None}]})
 
-    def finish(self) -> bytes:
-        if self._rounds == 1 and not self._changed:
-            return b"".join(self._tail)
-        return self._finished()
-
-    def _finished(self) -> bytes:
+    def _merged_end(self) -> bytes:
         usage = summed([*self._usages, self._usage])
         end = dict(self._finish or {"choices": []}) | self._first
         for choice in maps(end.get("choices")):
@@ -248,5 +226,4 @@ class ChatSplice:
         return self._finish is not None
 
     def over(self) -> None:
-        """Ends a round that is not the last; its usage is added up."""
         self._usages.append(self._usage)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from killick.proxy.openai_chat import Chat
-from killick.proxy.wire import Answered, Call, Frame, ParsedBody, framed, is_list, is_map, maps
-from killick.window.messages import Shape, arguments_of
+from killick.proxy.frames import Frame, framed
+from killick.proxy.wire import Answered, ParsedBody, Splice, Wire, is_list, is_map, maps
+from killick.window.messages import Call, Shape, arguments_of
 
 
-class Responses:
+class Responses(Wire):
     """POST /v1/responses."""
 
     shape: Shape = "openai-responses"
@@ -43,31 +43,22 @@ class Responses:
     def answers(self, answered: Sequence[Answered]) -> list[Any]:
         return [{"type": "function_call_output", "call_id": each.call.id, "output": each.text} for each in answered]
 
-    def joined(self, held: Sequence[Any], following: Sequence[Any]) -> list[Any]:
-        return [*held, *following]
-
     def visible(self, replies: Sequence[dict[str, Any]], own: Collection[str]) -> dict[str, Any]:
         return replies[-1]
 
     def splice(self, held: Collection[str] = (), own: Collection[str] = ()) -> ResponseSplice:
         return ResponseSplice()
 
-    error = Chat.error
-
     def broken(self, error: Mapping[str, Any]) -> bytes:
         return framed({"type": "error", **error}, "error")
 
 
-class ResponseSplice:
-    """The events of one response; the last one contains it whole."""
-
-    def __init__(self) -> None:
-        self._whole: dict[str, Any] | None = None
-        self._tail: list[bytes] = []
-        self.error: Any = None
+class ResponseSplice(Splice):
+    """The events of one response; the last one contains it whole. There is only one round."""
 
     def begin(self) -> None:
-        self._whole = None
+        super().begin()
+        self._whole: dict[str, Any] | None = None
 
     def take(self, frame: Frame) -> bytes:
         event = frame.read() or {}
@@ -83,15 +74,6 @@ class ResponseSplice:
     def reply(self) -> dict[str, Any] | None:
         return self._whole
 
-    def release(self, own: Collection[str]) -> bytes:
-        return b""
-
     @property
     def is_whole(self) -> bool:
         return bool(self._tail)
-
-    def over(self) -> None:
-        """There is only one round."""
-
-    def finish(self) -> bytes:
-        return b"".join(self._tail)

@@ -1,82 +1,18 @@
-"""The provider interface: parsing requests and replies, and merging streams; and the frames of server-sent events.
+"""The provider interface: parsing requests and replies, and merging streams.
 
 The providers are in `openai_chat`, `anthropic_messages` and `openai_responses`. Sends nothing and decides nothing.
 """
 
 from __future__ import annotations
 
-import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
-from killick.window.messages import Shape
-
-# Atomic, so that CRLF is never taken for two line ends.
-_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
-_LINES: Final = re.compile(r"\r\n|\n|\r")
-DONE: Final = "[DONE]"
-
-
-class Frame(NamedTuple):
-    """One event: its raw bytes, its name, and its data."""
-
-    raw: bytes
-    event: str
-    data: str
-
-    def read(self) -> dict[str, Any] | None:
-        """Returns its data as a JSON object, or None."""
-        try:
-            found: Any = msgspec.json.decode(self.data)
-        except (msgspec.DecodeError, UnicodeEncodeError):
-            return None
-        return found if isinstance(found, dict) else None  # pyright: ignore[reportUnknownVariableType]
-
-
-class Frames:
-    """Parses bytes incrementally, and returns each complete event. Keeps the raw bytes, which client libraries drop."""
-
-    def __init__(self) -> None:
-        self._rest = bytearray()
-
-    def feed(self, data: bytes) -> list[Frame]:
-        """Returns the newly completed events."""
-        searched = max(len(self._rest) - 3, 0)
-        self._rest += data
-        found: list[Frame] = []
-        start = 0
-        while (end := _END.search(self._rest, max(start, searched))) is not None:
-            if end.end() == len(self._rest) and self._rest.endswith(b"\r"):
-                break  # the other half of this line's end may be on its way
-            found.append(_frame(bytes(self._rest[start : end.end()])))
-            start = end.end()
-        del self._rest[:start]
-        return found
-
-    def end(self) -> list[Frame]:
-        """Returns the last event: some servers omit the final blank line."""
-        rest, self._rest = bytes(self._rest), bytearray()
-        return [_frame(rest)] if rest.strip() else []
-
-
-def _frame(raw: bytes) -> Frame:
-    event, data = "", list[str]()
-    for line in _LINES.split(raw.decode("utf-8", "replace")):
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if name == "data":
-            data.append(value)
-        elif name == "event":
-            event = value
-    return Frame(raw, event, "\n".join(data))
-
-
-def framed(data: Any, event: str = "") -> bytes:
-    """Returns an event as bytes."""
-    body = data.encode() if isinstance(data, str) else msgspec.json.encode(data)
-    return (f"event: {event}\n".encode() if event else b"") + b"data: " + body + b"\n\n"
+from killick.proxy.frames import Frame
+from killick.window.messages import Call, Shape
 
 
 class ParsedBody(msgspec.Struct, frozen=True):
@@ -101,14 +37,6 @@ def listed(body: Mapping[str, Any]) -> tuple[list[Any], list[Any], str | None]:
     return messages, given, None if given else "it has no tools, and so the model could ask for nothing back"
 
 
-class Call(NamedTuple):
-    """A tool call in a reply."""
-
-    id: str
-    name: str
-    arguments: Mapping[str, Any] | str
-
-
 class Answered(NamedTuple):
     """A call that the window answered itself."""
 
@@ -117,94 +45,109 @@ class Answered(NamedTuple):
     failed: bool
 
 
-class Splice(Protocol):
+class Splice(ABC):
     """Merges one or more upstream streams into one client stream.
 
     Calls of `held` names are held back until their owner is known, and so is the end of each round; calls of `own`
     names never reach the client.
     """
 
+    def __init__(self, held: Collection[str] = (), own: Collection[str] = ()) -> None:
+        self.error: Any = None
+        """The provider's error in the middle of the stream, if any."""
+        self._names = frozenset(held) | frozenset(own)
+        self._own = frozenset(own)
+        self._rounds = 0
+        self._out = 0
+        self._changed = False
+        self._sent_calls: bool = False
+        self._usages: list[Any] = []
+        self._tail: list[bytes] = []
+
     def begin(self) -> None:
         """Starts a reply: the first, or a continuation."""
-        ...
+        self._rounds += 1
+        self._tail, self._sent_calls = [], False
 
+    @abstractmethod
     def take(self, frame: Frame) -> bytes:
         """Returns what goes to the client at once."""
-        ...
 
+    @abstractmethod
     def reply(self) -> dict[str, Any] | None:
         """Returns this round's complete reply, as without streaming; None if not understood."""
-        ...
 
     def release(self, own: Collection[str]) -> bytes:
         """Releases held-back calls that are the client's."""
-        ...
+        return b""
 
     @property
+    @abstractmethod
     def is_whole(self) -> bool:
         """Whether this round's reply is complete."""
-        ...
 
-    @property
-    def error(self) -> Any:
-        """The provider's error in the middle of the stream, if any."""
-        ...
-
-    def over(self) -> None:
-        """Ends a round that another follows."""
-        ...
+    def over(self) -> None:  # noqa: B027
+        """Ends a round that another follows; its usage is added up."""
 
     def finish(self) -> bytes:
         """Returns the end, once for all rounds."""
-        ...
+        return b"".join(self._tail) if self._rounds == 1 and not self._changed else self._merged_end()
+
+    def _merged_end(self) -> bytes:
+        """Returns the end of several rounds, or of one that was changed."""
+        return b""
 
 
-class Wire(Protocol):
+class Wire(ABC):
     """The format of one provider's calls."""
 
     shape: Shape
     step: str
     """The recorded step name."""
 
-    def asked(self, body: dict[str, Any]) -> ParsedBody: ...
+    @abstractmethod
+    def asked(self, body: dict[str, Any]) -> ParsedBody:
+        """Parses a request's body."""
 
     def body(self, asked: ParsedBody, messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
         """Returns a request's body with other messages and tools."""
-        ...
+        return {**asked.body, "messages": list(messages), "tools": list(tools)}
 
+    @abstractmethod
     def calls(self, reply: Mapping[str, Any]) -> list[Call]:
         """Returns a reply's tool calls."""
-        ...
 
+    @abstractmethod
     def ends_early(self, reply: Mapping[str, Any]) -> bool:
         """Returns whether a reply was truncated, so that its calls may be incomplete."""
-        ...
 
+    @abstractmethod
     def said(self, reply: Mapping[str, Any]) -> list[Any]:
         """Returns a reply as a message of a history."""
-        ...
 
+    @abstractmethod
     def answers(self, answered: Sequence[Answered]) -> list[Any]:
         """Returns results as messages of a history."""
-        ...
 
     def joined(self, held: Sequence[Any], following: Sequence[Any]) -> list[Any]:
         """Adds held-back results to the client's messages after its own calls."""
-        ...
+        return [*held, *following]
 
+    @abstractmethod
     def visible(self, replies: Sequence[dict[str, Any]], own: Collection[str]) -> dict[str, Any]:
         """Merges the replies of some rounds, without the calls of these ids."""
-        ...
 
-    def splice(self, held: Collection[str] = (), own: Collection[str] = ()) -> Splice: ...
+    @abstractmethod
+    def splice(self, held: Collection[str] = (), own: Collection[str] = ()) -> Splice:
+        """Returns what merges the streams of one reply."""
 
     def error(self, kind: str, message: str) -> dict[str, Any]:
         """Returns an error in the provider's form."""
-        ...
+        return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
+    @abstractmethod
     def broken(self, error: Mapping[str, Any]) -> bytes:
         """Returns an error inside a stream."""
-        ...
 
 
 # shared by all forms ----------------------------------------------------------------------------------

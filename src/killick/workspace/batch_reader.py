@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from killick.clock import Clock
-from killick.workspace.file_reader import CapturedFile, UnstableFile, read_file
+from killick.workspace.file_reader import CapturedFile, UnstableFile, closing, read_file
 from killick.workspace.scan_cache import Folder
 from killick.workspace.vault.snapshot_writer import SnapshotWriter
 
@@ -60,22 +59,17 @@ class BatchReader:
 
     def read_all(self, writing: SnapshotWriter) -> Iterator[tuple[FileRequest, Found]]:
         """Returns all queued files, as read."""
-        request, self._short, self._long, self._bytes = [*self._short, *self._long], [], [], 0
-        reading, self._reading = self._reading, []
         try:
-            for each in request:
+            for each in (*self._short, *self._long):
                 yield each, self._read(each, writing)
-            for each, future in reading:
+            for each, future in self._reading:
                 yield each, future.result()
         finally:
-            if self._pool is not None:
-                self._pool.shutdown(cancel_futures=True)
-                self._pool = None
+            self.clear()
 
     def clear(self) -> None:
         """Drops the queue."""
-        self._short, self._long, self._bytes = [], [], 0
-        self._reading = []
+        self._short, self._long, self._bytes, self._reading = [], [], 0, []
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
@@ -86,12 +80,10 @@ class BatchReader:
             fd = self._opened(request.path)
         except OSError:
             return dict.fromkeys(request.names)
-        try:
+        with closing(fd):
             clock, add = self._clock, writing.add
             at_ns = clock.now_us() * 1_000
             return {
                 name: read_file(fd, name, add, clock, at_ns, regular=is_regular)
                 for name, is_regular in request.names.items()
             }
-        finally:
-            os.close(fd)

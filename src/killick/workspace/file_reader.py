@@ -8,6 +8,8 @@ import stat
 import sys
 import threading
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -48,6 +50,15 @@ class UnstableFile(msgspec.Struct, frozen=True):
 def key_of(status: os.stat_result) -> Key:
     """Returns a file's identity."""
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_mode
+
+
+@contextmanager
+def closing(descriptor: int) -> Generator[int]:
+    """Closes a descriptor at the end of the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def opened(name: str, above: int) -> int:

@@ -18,7 +18,8 @@ import signal
 import stat
 import struct
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -26,6 +27,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from killick.clock import SystemClock
+from killick.workspace.file_reader import closing
 
 HOLDER_ENV: Final = "KILLICK_HOLDER"
 """The environment variable of our processes: the name of the holder that started them."""
@@ -223,13 +225,8 @@ def _pids() -> list[int]:
         return []
 
 
-@contextlib.contextmanager
-def _opened(pid: int, name: bytes) -> Generator[int]:
-    descriptor = os.open(b"/proc/%d/%s" % (pid, name), os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def _opened(pid: int, name: bytes) -> AbstractContextManager[int]:
+    return closing(os.open(b"/proc/%d/%s" % (pid, name), os.O_RDONLY | os.O_CLOEXEC))
 
 
 def _all(descriptor: int) -> bytes:

@@ -11,7 +11,7 @@ import ctypes
 import errno
 import os
 import stat
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,8 @@ import msgspec
 
 from killick.ids import RandomIds
 from killick.workspace import tree
-from killick.workspace.restore_plan import HOLDS_MORE, Plan, Steps, Task, joined, plan, run_steps, same_content, shown
+from killick.workspace.file_reader import closing
+from killick.workspace.restore_plan import HOLDS_MORE, Plan, Steps, Task, plan, run_steps, same_content, shown
 from killick.workspace.tree import BLOCK_BYTES, FIFO, FILE, FOLDER, LINK, Entry, Id, Load
 
 __all__ = ["PREFIX", "Plan", "Restored", "Task", "apply", "clear", "plan"]
@@ -138,14 +139,12 @@ class _Restorer:
         except PermissionError:
             _set_mode(parent, name, stat.S_IRWXU, only=FOLDER)
             fd = os.open(name, _ENTER, dir_fd=parent)
-        try:
+        with closing(fd):
             yield fd
-        finally:
-            os.close(fd)
 
     def _try(self, do: Callable[[int, Task, bytes], Steps[None]], fd: int, task: Task, above: bytes) -> Steps[None]:
         """Applies one task; a failure is reported and does not stop the others."""
-        path = joined(above, task.name)
+        path = tree.joined(above, task.name)
         try:
             yield do(fd, task, path)
         except _Changed:
@@ -252,7 +251,7 @@ class _Restorer:
             made = os.open(self._temporary, _READ | os.O_NONBLOCK, dir_fd=fd)
         else:
             made = os.open(self._temporary, _CREATE, stat.S_IRUSR | stat.S_IWUSR, dir_fd=fd)
-        try:
+        with closing(made):
             if entry.kind == FILE:
                 self._write(made, entry)
             _set_owner(made, like)
@@ -260,25 +259,15 @@ class _Restorer:
             os.utime(made, ns=times)
             if self._inline and entry.kind == FILE:
                 os.fsync(made)
-        finally:
-            os.close(made)
 
     def _write(self, made: int, entry: Entry) -> None:
         if entry.is_long:
             os.ftruncate(made, entry.size)
-        for offset, data in self._content(entry):
+        for offset, data in tree.ranges(entry, self._load):
             view = memoryview(data)
             while view:
                 done = os.pwrite(made, view, offset)
                 view, offset = view[done:], offset + done
-
-    def _content(self, entry: Entry) -> Iterator[tuple[int, bytes]]:
-        """Returns a file's data ranges and their offsets."""
-        if entry.is_long:
-            for block in tree.blocks(entry.ref, self._load):
-                yield block.offset, self._load(block.ref)
-        elif entry.size:
-            yield 0, self._load(entry.ref)
 
     def _set_metadata(self, fd: int, task: Task, found: os.stat_result) -> None:
         """Sets mode and time in place, unless the file has other names too."""
@@ -293,8 +282,8 @@ class _Restorer:
             _set_mode(fd, task.name, entry.mode, only=entry.kind)
         os.utime(task.name, ns=(found.st_atime_ns, entry.mtime_ns), dir_fd=fd, follow_symlinks=False)
         if self._inline and entry.kind == FILE:
-            with suppress(OSError):
-                _flush_one(fd, task.name)
+            with suppress(OSError), closing(os.open(task.name, _READ | os.O_NONBLOCK, dir_fd=fd)) as file:
+                os.fsync(file)
         self.written += 1
 
     # what is there
@@ -333,16 +322,13 @@ class _Restorer:
 
     def _holds(self, fd: int, name: bytes, entry: Entry) -> bool:
         """Returns whether a file's content equals an entry's, byte by byte."""
-        file = os.open(name, _READ | os.O_NONBLOCK, dir_fd=fd)
-        try:
+        with closing(os.open(name, _READ | os.O_NONBLOCK, dir_fd=fd)) as file:
             at = 0
-            for offset, data in self._content(entry):
+            for offset, data in tree.ranges(entry, self._load):
                 if not _is_zero(file, at, offset) or os.pread(file, len(data), offset) != data:
                     return False
                 at = offset + len(data)
             return _is_zero(file, at, entry.size)
-        finally:
-            os.close(file)
 
 
 def _identity(found: os.stat_result | None) -> tuple[int, ...] | None:
@@ -369,13 +355,10 @@ def _set_mode(parent: int | None, name: bytes, mode: int, *, only: int) -> None:
     if os.chmod in os.supports_follow_symlinks:
         os.chmod(name, mode, dir_fd=parent, follow_symlinks=False)
         return
-    opened = os.open(name, _PATH_ONLY, dir_fd=parent)
-    try:
+    with closing(os.open(name, _PATH_ONLY, dir_fd=parent)) as opened:
         if tree.kind_of(os.fstat(opened).st_mode) != only:
             raise _Changed
         os.chmod(f"{_FDS}/{opened}", mode)
-    finally:
-        os.close(opened)
 
 
 def _set_owner(fd: int, like: os.stat_result) -> None:
@@ -383,14 +366,6 @@ def _set_owner(fd: int, like: os.stat_result) -> None:
     own what they write."""
     if os.geteuid() == 0:
         os.fchown(fd, like.st_uid, like.st_gid)
-
-
-def _flush_one(parent: int, name: bytes) -> None:
-    fd = os.open(name, _READ | os.O_NONBLOCK, dir_fd=parent)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _set_time(fd: int, mtime_ns: int) -> None:

@@ -168,7 +168,7 @@ class _Planner:
         found: list[Task] = []
         for name in sorted(names):
             deeper, before = trie[name] if trie is not None else None, was.get(name) if was else None
-            task = yield self.pair(joined(path, name), old.get(name), new.get(name), deeper, before)
+            task = yield self.pair(tree.joined(path, name), old.get(name), new.get(name), deeper, before)
             if task is not None:
                 found.append(task)
         return tuple(found)
@@ -181,7 +181,7 @@ class _Planner:
     def _removals(self, path: bytes, now: Entry) -> Steps[tuple[Task, ...]]:
         found: list[Task] = []
         for name, entry in self._entries(now).items():
-            task = yield self._removal(joined(path, name), entry)
+            task = yield self._removal(tree.joined(path, name), entry)
             if task is not None:
                 found.append(task)
         return tuple(found)
@@ -237,10 +237,6 @@ def same_content(one: Entry, other: Entry) -> bool:
 def same_metadata(one: Entry, other: Entry) -> bool:
     """Returns whether mode and time are equal. A link's mode is ignored."""
     return one.mtime_ns == other.mtime_ns and (one.mode == other.mode or one.kind == other.kind == LINK)
-
-
-def joined(path: bytes, name: bytes) -> bytes:
-    return path + b"/" + name if path else name
 
 
 def shown(path: bytes) -> str:

@@ -22,7 +22,7 @@ from killick.clock import Clock
 from killick.logger import get_logger
 from killick.workspace import scan_cache, tree
 from killick.workspace.batch_reader import BatchReader, FileRequest, Found
-from killick.workspace.file_reader import CapturedFile, UnstableFile, encoded, key_of, opened
+from killick.workspace.file_reader import CapturedFile, UnstableFile, closing, encoded, key_of, opened
 from killick.workspace.ignore import IGNORE_FILES, Rules
 from killick.workspace.inotify import Watch, is_trusted
 from killick.workspace.processes import written
@@ -118,23 +118,7 @@ class Scanner:
     ) -> Entry:
         """Scans and stores the folder, and returns its root entry. `thorough`: scan everything, not only the kernel's
         reports. `quick`: leave the check for files open for writing to the next scan. `force`: paths to include
-        despite ignore rules. `quiet`: called once the files may change again."""
-        try:
-            return self._scanned(writing, thorough=thorough, quick=quick, force=force, quiet=quiet)
-        except BaseException:
-            self._reader.clear()
-            self.invalidate()
-            raise
-
-    def invalidate(self) -> None:
-        """A scan failed, or its snapshot was not published. The next one scans everything, because the kernel's reports
-        are consumed, and assumes nothing to be stored."""
-        self._was_forced = True
-        self._generation = -1
-
-    def _scanned(
-        self, writing: SnapshotWriter, *, thorough: bool, quick: bool, force: Collection[str], quiet: Callable[[], None]
-    ) -> Entry:
+        despite ignore rules. `quiet`: called once the files may change again. After an error, call `invalidate`."""
         self.changed, self.left_out = 0, []
         self._force = frozenset(part for path in force for part in _upwards(path))
         self._check_generation(writing)
@@ -157,6 +141,13 @@ class Scanner:
         quiet()
         self._store(self._top, writing)
         return self._top.entry(b"")
+
+    def invalidate(self) -> None:
+        """A scan failed, or its snapshot was not published. The next one scans everything, because the kernel's reports
+        are consumed, and assumes nothing to be stored."""
+        self._reader.clear()
+        self._was_forced = True
+        self._generation = -1
 
     @property
     def totals(self) -> tuple[int, int]:
@@ -204,25 +195,25 @@ class Scanner:
 
     def _reported(self) -> set[str] | None:
         """Returns the folders that may have changed; None if only a full scan can tell."""
-        if self._watch is None:
-            return None
-        changed = self._watch.changed()
+        changed = None if self._watch is None else self._kernel_changes(self._watch)
         if changed is None:
             return None
-        below = len(self._root) + 1
-        paths = {os.fsdecode(path[below:]) for path in changed if path[: below - 1] == self._root}
-        return paths | self._always_scanned | self._unwatched | self._suspected.keys()
+        return changed | self._always_scanned | self._unwatched | self._suspected.keys()
+
+    def _kernel_changes(self, watch: Watch) -> set[str] | None:
+        """Returns the folders in which the kernel saw changes; None if it does not know."""
+        below, changed = len(self._root) + 1, watch.changed()
+        if changed is None:
+            return None
+        return {os.fsdecode(path[below:]) for path in changed if path[: below - 1] == self._root}
 
     def _scan_all(self, writing: SnapshotWriter, reported: set[str] | None) -> None:
         """Scans every folder. If the kernel should have reported and did not, stops watching."""
         assert self._top is not None
         first, missed = self.full_scan_us == 0, set[str]()
         self.full_scan_us = self._clock.now_us()
-        fd = self._open("")
-        try:
+        with closing(self._open("")) as fd:
             self._scan(fd, "", self._top, writing, deep=True, changed=missed)
-        finally:
-            os.close(fd)
         while self._deep:
             self._scan_at(self._deep.pop(), writing, deep=True, changed=missed)
         self._read_files(writing)
@@ -250,15 +241,13 @@ class Scanner:
         for _ in range(ROUNDS_MAX):
             if self._watch is None:
                 return
-            changed = self._watch.changed()
+            changed = self._kernel_changes(self._watch)
             if changed is None:
                 self._scan_all(writing, None)
-                continue
-            below = len(self._root) + 1
-            moved = {os.fsdecode(path[below:]) for path in changed if path[: below - 1] == self._root}
-            if not moved:
+            elif changed:
+                self._scan_some(changed, writing)
+            else:
                 return
-            self._scan_some(moved, writing)
 
     # folders ----------------------------------------------------------------------------------
 
@@ -272,11 +261,8 @@ class Scanner:
         """Opens a folder by its path, never through a link."""
         fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         for name in filter(None, path.split("/")):
-            above = fd
-            try:
+            with closing(fd):
                 fd = opened(name, fd)
-            finally:
-                os.close(above)
         return fd
 
     def _scan_at(self, path: str, writing: SnapshotWriter, *, deep: bool, changed: set[str]) -> None:
@@ -295,10 +281,8 @@ class Scanner:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
                 return
             raise
-        try:
+        with closing(fd):
             self._scan(fd, path, folder, writing, deep=deep, changed=changed)
-        finally:
-            os.close(fd)
 
     def _scan(
         self, fd: int, path: str, folder: Folder, writing: SnapshotWriter, *, deep: bool, changed: set[str]
@@ -339,7 +323,6 @@ class Scanner:
     def _compared(
         self, path: str, folder: Folder, listed: Mapping[str, os.stat_result], *, rules_changed: bool
     ) -> _Listing:  # fmt: skip
-        """Compares a folder's entries with the known ones."""
         found = _Listing()
         files, folders, to_read = found.files, found.folders, found.to_read
         hidden = self._hidden.get(path, ())
@@ -383,10 +366,8 @@ class Scanner:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 return  # removed meanwhile
             raise
-        try:
+        with closing(below):
             self._scan(below, path, folder, writing, deep=True, changed=changed)
-        finally:
-            os.close(below)
 
     def _listed(self, fd: int) -> tuple[os.stat_result, dict[str, os.stat_result]]:
         """Lists a folder and stats the folder itself, as consistently as possible."""
@@ -444,7 +425,6 @@ class Scanner:
     # files ------------------------------------------------------------------------------------
 
     def _read_files(self, writing: SnapshotWriter) -> None:
-        """Reads new and changed files."""
         for to_read, found in self._reader.read_all(writing):
             self._record(to_read.path, to_read.folder, found, to_read.changed)
 
@@ -475,7 +455,6 @@ class Scanner:
     # storing ----------------------------------------------------------------------------------
 
     def _store(self, top: Folder, writing: SnapshotWriter) -> None:
-        """Stores unstored folders, bottom-up."""
         waiting: list[tuple[Folder, bool]] = [(top, False)]
         while waiting:
             folder, is_ready = waiting.pop()
@@ -515,9 +494,8 @@ class Scanner:
             self._inodes = {each.key[3]: path for path, folder in walk(self._top) for each in folder.files.values()}
 
     def _drop_watch(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
-        self._watch, self._may_watch = None, False
+        self.close()
+        self._may_watch = False
 
     def close(self) -> None:
         """Closes the kernel watch."""
@@ -544,7 +522,6 @@ def _upwards(path: str) -> Iterable[str]:
 
 
 def _small(fd: int, name: bytes) -> bytes | None:
-    """Reads an ignore file, if present."""
     try:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
     except OSError:

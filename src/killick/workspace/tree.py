@@ -107,6 +107,16 @@ def kind_of(mode: int) -> int:
     return KINDS.index(_OF_MODE.get(stat.S_IFMT(mode), "device"))
 
 
+def joined(path: bytes, name: bytes) -> bytes:
+    """Returns the path of a name in the folder at a path."""
+    return path + b"/" + name if path else name
+
+
+def is_at(path: bytes, above: bytes) -> bool:
+    """Returns whether a path is another one, or below it."""
+    return not above or path == above or path.startswith(above + b"/")
+
+
 # writing ------------------------------------------------------------------------------------------
 
 
@@ -170,6 +180,15 @@ def blocks(ref: Id, load: Load) -> list[Block]:
     return found
 
 
+def ranges(entry: Entry, load: Load) -> Iterator[tuple[int, bytes]]:
+    """Yields a file's data with their offsets; between them there are only zeros."""
+    if entry.is_long:
+        for block in blocks(entry.ref, load):
+            yield block.offset, load(block.ref)
+    elif entry.size:
+        yield 0, load(entry.ref)
+
+
 def walk(entry: Entry, load: Load, path: bytes = b"") -> Iterator[tuple[bytes, Entry]]:
     """Yields everything below a folder with relative paths, folders before their contents."""
     waiting = [(path, iter(folder(entry.ref, load)))]
@@ -179,7 +198,7 @@ def walk(entry: Entry, load: Load, path: bytes = b"") -> Iterator[tuple[bytes, E
         if each is None:
             waiting.pop()
             continue
-        place = above + b"/" + each.name if above else each.name
+        place = joined(above, each.name)
         yield place, each
         if each.is_folder:
             waiting.append((place, iter(folder(each.ref, load))))
@@ -243,18 +262,14 @@ class Change(msgspec.Struct, frozen=True):
             return "added"
         if self.after is None:
             return "removed"
-        same = (self.before.kind, self.before.size, self.before.ref) == (
-            self.after.kind,
-            self.after.size,
-            self.after.ref,
-        )
-        return "touched" if same or (self.before.is_folder and self.after.is_folder) else "changed"
+        one, other = ((each.kind, each.size, each.ref) for each in (self.before, self.after))
+        return "touched" if one == other or (self.before.is_folder and self.after.is_folder) else "changed"
 
 
-def changes(before: Entry | None, after: Entry | None, load: Load, path: bytes = b"") -> Iterator[Change]:
+def changes(before: Entry | None, after: Entry | None, load: Load) -> Iterator[Change]:
     """Yields the differences between two folders, by path: each folder's own first, then those below. Shared subtrees
     are skipped."""
-    waiting = [(before, after, path)]
+    waiting = [(before, after, b"")]
     while waiting:
         one, other, place = waiting.pop()
         if one == other:
@@ -266,7 +281,7 @@ def changes(before: Entry | None, after: Entry | None, load: Load, path: bytes =
         old = {each.name: each for each in folder(one.ref, load)} if one is not None and one.is_folder else {}
         new = {each.name: each for each in folder(other.ref, load)} if other is not None and other.is_folder else {}
         names = sorted(old.keys() | new.keys(), reverse=True)
-        waiting += [(old.get(name), new.get(name), place + b"/" + name if place else name) for name in names]
+        waiting += [(old.get(name), new.get(name), joined(place, name)) for name in names]
 
 
 def _own(entry: Entry) -> tuple[int, int, int]:

@@ -211,7 +211,6 @@ class Workspace:
 
     @property
     def _cache_path(self) -> Path:
-        """The scan cache's file."""
         return self.vault.path / "seen" / sha256(os.fsencode(self.path)).hexdigest()[:32]
 
     def _captured(
@@ -233,7 +232,7 @@ class Workspace:
             if self._published.get(owner) != root or writing.sweeps != self._sweeps:
                 writing.publish(root, owner, at_us)
                 self._published[owner], self._sweeps = root, writing.sweeps
-        alive = self._alive() if check else ()
+        alive = tuple(processes.alive(self.path, holder=os.environ.get(HOLDER_ENV, ""))) if check else ()
         self._save(at_us, always=not self._saved_us)
         if scanner.changed:
             self._compress()
@@ -262,9 +261,6 @@ class Workspace:
         self._saved_us = at_us
         with contextlib.suppress(OSError, RecursionError):
             self._scanner.save(self._cache_path)
-
-    def _alive(self) -> tuple[Process, ...]:
-        return tuple(processes.alive(self.path, holder=os.environ.get(HOLDER_ENV, "")))
 
     # restore ----------------------------------------------------------------------------------
 
@@ -312,8 +308,8 @@ class Workspace:
             os.fsdecode(change.path)
             for change in tree.changes(now, target, self.vault.load)
             if change.before is None
-            and (paths is None or any(_is_at(change.path, path) for path in paths))
-            and not any(_is_at(change.path, path) for path in hidden)
+            and (paths is None or any(tree.is_at(change.path, path) for path in paths))
+            and not any(tree.is_at(change.path, path) for path in hidden)
             and os.path.lexists(os.path.join(os.fsencode(self.path), change.path))
         ]
         return found if not covered else self._captured(owner, thorough=True, force=covered)
@@ -379,12 +375,10 @@ def _invalidating(scanner: Scanner) -> Generator[None]:
 
 
 def content(entry: Entry, load: tree.Load) -> bytes:
-    """Yields a snapshot file's content."""
-    if not entry.is_long:
-        return load(entry.ref)
+    """Returns a snapshot file's content."""
     data = bytearray(entry.size)
-    for block in tree.blocks(entry.ref, load):
-        data[block.offset : block.offset + block.size] = load(block.ref)
+    for offset, part in tree.ranges(entry, load):
+        data[offset : offset + len(part)] = part
     return bytes(data)
 
 
@@ -403,10 +397,9 @@ class _Ignored:
                 return True
             if depth == len(parts) - 1:
                 return False
-            above = above + b"/" + name if above else name
+            above = tree.joined(above, name)
             if above not in self._scopes:
-                entries = tree.folder(entry.ref, self._load) if entry is not None and entry.is_folder else []
-                below = next((each for each in entries if each.name == name), None)
+                below = None if entry is None else tree.find(entry, name, self._load)
                 self._scopes[above] = self._scope(scope, above, below), below
             scope, entry = self._scopes[above]
         return False
@@ -421,10 +414,6 @@ class _Ignored:
             return None
 
         return self._rules.scope(above, path, read)
-
-
-def _is_at(path: bytes, above: bytes) -> bool:
-    return not above or path == above or path.startswith(above + b"/")
 
 
 def _resolver(future: Future[None]) -> Callable[[], None]:

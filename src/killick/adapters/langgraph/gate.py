@@ -13,13 +13,13 @@ import os
 import re
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from hashlib import sha256
 from inspect import Parameter, iscoroutinefunction, signature
 from itertools import count
 from threading import Lock
-from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, Final, Literal, ParamSpec, TypeVar, cast
 
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
@@ -28,12 +28,13 @@ from langgraph.config import get_config
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.prebuilt.tool_node import ToolCallRequest
 from langgraph.runtime import get_runtime
-from langgraph.types import Command, Interrupt
+from langgraph.types import Interrupt
 
 from killick.adapters import langchain_approvals
 from killick.adapters.langgraph.serialization import STRICT_SERDE
 from killick.adapters.tool_gate import (
     CallGroup,
+    CallTracker,
     Declared,
     Errors,
     Stopped,
@@ -56,14 +57,12 @@ from killick.engine.views import Wait
 from killick.errors import AnswerRefused, DeclarationRefused, KillickError, Rejected, RunWaiting, Skipped, StepFailed
 from killick.history.run_info import waits_of
 from killick.llm.external import Host, here
+from killick.llm.toolset import driven, settled
 from killick.model.facts import Step
 from killick.model.state import State
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-Came: TypeAlias = ToolMessage | Command[Any]
-"""The result of a tool call in LangGraph."""
 
 TASKS_MAX: Final = 1_024
 """The number of recent tasks whose calls are remembered."""
@@ -237,36 +236,25 @@ class Gate:
 
     def call(self, call: Call, fn: Callable[..., Any]) -> Any:
         """Makes a call, or returns its recorded result."""
-        with ExitStack() as stack:
-            with _or_stopped():
-                host = stack.enter_context(call.host)
-            for key in call.tries():
-                ran = _CallTracker(fn)
-                try:
-                    if call.tool is None:
-                        return host.model_sync(ran.blocking(call.who), key=key, **call.arguments)
-                    fn_ = ran.blocking(call.who)
-                    return host.call_sync(call.tool, call.arguments, key=key, fn=fn_, bubbles=_BUBBLES)
-                except KillickError as error:
-                    found = _settled(error, ran)
-                if found is not None:
-                    self._answered(found, call)
-        raise AssertionError
+        return driven(self._made(call, fn, blocking=True))
 
     async def call_soon(self, call: Call, fn: Callable[..., Awaitable[Any]]) -> Any:
         """The same, awaited."""
+        return await self._made(call, fn, blocking=False)
+
+    async def _made(self, call: Call, fn: Callable[..., Any], *, blocking: bool) -> Any:
         async with AsyncExitStack() as stack:
             with _or_stopped():
-                host = await stack.enter_async_context(call.host)
+                host = stack.enter_context(call.host) if blocking else await stack.enter_async_context(call.host)
+            model, tool = (host.model_sync, host.call_sync) if blocking else (host.model, host.call)
             for key in call.tries():
-                ran = _CallTracker(fn)
+                ran = CallTracker(call.who, fn)
                 try:
                     if call.tool is None:
-                        return await host.model(ran.awaited(call.who), key=key, **call.arguments)
-                    fn_ = ran.awaited(call.who)
-                    return await host.call(call.tool, call.arguments, key=key, fn=fn_, bubbles=_BUBBLES)
+                        return await settled(model(ran.fn, key=key, **call.arguments))
+                    return await settled(tool(call.tool, call.arguments, key=key, fn=ran.fn, bubbles=_BUBBLES))
                 except KillickError as error:
-                    found = _settled(error, ran)
+                    found = _open_wait(error, ran)
                 if found is not None:
                     self._answered(found, call)
         raise AssertionError
@@ -367,34 +355,6 @@ class Call:
                 yield self.key
 
 
-class _CallTracker:
-    """A function, and whether it was called: a recorded result comes without a call."""
-
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self._fn = fn
-        self.was_called = False
-
-    def blocking(self, name: str) -> Callable[..., Any]:
-        """Returns it as a named function for a host."""
-
-        def called(**arguments: Any) -> Any:
-            self.was_called = True
-            return self._fn(**arguments)
-
-        called.__qualname__ = called.__name__ = name
-        return called
-
-    def awaited(self, name: str) -> Callable[..., Awaitable[Any]]:
-        """The same, awaited."""
-
-        async def called(**arguments: Any) -> Any:
-            self.was_called = True
-            return await self._fn(**arguments)
-
-        called.__qualname__ = called.__name__ = name
-        return called
-
-
 @contextmanager
 def _or_stopped() -> Generator[None]:
     """Errors here are not for a model to read."""
@@ -404,8 +364,8 @@ def _or_stopped() -> Generator[None]:
         raise Stopped(str(error)) from error
 
 
-def _settled(error: KillickError, ran: _CallTracker) -> RunWaiting | None:
-    """Handles an error of the gate: waits for a person, or returns None for a retry; else raises it."""
+def _open_wait(error: KillickError, ran: CallTracker) -> RunWaiting | None:
+    """Returns an error of the gate that is a wait for a person; None for a retry. Raises any other."""
     if isinstance(error, RunWaiting):
         return error
     if isinstance(error, Rejected):
@@ -466,16 +426,16 @@ def _with(request: ToolCallRequest, arguments: Mapping[str, Any]) -> ToolCallReq
     return request.override(tool_call={**request.tool_call, "args": dict(arguments)})
 
 
-def _recorded(came: Any, note: str = "") -> Any:
+def _recorded(result: Any, note: str) -> Any:
     """Returns a call's result for recording: a message as readable data, anything else as bytes."""
-    if note and isinstance(came, ToolMessage):
-        content = came.content
+    if note and isinstance(result, ToolMessage):
+        content = result.content
         noted = f"{content}\n{note}" if isinstance(content, str) else [*content, {"type": "text", "text": note}]
-        came = came.model_copy(update={"content": noted})
-    if type(came) is ToolMessage and came.artifact is None:
-        fields = came.model_dump(mode="json", exclude={"tool_call_id", "artifact", "type"}, exclude_defaults=True)
-        return {"content": came.content, **fields}
-    return {"typed": list(STRICT_SERDE.dumps_typed(came))}
+        result = result.model_copy(update={"content": noted})
+    if type(result) is ToolMessage and result.artifact is None:
+        fields = result.model_dump(mode="json", exclude={"tool_call_id", "artifact", "type"}, exclude_defaults=True)
+        return {"content": result.content, **fields}
+    return {"typed": list(STRICT_SERDE.dumps_typed(result))}
 
 
 def _restored(recorded: Any, request: ToolCallRequest) -> Any:

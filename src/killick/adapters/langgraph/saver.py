@@ -312,16 +312,9 @@ class KillickSaver(BaseCheckpointSaver[Any]):
     aprune = in_thread(prune)
     aget_delta_channel_history = in_thread(get_delta_channel_history)
 
-    async def alist(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,  # noqa: A002
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[CheckpointTuple]:
+    async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """As `list`."""
-        found = self.list(config, filter=filter, before=before, limit=limit)
+        found = self.list(config, **options)
         while (each := await asyncio.to_thread(next, found, None)) is not None:
             yield each
 

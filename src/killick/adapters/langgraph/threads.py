@@ -15,11 +15,12 @@ from typing import Any, Final, NamedTuple, cast
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from killick.adapters.framework_state import CACHE_BYTES_MAX, FrameworkState, Items, StateLog
+from killick.adapters.framework_state import CACHE_BYTES_MAX, Cache, FrameworkState, StateLog
 from killick.adapters.langgraph.serialization import Packer, Snapshot, Unpacker, digest_of, inflated
 from killick.client.client import AnyClient, Client
 from killick.errors import HeadMoved, ValueErased
 from killick.log.writer import Entry
+from killick.lru import Lru
 from killick.model import events as e
 from killick.model import system_events
 from killick.model.chunks import Erased
@@ -68,7 +69,7 @@ class Draft(NamedTuple):
 class Thread(StateLog):
     """One thread."""
 
-    def __init__(self, client: Client, id: str, frames: Items[bytes], snapshots: Items[Snapshot]) -> None:  # noqa: A002
+    def __init__(self, client: Client, id: str, frames: Cache[bytes], snapshots: Cache[Snapshot]) -> None:  # noqa: A002
         super().__init__(client, SPACE, id)
         self._frames = frames
         self._snapshots = snapshots
@@ -133,7 +134,7 @@ class Thread(StateLog):
         return Unpacker(serde, lambda number: cached.get(number) or frame_of(number), self._keep_snapshot)
 
     def _keep_snapshot(self, number: int, snapshot: Snapshot) -> None:
-        self._snapshots.add((self._run, number), snapshot, len(snapshot.state))
+        self._snapshots.put((self._run, number), snapshot, len(snapshot.state))
         self._known.setdefault(digest_of(snapshot.state), number)
 
     def frames(self, numbers: Iterable[int]) -> Callable[[int], bytes]:
@@ -149,7 +150,7 @@ class Thread(StateLog):
         if isinstance(frame, Erased):
             raise ValueErased(frame.hash)
         frame = inflated(frame)
-        self._frames.add((self._run, number), frame, len(frame))
+        self._frames.put((self._run, number), frame, len(frame))
         return frame
 
     def _place(self, number: int) -> tuple[int, int]:
@@ -231,8 +232,8 @@ class Threads(FrameworkState):
 
     def __init__(self, store: AnyClient | str | os.PathLike[str]) -> None:
         super().__init__(store, SPACE)
-        self._frames: Items[bytes] = Items(CACHE_BYTES_MAX)
-        self._snapshots: Items[Snapshot] = Items(CACHE_BYTES_MAX)
+        self._frames: Cache[bytes] = Lru(CACHE_BYTES_MAX)
+        self._snapshots: Cache[Snapshot] = Lru(CACHE_BYTES_MAX)
 
     def opened(self, id: str) -> Thread:  # noqa: A002
         return Thread(self.client, id, self._frames, self._snapshots)

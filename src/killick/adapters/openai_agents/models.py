@@ -13,7 +13,6 @@ from openai.types.responses import Response, ResponseCompletedEvent, ResponseUsa
 from pydantic import TypeAdapter
 
 from agents import (
-    AgentOutputSchemaBase,
     FunctionTool,
     Handoff,
     Model,
@@ -21,12 +20,12 @@ from agents import (
     ModelProvider,
     ModelResponse,
     ModelSettings,
-    ModelTracing,
     RunConfig,
     Tool,
     TResponseInputItem,
 )
 from killick.adapters.openai_agents.turns import turn_here
+from killick.adapters.tool_gate import CallTracker
 from killick.definitions.policy import ONCE, Policy
 from killick.definitions.tools import AsyncTool
 from killick.errors import StepFailed
@@ -76,44 +75,21 @@ class RecordedModel(Model):
     def of(cls, model: Model, name: str | None = None) -> RecordedModel:
         return model if isinstance(model, RecordedModel) else cls(model, name)
 
-    async def get_response(
-        self,
-        system_instructions: str | None,
-        input: str | list[TResponseInputItem],  # noqa: A002
-        model_settings: ModelSettings,
-        tools: list[Tool],
-        output_schema: AgentOutputSchemaBase | None,
-        handoffs: list[Handoff[Any, Any]],
-        tracing: ModelTracing,
-        **more: Any,
-    ) -> ModelResponse:
+    async def get_response(self, *args: Any, **given: Any) -> ModelResponse:
         async def ask(**request: Any) -> dict[str, Any]:
-            given = (system_instructions, input, model_settings, tools, output_schema, handoffs, tracing)
-            reply = await self.inner.get_response(*given, **more)
+            reply = await self.inner.get_response(*args, **given)
             return self._reply_data(reply.output, reply.usage, reply.response_id, reply.request_id, reply.raw_usage)
 
-        request = self._request(system_instructions, input, model_settings, tools, handoffs, more)
-        return _response(await self._asked(ask, request))
+        return _response(await self._asked(ask, self._request(*args, **given)))
 
-    async def stream_response(
-        self,
-        system_instructions: str | None,
-        input: str | list[TResponseInputItem],  # noqa: A002
-        model_settings: ModelSettings,
-        tools: list[Tool],
-        output_schema: AgentOutputSchemaBase | None,
-        handoffs: list[Handoff[Any, Any]],
-        tracing: ModelTracing,
-        **more: Any,
-    ) -> AsyncIterator[TResponseStreamEvent]:
+    async def stream_response(self, *args: Any, **given: Any) -> AsyncIterator[TResponseStreamEvent]:
         """Yields events as they arrive; the last one once the reply is recorded. A recorded reply yields only the last
         one."""
         events: asyncio.Queue[Any] = asyncio.Queue()
 
         async def ask(**request: Any) -> dict[str, Any]:
-            given = (system_instructions, input, model_settings, tools, output_schema, handoffs, tracing)
             whole, items = None, list[Any]()
-            async for event in self.inner.stream_response(*given, **more):
+            async for event in self.inner.stream_response(*args, **given):
                 if event.type in _LAST:
                     whole = event
                     continue
@@ -122,8 +98,7 @@ class RecordedModel(Model):
                 events.put_nowait(event)
             return self._streamed_reply(whole, items)
 
-        request = self._request(system_instructions, input, model_settings, tools, handoffs, more)
-        asked = asyncio.ensure_future(self._asked(ask, request))
+        asked = asyncio.ensure_future(self._asked(ask, self._request(*args, **given)))
         asked.add_done_callback(lambda _: events.put_nowait(_OVER))
         count = 0
         try:
@@ -136,34 +111,31 @@ class RecordedModel(Model):
 
     async def _asked(self, ask: Callable[..., Awaitable[dict[str, Any]]], request: dict[str, Any]) -> dict[str, Any]:
         """Returns the recorded reply, or the model's. A recorded failure is not final: the SDK asked again."""
-        turn, asked = turn_here(self.name), False
-
-        async def live(**request: Any) -> dict[str, Any]:
-            nonlocal asked
-            asked = True
-            return await ask(**request)
-
-        model = AsyncTool[..., Any](live, self.name, _POLICY)
+        turn, tracked = turn_here(self.name), CallTracker(self.name, ask)
+        model = AsyncTool[..., Any](tracked.fn, self.name, _POLICY)
         while True:
             try:
                 reply: dict[str, Any] = await turn.host.model(model, key=turn.model_key(), **request)
                 return reply
             except StepFailed as failed:
-                if asked:
+                if tracked.was_called:
                     raise (failed.__cause__ or failed) from None
 
     def _request(
-        self, instructions: str | None, given: str | list[TResponseInputItem], settings: ModelSettings,
-        tools: Sequence[Tool], handoffs: Sequence[Handoff[Any, Any]], more: dict[str, Any],
+        self, system_instructions: str | None, input: str | list[TResponseInputItem],  # noqa: A002
+        model_settings: ModelSettings, tools: Sequence[Tool], output_schema: Any, handoffs: Sequence[Handoff[Any, Any]],
+        tracing: Any, **more: Any,
     ) -> dict[str, Any]:  # fmt: skip
         """Returns a request for recording, in the form of the Responses API."""
         shown: list[dict[str, Any]] = [_shown(tool) for tool in tools]
         shown += [
             {"type": "function", "name": each.tool_name, "parameters": each.input_json_schema} for each in handoffs
         ]
-        said = {name: value for name, value in settings.to_traceable_dict().items() if value is not None}
-        rest = {name: value for name, value in more.items() if value is not None}
-        return {"model": self.name, "instructions": instructions, "input": given, "tools": shown, **said, **rest}
+        options = {**model_settings.to_traceable_dict(), **more}
+        return {
+            "model": self.name, "instructions": system_instructions, "input": input, "tools": shown,
+            **{name: value for name, value in options.items() if value is not None},
+        }  # fmt: skip
 
     def _reply_data(
         self,

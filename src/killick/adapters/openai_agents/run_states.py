@@ -7,7 +7,7 @@ import os
 from typing import Any, Final
 
 from agents import Agent, RunResult, RunResultStreaming, RunState
-from killick.adapters.framework_state import FrameworkState, StateEntry, StateOwner
+from killick.adapters.framework_state import FrameworkState, StateEntry, StateOwner, in_thread
 from killick.client.client import AnyClient
 
 SPACE: Final = "openai-agents-states"
@@ -32,16 +32,20 @@ class KillickRunStates(StateOwner):
 
     async def load(self, id: str, agent: Agent[Any], **options: Any) -> RunState[Any] | None:  # noqa: A002
         """Loads a state for this agent. `options` are those of `RunState.from_json`."""
-        kept = await asyncio.to_thread(self._shelf.get, id, _STATE)
-        if kept is None:
-            return None
-        found = await asyncio.to_thread(lambda: kept.value)
-        return await RunState.from_json(agent, found, **options)
+        found = await self._read(id)
+        return None if found is None else await RunState.from_json(agent, found, **options)
 
-    async def drop(self, id: str) -> None:  # noqa: A002
+    @in_thread
+    def _read(self, id: str) -> Any:  # noqa: A002
+        kept = self._shelf.get(id, _STATE)
+        return None if kept is None else kept.value
+
+    @in_thread
+    def drop(self, id: str) -> None:  # noqa: A002
         """Removes a state from the store."""
-        await asyncio.to_thread(self._shelf.forget, id)
+        self._shelf.forget(id)
 
-    async def ids(self) -> list[str]:
+    @in_thread
+    def ids(self) -> list[str]:
         """Returns the ids of saved states, the newest first."""
-        return await asyncio.to_thread(lambda: list(self._shelf.ids()))
+        return list(self._shelf.ids())

@@ -25,6 +25,7 @@ from killick.cli.context import Shell, command, complete_run, pair, value_of
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.clock import SystemClock
 from killick.definitions.agents import Agent
+from killick.history.phrasing import counted
 from killick.presenting import check_reports
 from killick.version import VERSION
 
@@ -111,18 +112,13 @@ def _checked(shell: Shell, case: Case, most: int) -> Report:
         task = progress.add_task(f"interrupting {case.agent.name}", total=None, way="")
 
         def tell(way: str, count: int, expected: int) -> None:
-            _restart_timer()
+            signal.alarm(PATIENCE_SECONDS)  # another rehearsal begins, and may take its time
             progress.update(task, completed=count, total=expected, way=way)
 
         report = check(case, stories_max=most, progress=tell)
     if not shell.json:
         shell.out.print(rendered(report, clock.monotonic() - begun))
     return report
-
-
-def _restart_timer() -> None:
-    """Another rehearsal begins, and may take its time."""
-    signal.alarm(PATIENCE_SECONDS)
 
 
 @contextlib.contextmanager
@@ -136,7 +132,7 @@ def _with_timeout(case: Case) -> Generator[None]:
         )
 
     before = signal.signal(signal.SIGALRM, ring)
-    _restart_timer()
+    signal.alarm(PATIENCE_SECONDS)
     logger = logging.getLogger("killick")
     level = logger.level
     logger.setLevel(logging.CRITICAL)  # rehearsals log errors that they cause themselves
@@ -150,12 +146,11 @@ def _with_timeout(case: Case) -> Generator[None]:
 
 def rendered(report: Report, seconds: float) -> RenderableType:
     """The report as people read it."""
-    steps = f"{report.steps} step{'s' * (report.steps != 1)}"
-    asked = f", {report.questions} question{'s' * (report.questions != 1)}" if report.questions else ""
+    asked = f", {counted(report.questions, 'question')}" if report.questions else ""
     rate = f"\n{paint.span(seconds * 1_000_000)}, {report.stories / max(seconds, 0.001):.0f} a second"
     lines = {
         "agent": Text.assemble((report.agent, "bold"), (f"  {report.where}", "dim")),
-        "baseline": Text.assemble(paint.status(report.left_alone), f", {steps}{asked}"),
+        "baseline": Text.assemble(paint.status(report.left_alone), f", {counted(report.steps, 'step')}{asked}"),
         "interrupted": Text.assemble(f"{report.stories} times: {report.ways_text}", (rate, "dim")),
     }
     if report.reached.tools or report.reached.lines:
@@ -187,12 +182,12 @@ def _found(finding: Finding) -> list[RenderableType]:
 def _reached(reached: Reached) -> Text:
     """The steps that the rehearsals reached, and those that none did."""
     never = len(reached.tools_never)
-    parts = [f"{reached.tools - never} of {reached.tools} tool{'s' * (reached.tools != 1)}"] if reached.tools else []
+    parts = [f"{reached.tools - never} of {counted(reached.tools, 'tool')}"] if reached.tools else []
     branches = reached.branches - len(reached.branches_never)
     if reached.lines:
         parts.append(f"{reached.lines_reached} of {reached.lines} lines")
     if reached.branches:
-        parts.append(f"{branches} of {reached.branches} branch{'es' * (reached.branches != 1)}")
+        parts.append(f"{branches} of {counted(reached.branches, 'branch', 'branches')}")
     missed = reached.branches_never or reached.lines_never  # the lines of a branch that was not taken are its own
     shown = [*missed[:MISSED_MAX], *([f"{len(missed) - MISSED_MAX} more"] if len(missed) > MISSED_MAX else [])]
     return Text.assemble(", ".join(parts), *((f"\nnot: {', '.join(shown)}", "yellow"),) if shown else ())
@@ -206,6 +201,6 @@ def _verdict(report: Report) -> Text:
     style = _VERDICTS[report.verdict]
     if report.verdict == "sound":
         return Text.assemble("  ", ("✓ nothing found", style), ": nothing twice, nothing lost, the same end")
-    parts = [f"{faults} fault{'s' * (faults != 1)}"] if faults else []
-    parts += [f"{advice} thing{'s' * (advice != 1)} to know"] if advice else []
+    parts = [counted(faults, "fault")] if faults else []
+    parts += [f"{counted(advice, 'thing')} to know"] if advice else []
     return Text.assemble("  ", (" and ".join(parts) or "nothing found so far, and not everything was rehearsed", style))

@@ -26,7 +26,6 @@ from killick.definitions.tools import TOOLS, AnyTool
 from killick.errors import AgentUnknown, ContractRefused
 from killick.history.backtest import Change, Judged, Rejudged, rejudge
 from killick.history.phrasing import counted, listed
-from killick.model.facts import ContractInForce
 from killick.presenting.contracts import words
 
 _STYLES: Final = {"accept": "green", "ask": "yellow", "reject": "red"}
@@ -183,13 +182,11 @@ def _found(shell: Shell, target: str) -> Iterator[tuple[str, Contract]]:
                 f"{target}: no contract is on record of it; `killick contract rejudge --contract FILE` tries one"
             )
         for each in sorted(bound, key=lambda each: each.of is not None):
-            yield _owner_text(each), Contract.from_spec(shell.log.data(target, each.seq)["contract"])
+            above = f", that of {each.of} above" if each.of is not None else ""
+            contract = Contract.from_spec(shell.log.data(target, each.seq)["contract"])
+            yield f", in force since event {each.seq}{above}", contract
     else:
         yield "", _of_agent(shell, target)
-
-
-def _owner_text(bound: ContractInForce) -> str:
-    return f", in force since event {bound.seq}" + (f", that of {bound.of} above" if bound.of is not None else "")
 
 
 def _of_agent(shell: Shell, name: str) -> Contract:
@@ -217,9 +214,8 @@ def _contract_of(target: str, found: Any) -> Contract:
 
 
 def _read(target: str) -> Contract:
-    path = _file(target)
     try:
-        return read_contract(path)
+        return read_contract(_file(target))
     except ContractRefused as refused:
         raise CommandFailed(
             f"{target}: {refused}; `killick contract check {target}` shows everything at once"

@@ -65,8 +65,8 @@ def _act(shell: Shell, act: Act, selection: Selection) -> Exit | None:
     if not dry_run:
         named = ", ".join(run.id for run, _ in planned[:3]) + (", …" if len(planned) > 3 else "")
         question = f"{act.verb} {counted(len(planned), 'run')} ({named})?"
-        if not selection.is_named and not shell.confirm(question, yes=selection.yes):
-            raise CommandFailed("nothing done", Exit.BAD)
+        if not selection.is_named:
+            shell.confirm(question, yes=selection.yes)
         outcomes = [_done(act, plan) for plan in outcomes]
     _report(shell, act, outcomes, dry_run=dry_run)
     return Exit.BAD if any(outcome.refused for outcome in outcomes) and not dry_run else None

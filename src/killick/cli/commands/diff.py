@@ -10,11 +10,12 @@ from typing import Final
 import click
 from rich.text import Text
 
+from killick.cli import style as paint
 from killick.cli.commands.files import print_diff
 from killick.cli.context import Shell, command, run_argument
 from killick.cli.exit_codes import CommandFailed
 from killick.history.compare_runs import Condition, RunComparison, compare, folded
-from killick.history.diff import Diff, Line, across, between, shown
+from killick.history.diff import Diff, across, between, shown
 from killick.history.graph.text import cells, cut
 from killick.history.phrasing import counted
 from killick.log.boundaries import is_place
@@ -58,7 +59,8 @@ def diff_command(shell: Shell, run: str, places: tuple[str, ...], at: str | None
     elif shell.json:
         shell.emit(found.patch())
     else:
-        _print(shell, found)
+        _print_head(shell, found)
+        _print_changes(shell, found)
 
 
 def _found(shell: Shell, run: str, places: tuple[str, ...], at: str | None) -> Diff | RunComparison:
@@ -76,7 +78,6 @@ def _found(shell: Shell, run: str, places: tuple[str, ...], at: str | None) -> D
 
 
 def _files(shell: Shell, found: Diff) -> None:
-    """The files alone."""
     if found.files is None:
         raise CommandFailed(found.no_files or f"{found.before.run}: has no workspace, so no files were recorded")
     if shell.json:
@@ -98,8 +99,7 @@ def _print_parting(shell: Shell, found: RunComparison) -> None:
     _print_head(shell, found.diff)
     out.print()
     for label, lines in _why(found, out.width - LABEL):
-        for number, line in enumerate(lines):
-            shell.row(Text(f"{label if number == 0 else '':<{LABEL}}", style="dim"), line)
+        shell.print(*paint.labelled(f"{label:<{LABEL}}", lines, out.width))
     if found.pairs:
         out.print()
         for line in _side_by_side(found, out.width):
@@ -154,11 +154,6 @@ def _fitted(text: str, room: int) -> str:
 # states -------------------------------------------------------------------------------------------
 
 
-def _print(shell: Shell, found: Diff) -> None:
-    _print_head(shell, found)
-    _print_changes(shell, found)
-
-
 def _print_head(shell: Shell, found: Diff) -> None:
     one, two = found.before, found.after
     head = Text(f"{one.run}  ", style="bold")
@@ -177,7 +172,8 @@ def _print_changes(shell: Shell, found: Diff) -> None:
         shell.out.print()
         shell.out.print(Text(part, style="bold"))
         for line in group:
-            shell.print(_line(line))
+            style = STYLES[line.sign]
+            shell.print(Text.assemble("  ", (line.sign, f"bold {style}"), " ", (line.text, style)))
     if found.files:
         shell.out.print()
         print_diff(shell, found.files)
@@ -188,7 +184,3 @@ def _print_changes(shell: Shell, found: Diff) -> None:
 
 def _place(label: str, seq: int) -> str:
     return label if label == f"@{seq}" else f"{label} @{seq}"
-
-
-def _line(line: Line) -> Text:
-    return Text.assemble("  ", (line.sign, f"bold {STYLES[line.sign]}"), " ", (line.text, STYLES[line.sign]))

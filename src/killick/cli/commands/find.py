@@ -232,11 +232,7 @@ def _lines(hit: SearchHit, width: int) -> Iterator[Text]:
     what.truncate(width - 2, overflow="ellipsis")
     yield Text("  ").append_text(what)
     for reason in filter(None, why):
-        yield from _indented(reason, width)
-
-
-def _indented(text: Text, width: int) -> Iterator[Text]:
-    yield from paint.wrapped(Text("    "), text, max(width, 24), WHY_LINES_MAX)
+        yield from paint.wrapped(Text("    "), reason, max(width, 24), WHY_LINES_MAX)
 
 
 def _said(label: str, value: Any, style: str = "") -> Text:

@@ -329,7 +329,6 @@ def _value(wait: Wait | None, given: str | None) -> Any:
 
 
 def _ask(shell: Shell, wait: str, waits: Sequence[Wait], by: str | None) -> None:
-    """Ask the person at the terminal."""
     if not (prompt.can_ask() and sys.stdout.isatty()) or shell.json:
         takes = "; ".join(f"{each.id} takes {', '.join(each.verbs)}" for each in waits)
         raise CommandFailed(f"{wait}: answer what? {takes or 'it asks nothing; `killick inbox` lists the questions'}")

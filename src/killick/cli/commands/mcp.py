@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from importlib.util import find_spec
 
 import click
 
 from killick.cli.context import Shell, command
-from killick.cli.exit_codes import CommandFailed
 
 
 @command("mcp", json=False)
@@ -23,8 +21,7 @@ def mcp_command(shell: Shell, allow_writes: bool, name: str) -> None:
     \b
       claude mcp add killick -- killick mcp --store /srv/killick.db
     """
-    if find_spec("mcp") is None:
-        raise CommandFailed("the MCP server needs its extra; pip install 'killick[mcp]'")
+    shell.refuse_without("the MCP server", "mcp", "mcp")
     # Another surface, which this one knows by name only.
     made = importlib.import_module("killick.adapters.mcp_server")
     made.server(shell.client, allow_writes=allow_writes, name=name).run()

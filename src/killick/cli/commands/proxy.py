@@ -5,18 +5,13 @@ from __future__ import annotations
 import asyncio
 import importlib
 from functools import partial
-from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from killick.cli.commands.worker import LogPrinter
 from killick.cli.context import Shell, command
 from killick.cli.exit_codes import CommandFailed, Exit
-from killick.errors import AccessRefused
-
-EXTRA: Final = ("httpx", "uvicorn")
-"""The packages that only the proxy needs."""
 
 
 @command("proxy")
@@ -49,8 +44,7 @@ def proxy_command(
       killick proxy --upstream https://api.anthropic.com --budget 60000
       OPENAI_BASE_URL=http://127.0.0.1:8787/v1 python agent.py
     """
-    if missing := [name for name in EXTRA if find_spec(name) is None]:
-        raise CommandFailed(f"the proxy needs its extra ({', '.join(missing)} missing); pip install 'killick[proxy]'")
+    shell.refuse_without("the proxy", "proxy", "httpx", "uvicorn")
     if not agent or agent.startswith("killick."):
         raise CommandFailed(f"{agent!r}: no name for these runs; --agent names another")
     client = shell.creating()
@@ -60,11 +54,8 @@ def proxy_command(
     }  # fmt: skip
     # The proxy is another surface: this one knows it by name only.
     server = importlib.import_module("killick.proxy.server")
-    try:
-        with LogPrinter(shell):
-            asyncio.run(server.serve(client, upstream, **options))
-    except AccessRefused as error:
-        raise CommandFailed(str(error)) from None
+    with LogPrinter(shell):
+        asyncio.run(server.serve(client, upstream, **options))
     return Exit.DONE
 
 

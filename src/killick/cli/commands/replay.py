@@ -20,6 +20,7 @@ from killick.cli.exit_codes import CommandFailed, Exit
 from killick.definitions.agents import AnyAgent
 from killick.errors import RunUnknown
 from killick.history.diff import shown, values
+from killick.history.phrasing import counted
 from killick.model.codec import plain
 from killick.replay.replay import Replay
 from killick.replay.result import SECONDS, Played, Replayed, ReplayRequest
@@ -78,16 +79,13 @@ def _found(shell: Shell, source: str, run: str | None) -> tuple[Export, bytes | 
         found = read(source)
         if run is not None and run not in found.runs:
             raise CommandFailed(f"{source}: has no run {run}; it has {', '.join(found.runs)}")
-        return _decrypted(shell, found), None
-    for found in bundle.read(source):
-        if run is None or found.header.run == run:
-            return _decrypted(shell, found), None
-    raise RunUnknown(run or source)
-
-
-def _decrypted(shell: Shell, found: Export) -> Export:
-    """A file in clear, if it comes from a store that is here and encrypted."""
-    return found.decrypt(shell.store) if shell.exists else found
+    else:
+        archived = next((each for each in bundle.read(source) if run is None or each.header.run == run), None)
+        if archived is None:
+            raise RunUnknown(run or source)
+        found = archived
+    # In clear, if it comes from a store that is here and encrypted.
+    return found.decrypt(shell.store) if shell.exists else found, None
 
 
 def _agent(shell: Shell, found: Export, run: str, target: str | None) -> AnyAgent:
@@ -128,8 +126,7 @@ class _Screen:
         state = replay.state
         origin = f", from {source}" if source != replay.run else ""
         redacted = ", redacted" if replay.export.header.redacted is not None else ""
-        count = len(state.fold.steps)
-        summary = f"  {state.agent}, {count} step{'' if count == 1 else 's'} on record{origin}{redacted}, "
+        summary = f"  {state.agent}, {counted(len(state.fold.steps), 'step')} on record{origin}{redacted}, "
         self._print((replay.run, "bold"), summary, (state.status, paint.STYLES.get(state.status, "")))
 
     def step(self, played: Played) -> None:
@@ -177,12 +174,11 @@ def verdict(replayed: Replayed) -> str:
         case "stopped":
             return f"stopped {replayed.stopped}; the code was not run further, and {called}"
         case _:
-            count = len(replayed.played)
             ends = {
                 "completed": "came to the same result", "failed": "failed with the same error",
                 "cancelled": "came to where it was cancelled",
             }.get(replayed.status, f"is {replayed.status} where the record ends")  # fmt: skip
-            return f"agrees: the code took {count} step{'' if count == 1 else 's'} again and {ends}; {called}"
+            return f"agrees: the code took {counted(len(replayed.played), 'step')} again and {ends}; {called}"
 
 
 def _said(played: Played) -> str:
@@ -215,7 +211,6 @@ def _json(value: Any) -> Any:
 
 
 def _document(replayed: Replayed) -> dict[str, Any]:
-    """The same for a program."""
     divergence, strays = replayed.divergence, [stray._asdict() for stray in replayed.strays]
     return {
         "run": replayed.run, "agent": replayed.agent, "outcome": replayed.outcome, "says": verdict(replayed),

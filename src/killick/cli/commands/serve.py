@@ -11,21 +11,15 @@ import tempfile
 import webbrowser
 from functools import partial
 from html import escape
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
-from killick.cli import apps
 from killick.cli.commands.worker import LogPrinter
 from killick.cli.context import Shell, command
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.definitions.agents import AGENTS
-from killick.errors import AccessRefused
-
-EXTRA: Final = ("jinja2", "starlette", "uvicorn")
-"""The packages that only the web server needs."""
 
 
 @command("serve", app=True)
@@ -56,12 +50,8 @@ def serve_command(
       killick serve --open
       killick serve --host 0.0.0.0 --redact card_number
     """
-    if missing := [name for name in EXTRA if find_spec(name) is None]:
-        raise CommandFailed(f"the dashboard needs its extra ({', '.join(missing)} missing); pip install 'killick[web]'")
-    if target is not None:
-        apps.load_module(target)
-    else:
-        shell.load_app()
+    shell.refuse_without("the dashboard", "web", "jinja2", "starlette", "uvicorn")
+    shell.load_app(target)
     if worker and not AGENTS.names():
         raise CommandFailed("no agents are declared here for a worker; name the app: `killick serve app.py --worker`")
     client = shell.creating() if target or shell.app else shell.client
@@ -72,11 +62,8 @@ def serve_command(
     server = importlib.import_module("killick.web.server")
     options["ready"] = partial(_ready, shell, opens=opens, alone=server.is_loopback(host))
     options["renewed"] = partial(_renewed, shell)
-    try:
-        with LogPrinter(shell):
-            asyncio.run(server.serve(client, **options))
-    except AccessRefused as error:
-        raise CommandFailed(str(error)) from None
+    with LogPrinter(shell):
+        asyncio.run(server.serve(client, **options))
     return Exit.DONE
 
 

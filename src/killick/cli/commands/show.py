@@ -138,8 +138,7 @@ def heading(shell: Shell, page: Page, at: str | None = None) -> Iterator[Text]:
     head = Text.assemble((tl.run, "bold")).append("  ").append_text(style.status(status)).append(f"  {tl.agent}")
     yield head.append(f"  as it was at {at}, {style.moment(tl.last_at)}" if at is not None else "", style="dim")
     for label, lines in _labelled(shell, page, status, live=live):
-        for number, line in enumerate(lines):
-            yield from style.wrapped(Text(f"  {label if number == 0 else '':<7} ", style="dim"), line, page.width)
+        yield from style.labelled(f"  {label:<7} ", lines, page.width)
 
 
 def _labelled(shell: Shell, page: Page, status: str, *, live: bool) -> Iterator[tuple[str, list[Text]]]:

@@ -259,16 +259,10 @@ def rewind_command(shell: Shell, run: str, to: str, yes: bool, dry_run: bool, **
         _print_leaving(shell, found)
     done: str | None = None
     if not dry_run:
-        happened = any(effect.status in STANDING for effect in found.effects)
-        if happened and not shell.confirm(f"rewind {run} to {found.to}?", yes=yes):
-            raise CommandFailed("nothing done", Exit.BAD)
+        if any(effect.status in STANDING for effect in found.effects):
+            shell.confirm(f"rewind {run} to {found.to}?", yes=yes)
         done = shell.client.rewind(run, to, **who)
-    if shell.json:
-        shell.emit({**asdict(found), "done": done})
-    elif done is None:
-        shell.note("nothing done; without --dry-run, rewind does this")
-    else:
-        shell.print(Text().append(run, style="bold cyan").append(f"  {done}", style="green"))
+    if _is_printed(shell, found, done, "rewind"):
         _report(shell, "next", [shell.continues(run)], COMMAND)
 
 
@@ -281,6 +275,18 @@ def _print_leaving(shell: Shell, found: RewindPreview) -> None:
 def _print_parts(shell: Shell, parts: present.Report) -> None:
     for label, lines in parts:
         _report(shell, label, map(paint.text, lines))
+
+
+def _is_printed(shell: Shell, found: RewindPreview | UndoPreview, done: str | None, verb: str) -> bool:
+    """Prints the result of a command after its preview; True if something was done, and more lines may follow."""
+    if shell.json:
+        shell.emit({**asdict(found), "done": done})
+        return False
+    if done is None:
+        shell.note(f"nothing done; without --dry-run, {verb} does this")
+        return False
+    shell.print(Text().append(found.run, style="bold cyan").append(f"  {done}", style="green"))
+    return True
 
 
 # undo ---------------------------------------------------------------------------------------------
@@ -315,19 +321,13 @@ def undo_command(
         _print_undoing(shell, found)
     done: str | None = None
     if not dry_run:
-        if not shell.confirm(f"undo step {step} of {run}?", yes=yes):
-            raise CommandFailed("nothing done", Exit.BAD)
+        shell.confirm(f"undo step {step} of {run}?", yes=yes)
         try:
             done = shell.client.undo(run, step, **who, settled=settled)
         except TimeRefused as refused:
             line = str(refused).replace("settled='happened' or 'not'", "--settled happened, or --settled not")
             raise CommandFailed(line.replace("settled='happened'", "--settled happened"), Exit.BAD) from refused
-    if shell.json:
-        shell.emit({**asdict(found), "done": done})
-    elif done is None:
-        shell.note("nothing done; without --dry-run, undo does this")
-    else:
-        shell.print(Text().append(run, style="bold cyan").append(f"  {done}", style="green"))
+    if _is_printed(shell, found, done, "undo"):
         state = shell.client.state(run)
         undid = [each for each in state.fold.steps if each.undoes == step and each.status == "done"]
         said = state.output_of(undid[-1]) if undid else None

@@ -11,8 +11,6 @@ from rich.text import Text
 
 from killick.cli import style
 from killick.cli.context import Shell, by_option, command, completing, who_options
-from killick.cli.exit_codes import CommandFailed
-from killick.errors import AccessRefused, DurationRefused
 from killick.model.retry import seconds
 from killick.model.system_events import Scope
 from killick.workers import tokens
@@ -45,17 +43,15 @@ def create_command(shell: Shell, name: str, scope: Scope, expires: str | None, b
     killick token create ann --scope operator
     killick token create ci --expires 30d > token.txt
     """
-    try:
-        holds = None if expires is None else seconds(expires)
-        made, text = tokens.issue(shell.creating().runtime.engine, name, scope, expires_seconds=holds, by=by)
-    except (AccessRefused, DurationRefused) as error:
-        raise CommandFailed(str(error)) from None
+    holds = None if expires is None else seconds(expires)
+    made, text = tokens.issue(shell.creating().runtime.engine, name, scope, expires_seconds=holds, by=by)
     if shell.json:
         shell.emit({"token": text, **_document(shell, made)})
         return
     sys.stdout.write(f"{text}\n")
-    until = f"until {style.moment(made.expires_at_us)}" if made.expires_at_us else "until it is revoked"
-    shell.note(f"{made.name}, {made.scope} ({SAYS[made.scope]}), {until}; this is the only time that it is shown")
+    shell.note(
+        f"{made.name}, {made.scope} ({SAYS[made.scope]}), {_until(made)}; this is the only time that it is shown"
+    )
 
 
 @command("list")
@@ -85,8 +81,11 @@ def _status_text(token: Token, now_us: int) -> Text:
         return Text(f"revoked{who} {style.moment(token.revoked_at_us)}", style="dim")
     if not token.holds(now_us):
         return Text(f"expired {style.moment(token.expires_at_us or 0)}", style="dim")
-    until = f"until {style.moment(token.expires_at_us)}" if token.expires_at_us else "until it is revoked"
-    return Text(until, style="green").append(f", made {style.moment(token.issued_at_us)}", style="dim")
+    return Text(_until(token), style="green").append(f", made {style.moment(token.issued_at_us)}", style="dim")
+
+
+def _until(token: Token) -> str:
+    return f"until {style.moment(token.expires_at_us)}" if token.expires_at_us else "until it is revoked"
 
 
 @command("revoke", json=False)
@@ -98,10 +97,7 @@ def revoke_command(shell: Shell, token: str, **who: Any) -> None:
     \b
     killick token revoke ann --because "left the company"
     """
-    try:
-        gone = tokens.revoke(shell.client.runtime.engine, token, **who)
-    except AccessRefused as error:
-        raise CommandFailed(str(error)) from None
+    gone = tokens.revoke(shell.client.runtime.engine, token, **who)
     shell.out.print(Text(f"{gone.id}  ", style="bold cyan").append(f"{gone.name}  ").append("revoked", style="green"))
 
 

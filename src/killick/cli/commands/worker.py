@@ -15,13 +15,12 @@ from typing import Any, Final
 import click
 from rich.text import Text
 
-from killick.cli import apps, style
+from killick.cli import style
 from killick.cli.context import Shell, command, grace_option, span
 from killick.cli.exit_codes import CommandFailed, Exit, drop_output
 from killick.client.client import Client
 from killick.clock import timestamp
 from killick.definitions.agents import AGENTS
-from killick.errors import AccessRefused, AgentUnknown
 from killick.logger import get_logger
 from killick.sanitizer import visible_line
 from killick.workers.metrics import MetricsServer
@@ -70,29 +69,23 @@ def worker_command(
       killick worker app.py --metrics 9464
       killick worker app.py --until-idle
     """
-    if target is not None:
-        apps.load_module(target)
-    else:
-        shell.load_app()
+    shell.load_app(target)
     if not AGENTS.names():
         raise CommandFailed(
             "no agents are declared here; name the app: `killick worker app.py`, or `app` in [tool.killick]"
         )
     client = shell.creating()
-    try:
-        made: dict[str, Any] = {
-            "agents": agents or None, "concurrency": concurrency, "per_agent": dict(map(_most, per_agent)),
-            "lease_seconds": lease, "slice_seconds": least,
-        }  # fmt: skip
-        if processes > 1:
-            client.worker(**made)  # refuses options that make no sense before any process is started
-            with LogPrinter(shell):
-                asyncio.run(_supervise(shell, processes, metrics, until_idle=until_idle))
-            return Exit.DONE
-        with LogPrinter(shell), _shown(client, metrics):
-            asyncio.run(_serve(client, made, grace, until_idle=until_idle, drain_on_eof=drain_on_eof))
-    except (AccessRefused, AgentUnknown) as error:
-        raise CommandFailed(str(error)) from None
+    made: dict[str, Any] = {
+        "agents": agents or None, "concurrency": concurrency, "per_agent": dict(map(_most, per_agent)),
+        "lease_seconds": lease, "slice_seconds": least,
+    }  # fmt: skip
+    if processes > 1:
+        client.worker(**made)  # refuses options that make no sense before any process is started
+        with LogPrinter(shell):
+            asyncio.run(_supervise(shell, processes, metrics, until_idle=until_idle))
+        return Exit.DONE
+    with LogPrinter(shell), _shown(client, metrics):
+        asyncio.run(_serve(client, made, grace, until_idle=until_idle, drain_on_eof=drain_on_eof))
     return Exit.DONE
 
 

@@ -116,7 +116,8 @@ def check(claim: bool, otherwise: str) -> None:
 @contextlib.contextmanager
 def started(folder: Path, file: str, *arguments: str, **env: str) -> Generator[subprocess.Popen[str]]:
     """A Python process in the folder; gone when this ends, however it ends."""
-    known = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, _python_path()))} | env
+    paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    known = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths))} | env
     # A group of its own: an interrupt at the terminal reaches only this process, which ends its children.
     process = subprocess.Popen(
         [sys.executable, file, *arguments], cwd=folder, env=known, text=True, process_group=0,
@@ -133,10 +134,6 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     """How a process ended, and the last thing it said."""
     said, _ = process.communicate(timeout=PHASE_SECONDS_MAX)
     return process.returncode, said.strip().rpartition("\n")[2]
-
-
-def _python_path() -> list[str]:
-    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 @contextlib.contextmanager

@@ -42,6 +42,7 @@ GRAPH_VERSION: Final = 1
 """The version of the JSON form, which docs/file-formats.md describes."""
 
 LaneSort = Literal["run", "fork", "child", "left"]
+_TIMES: Final = ("at", "started_at", "ended_at")
 _KEY: Final = re.compile(r":step_(?P<step>\d+(?:\.\d+)*)(?:~(?P<generation>\d+))?:")
 
 
@@ -145,16 +146,15 @@ class Graph(msgspec.Struct, frozen=True):
 
 def _document(part: Any) -> Any:
     if isinstance(part, msgspec.Struct):
-        fields = (name for name in part.__struct_fields__ if not isinstance(getattr(part, name), Step))
-        return {name: _dated(name, _document(getattr(part, name))) for name in fields}
+        fields = {name: getattr(part, name) for name in part.__struct_fields__}
+        return {
+            name: timestamp(value) if name in _TIMES and isinstance(value, int) else _document(value)
+            for name, value in fields.items()
+            if not isinstance(value, Step)
+        }
     if isinstance(part, tuple):
         return [_document(each) for each in part]  # pyright: ignore[reportUnknownVariableType]
     return part
-
-
-def _dated(name: str, value: Any) -> Any:
-    """A time as JSON has it."""
-    return timestamp(value) if name in ("at", "started_at", "ended_at") and isinstance(value, int) else value
 
 
 # making one ---------------------------------------------------------------------------------------
@@ -424,18 +424,10 @@ def layout(graph: Graph, *, whole: bool = False) -> Layout:
             put(index, 0)
     count = max((end for _, end in spans), default=0) + 1
     anchors = {place for start, end in spans for place in (start - 1, start, end - 1, end)}
-    anchors |= {
-        start + place
-        for start, lane in zip(starts, graph.lanes, strict=True)
-        for place, node in enumerate(lane.nodes)
-        if node.folded
-    }
-    notable = {
-        start + place
-        for start, lane in zip(starts, graph.lanes, strict=True)
-        for place, node in enumerate(lane.nodes)
-        if node.notable
-    }
+    lanes = zip(starts, graph.lanes, strict=True)
+    nodes = [(start + place, node) for start, lane in lanes for place, node in enumerate(lane.nodes)]
+    anchors |= {row for row, node in nodes if node.folded}
+    notable = {row for row, node in nodes if node.notable}
     return Layout(tuple(columns), tuple(starts), tuple(range(count) if whole else kept(count, notable, anchors)))
 
 

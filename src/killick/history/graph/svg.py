@@ -41,6 +41,7 @@ _SIGNS: Final = {
     "intended": "M0 0h.01",
     "adopted": "M3.2 2.6V1.2a2 2 0 0 0-2-2H-3M-.8-3-3-.8-.8 1.4",
 }
+_STATUS: Final = {"completed": "done", "queued": "intended", "paused": "waiting"}
 _WORDS: Final = {
     "done": "done", "failed": "failed", "waiting": "waiting", "in_doubt": "in doubt", "running": "running",
     "delayed": "retried later", "cancelled": "cancelled", "intended": "about to begin",
@@ -141,7 +142,6 @@ class _Svg:
             yield _Words(((more, "quiet"),), INDENT * (depth + 1))
 
     def _tip(self, node: Node, lane: Lane) -> str:
-        """Returns a step's tooltip."""
         step = node.step
         at = datetime.fromtimestamp(node.at / 1_000_000, UTC).isoformat(" ", "seconds")
         given = cut(brief(step.arguments), TIP_CHARS) if step.arguments else ""
@@ -246,7 +246,6 @@ class _Svg:
         return " ".join(sentences)
 
     def _rails(self, index: int) -> Iterator[str]:
-        """Draws a lane's line, and its branch line."""
         lane, start, x = self.graph.lanes[index], self.grid.starts[index], self._line(index)
         hue = "past" if lane.sort == "left" else _HUES[self.grid.columns[index] % len(_HUES)]
         top = self.words[start]
@@ -298,18 +297,18 @@ class _Svg:
                 label = _Words(((f"… {counted(len(hidden), 'step')} …", "quiet"),))
                 yield _dots(x, y) + self._linked(self._words(label, x, y + 4), lane, lane.nodes[first].number)
         end = self._end(index)
-        status = "left" if lane.sort == "left" else _status(lane.status)
+        status = "left" if lane.sort == "left" else _STATUS.get(lane.status, lane.status)
         yield f'<path class="end {status}" d="M{x - 6:.1f} {end:.1f}h12"/>'
         label = _Words(((cut(ending(lane), self.room), f"ends {status}"),))
         yield self._words(label, x, end - LINE / 2)
 
     def _step(self, node: Node, lane: Lane, x: float, y: float, lines: Sequence[_Words]) -> Iterator[str]:
-        drawn = [f"<g><title>{_text(self._tip(node, lane))}</title>", _disc(node, x, y + LINE / 2)]
+        drawn = [f"<g><title>{_text(self._tip(node, lane))}</title>", _mark(_sign(node), x, y + LINE / 2)]
         inner = _flat(node)
         for number, line in enumerate(lines):
             top = y + number * LINE
             if line.indent and line.pieces[0][1] == "number":
-                drawn.append(_disc(inner.pop(0), x + line.indent, top + LINE / 2, small=True))
+                drawn.append(_mark(_sign(inner.pop(0)), x + line.indent, top + LINE / 2, small=True))
             drawn.append(self._words(line, x, top))
         yield self._linked("\n".join([*drawn, "</g>"]), lane, node.number)
 
@@ -352,10 +351,6 @@ def _sign(node: Node) -> str:
     return "in_doubt" if node.in_doubt else "adopted" if node.adopted is not None else node.status
 
 
-def _disc(node: Node, x: float, y: float, *, small: bool = False) -> str:
-    return _mark(_sign(node), x, y, small=small)
-
-
 def _mark(sign: str, x: float, y: float, *, small: bool = False) -> str:
     scale = " scale(.78)" if small else ""
     return (
@@ -366,10 +361,6 @@ def _mark(sign: str, x: float, y: float, *, small: bool = False) -> str:
 
 def _dots(x: float, y: float) -> str:
     return f'<path class="dots" d="M{x:.1f} {y + 7:.1f}v.01m0 6v.01m0 6v.01"/>'
-
-
-def _status(status: str) -> str:
-    return {"completed": "done", "queued": "intended", "paused": "waiting"}.get(status, status)
 
 
 def _text(text: str) -> str:

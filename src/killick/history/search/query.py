@@ -331,7 +331,6 @@ def _narrowed(tool: str | None, wanted: Mapping[str, TermQuery]) -> list[set[int
 
 
 def _have(arguments: Any, wanted: Mapping[str, TermQuery]) -> bool:
-    """Returns whether arguments match."""
     found = leaves(plain(arguments)) if wanted else []
     return all(value.fits_at(path, found) for path, value in wanted.items())
 

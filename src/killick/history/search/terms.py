@@ -292,20 +292,17 @@ class Marker:
         self._names[event.step] = event.name
         if event.sort != "tool":
             return
-        terms = {_often("call"), self._agent, _often("tool", event.name)}
-        if event.effect not in (None, "reads"):
-            terms.add(_often("effect"))
-            self._at[seq] = event.at
-        terms |= self._values_terms("argument", _stored(data).get("arguments"))
-        self._mark(seq, event.at, terms)
+        self._called(seq, event, event.name, data)
         if event.verdict is not None and event.verdict.ruling == "reject":
             self.failed(seq, event, data)
 
     def edited(self, seq: int, event: e.StepEdited, data: bytes | None) -> None:
         """Indexes the edited arguments."""
-        if event.verdict is not None and event.verdict.ruling == "reject":
-            return
-        terms = {_often("call"), self._agent, _often("tool", self._name(event.step))}
+        if event.verdict is None or event.verdict.ruling != "reject":
+            self._called(seq, event, self._name(event.step), data)
+
+    def _called(self, seq: int, event: e.StepIntended | e.StepEdited, tool: str, data: bytes | None) -> None:
+        terms = {_often("call"), self._agent, _often("tool", tool)}
         if event.effect not in (None, "reads"):
             terms.add(_often("effect"))
             self._at[seq] = event.at

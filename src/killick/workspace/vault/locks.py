@@ -78,7 +78,10 @@ def locked(path: Path, place: str, *, busy_seconds: float, shared: bool = False)
     descriptor = _opened(path, place)
     try:
         waited, nap = 0.0, _FIRST_NAP_SECONDS
-        while not _acquired(descriptor, place, shared=shared):
+        while True:
+            with explained(place):
+                if try_lock(descriptor, shared=shared):
+                    break
             if waited >= busy_seconds:
                 raise StoreBusy(place, busy_seconds)
             time.sleep(nap)
@@ -117,8 +120,3 @@ def locked_alone(path: Path, place: str) -> Generator[None, None, None]:
 def _opened(path: Path, place: str) -> int:
     with explained(place):
         return open_private(path, os.O_RDWR | os.O_CREAT)
-
-
-def _acquired(descriptor: int, place: str, *, shared: bool) -> bool:
-    with explained(place):
-        return try_lock(descriptor, shared=shared)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from killick.permissions import open_private
+from killick.workspace.file_reader import closing
 from killick.workspace.vault.index import Index, ObjectLocation
 from killick.workspace.vault.locks import explained, is_same_file, try_lock, unlock
 
@@ -172,8 +173,5 @@ class Packs:
 
 def sync_folder(folder: Path) -> None:
     """Makes the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,7 +12,6 @@ import contextlib
 import math
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import AbstractContextManager
 from hashlib import sha256
@@ -21,10 +20,10 @@ from typing import Final
 
 from killick.clock import Clock, SystemClock
 from killick.errors import SnapshotBroken, StoreBroken, StoreBusy, StoreClosed
+from killick.lru import Lru
 from killick.model.cipher import Cipher
 from killick.permissions import make_folder
 from killick.workspace.tree import Id, id_of
-from killick.workspace.vault import repack
 from killick.workspace.vault import sweep as sweeping
 from killick.workspace.vault import verify as verifying
 from killick.workspace.vault.compression import decompressed
@@ -64,7 +63,7 @@ class Vault:
         self._clock = clock or SystemClock()
         self._busy_seconds = busy_seconds
         self._packs = Packs(self.path / "packs", self._place)
-        self._cache = _Cache()
+        self._cache: Lru[Id, bytes] = Lru(_CACHED_BYTES_MAX)
         self._mutex = threading.Lock()
         self._index: Index | None = None
         self._abandoned: Index | None = None
@@ -75,7 +74,11 @@ class Vault:
 
     def load(self, ref: Id) -> bytes:
         """Loads an object and checks its hash; raises `SnapshotBroken` if it is missing or damaged."""
-        return self._cache.get(ref) or self._cache.put(ref, self._load(ref))
+        if (data := self._cache.get(ref)) is None:
+            data = self._load(ref)
+            if len(data) <= _CACHED_OBJECT_BYTES_MAX:
+                self._cache.put(ref, data, len(data))
+        return data
 
     def has(self, refs: Collection[Id]) -> set[Id]:
         """Returns which of these objects exist."""
@@ -187,7 +190,7 @@ class Vault:
         until = math.inf if seconds is None else clock.monotonic() + seconds
         try:
             with self._one_sweeper(busy_seconds=0.0), explained(self._place):
-                return repack.settle(index, self._packs, lambda: clock.monotonic() >= until)
+                return sweeping.settle(index, self._packs, lambda: clock.monotonic() >= until)
         except StoreBusy:
             return 0
 
@@ -284,34 +287,3 @@ class Vault:
 
     def _one_sweeper(self, *, busy_seconds: float) -> AbstractContextManager[None]:
         return locked(self.path / "sweeping.lock", self._place, busy_seconds=busy_seconds)
-
-
-class _Cache:
-    """A cache of recently read objects."""
-
-    def __init__(self) -> None:
-        self._objects: OrderedDict[Id, bytes] = OrderedDict()
-        self._bytes = 0
-        self._mutex = threading.Lock()
-
-    def get(self, ref: Id) -> bytes | None:
-        with self._mutex:
-            found = self._objects.get(ref)
-            if found is not None:
-                self._objects.move_to_end(ref)
-            return found
-
-    def put(self, ref: Id, data: bytes) -> bytes:
-        if len(data) <= _CACHED_OBJECT_BYTES_MAX:
-            with self._mutex:
-                if ref not in self._objects:
-                    self._objects[ref] = data
-                    self._bytes += len(data)
-                while self._bytes > _CACHED_BYTES_MAX:
-                    self._bytes -= len(self._objects.popitem(last=False)[1])
-        return data
-
-    def clear(self) -> None:
-        with self._mutex:
-            self._objects.clear()
-            self._bytes = 0

@@ -25,15 +25,11 @@ def verify(
     try:
         if roots is None:
             problems += _check_storage(index, packs, place)
-        problems += _snapshots(index, load, roots, progress or _no_progress)
+        problems += _snapshots(index, load, roots, progress or (lambda done, total: None))
     except StoreBroken as error:
         # The index became unreadable; earlier findings are reported too.
         problems.append(str(error))
     return problems
-
-
-def _no_progress(done: int, total: int) -> None:
-    """The default progress callback: does nothing."""
 
 
 def _check_storage(index: Index, packs: Packs, place: str) -> Iterator[str]:
@@ -87,7 +83,7 @@ def _read(path: bytes, entry: Entry | None, ref: Id, load: Load) -> Iterator[tup
     elif entry.is_folder:
         for each in tree.folder(ref, load):
             if each.is_folder or each.kind == FILE:
-                yield path + b"/" + each.name if path else each.name, each, each.ref
+                yield tree.joined(path, each.name), each, each.ref
     elif entry.is_long:
         for block in tree.blocks(ref, load):
             yield path, Entry(entry.name, FILE, entry.mode, entry.mtime_ns, block.size, block.ref), block.ref

@@ -68,7 +68,6 @@ def _typed(shell: Shell, finding: Finding) -> list[str]:
 
 
 def _draw(shell: Shell, found: Diagnosis) -> None:
-    """Prints the findings in the width of the terminal."""
     wide = 2 + max(len(name) for name in ("versions", *(each.name for each in found.conditions)))
     good, bad = Text("✓ ", "green"), Text("✗ ", "bold red")
 

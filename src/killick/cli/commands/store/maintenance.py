@@ -16,7 +16,7 @@ from killick.archive.export import export
 from killick.archive.redact import Redaction
 from killick.audit.seal import SEALS
 from killick.cli.context import Shell, command, complete_run, current_user, dry_run_option, run_argument, yes_option
-from killick.cli.exit_codes import CommandFailed, Exit
+from killick.cli.exit_codes import CommandFailed
 from killick.cli.style import many
 from killick.engine.control.commands import leased
 from killick.errors import LogError
@@ -83,7 +83,7 @@ def repair_command(shell: Shell, run: str, reason: str, dry_run: bool, yes: bool
         )
         return
     if what:
-        agreed(shell, f"{run} is intact up to event {kept}; then: {what}. Set aside what comes after it?", yes=yes)
+        shell.confirm(f"{run} is intact up to event {kept}; then: {what}. Set aside what comes after it?", yes=yes)
     was_apart = shell.store.quarantined(run) is not None
     try:
         event = repair(shell.log, run, at=shell.clock.now_us(), reason=reason, by=current_user())
@@ -102,11 +102,6 @@ def repair_command(shell: Shell, run: str, reason: str, dry_run: bool, yes: bool
     shell.say("", "It waits for a person now. Look at it, then resume it:")
     shell.say_next("show", run)
     shell.say_next("resume", run)
-
-
-def agreed(shell: Shell, question: str, *, yes: bool) -> None:
-    if not shell.confirm(question, yes=yes):
-        raise CommandFailed("nothing was changed", Exit.BAD)
 
 
 # erase --------------------------------------------------------------------------------------------
@@ -161,7 +156,7 @@ def erase_command(
         also = f" Parts of them are in {_listed(others)} too, and go from there." if others else ""
         row = shell.store.index(run)
         stuck = "" if row is not None and row.status in ENDED else " The run has not ended, and cannot pass them."
-        agreed(shell, f"Erase {what} for good?{also}{stuck}", yes=yes)
+        shell.confirm(f"Erase {what} for good?{also}{stuck}", yes=yes)
         purged = _erase(shell, run, seqs, pieces, reason)
     if shell.json:
         shell.emit({"run": run, "seqs": seqs, "values": len(pieces), "shared_with": others, "dry_run": dry_run}
@@ -174,7 +169,7 @@ def erase_command(
 
 def erase_subject(shell: Shell, subject: str, *, yes: bool) -> None:
     """Destroys the key of a data subject."""
-    agreed(shell, f"Destroy the key of {subject}? Nothing of theirs can be read again.", yes=yes)
+    shell.confirm(f"Destroy the key of {subject}? Nothing of theirs can be read again.", yes=yes)
     found = shell.client.erase(subject, by=current_user())
     if shell.json:
         shell.emit(msgspec.structs.asdict(found))

@@ -12,7 +12,7 @@ from rich.filesize import decimal
 from killick.archive.bundle import name_at
 from killick.archive.prune import Chosen, Pruned, choose, prune
 from killick.cli import style
-from killick.cli.commands.store.maintenance import LISTED_MAX, agreed, progress
+from killick.cli.commands.store.maintenance import LISTED_MAX, progress
 from killick.cli.context import Shell, agent_option, command, current_user, dry_run_option, yes_option
 from killick.cli.exit_codes import Exit
 from killick.cli.style import many
@@ -54,7 +54,7 @@ def prune_command(
     else:
         if chosen.going:
             question = f"Move {many(len(chosen.going), 'run')} into {path}, and out of the store?"
-            agreed(shell, question, yes=yes)
+            shell.confirm(question, yes=yes)
         with progress(shell) as tell:
             done = prune(
                 shell.log, chosen, path, holder=shell.ids.new("prune"), now_us=now_us, by=current_user(), progress=tell
@@ -70,7 +70,6 @@ def prune_command(
 
 
 def _print_vault(shell: Shell, vault: Cleaned, *, dry_run: bool) -> None:
-    """The result for the files of removed runs."""
     if vault.problem is not None:
         shell.say("✗", (vault.vault, "bold"), f"  is not cleaned: {vault.problem}")
     if not vault.snapshots and not vault.bytes_freed:

@@ -85,7 +85,11 @@ def verify_command(
     broken = _first_breaks(report)
     if checkpoint is not None and run is None:
         broken += _unproved(shell.log, archives)
-    held = _verify_files(shell, [head.run for head in looked_at]) if files else None
+    held: Held | None = None
+    if files:
+        with progress(shell) as tell:
+            runs = [head.run for head in looked_at]
+            held = verify_files(shell.log, runs, lambda done, total: tell("files", done, total))
     if shell.json:
         result = {"holds": report.holds and not broken}
         result |= {name: getattr(report, name) for name in ("runs", "events", "erased", "repaired", "seals")}
@@ -109,11 +113,6 @@ def _unproved(log: Log, archives: Sequence[Path]) -> list[Problem]:
         for run, (pruned, _, _) in recorded_prunes(log).items()
         if pruned.sha256 not in given
     ]
-
-
-def _verify_files(shell: Shell, runs: Sequence[str]) -> Held:
-    with progress(shell) as tell:
-        return verify_files(shell.log, runs, lambda done, total: tell("files", done, total))
 
 
 def _print_files(shell: Shell, held: Held) -> None:
