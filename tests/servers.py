@@ -150,8 +150,13 @@ def postgres() -> str:
 
 
 def postgres_store() -> str:
-    """The URL of a store on the shared server that nobody else has: in a schema of its own."""
-    return f"{server().url}?schema=killick_{os.getpid()}_{next(_schemas)}"
+    """The URL of a store on the shared server that no other test has: in a namespace of its own."""
+    return f"{server().url}?namespace={os.getpid()}_{next(_schemas)}"
+
+
+def schema_of(url: str) -> str:
+    """The schema of a store in a namespace."""
+    return f"killick_{url.rpartition('namespace=')[2].partition('&')[0]}"
 
 
 @contextlib.contextmanager
