@@ -127,8 +127,8 @@ class PostgresServer:
                 return work(session)
             except Failed as failed:
                 problem = failed
-                if failed.code == "25006" and "target_session_attrs" in self._conninfo:
-                    # The session leads to a former primary; connect again.
+                if failed.code == "25006" and not session.is_read_only:
+                    # The session leads to a former primary, or to one that is not promoted yet; connect again.
                     session.close()
                     problem = Failed(failed.code, failed.text, lost=True)
             finally:
