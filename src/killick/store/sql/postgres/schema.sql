@@ -827,7 +827,7 @@ BEGIN
             SELECT id, row_number() OVER (ORDER BY id) AS place FROM killick.feed WHERE feed.position IS NULL
         ), placed AS (
             UPDATE killick.feed SET position = feed_end.position + fresh.place FROM fresh, killick.feed_end
-            WHERE feed.id = fresh.id RETURNING feed.position
+            WHERE feed.id = fresh.id AND feed.position IS NULL RETURNING feed.position
         )
         UPDATE killick.feed_end SET position = coalesce((SELECT max(placed.position) FROM placed), feed_end.position);
     END IF;
