@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -21,14 +22,15 @@ def open_store(url: str, **options: Any) -> Store:
     options  the options of the store's class
     """
     parts, kind = urlsplit(url), _kind(url)
-    if kind in (SqliteStore, MemoryStore) and "namespace" in parse_qs(parts.query, keep_blank_values=True):
+    if parts.scheme in ("", "sqlite", "memory") and "namespace" in parse_qs(parts.query, keep_blank_values=True):
         raise _without_namespaces(url)
     takes = vars(kind)["__init__"].__kwdefaults__
     if unknown := [name for name in options if name not in takes]:
         raise StoreUnavailable(parts.scheme or url, f"has no option {unknown[0]!r}; it has {', '.join(takes)}")
     if parts.scheme == "sqlite":
         url = unquote(parts.path).removeprefix("/")  # sqlite:////var/killick.db is absolute
-    return kind(**options) if kind is MemoryStore else kind(url, **options)
+    place = () if parts.scheme == "memory" else (url,)
+    return kind(*place, **options)
 
 
 def namespaces(url: str) -> dict[str, int | None]:
@@ -41,7 +43,7 @@ def namespaces(url: str) -> dict[str, int | None]:
     return dict(found(url))
 
 
-def _kind(url: str) -> Any:
+def _kind(url: str) -> Callable[..., Store]:
     """Returns the class of the store at a URL."""
     scheme = urlsplit(url).scheme
     if scheme == "memory":
