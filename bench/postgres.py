@@ -54,7 +54,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 def store_url(base: str) -> str:
     """A store of its own on a server."""
-    return f"{base}?schema=bench_{next(_schemas)}"
+    return f"{base}?namespace=bench_{next(_schemas)}"
 
 
 def version(base: str) -> str:

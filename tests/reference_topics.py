@@ -98,7 +98,7 @@ TOPICS: Final = {
         "Where logs are kept: `killick.store`. `killick.open` takes the same URLs and options.",
         "stores.md",
         {
-            "killick.store": "open_store MemoryStore!~ SqliteStore!~",
+            "killick.store": "open_store namespaces MemoryStore!~ SqliteStore!~",
             "killick.store.postgres.store": "PostgresStore!~",
             "killick.store.redis.store": "RedisStore!~",
             "killick.store.protocol": "Store~",

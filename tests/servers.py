@@ -41,14 +41,20 @@ _schemas = count(1)
 class Server:
     """One PostgreSQL server. Another process may use the same folder to stop and start it; only the first cleans up."""
 
-    def __init__(self, folder: Path | str | None = None, *, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path | str | None = None,
+        *,
+        settings: Mapping[str, str] | None = None,
+        replica_of: Server | None = None,
+    ) -> None:
         self.folder = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="killick-pg-"))
         self.data, self.settings = self.folder / "data", {**SETTINGS, **(settings or {})}
         self._mine = not (self.data / "PG_VERSION").exists()
         self._as: dict[str, Any] = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
         if self._mine:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._make()
+            self._make(replica_of)
         self.bin = Path((self.folder / "bin").read_text())
         self.port = int((self.folder / "port").read_text())
 
@@ -64,7 +70,7 @@ class Server:
     def is_up(self) -> bool:
         with contextlib.suppress(OSError):
             lines = (self.data / "postmaster.pid").read_text().splitlines()
-            return len(lines) > 7 and lines[7].strip() == "ready" and _lives(int(lines[0]))
+            return len(lines) > 7 and lines[7].strip() in ("ready", "standby") and _lives(int(lines[0]))
         return False
 
     def start(self) -> None:
@@ -96,6 +102,16 @@ class Server:
         while _lives(pid):
             time.sleep(0.01)
 
+    def kill(self) -> None:
+        """All of its processes at once, as if its machine had died: none of them finishes what it does."""
+        pid = (self.data / "postmaster.pid").read_text().splitlines()[0]
+        family = [int(pid), *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+        for each in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        while any(map(_lives, family)):
+            time.sleep(0.01)
+
     def restart(self, *, immediate: bool = True) -> None:
         self.stop(immediate=immediate)
         self.start()
@@ -117,7 +133,7 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _make(self) -> None:
+    def _make(self, replica_of: Server | None) -> None:
         self._watchdog = subprocess.Popen(
             ["sh", "-c", _WATCHDOG, str(self.folder)], stdin=subprocess.PIPE, start_new_session=True
         )
@@ -126,12 +142,16 @@ class Server:
         (self.folder / "port").write_text(str(_free_port()))
         if self._as:
             os.chown(self.folder, _NOBODY, _NOBODY)
-        made = [found / "initdb", "-D", self.data, "-U", "postgres", "--auth=trust", "--encoding=utf8", "--locale=C"]
+        if replica_of is None:
+            made = [found / "initdb", "-U", "postgres", "--auth=trust", "--encoding=utf8", "--locale=C"]
+        else:
+            made = [found / "pg_basebackup", "-d", replica_of.url, "--write-recovery-conf", "--checkpoint=fast"]
         result = subprocess.run(
-            [*made, "--no-sync"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/", check=False, **self._as
-        )
+            [*made, "-D", self.data, "--no-sync"],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/", check=False, **self._as,
+        )  # fmt: skip
         if result.returncode:
-            raise RuntimeError(f"initdb failed:\n{result.stdout.decode()}")
+            raise RuntimeError(f"{made[0].name} failed:\n{result.stdout.decode()}")
 
 
 @cache
@@ -150,8 +170,13 @@ def postgres() -> str:
 
 
 def postgres_store() -> str:
-    """The URL of a store on the shared server that nobody else has: in a schema of its own."""
-    return f"{server().url}?schema=killick_{os.getpid()}_{next(_schemas)}"
+    """The URL of a store on the shared server that no other test has: in a namespace of its own."""
+    return f"{server().url}?namespace={os.getpid()}_{next(_schemas)}"
+
+
+def schema_of(url: str) -> str:
+    """The schema of a store in a namespace."""
+    return f"killick_{url.rpartition('namespace=')[2].partition('&')[0]}"
 
 
 @contextlib.contextmanager
@@ -161,33 +186,98 @@ def own_server(**settings: str) -> Iterator[Server]:
         yield made
 
 
+class Pair:
+    """A primary and its streaming replica, behind a URL that names both, and behind PgBouncer.
+
+    With `synchronous`, a commit waits until the replica has flushed it.
+    """
+
+    def __init__(self, *, synchronous: bool = True) -> None:
+        self._open = contextlib.ExitStack()
+        with contextlib.ExitStack() as opening:
+            self.primary = opening.enter_context(Server())
+            self.replica = opening.enter_context(Server(replica_of=self.primary))
+            hosts = f"127.0.0.1:{self.primary.port},127.0.0.1:{self.replica.port}"
+            self.url = f"postgresql://postgres@{hosts}/postgres?target_session_attrs=read-write"
+            if synchronous:
+                self._ask(self.primary, "ALTER SYSTEM SET synchronous_standby_names = '*'")
+                self._ask(self.primary, "SELECT pg_reload_conf()")
+                while not self._ask(self.primary, "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"):
+                    time.sleep(0.02)
+            self._pooler = opening.enter_context(PgBouncer(self.primary.url, sessions=20))
+            self.pooler_url = f"{self._pooler.url}?pooler=transaction"
+            self._open = opening.pop_all()
+
+    def restart(self, *, immediate: bool = True) -> None:
+        """The primary dies, and the replica takes its place."""
+        assert immediate
+        self.primary.kill()
+        self._ask(self.replica, "SELECT pg_promote(wait => true)")
+        self._pooler.lead_to(self.replica.url)
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def _ask(self, server: Server, sql: str) -> list[Any]:
+        import psycopg
+
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            found = connection.execute(sql)
+            return found.fetchall() if found.description else []
+
+
 @contextlib.contextmanager
 def pooler(url: str, *, mode: str = "transaction", sessions: int = 2) -> Iterator[str]:
     """PgBouncer in front of a server, with few sessions for many clients."""
-    program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if program is None:
-        raise RuntimeError("this test needs PgBouncer: apt-get install pgbouncer")
-    to, port = urlsplit(url), _free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder, "pgbouncer.ini")
-        config.write_text(
+    with PgBouncer(url, mode=mode, sessions=sessions) as made:
+        yield made.url
+
+
+class PgBouncer:
+    """PgBouncer in front of a server, which may be led to another one."""
+
+    def __init__(self, url: str, *, mode: str = "transaction", sessions: int = 2) -> None:
+        self._port, self._mode, self._sessions = _free_port(), mode, sessions
+        self._folder = tempfile.TemporaryDirectory()
+        self._config = Path(self._folder.name, "pgbouncer.ini")
+        self._write(url)
+        self.url = f"postgresql://{urlsplit(url).username}@127.0.0.1:{self._port}/postgres"
+
+    def lead_to(self, url: str) -> None:
+        self._write(url)
+        self._process.send_signal(signal.SIGHUP)
+
+    def _write(self, url: str) -> None:
+        to = urlsplit(url)
+        self._config.write_text(
             f"[databases]\npostgres = host={to.hostname} port={to.port} user={to.username}\n"
-            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
-            f"pool_mode = {mode}\ndefault_pool_size = {sessions}\nmax_client_conn = 200\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {self._port}\nunix_socket_dir =\nauth_type = any\n"
+            f"pool_mode = {self._mode}\ndefault_pool_size = {self._sessions}\nmax_client_conn = 200\n"
+            "server_login_retry = 0.2\n"
         )
-        os.chmod(folder, 0o755)
-        privileges = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []} if os.getuid() == 0 else {}
-        with subprocess.Popen(
-            [program, "--quiet", config], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **privileges
-        ) as started:
-            try:
-                while not _answers(port):
-                    if started.poll() is not None:
-                        raise RuntimeError(f"PgBouncer does not start: {started.communicate()[1][-2_000:]}")
-                    time.sleep(0.02)
-                yield f"postgresql://{to.username}@127.0.0.1:{port}/postgres"
-            finally:
-                started.terminate()
+
+    def __enter__(self) -> PgBouncer:
+        program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+        if program is None:
+            raise RuntimeError("this test needs PgBouncer: apt-get install pgbouncer")
+        os.chmod(self._folder.name, 0o755)
+        privileges: Any = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []} if os.getuid() == 0 else {}
+        self._process = subprocess.Popen(
+            [program, "--quiet", self._config], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **privileges
+        )
+        while not _answers(self._port):
+            if self._process.poll() is not None:
+                raise RuntimeError(f"PgBouncer does not start: {self._process.communicate()[1][-2_000:].decode()}")
+            time.sleep(0.02)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.communicate()
+        self._folder.cleanup()
 
 
 def _answers(port: int) -> bool:

@@ -91,7 +91,7 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         if asked.store == "postgres":
             server = stack.enter_context(Server())
-            stage = Stage(f"{server.url}?schema=attack", asked.seed, lease_seconds=LEASE_SECONDS)
+            stage = Stage(f"{server.url}?namespace=attack", asked.seed, lease_seconds=LEASE_SECONDS)
         else:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="attack-")))
             stage = Stage(on_sqlite(folder), asked.seed)

@@ -1,4 +1,4 @@
-"""`python -m soak [sqlite] [postgres]`: the long form. Prints what it counted; fails if anything does not hold."""
+"""`python -m soak [postgres] [sqlite] [failover]`: the long form. Prints its counts; fails if anything is wrong."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from servers import Server
+from servers import Pair, Server
 from soak.conducting import Setting, far_side, play
 from soak.judging import judge
 
-STORES: Final = ("postgres", "sqlite")
+STORES: Final = ("postgres", "sqlite", "failover")
 
 
 def soak(store: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
@@ -26,11 +26,14 @@ def soak(store: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     }
     if store == "sqlite":
         return _soaked(Setting(f"sqlite:///{folder}/killick.db", folder, restarts=0, **options), None)
+    if store == "failover":
+        with Pair() as pair:
+            return _soaked(Setting(pair.url, folder, restarts=1, pooler_url=pair.pooler_url, **options), pair)
     with Server() as server:
         return _soaked(Setting(server.url, folder, restarts=asked.restarts, **options), server)
 
 
-def _soaked(setting: Setting, server: Server | None) -> dict[str, Any]:
+def _soaked(setting: Setting, server: Server | Pair | None) -> dict[str, Any]:
     with far_side(setting.folder, setting.seed):
         return judge(setting, play(setting, server))
 

@@ -15,13 +15,14 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import killick
 from killick.errors import AlreadyAnswered, AnswerRefused, KillickError
 from killick.store.records import RunQuery
-from servers import Server
+from servers import Pair, Server
 from soak import errands, farside
 from soak.draws import Blow, blow, restarts
 from warm import load_client
@@ -49,6 +50,8 @@ class Setting(NamedTuple):
     every_seconds: float
     restarts: int
     limit_seconds: float
+    pooler_url: str | None = None
+    """Where every other worker finds the store."""
 
 
 class Freeze(NamedTuple):
@@ -106,7 +109,7 @@ class _Lines(logging.Handler):
         os.write(self._fd, json.dumps(told, default=str).encode() + b"\n")
 
 
-def work(setting: Setting) -> None:
+def work(setting: Setting, url: str) -> None:
     """Be a worker until somebody says to stop."""
     logger = logging.getLogger("killick")
     logger.setLevel(logging.INFO)
@@ -114,7 +117,7 @@ def work(setting: Setting) -> None:
     logger.addHandler(_Lines(setting.folder / "told"))
 
     async def serve() -> None:
-        async with killick.open_async(setting.url, grace_seconds=GRACE_SECONDS) as kd:
+        async with killick.open_async(url, grace_seconds=GRACE_SECONDS) as kd:
             worker = kd.worker(concurrency=CONCURRENCY, lease_seconds=LEASE_SECONDS)
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.drain)
             await worker.serve()
@@ -212,9 +215,10 @@ def name_of(number: int) -> str:
 class Conductor:
     """Keeps so many workers at work, and strikes one of them every second."""
 
-    def __init__(self, setting: Setting, server: Server | None) -> None:
+    def __init__(self, setting: Setting, server: Server | Pair | None) -> None:
         self._setting = setting
         self._server = server
+        self._urls = cycle((setting.url, setting.pooler_url or setting.url))
         self._errors = setting.folder / "errors"
         self._slots = [self._worker() for _ in range(setting.workers)]
         self._frozen: list[tuple[int, int, int]] = []
@@ -223,7 +227,8 @@ class Conductor:
         self.freezes: list[Freeze] = []
 
     def _worker(self) -> int:
-        return fork(lambda: work(self._setting), self._errors)
+        url = next(self._urls)
+        return fork(lambda: work(self._setting, url), self._errors)
 
     def play(self, over: int) -> float:
         """Until the clerk says that all is over, and every restart was made, or the time is up. Returns how long."""
@@ -316,7 +321,7 @@ def _make(setting: Setting) -> None:
         errands.make_entries(kd)
 
 
-def play(setting: Setting, server: Server | None) -> Played:
+def play(setting: Setting, server: Server | Pair | None) -> Played:
     """All of it, and afterwards only the far side is left."""
     load_client(setting.url)
     os.waitpid(fork(lambda: _make(setting), setting.folder / "errors"), 0)

@@ -51,6 +51,13 @@ def test_on_postgresql_the_same_holds_while_its_server_is_restarted() -> None:
     assert found["restarts"] == 1, found
 
 
+def test_on_postgresql_the_same_holds_when_a_synchronous_replica_takes_over_from_a_primary_that_died() -> None:
+    """Every other worker is behind PgBouncer, which pools transactions."""
+    found = soak("failover")
+    assert min(found["kills"], found["freezes"]) >= 1, found
+    assert found["restarts"] == 1, found
+
+
 def test_random_stories_over_the_whole_surface_agree_with_the_books_of_the_far_side() -> None:
     """Seeds that once found a child whose end woke nobody, a hang after a compensation, and a hot loop."""
     seeds = [draw_seed() + number for number in range(3)]

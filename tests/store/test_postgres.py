@@ -36,7 +36,7 @@ def place() -> tuple[str, psycopg.Connection[Any]]:
 
 def emptied() -> str:
     url, connection = place()
-    schema = url.rpartition("=")[2]
+    schema = servers.schema_of(url)
     deleted = "".join(f"DELETE FROM {schema}.{table};" for table in TABLES)
     deleted += f"UPDATE {schema}.feed_end SET position = 0; DROP TABLE IF EXISTS ledger;"
     connection.execute(f"SET client_min_messages = warning; BEGIN; {deleted} COMMIT")

@@ -42,7 +42,7 @@ def store(url: str) -> Iterator[PostgresStore]:
 def sql(url: str) -> Iterator[psycopg.Connection[Any]]:
     """Somebody with a connection of their own, who finds the store's tables."""
     with psycopg.connect(servers.postgres(), autocommit=True) as connection:
-        connection.execute(f"SET search_path = {url.rpartition('=')[2]}")
+        connection.execute(f"SET search_path = {servers.schema_of(url)}")
         yield connection
 
 

@@ -42,20 +42,20 @@ def pooler() -> Iterator[str]:
         yield url
 
 
-def schema() -> str:
+def namespace() -> str:
     return servers.postgres_store().rpartition("=")[2]
 
 
 def test_a_store_needs_no_option_where_sessions_are_pooled() -> None:
     with (
         servers.pooler(servers.postgres(), mode="session", sessions=20) as url,
-        contextlib.closing(PostgresStore(f"{url}?schema={schema()}")) as store,
+        contextlib.closing(PostgresStore(f"{url}?namespace={namespace()}")) as store,
     ):
         assert store.heads() == []
 
 
 def test_a_store_that_does_not_know_of_its_pooler_names_the_option(pooler: str) -> None:
-    with contextlib.closing(PostgresStore(f"{pooler}?schema={schema()}")) as store:
+    with contextlib.closing(PostgresStore(f"{pooler}?namespace={namespace()}")) as store:
         assert store.heads() == []
         with psycopg.connect(pooler, prepare_threshold=None) as other:
             other.execute("SELECT 1")  # its transaction keeps the session that the statement was prepared on
@@ -68,7 +68,7 @@ def test_a_role_that_commits_without_waiting_for_the_disk_is_refused(pooler: str
         direct.execute("ALTER ROLE postgres SET synchronous_commit = off")
         try:
             with servers.pooler(servers.postgres()) as url, pytest.raises(StoreUnavailable, match="synchronous_commit"):
-                PostgresStore(f"{url}?schema={schema()}&pooler=transaction")
+                PostgresStore(f"{url}?namespace={namespace()}&pooler=transaction")
         finally:
             direct.execute("ALTER ROLE postgres RESET synchronous_commit")
     with pytest.raises(StoreUnavailable, match="pooler=transaction"):
@@ -76,7 +76,7 @@ def test_a_role_that_commits_without_waiting_for_the_disk_is_refused(pooler: str
 
 
 def test_runs_of_two_workers_complete_with_two_sessions_of_the_server(pooler: str) -> None:
-    url = f"{pooler}?schema={schema()}&pooler=transaction"
+    url = f"{pooler}?namespace={namespace()}&pooler=transaction"
 
     async def serve() -> list[int]:
         async with killick.open_async(url) as one, killick.open_async(url) as other:

@@ -49,7 +49,7 @@ def store(url: str) -> Iterator[PostgresStore]:
 def sql(url: str) -> Iterator[psycopg.Connection[Any]]:
     """Somebody with a connection of their own, who finds the store's tables."""
     with psycopg.connect(servers.postgres(), autocommit=True) as connection:
-        connection.execute(f"SET search_path = {url.rpartition('=')[2]}")
+        connection.execute(f"SET search_path = {servers.schema_of(url)}")
         yield connection
 
 
@@ -61,9 +61,9 @@ def name(request: pytest.FixtureRequest, run: str = "") -> str:
 # schemas and formats ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schema", ['o\'clock "x"; --', "Killick%20Claims", "käse", "a\\b", "killick.x"])
-def test_a_schema_may_have_any_name(schema: str) -> None:
-    store = PostgresStore(f"{servers.postgres()}?schema={schema}")
+@pytest.mark.parametrize("namespace", ["acme", "7", "_", "x" * 48, "killick", "select"])
+def test_a_namespace_is_a_store(namespace: str) -> None:
+    store = PostgresStore(f"{servers.postgres()}?namespace={namespace}")
     rung: Queue[str] = Queue()
     stop = store.watch(rung.put)
     head = created(store, "a", index=indexed("waiting", wake_at_us=1), pieces=(blob("v"),))
@@ -75,10 +75,10 @@ def test_a_schema_may_have_any_name(schema: str) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("schema", ["", "pg_mine", "x" * 49, "a$$b"])
-def test_a_schema_that_cannot_be_is_refused(schema: str) -> None:
-    with pytest.raises(StoreUnavailable, match="schema"):
-        PostgresStore(f"{servers.postgres()}?schema={schema}")
+@pytest.mark.parametrize("namespace", ["", "Acme", "a-b", "a b", "a.b", "käse", 'a"; --', "a%00", "x" * 49, "a%0A"])
+def test_a_namespace_with_another_name_is_refused(namespace: str) -> None:
+    with pytest.raises(StoreUnavailable, match="a namespace has 1 to 48"):
+        PostgresStore(f"{servers.postgres()}?namespace={namespace}")
 
 
 def test_two_schemas_are_two_stores_and_leave_the_search_path_alone() -> None:
@@ -123,9 +123,9 @@ def test_only_who_may_create_a_store_does() -> None:
 
 
 def test_a_schema_of_somebody_else_is_left_alone(sql: psycopg.Connection[Any]) -> None:
-    sql.execute("CREATE SCHEMA somebodys; CREATE TABLE somebodys.things (x integer)")
+    sql.execute("CREATE SCHEMA killick_theirs; CREATE TABLE killick_theirs.things (x integer)")
     with pytest.raises(StoreUnavailable, match="not Killick's"):
-        PostgresStore(f"{servers.postgres()}?schema=somebodys")
+        PostgresStore(f"{servers.postgres()}?namespace=theirs")
 
 
 def test_many_that_open_a_new_store_at_once_make_one() -> None:
@@ -163,7 +163,7 @@ def test_a_store_of_the_format_before_is_migrated_to_equal_a_new_one(
     monkeypatch.setattr(postgres_server, "migration", lambda dialect, to: step)
     monkeypatch.setattr(postgres_server, "schema", lambda dialect: schema_of(dialect) + step)
     stores = [PostgresStore(url) for url in (old, new)]
-    shapes = [_shape(sql, url.rpartition("=")[2]) for url in (old, new)]
+    shapes = [_shape(sql, servers.schema_of(url)) for url in (old, new)]
     assert shapes[0] == shapes[1]
     # Who had it open before goes on: a format that only adds things is no reason to stop.
     assert commit(before, following(head, "two")) == stores[0].head("a")
@@ -176,12 +176,12 @@ def test_in_a_store_of_format_1_every_run_that_may_ask_somebody_is_found_by_the_
     sql: psycopg.Connection[Any],
 ) -> None:
     old, new = servers.postgres_store(), servers.postgres_store()
-    schema, store = old.rpartition("=")[2], PostgresStore(old)
+    schema, store = servers.schema_of(old), PostgresStore(old)
     for status in ("waiting", "completed", "paused"):
         created(store, status, index=indexed(status, tags=("eu",)))
     store.close()
     sql.execute(f"DROP INDEX {schema}.heads_by_standing")
-    sql.execute(f"DROP TABLE {schema}.rate_limits; DROP FUNCTION {schema}.take_tokens")
+    sql.execute(f"DROP TABLE {schema}.rate_limits; DROP FUNCTION {schema}.take_tokens, {schema}.channel")
     put = f"UPDATE {schema}.meta SET value = '1', checksum = {schema}.meta_check(key, '1') WHERE key = %s"
     for key in ("format", "readable_from"):
         sql.execute(put, (key,))
@@ -190,13 +190,13 @@ def test_in_a_store_of_format_1_every_run_that_may_ask_somebody_is_found_by_the_
     assert asking == {"paused": ("eu", ASKS), "waiting": ("eu", ASKS)}
     assert [store.tags(run) for run in ("waiting", "completed")] == [{"eu", ASKS}, {"eu"}]
     PostgresStore(new).close()
-    assert _shape(sql, schema) == _shape(sql, new.rpartition("=")[2])
+    assert _shape(sql, schema) == _shape(sql, servers.schema_of(new))
     store.close()
 
 
 def test_an_older_build_reads_a_newer_format_that_only_adds_and_refuses_others(sql: psycopg.Connection[Any]) -> None:
     url = servers.postgres_store()
-    schema = url.rpartition("=")[2]
+    schema = servers.schema_of(url)
     PostgresStore(url).close()
     put = f"UPDATE {schema}.meta SET value = %s, checksum = {schema}.meta_check(key, %s) WHERE key = %s"
     sql.execute(put, (b"9", b"9", "format"))
@@ -211,15 +211,15 @@ def test_an_older_build_reads_a_newer_format_that_only_adds_and_refuses_others(s
 
 def test_a_password_is_in_no_message() -> None:
     there = servers.postgres().partition("@")[2]
-    store = PostgresStore(f"postgresql://postgres:hunter2@{there}?schema=secret")
-    assert store.place == f"postgresql://{there}?schema=secret"
+    store = PostgresStore(f"postgresql://postgres:hunter2@{there}?namespace=secret")
+    assert store.place == f"postgresql://{there}?namespace=secret"
     store.close()
     for wrong in (
         f"postgresql://nobody:hunter2@{there}",
         f"postgresql://postgres:hunter2@{there.partition('/')[0]}/nothing",
         "postgresql://postgres:hunter2@127.0.0.1:1/x",
         "postgresql://postgres:hunter2@127.0.0.1:port/x",
-        f"postgresql://postgres:hunter2@{there}?schema=&password=hunter2",
+        f"postgresql://postgres:hunter2@{there}?namespace=&password=hunter2",
     ):
         with pytest.raises(StoreUnavailable) as caught:
             PostgresStore(wrong, busy_seconds=0.1)
@@ -231,10 +231,10 @@ def test_a_url_without_a_host_is_opened_as_libpq_does() -> None:
         folder, port = sql.execute(
             "SELECT current_setting('unix_socket_directories'), current_setting('port')"
         ).fetchone() or ("", "")
-    rest = f"host={folder}&port={port}&user=postgres&schema=hostless"
+    rest = f"host={folder}&port={port}&user=postgres&namespace=hostless"
     for url in (f"postgresql:///postgres?{rest}", f"postgres:///postgres?{rest}"):
         store = open_store(url)
-        assert store.place == "postgresql:///postgres?schema=hostless"
+        assert store.place == "postgresql:///postgres?namespace=hostless"
         store.close()
 
 
@@ -333,7 +333,7 @@ def test_what_was_changed_from_outside_is_found(where: str, change: str) -> None
     assert store.inspect() == []
     [(number, _)] = store.heads()
     with psycopg.connect(servers.postgres()) as theirs:
-        theirs.execute(f"SET search_path = {url.rpartition('=')[2]}")
+        theirs.execute(f"SET search_path = {servers.schema_of(url)}")
         theirs.execute(change, {"run": "a", "number": number, "hash": blob("v").hash})
     assert where in {problem.where for problem in store.inspect()}
     assert where in {problem.where for problem in store.inspect(heal=True) if not problem.healed}
@@ -361,7 +361,7 @@ def test_derived_rows_that_are_nobodys_are_cleared_away() -> None:
     store = PostgresStore(url)
     created(store, "a", index=indexed(tags=("t",)), snapshot=cached(1))
     with psycopg.connect(servers.postgres()) as theirs:
-        theirs.execute(f"SET search_path = {url.rpartition('=')[2]}")
+        theirs.execute(f"SET search_path = {servers.schema_of(url)}")
         theirs.execute("INSERT INTO tags VALUES ('x', 77); INSERT INTO marks VALUES (1, 1, 77, 1)")
         theirs.execute("INSERT INTO snapshots VALUES (77, 1, 1, '', ''); INSERT INTO piece_uses VALUES (77, 0, 1)")
     assert {problem.where for problem in store.inspect()} == {"tags", "marks", "snapshots", "piece_uses"}
@@ -373,7 +373,7 @@ def test_derived_rows_that_are_nobodys_are_cleared_away() -> None:
 def test_a_store_whose_id_was_changed_is_broken(sql: psycopg.Connection[Any]) -> None:
     url = servers.postgres_store()
     PostgresStore(url).close()
-    schema = url.rpartition("=")[2]
+    schema = servers.schema_of(url)
     sql.execute(f"UPDATE {schema}.meta SET value = 'x' WHERE key = 'secret_key'")
     with pytest.raises(StoreBroken, match="id or key is damaged"):
         PostgresStore(url)

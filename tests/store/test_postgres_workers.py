@@ -42,7 +42,7 @@ def store(url: str) -> Iterator[PostgresStore]:
 def sql(url: str) -> Iterator[psycopg.Connection[Any]]:
     """Somebody with a connection of their own, who finds the store's tables."""
     with psycopg.connect(servers.postgres(), autocommit=True) as connection:
-        connection.execute(f"SET search_path = {url.rpartition('=')[2]}")
+        connection.execute(f"SET search_path = {servers.schema_of(url)}")
         yield connection
 
 
@@ -105,7 +105,7 @@ def test_many_due_runs_of_others_and_parked_ones_do_not_slow_a_claim(counted: bo
     url = servers.postgres_store()
     store = PostgresStore(url)
     with psycopg.connect(servers.postgres(), autocommit=True) as sql:
-        sql.execute(f"SET search_path = {url.rpartition('=')[2]}")
+        sql.execute(f"SET search_path = {servers.schema_of(url)}")
         # A third are due and somebody else's, a third wake later, and a third have no time to wake.
         sql.execute(
             "INSERT INTO heads (run, base, seq, hash, epoch, checksum, agent, status, priority, wake_at_us,"

@@ -406,6 +406,13 @@ def test_a_place_that_cannot_be_opened_says_what_to_check(tmp_path: Path) -> Non
         open_store("mongodb://x")
 
 
+@pytest.mark.parametrize("url", ["sqlite:///{}/a.db?namespace=acme", "{}/a.db?namespace=", "memory:?namespace=acme"])
+def test_a_tenant_in_a_file_has_a_file_of_its_own(tmp_path: Path, url: str) -> None:
+    with pytest.raises(StoreUnavailable, match="give each tenant a file of its own"):
+        open_store(url.format(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_closed_store_says_so(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "killick.db")
     store.close()

@@ -24,9 +24,10 @@ from killick.store import MemoryStore
 from killick.web.app import ROUTES, asgi
 from killick.web.auth import server_keys
 from killick.web.auth.access import CSRF, SESSION, SESSION_SECONDS, Identified, OwnerAccess, TokenAccess
-from killick.web.middleware import CSP, Guard
+from killick.web.middleware import CSP
 from killick.web.routes import Route
 from killick.workers.tokens import Person, issue, revoke
+from web.desk import ask, begun
 
 SCOPES: Final = ("viewer", "operator", "admin")
 NOBODY: Final = ("none", "wrong", "revoked", "expired")
@@ -60,45 +61,6 @@ def cards(kd: killick.Client, clock: killick.clock.ManualClock) -> dict[str, str
 
 
 # every route --------------------------------------------------------------------------------------
-
-
-async def begun(app: Guard, method: str, path: str, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
-    """How a response begins. A stream is left as soon as it has: it has no end."""
-    sent: list[Any] = []
-    began = asyncio.Event()
-    bodies = [{"type": "http.request", "body": b"{}" if method != "GET" else b"", "more_body": False}]
-
-    async def receive() -> Any:
-        if not bodies:
-            await asyncio.Event().wait()
-        return bodies.pop()
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-        if message["type"] == "http.response.body":
-            began.set()
-
-    given = {"host": "localhost", "content-type": "application/json", "accept": "*/*", **headers}
-    scope = {
-        "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
-        "headers": [(name.encode(), value.encode()) for name, value in given.items()], "client": ("127.0.0.1", 9),
-        "server": ("localhost", 80), "scheme": "http", "root_path": "", "http_version": "1.1",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-    }  # fmt: skip
-    running = asyncio.ensure_future(app(scope, receive, send))
-    waiting = asyncio.ensure_future(began.wait())
-    await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED, timeout=300)
-    for each in (running, waiting):
-        each.cancel()
-    await asyncio.gather(running, waiting, return_exceptions=True)
-    told = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-    return sent[0]["status"], told, b"".join(each.get("body", b"") for each in sent[1:])
-
-
-def ask(app: Guard, method: str, path: str, token: str | None) -> tuple[int, dict[str, str], bytes]:
-    filled = re.sub(r"\{[^}]+\}", "x1", path)
-    headers = {"authorization": f"Bearer {token}"} if token else {}
-    return asyncio.run(begun(app, method, filled, headers))
 
 
 def code_of(body: bytes) -> str | None:

@@ -113,6 +113,11 @@ class Shell:
             return DEFAULT_STORE
         return named if ":" in named else str(self.settings["folder"] / named)
 
+    @property
+    def shown_url(self) -> str:
+        """The URL to print, which never has a password."""
+        return "URL" if urlsplit(self.url).password else self.url
+
     @cached_property
     def app(self) -> str | None:
         """The module that declares the agents: `--app` or `[tool.killick] app`."""
@@ -251,9 +256,7 @@ class Shell:
 
     def typed(self, *words: str) -> str:
         """A command line that reaches the same store."""
-        named = ("--store", self._url) if self._url and self._url != os.environ.get("KILLICK_STORE") else ()
-        if named and urlsplit(self._url or "").password:
-            named = ("--store", "URL")  # a password is never printed
+        named = ("--store", self.shown_url) if self._url and self._url != os.environ.get("KILLICK_STORE") else ()
         return shlex.join(("killick", *words, *named))
 
     def continue_command(self, run: str, agent: str | None = None) -> str:
@@ -320,7 +323,7 @@ class Shell:
     def refuse_run(self, run: str) -> NoReturn:
         """Say that there is no such run, and which one may have been meant."""
         hint = nearest(run, (row.run for row in self.runs(1_000)), "`killick ps` lists them")
-        raise CommandFailed(f"{run}: no such run in {self.url}; {hint}") from RunUnknown(run)
+        raise CommandFailed(f"{run}: no such run in {self.store.place}; {hint}") from RunUnknown(run)
 
     def confirm(self, question: str, *, yes: bool) -> None:
         """Ask at the terminal whether to proceed, unless --yes says so. Ends the command if not."""

@@ -63,6 +63,7 @@ GROUPS: Final[dict[str, tuple[str, dict[str, str]]]] = {
         "verify": "verify the record", "doctor": "diagnose problems", "repair": "repair a run's log",
         "export": "write a run to a file", "prune": "archive old runs", "erase": "erase values",
         "seal": "sign the record", "prove": "prove one event", "rotate": "wrap the data keys again",
+        "namespaces": "list the tenants of a server",
     }),
     "token": ("Access to the server. Lists the tokens without a command.", {
         "create": "create a token", "list": "list the tokens", "revoke": "revoke a token",
@@ -92,7 +93,7 @@ MODULES: Final = {
         "killick.cli.commands.files": "time restore",
         "killick.cli.commands.replay": "time replay",
         "killick.cli.commands.store.verify": "store verify",
-        "killick.cli.commands.store.doctor": "store doctor",
+        "killick.cli.commands.store.doctor": "store doctor, store namespaces",
         "killick.cli.commands.store.maintenance": "store repair, store erase, store export",
         "killick.cli.commands.store.keys": "store rotate",
         "killick.cli.commands.store.prune": "store prune",
@@ -199,7 +200,8 @@ class Killick(CommandGroup):
             write(f"  {''.join(cells[at : at + 2]).rstrip()}\n")
         write("\n")
         for name, (_, words) in GROUPS.items():
-            write(f"  {click.style(f'{name:<10}', fg='cyan')} {', '.join(words)}\n")
+            listed = click.wrap_text(", ".join(words), 66, subsequent_indent=" " * 13)
+            write(f"  {click.style(f'{name:<10}', fg='cyan')} {listed}\n")
         write(f"\n{click.style('--store URL or KILLICK_STORE names the store, --json prints data.', dim=True)}\n")
 
 

@@ -49,6 +49,7 @@ from killick.store.records import (
     UnindexedRun,
     UniqueRight,
     Urgency,
+    refuse_misnumbered,
     urgency_of,
 )
 
@@ -82,9 +83,7 @@ class MemoryStore(Runs):
 
     # the log ----------------------------------------------------------------------------------
     def append(self, items: Sequence[Append]) -> list[Head | errors.LogError]:
-        for one in (one for item in items for one in item.group):
-            if [row.seq for row in one.rows] != list(range(one.after + 1, one.after + 1 + len(one.rows))):
-                raise ValueError(f"{one.run}: rows must be numbered one by one after {one.after}")
+        refuse_misnumbered(items)
         with self._open():
             return [self._append(item) for item in items]
 
@@ -260,21 +259,13 @@ class MemoryStore(Runs):
             )
 
     def holders(self) -> list[Holder]:
-        held: defaultdict[str, list[Head]] = defaultdict(list)
+        held: defaultdict[str, list[int | None]] = defaultdict(list)
         with self._open():
             for _, head in self._present():
                 if head.holder is not None:
-                    held[head.holder].append(head)
+                    held[head.holder].append(head.lease_until_us)
             now_us = self.now_us()
-        return [
-            Holder(
-                holder=holder,
-                runs=len(heads),
-                until_us=min((head.lease_until_us for head in heads if head.lease_until_us is not None), default=None),
-                lives=any(lease_end_us(head) > now_us for head in heads) and self.lives(holder),
-            )
-            for holder, heads in sorted(held.items())
-        ]
+        return [Holder.of(holder, ends, now_us) for holder, ends in sorted(held.items())]
 
     def take_tokens(self, buckets: Sequence[TokenBucket]) -> int:
         with self._open():

@@ -13,6 +13,7 @@ import os
 import select
 import stat
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Protocol
@@ -20,16 +21,19 @@ from typing import Final, Protocol
 from killick.fork_safety import register_for_forks
 from killick.permissions import FILE_MODE, FOLDER_MODE, is_own_folder
 
+Callback = Callable[[str], None]
+
 POLL_SECONDS: Final = 0.25
 """The polling interval for writes without a notification."""
+
+RECONNECT_SECONDS: Final = 1.0
+"""How long a listener on a server waits before it connects again. It then notifies with "": it may have missed some."""
 
 _LINE_BYTES_MAX: Final = 512
 """The largest write to a pipe that is atomic on every system."""
 
 _READ_BYTES: Final = 65_536
 _NAMES_MAX: Final = 1_000
-
-Callback = Callable[[str], None]
 
 
 class ChangeDetector(Protocol):
@@ -42,54 +46,85 @@ class ChangeDetector(Protocol):
     def close(self) -> None: ...
 
 
-class Notifier:
+class Listener(ABC):
+    """The watchers of a store. Listens while there is one."""
+
+    def __init__(self, refuse_closed: Callable[[], None] = lambda: None) -> None:
+        self._refuse_closed = refuse_closed
+        self._lock = threading.Lock()
+        self._watchers: list[Callback] = []
+        self._end: Callable[[], None] | None = None
+
+    @abstractmethod
+    def _start(self) -> Callable[[], None]:
+        """Starts the thread, which calls `_notify`. Returns a function that ends it."""
+
+    def watch(self, callback: Callback) -> Callable[[], None]:
+        watcher: Callback = lambda run: callback(run)  # noqa: E731  one callback may watch twice; each is stopped separately
+        with self._lock:
+            self._refuse_closed()
+            self._end = self._end or self._start()
+            self._watchers.append(watcher)
+
+        def stop() -> None:
+            self._stop([watcher])
+
+        return stop
+
+    def close(self) -> None:
+        self._stop(list(self._watchers))
+
+    def _stop(self, watchers: Iterable[Callback]) -> None:
+        end = None
+        with self._lock:
+            self._watchers = [each for each in self._watchers if each not in watchers]
+            if not self._watchers:
+                end, self._end = self._end, None
+        if end is not None:
+            end()
+
+    def _notify(self, runs: Iterable[str]) -> None:
+        with self._lock:
+            watchers = list(self._watchers)
+        for run in runs:
+            for watcher in watchers:
+                # A failing callback, say of a closed loop, must not affect the other watchers.
+                with contextlib.suppress(Exception):
+                    watcher(run)
+
+
+class Notifier(Listener):
     """One store's notifications: its own pipe, if watched, and the pipes of others."""
 
     def __init__(self, path: Path, *, detector: Callable[[], ChangeDetector]) -> None:
+        super().__init__()
         self._folder = f"{path}-bells"
         self._detector = detector
-        self._mutex = threading.Lock()
-        self._watchers: list[Callback] = []
         self._own: _Pipe | None = None
         register_for_forks(self)
 
     def before_fork(self) -> None:
-        self._mutex.acquire()
+        self._lock.acquire()
 
     def after_fork_in_parent(self) -> None:
-        self._mutex.release()
+        self._lock.release()
 
     def after_fork_in_child(self) -> None:
         """The pipe and its thread belong to the parent."""
-        self._mutex = threading.Lock()
+        self._lock = threading.Lock()
         if self._own is not None:
             self._own.close_inherited()
-        self._watchers, self._own = [], None
+        self._watchers, self._own, self._end = [], None, None
 
-    def watch(self, callback: Callback) -> Callable[[], None]:
-        """Calls `callback` with a run's id, or "", on each notification. Returns a function that stops it."""
-        watcher = [callback]
+    def _start(self) -> Callable[[], None]:
+        pipe = self._own = _Pipe(self._folder, self._notify, self._detector())
 
-        def call(run: str) -> None:
-            for each in watcher:
-                each(run)
+        def end() -> None:
+            if self._own is pipe:
+                self._own = None
+            pipe.stop_reading()
 
-        with self._mutex:
-            if self._own is None:
-                self._own = _Pipe(self._folder, self._call, self._detector())
-            self._watchers = [*self._watchers, call]
-
-        def stop() -> None:
-            watcher.clear()
-            with self._mutex:
-                self._watchers = [each for each in self._watchers if each is not call]
-                pipe = None if self._watchers else self._own
-                if pipe is not None:
-                    self._own = None
-            if pipe is not None:
-                pipe.stop_reading()
-
-        return stop
+        return end
 
     def notify(self, runs: Iterable[str]) -> None:
         """Notifies watchers of some runs, in this process and in others."""
@@ -98,7 +133,7 @@ class Notifier:
             return
         own = self._own
         if own is not None:
-            self._call(runs)
+            self._notify(runs)
         # Without watchers this is the whole cost.
         if not is_own_folder(self._folder):
             return
@@ -110,19 +145,6 @@ class Notifier:
         for name in names:
             if not name.startswith(".") and (own is None or name != own.name):
                 _write_pipe(self._folder, name, line)
-
-    def close(self) -> None:
-        with self._mutex:
-            self._watchers, pipe, self._own = [], self._own, None
-        if pipe is not None:
-            pipe.stop_reading()
-
-    def _call(self, runs: Iterable[str]) -> None:
-        for run in runs:
-            for callback in self._watchers:
-                # A failing callback must not affect the notifier or other watchers.
-                with contextlib.suppress(Exception):
-                    callback(run)
 
 
 class _Pipe:

@@ -183,6 +183,13 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     until_us: int | None
     lives: bool
 
+    @classmethod
+    def of(cls, holder: str, ends: Sequence[int | None], now_us: int) -> Holder:
+        """Returns the holder of leases that end at these times."""
+        until_us = min((end for end in ends if end is not None), default=None)
+        lives = any(end is None or end > now_us for end in ends)
+        return cls(holder=holder, runs=len(ends), until_us=until_us, lives=lives)
+
 
 class RunStatus(msgspec.Struct, frozen=True):
     """The status of a run: its head, its index status (None: no index), and the quarantine reason, if any."""
@@ -438,6 +445,13 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
         for piece in self.pieces:
             size += len(piece.body or b"")
         return size
+
+
+def refuse_misnumbered(items: Sequence[Append]) -> None:
+    """Raises ValueError if the rows of an append do not follow its head one by one."""
+    for one in (one for item in items if not item.is_bare for one in item.group):
+        if [row.seq for row in one.rows] != list(range(one.after + 1, one.after + 1 + len(one.rows))):
+            raise ValueError(f"{one.run}: rows must be numbered one by one after {one.after}")
 
 
 _ROWS_ALONE: Final = Append.__struct_fields__.index("rows") + 1

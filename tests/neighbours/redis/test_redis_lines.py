@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from killick.errors import StoreBroken, StoreError, StoreFormat, StoreFull, StoreReadOnly, StoreUnavailable
-from killick.store import open_store
+from killick.store import namespaces, open_store
 from killick.store.records import Append, Delivered, Head
 from killick.store.redis.rows import check, packed
 from killick.store.redis.store import RedisStore
@@ -211,9 +211,10 @@ def test_a_replica_is_a_clear_error() -> None:
 # opening ------------------------------------------------------------------------------------------
 
 
-def test_a_store_is_opened_by_url_and_prefixes_are_stores_of_their_own() -> None:
+def test_a_store_is_opened_by_url_and_namespaces_are_stores_of_their_own() -> None:
     url, socket = valkeys.emptied(), valkeys.server().socket_url
-    places = [url, f"{socket}&prefix=claims", url.replace("/0", "/1"), url.replace("redis:", "valkey:") + "?prefix=x"]
+    valkey = url.replace("redis:", "valkey:")
+    places = [url, f"{socket}&namespace=claims", url.replace("/0", "/1"), f"{valkey}?namespace=x"]
     stores = [open_store(place) for place in places]
     for number, store in enumerate(stores):
         created(store, f"run-{number}")
@@ -225,6 +226,31 @@ def test_a_store_is_opened_by_url_and_prefixes_are_stores_of_their_own() -> None
     again = open_store(socket)
     assert again.id == stores[0].id
     again.close()
+    assert namespaces(url) == {"": None, "claims": None, "x": None}
+
+
+def test_a_user_with_the_keys_and_channels_of_a_namespace_works_there_and_is_locked_out_of_others() -> None:
+    url = valkeys.emptied()
+    open_store(f"{url}?namespace=globex").close()
+    with valkeys.server().client() as admin:
+        admin.execute_command(
+            "ACL", "SETUSER", "acme", "on", ">hush", "~{killick_acme}:*", "&{killick_acme}:*", "+@all", "-@admin",
+            "+config|get", "+info",
+        )  # fmt: skip
+        base = url.replace("redis://", "redis://acme:hush@")
+        store = open_store(f"{base}?namespace=acme")
+        assert store.place == f"{url}?namespace=acme"
+        rung: Queue[str] = Queue()
+        stop = store.watch(rung.put)
+        created(store, "a", index=indexed("waiting", wake_at_us=1))
+        assert rung.get(timeout=600) == "a"
+        assert [each.head.run for each in store.claim("w", now_us=5, seconds=9, limit=1)] == ["a"]
+        stop()
+        store.close()
+        for other in ("?namespace=globex", "?namespace=new", ""):
+            with pytest.raises(StoreUnavailable, match=r"(?i)permission"):
+                open_store(f"{base}{other}", busy_seconds=0.1)
+        admin.execute_command("ACL", "DELUSER", "acme")
 
 
 def test_a_store_is_opened_through_tls_if_the_server_is_the_one_that_was_meant(tmp_path: Path) -> None:
@@ -263,7 +289,8 @@ def test_what_cannot_be_opened_says_what_to_do_and_shows_no_password() -> None:
     for wrong in (
         f"redis://:hush@127.0.0.1:{port}/0",
         "redis://:hush@127.0.0.1:1/0",
-        f"{url}?prefix=a{{b",
+        f"{url}?namespace=a{{b",
+        f"{url}?namespace=",
         f"{url}?x=y",
     ):
         with pytest.raises(StoreUnavailable) as info:

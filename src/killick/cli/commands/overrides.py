@@ -73,8 +73,7 @@ def override_command(shell: Shell, run: str, step: str, value: str, **who: Any) 
       killick edit override claim_17 9 no --because "they withdrew"
     """
     shell.load_app()
-    done = shell.client.override(run, step, value_of(value), **who)
-    _said(shell, run, done, step=step)
+    _said(shell, run, shell.client.override(run, step, value_of(value), **who), step=step)
 
 
 @command("skip", app=True)
@@ -89,8 +88,7 @@ def skip_command(shell: Shell, run: str, step: str, **who: Any) -> None:
     \b
       killick edit skip claim_17 9 --because "the office is closed"
     """
-    done = shell.client.skip(run, step, **who)
-    _said(shell, run, done, step=step)
+    _said(shell, run, shell.client.skip(run, step, **who), step=step)
 
 
 @command("retry", app=True)
@@ -99,8 +97,7 @@ def skip_command(shell: Shell, run: str, step: str, **who: Any) -> None:
 @who_options
 def retry_command(shell: Shell, run: str, step: str | None, **who: Any) -> None:
     """Retry a step now that waits for a backoff or a rate limit. STEP is optional where only one does."""
-    done = shell.client.retry(run, step, **who)
-    _said(shell, run, done, step=step)
+    _said(shell, run, shell.client.retry(run, step, **who), step=step)
 
 
 @command("note")

@@ -19,16 +19,10 @@ from killick.model.chunks import Blob
 from killick.store.postgres.rows import message_of
 from killick.store.postgres.server import PostgresServer, Statements
 from killick.store.postgres.wire import Q, Session, Statement
-from killick.store.records import Append, Delivered, Delivery, Head, Message, Row, Snapshot
+from killick.store.records import Append, Delivered, Delivery, Head, Message, Row, Snapshot, refuse_misnumbered
 
 FEW_ROWS: Final = 3
 """The number of events that a statement takes as plain parameters; more are passed as arrays."""
-
-
-def refuse_misnumbered(items: Sequence[Append]) -> None:
-    for one in (one for item in items if not item.is_bare for one in item.group):
-        if [row.seq for row in one.rows] != list(range(one.after + 1, one.after + 1 + len(one.rows))):
-            raise ValueError(f"{one.run}: rows must be numbered one by one after {one.after}")
 
 
 def append(session: Session, q: Statements, items: Sequence[Append], clock_us: int | None) -> list[Head | LogError]:

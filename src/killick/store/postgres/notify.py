@@ -1,7 +1,4 @@
-"""Listens for notifications of other sessions in a thread, and calls the watchers. Knows nothing of runs.
-
-After a lost session it reconnects, and notifies with "" because notifications may have been missed.
-"""
+"""Listens for notifications of other sessions, on a session of its own."""
 
 from __future__ import annotations
 
@@ -15,66 +12,42 @@ from typing import Final
 from psycopg import Error
 
 from killick.errors import StoreError, StoreUnavailable
+from killick.store.notify import RECONNECT_SECONDS, Listener
 from killick.store.postgres.server import PostgresServer
 from killick.store.postgres.wire import Failed, Q, Session
 
-Callback = Callable[[str], None]
-_RECONNECT_SECONDS: Final = 1.0
 _GOODBYE_SECONDS_MAX: Final = 1.0
 
 
-class Listener:
-    """Listens while there is a watcher. Through a pooler of transactions nothing can be heard: callers poll."""
+class PostgresListener(Listener):
+    """Through a pooler of transactions nothing can be heard: callers poll."""
 
     def __init__(self, server: PostgresServer) -> None:
+        super().__init__(server.refuse_closed)
         self._server = server
-        self._lock = threading.Lock()
-        self._watchers: list[Callback] = []
-        self._wakes: socket.socket | None = None
-        self._thread: threading.Thread | None = None
 
-    def watch(self, callback: Callback) -> Callable[[], None]:
-        watcher: Callback = lambda run: callback(run)  # noqa: E731  one callback may watch twice; each is stopped separately
-        with self._lock:
-            self._server.refuse_closed()
-            if self._thread is None and not self._server.is_pooled:
-                self._start()
-            self._watchers.append(watcher)
-
-        def stop() -> None:
-            with self._lock:
-                if watcher in self._watchers:
-                    self._watchers.remove(watcher)
-                thread = self._end() if not self._watchers else None
-            _await(thread)
-
-        return stop
-
-    def close(self) -> None:
-        with self._lock:
-            self._watchers.clear()
-            thread = self._end()
-        _await(thread)
-
-    def _start(self) -> None:
+    def _start(self) -> Callable[[], None]:
+        if self._server.is_pooled:
+            return lambda: None
         session = None
         with contextlib.suppress(StoreUnavailable):  # the thread reconnects
             session = self._listening()
-        self._wakes, asleep = socket.socketpair()
-        self._thread = threading.Thread(target=self._listen, args=(session, asleep), name="killick-notify", daemon=True)
-        self._thread.start()
+        wakes, asleep = socket.socketpair()
+        thread = threading.Thread(target=self._listen, args=(session, asleep), name="killick-notify", daemon=True)
+        thread.start()
 
-    def _end(self) -> threading.Thread | None:
-        thread, self._thread = self._thread, None
-        if self._wakes is not None:
-            self._wakes.close()
-            self._wakes = None
-        return thread
+        def end() -> None:
+            """Waits until the thread closes its session, unless it is still connecting to an absent server."""
+            wakes.close()
+            if thread is not threading.current_thread():
+                thread.join(_GOODBYE_SECONDS_MAX)
+
+        return end
 
     def _listening(self) -> Session:
         session = self._server.connect()
         try:
-            session.script(Q.listen.format(channel='"' + self._server.channel.replace('"', '""') + '"'))
+            session.script(self._server.qualified(Q.listen))
         except Failed as failed:
             session.close()
             raise self._server.explain(failed) from failed
@@ -114,20 +87,5 @@ class Listener:
                 return self._listening()
             with selectors.DefaultSelector() as selector:
                 selector.register(stopped, selectors.EVENT_READ)
-                if selector.select(_RECONNECT_SECONDS):
+                if selector.select(RECONNECT_SECONDS):
                     return None
-
-    def _notify(self, runs: list[str]) -> None:
-        with self._lock:
-            watchers = list(self._watchers)
-        for run in runs:
-            for watcher in watchers:
-                # A failing callback, say of a closed loop, must not affect the other watchers.
-                with contextlib.suppress(Exception):
-                    watcher(run)
-
-
-def _await(thread: threading.Thread | None) -> None:
-    """Waits until the thread closes its session, unless it is still connecting to an absent server."""
-    if thread is not None and thread is not threading.current_thread():
-        thread.join(_GOODBYE_SECONDS_MAX)

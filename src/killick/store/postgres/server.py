@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Final, TypeVar
-from urllib.parse import parse_qsl, quote, urlencode
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -28,11 +27,12 @@ from killick.errors import (
     StoreUnavailable,
 )
 from killick.fork_safety import keep_inherited, register_for_forks
+from killick.store.namespace import namespace_of, own_options, root_name
 from killick.store.postgres.wire import Failed, Q, Session, Statement, pooled
 from killick.store.records import Durability
 from killick.store.sql import migration, schema
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """The newest layout that this build reads and writes; opening an older one migrates it."""
 
 READABLE_FROM: Final = 2
@@ -42,7 +42,6 @@ A build before the second would write waiting runs without their tag.
 """
 
 SERVER_NEEDED: Final = 140000
-SCHEMA_BYTES_MAX: Final = 48
 _FIRST_NAP_SECONDS: Final = 0.01
 _LONGEST_NAP_SECONDS: Final = 0.5
 _CONFLICTS: Final = ("40001", "40P01")
@@ -64,9 +63,6 @@ _TRANSIENT: Final = (
 
 _ALIVE: Final = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
 
-OPTIONS: Final = ("schema", "pooler")
-"""The parameters of a URL that are ours."""
-
 T = TypeVar("T")
 
 
@@ -84,14 +80,13 @@ class PostgresServer:
         new: dict[str, bytes],
     ) -> None:
         self._conninfo, self.schema, self.place, self.is_pooled = _parts(url)
-        self.channel = f"killick:{self.schema}"
         self.busy_seconds = busy_seconds
         self.patience_seconds = min(busy_seconds, _OPENING_SECONDS_MAX)
         self.sessions_max = sessions
         self._room = threading.BoundedSemaphore(sessions)
         self._idle: deque[Session] = deque()
         self._lent: deque[Session] = deque()
-        durable = Q.durable if durability == "power" else _literal("off")
+        durable = Q.durable if durability == "power" else "'off'"
         lock_ms = max(1, int(min(busy_seconds, 86_400) * 1_000))
         self._set_up = Q.set_up_session.format(synchronous_commit=durable, lock_ms=lock_ms)
         self._closed = False
@@ -121,9 +116,7 @@ class PostgresServer:
 
     def qualified(self, sql: str) -> str:
         """Qualifies SQL with this schema."""
-        here = _quoted(self.schema) + "."
-        sql = re.sub(r"\bkillick\.", lambda _: here, sql)
-        return sql.replace(":channel", _literal(self.channel)).replace(":numbers", _literal(f"{here}numbers"))
+        return re.sub(r"\bkillick\.(?=\w)", f"{self.schema}.", sql)
 
     def run(self, work: Callable[[Session], T]) -> T:
         """Runs an idempotent operation on a pooled session, and retries it on lost sessions."""
@@ -134,8 +127,8 @@ class PostgresServer:
                 return work(session)
             except Failed as failed:
                 problem = failed
-                if failed.code == "25006" and "target_session_attrs" in self._conninfo:
-                    # The session leads to a former primary; connect again.
+                if failed.code == "25006" and not session.is_read_only:
+                    # The session leads to a former primary, or to one that is not promoted yet; connect again.
                     session.close()
                     problem = Failed(failed.code, failed.text, lost=True)
             finally:
@@ -284,7 +277,7 @@ class PostgresServer:
         """A transaction with an exclusive lock on the creation and migration of this schema."""
         session.script("BEGIN")
         try:
-            session.script(Q.lock_schema.format(schema=_literal(self.schema)))
+            session.script(Q.lock_schema.format(schema=self.schema))
             yield
             session.script("COMMIT")
         except BaseException:
@@ -301,7 +294,7 @@ class PostgresServer:
                 raise StoreUnavailable(
                     self.place, "this schema holds tables that are not Killick's; choose another name"
                 )
-            session.script(Q.make_schema.format(schema=_quoted(self.schema)))
+            session.script(Q.make_schema.format(schema=self.schema))
             session.script(self.qualified(schema("postgres")))
             for key, value in {**new, **_formats(FORMAT, READABLE_FROM)}.items():
                 session.run(self.q.put_meta, key, value)
@@ -369,19 +362,15 @@ class Statements:
 
     def __init__(self, qualified: Callable[[str], str]) -> None:
         self._qualified = qualified
-        self._made: dict[str, Statement] = {}
 
     def __getattr__(self, name: str) -> Statement:
-        made = self.of(name, lambda: getattr(Q, name))
-        setattr(self, name, made)
-        return made
+        return self.of(name, lambda: getattr(Q, name))
 
     def of(self, name: str, sql: Callable[[], str]) -> Statement:
         """Returns a statement built from a query."""
-        found = self._made.get(name)
-        if found is None:
-            # Shared by all threads, because its parameter types are learned once.
-            found = self._made.setdefault(name, Statement(name, self._qualified(sql())))
+        made: dict[str, Any] = vars(self)
+        # Shared by all threads, because its parameter types are learned once.
+        found: Statement = made.get(name) or made.setdefault(name, Statement(name, self._qualified(sql())))
         return found
 
 
@@ -406,19 +395,26 @@ class Backoff:
         self._nap = min(self._nap * 2, _LONGEST_NAP_SECONDS)
 
 
+def namespaces(url: str) -> dict[str, int]:
+    """Returns the namespaces of a database that the role may use, and the bytes of each."""
+    conninfo, _, place, _ = _parts(url)
+    try:
+        with psycopg.connect(**conninfo, prepare_threshold=None) as connection:
+            found = connection.execute(Q.namespaces).fetchall()
+    except psycopg.Error as error:
+        raise StoreUnavailable(place, _first_line(error)) from None
+    return {namespace_of(schema_): size for schema_, size in found}
+
+
 def _parts(url: str) -> tuple[dict[str, Any], str, str, bool]:
     """Returns the connection parameters, the schema, the display name without a password, and whether a pooler of
     transactions is in between."""
     address, _, query = url.partition("?")
-    options = parse_qsl(query, keep_blank_values=True)
-    given = {"schema": "killick", "pooler": "session"} | {name: value for name, value in options if name in OPTIONS}
-    schema_, pooler = given["schema"], given["pooler"]
-    shown = f"postgresql://{address.partition('://')[2].rpartition('@')[2]}?schema={schema_}"
-    if not 0 < len(schema_.encode()) <= SCHEMA_BYTES_MAX or set("\0$") & set(schema_) or schema_.startswith("pg_"):
-        raise StoreUnavailable(shown, f"a schema's name has 1 to {SCHEMA_BYTES_MAX} bytes, no $, and no pg_ in front")
+    given, rest = own_options(query, "namespace", "pooler")
+    schema_, shown = root_name(f"postgresql://{address.partition('://')[2].rpartition('@')[2]}", query)
+    pooler = given.get("pooler", "session")
     if pooler not in ("session", "transaction"):
         raise StoreUnavailable(shown, f"pooler={pooler}; write pooler=transaction if that is what the pooler pools")
-    rest = urlencode([(name, value) for name, value in options if name not in OPTIONS], quote_via=quote)
     try:
         conninfo = conninfo_to_dict(f"{address}?{rest}")
     except psycopg.ProgrammingError:
@@ -445,12 +441,3 @@ def _is_transient(error: psycopg.OperationalError) -> bool:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else "no connection"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _literal(text: str) -> str:
-    # The E form means the same for every setting of standard_conforming_strings.
-    return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

@@ -20,15 +20,9 @@ from killick.errors import LogError, RunBusy, RunUnknown, StoreBroken, StoreErro
 from killick.ids import Ids, RandomIds
 from killick.model.chunks import Blob
 from killick.store.postgres import search_terms
-from killick.store.postgres.append import (
-    PostgresTransaction,
-    acknowledged,
-    append,
-    deliver,
-    refuse_misnumbered,
-)
+from killick.store.postgres.append import PostgresTransaction, acknowledged, append, deliver
 from killick.store.postgres.inspect import conditions, damaged_pieces, damaged_terms, problems
-from killick.store.postgres.notify import Listener
+from killick.store.postgres.notify import PostgresListener
 from killick.store.postgres.rows import (
     claimed_of,
     counts_query,
@@ -38,7 +32,7 @@ from killick.store.postgres.rows import (
     runs_query,
     snapshot_of,
 )
-from killick.store.postgres.server import PostgresServer
+from killick.store.postgres.server import PostgresServer, namespaces
 from killick.store.postgres.wire import Failed, Rows, Session, Statement
 from killick.store.protocol import Transaction
 from killick.store.records import (
@@ -72,6 +66,7 @@ from killick.store.records import (
     UnindexedRun,
     UniqueRight,
     Urgency,
+    refuse_misnumbered,
 )
 
 SESSIONS: Final = 8
@@ -81,7 +76,7 @@ _LAST: Final = (1 << 63) - 1
 class PostgresStore:
     """A store in one schema of a database. Any number of processes may open it at once.
 
-    url           `postgresql://user@host/database`; `?schema=` names the schema
+    url           `postgresql://user@host/database`; `?namespace=acme` selects a tenant's store
     durability    "power": a commit survives a power failure; "process": only the end of the process
     busy_seconds  how long to retry while the server is away
     create        whether to create a missing schema
@@ -111,7 +106,7 @@ class PostgresStore:
             new={"id": ids.new("store").encode(), "secret_key": ids.key()},
         )
         self._q = self._server.q
-        self._listener = Listener(self._server)
+        self._listener = PostgresListener(self._server)
         self._joined: WeakSet[psycopg.Connection[Any]] = WeakSet()
         self.place: Final = self._server.place
         self.proves_life: Final = False
@@ -124,6 +119,8 @@ class PostgresStore:
             raise
         self.id: Final[str] = meta["id"].decode()
         self.secret_key: Final[bytes] = meta["secret_key"]
+
+    namespaces = staticmethod(namespaces)
 
     def now_us(self) -> int:
         return int(self._rows(self._q.now_us)[0][0]) if self._clock is None else self._clock.now_us()

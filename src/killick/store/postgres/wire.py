@@ -76,6 +76,11 @@ class Session:
         return self.pg.status != pq.ConnStatus.OK
 
     @property
+    def is_read_only(self) -> bool:
+        """Whether a setting makes it read-only, rather than a server that is a standby."""
+        return self.pg.parameter_status(b"default_transaction_read_only") == b"on"
+
+    @property
     def is_idle(self) -> bool:
         return self.pg.transaction_status == pq.TransactionStatus.IDLE
 

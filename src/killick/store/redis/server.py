@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 import redis
@@ -17,6 +17,7 @@ from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
     ConnectionError,  # noqa: A004
+    NoPermissionError,
     NoScriptError,
     ReadOnlyError,
     RedisError,
@@ -28,8 +29,8 @@ from redis.retry import Retry
 from killick.clock import SystemClock
 from killick.errors import StoreBroken, StoreClosed, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from killick.store.lua import scripts
+from killick.store.namespace import namespace_of, own_options, root_name
 
-PREFIX_BYTES_MAX: Final = 48
 _SCHEMES: Final = {"valkey": "redis", "valkeys": "rediss"}
 _FIRST_NAP_SECONDS: Final = 0.01
 _LONGEST_NAP_SECONDS: Final = 0.5
@@ -192,11 +193,21 @@ class RedisServer:
             return StoreReadOnly(self.place)
         if "MISCONF" in text:
             return StoreError(f"{self.place}: the server cannot persist and accepts no writes; see its log ({text})")
-        if isinstance(error, ConnectionError | TimeoutError) or text.startswith(("NOPERM", "NOAUTH", "WRONGPASS")):
+        if isinstance(error, ConnectionError | TimeoutError | NoPermissionError):
             return StoreUnavailable(self.place, text)
         if text.startswith("MOVED"):
             return StoreUnavailable(self.place, "it is part of a cluster; give Killick a standalone server")
         return StoreError(f"{self.place}: {text}")
+
+
+def namespaces(url: str) -> dict[str, None]:
+    """Returns the namespaces of a server."""
+    server = RedisServer(url, busy_seconds=_OPENING_SECONDS_MAX, connections=1)
+    try:
+        keys = server.run(lambda _: list(server.client.scan_iter(match="{killick*}:meta", count=1_000)))
+    finally:
+        server.close()
+    return dict.fromkeys(sorted(namespace_of(key.decode()[1:].partition("}")[0]) for key in keys))
 
 
 class BinaryArgs:
@@ -217,19 +228,11 @@ class BinaryArgs:
 def _parts(url: str) -> tuple[str, str, str]:
     """Returns the display name without a password, the key prefix, and the connection parameters."""
     parts = urlsplit(url)
-    options = parse_qsl(parts.query, keep_blank_values=True)
-    name = next((value for key, value in options if key == "prefix"), "killick")
     scheme = _SCHEMES.get(parts.scheme, parts.scheme)
-    db = [(key, value) for key, value in options if key == "db"]
-    host = parts.netloc.rpartition("@")[2]
-    shown = f"{scheme}://{host}{parts.path}?{urlencode([*db, ('prefix', name)], quote_via=quote)}"
-    if not name or len(name.encode()) > PREFIX_BYTES_MAX or set(name) & set("{}\0*?[]\\"):
-        raise StoreUnavailable(
-            shown, f"a prefix has 1 to {PREFIX_BYTES_MAX} bytes, and no braces, brackets or wildcards"
-        )
-    rest = urlencode([(key, value) for key, value in options if key != "prefix"], quote_via=quote)
+    name, place = root_name(f"{scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}", parts.query)
+    _, rest = own_options(parts.query, "namespace")
     # A hash tag, so that a cluster keeps the keys in one slot.
-    return shown, f"{{{name}}}:", f"{scheme}://{parts.netloc}{parts.path}?{rest}"
+    return place, f"{{{name}}}:", f"{scheme}://{parts.netloc}{parts.path}?{rest}"
 
 
 def _is_transient(error: RedisError) -> bool:

@@ -55,10 +55,11 @@ from killick.store.records import (
     UnindexedRun,
     UniqueRight,
     Urgency,
+    refuse_misnumbered,
     urgency_of,
 )
 from killick.store.redis.inspect import conditions, inspect, should_wait
-from killick.store.redis.notify import Listener
+from killick.store.redis.notify import RedisListener
 from killick.store.redis.rows import (
     append_args,
     blob_of,
@@ -76,7 +77,7 @@ from killick.store.redis.rows import (
     text_of,
     unpacked,
 )
-from killick.store.redis.server import BinaryArgs, RedisServer
+from killick.store.redis.server import BinaryArgs, RedisServer, namespaces
 
 FORMAT: Final = 1
 """The layout of a Redis store that this build reads and writes."""
@@ -94,7 +95,7 @@ _BEYOND: Final = 10**16
 class RedisStore:
     """A store under one prefix of a database. Any number of processes may open it at once.
 
-    url           `redis://host/0`; `?prefix=` names the prefix
+    url           `redis://host/0`; `?namespace=acme` selects a tenant's store
     durability    "power": a commit waits for the append-only file; "process": it does not
     busy_seconds  how long to retry while the server is away
     create        whether to create a missing store
@@ -126,7 +127,7 @@ class RedisStore:
             raise
         self._server.store_id = self.id
         self._server.patience_seconds = busy_seconds
-        self._listener = Listener(self._server)
+        self._listener = RedisListener(self._server)
 
     def _opened(self, *, create: bool) -> tuple[str, bytes]:
         binary, id_ = BinaryArgs(), self._ids.new("store")
@@ -144,6 +145,8 @@ class RedisStore:
             raise StoreFormat(self.place, found=int(format_), known=FORMAT)
         return own.decode(), key
 
+    namespaces = staticmethod(namespaces)
+
     def now_us(self) -> int:
         return int(self._ask("now_us", {})) if self._clock is None else self._clock.now_us()
 
@@ -154,9 +157,7 @@ class RedisStore:
     # the log ----------------------------------------------------------------------------------
 
     def append(self, items: Sequence[Append]) -> list[Head | LogError]:
-        for one in (one for item in items if not item.is_bare for one in item.group):
-            if [row.seq for row in one.rows] != list(range(one.after + 1, one.after + 1 + len(one.rows))):
-                raise ValueError(f"{one.run}: rows must be numbered one by one after {one.after}")
+        refuse_misnumbered(items)
         if not items:
             self._server.refuse_closed()
             return []
@@ -445,15 +446,7 @@ class RedisStore:
         held: defaultdict[str, list[int | None]] = defaultdict(list)
         for holder, until in found:
             held[holder.decode()].append(None if until is None else int(until))
-        return [
-            Holder(
-                holder=holder,
-                runs=len(ends),
-                until_us=min((end for end in ends if end is not None), default=None),
-                lives=any(end is None or end > int(now) for end in ends),
-            )
-            for holder, ends in sorted(held.items())
-        ]
+        return [Holder.of(holder, ends, int(now)) for holder, ends in sorted(held.items())]
 
     def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
         args = {"now_us": str(now_us), "limit": limit, "agents": None if agents is None else list(agents)}

@@ -34,13 +34,13 @@ class OwnerKey(NamedTuple):
 
 
 def session_key(client: Client) -> bytes:
-    """The key that sessions are signed with; AccessRefused where none can be kept."""
+    """The key that sessions of this store are signed with; AccessRefused where none can be kept."""
     given = os.environ.get(VARIABLE)
     if given is None:
         return _kept(client, "session").text.encode()
     if len(given) < SECRET_CHARS_MIN:
         raise AccessRefused(VARIABLE, f"is shorter than {SECRET_CHARS_MIN} characters; set a longer random value")
-    return given.encode()
+    return sha256(f"{given}\n{client.runtime.store.id}".encode()).digest()
 
 
 def owner_key(client: Client) -> OwnerKey:

@@ -1,9 +1,10 @@
-"""`killick store doctor`: prints the findings on one screen, with the next command. Examines nothing itself."""
+"""`killick store doctor`: prints the findings on one screen, with the next command. `namespaces` lists the tenants."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from rich.filesize import decimal
 from rich.text import Text
 
 from killick.cli import style as paint
@@ -13,6 +14,22 @@ from killick.cli.style import many
 from killick.errors import StoreError
 from killick.history.doctor import Diagnosis, Finding, examine
 from killick.presenting.encoder import document
+from killick.store import namespaces
+
+
+@command("namespaces")
+def namespaces_command(shell: Shell) -> None:
+    """List the namespaces of a server: the stores of its tenants, and how large each is.
+
+    \b
+      killick store namespaces --store postgresql://db.internal/killick
+    """
+    found = namespaces(shell.url)
+    if shell.json:
+        shell.emit([{"namespace": name, "bytes": size} for name, size in found.items()])
+        return
+    for name, size in found.items():
+        shell.print(Text(f"{name or '(none)':<24}", "bold").append(decimal(size) if size else "", "dim"))
 
 
 @command("doctor", app=True)
@@ -28,9 +45,9 @@ def doctor_command(shell: Shell) -> Exit:
         found = examine(shell.log, clock=shell.clock, knows=_is_declared if shell.app else None)
     except StoreError as error:
         if shell.json:
-            shell.emit({"store": shell.url, "wrong": 1, "unreachable": str(error)})
+            shell.emit({"store": shell.shown_url, "wrong": 1, "unreachable": str(error)})
         else:
-            shell.say("✗", (shell.url, "bold"), f"  cannot be examined: {error}")
+            shell.say("✗", (shell.shown_url, "bold"), f"  cannot be examined: {error}")
         return Exit.BAD
     if shell.json:
         shell.emit(_data(shell, found))

@@ -166,10 +166,10 @@ def _fields(problems: Sequence[Problem]) -> list[dict[str, Any]]:
 def _print_report(shell: Shell, report: Report, broken: Sequence[Problem], proved: str) -> None:
     for problem in broken:
         at = f"breaks at event {problem.seq}: " if problem.seq is not None else ""
-        shell.say("✗", (problem.run or shell.url, "bold"), f"  {at}{problem.what} ({problem.where})")
+        shell.say("✗", (problem.run or shell.store.place, "bold"), f"  {at}{problem.what} ({problem.where})")
         if problem.run and problem.where != "seals":
             shell.say_next("store", "repair", problem.run)
-    healed = {(problem.run or shell.url, problem.where) for problem in report.problems if problem.healed}
+    healed = {(problem.run or shell.store.place, problem.where) for problem in report.problems if problem.healed}
     for name, where in sorted(healed):
         shell.say("~", (name, "bold"), f"  {where} differed from the log: rebuilt")
     for problem in report.explained:

@@ -1,4 +1,4 @@
--- `killick.` is replaced by the schema of the store, and `:channel` by its notification channel.
+-- `killick.` is replaced by the schema of the store.
 
 -- name: set_up_session
 SET default_transaction_isolation = 'read committed'; SET bytea_output = 'hex'; SET jit = off;
@@ -18,13 +18,20 @@ FROM pg_settings WHERE name IN ('synchronous_commit', 'default_transaction_isola
 SELECT unnest(parameter_types)::oid::integer FROM pg_prepared_statements WHERE name = '{name}'
 
 -- name: lock_schema
-SELECT pg_advisory_xact_lock(hashtextextended({schema}, 20260101))
+SELECT pg_advisory_xact_lock(hashtextextended('{schema}', 20260101))
 
 -- name: tables
 SELECT relname::text FROM pg_class JOIN pg_namespace ON relnamespace = pg_namespace.oid WHERE nspname::text = $1
 
+-- A role that owns its empty schema need not have the right to create one.
 -- name: make_schema
-CREATE SCHEMA IF NOT EXISTS {schema}
+DO $$ BEGIN IF to_regnamespace('{schema}') IS NULL THEN CREATE SCHEMA {schema}; END IF; END $$
+
+-- name: namespaces
+SELECT nspname::text, sum(pg_total_relation_size(pg_class.oid))::bigint
+FROM pg_namespace JOIN pg_class ON relnamespace = pg_namespace.oid AND relkind = 'r'
+WHERE nspname ~ '^killick(_[a-z0-9_]+)?$' AND has_schema_privilege(nspname, 'USAGE')
+GROUP BY nspname HAVING bool_or(relname = 'meta') ORDER BY nspname
 
 -- name: meta
 SELECT key, value, checksum = killick.meta_check(key, value) FROM killick.meta
@@ -37,7 +44,7 @@ ON CONFLICT (key) DO UPDATE SET value = excluded.value, checksum = excluded.chec
 SELECT killick.time_us(NULL)
 
 -- name: listen
-LISTEN {channel}
+DO $$ BEGIN EXECUTE format('LISTEN %I', killick.channel()); END $$
 
 -- the log -----------------------------------------------------------------------------------------
 

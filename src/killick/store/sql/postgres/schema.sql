@@ -1,5 +1,4 @@
--- Format 2. `killick.` is replaced by the schema of the store, `:channel` by its notification channel, and `:numbers` by
--- the sequence of that name.
+-- Format 4. `killick.` is replaced by the schema of the store.
 --
 -- Truth: meta, heads (up to `removed`), events, pieces, inbox, claims. Derived and rebuilt when wrong: the rest of
 -- heads, piece_uses, tags, snapshots, marks, marked. Rows outside the hash chain have a checksum.
@@ -17,7 +16,7 @@ CREATE SEQUENCE killick.numbers;
 -- columns that an append changes are not indexed, and pages keep free space, so that updates stay HOT. Autovacuum runs
 -- early, because the scan for due runs reads dead index entries.
 CREATE TABLE killick.heads (
-    number bigint PRIMARY KEY DEFAULT nextval(:numbers),
+    number bigint PRIMARY KEY DEFAULT nextval('killick.numbers'),
     run text COLLATE "C" NOT NULL UNIQUE,
     base bigint NOT NULL,
     parent text COLLATE "C",
@@ -202,10 +201,16 @@ RETURN substring(sha256(int8send(number) || int8send(seq) || sha256(body) || has
 CREATE FUNCTION killick.meta_check(key text, value bytea) RETURNS bytea LANGUAGE sql STABLE
 RETURN substring(sha256(convert_to(key, 'UTF8') || '\x00'::bytea || value) for 8);
 
+-- The notification channel. Any role of the database may listen to any channel, and read the source of any function: so
+-- its name is derived from a secret of the store.
+CREATE FUNCTION killick.channel() RETURNS text LANGUAGE sql STABLE
+RETURN (SELECT 'killick:' || encode(substring(sha256('channel:'::bytea || value) for 16), 'hex')
+    FROM killick.meta WHERE key = 'secret_key');
+
 -- A notification payload is limited to eight thousand bytes; one without a name works too.
 CREATE FUNCTION killick.ring(run text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_notify(:channel, CASE WHEN octet_length(run) < 7000 THEN run ELSE '' END);
+    PERFORM pg_notify(killick.channel(), CASE WHEN octet_length(run) < 7000 THEN run ELSE '' END);
 END $$;
 
 -- Carries a refusal and its reason to the caller. Rolls back the writes of the item.
@@ -328,7 +333,7 @@ DECLARE
     head killick.heads;
     birth jsonb := item->'birth';
 BEGIN
-    head.number := nextval(:numbers);
+    head.number := nextval('killick.numbers');
     head.run := item->>'run';
     head.base := (item->>'after')::bigint;
     head.parent := birth->>'parent';
@@ -822,7 +827,7 @@ BEGIN
             SELECT id, row_number() OVER (ORDER BY id) AS place FROM killick.feed WHERE feed.position IS NULL
         ), placed AS (
             UPDATE killick.feed SET position = feed_end.position + fresh.place FROM fresh, killick.feed_end
-            WHERE feed.id = fresh.id RETURNING feed.position
+            WHERE feed.id = fresh.id AND feed.position IS NULL RETURNING feed.position
         )
         UPDATE killick.feed_end SET position = coalesce((SELECT max(placed.position) FROM placed), feed_end.position);
     END IF;

@@ -1,0 +1,143 @@
+"""No statement of the hot path reads a whole table, whether the tables were analyzed or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+import servers
+from killick.store.postgres.store import PostgresStore
+from killick.store.records import OutboxRow, RunQuery, TermBatch, TermRow, TokenBucket
+from store_contract.builders import TOKEN, blob, cached, creation, following, indexed, letter
+from store_contract.probes import commit, created, deliver, found
+
+pytestmark = pytest.mark.slow
+
+RUNS: Final = 20_000
+TIMES: Final = 8
+"""How often each is done: after five times PostgreSQL may plan a prepared statement once for all parameters."""
+
+SMALL: Final = ("meta", "feed_end")
+
+FILLED: Final = """
+INSERT INTO heads (run, base, seq, hash, epoch, checksum, holder, lease_until_us, agent, status, priority, wake_at_us,
+    started_at_us, changed_at_us, tags, delivered_checksum)
+SELECT 'old' || n, 0, 2, '', 0, '', CASE n % 50 WHEN 0 THEN 'w' || n % 7 END, CASE n % 50 WHEN 0 THEN 9e15 END,
+    'agent' || n % 5, (ARRAY['waiting', 'completed', 'failed'])[1 + n % 3], n % 4, CASE n % 2 WHEN 1 THEN 9e15 END,
+    n, n, ARRAY['tag' || n % 100], ''
+FROM generate_series(1, {runs}) AS n;
+INSERT INTO events SELECT number, n, '', '', '' FROM heads, generate_series(1, 3) AS n;
+INSERT INTO inbox SELECT number, message, message::text, 'note', '', NULL, 1, 1, ''
+FROM heads, generate_series(1, 2) AS message;
+INSERT INTO tags SELECT unnest(tags), number FROM heads;
+INSERT INTO claims SELECT 'space', int8send(number), number, 1, '' FROM heads;
+INSERT INTO pieces (hash, codec, body) SELECT sha256(int8send(number)), 'x', '' FROM heads;
+INSERT INTO piece_uses SELECT number, 0, number FROM heads;
+INSERT INTO snapshots SELECT number, 1, 1, '', '' FROM heads;
+INSERT INTO feed (position, number, seq, kind) SELECT number, number, 1, 'run.started' FROM heads;
+UPDATE feed_end SET position = {runs};
+INSERT INTO marks SELECT number % 1000, number, number, 1 FROM heads;
+INSERT INTO marked SELECT number, 2, 0, 0 FROM heads;
+INSERT INTO rate_limits SELECT int8send(number), 9e15 FROM heads;
+"""
+
+
+@pytest.fixture(scope="module", params=["analyzed", "never analyzed"])
+def filled(request: pytest.FixtureRequest) -> Iterator[tuple[PostgresStore, psycopg.Connection[Any]]]:
+    """A store with many old runs, which uses one session; and a connection that reads its statistics."""
+    with servers.own_server(autovacuum="off") as server:
+        store = PostgresStore(server.url, sessions=1)
+        with psycopg.connect(server.url, autocommit=True) as sql:
+            sql.execute("SET search_path = killick")
+            sql.execute(FILLED.format(runs=RUNS))
+            if request.param == "analyzed":
+                sql.execute("ANALYZE")
+            yield store, sql
+        store.close()
+
+
+def prepared(store: PostgresStore) -> dict[str, Callable[[int], object]]:
+    """The operations of the hot path, by name; each is given how often it was done before."""
+    heads = {name: created(store, name, index=indexed("running")) for name in ("bare", "whole")}
+    for number in range(TIMES):
+        created(store, f"lease{number}", index=indexed("waiting"))
+        created(store, f"claim{number}", index=indexed("waiting", agent="claimed", wake_at_us=1))
+    held = store.lease("old3", "me", seconds=60)
+
+    def bare(number: int) -> None:
+        heads["bare"] = commit(store, following(heads["bare"], f"e{number}"))
+
+    def whole(number: int) -> None:
+        deliver(store, letter("whole", f"m{number}"))
+        parts: dict[str, Any] = {
+            "index": indexed("running", tags=(f"t{number}",)), "pieces": (blob(f"v{number}"),), "takes": (number + 1,),
+            "snapshot": cached(heads["whole"].seq + 1), "outbox": (OutboxRow(heads["whole"].seq + 1, "x"),),
+            "sends": (letter("bare", f"s{number}"),), "claims": (TOKEN,) if not number else (),
+        }  # fmt: skip
+        heads["whole"] = commit(store, following(heads["whole"], f"e{number}", **parts))
+
+    def terms(number: int) -> None:
+        [run] = [each for each in store.unindexed(after=RUNS, limit=9) if each.run == "bare"] or [None]
+        if run is not None:
+            rows = (TermRow(7, 1, heads["bare"].seq),)
+            store.index_terms([TermBatch(run="bare", after=run.indexed_to, up_to=heads["bare"].seq, terms=rows)])
+
+    return {
+        "append": bare,
+        "append with all parts": whole,
+        "create": lambda number: store.append([creation(store, f"new{number}", "one", index=indexed())]),
+        "head": lambda number: found(store, f"old{number + 1}"),
+        "opening": lambda number: store.opening(f"old{number + 1}", fold=1),
+        "read": lambda number: store.read(f"old{number + 1}", after=1),
+        "row": lambda number: store.row(f"old{number + 1}", 1),
+        "pieces": lambda number: store.pieces([blob(f"v{number}").hash]),
+        "snapshot": lambda number: store.snapshot(f"old{number + 1}", fold=1, at=2),
+        "lease": lambda number: store.lease(f"lease{number}", "me", seconds=60),
+        "renew": lambda number: store.renew("me", ["old3"], seconds=60),
+        "claim": lambda number: store.claim("me", now_us=5, seconds=60, limit=1, agents=["claimed"]),
+        "due": lambda number: store.due(5, agents=["claimed"]),
+        "soonest": lambda number: store.soonest_us(agents=["claimed", "agent1"]),
+        "release": lambda number: store.release("old3", epoch=held.epoch, holder="me"),
+        "deliver": lambda number: deliver(store, letter("old5", f"d{number}")),
+        "inbox": lambda number: store.inbox(f"old{number + 1}"),
+        "message": lambda number: store.message(f"old{number + 1}", "1"),
+        "owner": lambda number: store.owner(TOKEN),
+        "index": lambda number: store.index(f"old{number + 1}"),
+        "statuses": lambda number: store.statuses(["old1", "old2"]),
+        "tokens": lambda number: store.take_tokens([TokenBucket(b"b", 1, 10**9)]),
+        "outbox": lambda number: store.outbox(after=RUNS - 5, limit=5),
+        "listing": lambda number: store.runs(RunQuery(), limit=50),
+        "listing by status": lambda number: store.runs(RunQuery(status=("waiting",)), limit=50),
+        "listing by agent": lambda number: store.runs(RunQuery(agent="agent3"), limit=50),
+        "listing by tag": lambda number: store.runs(RunQuery(tag="tag7"), limit=50),
+        "asking": lambda number: store.asking(5, limit=50),
+        "search": lambda number: store.search([[number]], limit=5),
+        "index terms": terms,
+    }
+
+
+def scans(store: PostgresStore, sql: psycopg.Connection[Any]) -> dict[str, int]:
+    """How often each table was read from its beginning to its end."""
+    # A backend tells its counts once in a second, unless it is asked to at the end of its transaction.
+    store._server.run(lambda session: session.script("SELECT pg_stat_force_next_flush()"))
+    store._server.run(lambda session: session.script("SELECT 1"))
+    tables = "SELECT relname::text, seq_scan FROM pg_stat_user_tables WHERE schemaname = 'killick'"
+    return {table: count for table, count in sql.execute(tables).fetchall() if table not in SMALL}
+
+
+def test_no_operation_of_the_hot_path_reads_a_whole_table(
+    filled: tuple[PostgresStore, psycopg.Connection[Any]],
+) -> None:
+    store, sql = filled
+    whole: dict[str, list[str]] = {}
+    for name, operation in prepared(store).items():
+        before = scans(store, sql)
+        for number in range(TIMES):
+            operation(number)
+        after = scans(store, sql)
+        if read := [table for table, count in after.items() if count != before[table]]:
+            whole[name] = read
+    assert whole == {}
