@@ -24,6 +24,7 @@ from killick.model import events as e
 from killick.model import system_events
 from killick.model.cipher import Cipher, derived, key_in
 from killick.model.facts import LIVE
+from killick.sanitizer import visible_line
 from killick.store.protocol import Store
 from killick.store.records import KEY_DESTROYED, OWN_RUNS, SUBJECT, RunQuery
 
@@ -145,6 +146,8 @@ class Keyring:
 
     def _owner(self, subject: str) -> bytes:
         """Returns the id of a data subject: keyed, because it stays when the subject is erased."""
+        if not subject or visible_line(subject.strip()) != subject:
+            raise KeyRefused(repr(subject), "give the exact name, without blanks around it or invisible characters")
         return hmac.digest(derived(self._store_secret, b"subjects"), subject.encode(), "sha256")[:_OWNER_BYTES]
 
     def _current(self, owner: bytes) -> bytes:
