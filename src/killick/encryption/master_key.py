@@ -13,7 +13,6 @@ from typing import Final, Protocol, runtime_checkable
 
 from killick.errors import KeyRefused
 from killick.permissions import keep, open_private
-from killick.workspace.vault.packs import sync_folder
 
 VARIABLE: Final = "KILLICK_KEYS"
 """Names the master keys of stores that are opened without `keys`: files or `env:NAME`, with commas between them."""
@@ -102,6 +101,8 @@ class KeyFolder:
         return self._folder / name.decode()
 
     def _sync(self, file: Path) -> None:
+        from killick.workspace.vault.packs import sync_folder
+
         with file.open("rb") as written:
             os.fsync(written.fileno())
         sync_folder(self._folder)
