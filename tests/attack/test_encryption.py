@@ -16,6 +16,7 @@ import killick
 from killick.archive import bundle, export
 from killick.cli.main import main
 from killick.clock import Clock, LeapingClock, SystemClock
+from killick.encryption.master_key import KeyFolder, master_keys
 from killick.encryption.store import decrypting
 from killick.errors import KeyRefused, RunWaiting
 from killick.log import Log, verify
@@ -155,12 +156,72 @@ def test_after_an_erasure_the_master_key_reads_nothing_in_the_store_its_archive_
 
 
 def test_an_old_backup_of_the_store_has_the_key(kd: killick.Client, tmp_path: Path) -> None:
-    backup = tmp_path / "backup.db"
-    with closing(sqlite3.connect(tmp_path / "killick.db")) as db, closing(sqlite3.connect(backup)) as other:
-        db.backup(other)
-    kd.erase(SUBJECT)
+    backup = backed_up(tmp_path / "killick.db", tmp_path / "backup.db")
+    assert not kd.erase(SUBJECT).in_backups
     with killick.open(str(backup), keys=KEY) as old:
         assert SECRET in old.state("r").result
+
+
+def backed_up(store: Path, backup: Path) -> Path:
+    with closing(sqlite3.connect(store)) as db, closing(sqlite3.connect(backup)) as other:
+        db.backup(other)
+    return backup
+
+
+def test_with_data_keys_in_a_folder_an_erasure_reaches_every_backup(tmp_path: Path) -> None:
+    place, keys = tmp_path / "killick.db", tmp_path / "keys"
+    keys.mkdir(0o700)
+    with killick.open(str(place), keys=keys) as kd:
+        live(kd)
+        kd.run(child, "of nobody", id="another", subject="user-18")
+        backup, exported = backed_up(place, tmp_path / "backup.db"), kd.export("r", children=True)
+        assert kd.erase(SUBJECT).in_backups
+        assert kd.state("another").result == "child of of nobody"
+    assert files_with(tmp_path, SECRET, "all is well", SUBJECT) == []
+    with killick.open(str(backup), keys=keys) as old:
+        assert old.verify().problems == []
+        assert old.state("another").result == "child of of nobody"
+        for run in ("r", "below", "forked"):
+            assert all(row.data is None for row in old.runtime.log.rows(run))
+            assert {message.body for message in old.runtime.store.messages(run)} <= {b'{"$erased":""}'}
+        with pytest.raises(KeyRefused, match="was destroyed"):
+            export.read(exported).decrypt(old.runtime.store)
+        assert old.run(child, SECRET, id="back", subject=SUBJECT) == f"child of {SECRET}"
+        assert old.rotate_keys() == 4, "the store's, two of the person who came back, and another's"
+        assert old.state("back").result == f"child of {SECRET}"
+
+
+def test_a_store_names_no_file_outside_the_folder_of_its_keys(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "precious").write_text("00" * 32)
+    [folder] = master_keys(tmp_path / "keys")
+    assert isinstance(folder, KeyFolder)
+    for name in (b"../precious", b"", b"..", b"precious", b"00" * 32):
+        for operation in (folder.unwrap, folder.destroy):
+            with pytest.raises(ValueError, match=r"wrapped by|Non-hexadecimal|Odd-length"):
+                operation(b"killick-folder:" + name)
+    assert (tmp_path / "precious").read_text() == "00" * 32
+    assert not folder.destroy(b"of a service")
+
+
+def test_an_erasure_that_the_key_service_refuses_changes_nothing_and_can_be_repeated(tmp_path: Path) -> None:
+    class Service(KeyFolder):
+        is_up = False
+
+        def destroy(self, wrapped: bytes) -> bool:
+            if not self.is_up:
+                raise ConnectionError("no answer")
+            return super().destroy(wrapped)
+
+    service = Service(str(tmp_path))
+    with killick.open(str(tmp_path / "killick.db"), keys=service) as kd:
+        kd.run(child, SECRET, id="r", subject=SUBJECT)
+        with pytest.raises(KeyRefused, match="does not destroy a data key"):
+            kd.erase(SUBJECT)
+        assert kd.state("r").result == f"child of {SECRET}"
+        service.is_up = True
+        assert kd.erase(SUBJECT).in_backups
+        assert all(row.data is None for row in kd.runtime.log.rows("r"))
 
 
 def test_a_replay_reads_an_encrypted_run_and_its_file(kd: killick.Client, tmp_path: Path) -> None:
@@ -174,7 +235,8 @@ def test_a_replay_reads_an_encrypted_run_and_its_file(kd: killick.Client, tmp_pa
 
 def test_a_flipped_byte_of_an_encrypted_value_is_found(kd: killick.Client, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "killick.db", isolation_level=None)) as db:
-        flipped = "CAST(substr(body, 1, 60) || x'00' || substr(body, 62) AS BLOB)"
+        other = "CASE substr(body, 61, 1) WHEN x'00' THEN x'01' ELSE x'00' END"
+        flipped = f"CAST(substr(body, 1, 60) || {other} || substr(body, 62) AS BLOB)"
         db.execute(f"UPDATE pieces SET body = {flipped} WHERE codec LIKE '%.aes'")
     assert {problem.where for problem in kd.verify().problems} == {"pieces"}
 

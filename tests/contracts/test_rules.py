@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, localcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -430,6 +431,18 @@ def test_a_function_that_raises_rejects_and_says_where() -> None:
         assert told.message is not None
         assert "test_rules.py:" in told.message
         assert "\n" not in told.message
+
+
+def test_a_recorded_function_is_taken_from_loaded_modules_and_none_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "named_by_a_record.py").write_text("raise SystemExit('it ran')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    recorded = Contract("c", [rules.check(no_friends)]).spec
+    assert Contract.from_spec(recorded).spec == recorded
+    recorded["rules"][0]["check"]["function"] = "named_by_a_record:check"
+    with pytest.raises(ContractRefused, match="import its module first"):
+        Contract.from_spec(recorded)
 
 
 def test_a_function_is_known_by_its_place_and_its_source() -> None:

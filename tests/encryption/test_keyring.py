@@ -239,6 +239,14 @@ def test_a_subject_with_open_runs_is_not_erased_and_an_unknown_one_is_named(tmp_
         assert kd.advance("r").status == "waiting"
 
 
+@pytest.mark.parametrize("subject", ["", " ", "user-17 ", "user-17\u200b", "user-17\n"])
+def test_a_subject_that_looks_like_another_is_refused(tmp_path: Path, subject: str) -> None:
+    with killick.open(str(tmp_path / "killick.db"), keys=KEY) as kd:
+        with pytest.raises(KeyRefused, match="exact name"):
+            kd.start(quick, "ada", id="r", subject=subject)
+        assert kd.list() == []
+
+
 def test_an_open_run_whose_key_is_destroyed_is_quarantined_and_records_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -322,8 +322,9 @@ def test_r13_a_poison_tool_that_may_happen_once_is_reconciled_and_quarantined_al
 
 
 @pytest.mark.slow
-def test_r13_fifty_innocent_runs_on_two_workers_outlive_a_poison_one(tmp_path: Path) -> None:
-    poisoned(tmp_path, str(tmp_path / "killick.db"), "in_a_tool", innocents=50, workers=2)
+@pytest.mark.parametrize("poison", ["in_a_tool", "in_its_code"])
+def test_r13_fifty_innocent_runs_on_two_workers_outlive_a_poison_one(tmp_path: Path, poison: str) -> None:
+    poisoned(tmp_path, str(tmp_path / "killick.db"), poison, innocents=50, workers=2)
 
 
 @pytest.mark.slow

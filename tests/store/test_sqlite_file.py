@@ -579,6 +579,60 @@ def test_a_process_that_died_while_it_guarded_its_wal_leaves_a_store_that_opens(
         SqliteStore(copy).close()
 
 
+def test_the_guard_of_a_killed_process_is_cleared_when_the_last_one_closes(written: Path) -> None:
+    store = SqliteStore(written.with_name("other.db"))
+    with contextlib.closing(sqlite3.connect(store.place)) as killed:
+        killed.execute(f"PRAGMA user_version = {STORE_FORMAT | store._file._needs_wal()}")
+        killed.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.close()
+    assert not Path(f"{store.place}-wal").exists()
+    SqliteStore(store.place).close()
+
+
+def test_a_backup_that_is_made_while_the_wal_is_guarded_is_whole(written: Path) -> None:
+    backup, vacuum = written.with_name("backup.db"), written.with_name("vacuum.db")
+    with contextlib.closing(sqlite3.connect(written)) as db, contextlib.closing(sqlite3.connect(backup)) as other:
+        flag = file._NEEDS_WAL * (1 + 2 * db.execute("PRAGMA schema_version").fetchone()[0])
+        db.execute(f"PRAGMA user_version = {STORE_FORMAT | flag}")
+        db.backup(other)
+        db.execute(f"VACUUM INTO '{vacuum}'")
+        db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    with pytest.raises(StoreUnavailable, match="is missing"):
+        SqliteStore(copied(written, wal=False))
+    for each in (backup, vacuum):
+        for _ in range(2):
+            with contextlib.closing(SqliteStore(each)) as store:
+                assert store.read("run_1", after=file.GUARD_COMMITS * 3)
+
+
+def test_a_guard_that_fails_leaves_flushes_on_and_no_flag(tmp_path: Path) -> None:
+    with contextlib.closing(SqliteStore(tmp_path / "killick.db")) as store:
+        log, writer = Log(store), store._file._writer
+        handle = begin(log)
+        denied: list[str] = []
+
+        def deny(action: int, pragma: str | None, *_: object) -> int:
+            if action == sqlite3.SQLITE_PRAGMA and pragma == "wal_checkpoint":
+                denied.append(pragma)
+                return sqlite3.SQLITE_DENY
+            return sqlite3.SQLITE_OK
+
+        writer.set_authorizer(deny)
+        store._file._guarded = 0
+        with pytest.raises(StoreUnavailable):
+            handle.append(note("refused"))
+        writer.set_authorizer(None)
+        assert denied
+        assert writer.execute("PRAGMA synchronous").fetchone()[0] == 2, (
+            "what is committed next must outlive a power cut"
+        )
+        assert writer.execute("PRAGMA user_version").fetchone()[0] == STORE_FORMAT
+        assert store._file._guarded < 0, "the next commit guards"
+        log.open("run_1").append(note("again"))
+        assert store._file._guarded == file.GUARD_COMMITS
+        log.close()
+
+
 # forks --------------------------------------------------------------------------------------------
 
 

@@ -7,10 +7,12 @@ A rule has a kind and that kind's terms. Rules from Python, from TOML and from t
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from hashlib import sha256
 from inspect import getsource, iscoroutinefunction
+from operator import attrgetter
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, Unpack, cast, get_args
 
@@ -446,28 +448,25 @@ _TERMS: Final[dict[str, Callable[[Any], Any]]] = {
 
 def _checked(value: object) -> tuple[dict[str, Any], Check]:
     """Returns a function and its identity: its location and its source, so that a changed function is another rule."""
-    recorded = declarations.table(value)
-    named: object = recorded.get("function") if recorded is not None else value
-    function: Any = function_at(named) if isinstance(named, str) else named
+    named: object = value if (recorded := declarations.table(value)) is None else recorded.get("function")
+    function: Any = function_at(named, is_recorded=recorded is not None) if isinstance(named, str) else named
     if not callable(function) or iscoroutinefunction(function):
         raise ContractRefused("rule", f"check={named!r}; give a plain function of an intention and a PolicyInput")
     place = f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', type(function).__qualname__)}"
     terms = {"function": place}
     try:
-        source = dedent(getsource(cast(Any, function)))
+        lines = "\n".join(line.rstrip() for line in dedent(getsource(cast(Any, function))).strip().splitlines())
     except (OSError, TypeError):
         return terms, cast("Check", function)
-    lines = "\n".join(line.rstrip() for line in source.strip().splitlines())
     return terms | {"source": sha256(lines.encode()).hexdigest()[:32]}, cast("Check", function)
 
 
-def function_at(place: str) -> Any:
-    """Imports `module:function`."""
+def function_at(place: str, *, is_recorded: bool) -> Any:
+    """Imports `module:function`. A record imports nothing: its writer may not choose the code that runs here."""
     module, _, names = place.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for name in names.split("."):
-            found = getattr(found, name)
-    except (ImportError, AttributeError, ValueError) as error:
+        return attrgetter(names)(sys.modules[module] if is_recorded else importlib.import_module(module))
+    except (ImportError, AttributeError, KeyError, ValueError) as error:
+        if is_recorded:
+            raise ContractRefused("rule", f"check: {place} is on record; import its module first") from None
         raise ContractRefused("rule", f"check: {place} cannot be imported ({error}); give module:function") from None
-    return found

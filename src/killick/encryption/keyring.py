@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from killick.clock import Clock
-from killick.encryption.master_key import MasterKey
+from killick.encryption.master_key import DestroysKeys, MasterKey
 from killick.errors import HeadMoved, KeyRefused, RunExists
 from killick.ids import RandomIds
 from killick.log.log import Log
@@ -24,6 +24,7 @@ from killick.model import events as e
 from killick.model import system_events
 from killick.model.cipher import Cipher, derived, key_in
 from killick.model.facts import LIVE
+from killick.sanitizer import visible_line
 from killick.store.protocol import Store
 from killick.store.records import KEY_DESTROYED, OWN_RUNS, SUBJECT, RunQuery
 
@@ -43,11 +44,12 @@ KNOWN_SECONDS: Final = 10.0
 
 class ErasedSubject(msgspec.Struct, frozen=True, kw_only=True):
     """An erasure: how many runs are unreadable now. `purged` is False while a reader keeps the wrapped key in the
-    store's write-ahead log."""
+    store's write-ahead log. `in_backups` is True if backups of the store are unreadable, too."""
 
     subject: str
     runs: int
     purged: bool
+    in_backups: bool = False
 
 
 class _Known(NamedTuple):
@@ -69,7 +71,6 @@ class Keyring:
         self._log = Log(store, clock=clock, behind=False)
         self._secrets: dict[bytes, _Secret] = {}
         self._ciphers: dict[bytes, _Known] = {}
-        self._named: dict[str, tuple[Cipher, float]] = {}
         self._runs: dict[str, str] = {}
         self._store_id = self._current(_STORE)
         store_secret = self._secret(self._store_id)
@@ -114,15 +115,10 @@ class Keyring:
 
     def cipher(self, key: str) -> Cipher:
         """Returns a data key for use. Raises KeyRefused if it was destroyed: no effect may go unrecorded."""
-        known = self._named.get(key)
-        if known is None or self._clock.monotonic() >= known[1]:
-            found = self._known(e.from_text(key))
-            if found.cipher is None:
-                raise KeyRefused(self._store.place, KEY_DESTROYED)
-            if len(self._named) >= _KNOWN_MAX:
-                self._named.clear()
-            known = self._named[key] = (found.cipher, found.until)
-        return known[0]
+        found = self._known(e.from_text(key)).cipher
+        if found is None:
+            raise KeyRefused(self._store.place, KEY_DESTROYED)
+        return found
 
     def decrypted(self, sealed: bytes, codec: bytes = b"data") -> bytes | None:
         """Returns plain bytes; None if their key was destroyed. ValueError if they are damaged."""
@@ -150,21 +146,27 @@ class Keyring:
 
     def _owner(self, subject: str) -> bytes:
         """Returns the id of a data subject: keyed, because it stays when the subject is erased."""
+        if not subject or visible_line(subject.strip()) != subject:
+            raise KeyRefused(repr(subject), "give the exact name, without blanks around it or invisible characters")
         return hmac.digest(derived(self._store_secret, b"subjects"), subject.encode(), "sha256")[:_OWNER_BYTES]
 
     def _current(self, owner: bytes) -> bytes:
         """Returns the id of an owner's key. Makes a key if there is none, or if the last was destroyed."""
         last = self._last(owner)
-        if last is None or last.wrapped is None:
+        if last is None or self._is_destroyed(owner, last):
             last = self._changed(owner, lambda log: self._make(owner, log))
         return owner + int(last.name).to_bytes(2, "big")
+
+    def _is_destroyed(self, owner: bytes, kept: _Kept) -> bool:
+        # In a backup of the store, a key that the key service destroyed is still there.
+        return kept.wrapped is None or self._secret(owner + int(kept.name).to_bytes(2, "big")) is None
 
     def _last(self, owner: bytes) -> _Kept | None:
         return next(iter([*self._kept(owner)][-1:]), None)
 
     def _make(self, owner: bytes, log: RunLog) -> _Kept:
         last, at = self._last(owner), self._clock.now_us()
-        if last is not None and last.wrapped is not None:
+        if last is not None and not self._is_destroyed(owner, last):
             return last  # another process made it
         made = _Kept(str(1 if last is None else int(last.name) + 1), 0, self._wrapped(RandomIds().key()))
         kept = Entry(system_events.EntryKept(at=at, name=made.name), {"value": made.wrapped})
@@ -218,7 +220,7 @@ class Keyring:
         except Exception as error:
             raise KeyRefused(self._store.place, f"the key service does not wrap a data key ({error})") from error
 
-    def _unwrapped(self, wrapped: bytes) -> bytes:
+    def _unwrapped(self, wrapped: bytes) -> bytes | None:
         reasons: list[str] = []
         for master in self._masters:
             try:
@@ -247,8 +249,8 @@ class Keyring:
         there = {kept.name: kept for kept in self._kept(owner) if kept.wrapped is not None}
         newest: dict[str, int] = {}
         for name, kept in there.items():
-            wrapped, newest[name] = self._wrapped(self._unwrapped(kept.wrapped or b"")), kept.seq
-            if wrapped != kept.wrapped:
+            key, newest[name] = self._unwrapped(kept.wrapped or b""), kept.seq
+            if key is not None and (wrapped := self._wrapped(key)) != kept.wrapped:
                 entry = Entry(system_events.EntryKept(at=self._clock.now_us(), name=name), {"value": wrapped})
                 newest[name] = log.append(entry).seq
         self._destroy(log, owner, "wrapped again", by, keep=tuple(newest.values()))
@@ -264,11 +266,20 @@ class Keyring:
         if live := self._store.runs(RunQuery(tag=tag, status=LIVE), limit=4):
             named = ", ".join(row.run for row in live[:3]) + (" and others" if len(live) > 3 else "")
             raise KeyRefused(subject, f"{named} would break in the middle; cancel what has not ended, then erase")
-        why = "the data subject was erased"
+        # The key service first: what is interrupted here can be repeated as long as the store has the wrapped key.
+        outside = [self._destroyed_outside(kept.wrapped) for kept in self._kept(owner) if kept.wrapped is not None]
+        why, in_backups = "the data subject was erased", bool(outside) and all(outside)
         purged = self._changed(owner, partial(self._destroy, owner=owner, reason=why, by=by))
-        for known in (self._secrets, self._ciphers, self._named):
-            known.clear()
-        return ErasedSubject(subject=subject, runs=sum(self._store.counts(RunQuery(tag=tag)).values()), purged=purged)
+        self._secrets.clear()
+        self._ciphers.clear()
+        runs = sum(self._store.counts(RunQuery(tag=tag)).values())
+        return ErasedSubject(subject=subject, runs=runs, purged=purged, in_backups=in_backups)
+
+    def _destroyed_outside(self, wrapped: bytes) -> bool:
+        try:
+            return any(each.destroy(wrapped) for each in self._masters if isinstance(each, DestroysKeys))
+        except Exception as error:
+            raise KeyRefused(self._store.place, f"the key service does not destroy a data key ({error})") from error
 
     def _destroy(self, log: RunLog, owner: bytes, reason: str, by: str | None, keep: Collection[int] = ()) -> bool:
         seqs = [kept.seq for kept in self._kept(owner) if kept.wrapped is not None and kept.seq not in keep]

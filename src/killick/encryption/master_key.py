@@ -1,4 +1,4 @@
-"""Master keys: from a file, an environment variable or a key service. They wrap data keys, and encrypt nothing else."""
+"""Master keys: a file, a folder, an environment variable or a key service. They wrap data keys, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 from killick.errors import KeyRefused
+from killick.permissions import keep, open_private
 
 VARIABLE: Final = "KILLICK_KEYS"
 """Names the master keys of stores that are opened without `keys`: files or `env:NAME`, with commas between them."""
 
 _MAGIC: Final = b"killick1"
+_IN_FOLDER: Final = b"killick-folder:"
 _ID_BYTES: Final = 8
 _BYTES: Final = 32
 _NEED: Final = "32 bytes as 64 hexadecimal digits or as base64; `openssl rand -hex 32` makes one"
@@ -24,15 +26,24 @@ _NEED: Final = "32 bytes as 64 hexadecimal digits or as base64; `openssl rand -h
 
 @runtime_checkable
 class MasterKey(Protocol):
-    """Wraps data keys: a key service, or 32 bytes of your own. `unwrap` raises for a key that another one wrapped."""
+    """Wraps data keys: a key service, or 32 bytes of your own. `unwrap` raises for a key that another one wrapped, and
+    returns None for a destroyed one."""
 
     def wrap(self, key: bytes) -> bytes: ...
 
-    def unwrap(self, wrapped: bytes) -> bytes: ...
+    def unwrap(self, wrapped: bytes) -> bytes | None: ...
+
+
+@runtime_checkable
+class DestroysKeys(Protocol):
+    """A master key that can make a wrapped key useless in every copy of the store. Returns whether it wrapped that key,
+    also when it is called again."""
+
+    def destroy(self, wrapped: bytes) -> bool: ...
 
 
 KeySource = str | os.PathLike[str] | bytes | MasterKey
-"""A file, `env:NAME`, 32 bytes, or an object with `wrap` and `unwrap`."""
+"""A file, a folder, `env:NAME`, 32 bytes, or an object with `wrap` and `unwrap`."""
 
 KeySources = KeySource | Sequence[KeySource] | None
 
@@ -57,6 +68,44 @@ class LocalKey:
             theirs = wrapped[len(_MAGIC) :][:_ID_BYTES].hex() if wrapped.startswith(_MAGIC) else "a key service"
             raise ValueError(f"they were wrapped by {theirs}, this is {self._head[len(_MAGIC) :].hex()}")
         return self._aead.decrypt(rest[:12], rest[12:], head)
+
+
+class KeyFolder:
+    """A folder outside the store with each data key in a file. The store has their names, and so do its backups."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def wrap(self, key: bytes) -> bytes:
+        name = sha256(b"killick data key\x00" + key).hexdigest()[:32]
+        keep(self._folder / name, key.hex())
+        self._sync(self._folder / name)
+        return _IN_FOLDER + name.encode()
+
+    def unwrap(self, wrapped: bytes) -> bytes | None:
+        with os.fdopen(open_private(self._file(wrapped), os.O_RDONLY), "rb") as file:
+            return unhexlify(file.read()) or None
+
+    def destroy(self, wrapped: bytes) -> bool:
+        if not wrapped.startswith(_IN_FOLDER):
+            return False
+        # An empty file says that the key was destroyed. A missing one may be in another folder.
+        os.truncate(self._file(wrapped), 0)
+        self._sync(self._file(wrapped))
+        return True
+
+    def _file(self, wrapped: bytes) -> Path:
+        name = wrapped.removeprefix(_IN_FOLDER)
+        if name == wrapped or len(unhexlify(name)) != 16:
+            raise ValueError(f"they were not wrapped by {self._folder}")
+        return self._folder / name.decode()
+
+    def _sync(self, file: Path) -> None:
+        from killick.workspace.vault.packs import sync_folder
+
+        with file.open("rb") as written:
+            os.fsync(written.fileno())
+        sync_folder(self._folder)
 
 
 def described(keys: KeySources) -> str | None:
@@ -86,6 +135,8 @@ def _master_key(given: KeySource) -> MasterKey:
             raise KeyRefused("keys", f"a master key has {len(given)} bytes; it needs {_NEED}")
         return LocalKey(given)
     if isinstance(given, str | os.PathLike):
+        if os.path.isdir(given):
+            return KeyFolder(os.fspath(given))
         return LocalKey(_decoded(*_text(os.fspath(given))))
     return given
 

@@ -51,6 +51,8 @@ GUARD_COMMITS: Final = 400
 _NEEDS_WAL: Final = 1 << 20
 """A flag next to the format in the file's header; see `_guard`."""
 
+_FORMAT: Final = _NEEDS_WAL - 1
+
 _READERS_IDLE_MAX: Final = 8
 _PURGE_NAPS_SECONDS: Final = (0.01, 0.05, 0.2, 0.5, 0.0)
 _BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -139,10 +141,9 @@ class SqliteFile:
         parent's. Waits for other threads up to a limit."""
         self._gate.clear()
         self._paused = self._mutex.acquire(timeout=_FORK_SECONDS_MAX)
-        waited = 0.0
-        while self._lent and waited < _FORK_SECONDS_MAX:
+        naps = _FORK_SECONDS_MAX / _LONGEST_NAP_SECONDS
+        while self._lent and (naps := naps - 1) > 0:
             time.sleep(_LONGEST_NAP_SECONDS)
-            waited += _LONGEST_NAP_SECONDS
         if self._paused and not self._closed:
             while self._readers:
                 self._readers.pop().close()
@@ -221,6 +222,8 @@ class SqliteFile:
             self._closed = True
             while self._readers:
                 self._readers.pop().close()
+            with contextlib.suppress(sqlite3.Error):
+                self._refuse_without_wal()  # clears a flag: the last close removes the WAL
             self._writer.close()
             if self._copy is not None:
                 self._copy.cleanup()
@@ -247,8 +250,6 @@ class SqliteFile:
                     self._cursor.execute(sql, rows[0])
                 except sqlite3.OperationalError:
                     self._execute(sql, rows[0])
-            except sqlite3.IntegrityError:
-                raise
             except sqlite3.Error as error:
                 raise self.explain(error) from error
 
@@ -292,30 +293,39 @@ class SqliteFile:
     def _guard(self) -> None:
         """Marks the file as incomplete without its WAL, so that a copy of the file alone is refused.
 
-        The flag is set in the file, by a checkpoint, and cleared in the WAL. A reader of both, a backup and the last
-        close see it cleared. The next checkpoint clears it in the file; a later guard sets it again.
+        The flag is set in the file, by a checkpoint, and cleared in the WAL. A reader of both and the last close see it
+        cleared. The next checkpoint clears it in the file; a later guard sets it again. It names the schema's version,
+        which SQLite changes in a backup: one that is made meanwhile is complete.
         """
         _, found = self._format()
-        self._guarded = GUARD_COMMITS if found else 0
         if not found or self._kind.application_id != APPLICATION_ID:
+            self._guarded = GUARD_COMMITS if found else 0
             return  # it is being created, or is a vault
         # No flush of its own: a checkpoint flushes the WAL first, and the next commit flushes the rest.
         self._cursor.execute("PRAGMA synchronous = NORMAL")
-        self._execute(f"PRAGMA user_version = {found | _NEEDS_WAL}")
-        self._cursor.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        self._execute(f"PRAGMA user_version = {found}")
-        self._cursor.execute(f"PRAGMA synchronous = {'FULL' if self._durability == 'power' else 'NORMAL'}")
+        try:
+            self._execute(f"PRAGMA user_version = {found | self._needs_wal()}")
+            try:
+                self._cursor.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            finally:
+                self._execute(f"PRAGMA user_version = {found}")
+            self._guarded = GUARD_COMMITS
+        finally:
+            self._cursor.execute(f"PRAGMA synchronous = {'FULL' if self._durability == 'power' else 'NORMAL'}")
+
+    def _needs_wal(self) -> int:
+        return _NEEDS_WAL * (1 + 2 * (_pragma(self._writer, "schema_version") % 512))
 
     def _refuse_without_wal(self) -> None:
-        """Refuses a file whose WAL had commits and is missing. Clears a flag that a dying process left."""
-        if not self._writer.execute("PRAGMA user_version").fetchone()[0] & _NEEDS_WAL:
-            return
-        wal = Path(f"{self.path}-wal")
-        if not self._had_wal and not (wal.exists() and wal.stat().st_size):  # another process may set it just now
+        """Refuses a file whose WAL had commits and is missing. Clears the flag of a killed process or in a backup."""
+        version, wal = _pragma(self._writer, "user_version"), Path(f"{self.path}-wal")
+        self._had_wal |= wal.exists() and wal.stat().st_size > 0  # another process may set the flag just now
+        if version & ~_FORMAT == self._needs_wal() and not self._had_wal:
             way = "put it back next to the file, or run `killick store verify --accept-loss`"
             raise StoreUnavailable(self.place, f"the latest commits were in {wal.name}, which is missing; {way}")
-        if not self._source.endswith("?immutable=1"):
-            self._writer.execute(f"PRAGMA user_version = {self._format()[1]}")
+        if version & _NEEDS_WAL and not self._source.endswith("?immutable=1"):
+            self._writer.execute(f"PRAGMA user_version = {version & _FORMAT}")
+        self._had_wal = True
 
     def truncate_wal(self) -> bool:
         """Copies the write-ahead log into the file and empties it; False while a reader blocks that."""
@@ -347,23 +357,18 @@ class SqliteFile:
                     reader = self._connect()
                     reader.execute("PRAGMA query_only = ON")
                 # Damaged text must be readable to be reported.
-                reader.text_factory = _readable
+                reader.text_factory = partial(bytes.decode, errors="replace")
             self._lent[reader] = thread
             return reader
         finally:
             del self._lent[place]
 
-    def return_reader(self, reader: sqlite3.Connection) -> None:
+    def return_reader(self, reader: sqlite3.Connection, *, failed: bool) -> None:
         self._lent.pop(reader, None)
-        if self._closed or len(self._readers) >= _READERS_IDLE_MAX:
+        if failed or self._closed or len(self._readers) >= _READERS_IDLE_MAX:
             reader.close()
         else:
             self._readers.append(reader)
-
-    def discard(self, reader: sqlite3.Connection) -> None:
-        """Closes a failed connection."""
-        self._lent.pop(reader, None)
-        reader.close()
 
     # inside -----------------------------------------------------------------------------------
 
@@ -438,9 +443,8 @@ class SqliteFile:
 
     def _format(self) -> tuple[int, int]:
         # The version first: a process that creates the store in between sets both, and is then seen to have set it.
-        found: int = self._writer.execute("PRAGMA user_version").fetchone()[0] & ~_NEEDS_WAL
-        application: int = self._writer.execute("PRAGMA application_id").fetchone()[0]
-        return application, found
+        found = _pragma(self._writer, "user_version") & _FORMAT
+        return _pragma(self._writer, "application_id"), found
 
     def _create(self, setup: Setup) -> None:
         with self.writing() as writer:
@@ -477,9 +481,7 @@ class SqliteFile:
             return ValueRefused(printable(error.object), LONE_SURROGATE)
         if isinstance(error, UnicodeDecodeError):
             return StoreBroken(self.place, "has text that is not valid UTF-8")
-        if not isinstance(error, sqlite3.Error):
-            return error
-        if isinstance(error, sqlite3.IntegrityError):
+        if not isinstance(error, sqlite3.Error) or isinstance(error, sqlite3.IntegrityError):
             return error
         if isinstance(error, sqlite3.ProgrammingError):
             return StoreClosed(self.place) if self._closed else error
@@ -531,13 +533,11 @@ class Reading:
         return self._reader.cursor()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            self._file.return_reader(self._reader)
-            return
-        self._file.discard(self._reader)
-        explained = self._file.explain(error)
-        if explained is not error:
-            raise explained from error
+        self._file.return_reader(self._reader, failed=error is not None)
+        if error is not None:
+            explained = self._file.explain(error)
+            if explained is not error:
+                raise explained from error
 
 
 class CommitDetector:
@@ -576,18 +576,18 @@ class CommitDetector:
         try:
             with self._mutex:
                 self._db = self._db or self._connect()
-                version: int = self._db.execute("PRAGMA data_version").fetchone()[0]
+                return _pragma(self._db, "data_version")
         except (sqlite3.Error, KillickError):
             return None
-        return version
 
 
 def _is_read_only(path: Path) -> bool:
     return path.exists() and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
 
 
-def _readable(text: bytes) -> str:
-    return text.decode(errors="replace")
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    value: int = connection.execute(f"PRAGMA {name}").fetchone()[0]
+    return value
 
 
 def _execute_script(connection: sqlite3.Cursor, script: str) -> None:

@@ -175,7 +175,8 @@ def erase_subject(shell: Shell, subject: str, *, yes: bool) -> None:
         shell.emit(msgspec.structs.asdict(found))
         return
     shell.say("✓", f"destroyed the key of {subject}: {many(found.runs, 'run')} unreadable, their logs still verify")
-    shell.say("~", "a backup of this store from before has the key: remove it, or it reads them again")
+    if not found.in_backups:
+        shell.say("~", "a backup of this store from before has the key: remove it, or it reads them again")
     if not found.purged:
         shell.say("~", "another process is reading: the wrapped key stays in the write-ahead log until it ends")
 
