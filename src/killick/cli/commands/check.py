@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ from killick.version import VERSION
 FILE: Final = click.Path(dir_okay=False, writable=True, path_type=Path)
 MISSED_MAX: Final = 6
 """How many lines and branches that no rehearsal reached are listed."""
+REFRESH_EACH: Final = 8
+"""After how many rehearsals the progress bar is drawn again."""
 PATIENCE_SECONDS: Final = 60
 """How long one rehearsal may compute without ever letting go, before it is taken for one that never ends."""
 
@@ -105,24 +108,21 @@ def _checked(shell: Shell, case: Case, most: int) -> Report:
     clock = SystemClock()
     begun = clock.monotonic()
     # One line, rewritten; a pipe gets none of it.
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[way]}"))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     shown = shell.err.is_terminal and not shell.json
-    with Progress(*columns, console=shell.err, transient=True, disable=not shown) as progress, _with_timeout(case):
-        task = progress.add_task(f"interrupting {case.agent.name}", total=None, way="")
+    # A bar that refreshes itself has a thread, and a process with threads cannot fork safely.
+    bar = Progress(*columns, console=shell.err, transient=True, disable=not shown, auto_refresh=False)
+    with bar as progress, _with_timeout(case):
+        task = progress.add_task(f"interrupting {case.agent.name}", total=None)
 
-        def tell(way: str, count: int, expected: int) -> None:
-            _restart_timer()
-            progress.update(task, completed=count, total=expected, way=way)
+        def tell(count: int, expected: int) -> None:
+            signal.alarm(PATIENCE_SECONDS)  # another rehearsal begins, and may take its time
+            progress.update(task, completed=count, total=expected, refresh=count % REFRESH_EACH == 0)
 
-        report = check(case, stories_max=most, progress=tell)
+        report = check(case, stories_max=most, progress=tell, processes=os.cpu_count() or 1)
     if not shell.json:
         shell.out.print(rendered(report, clock.monotonic() - begun))
     return report
-
-
-def _restart_timer() -> None:
-    """Another rehearsal begins, and may take its time."""
-    signal.alarm(PATIENCE_SECONDS)
 
 
 @contextlib.contextmanager
@@ -136,7 +136,7 @@ def _with_timeout(case: Case) -> Generator[None]:
         )
 
     before = signal.signal(signal.SIGALRM, ring)
-    _restart_timer()
+    signal.alarm(PATIENCE_SECONDS)
     logger = logging.getLogger("killick")
     level = logger.level
     logger.setLevel(logging.CRITICAL)  # rehearsals log errors that they cause themselves
