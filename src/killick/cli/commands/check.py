@@ -32,8 +32,6 @@ from killick.version import VERSION
 FILE: Final = click.Path(dir_okay=False, writable=True, path_type=Path)
 MISSED_MAX: Final = 6
 """How many lines and branches that no rehearsal reached are listed."""
-REFRESH_EACH: Final = 8
-"""After how many rehearsals the progress bar is drawn again."""
 PATIENCE_SECONDS: Final = 60
 """How long one rehearsal may compute without ever letting go, before it is taken for one that never ends."""
 
@@ -67,7 +65,7 @@ def check_command(
     killick check app.py:review --like claim_17
     """
     cases = _cases(shell, target, like)
-    answered = dict(map(_answer, answers))
+    answered = dict(pair(text) if "=" in text else ("*", value_of(text)) for text in answers)
 
     def joined(case: Case) -> Case:
         """A case, overridden by the options of the command line."""
@@ -100,10 +98,6 @@ def _cases(shell: Shell, target: str, like: str | None) -> list[Case]:
     return [case_like(shell.log, shell.run(like), case.agent) for case in cases] if like is not None else cases
 
 
-def _answer(text: str) -> tuple[str, Any]:
-    return pair(text) if "=" in text else ("*", value_of(text))
-
-
 def _checked(shell: Shell, case: Case, most: int) -> Report:
     clock = SystemClock()
     begun = clock.monotonic()
@@ -117,7 +111,7 @@ def _checked(shell: Shell, case: Case, most: int) -> Report:
 
         def tell(count: int, expected: int) -> None:
             signal.alarm(PATIENCE_SECONDS)  # another rehearsal begins, and may take its time
-            progress.update(task, completed=count, total=expected, refresh=count % REFRESH_EACH == 0)
+            progress.update(task, completed=count, total=expected, refresh=count % 8 == 0)
 
         report = check(case, stories_max=most, progress=tell, processes=os.cpu_count() or 1)
     if not shell.json:
