@@ -55,8 +55,11 @@ def test_options_reach_the_server(
 ) -> None:
     monkeypatch.setenv("ORDERS_SECRET", "whsec_c2VjcmV0")
     options = ("--redact", "ssn", "--redact", "a.b", "--webhook", "order.created=ORDERS_SECRET", "--host-name", "box")
-    code, _, err = call(capsys, "serve", "--host", "::1", "--port", "0", *options)
+    code, out, err = call(capsys, "serve", "--host", "::1", "--port", "0", *options)
     assert (code, err) == (0, "")
+    place = "http://127.0.0.1:8300/api/v1/hooks/order.created"
+    assert f"\nwebhooks of order.created at {place}\n" in out
+    assert f'"webhooks":{{"order.created":"{place}"}}' in call(capsys, "serve", "--json", *options)[1]
     assert served["redact"] == ("ssn", "a.b")
     assert served["webhooks"] == {"order.created": "env:ORDERS_SECRET"}, "the secret itself is not handed round"
     assert served["host_names"] == ("box",)

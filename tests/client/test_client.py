@@ -149,6 +149,26 @@ def test_the_same_id_twice_goes_on_with_the_run(processes: Processes) -> None:
     assert DONE == [17]
 
 
+@killick.agent(name="asks_about")
+async def asks_about(run: killick.Run, what: str) -> str:
+    return f"{what}: {(await run.ask('Do it?')).kind}"
+
+
+@pytest.mark.parametrize("is_read_before", [True, False])
+def test_a_known_run_continues_and_gives_its_result_without_its_input(
+    processes: Processes, *, is_read_before: bool
+) -> None:
+    client = processes.new()
+    with pytest.raises(killick.RunWaiting) as waiting:
+        client.run(asks_about, "the roof", id="r")
+    client.answer(waiting.value.waits[0].id, "approve")
+    client = client if is_read_before else processes.new()
+    assert client.run(asks_about, id="r") == "the roof: approve"
+    assert client.run(asks_about, id="r") == "the roof: approve"
+    with pytest.raises(ValueRefused, match="input: Expected `str`, got `null`"):
+        client.run(asks_about, id="new")
+
+
 def test_the_same_id_by_two_threads_at_once_runs_once(processes: Processes) -> None:
     kd = processes.new()
     outcomes: list[Any] = []

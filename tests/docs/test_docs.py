@@ -90,6 +90,13 @@ def test_every_command_is_shown_on_a_page_that_somebody_wrote() -> None:
     assert unmentioned(list(MODULES), prose(by_hand=True), r"killick NAME\b") == []
 
 
+def test_a_page_that_declares_an_idempotent_tool_shows_how_to_pass_its_key_on() -> None:
+    declares = re.compile(r"effect\"?[=:] ?\"idempotent\"")
+    passes = re.compile(r"here\(\)\.key|killick\.KEY|\"key\":|# idempotent: ")  # or says why it needs none
+    texts = {page.name: page.read_text(encoding="utf-8") for page in pages(ROOT) if page.parent.name == "neighbours"}
+    assert [name for name, text in texts.items() if declares.search(text) and not passes.search(text)] == []
+
+
 def test_every_kind_of_finding_has_its_lines() -> None:
     page = (ROOT / "docs" / "checking.md").read_text(encoding="utf-8")
     assert unmentioned(get_args(FindingKind), page, r"\n\| `NAME` ") == []

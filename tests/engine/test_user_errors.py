@@ -99,6 +99,16 @@ def test_an_argument_that_cannot_be_stored_is_not_called_a_result(world: Any) ->
         world.kd.run(returns_a_lock, id="s")
 
 
+@killick.agent(name="returns_the_whole")
+async def returns_the_whole(run: killick.Run) -> str:
+    return killick.Happened("sent")  # type: ignore[return-value]
+
+
+def test_a_result_of_another_type_is_named_by_what_the_code_returned(world: Any) -> None:
+    with pytest.raises(killick.RunFailed, match="result of returns_the_whole, a Happened: Expected `str`"):
+        world.kd.run(returns_the_whole)
+
+
 def plain(run: Any) -> None:
     """A function that nobody declared."""
 

@@ -229,6 +229,7 @@ def subscription(run: killick.SyncRun[Any], state: int) -> killick.WaitFor[int] 
 def main(claim: Claim) -> Iterator[str]:
     with killick.open("killick.db") as kd:
         assert_type(kd.run(review, claim, id="claim_review_001"), Verdict)
+        assert_type(kd.run(review, id="claim_review_001"), Verdict)
         assert_type(kd.run(needs_nothing), int)
         assert_type(kd.run(blocks, claim, resume=True), Verdict)
         kd.run(ticket, ClaimContext())

@@ -8,15 +8,16 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, get_args
+from typing import Any, Final, NamedTuple, get_args
 
+from killick.check import parallel
 from killick.check.comparison import Alike, FindingCollector, brief, place_of, stage_of
 from killick.check.coverage import Coverage
 from killick.check.crashes import WRITES, Ended, Saved, Scenario, Story, World, simulate
@@ -49,8 +50,8 @@ TWICE_DEAD: Final = 24
 HANG_SECONDS: Final = 20.0
 """The time limit of a rehearsal with threads. Without threads, a hang is detected when no event can occur."""
 
-Progress = Callable[[str, int, int], None]
-"""Called after every rehearsal with its interruption, the count so far, and the count that is expected."""
+Progress = Callable[[int, int], None]
+"""Called after every rehearsal with the count so far, and the count that is expected."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,17 +75,19 @@ class Case:
 
 
 def check(
-    case: Case | AnyAgent, *, stories_max: int = STORIES_MAX, progress: Progress | None = None, **options: Any
-) -> Report:
+    case: Case | AnyAgent, *, stories_max: int = STORIES_MAX, progress: Progress | None = None, processes: int = 1,
+    **options: Any,
+) -> Report:  # fmt: skip
     """Interrupts an agent at every possible point and returns a report.
 
     case         a Case, or an agent with the options of a Case
     stories_max  the maximum number of rehearsals
+    processes    how many processes rehearse, where forking is safe; the report is the same
     options      the fields of a Case
     """
     if isinstance(case, Agent):
         case = Case(agent=case, **options)
-    return _Checking(case, stories_max, progress or (lambda what, count, expected: None)).go()
+    return _Checking(case, stories_max, progress or (lambda count, expected: None), processes).go()
 
 
 def interrupt_everywhere(case: Case | AnyAgent, *, stories_max: int = STORIES_MAX, **options: Any) -> Report:
@@ -106,10 +109,24 @@ class _StopRehearsals(Exception):
     """Stops the rehearsals: the limit is reached, or one hung."""
 
 
+class _Rehearsal(NamedTuple):
+    """One interruption, and the story that its end is compared with."""
+
+    way: str
+    expected: Story | None
+    trouble: Trouble | None = None
+    kills: tuple[int, ...] = ()
+    saved: Saved | None = None
+    redeployed: Callable[[World], AnyAgent] | None = None
+    story: Story | None = None
+    """Its own story, if it was simulated for its crash points already."""
+
+
 class _Checking:
-    def __init__(self, case: Case, stories_max: int, progress: Progress) -> None:
+    def __init__(self, case: Case, stories_max: int, progress: Progress, processes: int) -> None:
         self.agent = case.agent
         self.progress = progress
+        self.processes = processes
         self.stories_max = stories_max
         self.ways: Counter[str] = Counter()
         self.spots = read_agent(case.agent)
@@ -163,7 +180,7 @@ class _Checking:
         for self.around.calls in get_args(Calls):
             saved: list[Saved] = []
             self.judge = FindingCollector(self.agent, self.spots)
-            story = self._story(ALONE, None, saving=saved)
+            story = self._rehearse(_Rehearsal(ALONE, None), saved)
             if story.status == "completed" or not stage_of(story).offered or self.judge.touches:
                 self.unless = brief(first[0]) if first is not None else ""
                 return story, saved
@@ -175,27 +192,48 @@ class _Checking:
         return first
 
     def _everything(self, base: Story, saved: list[Saved]) -> None:
-        stage = stage_of(base)
         self.draws = _draws(base)
+        self._rehearse(_Rehearsal(ALONE, base))
+        plan: Iterable[_Rehearsal] = self._plan(base, saved)
+        quiet: Collection[int] = ()
+        # Code that keeps state in its process, and real tools, must meet all rehearsals in one process.
+        if self.processes > 1 and not self.spots and not self.around.real:
+            plan = list(plan)[: self.stories_max]
+            quiet = parallel.quiet_ones(list(map(partial(partial, self._is_quiet), plan)), self.processes, self._tell)
+        for number, each in enumerate(plan):
+            if number in quiet:
+                self.ways[each.way] += 1
+            elif each.redeployed is None:
+                self._rehearse(each)
+            elif not self.judge.loads:
+                with suppress(IORefused):
+                    self._rehearse(each)
+
+    def _plan(self, base: Story, saved: list[Saved]) -> Iterator[_Rehearsal]:
+        """Yields every interruption. A path that is interrupted everywhere is simulated when its turn comes."""
+        stage = stage_of(base)
         twice = saved[:: max(1, len(saved) // TWICE_DEAD)]
         paths = [*self._failures(stage.called), *self._answers(stage.asked)]
         # A path that is interrupted everywhere takes about as long as the base.
         self.expected = 2 + (1 + min(len(paths), PATHS_MAX)) * len(saved) + 5 * len(stage.called) + len(twice)
-        self._story(ALONE, base)
-        self._everywhere(base, None, saved)
-        self._redeployed(base, saved)
+        yield from _everywhere(base, None, saved)
+        # A new release continues before every call: its module is executed again, so no process state survives.
+        if (fresh := _released(self.agent)) is not None:
+            yield from (_Rehearsal("redeploy", base, saved=each, redeployed=fresh) for each in saved if _calls(each))
         for called in stage.called:
             kinds: list[CallTrouble] = ["timeout", "limited", "paused", "unheard"]
             for kind in kinds if _acts(called) else kinds[:3]:
-                self._story(_WAYS[kind], base, Trouble(kind, called.run, called.step))
+                yield _Rehearsal(_WAYS[kind], base, Trouble(kind, called.run, called.step))
         for number, trouble in enumerate(paths):
             left: list[Saved] = []
-            path = self._story(_WAYS[trouble.kind], base, trouble, saving=left)
-            if number < PATHS_MAX and trouble.kind in ("broken", "otherwise", "expired") and path.status:
-                self._everywhere(path, trouble, left)
+            path = _Rehearsal(_WAYS[trouble.kind], base, trouble)
+            story = self._simulated(path, left)
+            yield path._replace(story=story)
+            if number < PATHS_MAX and trouble.kind in MEASURED and story.status:
+                yield from _everywhere(story, trouble, left)
         # A sample, spread over the run, also dies again during recovery.
         for number, each in enumerate(twice):
-            self._story("second death", base, None, 2 + 3 * number % 7, saved=each)
+            yield _Rehearsal("second death", base, kills=(2 + 3 * number % 7,), saved=each)
 
     def _failures(self, called: Sequence[Called]) -> Iterator[Trouble]:
         seen: set[str] = set()
@@ -217,43 +255,42 @@ class _Checking:
                 if answer != usual and "respond" in (*wait.verbs, answer[0]):
                     yield Trouble("otherwise", wait.run, wait.step, answer)
 
-    def _everywhere(self, expected: Story, trouble: Trouble | None, saved: Sequence[Saved]) -> None:
-        """Crashes at every point of one path through the agent, from the dead process's saved state."""
-        for each in saved:
-            self._story("death", expected, trouble, saved=each)
-
-    def _redeployed(self, base: Story, saved: Sequence[Saved]) -> None:
-        """A new release continues before every call: its module is executed again, so no process state survives."""
-        fresh = _released(self.agent)
-        for each in saved if fresh is not None else ():
-            when, what, *_ = each.place.split(" ")
-            if when == "before" and what not in WRITES and not self.judge.loads:
-                with suppress(IORefused):
-                    self._story("redeploy", base, None, saved=each, redeployed=fresh)
-
-    def _story(
-        self,
-        way: str,
-        expected: Story | None,
-        trouble: Trouble | None = None,
-        *kills: int,
-        saved: Saved | None = None,
-        saving: list[Saved] | None = None,
-        redeployed: Callable[[World], AnyAgent] | None = None,
-    ) -> Story:
+    def _rehearse(self, each: _Rehearsal, saving: list[Saved] | None = None) -> Story:
         if self.ways.total() >= self.stories_max:
             raise _StopRehearsals(f"stopped after {self.stories_max} rehearsals; --max allows more")
-        scenario = replace(self.scenario, world=partial(Stage, self.around, trouble), redeployed=redeployed)
-        measures = saved is None and (trouble is None or trouble.kind in MEASURED)
-        with self.coverage.measure() if measures else nullcontext():
-            story = simulate(scenario, *kills, saved=saved, saving=saving)
-        self.ways[way] += 1
-        alike = _required_equality(trouble, again=saved is not None)
-        self.judge.take(expected or story, story, "count" if alike == "state" and self.draws else alike)
-        self.progress(way, self.ways.total(), max(self.expected, self.ways.total()))
+        story = each.story or self._simulated(each, saving)
+        self.ways[each.way] += 1
+        self._take(each, story)
+        self._tell(0)
         if self.judge.hangs:
             raise _StopRehearsals("stopped at the first rehearsal that did not end")
         return story
+
+    def _simulated(self, each: _Rehearsal, saving: list[Saved] | None = None) -> Story:
+        trouble = each.trouble
+        scenario = replace(self.scenario, world=partial(Stage, self.around, trouble), redeployed=each.redeployed)
+        measures = each.saved is None and (trouble is None or trouble.kind in MEASURED)
+        with self.coverage.measure() if measures else nullcontext():
+            return simulate(scenario, *each.kills, saved=each.saved, saving=saving)
+
+    def _take(self, each: _Rehearsal, story: Story) -> None:
+        alike = _required_equality(each.trouble, again=each.saved is not None)
+        self.judge.take(each.expected or story, story, "count" if alike == "state" and self.draws else alike)
+
+    def _is_quiet(self, each: _Rehearsal) -> bool:
+        """Rehearses in a process that is thrown away; returns whether there is nothing to report."""
+        known = self.judge.known
+        if each.story is not None:
+            return False
+        self._take(each, self._simulated(each))
+        if self.judge.hangs:
+            raise SystemExit  # the parent stops there, too
+        return self.judge.known == known
+
+    def _tell(self, more: int) -> None:
+        """Reports progress. `more` rehearsals are over in other processes, and not counted yet."""
+        count = self.ways.total() + more
+        self.progress(count, max(self.expected, count))
 
     def _report(self, base: Story | None) -> Report:
         findings = self.judge.findings()
@@ -303,6 +340,17 @@ def _required_equality(trouble: Trouble | None, *, again: bool) -> Alike:
 
 def _outside(client: Any, waits: Sequence[Wait], world: Any) -> bool:
     return bool(world.respond(client, waits))
+
+
+def _everywhere(expected: Story, trouble: Trouble | None, saved: Sequence[Saved]) -> Iterator[_Rehearsal]:
+    """Yields a crash at every point of one path through the agent, from the dead process's saved state."""
+    return (_Rehearsal("death", expected, trouble, saved=each) for each in saved)
+
+
+def _calls(saved: Saved) -> bool:
+    """Returns whether a process died before it called a tool or a model."""
+    when, what, *_ = saved.place.split(" ")
+    return when == "before" and what not in WRITES
 
 
 def _acts(called: Called) -> bool:

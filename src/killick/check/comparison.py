@@ -232,6 +232,13 @@ class FindingCollector:
             self._seen[place] = (known[0], known[1], known[2] + 1) if known else (observed, story, 1)
 
     @property
+    def known(self) -> tuple[int, ...]:
+        """How much was collected. A rehearsal that does not change it adds nothing to the findings."""
+        times = [times for *_, times in self._seen.values()] + [times for _, times in self._woken.values()]
+        parts = (self.loads, self._used, self._offered, self._models)
+        return sum(times), sum(count for _, count in self.strays.values()), *map(len, parts)
+
+    @property
     def hangs(self) -> bool:
         return any(kind == "hangs" for kind, _ in self._seen)
 

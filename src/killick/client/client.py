@@ -84,7 +84,7 @@ class AnyClient(Operations):
         RunWaiting if only a person or an event can wake the run, RunFailed if it fails, RunCancelled, RunPaused,
         RunDiverged if the code does not match the log, RunMismatch if the id has another agent or input.
 
-        id       the run's id; a known id continues that run, and an ended run returns its recorded result
+        id       the run's id; a known id continues that run, also without its input; an ended run returns its result
         resume   without an id: continue an unfinished run of the same agent and input that no process holds
         subject  in an encrypted store, the person whose data it is; `erase` destroys their key
 

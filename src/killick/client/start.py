@@ -83,6 +83,8 @@ class RunMethod(Protocol):
     def __call__(self, agent: Agent[None, O], **options: Unpack[RunOptions]) -> O: ...
     @overload
     def __call__(self, agent: Agent[I, O], input: I, **options: Unpack[RunOptions]) -> O: ...
+    @overload
+    def __call__(self, agent: Agent[Any, O], *, id: str) -> O: ...
 
 
 class AsyncRunMethod(Protocol):
@@ -92,6 +94,8 @@ class AsyncRunMethod(Protocol):
     async def __call__(self, agent: Agent[None, O], **options: Unpack[RunOptions]) -> O: ...
     @overload
     async def __call__(self, agent: Agent[I, O], input: I, **options: Unpack[RunOptions]) -> O: ...
+    @overload
+    async def __call__(self, agent: Agent[Any, O], *, id: str) -> O: ...
 
 
 class StartMethod(Protocol):
@@ -290,14 +294,14 @@ def begin(
     waits.refuse_own(id)
     if subject is not None and agent.options.workspace is not None:
         raise WorkspaceRefused(agent.name, OF_THE_STORE)
+    if id is not None and not is_new and engine.store.head(id) is not None:
+        _refuse_mismatch(engine, id, agent, input)
+        return renewals.latest(engine.log, id), None
     value = agent.checked(through_codec(input, at="input"))  # as the agent sees it, now and on replay
     tag = _input_tag(engine, agent, value, subject) if id is None else None
-    if tag is not None and resume:
-        id = _unfinished(engine, agent, tag)  # noqa: A001
+    if tag is not None and resume and (found := _unfinished(engine, agent, tag)) is not None:
+        return renewals.latest(engine.log, found), None
     run = id or engine.ids.new(agent.name)
-    if id is not None and not is_new and engine.store.head(run) is not None:
-        _refuse_mismatch(engine, run, agent, value)
-        return renewals.latest(engine.log, run), None
     if id is not None and renewals.last_renewal(engine.log, run) is not None:
         return renewals.latest(engine.log, run), None  # its first logs are archived
     started = e.RunStarted(
@@ -324,25 +328,25 @@ def _read(engine: Engine, agent: AnyAgent, input: Any, opening: Opening | None) 
     row = rows[facts.input - 1] if rows is not None and facts.input <= len(rows) else None
     if facts.ended or row is None or row.data is None:
         return None
-    value = agent.checked(through_codec(input, at="input"))
-    _refuse_other(run, agent, value, facts.agent, unpack(row.data, engine.store.pieces))
+    _refuse_other(run, agent, input, facts.agent, unpack(row.data, engine.store.pieces))
     return opening.head, log
 
 
-def _refuse_mismatch(engine: Engine, run: str, agent: AnyAgent, value: Any) -> None:
+def _refuse_mismatch(engine: Engine, run: str, agent: AnyAgent, input: Any) -> None:  # noqa: A002
     """RunMismatch where a known run has another agent or another input."""
     log = engine.log
     first = log.event(run, 1)
     recorded = first.agent if isinstance(first, e.RunStarted) else ""
     forked = log.head(run).parent is not None
     seq = log.state(run).fold.facts.input if forked else 1  # a fork may have an input of its own
-    _refuse_other(run, agent, value, recorded, log.data(run, seq))
+    _refuse_other(run, agent, input, recorded, log.data(run, seq))
 
 
-def _refuse_other(run: str, agent: AnyAgent, value: Any, recorded: str, data: Mapping[str, Any]) -> None:
+def _refuse_other(run: str, agent: AnyAgent, input: Any, recorded: str, data: Mapping[str, Any]) -> None:  # noqa: A002
     if recorded != agent.name and recorded not in agent.options.aliases:
         raise RunMismatch(run, f"agent ({recorded})")
-    if agent.digest_of(agent.checked(data.get("input"))) != agent.digest_of(value):
+    value = data.get("input") if input is None else through_codec(input, at="input")  # None given: the recorded one
+    if agent.digest_of(agent.checked(data.get("input"))) != agent.digest_of(agent.checked(value)):
         raise RunMismatch(run, "input")
 
 

@@ -63,9 +63,10 @@ async def run_agent(ex: Execution, branch: Branch, point: state_machine.Resumed,
     if ex.files is not None:
         await _files_opened(ex, ex.files)
     try:
-        result = through_codec(await _code(ex, branch, point, run_of), at=f"result of {ex.agent.name}")
+        returned = await _code(ex, branch, point, run_of)
+        result = through_codec(returned, at=f"result of {ex.agent.name}")
         if ex.agent.returns is not Any and not ex.agent.is_machine:
-            convert(result, ex.agent.returns, at=f"result of {ex.agent.name}")
+            convert(result, ex.agent.returns, at=f"result of {ex.agent.name}, a {type(returned).__name__}")
         ex.inert_steps.refuse_forgotten(at_end=True)
     except Signal:
         raise

@@ -158,8 +158,8 @@ class ScriptedModel:
         package, httpx = import_module(provider.partition("-")[0]), import_module("httpx")
         request = httpx.Request("POST", "https://example.org/")
         response = httpx.Response(refusal.status, headers=plain.headers, request=request)
-        name = {429: "RateLimitError", 401: "AuthenticationError", 400: "BadRequestError"}.get(refusal.status)
-        name = name or ("InternalServerError" if refusal.status >= 500 else "APIStatusError")
+        known = {429: "RateLimitError", 401: "AuthenticationError", 400: "BadRequestError"}
+        name = known.get(refusal.status, "InternalServerError" if refusal.status >= 500 else "APIStatusError")
         error: Exception = getattr(package, name)(refusal.message, response=response, body=None)
         return error
 
@@ -191,6 +191,8 @@ def _joined(turns: Sequence[Scripted]) -> tuple[Scripted, ...]:
     """Splits the script into turns: a text directly before a call joins it."""
     joined: list[Scripted] = []
     for said in turns:
+        if not (isinstance(said, str | Call | Turn | Refusal | BaseException) or callable(said)):
+            raise FakeRefused(_MODEL, f"{shown(said)} is no turn; give a text, call(name, …), turn(…) or a function")
         if isinstance(said, Call) and joined and isinstance(joined[-1], str):
             joined[-1] = Turn(parts=(joined[-1], said))
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -65,7 +66,7 @@ def check_command(
     killick check app.py:review --like claim_17
     """
     cases = _cases(shell, target, like)
-    answered = dict(map(_answer, answers))
+    answered = dict(pair(text) if "=" in text else ("*", value_of(text)) for text in answers)
 
     def joined(case: Case) -> Case:
         """A case, overridden by the options of the command line."""
@@ -98,24 +99,22 @@ def _cases(shell: Shell, target: str, like: str | None) -> list[Case]:
     return [case_like(shell.log, shell.run(like), case.agent) for case in cases] if like is not None else cases
 
 
-def _answer(text: str) -> tuple[str, Any]:
-    return pair(text) if "=" in text else ("*", value_of(text))
-
-
 def _checked(shell: Shell, case: Case, most: int) -> Report:
     clock = SystemClock()
     begun = clock.monotonic()
     # One line, rewritten; a pipe gets none of it.
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[way]}"))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     shown = shell.err.is_terminal and not shell.json
-    with Progress(*columns, console=shell.err, transient=True, disable=not shown) as progress, _with_timeout(case):
-        task = progress.add_task(f"interrupting {case.agent.name}", total=None, way="")
+    # A bar that refreshes itself has a thread, and a process with threads cannot fork safely.
+    bar = Progress(*columns, console=shell.err, transient=True, disable=not shown, auto_refresh=False)
+    with bar as progress, _with_timeout(case):
+        task = progress.add_task(f"interrupting {case.agent.name}", total=None)
 
-        def tell(way: str, count: int, expected: int) -> None:
+        def tell(count: int, expected: int) -> None:
             signal.alarm(PATIENCE_SECONDS)  # another rehearsal begins, and may take its time
-            progress.update(task, completed=count, total=expected, way=way)
+            progress.update(task, completed=count, total=expected, refresh=count % 8 == 0)
 
-        report = check(case, stories_max=most, progress=tell)
+        report = check(case, stories_max=most, progress=tell, processes=os.cpu_count() or 1)
     if not shell.json:
         shell.out.print(rendered(report, clock.monotonic() - begun))
     return report

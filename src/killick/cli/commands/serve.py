@@ -9,10 +9,12 @@ import importlib
 import os
 import tempfile
 import webbrowser
+from collections.abc import Iterable
 from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -60,7 +62,7 @@ def serve_command(
     options["webhooks"] = dict(map(_secret, webhooks))
     # The web is another surface: this one knows it by name only.
     server = importlib.import_module("killick.web.server")
-    options["ready"] = partial(_ready, shell, opens=opens, alone=server.is_loopback(host))
+    options["ready"] = partial(_ready, shell, opens=opens, alone=server.is_loopback(host), named=options["webhooks"])
     options["renewed"] = partial(_renewed, shell)
     with LogPrinter(shell):
         asyncio.run(server.serve(client, **options))
@@ -76,11 +78,14 @@ def _secret(text: str) -> tuple[str, str]:
     return name, f"env:{variable}"
 
 
-def _ready(shell: Shell, url: str, link: str | None, *, opens: bool, alone: bool) -> None:
+def _ready(shell: Shell, url: str, link: str | None, *, opens: bool, alone: bool, named: Iterable[str]) -> None:
+    hooks = {name: f"{url}api/v1/hooks/{quote(name)}" for name in named}
     if shell.json:
-        shell.emit_line({"what": "serving", "url": url, "store": shell.store.place, "link": link})
+        shell.emit_line({"what": "serving", "url": url, "store": shell.store.place, "link": link, "webhooks": hooks})
     else:
         shell.print(f"serving {shell.store.place} at {url}")
+        for name, place in hooks.items():
+            shell.print(f"webhooks of {name} at {place}")
         if link is not None:
             shell.print(f"sign in, once, by {link}")
     if not alone:
