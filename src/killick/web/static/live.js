@@ -4,7 +4,7 @@
 // has open, focused or typed into stay. Relative times are updated as they pass.
 
 const base = document.documentElement.dataset.base;
-const PATIENCE_MS = 400;
+const PATIENCE_MS = 600;
 const RETRY_MS = 2000;
 let source = null;
 let timer = 0;
