@@ -42,9 +42,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
         """A document with the fields that `source` has by the same name, and those of `given`."""
         for name in cls.__struct_fields__:
             if name not in given:
-                value = getattr(source, name, _ABSENT)
-                if value is _ABSENT and name.endswith("_us"):
-                    value = getattr(source, name.removesuffix("_us"), _ABSENT)
+                value = getattr(source, name, getattr(source, name.removesuffix("_us"), _ABSENT))
                 if value is not _ABSENT:
                     given[name] = value
         return cls(**given)
@@ -430,6 +428,4 @@ class StepBoundary(Document, frozen=True):
 def boundary(run: str, part: Boundary) -> StepBoundary:
     """A step of a run's current timeline, or of a rewound one."""
     rewound = getattr(part, "left", False)
-    return StepBoundary.of(
-        part, run=run, kind=part.sort, started_at_us=part.at, status=part.outcome, rewound=rewound
-    )  # fmt: skip
+    return StepBoundary.of(part, run=run, kind=part.sort, started_at_us=part.at, status=part.outcome, rewound=rewound)
