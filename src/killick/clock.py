@@ -7,14 +7,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_START: Final = _EPOCH.replace(tzinfo=None)
 _LAST_US: Final = 253_402_300_799_999_999
 """The last microsecond of the year 9999, the last that RFC 3339 can write."""
 
 
 def timestamp(at_us: int) -> str:
     """A time as RFC 3339 in UTC, always with microseconds: as texts they sort in their order."""
-    moment = _EPOCH + timedelta(microseconds=min(max(at_us, 0), _LAST_US))
-    return f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z".rjust(27, "0")
+    return (_START + timedelta(microseconds=min(max(at_us, 0), _LAST_US))).isoformat("T", "microseconds") + "Z"
 
 
 def microseconds(timestamp: str) -> int:

@@ -107,6 +107,21 @@ def test_columns_are_chosen_and_stay_in_the_address_and_a_view_is_saved_by_name(
         expect(page).to_have_url(re.compile(r"/runs\?tag=vip$"))
 
 
+def test_a_read_of_the_api_is_tried_on_its_page(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/api")
+        title = page.locator("header code").get_by_text("/api/v1/runs/{run}/steps", exact=True)
+        section = page.locator("section.operation").filter(has=title)
+        section.get_by_text("Try it").click()
+        section.get_by_label(re.compile("^run")).fill("claim-17")
+        section.get_by_label("limit").fill("2")
+        section.get_by_role("button", name="Send").click()
+        expect(section.get_by_role("status")).to_have_text("GET /api/v1/runs/claim-17/steps?limit=2: 200 OK")
+        expect(section.locator("[data-answer]")).to_contain_text('"run": "claim-17"')
+        writes = page.locator("section.operation").filter(has=page.locator(".method.post"))
+        assert writes.get_by_text("Try it").count() == 0
+
+
 # tasks --------------------------------------------------------------------------------------------
 
 

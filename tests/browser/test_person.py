@@ -188,6 +188,50 @@ def test_a_question_with_options_shows_them_alone_and_no_key_approves_it(kd: Cli
     assert kd.state(wait.run).result.endswith("joins sales")
 
 
+def test_one_answer_is_given_to_all_that_ask_the_same_after_each_was_named(kd: Client, watch: Watch) -> None:
+    office.CLOCK.is_open = True
+    for number, amount in ((31, 2600), (32, 2700)):
+        office.ran(kd, office.review, office.Claim(number, "Gil Hart", amount), f"claim-{number}")
+    office.CLOCK.is_open = False
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/inbox")
+        asked = page.get_by_role("article", name="claim-31:5")
+        also = asked.get_by_role("checkbox", name="and to the 2 others that ask the same")
+        also.check()
+        asked.get_by_text("Edit the arguments").click()
+        asked.get_by_role("textbox", name="amount").fill("900")
+        expect(also).to_have_count(0)  # an edit is for one call
+        asked.get_by_role("textbox", name="amount").fill("2600")
+        asked.get_by_role("button", name="Reject").click()
+        dialog = page.get_by_role("dialog", name="Give this answer to 3 questions?")
+        for run, amount in (("claim-18", "2400"), ("claim-31", "2600"), ("claim-32", "2700")):
+            expect(dialog.get_by_role("listitem").filter(has_text=run)).to_contain_text(amount)
+        assert not kd.inbox(answered=True)
+        dialog.get_by_role("button", name="Reject").click()
+        expect(page.locator(".toast")).to_have_text("3 of 3 questions answered. 2 left on this page.")
+    assert {wait.run for wait in kd.inbox(answered=True)} == {"claim-18", "claim-31", "claim-32"}
+    assert not [wait for wait in kd.inbox() if wait.rule is not None]
+
+
+def test_a_new_question_is_announced_by_the_system_to_whom_asked_for_it(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        window.context.grant_permissions(["notifications"], origin=server)
+        page = window.goto("/inbox")
+        page.get_by_role("button", name="Notify me").click()
+        expect(page.get_by_role("button", name="Notifications on")).to_have_attribute("aria-pressed", "true")
+        page.evaluate("""() => {
+          Object.defineProperty(document, "hidden", { get: () => true });
+          window.shown = [];
+          window.Notification = class extends Notification {
+            constructor(title, options) { super(title, options); window.shown.push(options.body); }
+          };
+          document.dispatchEvent(new Event("visibilitychange"));
+        }""")
+        office.ran(kd, office.onboard, "gil", "onboard-gil")
+        page.wait_for_function("() => window.shown.length > 0")
+        assert page.evaluate("window.shown") == ["4 questions are open"]
+
+
 def test_an_edit_that_does_not_fit_is_refused_at_its_field_and_nothing_is_sent(kd: Client, watch: Watch) -> None:
     with bridge(kd) as server, watch(server) as window:
         page = window.goto("/inbox/claim-18%3A5")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,8 +12,23 @@ import pytest
 from starlette.responses import Response
 
 import killick
+from killick.web.app import ROUTES
+from killick.web.app_context import AppContext
+from killick.web.auth.access import access_for
 from killick.web.response_cache import BUSY, CROWD, KEPT_SECONDS, STILL_SECONDS, ResponseCache
-from killick.web.routes import Call, Nothing, Person
+from killick.web.routes import Call, Nothing, Person, Route
+from killick.web.status_reader import StatusReader
+
+
+@killick.tool(effect="reads")
+def glance() -> int:
+    """A step."""
+    return 1
+
+
+@killick.agent(name="glancing")
+def glancing(run: killick.SyncRun) -> int:
+    return run.call(glance)
 
 
 class Asked:
@@ -35,12 +52,14 @@ class Asked:
             raise ZeroDivisionError
         return Response(f"{number}")
 
-    def ask(self, path: str = "/a", by: str = "ada") -> asyncio.Task[Response]:
+    def ask(
+        self, path: str = "/a", by: str = "ada", scope: Any = "viewer", personal: bool = True
+    ) -> asyncio.Task[Response]:
         asked = SimpleNamespace(run="r") if path == "/r" else SimpleNamespace()
-        scope = {"method": "GET", "raw_path": path.encode(), "query_string": b""}
-        request: Any = SimpleNamespace(scope=scope)
-        call: Any = Call(cast("Any", None), request, Person(by, "viewer"), cast("Any", asked), Nothing(), None)
-        return asyncio.create_task(self.answers.given(call, self.make))
+        sent = {"method": "GET", "raw_path": path.encode(), "query_string": b""}
+        request: Any = SimpleNamespace(scope=sent)
+        call: Any = Call(cast("Any", None), request, Person(by, scope), cast("Any", asked), Nothing(), None)
+        return asyncio.create_task(self.answers.given(call, self.make, personal=personal))
 
     async def busy(self) -> list[asyncio.Task[Response]]:
         """So many others that answers are shared."""
@@ -132,6 +151,42 @@ def test_another_person_and_another_address_get_answers_of_their_own() -> None:
     asyncio.run(story())
 
 
+def test_an_answer_that_names_no_caller_is_shared_by_all_of_one_scope() -> None:
+    async def story() -> None:
+        asked = Asked()
+        others = await asked.busy()
+        tasks = [asked.ask(by=by, scope=scope, personal=False) for by, scope in
+                 (("ada", "viewer"), ("bo", "viewer"), ("cy", "admin"))]  # fmt: skip
+        await settled()
+        asked.go.set()
+        ada, bo, cy = [(await one).body for one in tasks]
+        assert ada == bo != cy
+        await asyncio.gather(*others)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if not route.personal], ids=lambda route: route.path)
+def test_a_handler_whose_answer_is_shared_does_not_learn_who_asks(route: Route, tmp_path: Path) -> None:
+    class Nameless(Person, frozen=True):
+        def __getattribute__(self, name: str) -> Any:
+            assert name != "name", "the answer may depend on the caller: make the route personal"
+            return super().__getattribute__(name)
+
+    with killick.open(f"sqlite:///{tmp_path}/k.db") as kd:
+        kd.run(glancing, id="r")
+        given = {name: {"run": "r", "step": "1"}[name] for name in ("run", "step") if f"{{{name}}}" in route.path}
+        call: Any = Call(
+            AppContext(kd, access=access_for(kd)),
+            cast("Any", None),
+            Nameless("ada"),
+            route.asks(**given),
+            Nothing(),
+            None,
+        )
+        route.handler(call)
+
+
 def test_what_was_written_here_is_seen_by_whoever_asks_after_it() -> None:
     async def story() -> None:
         asked = Asked()
@@ -215,5 +270,34 @@ def test_an_answer_about_a_run_that_did_not_move_is_shared_for_longer() -> None:
         asked.go.set()
         assert (await asked.ask("/r")).body != fresh
         await asyncio.gather(*later)
+
+    asyncio.run(story())
+
+
+def test_a_status_is_read_after_it_was_asked_for_and_once_for_all_who_ask_meanwhile() -> None:
+    class Store:
+        def __init__(self) -> None:
+            self.reads: list[set[str]] = []
+            self.go = threading.Event()
+
+        def statuses(self, runs: tuple[str, ...]) -> dict[str, Any]:
+            self.reads.append(set(runs))
+            number = len(self.reads)
+            assert self.go.wait(30)
+            return dict.fromkeys(runs, number)
+
+    async def story() -> None:
+        store = Store()
+        reader = StatusReader(cast("Any", store))
+        first = [asyncio.create_task(reader.read("a")), asyncio.create_task(reader.read("b"))]
+        while not store.reads:
+            await asyncio.sleep(0.001)
+        later = [asyncio.create_task(reader.read(run)) for run in "aac"]
+        await settled()
+        later[0].cancel()
+        store.go.set()
+        assert [(await one)[run] for one, run in zip(first, "ab", strict=True)] == [1, 1]
+        assert [(await one)[run] for one, run in zip(later[1:], "ac", strict=True)] == [2, 2]
+        assert store.reads == [{"a", "b"}, {"a", "c"}]
 
     asyncio.run(story())

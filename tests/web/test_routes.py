@@ -111,6 +111,14 @@ def test_what_stands_for_a_slash_is_no_way_to_another_run(web: TestClient) -> No
     assert web.get("/api/v1/runs/a%1Fb").json()["run"] not in ("a/b", "a\x1fb")
 
 
+def test_a_client_that_has_a_document_is_told_that_it_did_not_change(web: TestClient) -> None:
+    first = web.get("/api/v1/runs/r1?limit=7")
+    version = {"If-None-Match": first.headers["etag"]}
+    again, other = web.get("/api/v1/runs/r1?limit=7", headers=version), web.get("/api/v1/runs/r1", headers=version)
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", first.headers["etag"])
+    assert (other.status_code, other.json()["limit"]) == (200, 5)
+
+
 def test_a_fixed_word_wins_over_a_parameter_whatever_the_order(web: TestClient) -> None:
     assert web.get("/api/v1/runs/known").json()["run"] == "a fixed word"
 

@@ -288,7 +288,7 @@ def test_health_the_tabs_the_badge_and_the_inbox_have_the_same_numbers(
             assert len(told(web, f"/runs?status={status}")["runs"]) == count
     assert health["questions"] == len(inbox["questions"]) == 3
     assert runs["needs"] == {
-        "abandoned": 1, "in_doubt": 1, "code_mismatch": 1, "failed": 0, "asks_you": 2, "more": False,
+        "abandoned": 1, "in_doubt": 1, "code_mismatch": 1, "failed": 0, "asks_you": 2, "late": 0, "more": False,
     }  # fmt: skip
     assert [each["run"] for each in told(web, "/inbox?asks=doubt")["questions"]] == ["doubts"]
     assert [each["id"] for each in told(web, "/runs?waits_for=person")["runs"]] == ["other", "asks"]
@@ -301,6 +301,18 @@ def test_health_the_tabs_the_badge_and_the_inbox_have_the_same_numbers(
     assert "Code mismatch at step 1" in head
     assert "/inbox/parts" not in head
     assert "its code no longer fits its record" in web.get("/inbox/parts:1").text
+
+
+def test_a_run_that_no_worker_takes_for_a_minute_is_late_and_counted(
+    kd: Client, web: TestClient, clock: ManualClock
+) -> None:
+    kd.start(report, "x", id="r1")
+    assert told(web, "/runs")["needs"]["late"] == 0
+    clock.advance(61)
+    assert (told(web, "/runs")["needs"]["late"], told(web, "/workers")["late"]) == (1, True)
+    assert '<b class="num">1</b> late' in web.get("/runs").text
+    kd.advance("r1")
+    assert told(web, "/runs")["needs"]["late"] == 0
 
 
 def test_a_run_that_was_set_apart_is_wrong_and_named(kd: Client, web: TestClient) -> None:

@@ -208,8 +208,7 @@ class Log:
             raise RunBroken(head.run, seq=head.seq, reason=refused.reason) from None
 
     def _refuse_broken(self, opening: Opening) -> None:
-        head, rows = opening.head, opening.rows
-        reason = opening.quarantined
+        head, rows, reason = opening.head, opening.rows, opening.quarantined
         if reason is None:
             last = next((row for row in reversed(rows) if row.seq <= head.seq), None)
             if last is None:
@@ -262,11 +261,14 @@ class Log:
 
     def event(self, run: str, seq: int) -> Event:
         """Returns one event."""
-        return _event(run, self._row(run, seq))
+        return _event(run, self.row_at(self.head(run), seq))
 
     def data(self, run: str, seq: int) -> dict[str, Any]:
         """Returns the values of one event, verbatim. Raises ValueErased if they were erased."""
-        row = self._row(run, seq)
+        return self.values(run, self.row_at(self.head(run), seq))
+
+    def values(self, run: str, row: Row) -> dict[str, Any]:
+        """Returns the values of a row that was read. Raises ValueErased if they were erased."""
         if row.data is not None:
             return dict(unpack(row.data, self.store.pieces))
         digest = _event(run, row).data
@@ -276,18 +278,18 @@ class Log:
 
     def value(self, run: str, seq: int, name: str, type: Any = Any) -> Any:  # noqa: A002
         """Returns one value of an event, as its declared type."""
-        value = self.data(run, seq)[name]
-        return convert(value, type, at=name)
+        return convert(self.data(run, seq)[name], type, at=name)
 
     def hash_at(self, run: str, seq: int) -> bytes:
         """Returns the chain hash at an event, or the genesis at 0."""
-        return self._row(run, seq).hash if seq else hashing.genesis(self.store.id, self.owner(run, 0))
+        return self.row_at(self.head(run), seq).hash if seq else hashing.genesis(self.store.id, self.owner(run, 0))
 
-    def _row(self, run: str, seq: int) -> Row:
-        row = self.store.row(self.owner(run, seq), seq)
+    def row_at(self, head: Head, seq: int) -> Row:
+        """Returns the row of one event, of a run whose head was read."""
+        row = self.store.row(owner_of(head, seq, self.head).run, seq)
         if row is None:
-            _place(self.head(run), seq or -1)
-            raise RunBroken(run, seq=seq, reason="the event is missing")
+            _place(self.head(head.run), seq or -1)
+            raise RunBroken(head.run, seq=seq, reason="the event is missing")
         return row
 
     def owner(self, run: str, seq: int) -> str:
@@ -312,7 +314,7 @@ class Log:
             fold = self._fold(head, _place(head, at))
         for seq in keep:
             fold.apply(seq, self.event(run, seq))
-        return State(fold, _Reader(self, run))
+        return State(fold, _Reader(self, head))
 
     def settled(self, run: str) -> Fold | None:
         """Returns the last snapshot's fold, read lazily; None if there is no valid one. Its ended steps are final: no
@@ -465,7 +467,7 @@ class Log:
 
     def pieces_of(self, run: str, seq: int) -> dict[bytes, Blob]:
         """Returns every chunk of an event's values, and of the message that it took."""
-        row, number = self._row(run, seq), self._message(run, seq)
+        row, number = self.row_at(self.head(run), seq), self._message(run, seq)
         taken = [] if number is None else [each.body for each in self.store.messages(run) if each.number == number]
         packed = taken if row.data is None else [row.data, *taken]
         return {digest: blob for each in packed for digest, blob in self.blobs(each).items()}
@@ -534,13 +536,11 @@ def _follows(snapshot: Snapshot, opening: Opening) -> bool:
 
 
 class _Reader(NamedTuple):
-    """Reads the values of one run's events for its state."""
-
     log: Log
-    run: str
+    head: Head
 
     def event(self, seq: int) -> Event:
-        return self.log.event(self.run, seq)
+        return _event(self.head.run, self.log.row_at(self.head, seq))
 
     def data(self, seq: int) -> dict[str, Any]:
-        return self.log.data(self.run, seq)
+        return self.log.values(self.head.run, self.log.row_at(self.head, seq))

@@ -30,6 +30,7 @@ SCHEMA_VERSION: Final = 1
 
 _TEXT: Final = Briefly(240)
 _OPEN: Final = ("running", "intended", "waiting", "delayed", "in_doubt")
+_ABSENT: Final = object()
 _IN_THE_LOG: Final = frozenset({"kind", "at", "data"})
 
 
@@ -40,10 +41,10 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, source: Any, **given: Any) -> Self:
         """A document with the fields that `source` has by the same name, and those of `given`."""
         for name in cls.__struct_fields__:
-            for each in () if name in given else (name, name.removesuffix("_us")):
-                if hasattr(source, each):
-                    given[name] = getattr(source, each)
-                    break
+            if name not in given:
+                value = getattr(source, name, getattr(source, name.removesuffix("_us"), _ABSENT))
+                if value is not _ABSENT:
+                    given[name] = value
         return cls(**given)
 
 
@@ -396,7 +397,7 @@ def event(log: Log, run: str, recorded: Recorded, hide: RedactData | None = None
     seq, found, row = recorded
     data: Any = None
     with suppress(ValueErased):
-        data = log.data(run, seq) if hide is None else hide(log.data(run, seq))
+        data = log.values(run, row) if hide is None else hide(log.values(run, row))
     return Event(
         run=run, seq=seq, at_us=found.at, kind=str(type(found).__struct_config__.tag), hash=row.hash.hex(),
         erased=data is None, fields=fields_of(msgspec.json.decode(row.body)), data=data,
@@ -427,6 +428,4 @@ class StepBoundary(Document, frozen=True):
 def boundary(run: str, part: Boundary) -> StepBoundary:
     """A step of a run's current timeline, or of a rewound one."""
     rewound = getattr(part, "left", False)
-    return StepBoundary.of(
-        part, run=run, kind=part.sort, started_at_us=part.at, status=part.outcome, rewound=rewound
-    )  # fmt: skip
+    return StepBoundary.of(part, run=run, kind=part.sort, started_at_us=part.at, status=part.outcome, rewound=rewound)

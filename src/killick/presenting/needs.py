@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from killick.client import inbox
 from killick.engine.views import Wait
+from killick.history.doctor import LATE_US
 from killick.history.listing import counted
 from killick.presenting import approvals
 from killick.presenting.documents import Document
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from killick.client.client import Client
 
 ASKING_MAX: Final = 200
-"""The number of runs whose questions are counted, the most urgent ones."""
-
+"""The number of runs whose questions are counted, the most urgent ones; and of late runs."""
 
 NEW_MAX: Final = 50
 """The number of logs that one count reads. The next count continues."""
@@ -29,13 +29,15 @@ LONG_SECONDS: Final = 0.02
 
 
 class Needs(Document, frozen=True):
-    """How much needs a person. `asks_you` are questions that the caller may answer; `more`: not all were counted."""
+    """How much needs a person. `asks_you` are questions that the caller may answer; `late` runs have been due for a
+    minute without a worker; `more`: not all were counted."""
 
     abandoned: int
     in_doubt: int
     code_mismatch: int
     failed: int
     asks_you: int
+    late: int
     more: bool
 
 
@@ -87,5 +89,7 @@ class Questions:
         (waits, more), counts = self.now(), counts or counted(self._client.runtime.store, RunQuery())
         asks = [each for each in waits if each.waits_for == "answer"]
         mine = [each for each in asks if may_answer and approvals.why_not(self._client, each, person) is None]
+        due = self._client.runtime.store.due(self._client.runtime.clock.now_us() - LATE_US, limit=ASKING_MAX)
         return Needs.of(None, **{name: counts[name] for name in ("abandoned", "code_mismatch", "failed")},
-                        in_doubt=len(waits) - len(asks), asks_you=len(mine), more=more)  # fmt: skip
+                        in_doubt=len(waits) - len(asks), asks_you=len(mine), more=more,
+                        late=sum(each.status != "running" for each in due))  # fmt: skip

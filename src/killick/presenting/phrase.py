@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from killick.history.phrasing import arguments, brief
 
-ROLES: Final = ("strong", "quiet", "quote", "good", "bad", "warning", "change", "notice", "busy")
-"""The roles of a part; several are separated by spaces."""
-
 
 class Phrase:
-    """Parts of text with their roles. `str` gives the text alone."""
+    """Parts of text with their roles, several of one part separated by spaces. `str` gives the text alone."""
 
     __slots__ = ("parts",)
 

@@ -21,9 +21,9 @@ from killick.presenting.encoder import words_of
 from killick.web import events, openapi, streams
 from killick.web import webhooks as receiving
 from killick.web.addresses import API, Paths
-from killick.web.app_context import Access, AppContext
+from killick.web.app_context import AppContext
 from killick.web.auth import sessions
-from killick.web.auth.access import Identify, access_for
+from killick.web.auth.access import Access, Identify, access_for
 from killick.web.endpoints import Endpoints
 from killick.web.handlers import (
     boundary,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
-
-from starlette.requests import Request
-from starlette.responses import Response
 
 from killick.history.listing import Listing
 from killick.presenting.needs import Questions
+from killick.web.auth.access import Access
 from killick.web.hub import Hub
 from killick.web.redaction import Redaction
 from killick.web.tallies import Tallies
@@ -20,40 +18,11 @@ from killick.workers.tokens import Person
 if TYPE_CHECKING:
     from killick.client.client import Client
 
-
 FOLDS_KEPT: Final = 64
 """How many runs' folds are cached: a page reads many parts of one run, and people return to the same runs."""
 
 TURNS: Final = 3
 """How many requests of one person are served at once; the others wait."""
-
-
-class Access(Protocol):
-    """Identifies callers, and rejects writes that another site forged."""
-
-    @property
-    def login(self) -> str | None:
-        """The page where people sign in, if there is one."""
-        ...
-
-    @property
-    def way_in(self) -> str:
-        """How a caller who is not known gets in, in one line."""
-        ...
-
-    async def identify(self, request: Request) -> Person | None: ...
-
-    def refuse_forged(self, request: Request) -> None:
-        """Raise a Problem where a write may have been sent by a page that is not ours."""
-        ...
-
-    def csrf(self, request: Request) -> str:
-        """The CSRF token that a page sends with a write."""
-        ...
-
-    def set_cookies(self, request: Request, response: Response) -> None:
-        """Give a page's response the cookies that it needs."""
-        ...
 
 
 class AppContext:

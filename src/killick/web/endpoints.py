@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import cache
+from hashlib import sha256
 from typing import Any, Final, TypeVar, get_args, get_origin
 
 import msgspec
@@ -73,7 +74,9 @@ class _Endpoint:
                 return await self._written(call)
             if self.route.gives is None:
                 return await self._carried_out(call)
-            return await self.app.answers.given(call, self._carried_out)
+            answer = await self.app.answers.given(call, self._carried_out, personal=self.route.personal)
+            known, version = request.headers.get("if-none-match"), answer.headers.get("etag")
+            return answer if version is None or known != version else Response(None, 304, {"ETag": version})
         except Exception as error:
             return (await self._problem(request, error)).response()
 
@@ -152,9 +155,11 @@ class _Endpoint:
             return found
         if self.route.status == 204:
             return Response(status_code=204)
-        doc = self._redacted(found, call)
-        headers = {"Location": found.location} if isinstance(found, Created) else None
-        return Response(msgspec.json.encode(doc), self.route.status, headers, media_type="application/json")
+        body = msgspec.json.encode(self._redacted(found, call))
+        headers = {} if self.route.writes else {"ETag": f'"{sha256(body).hexdigest()[:32]}"'}
+        if isinstance(found, Created):
+            headers["Location"] = found.location
+        return Response(body, self.route.status, headers, media_type="application/json")
 
     def _drawn(self, call: Call[Any, Any], found: Any) -> Response:
         return self._rendered(call, self._redacted(found, call))

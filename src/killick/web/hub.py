@@ -38,9 +38,9 @@ COUNT_SECONDS: Final = 1.0
 """How often runs are counted at the most."""
 
 FOLLOWERS_MAX: Final = 500
+"""Fewer than the server has connections, so that plain requests are served while streams are open."""
 FOLLOWERS_EACH_MAX: Final = 100
 """How many streams one person may have open, so that the others get one."""
-"""Fewer than the server has connections, so that plain requests are served while streams are open."""
 
 PAGE_EVENTS: Final = 100
 PAGE_BYTES: Final = 262_144
@@ -101,8 +101,8 @@ class Hub:
         self._of_person: Counter[str] = Counter()
         self._watched: dict[str, set[Follower]] = {}
         self._counting: set[Follower] = set()
-        self._positions: dict[str, Position] = {}
-        self._counts: dict[str, int] = {}
+        self.positions: dict[str, Position] = {}  # of the watched runs, as the poller last read them
+        self.counts: dict[str, int] = {}  # how many runs there are of each status, as last counted
         self._counted_at = 0.0
         self._pages: OrderedDict[tuple[str, int], asyncio.Task[Page]] = OrderedDict()
         self._reading = asyncio.Semaphore(_READERS)
@@ -152,28 +152,18 @@ class Hub:
                 self._watched[run].discard(follower)
                 if not self._watched[run]:
                     del self._watched[run]
-                    self._positions.pop(run, None)
+                    self.positions.pop(run, None)
 
     # queries of followers ---------------------------------------------------------------------
 
     async def position(self, run: str) -> Position:
         """How far a run is, as far as is known; RunUnknown where there is none."""
-        known = self._positions.get(run)
-        if known is None:
-            looked = await asyncio.to_thread(self._look, (run,))
-            if run not in looked:
-                raise RunUnknown(run)
-            return looked[run]  # only the poller stores positions, since it notifies the followers
-        return known
-
-    def known(self, run: str) -> Position | None:
-        """The seq of a watched run, if the poller has read it."""
-        return self._positions.get(run)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many runs there are of each status, as last counted."""
-        return self._counts
+        if (known := self.positions.get(run)) is not None:
+            return known
+        looked = await asyncio.to_thread(self._look, (run,))
+        if run not in looked:
+            raise RunUnknown(run)
+        return looked[run]  # only the poller stores positions, since it notifies the followers
 
     async def page(self, run: str, after: int) -> Page:
         """The events after a seq, which there have to be; read once for all who are there."""
@@ -210,14 +200,14 @@ class Hub:
     async def _look_once(self, now: float) -> None:
         looked = await asyncio.to_thread(self._look, tuple(self._watched))
         for run, position in looked.items():
-            if run in self._watched and self._positions.get(run) != position:
-                self._positions[run] = position
+            if run in self._watched and self.positions.get(run) != position:
+                self.positions[run] = position
                 _notify_all(self._watched[run])
         if self._counting and now - self._counted_at >= COUNT_SECONDS:
             self._counted_at = now
-            counts = await asyncio.to_thread(self._count)
-            if counts != self._counts:
-                self._counts = counts
+            counts = dict(await asyncio.to_thread(self._client.runtime.store.counts, RunQuery()))
+            if counts != self.counts:
+                self.counts = counts
                 _notify_all(self._counting)
 
     # off the loop -----------------------------------------------------------------------------
@@ -225,9 +215,6 @@ class Hub:
     def _look(self, runs: tuple[str, ...]) -> dict[str, Position]:
         standings = self._client.runtime.store.statuses(runs) if runs else {}
         return {run: Position(found.head.seq, found.status or "") for run, found in standings.items()}
-
-    def _count(self) -> dict[str, int]:
-        return dict(self._client.runtime.store.counts(RunQuery()))
 
     async def _read(self, run: str, after: int) -> Page:
         async with self._reading:

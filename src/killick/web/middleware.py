@@ -47,6 +47,7 @@ HEADERS: Final = tuple(
     }.items()
 )
 """The headers of every response."""
+_OURS: Final = frozenset({*(name for name, _ in HEADERS), b"server"})
 
 VISIT: Final = "killick.visit"
 """Where in a request's scope its Visit is."""
@@ -134,9 +135,8 @@ class Guard:
 
     # who comes how often ----------------------------------------------------------------------
 
-    def refuse_often(self, scope: Scope) -> None:
+    def refuse_often(self, scope: Scope, shown: bytes | None) -> None:
         """Counts requests with credentials by their person, and all others by their address."""
-        shown = _shown(scope)
         key = self._known.get(shown) if shown is not None else None
         client = scope.get("client")
         wait = self._buckets.wait_seconds(key or (client[0] if client else None))
@@ -145,13 +145,10 @@ class Guard:
             reason = f"more than {self.limits.rate:g} requests a second; slow down"
             raise Problem(429, reason, code="too_many_requests", headers=after)
 
-    def remember(self, scope: Scope, person: Person | None) -> None:
+    def remember(self, shown: bytes | None, person: Person | None) -> None:
         """Bind the shown credentials to this person; None: to no one."""
-        shown = _shown(scope)
-        if shown is None:
-            return
-        if person is None:
-            self._known.pop(shown, None)
+        if shown is None or person is None:
+            self._known.pop(shown or b"", None)
             return
         self._known[shown] = f"person:{person.name}"
         self._known.move_to_end(shown)
@@ -177,6 +174,7 @@ class _RequestCycle:
         self.limits = guard.limits
         self.scope = scope
         self.visit = Visit()
+        self._shown = _shown(scope)
         self._receive = receive
         self._send = send
         self._body: list[Message] = []
@@ -209,7 +207,7 @@ class _RequestCycle:
         scope, limits = self.scope, self.limits
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > limits.url_bytes:
             raise Problem(414, f"the address is longer than {limits.url_bytes} bytes", code="address_too_long")
-        self.guard.refuse_often(scope)
+        self.guard.refuse_often(scope, self._shown)
         length = _header(scope, b"content-length") or b"0"
         if not length.isdigit() or len(length) > _DIGITS_MAX or int(length) > limits.body_bytes:
             raise self._too_large()
@@ -254,16 +252,14 @@ class _RequestCycle:
             self.status = message["status"]
             message = {**message, "headers": self._response_headers(message.get("headers", ()))}
             if self.visit.person is not None or self.status == 401:
-                self.guard.remember(self.scope, self.visit.person)
+                self.guard.remember(self._shown, self.visit.person)
         elif message["type"] == "http.response.body" and not message.get("more_body"):
             self.ended = True
         await self._send(message)
 
     def _response_headers(self, given: Any) -> list[tuple[bytes, bytes]]:
-        ours = {name for name, _ in HEADERS} | {b"server"}
-        headers = [(name, value) for name, value in given if name.lower() not in ours]
-        named = {name.lower() for name, _ in headers}
-        if b"cache-control" not in named:
+        headers = [(name, value) for name, value in given if name.lower() not in _OURS]
+        if not any(name.lower() == b"cache-control" for name, _ in headers):
             headers.append((b"cache-control", b"no-store"))
         return [*headers, *HEADERS]
 

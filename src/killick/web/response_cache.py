@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import Response
 
 from killick.web.routes import Call
+from killick.web.status_reader import StatusReader
 
 if TYPE_CHECKING:
     from killick.clock import Clock
@@ -30,7 +31,7 @@ CROWD: Final = 60
 """How many seconds of making, and how many requests, in the last few seconds make a crowd, for which answers are shared
 as well: workers on the same machine need the rest of the time."""
 
-KEPT_SECONDS: Final = 0.3
+KEPT_SECONDS: Final = 0.5
 """How old a shared answer may be. Pages wait for longer than this before they ask for an announced change."""
 
 STILL_SECONDS: Final = 2.0
@@ -56,22 +57,23 @@ class _Entry:
 class ResponseCache:
     """The answers of one app, all on one loop."""
 
-    def __init__(self, clock: Clock, store: Store | None = None) -> None:
+    def __init__(self, clock: Clock, store: Store) -> None:
         self._clock = clock
-        self._store = store
+        self._statuses = StatusReader(store)
         self._made: OrderedDict[tuple[bytes | str, ...], _Entry] = OrderedDict()
         self._making = 0
         self._lately = (0.0, 0.0, 0.0)  # requests and seconds of making, each counting half after a second, and when
         self.shared = 0
         """How many requests got a response that was made for another one."""
 
-    async def given(self, call: Call[Any, Any], make: Make) -> Response:
+    async def given(self, call: Call[Any, Any], make: Make, *, personal: bool = True) -> Response:
         """The answer to a read: a fresh one, or while there is no time for that, one from a moment ago.
 
-        Of those who ask for the same meanwhile, all who come too late for the one in the making share the next.
+        Of those who ask for the same meanwhile, all who come too late for the one in the making share the next. A
+        `personal` answer is for one person, and any other for all of one scope; their access was checked before.
         """
         person = call.person
-        asked = (call.written, call.request.scope.get("root_path", ""), person.name, person.scope)
+        asked = (call.written, call.request.scope.get("root_path", ""), person.name if personal else "", person.scope)
         known = self._made.get(asked) if self._is_busy(requests=1) else None
         if known is not None and (self._is_fresh(known) or await self._is_still(known, call)):
             self.shared += 1
@@ -106,9 +108,7 @@ class ResponseCache:
 
     async def _standing(self, call: Call[Any, Any]) -> RunStatus | None:
         run: object = getattr(call.asked, "run", None)
-        if self._store is None or not isinstance(run, str):
-            return None
-        return (await asyncio.to_thread(self._store.statuses, (run,))).get(run)
+        return (await self._statuses.read(run)).get(run) if isinstance(run, str) else None
 
     def forget(self) -> None:
         """Something was written here."""

@@ -191,7 +191,7 @@ async def _hints(hub: Hub, runs: frozenset[str], *, by: str, counts: bool) -> Fr
             if not await follower.moved(HEARTBEAT_SECONDS):
                 yield _BEAT
                 continue
-            fresh = {run: at for run in runs if (at := hub.known(run)) is not None and reported.get(run) != at}
+            fresh = {run: at for run in runs if (at := hub.positions.get(run)) is not None and reported.get(run) != at}
             reported |= fresh
             hint: dict[str, Any] = {}
             if fresh:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import re
 import threading
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Final
 
@@ -76,38 +77,37 @@ class Tokens:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._seq = 0
+        self.seq = 0  # of the last event that was read
         self._found: dict[str, Token] = {}
         self._mutex = threading.Lock()
 
     def all(self) -> dict[str, Token]:
         """Every token ever issued, by id, the oldest first; includes the writes of other processes."""
         head = self._engine.store.head(TOKENS)
-        if head is None:
-            return {}
+        return self.up_to(0 if head is None else head.seq)
+
+    def up_to(self, seq: int) -> dict[str, Token]:
+        """Every token of a log that has this length."""
         with self._mutex:
-            while self._seq < head.seq:
-                rows = self._engine.log.read(TOKENS, after=self._seq)
-                if not rows:
-                    break
+            while self.seq < seq and (rows := self._engine.log.read(TOKENS, after=self.seq)):
                 found = dict(self._found)
                 for each in rows:
                     _apply(found, each.event)
-                self._found, self._seq = found, rows[-1].seq
+                self._found, self.seq = found, rows[-1].seq
             return self._found
 
     def check(self, text: str, now_us: int) -> Token | None:
         """The valid token with this text, if any."""
-        found = _TEXT.fullmatch(text)
-        token = self.live(found[1], now_us) if found is not None else None
-        if found is None or token is None or not hmac.compare_digest(token.hash, _hash(found[2])):
-            return None
-        return token
+        return checked(self.all(), text, now_us)
 
-    def live(self, id: str, now_us: int) -> Token | None:  # noqa: A002
-        """The valid token with this id, if any."""
-        token = self.all().get(id)
-        return token if token is not None and token.holds(now_us) else None
+
+def checked(tokens: Mapping[str, Token], text: str, now_us: int) -> Token | None:
+    """The valid one of these tokens with this text, if any."""
+    found = _TEXT.fullmatch(text)
+    token = tokens.get(found[1]) if found is not None else None
+    if found is None or token is None or not token.holds(now_us):
+        return None
+    return token if hmac.compare_digest(token.hash, _hash(found[2])) else None
 
 
 def _apply(found: dict[str, Token], event: e.Event) -> None:

@@ -12,7 +12,7 @@ import hmac
 import inspect
 import re
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
@@ -26,7 +26,8 @@ from killick.model.events import to_text
 from killick.web.auth.server_keys import owner_key, session_key
 from killick.web.middleware import VISIT
 from killick.web.problems import Problem
-from killick.workers.tokens import Person, Tokens
+from killick.web.status_reader import StatusReader
+from killick.workers.tokens import TOKENS, Person, Token, Tokens, checked
 
 if TYPE_CHECKING:
     from killick.client.client import Client
@@ -63,8 +64,8 @@ def bearer(request: Request) -> str | None:
     return given.strip() if scheme.lower() == "bearer" else None
 
 
-class _CsrfAccess:
-    """The CSRF check that all kinds of access share: whether a write comes from one of the server's pages."""
+class Access:
+    """Identifies callers, in a way that each kind has for itself; and rejects writes that another site forged."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -148,12 +149,13 @@ class Admitted(NamedTuple):
     person: Person
 
 
-class TokenAccess(_CsrfAccess):
+class TokenAccess(Access):
     """People by their tokens: sent with each request, or once to the page where they sign in."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         self.tokens = Tokens(client.runtime.engine)
+        self._statuses = StatusReader(client.runtime.store)
         self._session_key = hmac.digest(session_key(client), b"killick web session 1", sha256)
 
     @property
@@ -161,17 +163,20 @@ class TokenAccess(_CsrfAccess):
         return "/login"
 
     async def _identified(self, request: Request) -> Person | None:
-        return await asyncio.to_thread(self._known, request)  # in parallel with other requests, not after them
+        found = await self._statuses.read(TOKENS)
+        seq = found[TOKENS].head.seq if TOKENS in found else 0
+        if self.tokens.seq < seq:
+            await asyncio.to_thread(self.tokens.up_to, seq)
+        return self._known(request, self.tokens.up_to(seq))
 
-    def _known(self, request: Request) -> Person | None:
+    def _known(self, request: Request, tokens: Mapping[str, Token]) -> Person | None:
         now = self.client.runtime.clock.now_us()
         given = bearer(request)
         if given is not None:
-            token = self.tokens.check(given, now)
+            token = checked(tokens, given, now)
         else:
-            id_ = self._session(request.cookies.get(SESSION, ""), now)
-            token = self.tokens.live(id_, now) if id_ else None
-        return token.person if token is not None else None
+            token = tokens.get(self._session(request.cookies.get(SESSION, ""), now) or "")
+        return token.person if token is not None and token.holds(now) else None
 
     def link(self, url: str) -> str | None:
         """The single-use link that signs a browser in at a server's address; None if tokens are required."""
@@ -250,9 +255,9 @@ class OwnerAccess(TokenAccess):
             return super().admit(text)
         return Admitted(OWNER, self._person) if _same(text, self.key.text) else None
 
-    def _known(self, request: Request) -> Person | None:
-        if self.has_tokens:
-            return super()._known(request)
+    def _known(self, request: Request, tokens: Mapping[str, Token]) -> Person | None:
+        if tokens:
+            return super()._known(request, tokens)
         self.refuse_stranger(request)
         given = bearer(request)
         if given is not None:
@@ -270,7 +275,7 @@ class OwnerAccess(TokenAccess):
             raise Problem(403, reason, code="forwarded")
 
 
-class Identified(_CsrfAccess):
+class Identified(Access):
     """People as the app that Killick is mounted in knows them."""
 
     def __init__(self, client: Client, identify: Identify) -> None:

@@ -108,9 +108,10 @@ function written(field, control, kind, text) {
   return JSON.stringify(text);
 }
 
-// The body of a form, as JSON text. Throws a Misfit that names the field.
-export function collect(form, submitter) {
-  const fixed = { ...JSON.parse(form.dataset.fixed ?? "{}"), ...JSON.parse(submitter?.dataset.fixed ?? "{}") };
+// The body of a form, as JSON text; with `other`, the same answer to another form's question. Throws a Misfit that
+// names the field.
+export function collect(form, submitter, other = form) {
+  const fixed = { ...JSON.parse(other.dataset.fixed ?? "{}"), ...JSON.parse(submitter?.dataset.fixed ?? "{}") };
   const parts = new Map(Object.entries(fixed).map(([name, value]) => [name, JSON.stringify(value)]));
   if (submitter?.dataset.value !== undefined) parts.set("value", submitter.dataset.value); // as it was written
   for (const field of fieldsOf(form)) {
@@ -224,24 +225,35 @@ function collected(form, submitter) {
 async function submit(form, submitter) {
   const json = collected(form, submitter);
   if (json === null) return;
-  if (submitter?.dataset.confirm && !(await confirmed(submitter.dataset.confirm, submitter.textContent))) return;
+  const others = form.querySelector("[data-also]:not([hidden]) input:checked") ? alike(form) : [];
+  const question = others.length ? `Give this answer to ${others.length + 1} questions?` : submitter?.dataset.confirm;
+  if (question && !(await confirmed(question, nameOf(submitter), others.length ? [form, ...others].map(asked) : []))) return;
   const buttons = [...form.querySelectorAll("button:not([disabled])")];
   for (const button of buttons) button.disabled = true;
   form.setAttribute("aria-busy", "true");
   const { ok, doc } = await post(form.dataset.post, json, form);
+  const failed = [];
+  let answered = 1;
+  for (const other of ok ? others : []) {
+    const { ok: taken, doc: why } = await post(other.dataset.post, collect(form, submitter, other), other);
+    if (taken) answered += 1;
+    else failed.push(`${other.closest("[data-wait]").dataset.wait}: ${why.detail ?? "refused"}`);
+  }
   form.removeAttribute("aria-busy");
   for (const button of buttons) button.disabled = false;
   if (!ok) {
     refused(form, doc);
     return;
   }
-  const said = [doc.did, doc.next].filter(Boolean).join(". ") || "Done.";
+  const said = others.length
+    ? [`${answered} of ${others.length + 1} questions answered`, ...failed].join(". ")
+    : [doc.did, doc.next].filter(Boolean).join(". ") || "Done.";
   tell(form, { done: said });
   form.dataset.sent = "";
   if (form.closest("[data-wait]")) {
     // The question is about to leave the page, so the result is shown in a toast.
     document.activeElement?.blur();
-    const left = document.querySelectorAll("[data-wait]").length - 1;
+    const left = document.querySelectorAll("[data-wait]").length - answered;
     toast(`${said}${said.endsWith(".") ? "" : "."} ${left > 0 ? `${left} left on this page.` : "Nothing is left."}`);
   }
   form.dispatchEvent(new CustomEvent("killick:sent", { bubbles: true, detail: doc }));
@@ -261,13 +273,18 @@ function toast(text) {
 }
 
 // Asks for confirmation, in words. True: continue.
-export function confirmed(question, does) {
+export function confirmed(question, does, lines = []) {
   const dialog = document.createElement("dialog");
   const form = document.createElement("form");
   form.method = "dialog";
   const body = document.createElement("div");
   body.className = "body";
   body.textContent = question;
+  if (lines.length) {
+    const list = body.appendChild(document.createElement("ul"));
+    list.className = "asked";
+    for (const line of lines) list.appendChild(document.createElement("li")).textContent = line;
+  }
   const foot = document.createElement("footer");
   for (const [value, text, kind] of [["", "Leave it", "button"], ["yes", does.trim(), "button danger"]]) {
     const button = document.createElement("button");
@@ -311,11 +328,45 @@ function changesOf(form) {
   return changes;
 }
 
+// The text of a button, without its key.
+function nameOf(button) {
+  return [...button.childNodes].filter((each) => each.nodeName !== "KBD").map((each) => each.textContent).join("").trim();
+}
+
+// Questions alike ------------------------------------------------------------------------------------
+
+// The forms of the other questions on the page that ask the same: of the same agent and rule, about the same tool or
+// step, with the same options.
+function alike(form) {
+  const row = form.closest("[data-wait]");
+  const same = [...document.querySelectorAll("[data-wait]")].filter((each) => each !== row && each.dataset.same === row.dataset.same);
+  return same.map((each) => each.querySelector("form.verbs")).filter((each) => each && each.dataset.sent === undefined);
+}
+
+// A question in one line: its id, and its arguments or its words.
+function asked(form) {
+  const row = form.closest("[data-wait]");
+  const terms = [...row.querySelectorAll(".call .arguments dt")];
+  const call = terms.map((term) => `${term.textContent.trim()} ${term.nextElementSibling.textContent.trim()}`).join(", ");
+  return `${row.dataset.wait}: ${call || row.querySelector(".prompt")?.textContent.trim() || ""}`;
+}
+
+// An edit is for the one call that it was written for; any other answer may be given to all that ask the same.
+function offerAll(form) {
+  const label = form.querySelector("[data-also]");
+  if (!label) return;
+  const count = alike(form).length;
+  const edits = form.querySelector("[data-approve]") && changesOf(form).length > 0;
+  label.hidden = !count || Boolean(edits);
+  label.querySelector("span").textContent = count === 1 ? "and to the other one that asks the same" : `and to the ${count} others that ask the same`;
+}
+
 const LABEL_CHARS_MAX = 60;
 
 // The button that approves says what it approves; while another answer is being written it approves nothing.
 function relabel(row) {
   const form = row?.querySelector("form[data-preview]");
+  if (form) offerAll(form);
   const button = form?.querySelector("[data-approve]");
   if (!button) return;
   const summary = changesOf(form).map(([name, , is]) => (name === "value" ? is : `${name} ${is}`)).join(", ");
@@ -401,3 +452,5 @@ document.addEventListener("keydown", (event) => {
     found.focus();
   }
 });
+
+for (const row of document.querySelectorAll("[data-wait]")) relabel(row);

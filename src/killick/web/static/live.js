@@ -4,10 +4,11 @@
 // has open, focused or typed into stay. Relative times are updated as they pass.
 
 const base = document.documentElement.dataset.base;
-const PATIENCE_MS = 400;
+const PATIENCE_MS = 600;
 const RETRY_MS = 2000;
 let source = null;
 let timer = 0;
+let questions = 0;
 let isAsking = false;
 let isAgain = false;
 
@@ -133,6 +134,43 @@ function signature(element) {
 
 const drawn = new WeakMap();
 
+// Notifications -----------------------------------------------------------------------------------
+
+const NOTIFY = "killick-notify";
+const openQuestions = (page) => Number.parseInt(page.querySelector('[data-part="nav-inbox"]')?.textContent ?? "", 10) || 0;
+
+function notifies() {
+  return localStorage.getItem(NOTIFY) === "yes" && "Notification" in window && Notification.permission === "granted";
+}
+
+// A new question is announced by the system while the page is hidden. Pages in several tabs show one notification.
+function announce(before, now) {
+  if (now <= before || !document.hidden || !notifies()) return;
+  const text = now === 1 ? "1 question is open" : `${now} questions are open`;
+  const shown = new Notification("Killick asks", { body: text, tag: "killick-inbox" });
+  shown.addEventListener("click", () => {
+    window.focus();
+    location.assign(`${base}/inbox`);
+  });
+}
+
+const notifier = document.querySelector("[data-notify]");
+function showNotifier() {
+  notifier.setAttribute("aria-pressed", String(notifies()));
+  notifier.textContent = notifies() ? "Notifications on" : "Notify me";
+}
+if (notifier && "Notification" in window) {
+  notifier.hidden = false;
+  showNotifier();
+  notifier.addEventListener("click", async () => {
+    const wanted = !notifies();
+    if (wanted && Notification.permission !== "granted") await Notification.requestPermission();
+    localStorage.setItem(NOTIFY, wanted ? "yes" : "no");
+    showNotifier();
+    if (wanted && !notifies()) notifier.textContent = "The browser refused";
+  });
+}
+
 function swap(fresh) {
   for (const part of document.querySelectorAll("[data-part]")) {
     if (part.contains(document.activeElement) && document.activeElement.matches("input, textarea, select")) continue;
@@ -153,6 +191,7 @@ function swap(fresh) {
     if (focused) refocus(found, focused);
   }
   document.title = fresh.title;
+  announce(questions, (questions = openQuestions(document)));
   const watched = fresh.body.dataset.liveRuns;
   if (watched !== undefined && watched !== document.body.dataset.liveRuns) {
     document.body.dataset.liveRuns = watched;
@@ -212,6 +251,7 @@ document.addEventListener("killick:done", soon);
 document.addEventListener("killick:shown", (event) => formatTimes(event.target));
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) {
+    if (notifies()) return;
     source?.close();
     source = null;
   } else if (!source) {
@@ -220,6 +260,7 @@ document.addEventListener("visibilitychange", () => {
   }
 });
 for (const part of document.querySelectorAll("[data-part]")) drawn.set(part, signature(part));
+questions = openQuestions(document);
 nameZone();
 formatTimes();
 let passed = 0;
