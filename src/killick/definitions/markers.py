@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -29,47 +30,32 @@ class RestingCall(Protocol):
     def mark_running(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class InnerSteps:
     """The steps that the code of one attempt takes, of the same run. While one is under way, the attempt waits for it.
 
     Holds the counts; the execution counts.
     """
 
-    __slots__ = (
-        "effect",
-        "guest",
-        "hosted",
-        "inflight",
-        "is_open",
-        "is_refused",
-        "live",
-        "nth",
-        "outer",
-        "running",
-        "step",
-        "waits",
-    )
-
-    def __init__(self, step: str, effect: str | None, guest: str | None, outer: InnerSteps | None) -> None:
-        self.step = step
-        self.effect = effect
-        self.guest = guest
-        self.outer = outer
-        """Those of the attempt that took this attempt's own step."""
-        self.inflight: tuple[str, str] | None = None
-        """The action that this attempt is, where the same action elsewhere waits for it."""
-        self.hosted: Any = None
-        """Where they are taken, also while the run is being let go."""
-        self.live: RestingCall | None = None
-        """The attempt among the calls that may touch the world. It rests while it awaits these steps."""
-        self.running = 0
-        self.is_open = True
-        self.is_refused = False
-        """Whether its code got the error that closed the run's handle."""
-        self.waits: set[str] = set()
-        """Steps that wait, that its code was notified of."""
-        self.nth: dict[str, int] = {}
-        """How often each call without a key was made, since the attempt began."""
+    step: str
+    effect: str | None
+    guest: str | None
+    outer: InnerSteps | None
+    """The inner steps of the attempt that took this attempt's own step."""
+    inflight: tuple[str, str] | None = None
+    """The action of this attempt, where the same action elsewhere waits for it."""
+    hosted: Any = None
+    """The external session in which they are taken, also while the run is being released."""
+    live: RestingCall | None = None
+    """The attempt among the calls that may touch the world. It is idle while it awaits these steps."""
+    running: int = 0
+    is_open: bool = True
+    is_refused: bool = False
+    """Whether its code got the error that closed the run's handle."""
+    waits: set[str] = field(default_factory=set)
+    """The waiting steps of which its code was notified."""
+    nth: dict[str, int] = field(default_factory=dict)
+    """How often each call without a key was made since the attempt began."""
 
     def named(self, name: str) -> str:
         """The key of the nth call of a name since the attempt began, which begins from its top each time."""

@@ -53,14 +53,9 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class _MachineDecorator(Protocol):
-    @overload
-    def __call__(self, fn: Callable[[Any, S], Coroutine[Any, Any, Any]], /) -> Agent[S, Any]: ...
-    @overload
     def __call__(self, fn: Callable[[Any, S], Any], /) -> Agent[S, Any]: ...
 
 
-@overload
-def machine(fn: Callable[[Any, S], Coroutine[Any, Any, Any]], /) -> Agent[S, Any]: ...
 @overload
 def machine(fn: Callable[[Any, S], Any], /) -> Agent[S, Any]: ...
 @overload
