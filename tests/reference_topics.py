@@ -179,7 +179,7 @@ LIKE: Final = {
 """Entries that take parameters of another, which says what they mean."""
 
 HIDDEN: Final = {
-    "Agent": "digest_of checked first_context",
+    "Agent": "digest_of checked",
     "BlockingPlay": "close",
     "Client": "runtime",
     "Contract": "path_arguments counts_family totals",

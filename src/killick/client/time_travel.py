@@ -73,8 +73,8 @@ def rewound(engine: Engine, run: str, to: str, *, by: str | None, because: str |
         if sent is None:
             handle.append(found.entry, **found.rights)
         else:
-            taken = e.MessageTaken(at=clock.now_us(), message=sent.number, name=sent.name, id=sent.id, by=by)
-            handle.append(Entry(taken), found.entry, **found.rights, takes=(sent.number,))
+            taken = Entry(inbox.message_taken(sent, clock.now_us()))
+            handle.append(taken, found.entry, **found.rights, takes=(sent.number,))
         return f"rewound to {found.label}{_files_back(engine, handle, by)}"
 
 
@@ -182,7 +182,7 @@ def _create_fork(engine: Engine, found: Fork) -> None:
         name = inbox.FORKED + forked.run
         message = delivery(log, parent.run, inbox.COMMAND, command, id=name, by=forked.by, at_us=forked.at)
         rights["sends"] = (*found.sends, message)
-    log.fork_at(forked, found.fold, Ledger()).append(*found.entries, **rights)
+    log.fork(forked, found.fold, Ledger()).append(*found.entries, **rights)
 
 
 def _refuse_rejected(engine: Engine, run: str, agent: str, conditions: Conditions, by: str) -> None:

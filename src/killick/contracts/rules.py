@@ -432,12 +432,9 @@ def _total(value: object) -> dict[str, Any]:
     return table | {"max": plain_number(table["max"])}
 
 
-def _after(value: object) -> list[str]:
-    return list(_patterns("after", value))
-
-
 _TERMS: Final[dict[str, Callable[[Any], Any]]] = {
-    "arguments": _arguments, "paths": _paths, "budget": _budget, "total": _total, "after": _after, "context": _bounds,
+    "arguments": _arguments, "paths": _paths, "budget": _budget, "total": _total, "context": _bounds,
+    "after": lambda value: list(_patterns("after", value)),
 }  # fmt: skip
 
 

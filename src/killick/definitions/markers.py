@@ -78,6 +78,8 @@ class ToolStep:
     key      the idempotency key of the action
     """
 
+    in_agent = replaying = False
+
     def __init__(
         self,
         run: str,
@@ -102,14 +104,6 @@ class ToolStep:
         """Returns the attempt of the calling code, for tools without a parameter for it; None outside an attempt."""
         place = HERE.get()
         return place if isinstance(place, ToolStep) else None
-
-    @property
-    def in_agent(self) -> bool:
-        return False
-
-    @property
-    def replaying(self) -> bool:
-        return False
 
     def tell(self) -> tuple[str, str | None, int | None]:
         return self.run, self.id, self.attempt

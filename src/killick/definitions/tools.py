@@ -56,30 +56,13 @@ class Tool(Generic[P, R]):
         self.shape = shape or Shape(fn, name)
         self.is_plain = _is_plain(policy, self.shape)
         """Whether a call needs nothing besides its arguments and its key: no limit, right, approval or timeout."""
+        self.doc, self.returns, self.is_async = self.shape.doc, self.shape.returns, self.shape.is_async
+        self.hints: Mapping[str, Any] = self.shape.hints
+        self.signature = self.shape.signature
+        """The signature for callers, without injected parameters."""
         self.__name__ = name
         self.__doc__ = fn.__doc__
         self.__wrapped__ = fn
-
-    @property
-    def doc(self) -> str:
-        return self.shape.doc
-
-    @property
-    def signature(self) -> inspect.Signature:
-        """The signature for callers, without injected parameters."""
-        return self.shape.signature
-
-    @property
-    def hints(self) -> Mapping[str, Any]:
-        return self.shape.hints
-
-    @property
-    def returns(self) -> Any:
-        return self.shape.returns
-
-    @property
-    def is_async(self) -> bool:
-        return self.shape.is_async
 
     def __repr__(self) -> str:
         return f"<killick.Tool {self.name}, {self.policy.effect}>"
@@ -277,12 +260,8 @@ class _ToolDecorator(Protocol):
 
 @overload
 def tool(fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTool[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
-
-
 @overload
 def tool(fn: Callable[P, R], /) -> SyncTool[P, R]: ...
-
-
 @overload
 def tool(
     *, effect: EffectClass | Callable[..., EffectClass] = "at_most_once", name: str | None = None,

@@ -51,11 +51,6 @@ class ClaimedRun(NamedTuple):
         return None if self.left_until_us == 0 else self.left
 
 
-def initial_version(agent: AnyAgent) -> int:
-    """The version of the context with which a run starts; 0 without one."""
-    return 1 if agent.options.context is not None else 0
-
-
 def context_base(engine: Engine, log: RunLog, agent: AnyAgent, after: int) -> tuple[Any, int, int | None]:
     """The context where replay begins: as the run was started, or as it was at the last transition."""
     facts = log.fold.facts

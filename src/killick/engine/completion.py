@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from killick.definitions.agents import AGENTS
 from killick.definitions.tools import TOOLS
 from killick.engine.control.commands import request_cancel
-from killick.engine.control.inbox import CHILD, child_id, delivery
+from killick.engine.control.inbox import CHILD, child_id, delivery, message_taken
 from killick.engine.divergence import diverge
 from killick.engine.effects import compensation as undoing
 from killick.engine.effects import reconcile
@@ -61,7 +61,7 @@ async def _end(ex: Execution, last: Entry) -> None:
     def wakes(runs: list[str]) -> tuple[Delivery, ...]:
         return tuple(delivery(log, run, CHILD, None, id=message, by=ex.run_id, at_us=at) for run in runs)
 
-    await ex.write(last, **({"sends": wakes(runs)} if runs else {}))
+    await ex.write(last, sends=wakes(runs))
     if parent and (late := [run for run in forks.members(parent) if run not in runs]):
         with suppress(StoreError):  # a fork that was made meanwhile looked before this run had ended
             log.store.deliver(wakes(late))
@@ -86,12 +86,8 @@ async def renew(ex: Execution, branch: Branch, input: Any) -> NoReturn:  # noqa:
     )  # fmt: skip
     born = log.begin(successor).built(*first_entries(started, agent, input, document=ex.context.saved()))
     messages = [message for message in moving(log, ex.run_id) if message.number not in ex.took]
-    taken = [
-        Entry(e.MessageTaken(at=ex.now_us(), message=each.number, name=each.name, id=each.id, by=each.by))
-        for each in messages
-    ]
     await ex.write(
-        *taken,
+        *(Entry(message_taken(message, ex.now_us())) for message in messages),
         Entry(e.RunRenewed(at=ex.now_us(), run=successor), {"input": input}),
         takes=tuple(message.number for message in messages),
         also=(born,),
@@ -178,7 +174,7 @@ def _close_waits(ex: Execution, *, keep_settlements: bool) -> None:
     for wait in list(ex.log.fold.facts.waits.values()):
         if wait.step in undoing or (keep_settlements and wait.waits_for == "settlement"):
             continue
-        ex.write_behind(Entry(e.WaitClosed(at=ex.now_us(), step=wait.step, how="cancelled")))
+        ex.write_behind(ex.wait_closed(wait.step, "cancelled"))
 
 
 def _request(ex: Execution) -> e.CancelRequested:

@@ -116,5 +116,5 @@ async def replay_outcome(ex: Execution, branch: Branch, past: Step) -> None:
 def refuse_stopped(ex: Execution, branch: Branch, step: e.StepId) -> None:
     """A branch that was stopped begins nothing: a step of it that is on record already ends with that."""
     if branch.stopped is not None and ex.signal is None:
-        ex.write_behind(Entry(e.StepEnded(at=ex.now_us(), step=step, outcome="cancelled")))
+        ex.write_behind(ex.step_ended(step, "cancelled"))
     ex.refuse(branch)

@@ -22,7 +22,7 @@ from killick.engine.approval.contracts_in_force import ApprovalGiven, AskingRule
 from killick.engine.approval.verdicts import PendingVerdict, approval_of, failed_by, rejection
 from killick.engine.control.inbox import APPROVE
 from killick.engine.execution import Branch, Execution
-from killick.engine.steps.intention import Intent, claim_text
+from killick.engine.steps.intention import claim_text
 from killick.engine.views import Wait
 from killick.engine.waits.open_wait import Closed, Escalation, Waiter
 from killick.engine.waits.waits import binding, dismiss, raise_if_intervened, until
@@ -61,7 +61,7 @@ def void(j: PendingVerdict) -> None:
     """Close a question that the current rules no longer ask. Later answers to it do not count."""
     wait = j.ex.log.fold.facts.waits.get(j.step)
     if wait is not None and wait.rule is not None:
-        j.ex.write_behind(Entry(e.WaitClosed(at=j.ex.now_us(), step=j.step, how="voided")))
+        j.ex.write_behind(j.ex.wait_closed(j.step, "voided"))
         dismiss(j.ex, j.step, wait.opened)
 
 
@@ -90,12 +90,11 @@ class ApprovalQuestion:
             ex.refuse(j.branch)
             if ex.is_outside:
                 raise  # the question stays open: the external caller may repeat the call
-            closing = Entry(e.WaitClosed(at=ex.now_us(), step=j.step, how="cancelled"))
-            ended = Entry(e.StepEnded(at=ex.now_us(), step=j.step, outcome="cancelled"))
-            await ex.recorded(ex.write_behind(closing, ended))
+            closed_too = ex.wait_closed(j.step, "cancelled"), ex.step_ended(j.step, "cancelled")
+            await ex.recorded(ex.write_behind(*closed_too))
             raise
         if closed.how == "cancelled":
-            ex.write_behind(Entry(e.StepEnded(at=ex.now_us(), step=j.step, outcome="cancelled")))
+            ex.write_behind(ex.step_ended(j.step, "cancelled"))
             ex.refuse(j.branch)
         if self.failure is not None:
             await ex.recorded(closed.seq)
@@ -252,8 +251,7 @@ class ApprovalQuestion:
         verdict = j.judge(by=by)
         event = e.StepEdited(
             at=verdict.at, step=j.step, by=by, digest=e.to_text(j.intent.digest),
-            identity=e.to_text(j.intent.identity) if j.intent.identity is not None else None,
-            effect=j.intent.effect, verdict=verdict.event,
+            identity=j.intent.identity_text, effect=j.intent.effect, verdict=verdict.event,
         )  # fmt: skip
         values: dict[str, Any] = {"arguments": j.intent.recording, "changed": changed, **verdict.rests_on}
         if closed.comment:
@@ -262,8 +260,7 @@ class ApprovalQuestion:
             failure = rejection(verdict.ruling, verdict.contract)
             j.intent.restore(before)
             note = f"{by}'s edit was rejected by rule {verdict.ruling.rule!r} ({failure.message}); it stays open"
-            noted = Entry(e.NoteMade(at=ex.now_us(), step=j.step, by="killick"), {"note": note})
-            return [Entry(event, {**values, "failure": failure}), noted, *self._again()]
+            return [Entry(event, {**values, "failure": failure}), ex.noted(note, j.step), *self._again()]
         j.answer = after_edit(j.answer, by, closed.comment, changed)
         if not self._asks_the_same(verdict):
             return [Entry(event, values)]
@@ -424,11 +421,8 @@ def replayed(ex: Execution, branch: Branch, past: Step) -> None:
                 branch.answer = after_approval(branch.answer, event.by, data.get("comment"))
 
 
-async def intend(
-    ex: Execution, branch: Branch, step: e.StepId, past: Step | None, intent: Intent, *, adopts: bool
-) -> None:
+async def intend(judged: PendingVerdict, past: Step | None, *, adopts: bool) -> None:
     """The intention of a step that is no call: judged, and durable before anything is done."""
-    judged = PendingVerdict(ex, branch, step, intent)
     if past is None:
         judged.intended()
     else:
@@ -439,4 +433,4 @@ async def intend(
         *before, (event, values) = judged.written()
         claims = () if adopts else judged.slots
         intended = msgspec.structs.replace(event, claims=tuple(map(claim_text, claims)))
-        await ex.write(*before, Entry(intended, values), **({"claims": claims} if claims else {}))
+        await judged.ex.write(*before, Entry(intended, values), claims=claims)

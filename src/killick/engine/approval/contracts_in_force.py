@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 from msgspec.structs import replace
@@ -81,15 +82,13 @@ class ApprovalGiven(NamedTuple):
     under: e.Digest | None
 
 
+@dataclass(slots=True)
 class Past:
     """The arguments of a tool's settled calls."""
 
-    __slots__ = ("arguments", "index", "taken_back")
-
-    def __init__(self, taken_back: int) -> None:
-        self.taken_back = taken_back
-        self.index = 0
-        self.arguments: list[Mapping[str, Any]] = []
+    taken_back: int
+    index: int = 0
+    arguments: list[Mapping[str, Any]] = field(default_factory=list)
 
 
 class RunView(Protocol):

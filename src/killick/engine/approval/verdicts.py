@@ -55,7 +55,7 @@ class PendingVerdict:
         undoes, undoes_seq = intent.undoes or (None, 0)
         event = e.StepIntended(
             at=self.ex.now_us(), step=self.step, sort=intent.sort, name=intent.name, digest=e.to_text(intent.digest),
-            identity=e.to_text(intent.identity) if intent.identity is not None else None, effect=intent.effect,
+            identity=intent.identity_text, effect=intent.effect,
             undoes=undoes, undoes_seq=undoes_seq, guest=self.branch.guest, within=self.branch.within,
         )  # fmt: skip
         values: dict[str, Any] = {"arguments": intent.recording}

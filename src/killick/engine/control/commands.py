@@ -159,7 +159,7 @@ def _append(engine: Engine, log: RunLog, body: Body, by: str | None, sent: Messa
     """Carry a command out on a run that is leased for it."""
     fold, at = log.fold, engine.clock.now_us()
     rights: AppendExtras = {} if sent is None else {"takes": (sent.number,)}
-    first = [] if sent is None else [Entry(_message_taken(sent, at))]
+    first = [] if sent is None else [Entry(inbox.message_taken(sent, at))]
     if body["command"] == "forked":
         if body["fork"] not in log.ledger.facts.forks:
             log.append(*entries_of(fold, body, by=by, at=at))  # also to a run that is over: it may be rewound
@@ -290,7 +290,7 @@ def receive(ex: Execution, message: Message) -> None:
     ex.took.add(message.number)
     if body["command"] == "rewind":
         # It is taken with the event that carries it out, when the code has come to rest.
-        ex.close(Rewinding(message.number, message.id, body["to"], message.by, body.get("because")))
+        ex.close(Rewinding(message, body["to"], body.get("because")))
         return
     fold, at, by = ex.log.fold, ex.now_us(), message.by
     if fold.facts.ended and not ex.is_after_end:
@@ -302,12 +302,8 @@ def receive(ex: Execution, message: Message) -> None:
             entries = []  # it is being cancelled already
     except (AnswerRefused, ContextStale) as refused:
         entries = _refusal(fold, body, by, at, message, refused)
-    seq = ex.write_behind(Entry(_message_taken(message, at)), *entries, takes=(message.number,))
+    seq = ex.write_behind(Entry(inbox.message_taken(message, at)), *entries, takes=(message.number,))
     obey(ex, entries, seq)
-
-
-def _message_taken(message: Message, at: int) -> e.MessageTaken:
-    return e.MessageTaken(at=at, message=message.number, name=message.name, id=message.id, by=message.by)
 
 
 def _refusal(

@@ -6,13 +6,13 @@ R17, R18 and R34: a recorded result is adopted, an effect in doubt is reconciled
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, NoReturn
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
 
 from msgspec.structs import replace
 
 from killick.definitions.policy import DidNotHappen, Effect, Happened, Unknown
-from killick.engine.approval.verdicts import failed
+from killick.engine.approval.verdicts import PendingVerdict, failed
 from killick.engine.control.commands import command
 from killick.engine.control.inbox import FORKED, SETTLEMENT_VERBS
 from killick.engine.effects.reconcile import RecordedOutcome, ask_person, reconciled, stopped
@@ -68,7 +68,7 @@ async def earlier(a: StepState) -> RecordedOutcome | None:
             return found
     if intent.policy.repeat == "allow" or a.made:
         return None
-    identity = e.to_text(intent.identity or intent.digest)
+    identity = intent.action
     while a.inflight is None and (first := ex.inflight.get((intent.name, identity))) is not None:
         await _until_over(a, first, identity)
     done = ex.run_tree.stood(intent.name, identity, a.step)
@@ -94,13 +94,13 @@ async def _until_over(a: StepState, first: asyncio.Future[None], identity: e.Dig
 
 async def _may_repeat(a: StepState, effect: ledger.Effect) -> bool:
     prompt = f"{a.intent.name}({short(a.intent.recording)}) was done at step {effect.step} already. Do it again?"
-    return await _agreed(_wanted_step(a), prompt)
+    return await _agreed(a, prompt)
 
 
-async def _agreed(wanted: WantedStep, prompt: str) -> bool:
+async def _agreed(wanted: PendingVerdict, prompt: str) -> bool:
     """Ask a person before acting; the answer to this very question, once given, stays with the step."""
     ex, step = wanted.ex, wanted.step
-    intention = {"tool": wanted.name, "arguments": dict(wanted.recording)}
+    intention = {"tool": wanted.intent.name, "arguments": dict(wanted.intent.recording)}
     shown = through_codec(intention, at="intention", secret_key=ex.log.secret_key)
     bound = binding(ex.log.secret_key, ex.run_id, ex.generation, step, "answer", intention=shown, prompt=prompt)
     asked = None
@@ -114,37 +114,18 @@ async def _agreed(wanted: WantedStep, prompt: str) -> bool:
         before=wanted.written(),
     )  # fmt: skip
     if closed.how == "cancelled":
-        ex.write_behind(Entry(e.StepEnded(at=ex.now_us(), step=step, outcome="cancelled")))
+        ex.write_behind(ex.step_ended(step, "cancelled"))
         ex.refuse(wanted.branch)
     return bool(closed.answer["kind"] == "approve")
 
 
-class WantedStep(NamedTuple):
-    """A step without an attempt: its intention, in the words of the question to a person."""
-
-    ex: Execution
-    branch: Branch
-    step: e.StepId
-    name: str
-    recording: Mapping[str, Any]
-    identity: e.Digest
-    written: Callable[[], list[Entry]] = list
-    """The unwritten events of the intention."""
-
-
-def _wanted_step(a: StepState) -> WantedStep:
-    intent = a.intent
-    identity = e.to_text(intent.identity or intent.digest)
-    return WantedStep(a.ex, a.branch, a.step, intent.name, intent.recording, identity, a.written)
-
-
-async def sent_before(wanted: WantedStep) -> bool:
+async def sent_before(wanted: PendingVerdict) -> bool:
     """Whether a message to another run was sent before, on an abandoned timeline or by another run of the run tree."""
     ex = wanted.ex
     await _announced(ex, wanted.branch)
     left = ex.run_tree.adoptable(SENDING, wanted.step)
     for done in left:
-        if done.effect.identity == wanted.identity:
+        if done.effect.identity == wanted.intent.action:
             event = e.StepAdopted(
                 at=ex.now_us(), step=wanted.step, run=done.run, key=done.effect.key, seq=done.effect.started
             )
@@ -156,21 +137,22 @@ async def sent_before(wanted: WantedStep) -> bool:
     return False
 
 
-def is_sent(wanted: WantedStep) -> bool:
+def is_sent(wanted: PendingVerdict) -> bool:
     """Whether a message was sent before, so that it is not sent again."""
-    return any(done.effect.identity == wanted.identity for done in wanted.ex.run_tree.adoptable(SENDING, wanted.step))
+    left, action = wanted.ex.run_tree.adoptable(SENDING, wanted.step), wanted.intent.action
+    return any(done.effect.identity == action for done in left)
 
 
-def spawned(wanted: WantedStep) -> tuple[str, ledger.Child] | None:
+def spawned(wanted: PendingVerdict) -> tuple[str, ledger.Child] | None:
     """The child that was spawned before, and its run, so that it is taken rather than another."""
-    asked, log = digest(dict(wanted.recording), at="input"), wanted.ex.engine.log
-    for run, child in wanted.ex.run_tree.children(wanted.name):
+    asked, log = digest(dict(wanted.intent.recording), at="input"), wanted.ex.engine.log
+    for run, child in wanted.ex.run_tree.children(wanted.intent.name):
         if digest({"input": log.data(run, child.spawned).get("input")}, at="input") == asked:
             return run, child
     return None
 
 
-async def spawned_before(wanted: WantedStep) -> ledger.Child | None:
+async def spawned_before(wanted: PendingVerdict) -> ledger.Child | None:
     """A run of the same agent on the same input, spawned on an abandoned timeline or in the run tree."""
     ex = wanted.ex
     await _announced(ex, wanted.branch)
@@ -180,25 +162,23 @@ async def spawned_before(wanted: WantedStep) -> ledger.Child | None:
         ex.run_tree.has_child(child.run)
         # Another run's child does not end with this one.
         return child if run == ex.run_id else replace(child, on_parent_end="abandon")
-    left = ex.run_tree.children(wanted.name)
+    left = ex.run_tree.children(wanted.intent.name)
     await _may_go_on(wanted, [f"{child.run} at step {child.step}" for run, child in left if run == ex.run_id])
     return None
 
 
 def is_left(a: StepState) -> bool:
     """Whether the same action was done before, so that it is adopted rather than done again."""
-    intent = a.intent
-    if intent.effect in OWN_ONLY:
+    if a.intent.effect in OWN_ONLY:
         return False
-    identity = e.to_text(intent.identity or intent.digest)
-    return any(done.effect.identity == identity for done in a.ex.run_tree.adoptable(intent.name, a.step))
+    left, action = a.ex.run_tree.adoptable(a.intent.name, a.step), a.intent.action
+    return any(done.effect.identity == action for done in left)
 
 
 async def _adopted(a: StepState) -> RecordedOutcome | None:
     """R18: the recorded result of an effect of the same identity on an abandoned timeline, even if worded otherwise."""
     ex, intent = a.ex, a.intent
-    tree = ex.run_tree
-    identity = e.to_text(intent.identity or intent.digest)
+    tree, identity = ex.run_tree, intent.action
     await _announced(ex, a.branch)
     left = tree.adoptable(intent.name, a.step)
     if tree.is_shared and a.inflight is None:
@@ -242,7 +222,7 @@ def _at_work(ex: Execution, done: RecordedEffect) -> str | None:
 async def allowed(a: StepState) -> None:
     """Ask a person about an effect that was not done before, once a step."""
     if a.ex.left_behind and not a.made and a.intent.effect not in OWN_ONLY and a.intent.sort != "undo":
-        await _may_go_on(_wanted_step(a), a.beside)
+        await _may_go_on(a, a.beside)
 
 
 async def _until_known(a: StepState, done: RecordedEffect, run: str) -> None:
@@ -255,10 +235,10 @@ async def _until_known(a: StepState, done: RecordedEffect, run: str) -> None:
     await until_time(ex, a.branch, a.step, until)
 
 
-async def _may_go_on(wanted: WantedStep, others: Sequence[str]) -> None:
+async def _may_go_on(wanted: PendingVerdict, others: Sequence[str]) -> None:
     """Whether a new effect needs a person's approval: after a rewind that left similar effects, and in a fork (R34)."""
     ex, mode = wanted.ex, wanted.ex.fork_effects
-    call = f"{wanted.name}({short(wanted.recording)})"
+    call = f"{wanted.intent.name}({short(wanted.intent.recording)})"
     if mode == "none":
         problem = f"{call}: this fork does nothing to the world (effects='none'), and that was not done before"
         await _refused(wanted, Failure.of("killick.EffectRefused", problem))
@@ -274,12 +254,11 @@ async def _may_go_on(wanted: WantedStep, others: Sequence[str]) -> None:
             await _refused(wanted, Failure.of("killick.Rejected", "a person said not to do it in a fork"))
 
 
-async def _refused(wanted: WantedStep, failure: Failure) -> NoReturn:
+async def _refused(wanted: PendingVerdict, failure: Failure) -> NoReturn:
     """The step ends before anything was tried."""
     ex = wanted.ex
-    event = e.StepEnded(at=ex.now_us(), step=wanted.step, outcome="failed")
-    await ex.recorded(ex.write_behind(*wanted.written(), Entry(event, {"failure": failure})))
-    raise failed(wanted.step, wanted.name, failure)
+    await ex.recorded(ex.write_behind(*wanted.written(), ex.step_ended(wanted.step, "failed", failure=failure)))
+    raise failed(wanted.step, wanted.intent.name, failure)
 
 
 async def _settle_left(a: StepState, done: RecordedEffect) -> bool:
@@ -302,7 +281,7 @@ async def _settle_left(a: StepState, done: RecordedEffect) -> bool:
         )  # fmt: skip
         verb, by = closed.answer["kind"], closed.by
         if verb == "stop":
-            await _refused(_wanted_step(a), stopped(closed.by, closed.comment))
+            await _refused(a, stopped(closed.by, closed.comment))
         found = Happened(closed.answer.get("value")) if verb == "happened" else DidNotHappen()
     happened = isinstance(found, Happened)
     event = e.AttemptSettled(

@@ -219,10 +219,6 @@ class StepExecution(StepState):
                 return applied.value
             await self._raised(applied)
 
-    def note_failed(self, failure: Failure) -> None:
-        """Fail a stream that broke off. It is not retried, since its first chunks were seen."""
-        self._note_failed(failure, "unknown", None)
-
     async def _ended(self, seq: int, value: Any) -> Any:
         ex = self.ex
         if self.intent.policy.confirm is not None and not await reconcile.confirmed(self, value):
@@ -236,14 +232,13 @@ class StepExecution(StepState):
         return value
 
     async def _end_cancelled(self) -> None:
-        event = e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="cancelled")
-        await self.ex.recorded(self.ex.write_behind(*self.written(), Entry(event)))
+        await self.ex.recorded(self.ex.write_behind(*self.written(), self.ex.step_ended(self.step, "cancelled")))
         raise asyncio.CancelledError
 
     def stopped(self) -> None:
         """A sibling ended while this step waited for its next attempt: it makes none any more."""
         if not self.unwritten and self.ex.signal is None and self.step in self.ex.log.fold.facts.pending:
-            self.ex.write_behind(Entry(e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="cancelled")))
+            self.ex.write_behind(self.ex.step_ended(self.step, "cancelled"))
 
     async def _refuse_consumed(self) -> None:
         """Fail a step whose unique right was consumed before, without any call."""
@@ -324,7 +319,7 @@ class StepExecution(StepState):
         if intent.effect in ("reads", None) and not first:
             ex.write_behind(*entries)
         else:
-            written = await ex.write(*entries, **({"claims": claims} if claims else {}))
+            written = await ex.write(*entries, claims=claims)
             self.started = written.seq
             if written.cancelled:
                 return Applied(error=Untouched())
@@ -471,7 +466,7 @@ class StepExecution(StepState):
             self._files_ended()
             return seq, seen
         except ValueRefused as refused:
-            self._note_failed(describe(refused), "unknown", None)
+            self.note_failed(describe(refused), "unknown", None)
             self.counted = self.allowed
             if intent.effect in SAFE:
                 raise StepFailed(self.step, intent.name, self.failure) from refused
@@ -490,7 +485,7 @@ class StepExecution(StepState):
 
     def _note_left(self) -> None:
         again = self.ex.now_us() if self.intent.effect in SAFE else None
-        self._note_failed(reconcile.left_failure(self.ex.log.fold.inside(self.step)), "unknown", again, limited=True)
+        self.note_failed(reconcile.left_failure(self.ex.log.fold.inside(self.step)), "unknown", again, limited=True)
 
     async def _raised(self, applied: Applied) -> None:
         """Record a failure, and decide: again later, in doubt, or over."""
@@ -503,12 +498,12 @@ class StepExecution(StepState):
         # An external caller may repeat the call, which then continues from here.
         given_up = ex.now_us() if ex.is_outside else None
         if isinstance(error, Untouched):
-            seq = self._note_failed(CANCELLED, "refused", given_up, limited=ex.is_outside)
+            seq = self.note_failed(CANCELLED, "refused", given_up, limited=ex.is_outside)
             ex.refuse(self.branch)
             await ex.recorded(seq)
             raise asyncio.CancelledError
         if isinstance(error, intent.bubbles):
-            await ex.recorded(self._note_failed(describe(error), "refused", ex.now_us(), limited=True))
+            await ex.recorded(self.note_failed(describe(error), "refused", ex.now_us(), limited=True))
             raise error
         cancelled = isinstance(error, asyncio.CancelledError) and not applied.timed_out
         if isinstance(error, IsolatedError):
@@ -529,7 +524,7 @@ class StepExecution(StepState):
         else:
             retry_at, stops = self._retry_at(error, limited, outcome, nothing_happened=nothing_happened)
         is_free = limited is not None or (cancelled and retry_at is not None)
-        seq = self._note_failed(failure, outcome, retry_at, limited=is_free, not_retried=stops)
+        seq = self.note_failed(failure, outcome, retry_at, limited=is_free, not_retried=stops)
         self._leave()
         if cancelled:
             ex.refuse(self.branch)

@@ -115,7 +115,8 @@ class _Reading:
             raise
         except Exception as error:
             failure = describe(error)
-            self.attempting.note_failed(failure)
+            # It is not retried: the agent has seen its first chunks.
+            self.attempting.note_failed(failure, "unknown", None)
             raise StepFailed(self.attempting.step, self.attempting.intent.name, failure) from error
 
     async def _next(self, blocking: Any) -> Any:

@@ -154,8 +154,7 @@ class Files:
         try:
             if error is not None:
                 logger.warning("%s: its files could not be taken: %s", ex.run_id, error)
-                note = {"note": f"the files could not be taken: {error}"}
-                ex.write_behind(Entry(e.NoteMade(at=ex.now_us(), by="killick"), note))
+                ex.write_behind(ex.noted(f"the files could not be taken: {error}"))
             else:
                 self._record(capture.snapshot.result(), after, check)
         except BaseException as failed:  # the handle is closed, which the executor sees

@@ -70,7 +70,7 @@ async def wait_for(ex: Execution, branch: Branch, asked: Question) -> Closed:
         await ex.recorded(done.seq)
         closed = done.closed
     if closed.how == "skipped" and not asked.skippable:
-        raise failed(branch_step(branch), asked.name, skip_failure(closed.by, closed.comment))
+        raise failed(branch.last, asked.name, skip_failure(closed.by, closed.comment))
     return closed
 
 
@@ -82,7 +82,7 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
     )
     if asked.wording is not None:
         bound = e.to_text(digest([asked.identity, asked.wording], secret_key=ex.log.secret_key))
-    claim = RequestedStep(sort="wait", name=asked.name, digest=bound, identity=identity, binding=bound is not None)
+    claim = RequestedStep("wait", asked.name, bound, identity, binding=bound is not None)
     past = await recorded_step(ex, branch, step, claim, asked.shown)
     if past is not None and past.status in OVER:
         return await _closed(ex, branch, past)
@@ -92,7 +92,7 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
     wait = facts.waits.get(step) if past is not None else None
     if branch.stopped is not None:
         if past is not None:
-            ex.write_behind(Entry(e.WaitClosed(at=ex.now_us(), step=step, how="cancelled")))
+            ex.write_behind(ex.wait_closed(step, "cancelled"))
         raise branch.stopped
     if wait is None:
         now_us = ex.now_us()
@@ -114,7 +114,7 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
             await ex.raise_if_closing()
             await _cancelled(ex, waiter)
         if branch.stopped is not None and ex.signal is None:
-            ex.write_behind(Entry(e.WaitClosed(at=ex.now_us(), step=step, how="cancelled")))
+            ex.write_behind(ex.wait_closed(step, "cancelled"))
     else:
         with suppress(ValueErased):
             asked.shown = {name: value for name, value in ex.record.data(wait.opened).items() if name != "may"}
@@ -148,8 +148,7 @@ def _waiter(step: e.StepId, asked: Question, opened: e.WaitOpened, at: int, vote
 
 async def _cancelled(ex: Execution, waiter: Waiter) -> NoReturn:
     """The agent's own code gave up waiting."""
-    event = e.WaitClosed(at=ex.now_us(), step=waiter.step, how="cancelled")
-    await ex.recorded(ex.write_behind(Entry(event)))
+    await ex.recorded(ex.write_behind(ex.wait_closed(waiter.step, "cancelled")))
     raise asyncio.CancelledError
 
 
@@ -197,7 +196,7 @@ async def ask(
     closed = await wait_for(ex, branch, question)
     if closed.how in ("expired", "skipped"):
         if default is MISSING:
-            raise WaitExpired(ex.run_id, branch_step(branch), prompt)
+            raise WaitExpired(ex.run_id, branch.last, prompt)
         kind = default if default in verbs else "respond"
         return Answer(kind=kind, value=None if kind == default else default, expired=True)
     value = closed.answer.get("value")
@@ -222,11 +221,6 @@ def _form(schema: Any) -> Any:
     return {name: _form(entry) for name, entry in entries.items() if name not in texts}
 
 
-def branch_step(branch: Branch) -> str:
-    """The step that a branch took last."""
-    return f"{branch.path}.{branch.count}" if branch.path else str(branch.count)
-
-
 async def wait(ex: Execution, branch: Branch, name: str, timeout: Duration | None, default: Any, returns: Any) -> Any:
     question = Question(
         waits_for="event", name=name, identity={"event": name}, deadline=_deadline(ex, timeout),
@@ -235,7 +229,7 @@ async def wait(ex: Execution, branch: Branch, name: str, timeout: Duration | Non
     closed = await wait_for(ex, branch, question)
     if closed.how in ("expired", "skipped"):
         if default is MISSING:
-            raise WaitExpired(ex.run_id, branch_step(branch), name)
+            raise WaitExpired(ex.run_id, branch.last, name)
         return default
     return convert(closed.answer, returns, at=name) if returns is not Any else closed.answer
 

@@ -6,11 +6,22 @@ import asyncio
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from killick.engine.control.inbox import ANSWER, CHILD, COMMAND, SAID, VOTE, answer_id, body_of, may_answer
+from killick.engine.approval.argument_edits import fits
+from killick.engine.control.inbox import (
+    ANSWER,
+    CHILD,
+    COMMAND,
+    SAID,
+    VOTE,
+    answer_id,
+    body_of,
+    may_answer,
+    message_taken,
+)
 from killick.engine.execution import Branch, Execution
 from killick.engine.waits.open_wait import Closed, Intervened, Waiter
 from killick.errors import AnswerRefused, KillickError, ValueRefused
@@ -90,19 +101,12 @@ def schema_of(kind: Any) -> Any:
         return None
 
 
-_JSON_TYPES: Final[dict[str, tuple[type, ...]]] = {
-    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list, tuple),
-    "object": (dict,), "null": (type(None),),
-}  # fmt: skip
-
-
 def misfit(schema: Any, value: Any) -> str | None:
     """Why a value certainly violates the schema; the run itself makes the remaining checks."""
     wanted = schema.get("type") if isinstance(schema, dict) else None  # pyright: ignore
-    if not isinstance(wanted, str) or wanted not in _JSON_TYPES:
+    if not isinstance(wanted, str) or fits({"type": wanted}, value):
         return None
-    fits = isinstance(value, _JSON_TYPES[wanted]) and (wanted == "boolean" or not isinstance(value, bool))
-    return None if fits else f"{value!r} is not of type {wanted}"
+    return f"{value!r} is not of type {wanted}"
 
 
 def binding(key: bytes, run: str, generation: int, step: e.StepId, waits_for: str, **asked: Any) -> e.Digest:
@@ -250,9 +254,8 @@ def _take(ex: Execution, message: Message) -> None:
 
 
 def _drop(ex: Execution, message: Message) -> None:
-    taken = e.MessageTaken(at=ex.now_us(), message=message.number, name=message.name, id=message.id, by=message.by)
     ex.took.add(message.number)
-    ex.write_behind(Entry(taken), takes=(message.number,))
+    ex.write_behind(Entry(message_taken(message, ex.now_us())), takes=(message.number,))
 
 
 def _answered(ex: Execution, message: Message) -> None:
@@ -339,14 +342,14 @@ def dismiss(ex: Execution, step: e.StepId, opened: int) -> None:
             if message.number not in ex.took and _is_for(message, answer):
                 _drop(ex, message)
                 note = f"the answer of {message.by or 'a person'} came to a question that is no longer open"
-                ex.write_behind(Entry(e.NoteMade(at=ex.now_us(), step=step, by="killick"), {"note": note}))
+                ex.write_behind(ex.noted(note, step))
 
 
 def _set_aside(ex: Execution, waiter: Waiter, message: Message, misfit: object) -> None:
     """An answer that does not fit counts as none: the same is asked again, under an id that is free."""
     _drop(ex, message)
     note = f"the answer of {message.by or 'a person'} does not fit and was ignored: {misfit}"
-    ex.write_behind(Entry(e.NoteMade(at=ex.now_us(), step=waiter.step, by="killick"), {"note": note}))
+    ex.write_behind(ex.noted(note, waiter.step))
     _ask_again(ex, waiter, message)
 
 
