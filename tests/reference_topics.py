@@ -192,7 +192,7 @@ HIDDEN: Final = {
     "SqliteStore": "place proves_life",
     "State": "waiting output_of",
     "Tool": "doc hints returns is_async",
-    "ToolStep": "tell in_agent replaying",
+    "ToolStep": "tell in_agent replaying inner",
     "Toolset": "bind reads changes",
     "Tx": "end",
     "Window": "is_stub",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from killick.definitions.current import HERE
 from killick.errors import NotDone
@@ -70,6 +70,7 @@ class InnerSteps:
             found = found.outer
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ToolStep:
     """The attempt that a tool executes, and how the tool records its progress.
 
@@ -78,26 +79,17 @@ class ToolStep:
     key      the idempotency key of the action
     """
 
-    in_agent = replaying = False
-
-    def __init__(
-        self,
-        run: str,
-        id: str,  # noqa: A002
-        attempt: int,
-        key: Key,
-        progress: Callable[[Any], None],
-        workspace: Path | None = None,
-    ) -> None:
-        self.run = run
-        self.workspace = workspace
-        """The folder of the run, if its agent declares one."""
-        self.id = id
-        self.attempt = attempt
-        self.key = key
-        self.progress = progress
-        """Records progress, any value, so that an interrupted call can be undone or resumed."""
-        self.inner: InnerSteps | None = None
+    in_agent: ClassVar = False
+    replaying: ClassVar = False
+    run: str
+    id: str
+    attempt: int
+    key: Key
+    progress: Callable[[Any], None]
+    """Records progress, any value, so that an interrupted call can be undone or resumed."""
+    workspace: Path | None = None
+    """The folder of the run, if its agent declares one."""
+    inner: InnerSteps | None = None
 
     @staticmethod
     def here() -> ToolStep | None:

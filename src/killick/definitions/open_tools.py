@@ -23,8 +23,8 @@ class OpenShape(Shape):
 
     def _named(self, names: Sequence[str]) -> None:
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        shown = [inspect.Parameter(name, kind, default=None) for name in names if _is_word(name)]
-        self.signature = inspect.Signature(shown)
+        words = [name for name in names if name.isidentifier() and not keyword.iskeyword(name)]
+        self.signature = inspect.Signature([inspect.Parameter(name, kind, default=None) for name in words])
         self.hints = dict.fromkeys(names, Any)
         self.returns = Any
 
@@ -50,10 +50,6 @@ class OpenShape(Shape):
 
     def call(self, fn: Callable[..., Any], arguments: Mapping[str, Any], injected: Mapping[str, Any]) -> Any:
         return fn(**arguments, **injected)
-
-
-def _is_word(name: str) -> bool:
-    return name.isidentifier() and not keyword.iskeyword(name)
 
 
 def _nothing() -> None:

@@ -58,7 +58,7 @@ class Tool(Generic[P, R]):
         """Whether a call needs nothing besides its arguments and its key: no limit, right, approval or timeout."""
         self.doc, self.returns, self.is_async = self.shape.doc, self.shape.returns, self.shape.is_async
         self.hints: Mapping[str, Any] = self.shape.hints
-        self.signature = self.shape.signature
+        self.signature: inspect.Signature = self.shape.signature
         """The signature for callers, without injected parameters."""
         self.__name__ = name
         self.__doc__ = fn.__doc__
@@ -71,7 +71,11 @@ class Tool(Generic[P, R]):
         self, *, because: str | None = None, retry: Retry | int | None = None, timeout: Duration | None = None,
         approve: Approve | None = None,
     ) -> Self:  # fmt: skip
-        """The same tool, for one call, with a reason or another policy."""
+        """The same tool, for one call, with a reason or another policy.
+
+        retry    the number of attempts, or a Retry with its errors and backoff
+        approve  who must approve the call: names or roles, an Approval, or a function of the arguments
+        """
         policy = self.policy
         changed = msgspec.structs.replace(
             policy,

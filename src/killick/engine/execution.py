@@ -199,7 +199,7 @@ class Execution:
         facts = log.fold.facts
         self.generation = facts.generation
         left = log.ledger.facts
-        self.left_behind = bool(facts.generation or facts.forked_from or left.open or left.forks)
+        self.has_outside_effects = bool(facts.generation or facts.forked_from or left.open or left.forks)
         """Whether there may be effects outside of this timeline: of a rewind, a repair or a fork."""
         self.fork_effects = facts.fork_effects
         self.model = facts.model
@@ -221,8 +221,8 @@ class Execution:
         self.progress: dict[e.StepId, Any] = {}
         self._is_first = True
         self.parked = False
-        self.took: set[int] = set()
-        self.took_last: dict[str, int] = {}
+        self.taken: set[int] = set()
+        self.last_taken: dict[str, int] = {}
         self.asked_of: dict[e.StepId, tuple[tuple[str, ...], list[str] | None]] = {}
         """By step, its approvers, who are also asked any other question about it."""
         self.inflight: dict[tuple[str, e.Digest], asyncio.Future[None]] = {}
@@ -231,11 +231,11 @@ class Execution:
         self.transacting = asyncio.Lock()
         self.after_death = False
         """Whether the previous process died, and the run has made no progress since."""
-        self.was_left = False
+        self.was_abandoned = False
         """Whether the previous holder left the run in the middle."""
         self.files: RunFiles | None = None
         self._ahead: tuple[Hold, asyncio.Event] | None = None
-        self._patient_until = 0.0
+        self._threads_until = 0.0
 
     @property
     def folder(self) -> Path | None:
@@ -514,7 +514,7 @@ class Execution:
         With `cut` running tools are cancelled; otherwise open attempts finish first.
         """
         if self.signal is None:
-            self._patient_until = self.loop.time() + live_calls.ABANDON_SECONDS
+            self._threads_until = self.loop.time() + live_calls.ABANDON_SECONDS
         if self.signal is None or isinstance(signal, Interrupted):
             self.signal = signal
         for waiter in self.waiters.values():
@@ -532,16 +532,16 @@ class Execution:
         self.stirred.set()
 
     @property
-    def patience_seconds(self) -> float:
+    def thread_seconds(self) -> float:
         """How long to wait for threads after the handle was closed."""
-        return max(self._patient_until - self.loop.time(), 0.0)
+        return max(self._threads_until - self.loop.time(), 0.0)
 
     async def unwind(self) -> None:
         """Let the agent's code leave its blocks. Its steps are refused there, and its result is dropped."""
         if self.main is None or self.main.done():
             return
         # A running thread cannot be cancelled: its attempt waits for it, and records its outcome.
-        more = self.patience_seconds if self.engine.live.of(self.run_id) else 0.0
+        more = self.thread_seconds if self.engine.live.of(self.run_id) else 0.0
         done, _ = await asyncio.wait({self.main}, timeout=UNWIND_SECONDS + more)
         if not done:
             for branch in self.branches:

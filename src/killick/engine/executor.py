@@ -234,7 +234,7 @@ class Executor:
             self._children.unwind(ex)
             raise
         head = claim.head
-        if head.seq != ex.log.seq or head.hash != ex.log.hash or (claim.patient and claim.lapsed):
+        if head.seq != ex.log.seq or head.hash != ex.log.hash or (claim.backs_off and claim.lapsed):
             if ours:
                 engine.release(run, head.epoch, left=False)
             self._children.unwind(ex)
@@ -271,7 +271,7 @@ class Executor:
             log = read[1] if read is not None and is_current else engine.log.open(run, head=claim.head)
             log.epoch = claim.head.epoch
             if claim.lapsed not in (None, engine.holder) and not log.fold.facts.ended:
-                claims.record_death(log, claim.lapsed, engine.clock.now_us(), quarantines=claim.patient)
+                claims.record_death(log, claim.lapsed, engine.clock.now_us(), quarantines=claim.backs_off)
             stays = claims.idle_outcome(engine, log, claim)
             if stays is not None:
                 if not stays.suspect:
@@ -286,7 +286,7 @@ class Executor:
             ex = self._execution(agent, log, point, hosts=hosts)
             self._leased(ex, log.epoch, claim.since, claim.seconds)
             ex.first_build = facts.build
-            ex.was_left = claim.left is not None
+            ex.was_abandoned = claim.left is not None
             ex.after_death = facts.crashes is not None
             ex.input = claims.recorded_input(ex, facts.input)
             now = engine.clock.now_us()
@@ -395,7 +395,7 @@ class Executor:
                 ex.close(Parked())
                 await ex.unwind()
                 self._release(ex)
-                return outcome_of(self.engine, ex)
+                return outcome_of(ex)
             if self.engine.live.of(ex.run_id):
                 # The outcome of a thread is recorded in the store, past an execution in memory.
                 ex.close(Parked())
@@ -404,7 +404,7 @@ class Executor:
             self._release(ex, left=ex.log.fold.facts.status == "running")
             if ex.signal is None:
                 self._keep_warm(ex)
-            return outcome_of(self.engine, ex)
+            return outcome_of(ex)
         await self._quieted(ex)
         signal = ex.signal
         if ex.files is not None and not isinstance(signal, Interrupted):
@@ -438,7 +438,7 @@ class Executor:
             ex.log.append()  # with the messages that were seen: they would make it due again, for ever
         left = isinstance(signal, Parked)
         self._release(ex, left=left)
-        return outcome_of(self.engine, ex, left=left)
+        return outcome_of(ex, left=left)
 
     async def _quieted(self, ex: Execution) -> None:
         """Let the code of a run and its calls end, and record their outcomes. After a timeout the calls keep running,
@@ -448,7 +448,7 @@ class Executor:
         if ex.signal is None:
             return
         if engine.live.of(ex.run_id):
-            await engine.live.over(ex.run_id, ex.patience_seconds)
+            await engine.live.over(ex.run_id, ex.thread_seconds)
         with contextlib.suppress(KillickError, Signal):
             if ex.may_record:
                 for call in calls:

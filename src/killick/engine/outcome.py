@@ -76,7 +76,7 @@ def paused_because(log: Log, run: str) -> str | None:
     return None
 
 
-def outcome_of(engine: Engine, ex: Execution, *, left: bool = False) -> RunOutcome:
+def outcome_of(ex: Execution, *, left: bool = False) -> RunOutcome:
     """The outcome of a run that is not over."""
     fold = ex.log.fold
     diverged = ex.diverged if isinstance(ex.signal, Diverging) else None

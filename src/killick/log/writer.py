@@ -154,7 +154,7 @@ class RunLog:
 
     def append(self, *entries: Entry, **rights: Unpack[AppendExtras]) -> Head:
         """Appends durably: on return the events are committed."""
-        item = self._build(entries, rights)
+        item = self.built(entries, rights)
         try:
             return self._committer.commit(item)
         except BaseException as error:
@@ -177,7 +177,7 @@ class RunLog:
         held = self._held(entries, rights, waits=True) if self._hold is not None else None
         if held is not None:
             return held
-        item = self._build(entries, rights)
+        item = self.built(entries, rights)
         try:
             self._begun = ticket = self._committer.begin(item)
         except Exception as error:
@@ -211,10 +211,6 @@ class RunLog:
         behind = self._tail.last
         first = behind.error if behind is not None and behind.done else None
         self.failure = self.failure or first or error
-
-    def built(self, *entries: Entry, **rights: Unpack[AppendExtras]) -> Append:
-        """Returns the append for a caller that commits it with others. The handle counts it as submitted."""
-        return self._build(entries, rights)
 
     def append_behind(self, *entries: Entry, **rights: Unpack[AppendExtras]) -> int:
         """Write-behind: appends without waiting. It commits with the next append, or soon; `barrier` waits for it.
@@ -290,7 +286,8 @@ class RunLog:
         encoded = _encoded(entry.event, entry.values, self._secret_key, self._cipher())
         with hold.mutex:
             if self._hold is not hold or self.failure is not None:
-                raise HandleClosed(self.run, self.failure or GivenUp())
+                given_up = LogError(f"{self.run}: its transaction was given up; nothing of it happened")
+                raise HandleClosed(self.run, self.failure or given_up)
             item = self._last_one(entry.event, encoded)
             *heads, head = transaction.append([*(ticket.item for ticket in hold.tickets), item])
             for result in (*heads, head):
@@ -342,7 +339,7 @@ class RunLog:
             if self._hold is not hold:
                 return None
             future = running_loop().create_future() if waits else None
-            ticket = Ticket(self._build(entries, rights), future)
+            ticket = Ticket(self.built(entries, rights), future)
             hold.tickets.append(ticket)
             return ticket
 
@@ -355,8 +352,9 @@ class RunLog:
         if self.failure is not None:
             raise HandleClosed(self.run, self.failure) from self.failure
 
-    def _build(self, entries: Sequence[Entry], rights: AppendExtras | None = None) -> Append:
-        """Returns an append, with the pending write-behind events where no part of it could be refused separately."""
+    def built(self, entries: Sequence[Entry], rights: AppendExtras | None = None) -> Append:
+        """Returns an append, with the pending write-behind events where no part of it could be refused separately. The
+        caller commits it, maybe with others; the handle counts it as submitted."""
         start = (self.seq, self.hash, self.epoch)
         rows, more = self._chain(entries, rights)
         return self._appended(start, rows, more)
@@ -507,13 +505,6 @@ class Hold:
     tickets: list[Ticket] = field(default_factory=list)
     seq: int | None = None
     """The seq of the step's committed end; None until then."""
-
-
-class GivenUp(Exception):
-    """A transaction ended after it was abandoned."""
-
-    def __init__(self) -> None:
-        super().__init__("its transaction was given up; nothing of it happened")
 
 
 Encoded = tuple[bytes, bytes | None, Sequence[Blob]]

@@ -25,7 +25,7 @@ from killick.engine.execution import Branch, Execution
 from killick.engine.steps.intention import claim_text
 from killick.engine.views import Wait
 from killick.engine.waits.open_wait import Closed, Escalation, Waiter
-from killick.engine.waits.waits import binding, dismiss, raise_if_intervened, until
+from killick.engine.waits.waits import binding, deadline_us, dismiss, raise_if_intervened, until
 from killick.errors import AnswerRefused, DeclarationRefused, Rejected, ValueRefused
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -84,7 +84,7 @@ class ApprovalQuestion:
         try:
             if self.is_cancelled:
                 raise asyncio.CancelledError
-            closed = await until(ex, j.branch, waiter)
+            closed = await until(ex, waiter)
         except asyncio.CancelledError:
             await ex.raise_if_closing()
             ex.refuse(j.branch)
@@ -140,10 +140,15 @@ class ApprovalQuestion:
         ruling, intent = self.verdict.ruling, self.j.intent
         given = ", ".join(f"{name}={short_value(value)}" for name, value in intent.recording.items())
         call = f"{self.name}({given})"
-        why = dict.fromkeys(message for _, message in self.verdict.asks if message)
-        reason = self.approval.prompt or "; ".join(why) or ruling.message or f"{self.ex.run_id} wants to do this"
+        reason = self._reason or ruling.message or f"{self.ex.run_id} wants to do this"
         because = f" The agent's reason: {intent.policy.because}." if intent.policy.because else ""
         return f"{call}: {reason}.{because} Do it?"
+
+    @property
+    def _reason(self) -> str:
+        """Why it is asked, in the words of the approval or of the rules that require it."""
+        why = dict.fromkeys(message for _, message in self.verdict.asks if message)
+        return self.approval.prompt or "; ".join(why)
 
     @property
     def name(self) -> str:
@@ -160,7 +165,7 @@ class ApprovalQuestion:
             to, timeout = approval.escalate[turn - 1].to, approval.escalate[turn - 1].timeout
         opened = e.WaitOpened(
             at=now, step=j.step, waits_for="answer", name=APPROVE, to=to, need=approval.need, rule=rule, round=turn,
-            deadline=_deadline(now, timeout), digest=self._binding(prompt, rule),
+            deadline=deadline_us(now, timeout), digest=self._binding(prompt, rule),
         )  # fmt: skip
         values: dict[str, Any] = {
             "prompt": prompt,
@@ -176,9 +181,8 @@ class ApprovalQuestion:
             values["schema"] = schema
         if (may := self._may(to)) is not None:
             values["may"] = may
-        why = dict.fromkeys(message for _, message in self.verdict.asks if message)
-        if reason := approval.prompt or "; ".join(why):
-            values["reason"] = reason
+        if self._reason:
+            values["reason"] = self._reason
         return [Entry(opened, values)]
 
     def _may(self, to: Sequence[str]) -> list[str] | None:
@@ -294,10 +298,6 @@ def short_value(value: Any) -> str:
     """An argument in a prompt, shortened by itself, so that none hides another."""
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}… ({len(text)} characters)"
-
-
-def _deadline(now_us: int, timeout: float | None) -> int | None:
-    return None if timeout is None else now_us + round(timeout * 1_000_000)
 
 
 def edited(j: PendingVerdict, value: Any) -> dict[str, Any]:

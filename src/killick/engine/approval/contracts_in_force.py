@@ -24,6 +24,7 @@ from killick.errors import AgentUnknown, ContractRefused, KillickError
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.codec import digest
+from killick.model.facts import Facts
 from killick.model.fold import Fold
 from killick.model.ledger import Ledger
 from killick.store.records import UniqueRight
@@ -407,29 +408,26 @@ def _in_force(engine: Engine, agent: AnyAgent | None, log: RunView) -> list[Boun
         found += [
             BoundContract(_recorded(engine, log.run, bound.seq), None) for bound in facts.contracts if bound.of is None
         ]
-    parent = facts.parent if facts.forked_from is None else _spawner(engine, facts.forked_from)
-    while parent is not None and engine.log.store.head(parent) is not None:
-        above = engine.log.state(parent).fold.facts
+    while (parent := _spawner(engine, facts)) is not None:
+        facts = engine.log.state(parent).fold.facts
         try:
-            contract = AGENTS.get(above.agent).options.contract
+            contract = AGENTS.get(facts.agent).options.contract
             if contract is not None:
                 found.append(BoundContract(contract, parent))
         except AgentUnknown:
             # It is declared elsewhere: its recorded contract applies here, too.
-            own = [bound for bound in above.contracts if bound.of is None]
+            own = [bound for bound in facts.contracts if bound.of is None]
             found += [BoundContract(_recorded(engine, parent, bound.seq), parent) for bound in own]
-        parent = above.parent if above.forked_from is None else _spawner(engine, above.forked_from)
     return found
 
 
-def _spawner(engine: Engine, run: str | None) -> str | None:
-    """Who spawned the run that a fork comes from: its contract holds for the fork, too."""
-    while run is not None and engine.log.store.head(run) is not None:
-        facts = engine.log.state(run).fold.facts
-        if facts.forked_from is None:
-            return facts.parent
-        run = facts.forked_from
-    return None
+def _spawner(engine: Engine, facts: Facts) -> str | None:
+    """The run that spawned a run, or the run that it is a fork of; None without one on record."""
+    while (origin := facts.forked_from) is not None:
+        if engine.store.head(origin) is None:
+            return None
+        facts = engine.log.state(origin).fold.facts
+    return facts.parent if facts.parent is not None and engine.store.head(facts.parent) is not None else None
 
 
 def _recorded(engine: Engine, run: str, seq: int) -> Contract:

@@ -183,7 +183,7 @@ async def _ask_person(
     intended = e.StepIntended(at=ex.now_us(), step=at, sort="wait", name=name)
     before = [] if past is not None else [Entry(intended, {"arguments": {"step": step}})]
     closed = await ask_person(
-        ex, branch, at, "settlement", prompt, intention={"tool": tool.name, "step": step, "key": effect.key},
+        ex, at, "settlement", prompt, intention={"tool": tool.name, "step": step, "key": effect.key},
         verbs=("happened", "stop"), before=before,
     )  # fmt: skip
     if closed.answer["kind"] != "happened":

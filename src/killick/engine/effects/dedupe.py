@@ -21,7 +21,7 @@ from killick.engine.execution import Branch, Execution
 from killick.engine.replay import short
 from killick.engine.steps.intention import restored
 from killick.engine.steps.step_state import StepState
-from killick.engine.waits.waits import binding, until_time
+from killick.engine.waits.waits import binding
 from killick.errors import KillickError, NotDone, ValueErased
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -62,7 +62,7 @@ async def earlier(a: StepState) -> RecordedOutcome | None:
     ex, intent = a.ex, a.intent
     if intent.effect in ("reads", None) or intent.sort == "undo":
         return None
-    if ex.left_behind and intent.effect != "workspace":
+    if ex.has_outside_effects and intent.effect != "workspace":
         found = await _adopted(a)
         if found is not None:
             return found
@@ -110,7 +110,7 @@ async def _agreed(wanted: PendingVerdict, prompt: str) -> bool:
         elif asked == bound and event.how == "answered":
             return bool(ex.record.data(seq)["answer"]["kind"] == "approve")
     closed = await ask_person(
-        ex, wanted.branch, step, "answer", prompt, intention=intention, verbs=("approve", "reject"),
+        ex, step, "answer", prompt, intention=intention, verbs=("approve", "reject"),
         before=wanted.written(),
     )  # fmt: skip
     if closed.how == "cancelled":
@@ -137,12 +137,6 @@ async def sent_before(wanted: PendingVerdict) -> bool:
     return False
 
 
-def is_sent(wanted: PendingVerdict) -> bool:
-    """Whether a message was sent before, so that it is not sent again."""
-    left, action = wanted.ex.run_tree.adoptable(SENDING, wanted.step), wanted.intent.action
-    return any(done.effect.identity == action for done in left)
-
-
 def spawned(wanted: PendingVerdict) -> tuple[str, ledger.Child] | None:
     """The child that was spawned before, and its run, so that it is taken rather than another."""
     asked, log = digest(dict(wanted.intent.recording), at="input"), wanted.ex.engine.log
@@ -167,11 +161,9 @@ async def spawned_before(wanted: PendingVerdict) -> ledger.Child | None:
     return None
 
 
-def is_left(a: StepState) -> bool:
+def was_done(wanted: PendingVerdict, tool: str) -> bool:
     """Whether the same action was done before, so that it is adopted rather than done again."""
-    if a.intent.effect in OWN_ONLY:
-        return False
-    left, action = a.ex.run_tree.adoptable(a.intent.name, a.step), a.intent.action
+    left, action = wanted.ex.run_tree.adoptable(tool, wanted.step), wanted.intent.action
     return any(done.effect.identity == action for done in left)
 
 
@@ -207,7 +199,7 @@ async def _adopted(a: StepState) -> RecordedOutcome | None:
         tree.release(done)  # another step may still do it
         return await _adopted(a)
     others = [each for each in left if each.is_of(ex.run_id) and each.effect.identity not in (identity, None)]
-    a.beside = [f"{each.effect.tool} at step {each.effect.step}" for each in others]
+    a.other_effects = [f"{each.effect.tool} at step {each.effect.step}" for each in others]
     a.slot = tree.slot(intent.name, identity)
     return None
 
@@ -221,18 +213,15 @@ def _at_work(ex: Execution, done: RecordedEffect) -> str | None:
 
 async def allowed(a: StepState) -> None:
     """Ask a person about an effect that was not done before, once a step."""
-    if a.ex.left_behind and not a.made and a.intent.effect not in OWN_ONLY and a.intent.sort != "undo":
-        await _may_go_on(a, a.beside)
+    if a.ex.has_outside_effects and not a.made and a.intent.effect not in OWN_ONLY and a.intent.sort != "undo":
+        await _may_go_on(a, a.other_effects)
 
 
 async def _until_known(a: StepState, done: RecordedEffect, run: str) -> None:
     """Wait while another run of the run tree performs the same action; both use its outcome."""
-    ex = a.ex
     a.waited += 1
-    until = ex.now_us() + round(min(0.05 * 2**a.waited, 60.0) * 1_000_000)
-    because = f"{run} is at {done.effect.tool} (step {done.effect.step}), which counts for both"
-    ex.write_behind(*a.written(), Entry(e.StepDelayed(at=ex.now_us(), step=a.step, until=until, because=because)))
-    await until_time(ex, a.branch, a.step, until)
+    until = a.ex.now_us() + round(min(0.05 * 2**a.waited, 60.0) * 1_000_000)
+    await a.delay(until, f"{run} is at {done.effect.tool} (step {done.effect.step}), which counts for both")
 
 
 async def _may_go_on(wanted: PendingVerdict, others: Sequence[str]) -> None:
@@ -276,7 +265,7 @@ async def _settle_left(a: StepState, done: RecordedEffect) -> bool:
     if not isinstance(found, Happened | DidNotHappen):
         prompt = f"{effect.tool}({short(intended)}) was started {why}. Did it happen?"
         closed = await ask_person(
-            a.ex, a.branch, a.step, "settlement", prompt, verbs=SETTLEMENT_VERBS, before=a.written(),
+            a.ex, a.step, "settlement", prompt, verbs=SETTLEMENT_VERBS, before=a.written(),
             intention={"tool": effect.tool, "arguments": intended, "key": effect.key},
         )  # fmt: skip
         verb, by = closed.answer["kind"], closed.by

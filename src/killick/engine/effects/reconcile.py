@@ -207,7 +207,7 @@ async def _ask(a: StepState) -> RecordedOutcome | None:
 
     asked = {"tool": intent.name, "arguments": intent.recording, "key": str(a.key), "returns": needs_value(fits)}
     closed = await ask_person(
-        ex, a.branch, a.step, "settlement", prompt, intention=asked, verbs=SETTLEMENT_VERBS, then=then, fits=fits,
+        ex, a.step, "settlement", prompt, intention=asked, verbs=SETTLEMENT_VERBS, then=then, fits=fits,
     )  # fmt: skip
     a.is_open = False
     verb = closed.answer["kind"]
@@ -221,7 +221,7 @@ async def _ask(a: StepState) -> RecordedOutcome | None:
 
 
 async def ask_person(
-    ex: Execution, branch: Branch, step: e.StepId, waits_for: e.WaitFor, prompt: str, *, intention: dict[str, Any],
+    ex: Execution, step: e.StepId, waits_for: e.WaitFor, prompt: str, *, intention: dict[str, Any],
     verbs: tuple[str, ...], before: list[Entry] | None = None, then: Then | None = None,
     fits: Callable[[str, Any], Any] | None = None,
 ) -> Closed:  # fmt: skip
@@ -246,7 +246,7 @@ async def ask_person(
         event: Any = ex.engine.log.event(ex.run_id, at)
         asked, bound = Entry(event, ex.engine.log.data(ex.run_id, at)), event.digest
     waiter = Waiter(step, waits_for, digest=bound, opened=at, then=then, fits=fits, asked=asked)
-    return await until(ex, branch, waiter)
+    return await until(ex, waiter)
 
 
 async def call_hook(ex: Execution, fn: Callable[..., Any], effect: Effect, *, step: e.StepId) -> Any:

@@ -66,9 +66,9 @@ async def spawn(
         return Child(run, spawned.run, agent)
     await ex.await_turn()
     wanted = PendingVerdict(ex, branch, step, Intent.of("child", agent.name, {"input": input}, bound))
-    await intend(wanted, past, adopts=ex.left_behind and dedupe.spawned(wanted) is not None)
+    await intend(wanted, past, adopts=ex.has_outside_effects and dedupe.spawned(wanted) is not None)
     refuse_stopped(ex, branch, step)
-    if ex.left_behind and (adopted := await dedupe.spawned_before(wanted)) is not None:
+    if ex.has_outside_effects and (adopted := await dedupe.spawned_before(wanted)) is not None:
         child, on_parent_end = adopted.run, adopted.on_parent_end
     else:
         started = e.RunStarted(
@@ -77,7 +77,7 @@ async def spawn(
             trace=trace_here(),
         )  # fmt: skip
         _create(ex, started, agent, input)
-        if ex.left_behind:
+        if ex.has_outside_effects:
             ex.run_tree.has_child(child)
     event = e.ChildSpawned(at=ex.now_us(), step=step, run=child, agent=agent.name, on_parent_end=on_parent_end)
     await ex.recorded(ex.write_behind(Entry(event, {"input": input})))

@@ -12,7 +12,7 @@ import msgspec
 from killick.contracts.policy_input import UPDATE
 from killick.engine.approval.contracts_in_force import judge_change
 from killick.engine.approval.verdicts import failed, rejection, stop_looping
-from killick.engine.divergence import recorded_step, replay_outcome
+from killick.engine.divergence import note_drift, recorded_step, replay_outcome
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import RequestedStep
 from killick.engine.waits.questions import EPOCH
@@ -39,7 +39,7 @@ async def decided(
         return choice if isinstance(choice, str | int | float | bool | None) else _as(choice, decision["choice"])
     recorded = ex.record.data(past.output)
     if recorded != decision:
-        _drift(ex, step, recorded, decision)
+        note_drift(ex, step, e.to_text(digest(decision, secret_key=ex.log.secret_key)), recorded, decision)
     await replay_outcome(ex, branch, past)
     return _as(choice, recorded["choice"])
 
@@ -47,14 +47,6 @@ async def decided(
 def _as(like: Any, value: Any) -> Any:
     """A recorded choice as the type that the code's own one has."""
     return value if type(like) in (dict, list, tuple, type(None)) else convert(value, type(like), at="choice")
-
-
-def _drift(ex: Execution, step: e.StepId, recorded: Any, found: Any) -> None:
-    text = e.to_text(digest(found, secret_key=ex.log.secret_key))
-    noted = ex.record.of(step, e.StepDrifted)
-    if not noted or noted[-1][1].digest != text:
-        event = e.StepDrifted(at=ex.now_us(), step=step, digest=text)
-        ex.write_behind(Entry(event, {"recorded": recorded, "found": found}))
 
 
 async def plan(ex: Execution, branch: Branch, stages: tuple[str, ...]) -> None:

@@ -43,7 +43,7 @@ async def call_tool(ex: Execution, tool: AnyTool, arguments: dict[str, Any], giv
             is_fast = False
         if (
             not is_fast
-            or ex.left_behind
+            or ex.has_outside_effects
             or (
                 ex.judge.bound
                 and (verdict := ex.judge.accepts(tool.name, effect, arguments, str(branch.count + 1))) is None

@@ -54,12 +54,12 @@ class StepState(PendingVerdict):
         self.slot: UniqueRight | None = None
         self.forks: tuple[str, ...] = ()
         """The forks of the run at the last deduplication."""
-        self.beside: list[str] = []
+        self.other_effects: list[str] = []
         self.waited = 0
         self.began_us = self.started = 0
         self.inflight: tuple[str, e.Digest] | None = None
         self.hold: Hold | None = None
-        self.is_left = False
+        self.waits_inside = False
         """Whether inner steps of the last attempt wait, or were refused."""
 
     def begins(self, tool: str, identity: e.Digest) -> None:
@@ -134,6 +134,12 @@ class StepState(PendingVerdict):
         await self.ex.recorded(self.ex.write_behind(*self.written(), ended))
         raise StepFailed(self.step, self.intent.name, self.failure)
 
+    async def delay(self, until_us: int, because: str) -> None:
+        """Record a delay of the step, and wait until it is over."""
+        delayed = e.StepDelayed(at=self.ex.now_us(), step=self.step, until=until_us, because=because)
+        self.ex.write_behind(*self.written(), Entry(delayed))
+        await until_time(self.ex, self.step, until_us)
+
     async def _tokens(self) -> bool:
         """Wait for the declared rate limits, which is no attempt. True: it had to wait."""
         intent, ex, store = self.intent, self.ex, self.ex.engine.log.store
@@ -150,11 +156,7 @@ class StepState(PendingVerdict):
                 problem = f"no turn within {intent.policy.patience:g} s by its own limits"
                 self.failure = describe(RateLimited(problem))
                 await self._give_up()
-            because = "limit " + ", ".join(limit.name for limit in intent.policy.limits)
-            ex.write_behind(
-                *self.written(), Entry(e.StepDelayed(at=ex.now_us(), step=self.step, until=until, because=because))
-            )
-            await until_time(ex, self.branch, self.step, until)
+            await self.delay(until, "limit " + ", ".join(limit.name for limit in intent.policy.limits))
 
     def _limited(self, error: BaseException) -> float | None:
         """The delay that a rate limit asks for; None for other errors.

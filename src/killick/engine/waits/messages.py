@@ -17,6 +17,7 @@ from killick.errors import KillickError, RunUnknown, StepFailed, ValueRefused
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.codec import digest
+from killick.model.ledger import SENDING
 
 
 async def remarks(ex: Execution, branch: Branch) -> list[Any]:
@@ -27,9 +28,9 @@ async def remarks(ex: Execution, branch: Branch) -> list[Any]:
     if said or ex.record.has_more(branch.path, branch.count):
         return said
     for message in ex.engine.log.store.inbox(ex.run_id, name=SAID):
-        if message.number in ex.took:
+        if message.number in ex.taken:
             continue
-        ex.took.add(message.number)
+        ex.taken.add(message.number)
         body = body_of(ex.engine.log, message)
         taken = message_taken(message, ex.now_us(), step=branch.position)
         ex.write_behind(Entry(taken, {"body": body}), takes=(message.number,))
@@ -50,9 +51,9 @@ async def send(ex: Execution, branch: Branch, run: str, name: str, body: Any) ->
         return
     await ex.await_turn()
     wanted = PendingVerdict(ex, branch, step, Intent.of("tool", "send", message, bound))
-    await intend(wanted, past, adopts=ex.left_behind and dedupe.is_sent(wanted))
+    await intend(wanted, past, adopts=ex.has_outside_effects and dedupe.was_done(wanted, SENDING))
     refuse_stopped(ex, branch, step)
-    if ex.left_behind and await dedupe.sent_before(wanted):
+    if ex.has_outside_effects and await dedupe.sent_before(wanted):
         return
     generation = ex.log.fold.facts.generation
     message_id = f"{ex.run_id}:{step}{f'~{generation}' if generation else ''}"

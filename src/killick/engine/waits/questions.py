@@ -20,7 +20,7 @@ from killick.engine.divergence import recorded_step, replay_outcome
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import OVER, RequestedStep
 from killick.engine.waits.open_wait import Closed, Escalation, Intervened, Waiter
-from killick.engine.waits.waits import Answer, binding, raise_if_intervened, schema_of, until
+from killick.engine.waits.waits import Answer, binding, deadline_us, raise_if_intervened, schema_of, until
 from killick.errors import KillickError, ValueErased, ValueRefused, WaitExpired
 from killick.log.writer import Entry
 from killick.model import events as e
@@ -129,7 +129,7 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
 
 async def _closing(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
     try:
-        return await until(ex, branch, waiter)
+        return await until(ex, waiter)
     except asyncio.CancelledError:
         await ex.raise_if_closing()
         ex.refuse(branch)
@@ -161,10 +161,6 @@ async def _closed(ex: Execution, branch: Branch, past: Step) -> Closed:
     return Closed(past.output, event.how, event.by, data.get("answer"), data.get("comment"))
 
 
-def _deadline(ex: Execution, timeout: Duration | None) -> int | None:
-    return None if timeout is None else ex.now_us() + round(seconds(timeout) * 1_000_000)
-
-
 async def ask(
     ex: Execution, branch: Branch, prompt: str, to: str | Sequence[str], timeout: Duration | None, default: Any,
     options: Sequence[Any] | None, returns: Any, need: int = 1,
@@ -189,8 +185,8 @@ async def ask(
     identity, wording = identity_and_wording(shown)
     question = Question(
         waits_for="answer", name="ask", identity=identity, wording=wording, to=asked.to,
-        deadline=_deadline(ex, asked.timeout), shown=shown, fits=None if returns is Any else fits, need=asked.need,
-        may=named(people, asked.to), skippable=default is not MISSING,
+        deadline=deadline_us(ex.now_us(), asked.timeout), shown=shown, fits=None if returns is Any else fits,
+        need=asked.need, may=named(people, asked.to), skippable=default is not MISSING,
         rounds=tuple(Escalation(each.to, each.timeout, named(people, each.to)) for each in asked.escalate),
     )  # fmt: skip
     closed = await wait_for(ex, branch, question)
@@ -222,8 +218,9 @@ def _form(schema: Any) -> Any:
 
 
 async def wait(ex: Execution, branch: Branch, name: str, timeout: Duration | None, default: Any, returns: Any) -> Any:
+    limit = None if timeout is None else seconds(timeout)
     question = Question(
-        waits_for="event", name=name, identity={"event": name}, deadline=_deadline(ex, timeout),
+        waits_for="event", name=name, identity={"event": name}, deadline=deadline_us(ex.now_us(), limit),
         skippable=default is not MISSING,
     )  # fmt: skip
     closed = await wait_for(ex, branch, question)
