@@ -90,8 +90,7 @@ class ApprovalQuestion:
             ex.refuse(j.branch)
             if ex.is_outside:
                 raise  # the question stays open: the external caller may repeat the call
-            closed_too = ex.wait_closed(j.step, "cancelled"), ex.step_ended(j.step, "cancelled")
-            await ex.recorded(ex.write_behind(*closed_too))
+            await ex.recorded(ex.write_behind(ex.wait_closed(j.step, "cancelled"), ex.step_ended(j.step, "cancelled")))
             raise
         if closed.how == "cancelled":
             ex.write_behind(ex.step_ended(j.step, "cancelled"))

@@ -279,26 +279,25 @@ class ContractsInForce:
             for each in rule.terms.values()
             for root in each
         }
-        known = [
-            each
-            for each in self._log.fold.facts.contracts
-            if (each.of, each.digest) == (bound.of, bound.contract.digest)
-        ]
-        if folders and known:
-            return dict(self._engine.log.data(self._log.run, known[0].seq).get("roots") or {})
-        before = bound.of or self._log.fold.facts.follows
-        if folders and before is not None and self._engine.log.store.head(before) is not None:
+        if not folders:
+            return {}
+        log, facts = self._engine.log, self._log.fold.facts
+        records = [(self._log.run, bound.of, facts.contracts)]
+        before = bound.of or facts.follows
+        if before is not None and log.store.head(before) is not None:
             # As they were for the run that it comes from.
-            for each in self._engine.log.state(before).fold.facts.contracts:
-                if each.of is None and each.digest == bound.contract.digest:
-                    return dict(self._engine.log.data(before, each.seq).get("roots") or {})
+            records.append((before, None, log.state(before).fold.facts.contracts))
+        for run, of, contracts in records:
+            for each in contracts:
+                if (each.of, each.digest) == (of, bound.contract.digest):
+                    return dict(log.data(run, each.seq).get("roots") or {})
         return {root: os.path.realpath(root) for root in folders}
 
     def _standing(self, bound: BoundContract, now: int, mine: tuple[int, int], rests_on: dict[str, Any]) -> PolicyInput:
         facts, ledger = self._log.fold.facts, self._log.ledger
         others = None
         family = self._families.get(bound.of)
-        if family is not None and (self._is_shared or bound.of is not None):
+        if family is not None and (self._has_relatives or bound.of is not None):
             others = family.others(ledger)
             rests_on.setdefault("others", {})[bound.of or ""] = others
         done, context, version, seen = facts.done, self._context, facts.context_version, self._seen()
@@ -334,15 +333,15 @@ class ContractsInForce:
         return self._began[of]
 
     @property
-    def _is_shared(self) -> bool:
+    def _has_relatives(self) -> bool:
+        """Whether the run has forks or children, is a fork, or continues another run."""
         facts, ledger = self._log.fold.facts, self._log.ledger
-        alone = facts.forked_from is None and facts.follows is None and not ledger.facts.forks and not ledger.children
-        return not alone
+        return bool(facts.forked_from or facts.follows or ledger.facts.forks or ledger.children)
 
     @property
     def is_shared(self) -> bool:
         """Whether runs with other logs count too."""
-        return bool(self._families) and (self._is_shared or any(of is not None for of in self._families))
+        return bool(self._families) and (self._has_relatives or any(of is not None for of in self._families))
 
     def slots(self, rests_on: Mapping[str, Any]) -> tuple[UniqueRight, ...]:
         """The rights to act next, where runs count together in a budget group. They belong to the read on which the
