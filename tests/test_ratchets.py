@@ -21,7 +21,7 @@ CIRCLES: Final = ()
 
 LINES: Final = {
     "adapters": 7102, "agents": 1185, "archive": 1896, "audit": 1259, "check": 3482, "cli": 8300, "client": 2237,
-    "contracts": 2994, "definitions": 1819, "encryption": 525, "engine": 12572, "history": 7924, "llm": 1152, "log":
+    "contracts": 2994, "definitions": 1818, "encryption": 525, "engine": 12572, "history": 7924, "llm": 1152, "log":
     2616, "model": 4933, "presenting": 2409, "proxy": 2469, "replay": 734, "store": 7746, "testing": 1049, "top":
     1948, "web": 8373, "window": 2699, "workers": 2617, "workspace": 4916,
 }  # fmt: skip

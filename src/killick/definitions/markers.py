@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from killick.definitions.current import HERE
 from killick.errors import NotDone
@@ -52,9 +52,9 @@ class InnerSteps:
     is_open: bool = True
     is_refused: bool = False
     """Whether its code got the error that closed the run's handle."""
-    waits: set[str] = field(default_factory=set)
+    waits: set[str] = field(default_factory=set)  # pyright: ignore[reportUnknownVariableType]
     """The waiting steps of which its code was notified."""
-    nth: dict[str, int] = field(default_factory=dict)
+    nth: dict[str, int] = field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
     """How often each call without a key was made since the attempt began."""
 
     def named(self, name: str) -> str:
@@ -79,8 +79,7 @@ class ToolStep:
     key      the idempotency key of the action
     """
 
-    in_agent: ClassVar = False
-    replaying: ClassVar = False
+    in_agent = replaying = False  # not fields: equal for all
     run: str
     id: str
     attempt: int

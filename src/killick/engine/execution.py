@@ -15,7 +15,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol
+from typing import Any, Final, Literal, NamedTuple, NoReturn, Protocol
 
 from killick.definitions.agents import AnyAgent
 from killick.definitions.current import HERE
@@ -62,7 +62,7 @@ class Written(NamedTuple):
 class Branch:
     """One line of an agent's code: the main one, or one of a gather. Numbers its own steps."""
 
-    in_agent: ClassVar = True
+    in_agent = True  # not a field: equal for all
     execution: Execution
     path: str = ""
     scope: Scope | None = None
@@ -81,7 +81,7 @@ class Branch:
     """The inner steps of the open attempt of this branch."""
     outer: InnerSteps | None = None
     """The inner steps of the attempt whose code began this branch."""
-    awaited_by: list[InnerSteps] = field(default_factory=list)
+    awaited_by: list[InnerSteps] = field(default_factory=list[InnerSteps])
 
     @property
     def within(self) -> e.StepId | None:
@@ -125,7 +125,7 @@ class Scope:
     step: str
     branch: Branch
     over_at: int
-    branches: list[Branch] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list[Branch])
     running: int = 0
     winner: int | None = None
     """Which branch of a `first` was first, where that is on record."""

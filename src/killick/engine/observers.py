@@ -63,7 +63,7 @@ class RunSpan:
     status: str = "interrupted"
     """How it ended: completed, failed, cancelled, renewed, waiting, paused, diverged, left or interrupted."""
     failure: Failure | None = None
-    kept: dict[object, Any] = field(default_factory=dict)
+    kept: dict[object, Any] = field(default_factory=dict[object, Any])
     """Each observer's own data."""
 
 
@@ -84,7 +84,7 @@ class Attempt:
     verdict: e.Verdict | None = None
     asked: bool = False
     """Whether it needed an approval."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     fn: Callable[..., Any] | None = None
     """The called function, once called."""
     ended_us: int = 0
@@ -97,7 +97,7 @@ class Attempt:
     """The class of a model's reply, by its stored name."""
     output: Any = None
     failure: Failure | None = None
-    kept: dict[object, Any] = field(default_factory=dict)
+    kept: dict[object, Any] = field(default_factory=dict[object, Any])
 
 
 @dataclass(slots=True, eq=False)

@@ -123,7 +123,7 @@ def _output(outcome: Any) -> dict[str, Any]:
     waits = None
     if isinstance(outcome, WaitFor):
         waits = {"name": outcome.name, "timeout": outcome.timeout, "default": outcome.default}
-    return {"state": outcome.state, "waits": waits}
+    return {"state": outcome.state, "waits": waits}  # pyright: ignore[reportUnknownMemberType]
 
 
 async def _transition(

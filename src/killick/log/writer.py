@@ -502,7 +502,7 @@ class Hold:
 
     fence: Append
     mutex: threading.RLock = field(default_factory=threading.RLock)
-    tickets: list[Ticket] = field(default_factory=list)
+    tickets: list[Ticket] = field(default_factory=list[Ticket])
     seq: int | None = None
     """The seq of the step's committed end; None until then."""
 

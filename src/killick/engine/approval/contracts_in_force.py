@@ -89,7 +89,7 @@ class Past:
 
     taken_back: int
     index: int = 0
-    arguments: list[Mapping[str, Any]] = field(default_factory=list)
+    arguments: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
 
 
 class RunView(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextvars import copy_context
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from killick.engine.approval.verdicts import model_of
 from killick.engine.control.commands import overridden
@@ -77,7 +77,7 @@ def _chunks(whole: Any) -> list[Any]:
     """A recorded reply in its chunks; an output that a person gave instead is one chunk."""
     if not isinstance(whole, dict) or "chunks" not in whole:
         return [whole]
-    stored: list[dict[str, Any]] = whole["chunks"]
+    stored: list[dict[str, Any]] = cast("dict[str, Any]", whole)["chunks"]
     return [rebuild(each["reply"], each["chunk"]) if each.get("reply") else each["chunk"] for each in stored]
 
 
